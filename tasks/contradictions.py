@@ -7,6 +7,7 @@ import json
 
 from abstain.core import paths
 from abstain.core.codes import Code
+from abstain.core.people import PSEUDONYM, short_name
 from tasks.events import ALARM, emit
 from tasks.workspace import Workspace
 
@@ -15,9 +16,18 @@ def alarm_contradictions(workspace: Workspace) -> None:
     """Raise an alarm about each person, or batch of one, that the data card names.
 
     The resource is of the person and the batch: their figures change with each night's rows, and are no other alarm.
+    A name that is no pseudonym stays on the data card: the alarm may be posted to the outside.
     """
     card, code = json.loads((workspace.path / paths.DATASET_SUMMARY).read_text()), Code.CONTRADICTS_OTHERS
     for one in card["contradicting"]["named"]:
         who = hashlib.sha256(json.dumps([one["person"], one["batch"]]).encode()).hexdigest()[:12]
-        payload = {"code": code.value, "kind": "contradicts the others", "text": one["message"], "remedy": code.remedy}
-        emit(ALARM, f"{ALARM}.{code.value}.{who}", **payload)
+        told = one["message"].removeprefix(one["person"])
+        person = short_name(one["person"]) if PSEUDONYM.fullmatch(one["person"]) else "somebody whom the data card names"
+        emit(
+            ALARM,
+            f"{ALARM}.{code.value}.{who}",
+            code=code.value,
+            kind="contradicts the others",
+            text=f"{person}{told}",
+            remedy=code.remedy,
+        )

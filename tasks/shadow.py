@@ -6,6 +6,7 @@ Its bundle has a tag of its own, so a gate elsewhere fetches it like a release. 
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.queries import decided_by_both
+from abstain.data.decision_log.queries import DecidedByBoth, decided_by_both
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.release.paired_reviews import paired_reviews, reviews_digest, thresholds_of, window_of
@@ -30,6 +31,15 @@ from tasks.shell import git, succeeds
 from tasks.workspace import Workspace
 
 POINTER = ("shadow.dvc", paths.SHADOW_POINTER)
+
+
+def pairs_of(shadow: Shadow) -> list[DecidedByBoth]:
+    """What the log has of answers that both `shadow` and the version beside it have decided about."""
+    log = LogDatabase.existing(decision_log_url(load_settings()))
+    if log is None:
+        return []
+    with closing(log):
+        return decided_by_both(log, shadow.version, shadow.beside)
 
 
 def shadow_at(repository: Path, revision: str) -> Shadow | None:
@@ -102,9 +112,7 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
     shadow = _shadow_beside(workspace)
     event, params = _in_production(workspace), load_params(workspace.path / paths.PARAMS)
     registry = load_registry(workspace.path / paths.REGISTRY)
-    log = LogDatabase.existing(decision_log_url(load_settings()))
-    pairs = decided_by_both(log, shadow.version, shadow.beside) if log else []
-    rows = paired_reviews(pairs, read_frames(DataStore(workspace.path / paths.DATA)), params.labels)
+    rows = paired_reviews(pairs_of(shadow), read_frames(DataStore(workspace.path / paths.DATA)), params.labels)
     records, digest = read_ledger(workspace, registry), reviews_digest(rows)
     same = {"shadow": shadow.version, "champion": shadow.beside, "reviews_sha256": digest}
     for record in records:

@@ -39,18 +39,14 @@ def set_() -> None:
 @app.command()
 def show() -> None:
     """Show which candidate is the shadow, and about how many answers it has decided; no review is looked at."""
-    from abstain.config.settings import decision_log_url, load_settings
-    from abstain.data.decision_log.database import LogDatabase
-    from abstain.data.decision_log.queries import decided_by_both
-    from tasks.shadow import shadow_at
+    from tasks.shadow import pairs_of, shadow_at
     from tasks.workspace import origin_snapshot
 
     shadow = shadow_at(*origin_snapshot())
     if shadow is None:
         console.print("there is no shadow: `abstain shadow set` makes the last candidate one")
         return
-    log = LogDatabase.existing(decision_log_url(load_settings()))
-    pairs = decided_by_both(log, shadow.version, shadow.beside) if log else []
+    pairs = pairs_of(shadow)
     alike = sum(pair.shown == pair.would_show for pair in pairs)
     console.print(f"{_said(shadow)}, since {shadow.at:%Y-%m-%d %H:%M} UTC", soft_wrap=True)
     console.print(f"decided about by both: {len(pairs):,} answers, {alike:,} of them alike")

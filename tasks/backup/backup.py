@@ -14,7 +14,7 @@ from pathlib import Path
 from abstain.config.settings import Settings, load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.backup.contents import copy_sqlite, elsewhere, is_sqlite, parts_of, walk
+from tasks.backup.contents import ORIGIN, copy_sqlite, elsewhere, is_sqlite, parts_of, walk
 from tasks.backup.manifest import FORMAT, Manifest, StoredCopy, copy_hashed
 from tasks.shell import git
 from tasks.workspace import Workspace, alone
@@ -79,8 +79,8 @@ def _copy(settings: Settings, workspace: Workspace, scratch: Path) -> Manifest:
             elif place.is_file():
                 with suppress(FileNotFoundError):  # it went meanwhile, as the temporary file of a write does
                     files[name] = _copy_file(place, scratch / HOME / name)
-    if (scratch / HOME / "origin.git").is_dir():
-        git(scratch / HOME / "origin.git", "fsck", "--connectivity-only", "--no-dangling", "--no-progress")
+    if (scratch / HOME / ORIGIN).is_dir():
+        git(scratch / HOME / ORIGIN, "fsck", "--connectivity-only", "--no-dangling", "--no-progress")
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
     said = tuple(elsewhere(settings, workspace, has_own_remote=has_own_remote))
     return Manifest(format=FORMAT, made_at=made_at, files=files, folders=tuple(folders), elsewhere=said)

@@ -35,19 +35,21 @@ MADE_AGAIN = (
     ".*",
 )
 """Entries of a home that are caches, clones and traces of processes."""
-CACHE, REMOTE = "dvc-cache", "dvc-remote"
+CACHE, REMOTE, ORIGIN = "dvc-cache", "dvc-remote", "origin.git"
 _BESIDE_SQLITE = ("-wal", "-shm", "-journal")
 _SQLITE = b"SQLite format 3\0"
 _PREFECT_DATABASE = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
 
 
 def parts_of(home: Path, *, has_own_remote: bool) -> list[Path]:
-    """The files and folders in the home that are backed up.
+    """The files and folders in the home that are backed up, the history first: what a push adds meanwhile comes after it,
+    and no commit is without its data.
 
     The DVC cache is in it where the remote is elsewhere: then it is the copy of that.
     """
     left_out = (*MADE_AGAIN, CACHE if has_own_remote else REMOTE)
-    return [one for one in sorted(home.iterdir()) if not any(fnmatch(one.name, name) for name in left_out)]
+    parts = [one for one in sorted(home.iterdir()) if not any(fnmatch(one.name, name) for name in left_out)]
+    return sorted(parts, key=lambda one: one.name != ORIGIN)
 
 
 def walk(part: Path, home: Path) -> Iterator[tuple[str, Path]]:

@@ -106,14 +106,19 @@ def test_a_review_that_chose_its_answer_stands_for_itself(tmp_path: Path) -> Non
     assert row["weight"] == 1 and not row["drawn"]
 
 
-def test_withheld_answers_and_volunteers_beside_enough_drawn_ones_do_not_count_for_the_promise() -> None:
+def test_withheld_answers_and_volunteers_after_enough_drawn_ones_do_not_count_for_the_promise() -> None:
+    day = pd.Timestamp(NOW).floor("D")
     rows = pd.DataFrame(
-        {"decision": ["show"] * 120 + ["abstain"] * 5, "drawn": [True] * 100 + [False] * 20 + [True] * 5}
+        {
+            "decision": ["show"] * 125 + ["abstain"] * 5,
+            "drawn": [False] * 5 + [True] * 100 + [False] * 20 + [True] * 5,
+            "arrived": [day] * 105 + [day + timedelta(days=1)] * 25,
+        }
     )
     counted, apart = shown_that_count(rows)
-    assert (len(counted), apart) == (100, 20)
-    counted, apart = shown_that_count(rows.iloc[1:])
-    assert (len(counted), apart) == (119, 0)
+    assert (len(counted), apart) == (105, 20), "the five that had counted before stay"
+    counted, apart = shown_that_count(rows.drop(index=5))
+    assert (len(counted), apart) == (124, 0)
 
 
 def test_a_batch_has_the_coverage_of_the_decisions_since_the_batch_before(tmp_path: Path) -> None:

@@ -37,10 +37,13 @@ def alarm(folder: Path, *named: tuple[str, str | None, str]) -> None:
 def test_whoever_is_named_on_the_data_card_is_an_alarm(tmp_path: Path, emitted: Emitted) -> None:
     alarm(tmp_path)
     assert emitted == []
-    alarm(tmp_path, ("r-1", "000007", "30 of 31 answers are judged the other way by others"))
-    ((name, _, told),) = emitted
-    assert (name, told["code"]) == (ALARM, Code.CONTRADICTS_OTHERS.value)
-    assert told["text"] == "30 of 31 answers are judged the other way by others"
+    pseudonym = f"r-{'5e' * 10}"
+    for person in (pseudonym, "Ada Ames"):
+        alarm(tmp_path, (person, "000007", f"{person} in batch 000007: 30 of 31 answers"))
+    assert {(name, told["code"]) for name, _, told in emitted} == {(ALARM, Code.CONTRADICTS_OTHERS.value)}
+    by_pseudonym, by_name = (told["text"] for _, _, told in emitted)
+    assert by_pseudonym == f"{pseudonym[:10]} in batch 000007: 30 of 31 answers"
+    assert "Ada" not in by_name and "in batch 000007: 30 of 31 answers" in by_name
 
 
 def test_more_judgements_of_one_person_are_the_same_alarm_and_another_person_is_another(

@@ -4,8 +4,8 @@ Notes:
 
 * A review reaches an answer by way of data/: an answer is there with certainty where it got feedback, else with the
   share by which the log draws. Then a reviewer sees it with the probability that the review carries.
-* A review without such a probability chose its answer itself. The project's one rule for these, `by_how_chosen`,
-  decides whether they count.
+* A review without such a probability chose its answer itself. As elsewhere (`by_how_chosen`), such ones count until
+  enough were drawn. Those that have counted by then stay: a test that one looks at every day must not lose its past.
 * Verdicts on one answer are resolved as for training, and count on the day on which the first of them arrived.
 """
 
@@ -21,7 +21,7 @@ from abstain.config.params import LabelParams
 from abstain.core.contracts import SMALLEST_INCLUSION, VERDICTS, Interaction, Review
 from abstain.data.labels.answer_labels import last_verdicts, resolve
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import by_how_chosen
+from abstain.data.store.splits import MIN_DRAWN
 from abstain.monitoring.promise_test import ReviewBatch
 from abstain.monitoring.traffic import Traffic
 
@@ -60,10 +60,12 @@ def reviewed_answers(store: DataStore, traffic: Traffic, labels: LabelParams) ->
 
 
 def shown_that_count(reviewed: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """The reviewed answers that were decided to be shown and that count, and the number of reviews left out since they
-    chose their answers themselves."""
-    counted, apart = by_how_chosen(reviewed[reviewed["decision"] == "show"])
-    return counted, len(apart)
+    """The reviewed answers of one version that were decided to be shown and that count, in order of arrival, and the
+    number of reviews left out since they chose their answers themselves."""
+    shown = reviewed[reviewed["decision"] == "show"]
+    enough = shown["arrived"][shown["drawn"].cumsum() >= MIN_DRAWN].min()  # nothing is later where there is no such day
+    apart = ~shown["drawn"] & (shown["arrived"] > enough)
+    return shown[~apart], int(apart.sum())
 
 
 def review_batches(counted: pd.DataFrame, decisions: pd.DataFrame) -> list[tuple[pd.Timestamp, ReviewBatch]]:
