@@ -41,9 +41,12 @@ LIKED, DISLIKED = 0.8, 0.4
 GRID = np.linspace(-6, 6, 24_001)
 
 
-def asked(target: float = 0.8, metric: str = "precision", confidence: float = 0.9) -> ThresholdParams:
+def asked(
+    target: float = 0.8, metric: str = "precision", confidence: float = 0.9, max_reviewer_share: float | None = None
+) -> ThresholdParams:
     return ThresholdParams.model_validate(
         {"metric": metric, "target": target, "confidence": confidence, "min_shown": 20, "on_infeasible": "heuristic"}
+        | {"max_reviewer_share": max_reviewer_share}
     )
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from prefect import flow
 
-from abstain.core import paths
-from abstain.core.codes import Code
-from abstain.core.errors import AbstainError
 from tasks.failures import coded_failures
-from tasks.promotion import Promotion, promote_candidate
+from tasks.promotion import Promotion, promote_candidate, require_candidate
 from tasks.workspace import open_workspace
 
 
@@ -20,12 +17,5 @@ def promote(new_holdout: str | None = None, accept_erasure: str | None = None) -
     `accept_erasure` is the recorded reason why it may be worse than a champion that was trained on erased rows.
     """
     with open_workspace() as workspace:
-        if not (workspace.path / "dvc.lock").is_file():
-            raise AbstainError(Code.NO_VERSION, "there is no candidate yet: run `abstain retrain` first")
-        workspace.dvc("checkout", "--force", "--quiet")
-        if workspace.dvc("status", "--json").strip() != "{}" or not (workspace.path / paths.ONNX).is_file():
-            raise AbstainError(
-                Code.NO_VERSION,
-                "data, parameters or code have changed since the candidate was trained: run `abstain retrain`",
-            )
+        require_candidate(workspace)
         return promote_candidate(workspace, new_holdout, again=True, accept_erasure=accept_erasure)

@@ -16,6 +16,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.ingest.quarantine import require_unblocked
+from tasks.contradictions import alarm_contradictions
 from tasks.failures import coded_failures
 from tasks.fan_out.stage import FANNED_OUT, fan_out, step_before
 from tasks.git_commit import commit, push
@@ -28,10 +29,11 @@ from tasks.publish import publish_artifacts, publish_validation
 from tasks.run_params import commit_params
 from tasks.site_choice import choose_site, wants_choice
 from tasks.stopping import stopping_together
+from tasks.waiting_runs import supersede_waiting
 from tasks.workspace import Workspace, open_workspace
 
-BEFORE_THE_CHOICE = "dataset"
-"""The stage whose training answers the probe's layer is chosen by."""
+OF_LABELS = "dataset"
+"""The stage that makes the labels: by its training answers the probe's layer is chosen."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def retrain(
     its groups that were asked since it was frozen. Fails while production was trained on erased rows, the
     candidate without them is worse, and no decision is recorded.
     """
+    supersede_waiting()
     with open_workspace() as workspace:
         require_unblocked(workspace.path / paths.DATA)
         before, ran_already = None, {}
@@ -70,7 +73,7 @@ def retrain(
             refill_holdout(workspace)
         try:
             if choose_layer or wants_choice(workspace, None if params is None else Path(params)):
-                ran_already = {stage.stage: stage for stage in run_dag(workspace, last=BEFORE_THE_CHOICE)}
+                ran_already = {stage.stage: stage for stage in run_dag(workspace, last=OF_LABELS)}
                 choose_site(workspace)
             if params is not None:
                 before = commit_params(workspace, Path(params))
@@ -83,6 +86,8 @@ def retrain(
             raise
         publish_validation(workspace)
         publish_artifacts(workspace)
+        if any((stage.stage, stage.status) == (OF_LABELS, "ran") for stage in stages):
+            alarm_contradictions(workspace)
         ran = ", ".join(stage.stage for stage in stages if stage.status == "ran")
         if commit(workspace, f"Retrain: {ran or 'nothing was stale'}", "dvc.lock") and before is None:
             push(workspace)

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from abstain.config.params import SplitParams
+from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
@@ -21,7 +22,8 @@ from abstain.core.markdown import bold, document, heading, paragraph, records_ta
 from abstain.release.against_champion import Looks
 from abstain.release.drops import COVERAGE
 from abstain.release.gate import GateDecision
-from abstain.release.registry import Registry, without_guarantee
+from abstain.release.registry import Registry, tag_of, without_guarantee
+from tasks.workspace import Workspace
 
 Record = dict[str, Any]
 SAME_DECISION = ("champion", "gate", "erasure")
@@ -66,6 +68,16 @@ def require_all(names: Iterable[str], root: Path) -> None:
             f"{missing} was deleted, so the comparisons on this hold-out cannot be counted: restore it (git checkout "
             f'"$(git log -1 --format=%h --diff-filter=D -- {missing})^" -- {missing}), and commit it',
         )
+
+
+def read_ledger(workspace: Workspace, registry: Registry) -> list[Record]:
+    """All records, oldest first. Raises `AbstainError` where one was edited, or one that git knows of is gone."""
+    if registry.history:
+        since = f"refs/tags/{tag_of(registry.history[0].version)}"  # before it nothing was compared
+        workspace.require_revision(since)
+        of_versions = [str(paths.APPROVALS / f"{event.version}.json") for event in registry.history]
+        require_all([*of_versions, *workspace.added_since(since, paths.APPROVALS)], workspace.path)
+    return read_records(workspace.path / paths.APPROVALS)
 
 
 def looks_taken(records: Iterable[Record], holdout: str, accepting: bool) -> Looks:
@@ -121,10 +133,10 @@ def earlier_rejection(records: Iterable[Record], now: Record) -> list[str]:
 
     `now` has what a record has before the decision. A candidate is the same with equal bytes and figures, and with
     equal data, params and code, whose bytes differ only by the processor. A rejection for latency does not count: the
-    machine may have been busy.
+    machine may have been busy. What reviews said of it as a shadow is none.
     """
     for record in records:
-        if record["approved"] or any(record[key] != now[key] for key in SAME_DECISION):
+        if record["approved"] or "shadow" in record or any(record[key] != now[key] for key in SAME_DECISION):
             continue
         same_bytes = all(record[key] == now[key] for key in ("candidate_sha256", "metrics"))
         same_inputs = now["inputs_sha256"] is not None and record["inputs_sha256"] == now["inputs_sha256"]

@@ -19,18 +19,21 @@ from abstain.release.registry import Registry, load_registry
 from tasks.copies import copies_of
 from tasks.git_commit import commit_data
 from tasks.lineage import versions_trained_on
+from tasks.shadow import remove_shadow
 from tasks.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class Erasure:
     """Rows removed, by table; versions trained on them (True: for certain); the registry that marks these; and the
-    lines about copies that are left to the operator (`copies_of`)."""
+    lines about copies that are left to the operator (`copies_of`); whether the shadow was cleared, which may have been
+    trained on the rows, too."""
 
     removed: dict[str, int]
     versions: dict[str, bool]
     registry: Registry
     copies: tuple[str, ...]
+    shadow_cleared: bool = False
 
 
 def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> Erasure:
@@ -53,7 +56,9 @@ def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> E
     if new:
         registry = registry.erased(new, datetime.now(UTC))
         write_atomically(file, registry.to_json().encode())
+    cleared = any(removed.values()) and remove_shadow(workspace)  # it may have been trained on them
     commit_data(workspace, "Erase a user", paths.REGISTRY)
     if log:  # after the commit: where that fails, the log still tells what belongs to the user
         removed["decision log"] = erase(log, names, {pseudonym}, with_interactions=with_interactions, identities=erased)
-    return Erasure(removed, versions, registry, tuple(copies_of(workspace, erased)) if with_interactions else ())
+    copies = tuple(copies_of(workspace, erased)) if with_interactions else ()
+    return Erasure(removed, versions, registry, copies, cleared)

@@ -20,6 +20,7 @@ from abstain.ingest.sources import Source
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.retrieval.retriever import sync_index
 from tasks.git_commit import commit_data
+from tasks.new_reviews import announce_rows
 from tasks.progress import observe
 from tasks.publish import publish_ingest
 from tasks.workspace import Workspace
@@ -59,6 +60,7 @@ def ingest_sources(
         sync_index(
             store.chunks(), {one.doc_id: one.product for one in read_documents(store.document_files())}, load_settings()
         )
+    announce_rows(workspace, report)
     observe("ingest", "ran" if changed else "cached")
     return report
 

@@ -1,18 +1,20 @@
-"""Training-data lineage from the git history: the promoted versions that were trained on rows erased since."""
+"""Training-data lineage from the git history: the promoted versions that were trained on rows erased since.
+
+Versions share most of their files, which DVC keeps once by their content: each is read once, for all of them.
+"""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Collection, Iterable
-from itertools import chain
+from collections.abc import Callable, Collection
+from functools import cache
 from pathlib import Path
 
-from abstain.core import paths
 from abstain.core.contracts import Feedback, Review
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import DataStore
+from abstain.data.store.dataset import read_rows
 from abstain.data.store.record_keys import interaction_identity
 from abstain.release.registry import tag_of, versions_of
+from abstain.sample.shipped import DATA_POINTER
 from tasks.workspace import Workspace
 
 
@@ -23,32 +25,43 @@ def versions_trained_on(workspace: Workspace, names: Collection[str], gone: Coll
     hex): an answer without either has no label, so nothing is trained on it. It is uncertain for a version whose data
     cannot be read any more.
     """
-    found: dict[str, bool | None] = {}  # versions that share their data are checked once
-    named = {}
-    for version in versions_of(workspace.git("tag", "--list").split()):
-        tag = f"refs/tags/{tag_of(version)}"
+    tags = {version: f"refs/tags/{tag_of(version)}" for version in versions_of(workspace.git("tag", "--list").split())}
+    pointers: dict[str, str] = {}  # pointer -> a tag that has it: versions that share their data are checked once
+    of: dict[str, str | None] = {}
+    for version, tag in tags.items():
         try:
-            data = workspace.git("rev-parse", f"{tag}:data.dvc").strip()
+            pointer = workspace.git("rev-parse", f"{tag}:{DATA_POINTER}").strip()
         except AbstainError:  # a tag that no promotion made: it must not stop an erasure
-            named[version] = False
+            of[version] = None
             continue
-        if data not in found:
-            found[data] = _holds(workspace, tag, names, gone)
-        if found[data] is not False:
-            named[version] = bool(found[data])
-    return named
+        of[version] = pointer
+        pointers.setdefault(pointer, tag)
+    tables = ("feedback", "reviews") if gone else ("feedback",)
+    files = {pointer: workspace.tracked_data(tag, tables) for pointer, tag in pointers.items()}
+    if None in files.values():
+        workspace.dvc_succeeds("fetch", "--all-tags", "--quiet", str(DATA_POINTER))
+        lacking = [pointer for pointer, there in files.items() if there is None]
+        files |= {pointer: workspace.tracked_data(pointers[pointer], tables) for pointer in lacking}
+
+    @cache
+    def holds(table: str, file: Path) -> bool:
+        contract: type[Feedback | Review] = Feedback if table == "feedback" else Review
+        return any(
+            (isinstance(row, Feedback) and row.user in names)
+            or (bool(gone) and interaction_identity(row.interaction_id).hex() in gone)
+            for row in read_rows(file, contract)
+        )
+
+    found: dict[str | None, bool | None] = {None: None}
+    found |= {pointer: _any_of(there, holds) for pointer, there in files.items()}
+    return {version: bool(found[pointer]) for version, pointer in of.items() if found[pointer] is not False}
 
 
-def _holds(workspace: Workspace, revision: str, names: Collection[str], gone: Collection[str]) -> bool | None:
-    with tempfile.TemporaryDirectory() as folder:
-        store = DataStore(Path(folder))
-        try:
-            for table in ("feedback", "reviews") if gone else ("feedback",):
-                source, target = str(paths.DATA / table), str(store.folder / table)
-                workspace.dvc("get", ".", source, "--rev", revision, "-o", target, "--quiet")
-            if any(row.user in names for row in store.rows(Feedback)):
-                return True
-            verdicts: Iterable[Feedback | Review] = chain(store.rows(Feedback), store.rows(Review))
-            return bool(gone) and any(interaction_identity(row.interaction_id).hex() in gone for row in verdicts)
-        except AbstainError:  # not available, or from before thumbs had their own folder
-            return None
+def _any_of(files: list[tuple[str, Path]] | None, holds: Callable[[str, Path], bool]) -> bool | None:
+    """Whether one of the files holds such a row; None where they cannot be read."""
+    if files is None:
+        return None
+    try:
+        return any(holds(table, file) for table, file in files)
+    except AbstainError:  # of a layout that this release does not read
+        return None

@@ -1,4 +1,4 @@
-"""What `abstain serve` follows: the version in production by the origin's registry, fetched and smoke-tested."""
+"""What `abstain serve` follows in the origin: the version in production and its shadow, fetched and smoke-tested."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 
 from abstain.core import paths
 from abstain.release.registry import Event, parse_registry
+from abstain.release.shadow import Shadow
 from abstain.serving.api.live_gate import Release
-from tasks.release_bundle import fetch_release, smoke_test
+from tasks.release_bundle import fetch_release, fetch_shadow, smoke_test
+from tasks.shadow import shadow_at
 from tasks.shell import git
 from tasks.workspace import origin_snapshot
 
@@ -35,4 +37,29 @@ class OriginReleases:
         assert event is not None and event.version == release.version
         bundle = fetch_release(self._repository, event)
         smoke_test(bundle, event)
+        return bundle
+
+
+class OriginShadow:
+    """The shadow in the origin, as `Releases` has versions: only beside the version that it was set beside."""
+
+    def __init__(self) -> None:
+        self._shadow: Shadow | None = None
+        self._repository = Path()
+
+    def live(self) -> Release | None:
+        """The shadow; None where there is none, or another version is in production since."""
+        self._repository, revision = origin_snapshot()
+        registry = parse_registry(git(self._repository, "show", f"{revision}:{paths.REGISTRY}"))
+        shadow = self._shadow = shadow_at(self._repository, revision)
+        if shadow is None or shadow.beside != registry.version:
+            return None
+        return Release(shadow.version, shadow.bundle_sha256, shadow.at)
+
+    def fetch(self, release: Release) -> Path:
+        """The folder of what `live` gave last. Raises `AbstainError` where it is not what was set."""
+        shadow = self._shadow
+        assert shadow is not None and shadow.version == release.version
+        bundle = fetch_shadow(self._repository, shadow)
+        smoke_test(bundle, shadow)
         return bundle

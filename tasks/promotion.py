@@ -18,6 +18,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.release.gate import Rule
 from abstain.release.registry import Registry, load_registry, next_version, tag_of
+from abstain.release.shadow import takes_rejected
 from tasks.decision_record import (
     accepted_before,
     coverage_lost,
@@ -25,11 +26,11 @@ from tasks.decision_record import (
     earlier_rejection,
     inputs_digest,
     looks_taken,
-    read_records,
+    read_ledger,
     refilled_since,
-    require_all,
     write_record,
 )
+from tasks.events import REFUSED, emit
 from tasks.gate_inputs import judge
 from tasks.git_commit import commit, push
 from tasks.plan import LOCK, REQUIREMENTS
@@ -37,6 +38,7 @@ from tasks.progress import observe
 from tasks.promotion_params import write_decided, write_rolled_back
 from tasks.release_bundle import build_bundle, fetch_release, sha256, smoke_test
 from tasks.run_params import restore_params, withdraw
+from tasks.shadow import set_shadow, shadow_at
 from tasks.workspace import Workspace
 
 POINTER = ("release.dvc", paths.REGISTRY)
@@ -50,6 +52,18 @@ class Promotion:
     status: Literal["promoted", "rejected", "unchanged"]
     version: str | None
     reasons: list[str]
+
+
+def require_candidate(workspace: Workspace) -> None:
+    """Bring the candidate that `dvc.lock` records. Raises `AbstainError` where there is none, or it is out of date."""
+    if not (workspace.path / LOCK).is_file():
+        raise AbstainError(Code.NO_VERSION, "there is no candidate yet: run `abstain retrain` first")
+    workspace.dvc("checkout", "--force", "--quiet")
+    if workspace.dvc("status", "--json").strip() != "{}" or not (workspace.path / paths.ONNX).is_file():
+        raise AbstainError(
+            Code.NO_VERSION,
+            "data, parameters or code have changed since the candidate was trained: run `abstain retrain`",
+        )
 
 
 @task(cache_policy=NO_CACHE)
@@ -86,7 +100,7 @@ def promote_candidate(
         if event.candidate == candidate and event.version in registry.blocked:
             _push_record(workspace, before)
             why = f"{Code.NO_VERSION} it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
-            return _rejected(registry, [why])
+            return _rejected(registry, candidate, [why])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
     params = load_params(workspace.path / paths.PARAMS)
     limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
@@ -100,19 +114,14 @@ def promote_candidate(
         "inputs_sha256": inputs_digest(workspace.path / LOCK),
     }
     folder, holdout = workspace.path / paths.APPROVALS, metrics["holdout"]["digest"]
-    if registry.history:
-        since = f"refs/tags/{tag_of(registry.history[0].version)}"  # before it nothing was compared
-        workspace.require_revision(since)
-        of_versions = [str(paths.APPROVALS / f"{event.version}.json") for event in registry.history]
-        require_all([*of_versions, *workspace.added_since(since, paths.APPROVALS)], workspace.path)
-    records = read_records(folder)
+    records = read_ledger(workspace, registry)
     accepted = new_holdout
     if accepted is None and registry.prod is not None and registry.prod.holdout != holdout:
         accepted = accepted_before(records, holdout) or refilled_since(records, registry.prod.version, params.split)
     if not again and new_holdout is None and (reasons := earlier_rejection(records, now)):
         _push_record(workspace, before)
         observe("promote", "cached")
-        return _rejected(registry, reasons)
+        return _rejected(registry, candidate, reasons)
     rule: Rule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
     looks = looks_taken(records, holdout, accepted is not None)
     lost = coverage_lost(records, registry.version)
@@ -127,6 +136,7 @@ def promote_candidate(
         **decision.to_dict(),
         "version": version if decision.approved else None,
         **now,
+        "largest_reviewer": tuned["largest_reviewer"],
         "look": (taken or looks).taken or None,  # sums: a later record may take this one's file
         "spent": (taken or looks).spent or None,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -148,8 +158,11 @@ def promote_candidate(
     message = "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons)
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
+    live = registry.version
+    if before is None and live and takes_rejected(params.shadow, shadow_at(workspace.path, "HEAD"), live):
+        set_shadow(workspace)
     observe("promote", "ran")
-    return _rejected(registry, decision.reasons)
+    return _rejected(registry, candidate, decision.reasons)
 
 
 def _unchanged(workspace: Workspace, registry: Registry, before: str | None) -> Promotion:
@@ -194,9 +207,12 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
     return moved
 
 
-def _rejected(registry: Registry, reasons: list[str]) -> Promotion:
-    """The outcome of a candidate that is not promoted; raises `AbstainError` where the user has to decide."""
+def _rejected(registry: Registry, candidate: str, reasons: list[str]) -> Promotion:
+    """The outcome of a candidate that is not promoted, after its event; raises `AbstainError` where the user has to
+    decide."""
     if registry.taint is None or registry.taint.kept:
+        code, _, text = "; ".join(reasons).partition(" ")
+        emit(REFUSED, f"{REFUSED}.{candidate[:12]}", code=code, text=text)
         return Promotion("rejected", registry.version, reasons)
     raise AbstainError(
         Code.ERASED_IN_PRODUCTION,

@@ -9,9 +9,9 @@ import hashlib
 import json
 import shutil
 import tempfile
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from abstain.release.bundle_format import BUNDLE_FORMAT, FORMAT_KEY, current_smoke_test
 from abstain.release.registry import Event, parse_registry, tag_of
+from abstain.release.shadow import Shadow, shadow_name
 from tasks.plan import REQUIREMENTS
 from tasks.shell import git, run
 from tasks.workspace import origin_snapshot
@@ -46,22 +47,43 @@ def production() -> tuple[Path, Event]:
     return fetch_release(repository, registry.prod), registry.prod
 
 
+class Bundled(Protocol):
+    """What a bundle is recognised by: the version in its ONNX file, and its digests, of that file and of all files."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+    @property
+    def bundle_sha256(self) -> str | None: ...
+
+
 def fetch_release(repository: Path, event: Event) -> Path:
     """The bundle of one version, in the local store of releases; fetched with DVC where it is not there yet.
 
     Raises `AbstainError` where its files are not those that were promoted; such a bundle is not put into the store.
     """
-    target = load_settings().home.resolve() / "releases" / event.version
+    return _fetch(repository, event, event.version, paths.RELEASE, tag_of(event.version), "`abstain rollback`")
+
+
+def fetch_shadow(repository: Path, shadow: Shadow) -> Path:
+    """The bundle of a shadow, as `fetch_release` gives that of a version."""
+    return _fetch(repository, shadow, shadow.tag.replace("/", "-"), paths.SHADOW, shadow.tag, "`abstain shadow clear`")
+
+
+def _fetch(repository: Path, event: Bundled, name: str, folder: Path, tag: str, remedy: str) -> Path:
+    """`folder` as it is under `tag`, in the local store of releases as `name`."""
+    target = load_settings().home.resolve() / "releases" / name
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".fetching-"))
         bundle = scratch / "release"
-        command = ["dvc", "get", str(repository), str(paths.RELEASE), "--rev", tag_of(event.version), "-o", str(bundle)]
+        command = ["dvc", "get", str(repository), str(folder), "--rev", tag, "-o", str(bundle)]
         try:
             run(command, repository)
-            changed = (
-                f"the tag {tag_of(event.version)} or the DVC remote was changed: restore it, or `abstain rollback`"
-            )
+            changed = f"the tag {tag} or the DVC remote was changed: restore it, or {remedy}"
             _require_promoted(bundle, event, changed)
             bundle.rename(target)
         except OSError:
@@ -73,7 +95,7 @@ def fetch_release(repository: Path, event: Event) -> Path:
     return target
 
 
-def _require_promoted(bundle: Path, event: Event, remedy: str) -> None:
+def _require_promoted(bundle: Path, event: Bundled, remedy: str) -> None:
     """Raise `AbstainError`, which ends with `remedy`, unless the files of `bundle` are those that were promoted.
 
     Of a version whose event has no digest of the whole bundle, the probe's file alone is compared.
@@ -86,7 +108,7 @@ def _require_promoted(bundle: Path, event: Event, remedy: str) -> None:
         )
 
 
-def smoke_test(bundle: Path, event: Event) -> None:
+def smoke_test(bundle: Path, event: Bundled) -> None:
     """Score the bundle's own answers; raises `AbstainError` unless they score as when promoted."""
     from abstain.serving.live_scorer import LiveScorer
 
@@ -105,20 +127,13 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
 
     `candidate` is the digest of its ONNX file, `holdout` that of its hold-out. Returns the event for the registry.
     """
-    from abstain.learning.estimators.onnx_probe import stamp
-
     version = record["version"]
     bundle = root / paths.RELEASE
-    shutil.rmtree(bundle, ignore_errors=True)
-    bundle.mkdir()
-    onnx = root / paths.RELEASED_ONNX
-    stamp(root / paths.ONNX, onnx, {"version": version, FORMAT_KEY: str(BUNDLE_FORMAT), **_guarantee(root, record)})
-    shutil.copytree(root / paths.ONNX_PARTS, root / paths.RELEASED_PARTS)
+    onnx = _write_scorer(root, bundle, {"version": version, **_guarantee(root, record)})
     report = sorted((root / paths.REPORT).iterdir())
     for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, Path(REQUIREMENTS), *report):
         shutil.copy(root / file, bundle / file.name)
     write_json(bundle / "approval.json", record)
-    _write_smoke_test(root, bundle)
     event = Event(
         action="promote",
         version=version,
@@ -134,6 +149,40 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
     )
     smoke_test(bundle, event)
     return event
+
+
+def build_shadow(root: Path, beside: str) -> Shadow:
+    """Write the bundle of the candidate in `artifacts/` to `shadow/` below `root`, and smoke-test it.
+
+    It has what decides, and no report: that shows answers. `beside`: the version in production.
+    """
+    candidate, bundle = sha256(root / paths.ONNX), root / paths.SHADOW
+    onnx = _write_scorer(root, bundle, {"version": shadow_name(candidate)})
+    shadow = Shadow(
+        candidate=candidate,
+        beside=beside,
+        at=datetime.now(UTC),
+        sha256=sha256(onnx),
+        bundle_sha256=bundle_digest(bundle),
+    )
+    smoke_test(bundle, shadow)
+    return shadow
+
+
+def _write_scorer(root: Path, bundle: Path, metadata: dict[str, str]) -> Path:
+    """Write a new `bundle` of the candidate: its ONNX files, the probe's with `metadata`, and a smoke test.
+
+    Returns the probe's file.
+    """
+    from abstain.learning.estimators.onnx_probe import stamp
+
+    shutil.rmtree(bundle, ignore_errors=True)
+    bundle.mkdir()
+    onnx = bundle / paths.RELEASED_ONNX.name
+    stamp(root / paths.ONNX, onnx, {FORMAT_KEY: str(BUNDLE_FORMAT), **metadata})
+    shutil.copytree(root / paths.ONNX_PARTS, bundle / paths.RELEASED_PARTS.name)
+    _write_smoke_test(root, bundle)
+    return onnx
 
 
 def _guarantee(root: Path, record: dict[str, Any]) -> dict[str, str]:

@@ -13,9 +13,10 @@ Notes:
 from __future__ import annotations
 
 import fcntl
+import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,16 @@ from tasks.shell import git, run, succeeds
 BRANCH = "main"
 READ_BY_RUNS = (
     *("src", "flows", "tasks", "data.dvc", "dvc.yaml", "dvc.lock", "params.yaml", "registry.json", "release.dvc"),
-    *("sources.yaml", "requirements.lock", "approvals", ".dvc", ".dvcignore", ".gitignore"),
+    *(
+        "shadow.json",
+        "shadow.dvc",
+        "sources.yaml",
+        "requirements.lock",
+        "approvals",
+        ".dvc",
+        ".dvcignore",
+        ".gitignore",
+    ),
 )
 """What a run reads of a checkout: other changes, such as an export or a page of the documentation, stop no command."""
 SHIPPED_REMOTE = "url = ../.abstain/dvc-remote"
@@ -56,6 +66,28 @@ class Workspace:
 
     def git(self, *arguments: str) -> str:
         return git(self.path, *arguments)
+
+    def remote_folder(self) -> Path | None:
+        """The folder of the default DVC remote where it is in the home; None where it is elsewhere."""
+        name = self.dvc("config", "core.remote").strip()
+        url = self.dvc("config", f"remote.{name}.url").strip()
+        folder, home = (self.path / ".dvc" / url).resolve(), load_settings().home.resolve()
+        return folder if "://" not in url and folder.is_relative_to(home) else None
+
+    def tracked_data(self, revision: str, tables: Sequence[str]) -> list[tuple[str, Path]] | None:
+        """Table and file of `tables` (folders of data/) as `revision` records them, read from the DVC cache.
+
+        None where one of them is not in the cache, or a table has no file.
+        """
+        objects = load_settings().home.resolve() / "dvc-cache" / "files" / "md5"
+        digest = digest_of(self.git("show", f"{revision}:{DATA_POINTER}"))
+        listed = objects / digest[:2] / digest[2:]
+        if not listed.is_file():
+            return None
+        entries = [(one["relpath"].partition("/")[0], one["md5"]) for one in json.loads(listed.read_bytes())]
+        found = [(table, objects / md5[:2] / md5[2:]) for table, md5 in entries if table in tables]
+        is_whole = {table for table, _ in found} == set(tables) and all(file.is_file() for _, file in found)
+        return found if is_whole else None
 
     def require_revision(self, name: str) -> None:
         """Raises `AbstainError` where this history has no such tag or commit."""
@@ -133,18 +165,19 @@ def ensure_origin(root: Path, settings: Settings) -> str:
 def origin_snapshot() -> tuple[Path, str]:
     """A repository to read the origin's state from, and the revision to read: takes no lock, changes no file.
 
-    A machine that only scores clones the origin here. Raises `AbstainError` before the first run.
+    A machine that only scores, and a home that was restored, clone the origin here. Raises `AbstainError` before the
+    first run.
     """
     root, settings = project_root(), load_settings()
-    path = settings.home.resolve() / "workspace"
+    path, bare = (settings.home.resolve() / name for name in ("workspace", "origin.git"))
     if not path.is_dir():
-        if settings.origin is None:
+        if settings.origin is None and not bare.is_dir():
             raise AbstainError(
                 Code.NO_VERSION,
                 f"no run has been made from {root} yet: run `abstain retrain` first; what `abstain demo` made is in "
                 f"{settings.home / 'demo'}",
             )
-        _clone(settings.origin, path, settings)
+        _clone(settings.origin or str(bare), path, settings)
     git(path, "fetch", "-q", "--tags", "--force", "origin")
     return path, f"origin/{BRANCH}"
 

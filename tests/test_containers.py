@@ -102,7 +102,7 @@ def test_every_command_of_ours_exists() -> None:
     assert modules and all(importlib.util.find_spec(module) for module in modules)
     tasks = {words[-1] for words in called if "tasks.server" in words}
     cases = re.findall(r'case \["(\w+)"\]', (ROOT / "tasks" / "server" / "__main__.py").read_text())
-    assert tasks == {"key", "alert"} and tasks <= set(cases)
+    assert tasks == {"key", "automations"} and tasks <= set(cases)
 
 
 def test_every_variable_of_ours_is_one_that_is_read() -> None:

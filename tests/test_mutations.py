@@ -13,10 +13,14 @@ AREAS = {
     *("metrics", "bootstrap", "duplicates", "labels", "splits", "gate", "risk control", "calibration", "engine"),
     *("perturbation", "NLL features", "scorers", "fusion and folds", "regressors", "feature cache", "privacy", "codes"),
     *("review", "quarantine", "erasure", "drift", "validation", "registry", "files", "knowledge", "serving", "upgrade"),
+    "shadow",
     "choice of what is served",
     "security",
     "familiarity",
     "decision log",
+    "retention",
+    "backup",
+    "automations",
 }
 
 

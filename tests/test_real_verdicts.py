@@ -184,6 +184,7 @@ def test_thumbs_train_and_only_reviews_test(tmp_path: Path) -> None:
     assert not np.allclose(served(Known(inclusion, 1 - thumb))[0], confidence)
 
 
+@pytest.mark.heavy
 def test_only_what_the_gate_shows_is_liked(tmp_path: Path) -> None:
     found = read(tmp_path, records((1, 2, 3, 4), answers=300))
     of = replayed(found, PARAMS, 4, 0.8, (1.0, 0.0), 0)

@@ -19,6 +19,7 @@ from abstain.core.filesystem import name_at, redacted_url
 from abstain.core.scorer_names import PROBE
 from abstain.core.terminal import visible
 from abstain_cli import (
+    backup,
     cache,
     explain,
     familiarity,
@@ -26,12 +27,15 @@ from abstain_cli import (
     init,
     kb,
     latency,
+    monitor,
     perturb,
     plan,
     quarantine,
+    retention,
     review,
     score,
     serve,
+    shadow,
     study,
 )
 from abstain_cli.progress_bar import step_progress
@@ -53,6 +57,8 @@ app.add_typer(import_rows.app, name="import")
 app.add_typer(kb.app, name="kb")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(review.app, name="review")
+app.add_typer(shadow.app, name="shadow")
+app.command("backup")(backup.backup)
 app.command("experiment")(study.run_study)
 app.command("explain")(explain.explain)
 app.command("familiarity")(familiarity.show_familiarity)
@@ -60,8 +66,11 @@ app.command("init")(init.init)
 app.command("generate")(score.generate)
 app.command("key")(serve.key)
 app.command("latency")(latency.time_scorers)
+app.command("monitor")(monitor.monitor)
 app.command("perturb")(perturb.perturb_text)
 app.command("plan")(plan.plan)
+app.command("restore")(backup.restore)
+app.command("retention")(retention.retention)
 app.command("score")(score.score)
 app.command("serve")(serve.serve)
 
@@ -135,6 +144,8 @@ def erase_user(
     console.print(f"removed: {', '.join(f'{count:,} {table}' for table, count in erasure.removed.items())}")
     trained = [version if certain else f"{version} (?)" for version, certain in erasure.versions.items()]
     console.print(f"versions trained on data that held them: {', '.join(trained) or 'none'}")
+    if erasure.shadow_cleared:
+        console.print("the shadow may have been trained on them: there is none any more")
     for copy in erasure.copies:
         console.print(f"left to you: {copy}", soft_wrap=True)
     console.print("earlier versions of data/ stay in the DVC cache and remote: docs/privacy.md has how to remove them")
@@ -299,7 +310,7 @@ def _prepare() -> None:
 
     prepare_environment()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    if sys.argv[1] in {"ingest", "retrain", "promote", "rollback", "plan", "latency"}:
+    if sys.argv[1] in {"ingest", "retrain", "promote", "rollback", "plan", "latency", "monitor"}:
         ensure_origin(project_root(), load_settings())  # report a missing git or a dirty tree before a server starts
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from abstain_cli.progress_bar import bar
-from abstain_cli.terminal import console
+from abstain_cli.terminal import console, size
 
 app = typer.Typer(help="Maintain the feature cache: stats, verify, prune.", no_args_is_help=True)
 
@@ -34,11 +34,11 @@ def stats() -> None:
         unreadable = f" ({one.unreadable} unreadable)" if one.unreadable else ""
         console.print(f"{one.digest}  {what}", soft_wrap=True)
         console.print(
-            f"    {one.distinct:,} rows{twice} in {one.shards:,} shards{unreadable}, {_size(one.bytes)}, "
+            f"    {one.distinct:,} rows{twice} in {one.shards:,} shards{unreadable}, {size(one.bytes)}, "
             f"last written {one.written:%Y-%m-%d %H:%M} UTC",
             soft_wrap=True,
         )
-    console.print(f"{_size(sum(one.bytes for one in found))} in {root}")
+    console.print(f"{size(sum(one.bytes for one in found))} in {root}")
 
 
 @app.command()
@@ -80,12 +80,4 @@ def prune(
             table.add_row(folder, str(folders.count(folder)))
         console.print(table)
     verb = "would be removed from" if dry_run else "removed from"
-    console.print(f"{len(gone.names)} files, {_size(gone.bytes)}, {verb} {root}")
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    console.print(f"{len(gone.names)} files, {size(gone.bytes)}, {verb} {root}")

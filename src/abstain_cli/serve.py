@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from abstain.config.params import PrivacyParams
     from abstain.core.contracts import Context
     from abstain.data.decision_log.log import DecisionLog
+    from abstain.llm.signals.compute_features import Keep
     from abstain.serving.api.gathering import Retrieve
 
 
@@ -47,8 +49,9 @@ def serve(
     from abstain.serving.api.service import GateService
     from abstain.serving.api.telemetry import exporting
     from abstain.serving.gate import Gate
+    from abstain.serving.kept_results import KeptResults
     from abstain.serving.status_page.page import make_routes
-    from tasks.live_release import OriginReleases
+    from tasks.live_release import OriginReleases, OriginShadow
     from tasks.workspace import project_root
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -59,10 +62,24 @@ def serve(
     text = serving.keys.get_secret_value() if serving.keys else None
     keys = Keys(text, serving.keys_file)
     require_loopback(host, keys.required)
-    live = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
     params = load_params(project_root() / paths.PARAMS)
-    with exporting(), listen(host, port) as listening, _retriever(retrieve) as chunks:
-        service = GateService(live, _open_log(params.privacy), serving, chunks)
+    log = _open_log(params.privacy)
+
+    def open_gate(bundle: Path, keep: Keep | None = None) -> Gate:
+        return Gate.open(bundle, settings, serving.on_unavailable, keep)
+
+    with (
+        exporting(),
+        listen(host, port) as listening,
+        _retriever(retrieve) as chunks,
+        KeptResults(log.interactions, serving.kept_a_day) as kept,
+    ):
+        live, shadow = LiveGate(OriginReleases(), lambda bundle: open_gate(bundle, kept.keep)), None
+        if serving.shadow != "off":
+            # Without passes of its own it needs no base model, which may be another one.
+            warm = Gate.warm if serving.shadow == "full" else lambda gate: None
+            shadow = LiveGate(OriginShadow(), open_gate, warm, nothing=None)
+        service = GateService(live, log, serving, chunks, shadow)
         app = make_app(service, keys, None if keys.required else names_of(host))
         app.include_router(make_routes(service, keys, params.labels))
         shown = f"[{host}]" if ":" in host else host

@@ -19,3 +19,12 @@ class Terminal(Console):
 
 
 console = Terminal(markup=False, highlight=False)
+
+
+def size(count: float) -> str:
+    """`count` bytes as people read them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -24,8 +24,10 @@ def main() -> None:
                 background.down()
             case ["worker"]:
                 background.worker()
-            case ["alert"]:
-                background.alert()
+            case ["automations"]:
+                background.automations()
+            case ["automations", "--reset"]:
+                background.automations(reset=True)
             case ["key"]:
                 background.print_key()
             case ["reports"]:
@@ -33,7 +35,7 @@ def main() -> None:
             case ["child", port]:
                 serve_child(int(port))
             case _:
-                raise AbstainError(Code.USAGE, "run `python -m tasks.server up`, `down`, `worker` or `alert`")
+                raise AbstainError(Code.USAGE, "run `python -m tasks.server up`, `down`, `worker` or `automations`")
     except AbstainError as error:
         print(f"error {error.coded}", file=sys.stderr)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Background services of `make up` and `make down`: server, worker, deployments, reports, alerts, the gate."""
+"""Background services of `make up` and `make down`: server, workers, deployments, automations, reports, the gate."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from urllib.request import Request
 
 import yaml
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import make_home
-from tasks.server import gate, notifications, reports
+from tasks import webhook
+from tasks.server import automation_sync, gate, reports
 from tasks.server.addresses import (
     HEALTH,
     HOST,
@@ -37,13 +40,15 @@ from tasks.workspace import project_root
 
 POOL = "local"
 GPU_POOL = "gpu"
+ALERTS, ALERT_LIMIT = "alerts", "4"
+"""The pool of flow runs that post alerts, and its worker; the receiver may keep so many waiting at once."""
 
 
 def up() -> None:
     """Start what is not running yet, deploy prefect.yaml, and print the addresses. Raises `AbstainError`."""
     root = project_root()
     make_home(home())
-    receiver = notifications.receiver()
+    receiver = webhook.receiver()
     with starting_alone():
         address, report_url, gate_url = running_server(), reports.served_at(), gate.served_at()
         has_worker = address is not None and pid_of("worker") is not None
@@ -61,20 +66,22 @@ def up() -> None:
             if not has_worker:
                 stop("worker")  # that of a server that is gone
                 _start_worker(root, address)
-            notifications.configure(receiver)
+            _serve_alerts(root, receiver)
+            applied = automation_sync.apply(receiver)
             gate_url = gate_url or _start_gate(root)
         except BaseException:
             print()
             down()
             raise
+    watched = f"alerts       {webhook.summary(receiver)}\nautomations  {_indented(applied.lines())}"
     if is_up:
-        print(f"already up: {address}\ngate         {gate_url}\nalerts       {notifications.summary(receiver)}")
+        print(f"already up: {address}\ngate         {gate_url}\n{watched}")
         return
     (home() / "inbox").mkdir(exist_ok=True)
     deployments = _deployments(root)
     print(f"\nPrefect UI   {with_login(address)}")
-    print(f"gate         {gate_url}\nreports      {report_url}\nalerts       {notifications.summary(receiver)}")
-    logs = "\n             ".join(str(log_of(name)) for name in ("server", "worker", gate.NAME))
+    print(f"gate         {gate_url}\nreports      {report_url}\n{watched}")
+    logs = _indented(str(log_of(name)) for name in ("server", "worker", gate.NAME))
     print(f"logs         {logs}\ndeployments")
     for name, description in deployments.items():
         print(f"  {name:16} {description}")
@@ -87,10 +94,12 @@ def up() -> None:
 
 def down() -> None:
     """Stop the worker, the runs that it is at, and the servers; print what was stopped."""
-    stopped = [name for name in ("worker", gate.NAME) if stop(name)]
     address = running_server()
     if address:
         report_to(address)
+        automation_sync.forget_run_again()
+    stopped = [name for name in ("worker", ALERTS, gate.NAME) if stop(name)]
+    if address:
         _end_lost_runs(address)
     if stop("server"):
         stopped.append("server")
@@ -109,12 +118,12 @@ def worker() -> None:
     os.execvpe(Path(sys.executable).parent / command[0], command, env)
 
 
-def alert() -> None:
-    """Configure the alerts of a server that others started: to `ABSTAIN_ALERT_URL`, or none."""
+def automations(reset: bool = False) -> None:
+    """Bring the automations in step on the server of `make up`, or one that others started: `automation_sync.apply`."""
     _join_server()
-    receiver = notifications.receiver()
-    notifications.configure(receiver)
-    print(f"alerts       {notifications.summary(receiver)}")
+    receiver = webhook.receiver()
+    applied = automation_sync.apply(receiver, reset)
+    print(f"alerts       {webhook.summary(receiver)}\nautomations  {_indented(applied.lines())}")
 
 
 def print_key() -> None:
@@ -160,11 +169,29 @@ def _start_worker(root: Path, address: str) -> None:
     began = time.monotonic()
     _end_lost_runs(address)
     command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1", "--name", POOL]
-    start("worker", command, root, ready=request(f"{address}/api/work_pools/{POOL}"))
-    if not answers(request(f"{address}/api/work_pools/{GPU_POOL}")):  # the first `make worker` completes it
-        post(f"{address}/api/work_pools/", {"name": GPU_POOL, "type": "process"})
+    start("worker", command, root, ready=_pool(POOL))
+    for name in (GPU_POOL, ALERTS):
+        if not answers(_pool(name)):  # its first worker completes it
+            post(f"{address}/api/work_pools/", {"name": name, "type": "process"})
     run(["prefect", "--no-prompt", "deploy", "--all"], root)
     print(f"done after {time.monotonic() - began:.0f} s")
+
+
+def _serve_alerts(root: Path, receiver: str | None) -> None:
+    """A worker that posts alerts where there is a `receiver`: it neither waits for runs nor dies with their worker."""
+    if receiver is None:
+        stop(ALERTS)
+    elif pid_of(ALERTS) is None:
+        command = ["prefect", "worker", "start", "--pool", ALERTS, "--type", "process", "--limit", ALERT_LIMIT]
+        start(ALERTS, [*command, "--name", ALERTS], root, ready=_pool(ALERTS))
+
+
+def _pool(name: str) -> Request:
+    return request(f"{os.environ['PREFECT_API_URL']}/work_pools/{name}")
+
+
+def _indented(lines: Iterable[str]) -> str:
+    return "\n             ".join(lines)
 
 
 def _end_lost_runs(address: str) -> None:

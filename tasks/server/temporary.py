@@ -15,13 +15,16 @@ from datetime import UTC, datetime
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.server import notifications
+from tasks import webhook
 from tasks.server.addresses import HEALTH, HOST, guard, post, report_to, require_key, running_server
+from tasks.server.automations import FLOWS
 from tasks.server.processes import START_SECONDS, STOP_SECONDS, answers, log_of, starting_alone
 from tasks.shell import environment
 from tasks.workspace import project_root
 
 NAME = "temporary-server"
+NO_AUTOMATIONS = {"PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false"}
+"""It has those of `make up` in its database, but no worker to run what they start."""
 
 
 @contextmanager
@@ -40,7 +43,7 @@ def server_for_run() -> Iterator[None]:
         report_to(address)
         yield
         return
-    receiver = notifications.receiver()
+    webhook.receiver()  # an invalid one is reported before the run
     with starting_alone():
         process, address = _start()
         report_to(address)
@@ -48,8 +51,6 @@ def server_for_run() -> Iterator[None]:
         if not answers(address + HEALTH, timeout=START_SECONDS):
             process.kill()
             raise AbstainError(Code.NO_SERVICE, f"the temporary server did not start: see {log_of(NAME)}")
-        if receiver:
-            notifications.configure(receiver)
 
 
 def serve_child(port: int) -> None:
@@ -78,7 +79,7 @@ def _start() -> tuple[subprocess.Popen[bytes], str]:
         address = f"http://{HOST}:{port.getsockname()[1]}"
         process = subprocess.Popen(
             [sys.executable, "-m", "tasks.server", "child", str(port.fileno())],
-            env=environment(project_root()) | guard(address),
+            env=environment(project_root()) | guard(address) | NO_AUTOMATIONS,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -90,8 +91,8 @@ def _start() -> tuple[subprocess.Popen[bytes], str]:
 
 
 def _stop(process: subprocess.Popen[bytes], address: str, began: datetime) -> None:
-    if notifications.receiver() and _has_failed(address, began):
-        time.sleep(notifications.SECONDS)  # the server sends the alert after the run has ended
+    if url := webhook.receiver():
+        _alert_failures(address, began, url)
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -100,10 +101,16 @@ def _stop(process: subprocess.Popen[bytes], address: str, began: datetime) -> No
         process.kill()
 
 
-def _has_failed(address: str, began: datetime) -> bool:
-    """Whether one of this process's runs did."""
-    failed = {
-        "state": {"type": {"any_": ["FAILED", "CRASHED"]}},
-        "start_time": {"after_": began.isoformat()},
-    }
-    return bool(answers(address + HEALTH) and post(f"{address}/api/flow_runs/filter", {"flow_runs": failed}))
+def _alert_failures(address: str, began: datetime, url: str) -> None:
+    """Post the failed runs of this process to `url`, as the automations of a lasting server do."""
+    if not answers(address + HEALTH):
+        return
+    failed = {"state": {"type": {"any_": ["FAILED", "CRASHED"]}}, "start_time": {"after_": began.isoformat()}}
+    for name in FLOWS:
+        of_flow = {"flow_runs": failed, "flows": {"name": {"any_": [name]}}}
+        for run in post(f"{address}/api/flow_runs/filter", of_flow):
+            title = f"{name}: run {run['name']} has {run['state']['name'].lower()}"
+            try:
+                webhook.deliver(url, webhook.message(title, run["state"]["message"] or ""), webhook.SOON)
+            except AbstainError as error:
+                print(f"error {error.coded}", file=sys.stderr)

@@ -23,6 +23,7 @@ LABELS = LabelParams(
     thumb_model="agreement",
     min_agreement=30,
     user_shrinkage=20,
+    max_user_share=0.05,
     refusals=("[Unanswerable", "I don't know"),
 )
 BY_GROUP = SplitParams(
@@ -58,8 +59,9 @@ def thumbs(rows: Iterable[Feedback]) -> pd.DataFrame:
     return _frame((row.model_dump() for row in rows), FEEDBACK)
 
 
-def reviews(rows: Iterable[Review]) -> pd.DataFrame:
-    return _frame((row.model_dump() for row in rows), REVIEW).astype({"inclusion_probability": "float64"})
+def reviews(rows: Iterable[Review], batch: str = "000001") -> pd.DataFrame:
+    frame = _frame((row.model_dump() for row in rows), REVIEW).astype({"inclusion_probability": "float64"})
+    return frame.assign(batch=batch)
 
 
 def votes(*rows: tuple[int, int, bool]) -> pd.DataFrame:

@@ -134,7 +134,12 @@ def shows_the_retrain_and_its_artifacts(page: Page) -> None:
 
 def runs_the_hourly_ingest(page: Page) -> None:
     page.get_by_role("button", name="Deployments", exact=True).click()
-    for deployment, flow in (("nightly", "retrain"), ("hourly", "ingest"), ("gpu", "extract")):
+    for deployment, flow in (
+        ("nightly", "retrain"),
+        ("hourly", "ingest"),
+        ("daily", "monitor"),
+        ("weekly", "retention"),
+    ):
         row = page.get_by_role("row").filter(has=page.get_by_role("link", name=deployment, exact=True))
         expect(row.get_by_role("link", name=flow, exact=True)).to_be_visible()
     page.get_by_role("link", name="hourly", exact=True).click()

@@ -139,6 +139,7 @@ def dataset() -> dict[str, Any]:
                     "reviewers_agree": {"value": 0.8154, "low": 0.7, "high": 0.9, "effective": 38.0},
                 }
             ],
+            "largest_share": {"users": 120, "limit": 0.05, "before": 0.31, "after": 0.05},
         },
         "conflicts": {
             "rule": "latest",
@@ -146,6 +147,7 @@ def dataset() -> dict[str, Any]:
             "more": 2,
             "thumbs_against_reviewers": 11,
         },
+        "contradicting": {"judged": 3, "named": []},
     }
 
 
@@ -161,6 +163,7 @@ def _threshold(metric: str, target: float, guaranteed: bool, heuristic: bool) ->
         "void": "void if handbook, model or questions change",
         "icc": 0.04,
         "n_eff": 90,
+        "largest_reviewer": {"reviewer": "r-0123456789abcdef0123", "share": 0.34, "reviewers": 4},
         "guaranteed": guaranteed,
     }
     tuned = {

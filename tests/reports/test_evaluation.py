@@ -469,6 +469,9 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
         "| refusals | 34 | 9 | 25.0 % | 8 |",
         "Labels: 9 reviewed, 8 thumb and 0 tied thumbs.",
         "Weights of thumbs: estimated, agreement (40 answers have both).",
+        "Of 120 users whose thumbs make training labels, the one with most has 31.0 % of their weight, cut to 5.0 % "
+        "(labels.max_user_share).",
+        "Nobody contradicts the others beyond chance, of 3 users",
         "| up | 31 | 7 | 81.5 % (70.0 % to 90.0 %) |",
         "Reviews disagree on 3 answers (rule: latest); thumbs contradict the reviewers on 11.",
         "had a higher chance of being reviewed than others",
@@ -480,7 +483,12 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
     assert "All of them were equally likely to be reviewed." in even
     none = markdown_of(changed={"dataset.kinds.1.answers": 0})
     assert "| refusals |" not in none
-    fixed = markdown_of(changed={"dataset.thumbs": {"weights": "fixed", "why": "2 answers have both"}})
+    wrong = {"message": "reviewer r-01234567 in batch 000002: 41 of 45"}
+    named = section(markdown_of(changed={"dataset.contradicting": {"judged": 3, "named": [wrong]}}), "Data card")
+    assert "A112" in named and "r-01234567 in batch 000002: 41 of 45" in named and "Nobody" not in named
+    nobody = {"users": 0, "limit": 1.0, "before": 0.0, "after": 0.0}
+    thumbs = {"weights": "fixed", "why": "2 answers have both", "largest_share": nobody}
+    fixed = markdown_of(changed={"dataset.thumbs": thumbs})
     assert "reviewers agree" not in fixed
 
 

@@ -156,6 +156,20 @@ def test_heuristic_threshold_is_marked_as_such_to_the_end(bank: Params) -> None:
     assert artifacts.read_json(paths.EVALUATION)["threshold"] == found
 
 
+def test_one_reviewer_who_judged_too_much_leaves_no_guarantee(bank: Params) -> None:
+    found = artifacts.read_json(paths.THRESHOLD)
+    largest = found["largest_reviewer"]
+    frame = artifacts.read_dataset_frame()
+    names = reviewed(frame[frame["split"] == "validation"])["reviewers"].explode()
+    assert found["guaranteed"] and largest["reviewers"] <= names.nunique() and largest["reviewer"] in set(names)
+    tune_threshold.stage(with_threshold(bank, max_reviewer_share=largest["share"] / 2))
+    refused = artifacts.read_json(paths.THRESHOLD)
+    assert not refused["guaranteed"] and "threshold.max_reviewer_share" in refused["message"]
+    assert refused["reviews_needed"] == pytest.approx(2 * found["rows"], abs=1)
+    tune_threshold.stage(with_threshold(bank, max_reviewer_share=1.0))
+    assert artifacts.read_json(paths.THRESHOLD) == found
+
+
 def test_served_file_names_its_site_and_guarantee(bank: Params) -> None:
     served, threshold = OnnxProbe(paths.ONNX), artifacts.read_json(paths.THRESHOLD)
     guarantee = {name: threshold[name] for name in ("guaranteed", "metric", "target", "confidence", "message")}

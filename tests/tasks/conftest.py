@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,6 +60,15 @@ class Plain(Workspace):
             case _:
                 raise AssertionError(arguments)
         return ""
+
+    def dvc_succeeds(self, *arguments: str) -> bool:
+        assert arguments == ("fetch", "--all-tags", "--quiet", "data.dvc")
+        return False
+
+    def tracked_data(self, revision: str, tables: Sequence[str]) -> list[tuple[str, Path]] | None:
+        data = self.kept / revision.replace("/", "-") / paths.DATA
+        found = [(table, file) for table in tables for file in sorted((data / table).glob("*"))]
+        return found if {table for table, _ in found} == set(tables) else None
 
     def keep(self, version: str, *names: Path) -> None:
         """What `dvc get --rev` of the version gives from now on."""
@@ -163,7 +173,9 @@ class Candidates:
         scores.to_parquet(root / paths.SCORES)
         digest = holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
         (root / paths.METRICS).write_text(json.dumps({"holdout": {"digest": digest, "strength": probe}}))
-        tuned = {"precision": 0.8, "more_reviews": 500, "drawn": volunteers is not None, **guarantee}
+        largest = {"reviewer": "sme-1", "share": 0.4, "reviewers": 3}
+        drawn = volunteers is not None
+        tuned = {"precision": 0.8, "more_reviews": 500, "drawn": drawn, "largest_reviewer": largest, **guarantee}
         (root / paths.THRESHOLD).write_text(json.dumps(tuned))
         sources = ["review"] * 3 * len(scores) + ["thumb"] * 1000
         pd.DataFrame({"source": sources}).to_parquet(root / paths.DATASET)

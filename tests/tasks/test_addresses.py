@@ -26,6 +26,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClie
         yield TestClient(create_app(ephemeral=True, ignore_cache=True), base_url=OWN)
 
 
+@pytest.mark.slow
 def test_only_holders_of_the_key_are_answered(client: TestClient) -> None:
     def status(key: str | None, **headers: str) -> int:
         if key is not None:
@@ -37,6 +38,7 @@ def test_only_holders_of_the_key_are_answered(client: TestClient) -> None:
         assert status(key) == status(key, Host="rebound.evil.example") == 401
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("origin", "allowed"),
     [(OWN, OWN), ("http://localhost:4200", "http://localhost:4200"), ("https://evil.example", None)],

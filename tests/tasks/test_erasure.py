@@ -386,6 +386,17 @@ def test_asked_again_it_marks_what_has_no_mark_and_no_more(history: Plain) -> No
     assert set(again.tainted) - set(marked.tainted) == {"v1.3.0"}
 
 
+def test_a_shadow_that_may_have_been_trained_on_them_is_cleared_in_the_same_commit(history: Plain) -> None:
+    for name in ("shadow.dvc", str(paths.SHADOW_POINTER)):
+        (history.path / name).write_text("{}")
+    commit(history, "A shadow", "shadow.dvc", paths.SHADOW_POINTER)
+    assert erase_user(history, "u-ann", with_interactions=False).shadow_cleared
+    listed = history.git("ls-tree", "--name-only", f"origin/{BRANCH}").split()
+    assert "registry.json" in listed and not {"shadow.dvc", "shadow.json"} & set(listed)
+    assert history.git("log", "-1", "--format=%s", f"origin/{BRANCH}").strip() == "Erase a user"
+    assert not erase_user(history, "u-ann", with_interactions=False).shadow_cleared
+
+
 def test_a_version_whose_data_are_lost_is_marked_with_a_doubt(history: Plain) -> None:
     shutil.rmtree(history.kept / "refs-tags-probe@v1.0.0")
     erasure = erase_user(history, "u-ann", with_interactions=False)

@@ -22,6 +22,8 @@ from tasks.workspace import open_workspace
 from tests.checkout import ROOT, SHIPPED
 from tests.llm.builders import save_tiny_model
 
+pytestmark = pytest.mark.heavy  # clones of a whole repository
+
 PARAMS = Path("params.yaml")
 OWN_ROWS = template("data.yaml").replace("md5: ", "md5: 00")
 

@@ -14,8 +14,10 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Event, load_registry, tag_of
 from tasks import gate_inputs, promotion
+from tasks.events import REFUSED
 from tasks.git_commit import commit
 from tasks.promotion import Promotion
+from tasks.release_bundle import sha256
 from tasks.run_params import edit_params
 from tests.tasks.conftest import Candidates, Plain
 
@@ -64,6 +66,7 @@ def test_the_first_version_may_lack_a_guarantee_until_one_has_it(
     live = workspace.on_origin().prod
     assert live is not None and not live.guaranteed and live.more_reviews == 500 and frozen == []
     assert carried_guarantee(workspace) == {"guaranteed": False, "message": f"none yet: {WHY}", "more_reviews": 500}
+    assert approval(workspace, "v1.0.0")["largest_reviewer"] == {"reviewer": "sme-1", "share": 0.4, "reviewers": 3}
     first_candidates.write(1.4, drop=20, unguaranteed=WHY)  # the hold-out has grown, and is no rival's
     assert first_candidates.promote().version == "v1.1.0"
     first_candidates.write(1.2, drop=10)  # ranks worse, but keeps its word
@@ -75,14 +78,21 @@ def test_the_first_version_may_lack_a_guarantee_until_one_has_it(
     assert first_candidates.promote() == Promotion("rejected", "v1.2.0", [f"A302 guarantee: none: {WHY}"])
 
 
-def test_where_it_must_not_the_record_says_why(
-    workspace: Plain, first_candidates: Candidates, frozen: list[str | None]
+def test_where_it_must_not_the_record_and_an_event_say_why(
+    workspace: Plain, first_candidates: Candidates, frozen: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    emitted: list[dict[str, str]] = []
+    monkeypatch.setattr(promotion, "emit", lambda name, about, **said: emitted.append({name: about, **said}))
     assert load_params(workspace.path / paths.PARAMS).threshold.on_infeasible == "fail"
     first_candidates.write(1.5, unguaranteed=WHY)
     assert first_candidates.promote() == Promotion("rejected", None, [f"A302 guarantee: none: {WHY}"])
     assert workspace.on_origin().prod is None and frozen == []
     assert list((workspace.path / paths.APPROVALS).glob("rejected-*.json"))
+    candidate = sha256(workspace.path / paths.ONNX)[:12]
+    event = {REFUSED: f"{REFUSED}.{candidate}", "code": "A302", "text": f"guarantee: none: {WHY}"}
+    assert emitted == [event]
+    first_candidates.promote()  # the next night: about the same candidate
+    assert emitted == [event, event]
 
 
 FEW = 380

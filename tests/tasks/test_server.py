@@ -137,7 +137,7 @@ def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(
     assert up.returncode == 0, up.stdout + up.stderr
     key = project.home / "server.key"
     assert f"(log in with the text of {key})\n" in up.stdout and key.stat().st_mode & 0o777 == 0o600
-    for deployment in ("retrain/nightly", "ingest/hourly", "extract/gpu"):
+    for deployment in ("retrain/nightly", "ingest/hourly", "monitor/daily", "retention/weekly", "extract/gpu"):
         assert deployment in up.stdout
     api = re.search(r"PREFECT_API_URL=(\S+) PREFECT_API_AUTH_STRING=\S+ \S+ (\S+/prefect) deployment run", up.stdout)
     assert api is not None, up.stdout

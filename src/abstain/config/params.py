@@ -80,6 +80,7 @@ class LabelParams(FrozenModel):
     thumb_model: Literal["agreement", "dawid_skene"]
     min_agreement: Count
     user_shrinkage: Positive
+    max_user_share: Annotated[float, Field(gt=0, le=1)]
     refusals: tuple[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)], ...]
 
 
@@ -219,6 +220,7 @@ class ThresholdParams(FrozenModel):
     confidence: OpenFraction
     on_infeasible: Literal["fail", "heuristic"]
     min_shown: Count
+    max_reviewer_share: Annotated[float, Field(gt=0, le=1)] | None
 
 
 class GateParams(FrozenModel):
@@ -240,6 +242,34 @@ class GateParams(FrozenModel):
     max_latency_ms: Positive
 
 
+class MonitoringParams(FrozenModel):
+    """The windows of the monitoring, what raises an alarm in one, and when a retrain or an alert starts by itself."""
+
+    min_decisions: Count
+    min_reviews: Count
+    level: OpenFraction
+    max_unavailable: Fraction
+    max_unknown_chunks: Fraction
+    retrain_after_reviews: Count
+    feed_silent_hours: Positive
+
+
+class ShadowParams(FrozenModel):
+    """Which candidates decide beside production without being obeyed, apart from those of `abstain shadow set`."""
+
+    rejected: bool
+
+
+class RetentionParams(FrozenModel):
+    """How long what accumulates is kept; no stage reads it. `run_days` None: the runs are left to their server."""
+
+    run_days: Count | None
+    decision_days: Count
+    artifact_days: Count
+    feature_days: Count
+    versions: Count
+
+
 class Params(FrozenModel):
     """The whole of `params.yaml`."""
 
@@ -259,6 +289,9 @@ class Params(FrozenModel):
     calibration: CalibrationParams
     threshold: ThresholdParams
     gate: GateParams
+    monitoring: MonitoringParams
+    shadow: ShadowParams
+    retention: RetentionParams
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:

@@ -79,11 +79,19 @@ class ServeSettings(BaseSettings):
     body_timeout_s: Seconds = Field(10.0, description="a request that has not arrived by then is ended")
     connections: Annotated[int, Field(ge=1)] = Field(1024, description="open connections; more get status 503")
     refresh_s: Seconds = Field(15.0, description="how often the registry is asked for a new version")
+    shadow: Literal["off", "shared", "full"] = Field(
+        "off",
+        description="whether the candidate of `abstain shadow` decides beside production without being obeyed: by what "
+        "the base model read for production's decision (`shared`), or also with passes of its own (`full`)",
+    )
     states_folder: Path | None = Field(
         None, description="folder whose files of hidden states a request may name; default: none may be named"
     )
     states_limit: Annotated[int, Field(ge=1024)] = Field(256 * MIB, description="bytes of such a file")
     keep_days: Annotated[int, Field(ge=1)] = Field(90, description="days after which the log forgets texts")
+    kept_a_day: Annotated[int, Field(ge=0)] = Field(
+        500, description="answers a day whose hidden states go into the feature cache, for drift and retraining"
+    )
     withheld_share: Annotated[float, Field(ge=0, le=1)] = Field(
         0.15, description="chance that ingest takes a withheld answer, for reviewers"
     )

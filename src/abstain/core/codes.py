@@ -14,6 +14,7 @@ AREAS = {
     "4": "Release",
     "5": "Operation",
     "6": "Configuration and use",
+    "7": "Monitoring",
 }
 """The first digit of a code -> the area of its cause."""
 
@@ -83,6 +84,13 @@ class Code(StrEnum):
         "A111",
         "A file, row or document exceeds a limit that keeps one of them from taking a machine's memory or hours.",
         "Divide it, or leave out what is not needed: the message names the limit, and docs/sources.md lists all.",
+    )
+    CONTRADICTS_OTHERS = (
+        "A112",
+        "One user's thumbs or one reviewer's verdicts contradict those of the others beyond chance: a slip, another "
+        "understanding of the question, or intent.",
+        "Read some of these answers. Have others review them again (with `labels.conflicts: latest` that decides), and "
+        "erase a user who does harm with `abstain erase-user`.",
     )
     NO_MODEL = (
         "A201",
@@ -233,4 +241,54 @@ class Code(StrEnum):
         "A603",
         "A command was called with wrong or contradictory arguments.",
         "See `abstain COMMAND --help`.",
+    )
+    PROMISE_BROKEN = (
+        "A701",
+        "Reviews show that the answers that the live version shows miss its target.",
+        "Run `abstain rollback`, or bring reviews of new answers and run `abstain retrain`.",
+    )
+    CALIBRATION_OFF = (
+        "A702",
+        "The probabilities of the live version differ from how often reviewers found its answers correct.",
+        "Run `abstain retrain`, which calibrates on the newest reviews; until then trust no expected precision.",
+    )
+    INPUT_DRIFT = (
+        "A703",
+        "Questions, answers or contexts differ from those before under the same version.",
+        "Look at the examples; where the handbook or the users changed, have such answers reviewed and retrain.",
+    )
+    STATE_DRIFT = (
+        "A704",
+        "The hidden states that the scorer reads differ from those before under the same version.",
+        "Check the base model, its precision and the engine; if they are the same, have the examples reviewed.",
+    )
+    NEW_TOPICS = (
+        "A705",
+        "More questions than before are unlike any question before under the same version.",
+        "Have the examples reviewed, add what the handbook lacks, and run `abstain retrain`.",
+    )
+    UNKNOWN_CHUNKS = (
+        "A706",
+        "Answers rest on chunks that the knowledge base does not know.",
+        "Ingest the handbook that the assistant reads: add it to sources.yaml, or run `abstain ingest FOLDER`.",
+    )
+    MODEL_CHANGED = (
+        "A707",
+        "Another base model or prompt layout is in use than before under the same version.",
+        "Bring the former one back, or collect reviews of the new one's answers and run `abstain retrain`.",
+    )
+    MANY_UNAVAILABLE = (
+        "A708",
+        "The gate could give no decision on too many answers.",
+        "Look up the codes that the alarm names with `abstain explain CODE`, and remove their cause.",
+    )
+    COVERAGE_CHANGED = (
+        "A709",
+        "The share of answers that are shown differs from that before under the same version.",
+        "Compare the products and the drift of the same window; what changed there is the cause.",
+    )
+    FEED_DEAD = (
+        "A710",
+        "No decisions, or no feedback, came for longer than ever before.",
+        "Check that the assistant asks the gate, and that thumbs and reviews are posted to it.",
     )

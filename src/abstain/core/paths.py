@@ -7,6 +7,7 @@ PARAMS = Path("params.yaml")
 SOURCES = Path("sources.yaml")
 REGISTRY = Path("registry.json")
 APPROVALS = Path("approvals")
+SHADOW_POINTER = Path("shadow.json")
 
 ARTIFACTS = Path("artifacts")
 VALIDATION = ARTIFACTS / "validation.json"
@@ -49,3 +50,5 @@ RELEASE = Path("release")
 """The promoted bundle, one immutable DVC-tracked folder per version."""
 RELEASED_ONNX = RELEASE / "probe.onnx"
 RELEASED_PARTS = RELEASE / "parts"
+SHADOW = Path("shadow")
+"""The bundle of the candidate that decides beside production, a DVC-tracked folder."""

@@ -55,9 +55,11 @@ def new_threshold(threshold: float, before: float) -> GateCheck:
     return GateCheck(Code.NOT_BETTER, "new threshold", abs(threshold - before) > 0, threshold, before, message)
 
 
-def better(window: EvaluationWindow, champion: str, params: GateParams, looks: Looks) -> GateCheck:
+def better(
+    window: EvaluationWindow, champion: str, params: GateParams, looks: Looks, rows: str = "hold-out"
+) -> GateCheck:
     """A one-sided t-test of the paired difference in AUROC, at the part of `false_promotions` of the look after
-    `looks`."""
+    `looks`. `rows`: what `window` is of, in the message."""
     from scipy.stats import t
 
     own, other = window.aurocs(champion, params)
@@ -74,7 +76,7 @@ def better(window: EvaluationWindow, champion: str, params: GateParams, looks: L
         )
         return GateCheck(Code.NOT_BETTER, name, False, p_value, level, message)
     message = (
-        f"hold-out AUROC {own.value:.3f} against {other.value:.3f}, difference {difference:+.3f} (standard error "
+        f"{rows} AUROC {own.value:.3f} against {other.value:.3f}, difference {difference:+.3f} (standard error "
         f"{error:.3f}); p = {p_value:.2g}, at most {level:.2g} (look {now.taken} of {params.looks} at this hold-out)"
     )
     return GateCheck(Code.NOT_BETTER, name, p_value <= level, p_value, level, message)

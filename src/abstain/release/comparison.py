@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -47,6 +48,13 @@ def compare(window: EvaluationWindow, champion: str, params: GateParams) -> list
     known = {who: np.asarray(values) for who, values in said.items() if values is not None}
     if len(known) == len(said):
         figures["Brier score"] = {who: partial(metrics.brier, window.correct, values) for who, values in known.items()}
+    return differences(window, champion, figures, params)
+
+
+def differences(
+    window: EvaluationWindow, champion: str, figures: Mapping[str, Mapping[str, Figure]], params: GateParams
+) -> list[Compared]:
+    """`figures`, by name, of the challenger and of `champion`, on the same resamples of documents."""
     rows = []
     for name, of in figures.items():
         drawn = window.bootstrap(of, params)

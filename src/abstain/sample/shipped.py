@@ -22,7 +22,7 @@ from abstain.core import paths
 from abstain.release.registry import Registry
 
 DATA_POINTER, DVC_CONFIG = Path("data.dvc"), Path(".dvc/config")
-MADE_BY_RUNS = (Path("dvc.lock"), Path("release.dvc"), paths.APPROVALS)
+MADE_BY_RUNS = (Path("dvc.lock"), Path("release.dvc"), Path("shadow.dvc"), paths.SHADOW_POINTER, paths.APPROVALS)
 """State that runs commit, and that is not shipped."""
 MARK = "# As shipped, with the sample: `abstain init` writes this file for a project of its own.\n"
 """The first line of a shipped file, by which a merge tells a newer release from the project's own branches."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
@@ -54,7 +55,7 @@ class FeatureSpec(Row):
             needs=tuple(dict.fromkeys(map(name_of, scorer.readings))),
         )
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """12 hex digits that are equal for equal specifications."""
         return hashlib.sha256(self.canonical().encode()).hexdigest()[:12]

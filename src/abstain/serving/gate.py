@@ -24,7 +24,8 @@ from abstain.core.contracts import Context, Interaction, unnamed_context
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.tokenization import EncodedPass
 from abstain.llm.features.extraction import UnreadableRow
-from abstain.llm.signals.compute_features import Given
+from abstain.llm.signals.base import Answers
+from abstain.llm.signals.compute_features import Given, Keep
 from abstain.serving.explanation import Explanation, explain
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.given import Missing, given_answers
@@ -53,6 +54,14 @@ class AskedAnswer:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """A decision, and the answer with what was read of it, for a shadow (serving/api/shadow.py); None: nothing was."""
+
+    decision: Decision
+    answers: Answers | None = None
+
+
+@dataclass(frozen=True)
 class Gate:
     """A released version, ready to decide. `spec`: what its scorer reads."""
 
@@ -61,10 +70,16 @@ class Gate:
     on_unavailable: OnUnavailable = "abstain"
 
     @classmethod
-    def open(cls, bundle: Path, settings: Settings | None = None, on_unavailable: OnUnavailable = "abstain") -> Gate:
-        """The gate of a release's folder. Raises `AbstainError` as `Predictor.open` does."""
+    def open(
+        cls,
+        bundle: Path,
+        settings: Settings | None = None,
+        on_unavailable: OnUnavailable = "abstain",
+        keep: Keep | None = None,
+    ) -> Gate:
+        """The gate of a release's folder. Raises `AbstainError` as `Predictor.open` does, which is given `keep`."""
         settings = settings or load_settings()
-        predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings)
+        predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings, keep)
         return cls(predictor, FeatureSpec.of(predictor.scorer, settings), on_unavailable)
 
     @property
@@ -116,34 +131,42 @@ class Gate:
 
     def decide_all(self, asked: Sequence[AskedAnswer]) -> list[Decision]:
         """The decisions about several answers, in order, in as few passes of the base model as they take."""
+        return [judged.decision for judged in self.judge_all(asked)]
+
+    def judge_all(self, asked: Sequence[AskedAnswer]) -> list[Judged]:
+        """What `decide_all` gives, with what was read of each answer."""
         found = [self.decide_unread(one) for one in asked]
         unread = [
             (one.row, known)
             for one, known in zip(asked, found, strict=True)
-            if one.row is not None and not isinstance(known, Decision)
+            if one.row is not None and not isinstance(known, Judged)
         ]
-        read = iter(self.predictor.score([row for row, _ in unread], [known for _, known in unread]))
-        return [known if isinstance(known, Decision) else self.checked(next(read)) for known in found]
+        decisions, answers = self.predictor.score_read([row for row, _ in unread], [known for _, known in unread])
+        read = iter(
+            Judged(self.checked(decision), answers.take([at]) if decision.confidence is not None else None)
+            for at, decision in enumerate(decisions)
+        )
+        return [known if isinstance(known, Judged) else next(read) for known in found]
 
-    def decide_unread(self, asked: AskedAnswer) -> Decision | Given:
+    def decide_unread(self, asked: AskedAnswer) -> Judged | Given:
         """The decision where the base model need not read for it; else the results that are there already.
 
         Raises `AbstainError` where there is nothing to decide by, and for states and log-probabilities that differ.
         """
         row, lacking = asked.row, self.spec.needs
         if row is not None and not asked.no_context and self.predictor.lacks_context(row):
-            return self.checked(self.predictor.unavailable(row))
+            return Judged(self.checked(self.predictor.unavailable(row)))
         known: Given = {}
         if asked.states is not None or asked.log_probs is not None:
             found = given_answers(self.predictor.scorer, row, asked.states, asked.log_probs)
             if not isinstance(found, Missing):
                 (decision,) = self.predictor.decide_all(found, [None], [0.0])
-                return self.checked(replace(decision, interaction_id=asked.interaction_id))
+                return Judged(self.checked(replace(decision, interaction_id=asked.interaction_id)), found)
             known, lacking = found.results, found.names
         if row is not None:
             return known
         reason = f"{Code.NOTHING_TO_SCORE}: the scorer needs more: {', '.join(lacking)}; give the texts as well"
-        return self.checked(self.predictor.unavailable_because(asked.interaction_id, reason))
+        return Judged(self.checked(self.predictor.unavailable_because(asked.interaction_id, reason)))
 
     def explain(self, row: Interaction, no_context: bool = False) -> Explanation:
         """The decision about one answer, with what was found of it. Raises `AbstainError` as `decide_all` does."""

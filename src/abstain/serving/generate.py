@@ -23,6 +23,7 @@ from abstain.llm.engine.prompts import Pass
 from abstain.llm.engine.requests import Generate, HiddenStates, Request
 from abstain.llm.engine.tokenization import encode_pass
 from abstain.llm.features.extraction import Prepared, UnreadableRow
+from abstain.llm.signals.base import Answers
 from abstain.serving.predictor import Decision, Predictor
 
 EMPTY = "the base model gave no answer"
@@ -30,10 +31,11 @@ EMPTY = "the base model gave no answer"
 
 @dataclass(frozen=True)
 class GeneratedAnswer:
-    """An answer, and the decision about it."""
+    """An answer, the decision about it, and what was read of it; None where it has no confidence."""
 
     answer: str
     verdict: Decision
+    answers: Answers | None = None
 
 
 def room_for(predictor: Predictor, ask: Generate) -> str:
@@ -70,11 +72,15 @@ def answer(
     listen = None if tell is None else lambda _, text: tell(text.rstrip("\ufffd"))  # a character may take two tokens
     found = {int(key): result[0] for key, result in engine.run(requests, listen) if isinstance(result, list)}
     answered = {at: one for at, one in found.items() if one.text}
+    rows = [_interaction(questions[at], one.text, predictor) for at, one in answered.items()]
     if by_states:
-        decisions = _decide_by_states(predictor, questions, requests, answered)
+        states = _states_of(predictor, requests, answered)
+        read = Answers(rows, {source.wanted: [row.float() for row in states.values()]})
+        scored = predictor.decide_all(read, [None] * len(rows), [0.0] * len(rows))
     else:
-        rows = [_interaction(questions[at], one.text, predictor) for at, one in answered.items()]
-        decisions = dict(zip(answered, predictor.score(rows), strict=True))
+        scored, read = predictor.score_read(rows)
+    decisions = dict(zip(answered, scored, strict=True))
+    reads = {at: read.take([number]) for number, at in enumerate(answered)}
     results: list[GeneratedAnswer] = []
     for at, (question, p) in enumerate(zip(questions, prepared, strict=True)):
         key = question.interaction_id
@@ -85,17 +91,14 @@ def answer(
         elif at not in decisions:
             results.append(GeneratedAnswer("", predictor.refuse(key, Code.NOTHING_TO_SCORE, EMPTY)))
         else:
-            results.append(GeneratedAnswer(found[at].text, decisions[at]))
+            results.append(GeneratedAnswer(found[at].text, decisions[at], reads[at]))
     return results
 
 
-def _decide_by_states(
-    predictor: Predictor,
-    questions: Sequence[Question],
-    requests: Mapping[str, Request],
-    answered: Mapping[int, Generated],
-) -> dict[int, Decision]:
-    """The decisions about the `answered` ones of `questions`, by the states of their generation."""
+def _states_of(
+    predictor: Predictor, requests: Mapping[str, Request], answered: Mapping[int, Generated]
+) -> dict[int, Tensor]:
+    """The states of the `answered` ones, in their order: those of their generation, or of a second pass."""
     source, engine = predictor.source, predictor.source.engine()
     states = {at: _states(one, requests[str(at)]) for at, one in answered.items()}
     again = {
@@ -103,12 +106,7 @@ def _decide_by_states(
         for at, one in answered.items()
         if not _is_written_as_read(engine.loaded.tokenizer, source.continued((), one.text)[:1], one)
     }
-    states |= {int(key): row for key, row in engine.run(again) if isinstance(row, Tensor)}
-    confidences = predictor.scorer.head.confidence([row.float() for row in states.values()])
-    return {
-        at: predictor.decide(questions[at].interaction_id, float(confidence))
-        for at, confidence in zip(states, confidences, strict=True)
-    }
+    return states | {int(key): row for key, row in engine.run(again) if isinstance(row, Tensor)}
 
 
 def _interaction(question: Question, answer: str, predictor: Predictor) -> Interaction:

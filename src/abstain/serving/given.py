@@ -20,6 +20,8 @@ from abstain.serving.log_probs import AnswerLogProbs
 from abstain.serving.requests import from_flags
 
 WRITER = "the answer, with the scores that its writer gave it"
+UNKNOWN = from_flags("?", "!", [])
+"""Stands for an answer of which no texts are known."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def given_answers(
         results[NORMAL] = log_probs.surprise()
     if states is not None:
         results |= {part.reading: states for part in scorer.parts if isinstance(part, ExportedProbe)}
-    row = interaction or from_flags("?", "!", [])
+    row = interaction or UNKNOWN
     lacking: dict[str, FeatureRequest | None] = {}
     for part in scorer.parts:
         if not isinstance(part, RankedWriter):

@@ -22,7 +22,7 @@ from abstain.llm.features.extraction import FeatureSource, UnreadableRow
 from abstain.llm.features.feature_store import Progress
 from abstain.llm.features.shard_job import JobStats
 from abstain.llm.signals.base import Answers
-from abstain.llm.signals.compute_features import Given, ServiceReader, compute_missing
+from abstain.llm.signals.compute_features import Given, Keep, ServiceReader, compute_missing
 from abstain.serving.live_scorer import LiveScorer
 
 NO_CONTEXT = "no context was given, and the scorer was trained to judge answers by theirs"
@@ -76,8 +76,8 @@ class Predictor:
     guaranteed: bool
 
     @classmethod
-    def open(cls, file: Path, settings: Settings) -> Predictor:
-        """Open a release by its probe's ONNX file.
+    def open(cls, file: Path, settings: Settings, keep: Keep | None = None) -> Predictor:
+        """Open a release by its probe's ONNX file; `keep` is given what is computed for its decisions.
 
         Raises `AbstainError` where it carries no metadata, where another file of the release is missing or changed, and
         where the base model or the prompt layout here is not the one it was trained on.
@@ -106,7 +106,7 @@ class Predictor:
                 Code.OTHER_VERSION,
                 f"prompt layout {llm.layout} has changed since version {version} was trained: restore it",
             )
-        reader = ServiceReader(tuple(FeatureSource(llm, settings, one) for one in scorer.readings))
+        reader = ServiceReader(tuple(FeatureSource(llm, settings, one) for one in scorer.readings), keep)
         return cls(scorer, FeatureSource(llm, settings), reader, calibrator, message, guaranteed)
 
     def judge(self, requests: Sequence[Interaction], *, no_context: bool = False) -> list[Decision]:
@@ -124,9 +124,15 @@ class Predictor:
 
         `given`: results that are there already, of each; the base model is not asked for these.
         """
+        return self.score_read(interactions, given)[0]
+
+    def score_read(
+        self, interactions: Sequence[Interaction], given: Sequence[Given] = ()
+    ) -> tuple[list[Decision], Answers]:
+        """What `score` gives, and the answers with what was read of them."""
         found = self.reader.read(interactions, given)
         with phase("decision"):
-            return self.decide_all(found.answers, found.unreadable, found.forward_tokens)
+            return self.decide_all(found.answers, found.unreadable, found.forward_tokens), found.answers
 
     def decide_all(
         self, answers: Answers, unreadable: Sequence[UnreadableRow | None], forward_tokens: Sequence[float]

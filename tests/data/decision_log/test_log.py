@@ -18,6 +18,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Context, Feedback
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import log as module
+from abstain.data.decision_log import writes
 from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision, Shares, decision_row
@@ -260,7 +261,7 @@ def test_another_process_recalls_what_one_has_registered(tmp_path: Path, log: De
 
 
 def test_contexts_are_bounded_in_number_and_length(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CALLS_KEPT", 3)
+    monkeypatch.setattr(writes, "CALLS_KEPT", 3)
     monkeypatch.setattr(module, "CALL_CHARS", 100)
     for at in range(5):
         log.remember(f"c-{at}", CallContent(question=str(at)), 60).result()

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from abstain.config.params import LabelParams, SplitParams
-from abstain.core.contracts import ImportedInteraction
+from abstain.core.contracts import VERDICTS, ImportedInteraction
 from abstain.core.errors import AbstainError
 from abstain.data.labels.training_table import COLUMNS, training_table
 from abstain.data.labels.twin_splits import split_rows
@@ -69,6 +69,7 @@ def crowd(seed: int = 0, answers: int = 600) -> Tables:
             "correct": said | (rng.random(len(at)) < 0.3),
             "truthful": True,
             "inclusion_probability": rng.choice([0.2, 0.5, np.nan], len(at)),
+            "batch": np.where(np.arange(len(at)) < len(at) // 2, "000001", "000002"),
         }
     )
     return rows, given, judged
@@ -204,7 +205,7 @@ def test_the_holdout_stays_what_it_was_whatever_training_learns_and_whatever_is_
 
 
 def test_thumbs_weigh_the_same_until_enough_of_them_are_reviewed() -> None:
-    frame, summary = table(crowd(), LABELS.model_copy(update={"min_agreement": 1000}))
+    frame, summary = table(crowd(), LABELS.model_copy(update={"min_agreement": 1000, "max_user_share": 1.0}))
     assert set(frame.loc[frame["source"] == "thumb", "weight"]) == {0.4}
     assert summary["thumbs"]["weights"] == "fixed"
     assert "1000 of each are needed (labels.min_agreement)" in summary["thumbs"]["why"]
@@ -213,6 +214,20 @@ def test_thumbs_weigh_the_same_until_enough_of_them_are_reviewed() -> None:
     by_thumb = known[known["source"] == "thumb"]
     assert set(by_thumb.loc[by_thumb["split"] == "holdout", "weight"]) == {0.4}
     assert by_thumb.loc[by_thumb["split"] == "train", "weight"].nunique() > 5
+
+
+def test_no_users_thumbs_weigh_more_than_a_twentieth_in_training() -> None:
+    rows, given, judged = crowd()
+    given["user"] = np.where(np.arange(len(given)) % 3 == 0, "u1", given["user"])
+    free, _ = table((rows, given, judged), FEW.model_copy(update={"max_user_share": 1.0}))
+    frame, summary = table((rows, given, judged))
+    largest = summary["thumbs"]["largest_share"]
+    assert largest["before"] > 0.2 and largest["after"] == largest["limit"] == 0.05
+    both = frame.merge(free, on="interaction_id", suffixes=("", "_free"))
+    assert len(both) == len(frame) == len(free)
+    cut = both["weight"] < both["weight_free"]
+    assert cut.any() and (both.loc[cut, "source"] == "thumb").all() and (both.loc[cut, "split"] == "train").all()
+    assert (both["weight"] <= both["weight_free"]).all() and (both["correct"] == both["correct_free"]).all()
 
 
 def test_thumbs_without_meaning_are_left_out_and_counted() -> None:
@@ -364,3 +379,19 @@ def test_on_the_sample_the_estimate_is_near_the_truth_that_only_its_writer_knows
     ):
         assert share["low"] <= expected <= share["high"]
         assert share["value"] == pytest.approx(expected, abs=0.04)
+
+
+@pytest.mark.slow
+def test_on_the_sample_a_user_and_a_reviewers_batch_that_are_turned_round_are_named(sample: Tables) -> None:
+    rows, given, judged = (frame.copy() for frame in sample)
+    judged["batch"] = np.where(np.arange(len(judged)) < len(judged) // 2, "000001", "000002")
+    _, before = training_table(rows, given, judged, LABELS, BY_GROUP)
+    assert before["contradicting"]["named"] == [] and before["contradicting"]["judged"] >= 8
+    turned = (judged["reviewer"] == "sme-02") & (judged["batch"] == "000002")
+    judged.loc[turned, list(VERDICTS)] = ~judged.loc[turned, list(VERDICTS)]
+    theirs = given.index[np.random.default_rng(0).permutation(len(given))[:50]]
+    given.loc[theirs, "thumb"] = given["thumb"].map({"up": "down", "down": "up"})
+    given.loc[theirs, "user"] = "u-0123456789abcdef0123"
+    _, after = training_table(rows, given, judged, LABELS, BY_GROUP)
+    named = {(one["person"], one["batch"]) for one in after["contradicting"]["named"]}
+    assert named == {("reviewer sme-02", "000002"), ("user u-01234567", None)}

@@ -1,5 +1,7 @@
 """Everything here but the digests runs the real Great Expectations suites."""
 
+from typing import Any
+
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -34,12 +36,17 @@ def table(rows: int = 40, **changes: list) -> pd.DataFrame:
     return frame
 
 
-def validated(frame: pd.DataFrame, left_out: int = 0, **copies: str) -> ValidationResult:
+NOBODY: dict[str, Any] = {"judged": 3, "named": []}
+
+
+def validated(
+    frame: pd.DataFrame, left_out: int = 0, contradicting: dict[str, Any] = NOBODY, **copies: str
+) -> ValidationResult:
     """`copies`: rows whose text is that of another, as i_1="i-2"."""
     digests = pd.Series(range(len(frame)), index=pd.Index(frame["interaction_id"]), dtype="int64")
     for one, other in copies.items():
         digests[one.replace("_", "-")] = digests[other]
-    return validate_training(frame, digests, left_out, QUALITY)
+    return validate_training(frame, digests, left_out, contradicting, QUALITY)
 
 
 def test_texts_are_equal_when_their_words_are() -> None:
@@ -62,7 +69,7 @@ def test_any_text_has_a_digest_of_64_bits(question: str, answer: str) -> None:
 def test_a_sound_table_passes_and_its_figures_are_kept() -> None:
     result = validated(table())
     assert result.success and result.warnings == ()
-    assert result.rows == {"labels": 160, "splits": 5}
+    assert result.rows == {"labels": 160, "splits": 5, "people": 3}
     assert result.figures["splits"][0] == {"split": "all", "answers": 160, "correct": 80, "reviewed": 160}
     assert [row["answers"] for row in result.figures["splits"]] == [160, 40, 40, 40, 40]
 
@@ -137,6 +144,16 @@ def test_what_makes_the_figures_less_trustworthy_is_a_warning() -> None:
         "A107 holdout: 40 % of the labels are by reviewers, 50 % expected (quality.min_reviewed_share)",
         "A107 reviews disagree on 12.5 % of reviewed answers, 10 % allowed (quality.max_review_conflicts)",
         "A107 thumbs contradict 37.5 % of reviews, 25 % allowed (quality.max_thumb_conflicts)",
+    ]
+
+
+@pytest.mark.slow
+def test_who_contradicts_the_others_is_a_warning_with_a_code_of_its_own() -> None:
+    named = [{"message": "reviewer r-01234567 in batch 000002: 41 of 45"}]
+    result = validated(table(), contradicting={"judged": 3, "named": named})
+    assert result.success and result.rows["people"] == 3
+    assert result.warning_lines() == [
+        "A112 judgements that contradict the others' beyond chance: reviewer r-01234567 in batch 000002: 41 of 45"
     ]
 
 

@@ -133,6 +133,7 @@ def test_a_guarantee_by_hand() -> None:
         "drawn": True,
         "icc": 0.0,
         "n_eff": 60,
+        "largest_reviewer": None,
         "shown": 60,
         "p_value": pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))),
         "void": "void if handbook, model or questions change",
@@ -140,6 +141,57 @@ def test_a_guarantee_by_hand() -> None:
         "correct, by 100 reviews drawn at random; void if handbook, model or questions change",
     }
     assert json.loads(json.dumps(made.to_dict()))["threshold"] == made.threshold
+
+
+RARELY, OFTEN = "r-0123456789abcdef0123", "r-fedcba98765432100000"
+
+
+def judged_by(tested: ReviewedAnswers, *names: list[str]) -> ReviewedAnswers:
+    """The same, judged by each of `names` in turn."""
+    every = np.empty(len(tested.correct), object)
+    every[:] = [names[at % len(names)] for at in range(len(every))]
+    return replace(tested, reviewers=every)
+
+
+def test_a_guarantee_tells_the_largest_share_of_a_reviewer_in_what_it_is_of() -> None:
+    tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
+    by = judged_by(tested, [OFTEN], [RARELY, OFTEN])
+    made = control_risk(by, TRAINING, asked(0.9))
+    assert made.to_dict()["largest_reviewer"] == {"reviewer": OFTEN, "share": 0.75, "reviewers": 2}
+    assert "one reviewer r-fedcba98 of 2 judged 75% of it" in str(made) and OFTEN not in str(made)
+    assert "sme" not in str(control_risk(judged_by(tested, ["sme-1"]), TRAINING, asked(0.9)))
+    # A precision is of the shown answers, an error rate of all.
+    assert by.reviewers is not None
+    by.reviewers[60:] = [[RARELY]] * 40
+    for metric, target, most in (("precision", 0.9, (OFTEN, 0.75)), ("error_rate", 0.06, (RARELY, 0.55))):
+        made = control_risk(by, TRAINING, asked(target, metric))
+        assert isinstance(made, ControlledThreshold) and made.threshold == 0.6 and made.largest_reviewer is not None
+        assert (made.largest_reviewer.reviewer, made.largest_reviewer.share) == (most[0], pytest.approx(most[1]))
+
+
+def test_shares_of_reviewers_are_of_the_weights() -> None:
+    rows = judged_by(graded((0.9, 2, 0)), [RARELY], [OFTEN])
+    largest = replace(rows, weight=np.array([0.2, 1.0])).largest_reviewer("precision", 0.5)
+    assert largest is not None and (largest.reviewer, largest.share) == (OFTEN, pytest.approx(1 / 1.2))
+    assert rows.largest_reviewer("precision", 0.95) is None
+
+
+def test_one_reviewer_who_judged_more_than_the_limit_leaves_no_guarantee_and_says_how_many_others_are_needed() -> None:
+    tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
+    five = [[f"sme-{n}"] for n in range(5)]
+    kept = control_risk(judged_by(tested, *five), TRAINING, asked(0.9, max_reviewer_share=0.2), tested_share=0.5)
+    assert isinstance(kept, ControlledThreshold)
+    refused = control_risk(judged_by(tested, *five[:2]), TRAINING, asked(0.9, max_reviewer_share=0.2), tested_share=0.5)
+    assert isinstance(refused, NoControlledThreshold) and not refused.to_dict()["guaranteed"]
+    assert (refused.reviews_needed, refused.more_reviews) == (250, 300)
+    assert str(refused) == (
+        "precision 0.9 is reached at confidence 0.9 with 100 reviewed answers; one reviewer of 2 judged 50% of it, 20% "
+        "allowed (threshold.max_reviewer_share): have other reviewers review about 300 more answers, by 5 reviewers or "
+        "more in all"
+    )
+    # As many more by others, and the share is within the limit.
+    more = judged_by(graded((0.9, 140, 0), (0.6, 63, 7), (0.3, 18, 22)), *five)
+    assert isinstance(control_risk(more, TRAINING, asked(0.9, max_reviewer_share=0.2)), ControlledThreshold)
 
 
 def test_an_error_rate_is_of_all_answers_and_needs_nothing_of_the_training_rows_but_thresholds() -> None:

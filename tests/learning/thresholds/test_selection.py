@@ -18,7 +18,7 @@ answers = st.lists(st.tuples(st.integers(0, 10).map(lambda n: n / 10), st.boolea
 
 def asked(target: float, min_shown: int, metric: str = "precision") -> ThresholdParams:
     given = {"metric": metric, "target": target, "min_shown": min_shown, "confidence": 0.9}
-    return ThresholdParams.model_validate(given | {"on_infeasible": "heuristic"})
+    return ThresholdParams.model_validate(given | {"on_infeasible": "heuristic", "max_reviewer_share": None})
 
 
 def arrays(rows: list[tuple[float, bool]]) -> tuple[np.ndarray, np.ndarray]:

@@ -51,6 +51,7 @@ def drawn(seed: int) -> Labels:
     )
 
 
+@pytest.mark.heavy
 def test_a_scorer_that_remembers_noise_tells_the_fusion_nothing() -> None:
     """In sample it ranks perfectly, and takes all weight of the fusion; out of fold it does neither."""
     figures = []

@@ -167,13 +167,13 @@ def test_a_slow_decision_is_unavailable(
     releases.promote("v1.0.0", make_release())
     service = make_service(timeout_s=0.05)
     assert service.live.now is not None
-    decide_all = Gate.decide_all
+    judge_all = Gate.judge_all
 
     def slowly(self: Gate, *asked: Any) -> Any:
         time.sleep(0.3)
-        return decide_all(self, *asked)
+        return judge_all(self, *asked)
 
-    monkeypatch.setattr(Gate, "decide_all", slowly)
+    monkeypatch.setattr(Gate, "judge_all", slowly)
     with TestClient(make_app(service, Keys()), BASE) as client:
         found = ask(client)
     assert (found["decision"], found["show"]) == ("unavailable", False) and "A509" in found["reason"]
@@ -187,13 +187,13 @@ def test_a_burst_beyond_the_queue_is_told_to_come_back(
 ) -> None:
     releases.promote("v1.0.0", make_release())
     service = make_service(waiting=2, batch=1)
-    decide_all = Gate.decide_all
+    judge_all = Gate.judge_all
 
     def slowly(self: Gate, *asked: Any) -> Any:
         time.sleep(0.1)
-        return decide_all(self, *asked)
+        return judge_all(self, *asked)
 
-    monkeypatch.setattr(Gate, "decide_all", slowly)
+    monkeypatch.setattr(Gate, "judge_all", slowly)
     with TestClient(make_app(service, Keys()), BASE) as client, ThreadPoolExecutor(12) as pool:
         found = list(pool.map(lambda number: client.post("/v1/gate", json={**ASKED, "answer": f"{number}"}), range(12)))
     refused = [one for one in found if one.status_code == 429]
@@ -207,7 +207,7 @@ def test_an_unexpected_error_is_a_problem_without_its_text(
     def fail(*_: Any) -> Any:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(Gate, "decide_all", fail)
+    monkeypatch.setattr(Gate, "judge_all", fail)
     with TestClient(make_app(service, Keys()), BASE, raise_server_exceptions=False) as client:
         response = client.post("/v1/gate", json=ASKED)
         assert 'abstain_problems_total{status="500"} 1.0' in client.get("/metrics").text

@@ -91,6 +91,19 @@ def test_a_request_that_never_comes_costs_a_connection_for_a_while_only(
         assert still_decides(address)
 
 
+def test_headers_without_an_end_close_the_connection(small: GateService) -> None:
+    line = b"X-A: " + b"a" * 4000 + b"\r\n"
+    with running(small) as address:
+        for before in (b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"):  # also of a second request
+            with socket.create_connection(address, timeout=5) as endless:
+                endless.sendall(before + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
+                with pytest.raises(OSError):
+                    for _ in range(1000):
+                        endless.sendall(line)
+                        time.sleep(0.001)
+        assert still_decides(address)
+
+
 def test_a_body_that_does_not_arrive_is_given_up(small: GateService) -> None:
     with running(small) as address:
         assert b" 408 " in sent(address, head("Content-Length: 100") + b'{"question"')

@@ -43,6 +43,7 @@ LABELS = LabelParams(
     thumb_model="agreement",
     min_agreement=20,
     user_shrinkage=5.0,
+    max_user_share=1.0,
     refusals=(),
 )
 

@@ -7,6 +7,7 @@ import hashlib
 import html
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,12 +23,14 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.monitored import Alarm, MonitoredWindow, write_windows
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.live_gate import Release
 from abstain.serving.api.service import GateService
 from abstain.serving.status_page.page import make_routes
 from tests.data.builders import cited, interaction
-from tests.data.decision_log.builders import decision
+from tests.data.decision_log.builders import decision, url_of
 from tests.serving.status_page.builders import (
     LABELS,
     PROMISE,
@@ -130,6 +133,56 @@ def test_the_page_says_what_is_live_and_what_it_promises(page: TestClient) -> No
     for what in ("v1.2.0 is live", "2026-11-01 09:30 UTC", PROMISE, "a mark", "min_log_prob, probe", "0.500"):
         assert what in said
     assert "nothing can be said" in said, "no answer was reviewed"
+
+
+def window(start: int, *alarms: Alarm, **figures: object) -> MonitoredWindow:
+    """A window of three days from that day of November on."""
+    begin = datetime(2026, 11, start, tzinfo=UTC)
+    told = {
+        "decisions": 400,
+        "shown": 300,
+        "coverage": 0.75,
+        "products": {},
+        "unavailable": 0.01,
+        "unavailable_codes": {},
+        "confidence": {"deciles": [], "stability_index": None},
+        "expected": {"value": 0.9, "low": 0.85, "high": 0.95},
+        "reviews": 60,
+        "left_out": 0,
+        "volunteers": 0,
+        "promise": None,
+        "precision": {"reviews": 60, "documents": 30, "precision": 0.875},
+        "calibration": None,
+        "record": {"windows": 0, "mean_error": None},
+        "feed": {},
+        "compared": {"writers": {"figures": {"now": {}}}},
+        "notes": [],
+        **figures,
+    }
+    return MonitoredWindow("v1.2.0", begin, begin + timedelta(days=3), told, alarms)
+
+
+def test_the_page_has_the_stored_windows_of_the_monitoring(tmp_path: Path, page: TestClient) -> None:
+    assert "No window has been judged yet" in text_of(page.get("/"))
+
+
+def test_the_newest_window_is_said_with_its_alarms_and_the_others_in_a_chart_and_a_table(
+    service: GateService, tmp_path: Path, page: TestClient
+) -> None:
+    key = HOSTILE[0]
+    raised = Alarm(Code.INPUT_DRIFT, f"contexts differ {HOSTILE[1]}", (key, "i-2"))
+    with closing(LogDatabase.open(url_of(tmp_path))) as database:
+        write_windows(database, [window(2), window(5, coverage=None, precision=None), window(8, raised)])
+    reply = page.get("/")
+    said = text_of(reply)
+    for what in ("Alarm: input drift", "A703", "contexts differ", Code.INPUT_DRIFT.remedy, key, "75.0 %", "87.5 %"):
+        assert what in said
+    read = BeautifulSoup(reply.text, "html.parser")
+    assert read.find("script") is None and read.find("img") is None
+    chart = read.find("svg", {"aria-labelledby": "history-title history-desc"})
+    assert [len(chart.find_all("circle", kind)) for kind in ("show", "p99")] == [2, 2]
+    rows = read.find("div", {"aria-label": "Windows of the monitoring"}).find("tbody").find_all("tr")
+    assert [row.find("td").text for row in rows] == ["2026-11-08", "2026-11-05", "2026-11-02"]
 
 
 def test_a_refused_version_is_said_beside_the_one_that_goes_on(service: GateService, page: TestClient) -> None:

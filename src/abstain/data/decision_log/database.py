@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL, make_url
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import make_home
-from abstain.data.decision_log.schema import VERSION, make_tables, version_of
+from abstain.data.decision_log.schema import VERSION, is_complete, make_tables, renew_id, version_of
 
 WAIT_S = 10
 """Seconds that a writer waits for another one, and that a server may take to answer."""
@@ -41,7 +41,10 @@ _PRAGMAS = (f"busy_timeout={WAIT_S * 1000}", "journal_mode=WAL", "synchronous=FU
 
 
 class LogDatabase:
-    """One database; `open` makes its tables, `existing` makes nothing. All methods may be called by several threads."""
+    """One database; `open` makes its tables, `existing` those that a log lacks.
+
+    All methods may be called by several threads.
+    """
 
     def __init__(self, url: str) -> None:
         self._file = Path(url.removeprefix(_FILE)) if url.startswith(_FILE) else None
@@ -69,10 +72,12 @@ class LogDatabase:
         if database._file is not None and not database._file.exists():
             return None
         with database.reading() as connection:
-            version = version_of(connection)
+            version, complete = version_of(connection), is_complete(connection)
         if version is None:
             return None
         database._require(version)
+        if not complete:
+            database._prepare()
         return database
 
     @property
@@ -97,6 +102,11 @@ class LogDatabase:
         """A transaction for reading. Raises `AbstainError` where the database is away."""
         with self._transaction(is_writer=False) as connection:
             yield connection
+
+    def renew_id(self) -> None:
+        """Make it another log for its readers, which then read it from the start."""
+        with self.writing() as connection:
+            renew_id(connection)
 
     def overwrite_removed(self) -> None:
         """Have texts that were removed leave SQLite's write-ahead log, too."""

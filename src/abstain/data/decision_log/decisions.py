@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -63,6 +63,19 @@ class Shares:
     shown: float
 
 
+@dataclass(frozen=True)
+class ShadowDecision:
+    """What a candidate would have decided about the answer `interaction_id`; without a confidence, not to show it."""
+
+    interaction_id: str
+    candidate: str
+    decided_at: datetime
+    would_show: bool
+    confidence: float | None
+    probability: float | None
+    threshold: float
+
+
 _FIGURES = (
     *("interaction_id", "decision", "shown", "code", "reason", "confidence", "probability", "threshold", "version"),
     *("scorer", "forward_tokens", "took_ms", "source", "product"),
@@ -117,6 +130,11 @@ def feedback_row(feedback_id: str, row: Feedback | Review, redact: Redact, now: 
         "content": row.canonical(),
         "digest": _digest(row.model_dump_json(exclude={"given_at", "reviewed_at"})),
     }
+
+
+def shadow_row(decision: ShadowDecision) -> dict[str, Any]:
+    """`decision` as a row of `SHADOWS`."""
+    return {**asdict(decision), "decided_at": microseconds(decision.decided_at)}
 
 
 def read_decision(row: FoundRow[Any]) -> LoggedDecision:

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, case, delete, func, or_, select, update
 
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.schema import CALLS, DECISIONS, ERASED, FEEDBACK
+from abstain.data.decision_log.schema import CALLS, DECISIONS, ERASED, FEEDBACK, SHADOWS
 from abstain.data.store.record_keys import interaction_identity, microseconds
 
 AT_ONCE = 500
@@ -55,8 +55,9 @@ def erase(
 
     What is remembered of their calls goes, too.
 
-    With `with_interactions`, the texts of what the user asked or rated go, too, with all feedback on them; without,
-    nothing in the log tells any more who asked. Raises `AbstainError` where the database is away, with nothing removed.
+    With `with_interactions`, the texts of what the user asked or rated go, too, with all feedback on them and what a
+    shadow would have decided; without, nothing in the log tells any more who asked. Raises `AbstainError` where the
+    database is away, with nothing removed.
 
     Args:
         pseudonyms: under which name the user's later rows come.
@@ -73,6 +74,7 @@ def erase(
         for start in range(0, len(gone), AT_ONCE):
             ids = gone[start : start + AT_ONCE]
             count += connection.execute(delete(CALLS).where(CALLS.c.call_id.in_(ids))).rowcount
+            count += connection.execute(delete(SHADOWS).where(SHADOWS.c.interaction_id.in_(ids))).rowcount
             for table in (FEEDBACK, DECISIONS):
                 is_theirs = table.c.interaction_id.in_(ids) & (table.c.texts != "erased")
                 count += connection.execute(update(table).where(is_theirs).values(erased)).rowcount
@@ -82,7 +84,8 @@ def erase(
 
 
 def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
-    """Remove the texts of decisions and feedback older than `keep_days`; returns the number of rows they were of.
+    """Remove the texts of decisions and feedback older than `keep_days`, and what shadows would have decided then;
+    returns the number of rows.
 
     What is remembered of calls goes, too, where its time is over. Raises `AbstainError` where the database is away.
     """
@@ -94,6 +97,7 @@ def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
             texts = case((table.c.texts == "kept", "expired"), else_=table.c.texts)
             expired = update(table).where(moment < oldest, has_some).values(**_GONE, texts=texts)
             count += connection.execute(expired).rowcount
+        count += connection.execute(delete(SHADOWS).where(SHADOWS.c.decided_at < oldest)).rowcount
         over = connection.execute(delete(CALLS).where(CALLS.c.expires_at <= microseconds(now))).rowcount
     if count or over:
         database.overwrite_removed()

@@ -18,29 +18,34 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
-from sqlalchemy import Connection, Table, delete, func, select
+from sqlalchemy import Table, select
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback, Review
+from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import one_line
 from abstain.data.decision_log import erasure, queries
 from abstain.data.decision_log.calls import CallContent, call_row
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.decisions import LoggedDecision, Redact, Shares, decision_row, feedback_row
+from abstain.data.decision_log.decisions import (
+    LoggedDecision,
+    Redact,
+    ShadowDecision,
+    Shares,
+    decision_row,
+    feedback_row,
+    shadow_row,
+)
+from abstain.data.decision_log.monitored import MonitoredWindow, read_windows
 from abstain.data.decision_log.queries import DecisionsInStep, FoundDecision
-from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK
+from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, SHADOWS
+from abstain.data.decision_log.writes import Recorded, write
 from abstain.data.store.record_keys import microseconds
-
-Recorded = Literal["recorded", "known"]
 
 BATCH = 1000
 """The most rows of one commit: other processes wait for it."""
 PURGE_EVERY_S = 3600
-CALLS_KEPT = 10_000
-"""The most calls whose content is remembered; the oldest go first."""
 CALL_CHARS = 1 << 20
 """The longest content of one."""
 
@@ -127,6 +132,13 @@ class DecisionLog:
         """
         return self._put(FEEDBACK, lambda: feedback_row(feedback_id, row, self._redact, datetime.now(UTC)))
 
+    def shadow(self, decision: ShadowDecision) -> Future[Recorded]:
+        """Record what a candidate would have decided, once for each answer; not about one whose texts were erased.
+
+        The future raises `AbstainError` where the database is away. Raises `LogFull` where too many rows wait.
+        """
+        return self._put(SHADOWS, lambda: shadow_row(decision))
+
     def remember(self, call_id: str, content: CallContent, ttl_s: float) -> Future[Recorded]:
         """Remember what the answer of a call will rest on, for `ttl_s` seconds; the last content of a call counts.
 
@@ -153,6 +165,10 @@ class DecisionLog:
         """See `queries.find`."""
         return queries.find(self._database, interaction_id)
 
+    def interactions(self, interaction_ids: Sequence[str]) -> Mapping[str, Interaction]:
+        """See `queries.interactions`."""
+        return queries.interactions(self._database, interaction_ids)
+
     def newest_withheld(self, limit: int) -> list[LoggedDecision]:
         """See `queries.newest_withheld`."""
         return queries.newest_withheld(self._database, limit)
@@ -168,6 +184,10 @@ class DecisionLog:
     def over_time(self, since: datetime, until: datetime, step: timedelta) -> Sequence[DecisionsInStep]:
         """See `queries.over_time`."""
         return queries.over_time(self._database, since, until, step)
+
+    def windows(self, newest: int) -> Sequence[MonitoredWindow]:
+        """See `monitored.read_windows`."""
+        return read_windows(self._database, newest)
 
     def count(self, since: datetime | None = None) -> Mapping[str, int]:
         """See `queries.count`."""
@@ -241,7 +261,7 @@ class DecisionLog:
         """Write the rows in one commit; then each future is done. A row that the database refuses fails alone."""
         try:
             with self._database.writing() as connection:
-                outcomes = self._write(connection, made)
+                outcomes = write(connection, [(waiting.table, row) for waiting, row in made])
         except AbstainError as error:
             for waiting, _ in made:
                 waiting.future.set_exception(AbstainError(error.code, error.message))
@@ -259,103 +279,3 @@ class DecisionLog:
                     waiting.future.set_exception(outcome)
                 else:
                     waiting.future.set_result(outcome)
-
-    def _write(self, connection: Connection, made: Sequence[_Made]) -> list[Recorded | AbstainError]:
-        """Insert what is new; the outcome of each row, in order."""
-        keys = {DECISIONS: "interaction_id", FEEDBACK: "feedback_id"}
-        known = {table: _digests(connection, table, key, _column(made, table, key)) for table, key in keys.items()}
-        empty = _empty(connection, known[DECISIONS])
-        were_empty = frozenset(empty)
-        erased = erasure.erased_users(connection, {str(row["user"]) for _, row in made if row.get("user")})
-        gone = _erased_answers(connection, _column(made, FEEDBACK, "interaction_id"))
-        new: dict[Table, dict[str, dict[str, Any]]] = {DECISIONS: {}, FEEDBACK: {}}
-        calls: dict[str, dict[str, Any] | None] = {}
-        outcomes: list[Recorded | AbstainError] = []
-        for waiting, row in made:
-            table = waiting.table
-            if table is CALLS:
-                calls[row["call_id"]] = None if erased.get(row["user"]) else row
-                outcomes.append("recorded")
-                continue
-            key = row[keys[table]]
-            if key in known[table] and not (table is DECISIONS and key in empty):
-                digest = known[table][key]
-                # Erased rows have none: feedback is known by its id alone, an answer cannot be told from another.
-                is_same = digest == row["digest"] or (digest is None and table is FEEDBACK)
-                outcomes.append("known" if is_same else _conflict(table, key))
-                continue
-            user = row["user"]
-            is_gone = erased.get(user, False) if table is DECISIONS else user in erased or row["interaction_id"] in gone
-            if is_gone:
-                row = {**row, "texts": "erased", "content": None, "digest": None, "user": None}
-                if table is DECISIONS:
-                    gone.add(key)
-            if table is DECISIONS:
-                (empty.add if _is_empty(row) else empty.discard)(key)
-            known[table][key] = row["digest"]
-            new[table][key] = row
-            outcomes.append("recorded")
-        if replaced := were_empty & new[DECISIONS].keys():
-            connection.execute(delete(DECISIONS).where(DECISIONS.c.interaction_id.in_(replaced)))
-        for table in keys:
-            if new[table]:
-                connection.execute(table.insert(), list(new[table].values()))
-        if calls:
-            _remember(connection, calls)
-        return outcomes
-
-
-def _column(made: Sequence[_Made], table: Table, name: str) -> list[str]:
-    return [row[name] for waiting, row in made if waiting.table is table]
-
-
-def _digests(connection: Connection, table: Table, key: str, ids: Collection[str]) -> dict[str, str | None]:
-    """The digests of those of `ids` that are there; None where a text was erased."""
-    if not ids:
-        return {}
-    rows = connection.execute(select(table.c[key], table.c.digest).where(table.c[key].in_(ids)))
-    return {row[0]: row[1] for row in rows}
-
-
-def _empty(connection: Connection, ids: Collection[str]) -> set[str]:
-    """Those of `ids` whose decision is empty: a later one takes its place, under a new number, by which who reads on
-    finds it."""
-    if not ids:
-        return set()
-    own = DECISIONS.c
-    rows = connection.execute(
-        select(own.interaction_id, own.decision, own.texts, own.digest).where(own.interaction_id.in_(ids))
-    )
-    return {row.interaction_id for row in rows if _is_empty(row._asdict())}
-
-
-def _is_empty(row: Mapping[str, Any]) -> bool:
-    """Whether a row of `DECISIONS` is of no known answer, and says nothing of it."""
-    return row["decision"] == "unavailable" and row["texts"] == "none" and row["digest"] is None
-
-
-def _erased_answers(connection: Connection, ids: Collection[str]) -> set[str]:
-    if not ids:
-        return set()
-    is_erased = DECISIONS.c.interaction_id.in_(ids) & (DECISIONS.c.texts == "erased")
-    return set(connection.scalars(select(DECISIONS.c.interaction_id).where(is_erased)))
-
-
-def _remember(connection: Connection, calls: Mapping[str, dict[str, Any] | None]) -> None:
-    """Write `calls`, the last content of each, and make room: no more than `CALLS_KEPT`, none that has expired.
-
-    None: nothing of this call is kept.
-    """
-    connection.execute(delete(CALLS).where(CALLS.c.call_id.in_(list(calls))))
-    if kept := [row for row in calls.values() if row is not None]:
-        connection.execute(CALLS.insert(), kept)
-    newest = connection.scalar(select(func.max(CALLS.c.seq))) or 0
-    is_over = (CALLS.c.expires_at <= microseconds(datetime.now(UTC))) | (CALLS.c.seq <= newest - CALLS_KEPT)
-    connection.execute(delete(CALLS).where(is_over))
-
-
-def _conflict(table: Table, key: str) -> AbstainError:
-    what = "interaction_id" if table is DECISIONS else "feedback id"
-    return AbstainError(
-        Code.FAILED_CHECK, f"the {what} '{one_line(key)}' was used before, with another content: give each its own id"
-    )

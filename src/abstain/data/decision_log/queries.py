@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import accumulate, groupby
@@ -11,13 +11,15 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, and_, case, func, literal, select
 
-from abstain.core.contracts import Feedback, Review
+from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision, Texts, read_decision, read_feedback
-from abstain.data.decision_log.schema import DECISIONS, FEEDBACK
+from abstain.data.decision_log.schema import DECISIONS, FEEDBACK, SHADOWS
 from abstain.data.store.record_keys import microseconds, moment_of
 
 DECISION_KINDS = ("show", "abstain", "unavailable")
+AT_ONCE = 500
+"""Ids that one statement names."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,46 @@ def reviews_of_shown(database: LogDatabase, version: str, since: datetime) -> li
     return [one for one in found if isinstance(one, Review)]
 
 
+@dataclass(frozen=True)
+class DecidedByBoth:
+    """An answer that production showed or withheld, and that a shadow had a confidence of, too."""
+
+    interaction_id: str
+    shown: bool
+    confidence: float
+    probability: float | None
+    threshold: float
+    would_show: bool
+    shadow_confidence: float
+    shadow_probability: float | None
+    shadow_threshold: float
+
+
+def decided_by_both(database: LogDatabase, candidate: str, version: str) -> list[DecidedByBoth]:
+    """What `version` has decided in production, and `candidate` as its shadow, in the order of the log.
+
+    `unavailable` decisions and answers without a confidence of either are left out.
+    """
+    own, other = DECISIONS.c, SHADOWS.c
+    columns = [own.interaction_id, (own.decision == "show").label("shown"), own.confidence, own.probability]
+    columns += [own.threshold, other.would_show, other.confidence.label("shadow_confidence")]
+    columns += [other.probability.label("shadow_probability"), other.threshold.label("shadow_threshold")]
+    rows = (
+        select(*columns)
+        .select_from(DECISIONS.join(SHADOWS, own.interaction_id == other.interaction_id))
+        .where(
+            other.candidate == candidate,
+            own.version == version,
+            own.decision != "unavailable",
+            own.confidence.is_not(None),
+            other.confidence.is_not(None),
+        )
+        .order_by(own.seq)
+    )
+    with database.reading() as connection:
+        return [DecidedByBoth(**row._mapping) for row in connection.execute(rows)]
+
+
 def count(database: LogDatabase, since: datetime | None = None) -> Mapping[str, int]:
     """The number of decisions of each kind since then, and that of `feedback`."""
     own, said = select(DECISIONS.c.decision, func.count()), select(func.count()).select_from(FEEDBACK)
@@ -155,3 +197,41 @@ def _step(start: datetime, buckets: Sequence[Row[Any]]) -> DecisionsInStep:
         return float(buckets[bisect_left(counts, -(-counts[-1] * percent // 100))].ms)
 
     return DecisionsInStep(start, **totals, p50_ms=percentile(50), p99_ms=percentile(99))
+
+
+def figures_in_blocks(database: LogDatabase, block: int) -> Iterator[list[Row[Any]]]:
+    """All decisions without their texts, in the order in which they were logged, in lists of `block` rows.
+
+    `decided_at` is in microseconds since 1970. Raises `AbstainError` where the log cannot be read.
+    """
+    own, after = DECISIONS.c, 0
+    columns = (own.seq, own.interaction_id, own.decided_at, own.decision, own.shown, own.code, own.probability)
+    rows = select(*columns, own.confidence, own.version, own.product, own.share, own.texts).order_by(own.seq)
+    while True:
+        with database.reading() as connection:
+            page = list(connection.execute(rows.where(own.seq > after).limit(block)))
+        if page:
+            yield page
+        if len(page) < block:
+            return
+        after = page[-1].seq
+
+
+def replies(database: LogDatabase) -> list[tuple[str, int, str]]:
+    """(interaction_id, recorded_at in microseconds since 1970, kind) of all feedback, in the order in which it came."""
+    own = FEEDBACK.c
+    rows = select(own.interaction_id, own.recorded_at, own.kind).order_by(own.seq)
+    with database.reading() as connection:
+        return [tuple(row) for row in connection.execute(rows)]
+
+
+def interactions(database: LogDatabase, ids: Sequence[str]) -> dict[str, Interaction]:
+    """Those of `ids` whose texts are kept, by id."""
+    own, found = DECISIONS.c, {}
+    with database.reading() as connection:
+        for start in range(0, len(ids), AT_ONCE):
+            some = own.interaction_id.in_(ids[start : start + AT_ONCE]) & own.content.is_not(None)
+            for content in connection.scalars(select(own.content).where(some)):
+                row = Interaction.model_validate_json(content)
+                found[row.interaction_id] = row
+    return found

@@ -24,6 +24,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
     inspect,
     select,
 )
@@ -103,13 +104,56 @@ CALLS = Table(
 )
 """What the answers of calls will rest on, for a short time."""
 
+WINDOWS = Table(
+    "decision_log_windows",
+    _TABLES,
+    Column("version", Text, primary_key=True),
+    Column("starts_at", BigInteger, primary_key=True),
+    Column("ends_at", BigInteger, nullable=False, index=True),
+    Column("is_final", Boolean, nullable=False),
+    Column("content", Text, nullable=False),  # figures, and the alarms but their codes
+    Column("alarms", Text, nullable=False),  # codes, with a space between two
+)
+"""What the monitoring found in each window of time: no texts."""
+
+
+SHADOWS = Table(
+    "decision_log_shadows",
+    _TABLES,
+    Column("seq", _NUMBER, primary_key=True, autoincrement=True),
+    Column("interaction_id", Text, nullable=False),
+    Column("candidate", Text, nullable=False),
+    Column("decided_at", BigInteger, nullable=False, index=True),
+    Column("would_show", Boolean, nullable=False),
+    Column("confidence", Float(53)),
+    Column("probability", Float(53)),
+    Column("threshold", Float(53), nullable=False),
+    UniqueConstraint("interaction_id", "candidate"),
+    sqlite_autoincrement=True,
+)
+"""What a candidate would have decided that is not obeyed."""
+
 
 def make_tables(connection: Connection) -> None:
-    """Make the tables where there are none. Other writers have to wait meanwhile."""
-    if version_of(connection) is None:
-        _TABLES.create_all(connection)
+    """Make the tables that are not there. Other writers have to wait meanwhile."""
+    version = version_of(connection)
+    if version not in (None, VERSION) or is_complete(connection):
+        return
+    _TABLES.create_all(connection)
+    if version is None:
         rows = {"version": VERSION, "id": secrets.token_hex(16)}
         connection.execute(PROPERTIES.insert(), [{"name": name, "content": content} for name, content in rows.items()])
+
+
+def is_complete(connection: Connection) -> bool:
+    """Whether all tables are there: a log that an earlier release of this layout wrote may lack some."""
+    return set(_TABLES.tables) <= set(inspect(connection).get_table_names())
+
+
+def renew_id(connection: Connection) -> None:
+    """Make it another log for its readers, which then read it from the start."""
+    own = PROPERTIES.c.name == "id"
+    connection.execute(PROPERTIES.update().where(own).values(content=secrets.token_hex(16)))
 
 
 def version_of(connection: Connection) -> str | None:

@@ -55,9 +55,10 @@ def last_verdicts(reviews: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
 
 
 def resolve(last: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
-    """One verdict an answer, by row: label, complete, correct, truthful, inclusion_probability.
+    """One verdict an answer, by row: label, complete, correct, truthful, inclusion_probability, reviewers.
 
-    A verdict is yes where all deciding reviews agree on yes, and `inclusion_probability` is the largest of theirs.
+    A verdict is yes where all deciding reviews agree on yes, and `inclusion_probability` is the largest of theirs;
+    `reviewers` are the names of those who gave them, in order.
     """
     by_row = last.groupby("row")
     if params.conflicts == "latest":
@@ -67,7 +68,11 @@ def resolve(last: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
     else:
         deciding = last["label"] == by_row["label"].transform("min")
     chosen = last[deciding].groupby("row")
-    return chosen[["label", *VERDICTS]].min().assign(inclusion_probability=chosen["inclusion_probability"].max())
+    return (
+        chosen[["label", *VERDICTS]]
+        .min()
+        .assign(inclusion_probability=chosen["inclusion_probability"].max(), reviewers=chosen["reviewer"].agg(list))
+    )
 
 
 def disagreed(reviews: pd.DataFrame, params: LabelParams) -> np.ndarray:
@@ -81,8 +86,8 @@ def label_rows(
     shown_with: pd.Series, verdicts: pd.DataFrame, balance: np.ndarray, thumbs: pd.DataFrame, params: LabelParams
 ) -> pd.DataFrame:
     """The label of each answer, a row each: correct (0/1), weight, source (review, thumb, or null: no label), and the
-    deciding review's complete, judged_correct and truthful, null without one. `drawn`: whether that review was drawn
-    with a known `inclusion_probability`; of other labels this is `shown_with`.
+    deciding review's complete, judged_correct, truthful and reviewers, null without one. `drawn`: whether that review
+    was drawn with a known `inclusion_probability`; of other labels this is `shown_with`.
 
     Args:
         shown_with: (answers,) the probability with which an answer was shown; nan where it is not known or was not.
@@ -108,5 +113,6 @@ def label_rows(
             "truthful": every["truthful"].astype("boolean"),
             "inclusion_probability": every["inclusion_probability"].astype("float64").fillna(shown_with),
             "drawn": every["inclusion_probability"].notna(),
+            "reviewers": every["reviewers"].astype(object).where(reviewed, None),
         }
     )

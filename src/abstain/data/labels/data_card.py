@@ -1,7 +1,7 @@
 """The data card, for JSON: sources and counts of labels, and the agreement of reviewers and users. Pure.
 
-It stays small for any amount of data: counts, shares and quantiles; users are never named, and lists of answers and of
-reviewers are cut at `LISTED` entries, with the total number beside them.
+It stays small for any amount of data: counts, shares and quantiles; users are not named, but for those who contradict
+the others, and lists of answers and of reviewers are cut at `LISTED` entries, with the total number beside them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import numpy as np
 import pandas as pd
 
 from abstain.config.params import LabelParams
+from abstain.data.labels.contradictions import Contradictions
 from abstain.data.labels.reliability import DOWN, UP, Agreement, Reliability, Share
 from abstain.data.labels.reviewers import LISTED, reviewer_agreement
+from abstain.data.labels.user_share import LargestShare
 
 JUDGED = ("train", "validation", "holdout", "newest")
 QUANTILES = (0.05, 0.5, 0.95)
@@ -25,6 +27,8 @@ def data_card(
     last: pd.DataFrame,
     pool: Agreement,
     known: Reliability | None,
+    largest: LargestShare,
+    contradicting: Contradictions,
     params: LabelParams,
 ) -> dict[str, Any]:
     """The summary of a training table.
@@ -37,6 +41,8 @@ def data_card(
         last: each reviewer's last review of each answer.
         pool: these thumbs against reviewers.
         known: the estimated reliability of thumbs, or None where there is too little data for one.
+        largest: the largest share of one user in the weight of the training labels by thumbs.
+        contradicting: those whose judgements contradict the others' beyond chance.
     """
     used = answers["split"] != "excluded"
     by_thumb, by_reviewer = answers["source"] == "thumb", answers["source"] == "review"
@@ -70,7 +76,7 @@ def data_card(
                 for name in ("holdout", "validation")
             },
         },
-        "thumbs": _thumbs(votes, weights, pool, known, params),
+        "thumbs": _thumbs(votes, weights, pool, known, largest, params),
         "conflicts": {
             "rule": params.conflicts,
             "answers": conflicts.tolist()[:LISTED],
@@ -78,6 +84,7 @@ def data_card(
             "thumbs_against_reviewers": int(answers["thumbs_disagree"].sum()),
         },
         "reviewers": reviewer_agreement(last, params),
+        "contradicting": contradicting.to_dict(),
     }
 
 
@@ -91,7 +98,12 @@ def _counts(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _thumbs(
-    votes: pd.DataFrame, weights: np.ndarray, pool: Agreement, known: Reliability | None, params: LabelParams
+    votes: pd.DataFrame,
+    weights: np.ndarray,
+    pool: Agreement,
+    known: Reliability | None,
+    largest: LargestShare,
+    params: LabelParams,
 ) -> dict[str, Any]:
     """Thumbs against reviewers on the training rows, and the resulting weights and user reliabilities."""
     incorrect, correct = (round(effective, 1) for effective in pool.effective)
@@ -118,6 +130,12 @@ def _thumbs(
             "reliability": _quantiles(known.of_users(votes) if known else np.array([])),
         },
         "label_weight": _quantiles(weights),
+        "largest_share": {
+            "users": largest.users,
+            "limit": round(largest.limit, 3),
+            "before": round(largest.before, 3),
+            "after": round(largest.after, 3),
+        },
     }
 
 

@@ -93,8 +93,11 @@ class Reliability:
 
     def posterior(self, votes: pd.DataFrame, answers: int) -> np.ndarray:
         """(answers,) the probability that each is correct, given its votes (row, user, up)."""
-        evidence = self.evidence[votes["user"], votes["up"].astype(int)]
-        return np.asarray(expit(logit(self.prior) + np.bincount(votes["row"], evidence, answers)))
+        return np.asarray(expit(logit(self.prior) + np.bincount(votes["row"], self.of_votes(votes), answers)))
+
+    def of_votes(self, votes: pd.DataFrame) -> np.ndarray:
+        """(votes,) the evidence of each vote (row, user, up)."""
+        return np.asarray(self.evidence[votes["user"], votes["up"].astype(int)])
 
     def labels(self, votes: pd.DataFrame, answers: int, params: LabelParams) -> pd.DataFrame:
         """(answers,) the label by votes, true where correct, and its weight, 0 to `labels.max_thumb_weight`."""

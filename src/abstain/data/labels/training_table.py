@@ -6,6 +6,7 @@ Notes:
   count by majority with a fixed weight, because the estimated reliability of thumbs changes as reviews come in.
 * That reliability is estimated on training rows alone, so that no verdict on the validation split, the hold-out or the
   newest window leaks into training.
+* No user's thumbs weigh more than `labels.max_user_share` of all on the training rows, the ones whose weights count.
 * The table does not depend on the order of rows: it is sorted by batch, moment and id.
 """
 
@@ -24,10 +25,12 @@ from abstain.core.contracts import SMALLEST_INCLUSION, Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.refusals import is_refusal
 from abstain.data.labels.answer_labels import disagreed, label_rows, last_verdicts, resolve, votes_of
+from abstain.data.labels.contradictions import find_contradictions
 from abstain.data.labels.data_card import data_card
 from abstain.data.labels.near_duplicates import TWINS, find_twins
 from abstain.data.labels.reliability import compare, estimate
 from abstain.data.labels.twin_splits import split_rows, twin_in_training
+from abstain.data.labels.user_share import limit_users
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import check_splits, since
@@ -37,10 +40,11 @@ INTERACTION = (
     *("refusal", *TWINS),
 )
 FEEDBACK = ("given_at", "thumb", "user")
-REVIEW = ("reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability")
+REVIEW = ("reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability", "batch")
 COLUMNS = (
     *("interaction_id", "group", "split", "correct", "weight", "source", "product", "inclusion_probability"),
-    *("drawn", "line_of_business", "complete", "judged_correct", "truthful", "reviews_disagree", "thumbs_disagree"),
+    *("drawn", "reviewers", "line_of_business", "complete", "judged_correct", "truthful"),
+    *("reviews_disagree", "thumbs_disagree"),
     *("asked_at", "batch", "twin_in_training", "refusal"),
 )
 
@@ -99,13 +103,14 @@ def training_table(
         interactions: interaction_id, asked_at, group, product, line_of_business, decision (or null), propensity (or
             nan), batch, refusal (`is_refusal`), question_twin, answer_twin (`find_twins`).
         feedback: interaction_id, given_at, thumb, user (or null).
-        reviews: interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or nan).
+        reviews: interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or nan),
+            batch.
 
     Returns the table, of `COLUMNS`: correct is 0 or 1, source review or thumb; the deciding review's complete,
-    judged_correct and truthful are null without one; inclusion_probability and drawn are as by `label_rows`;
-    reviews_disagree where one review is for correct and another for incorrect, thumbs_disagree where the thumbs'
-    majority contradicts the reviewers, twin_in_training where a hold-out answer has a near-duplicate among those for
-    training and validation, or one for validation among those for training.
+    judged_correct, truthful and reviewers (a list: several may decide) are null without one; inclusion_probability and
+    drawn are as by `label_rows`; reviews_disagree where one review is for correct and another for incorrect,
+    thumbs_disagree where the thumbs' majority contradicts the reviewers, twin_in_training where a hold-out answer has a
+    near-duplicate among those for training and validation, or one for validation among those for training.
 
     Raises `AbstainError` when a needed split lacks correct or incorrect answers.
     """
@@ -129,8 +134,13 @@ def training_table(
     known = estimate(*learnt, pool, len(names), labels)
     balance = np.bincount(votes["row"], np.where(votes["up"], 1, -1), len(asked))
     by_thumb = pd.DataFrame({"label": balance > 0, "weight": labels.thumb_weight})
+    evidence = np.where(votes["up"], 1.0, -1.0)
     if known:
         by_thumb = by_thumb.where(asked["split"] == "holdout", known.labels(votes, len(asked), labels))
+        evidence = known.of_votes(votes)
+    weighs = train & (balance != 0) & ~asked.index.isin(verdicts.index)
+    weight, largest = limit_users(votes, evidence, by_thumb[weighs], labels.max_user_share)
+    by_thumb.loc[weighs, "weight"] = weight
 
     answers = asked.join(label_rows(_shown_with(asked), verdicts, balance, by_thumb, labels))
     answers["reviews_disagree"] = asked.index.isin(disagreed(judged, labels))
@@ -141,7 +151,14 @@ def training_table(
     table = answers.loc[labelled, list(COLUMNS)].reset_index(drop=True)
     check_splits(table["split"], table["correct"] == 1, split.by)
     counted = answers[list(ON_CARD)].assign(balance=balance, thumbs=np.bincount(votes["row"], minlength=len(asked)))
-    return table, data_card(counted, learnt[0], last, pool, known, labels)
+    contradicting = find_contradictions(_in_batches(last, judged), votes, list(names))
+    return table, data_card(counted, learnt[0], last, pool, known, largest, contradicting, labels)
+
+
+def _in_batches(last: pd.DataFrame, judged: pd.DataFrame) -> pd.DataFrame:
+    """The verdicts with the batch in which each came: the first, where it came again."""
+    key = ["row", "reviewer", "reviewed_at"]
+    return last.merge(judged.groupby(key, as_index=False)["batch"].min(), on=key)
 
 
 def _shown_with(asked: pd.DataFrame) -> pd.Series:

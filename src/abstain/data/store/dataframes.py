@@ -34,6 +34,7 @@ REVIEWS = {
     "correct": "bool",
     "truthful": "bool",
     "inclusion_probability": "float64",
+    "batch": "str",
 }
 
 

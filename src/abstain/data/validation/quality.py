@@ -1,4 +1,4 @@
-"""Quality of the training table: class balance, label sources, leakage across splits, contradicting labels.
+"""Quality of the training table: class balance, label sources, leakage across splits, contradicting labels and people.
 
 Notes:
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def text_digests(rows: Iterable[Interaction]) -> pd.Series:
 
 
 def validate_training(
-    table: pd.DataFrame, digests: pd.Series, left_out: int, params: QualityParams
+    table: pd.DataFrame, digests: pd.Series, left_out: int, contradicting: Mapping[str, Any], params: QualityParams
 ) -> ValidationResult:
     """Judge a training table.
 
@@ -57,11 +57,13 @@ def validate_training(
             reviews_disagree, thumbs_disagree and twin_in_training are used.
         digests: `text_digests` of its interactions, or more.
         left_out: how many near-duplicates of hold-out answers are not in the table.
+        contradicting: who contradicts the others, as on the data card (`Contradictions`).
     """
     used = table[table["split"].isin(list(SIDES))].reset_index(drop=True)
     labels = _labels(used, digests)
     splits = _splits(used, labels)
-    tables, figures = {"labels": labels, "splits": splits}, {"splits": _figures(splits)}
+    tables = {"labels": labels, "splits": splits, "people": _people(contradicting)}
+    figures = {"splits": _figures(splits)}
     notes = (f"{left_out:,} near-duplicates of hold-out answers are left out of training",) if left_out else ()
     return run_suites(tables, _suites(params), notes=notes, figures=figures)
 
@@ -106,6 +108,15 @@ def _splits(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _people(contradicting: Mapping[str, Any]) -> pd.DataFrame:
+    """One row a user, reviewer or reviewer's batch that is judged, with what it `contradicts`, "" for nothing."""
+    said = [one["message"] for one in contradicting["named"]]
+    said += [""] * (contradicting["judged"] - len(said))
+    return pd.DataFrame(
+        {"row": [f"people/{at}" for at in range(len(said))], "contradicts": pd.Series(said, dtype="str")}
+    )
+
+
 def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
     low, experts = params.min_class_share, params.min_reviewed_share
 
@@ -122,6 +133,9 @@ def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
         "labels": (
             one_of("straddles", [""], "group: {value}: a group may be on one side only (split.by, split.seed)"),
             one_of("leaked", [False], "{row}: the same question and answer are trained on", "warning"),
+        ),
+        "people": (
+            one_of("contradicts", [""], "judgements that contradict the others' beyond chance: {value}", "warning"),
         ),
         "splits": (
             at_most("leaked_share", "max_leaked_share", "{row}: {percent} of the answers are trained on too", "error"),

@@ -22,11 +22,16 @@ LISTED = 1_000
 SHOWN = 50
 """Failing rows that a report lists."""
 
-UNITS = {"drift": "measures", "splits": "splits", "labels": "labelled answers"}
+UNITS = {"drift": "measures", "splits": "splits", "labels": "labelled answers", "people": "users and reviewers"}
 """Names for the rows of tables other than those of data/."""
 
 
-CODES = {"drift": Code.DRIFT, "splits": Code.LOW_QUALITY, "labels": Code.LOW_QUALITY}
+CODES = {
+    "drift": Code.DRIFT,
+    "splits": Code.LOW_QUALITY,
+    "labels": Code.LOW_QUALITY,
+    "people": Code.CONTRADICTS_OTHERS,
+}
 """The cause of a failed check, by its suite; for the tables of data/ it is `FAILED_CHECK`."""
 
 

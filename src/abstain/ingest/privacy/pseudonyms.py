@@ -13,16 +13,15 @@ Notes:
 from __future__ import annotations
 
 import hmac
-import re
 import unicodedata
 from pathlib import Path
 
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.people import PSEUDONYM
 from abstain.core.secret_file import read_or_make
 
-_PSEUDONYM = re.compile(r"[ur]-[0-9a-f]{20}")
 _SHORTEST = 32
 
 
@@ -58,7 +57,7 @@ class Pseudonyms:
 
     def _pseudonym(self, kind: str, name: str) -> str:
         person = bare_name(name)
-        if not person or _PSEUDONYM.fullmatch(person):
+        if not person or PSEUDONYM.fullmatch(person):
             return person
         message = f"{kind}\0{person}".encode("utf-8", "surrogatepass")
         return f"{kind}-{hmac.digest(self._key, message, 'sha256').hex()[:20]}"

@@ -12,6 +12,8 @@ Notes (each measured, docs/thresholds.md):
   rejected: from the one that looks most significant on rows that do not test (the training split, out of fold)
   downwards. Only those rows decide which thresholds are tried, and in which order. An error rate falls as the threshold
   rises: there, from the highest down.
+* One person's word is no guarantee: the largest share of a reviewer in the counted answers is told, and may be limited
+  (`threshold.max_reviewer_share`). The limit is applied after the test, so it only ever takes a guarantee away.
 * Few documents tell too little of how their answers err together: below `MIN_GROUPS` nothing is guaranteed.
 """
 
@@ -29,6 +31,7 @@ from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import checked_rows
 from abstain.learning.metrics.weighted_metrics import Weight, effective_sample_size
 from abstain.learning.thresholds.design_effect import GroupTotals, group_totals, intraclass_correlation
+from abstain.learning.thresholds.reviewer_share import ReviewerShare, largest_share
 from abstain.learning.thresholds.selection import Threshold, operating_point
 
 Metric = Literal["precision", "error_rate"]
@@ -50,6 +53,7 @@ class ReviewedAnswers:
     `confidence` is in [0, 1], `correct` 0/1, `weight` that of `metrics.row_weights` (None: all answers were as likely
     to be reviewed). `groups`: answers whose errors may be correlated; None: each answer is a group. `drawn`: whether
     all were drawn with known probabilities, so that they stand for all answers; volunteered reviews chose themselves.
+    `reviewers` are those whose verdict decided, one or more a row; None: it is not asked who judged.
     """
 
     confidence: np.ndarray
@@ -57,13 +61,15 @@ class ReviewedAnswers:
     weight: Weight = None
     groups: np.ndarray | None = None
     drawn: bool = True
+    reviewers: np.ndarray | None = None
 
     def checked(self, what: str) -> ReviewedAnswers:
         """The same with float64 confidences, weights and groups. Raises `AbstainError` for no rows, or nan."""
         if not len(self.confidence):
             raise AbstainError(Code.TOO_FEW_LABELS, f"no reviewed answers {what}: bring reviews")
         groups = np.arange(len(self.confidence)) if self.groups is None else self.groups
-        return ReviewedAnswers(*checked_rows(self.confidence, self.correct, self.weight), groups, self.drawn)
+        rows = checked_rows(self.confidence, self.correct, self.weight)
+        return ReviewedAnswers(*rows, groups, self.drawn, self.reviewers)
 
     def joined(self, other: ReviewedAnswers) -> ReviewedAnswers:
         """Both as one table, whose rows weigh as in their own (each table's heaviest 1); without groups."""
@@ -73,6 +79,13 @@ class ReviewedAnswers:
             np.concatenate([self.correct, other.correct]),
             np.concatenate(weights),
         )
+
+    def largest_reviewer(self, metric: Metric, threshold: float) -> ReviewerShare | None:
+        """The largest share of one reviewer in the answers that `metric` counts at `threshold`."""
+        if self.reviewers is None:
+            return None
+        counted = self.confidence >= threshold if metric == "precision" else np.ones(len(self.correct), bool)
+        return largest_share(self.reviewers[counted], self._weight[counted])
 
     @property
     def documents(self) -> int:
@@ -103,6 +116,7 @@ class _Outcome:
     drawn: bool
     icc: float
     n_eff: int
+    largest_reviewer: ReviewerShare | None
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, whether anything is `guaranteed`, what voids it, and its `message`."""
@@ -110,6 +124,9 @@ class _Outcome:
 
     def _about(self) -> str:
         return "" if self.groups == self.rows else f" about {self.groups:,} documents"
+
+    def _by(self) -> str:
+        return "" if self.largest_reviewer is None else f"; {self.largest_reviewer}"
 
 
 @dataclass(frozen=True)
@@ -122,7 +139,7 @@ class ControlledThreshold(_Outcome):
     correct, and `error_rate` of all shown and incorrect. The answers that `metric` counts (shown ones for a precision,
     all for an error rate) are worth `n_eff` independent ones; `icc` is the estimated correlation of being incorrect
     within a document. `p_value` is the chance to see as few incorrect ones, or fewer, if the guarantee were just broken
-    at this threshold.
+    at this threshold. `largest_reviewer` has the largest share of the weight of the answers that `metric` counts.
     """
 
     shown: int
@@ -136,7 +153,7 @@ class ControlledThreshold(_Outcome):
         return (
             f"{limit} {self.target:g} of {of} at confidence {self.confidence:g}: threshold {self.threshold:.3f} shows "
             f"{self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} reviews {drawn}{self._about()}"
-            f"{'' if self.n_eff == counted else worth}; {VOID}"
+            f"{'' if self.n_eff == counted else worth}{self._by()}; {VOID}"
         )
 
 
@@ -183,6 +200,25 @@ class NoControlledThreshold(_Outcome):
 
 
 @dataclass(frozen=True)
+class OneReviewerDecides(NoControlledThreshold):
+    """A threshold passes the test, but one reviewer judged more than `max_reviewer_share` of what the test is of.
+
+    `reviews_needed` bring that share down to the limit if others review all that are more.
+    """
+
+    max_reviewer_share: float
+
+    def __str__(self) -> str:
+        fewest = math.ceil(1 / self.max_reviewer_share - 1e-9)
+        return (
+            f"{self.metric.replace('_', ' ')} {self.target:g} is reached at confidence {self.confidence:g} with "
+            f"{self.rows:,} reviewed answers{self._by()}, {self.max_reviewer_share:.0%} allowed "
+            f"(threshold.max_reviewer_share): have other reviewers review about {self.more_reviews:,} more answers, by "
+            f"{fewest} reviewers or more in all"
+        )
+
+
+@dataclass(frozen=True)
 class _Tests:
     """The thresholds tried, in the order in which they are tested, and what the tested answers say of each."""
 
@@ -215,9 +251,15 @@ def control_risk(
     if not passed or not (tested.confidence >= tests.thresholds[last]).any() or tested.documents < MIN_GROUPS:
         return _no_guarantee(tests, tested, training, params, tested_share)
     point = operating_point(tested.confidence, tested.correct, float(tests.thresholds[last]), tested.weight)
-    return ControlledThreshold(
-        **_figures(point, tests, last, tested, params), shown=point.shown, p_value=float(tests.p_values[last])
-    )
+    figures = _figures(point, tests, last, tested, params)
+    largest, limit = figures["largest_reviewer"], params.max_reviewer_share
+    if limit is not None and largest is not None and largest.share > limit:
+        needed = math.ceil(len(tested.correct) * largest.share / limit)
+        more = math.ceil((needed - len(tested.correct)) / tested_share)
+        return OneReviewerDecides(
+            **figures, reviews_needed=needed, more_reviews=more, at_least=False, max_reviewer_share=limit
+        )
+    return ControlledThreshold(**figures, shown=point.shown, p_value=float(tests.p_values[last]))
 
 
 def reviews_needed(
@@ -351,6 +393,7 @@ def _figures(
         "drawn": tested.drawn,
         "icc": float(tests.icc[at]),
         "n_eff": round(float(tests.n_eff[at])),
+        "largest_reviewer": tested.largest_reviewer(params.metric, point.threshold),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ Asked = tuple[Sequence[Interaction], Sequence[FeatureRequest]]
 """Answers, and the feature requests for each of them."""
 Given = Mapping[FeatureRequest, Tensor]
 """Results of one answer that something else than this base model computed."""
+Keep = Callable[[str, FeatureSource, str, Tensor], None]
+"""Is given the id of an answer and what was computed for it: its source, its key in the cache, and the result."""
 COUNTED = 256
 """Answers whose tokens are counted to estimate a scorer's cost."""
 
@@ -80,12 +82,13 @@ class ReadAnswers:
 
 @dataclass(frozen=True)
 class ServiceReader:
-    """Reads a few answers at a time for a service: what is not cached is computed, and not cached either.
+    """Reads a few answers at a time for a service: what is not cached is computed, and given to `keep`, if any.
 
     `sources`: one a feature request, of one base model.
     """
 
     sources: tuple[FeatureSource, ...]
+    keep: Keep | None = None
 
     def read(self, interactions: Sequence[Interaction], given: Sequence[Given] = ()) -> ReadAnswers:
         """`interactions` with the base model's results for each.
@@ -124,6 +127,9 @@ class ServiceReader:
             for number, one in enumerate(of):
                 if isinstance(one, Prepared) and f"{at}/{row_key(one.request)}" in uncached:
                     computed[number].append(source)
+                    if self.keep is not None:
+                        key = row_key(one.request)
+                        self.keep(interactions[number].interaction_id, source, key, found[at, key])
         tokens = [_cost(of, [one]) for one, of in zip(interactions, computed, strict=True)]
         return ReadAnswers(Answers(interactions, results), reasons, tokens)
 

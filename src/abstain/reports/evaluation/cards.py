@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from abstain.config.params import ProbeParams
+from abstain.core.codes import Code
 from abstain.core.markdown import heading, labelled, paragraph, points, table
 from abstain.reports.evaluation.evaluated import Evaluated
 from abstain.reports.formatting import count, figure, listed, percent, share
@@ -122,7 +123,9 @@ def _thumbs(dataset: Mapping[str, Any]) -> list[str]:
     """How far thumbs can be trusted, and what reviewers disagree about."""
     thumbs, conflicts = dataset["thumbs"], dataset["conflicts"]
     disagreeing = len(conflicts["answers"]) + conflicts["more"]
-    blocks = [paragraph(f"Weights of thumbs: {thumbs['weights']} ({thumbs['why']}).")]
+    blocks = [
+        paragraph(f"Weights of thumbs: {thumbs['weights']} ({thumbs['why']}). {_largest(thumbs['largest_share'])}")
+    ]
     rows = [
         (row["thumb"], f"{row['correct']:,}", f"{row['incorrect']:,}", _share(row["reviewers_agree"]))
         for row in thumbs.get("agreement", ())
@@ -134,7 +137,29 @@ def _thumbs(dataset: Mapping[str, Any]) -> list[str]:
         f"Reviews disagree on {count(disagreeing, 'answer')} (rule: {conflicts['rule']}); thumbs contradict the "
         f"reviewers on {conflicts['thumbs_against_reviewers']:,}."
     )
-    return [*blocks, paragraph(text)]
+    return [*blocks, paragraph(text), *_contradicting(dataset["contradicting"])]
+
+
+def _contradicting(found: Mapping[str, Any]) -> list[str]:
+    """Who contradicts the others beyond chance."""
+    if found["named"]:
+        title = f"{Code.CONTRADICTS_OTHERS} Judgements that contradict the others' beyond chance:"
+        return [paragraph(title), points(one["message"] for one in found["named"])]
+    enough = f"{found['judged']:,} users, reviewers and reviewers' batches with answers enough to tell"
+    return [paragraph(f"Nobody contradicts the others beyond chance, of {enough}.")]
+
+
+def _largest(largest: Mapping[str, Any]) -> str:
+    """The user whose thumbs weigh most in training."""
+    if not largest["users"]:
+        return "No training label is by thumbs."
+    text = (
+        f"Of {count(largest['users'], 'user')} whose thumbs make training labels, the one with most has "
+        f"{percent(largest['before'])} of their weight"
+    )
+    if largest["before"] <= largest["limit"]:
+        return f"{text}, at most {percent(largest['limit'])} allowed (labels.max_user_share)."
+    return f"{text}, cut to {percent(largest['after'])} (labels.max_user_share)."
 
 
 def _share(rate: Mapping[str, float]) -> str:

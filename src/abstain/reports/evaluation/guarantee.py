@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from abstain.core.markdown import defined, key_figures, labelled
+from abstain.core.people import short_name
 from abstain.reports.evaluation.evaluated import Evaluated, is_kept, reached
 from abstain.reports.formatting import beside, bounds, count, figure, percent, share
 from abstain.reports.page import State, verdict
@@ -62,7 +63,16 @@ def _guaranteed(evaluated: Evaluated) -> str:
     return labelled(
         "Guaranteed, but not checked yet" if evaluated.too_few else "Guaranteed",
         f"{limit}, with a confidence of {share(threshold['confidence'])}, {of}; {threshold['void']}. Tested on "
-        f"{tested}; p = {figure(threshold['p_value'], '.2g')}.",
+        f"{tested}; p = {figure(threshold['p_value'], '.2g')}. {_reviewer(threshold['largest_reviewer'])}",
+    )
+
+
+def _reviewer(largest: Mapping[str, Any] | None) -> str:
+    if largest is None:
+        return "It is not known who judged them."
+    return (
+        f"The reviewer with most of their weight, {short_name(largest['reviewer'])}, one of "
+        f"{count(largest['reviewers'], 'reviewer')}, has {percent(largest['share'])} of it."
     )
 
 

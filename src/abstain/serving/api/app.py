@@ -6,9 +6,8 @@ Annotations are evaluated here: FastAPI reads them, and those of the callers are
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -21,7 +20,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.gathering import RawStates
 from abstain.serving.api.keys import ApiKey, Keys, Role
-from abstain.serving.api.limits import ARRIVED, BodyLimits, CountedResponses, KeyFirst, OwnOriginOnly, no_key
+from abstain.serving.api.limits import ARRIVED, BODY, BodyLimits, CountedResponses, KeyFirst, OwnOriginOnly, no_key
 from abstain.serving.api.problems import Problem, handle_problems
 from abstain.serving.api.recording import Timed
 from abstain.serving.api.schemas import (
@@ -106,10 +105,11 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
     return app
 
 
-def requires(keys: Keys, role: Role) -> Callable[..., ApiKey]:
+def requires(keys: Keys, role: Role) -> Callable[..., Awaitable[ApiKey]]:
     """A dependency: the caller, who has the role."""
 
-    def caller(sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> ApiKey:
+    async def caller(sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> ApiKey:
+        # Without `async` each request would wait for a thread.
         holder = keys.holder(sent.credentials if sent else None)
         if holder is None:
             raise no_key()
@@ -123,7 +123,7 @@ def requires(keys: Keys, role: Role) -> Callable[..., ApiKey]:
 async def _follow(service: GateService) -> None:
     """Follow the registry until the server ends."""
     while True:
-        await asyncio.to_thread(service.live.refresh)
+        await asyncio.to_thread(service.refresh)
         await asyncio.sleep(service.settings.refresh_s)
 
 
@@ -148,7 +148,7 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
             if isinstance(one, BaseException):
                 raise one
         done = [one for one in found if isinstance(one, Timed)]
-        decisions = [DecisionResponse(**asdict(one.decision)).model_dump_json() for one in done]
+        decisions = [DecisionResponse(**vars(one.decision)).model_dump_json() for one in done]
         content = f"[{','.join(decisions)}]" if isinstance(asked, list) else decisions[0]
         return _decided(request, content, max((one.log_s for one in done), default=0.0), trace)
 
@@ -165,11 +165,11 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
 
         Its `__metadata__` hold, under `request`, the fields of `/v1/gate` as JSON, whose `states` describe the file.
         """
-        content = await request.body()
+        content: bytes = request.scope["state"][BODY]
         asked, described = described_by(content)
         trace = context_of(request.headers)
         timed = await service.decide(asked, trace=trace, body=RawStates(content, described))
-        told = DecisionResponse(**asdict(timed.decision)).model_dump_json()
+        told = DecisionResponse(**vars(timed.decision)).model_dump_json()
         return _decided(request, told, timed.log_s, trace)
 
     events: dict[str, Any] = {"content": {"text/event-stream": {}}}

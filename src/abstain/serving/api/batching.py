@@ -45,6 +45,11 @@ class Batcher:
         """Jobs that wait."""
         return len(self._waiting)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return self._runner is None or self._runner.done()
+
     async def run(self, kind: Hashable, run: Run[T, R], item: T) -> R:
         """The result of `item`; `run` may be given those of others of the same `kind`, too.
 

@@ -19,6 +19,8 @@ OF_ALL = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff
 """Headers of every response that does not say otherwise."""
 ARRIVED = "arrived"
 """Key of a request's state: when its body was complete, by `time.perf_counter`."""
+BODY = "body"
+"""Likewise its bytes: `Request.body` would copy them once more, a megabyte of states."""
 
 
 class BodyLimits:
@@ -40,23 +42,26 @@ class BodyLimits:
         if declared.isdigit() and int(declared) > most:
             await _refuse(413, f"the body has {int(declared):,} bytes, {most:,} are allowed", scope, receive, send)
             return
-        deadline = time.monotonic() + self._seconds
-        body, more = bytearray(), True
-        while more:
-            try:
-                message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
-            except TimeoutError:
-                await _refuse(408, f"the body did not arrive within {self._seconds:g} s", scope, receive, send)
-                return
-            if message["type"] != "http.request":  # the caller is gone
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > most:
-                await _refuse(413, f"the body has more than the {most:,} bytes that are allowed", scope, receive, send)
-                return
-        scope.setdefault("state", {})[ARRIVED] = time.perf_counter()
-        rest: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+        parts: list[bytes] = []
+        size, more = 0, True
+        try:
+            async with asyncio.timeout(self._seconds):
+                while more and size <= most:
+                    message = await receive()
+                    if message["type"] != "http.request":  # the caller is gone
+                        return
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            await _refuse(408, f"the body did not arrive within {self._seconds:g} s", scope, receive, send)
+            return
+        if size > most:
+            await _refuse(413, f"the body has more than the {most:,} bytes that are allowed", scope, receive, send)
+            return
+        body = b"".join(parts)
+        scope.setdefault("state", {}).update({ARRIVED: time.perf_counter(), BODY: body})
+        rest: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def whole() -> Message:
             return rest.pop() if rest else await receive()

@@ -56,11 +56,24 @@ class Live:
     gate: Gate
 
 
-class LiveGate:
-    """The live version; `refresh` follows the registry. Reading `now` needs no lock."""
+NOTHING_LIVE = f"{Code.NO_VERSION}: nothing is in production yet: run `abstain retrain` first"
 
-    def __init__(self, releases: Releases, open_gate: Callable[[Path], Gate]) -> None:
-        self._releases, self._open = releases, open_gate
+
+class LiveGate:
+    """The live version; `refresh` follows the registry. Reading `now` needs no lock.
+
+    `warm`: what is done with a gate before it takes over. `nothing`: the trouble where there is no version, None where
+    that is none.
+    """
+
+    def __init__(
+        self,
+        releases: Releases,
+        open_gate: Callable[[Path], Gate],
+        warm: Callable[[Gate], None] = Gate.warm,
+        nothing: str | None = NOTHING_LIVE,
+    ) -> None:
+        self._releases, self._open, self._warm, self._nothing = releases, open_gate, warm, nothing
         self._refreshing = threading.Lock()
         self.now: Live | None = None
         self.trouble: str | None = None
@@ -78,7 +91,7 @@ class LiveGate:
                 return
             if release is None:
                 self.now = None
-                self._say(f"{Code.NO_VERSION}: nothing is in production yet: run `abstain retrain` first")
+                self._say(self._nothing)
             elif self.now and release == self.now.release:
                 self._say(None)
             elif self._failed and self._failed.waits(release):
@@ -89,7 +102,7 @@ class LiveGate:
     def _exchange(self, release: Release) -> None:
         try:
             gate = self._open(self._releases.fetch(release))
-            gate.warm()
+            self._warm(gate)
         except Exception as error:  # whatever is wrong with it, the version so far must go on
             is_bad = isinstance(error, AbstainError) and error.code in BAD
             times = self._failed.times + 1 if self._failed and self._failed.release == release else 1
@@ -101,7 +114,7 @@ class LiveGate:
         before, self.now = self.now, Live(release, gate)
         self._failed, self.swaps = None, self.swaps + (before is not None)
         self._say(None)
-        _log.info("%s is live%s", release.version, f", after {before.release.version}" if before else "")
+        _log.info("%s decides now%s", release.version, f", after {before.release.version}" if before else "")
 
     def _say(self, trouble: str | None) -> None:
         if trouble and trouble != self.trouble:

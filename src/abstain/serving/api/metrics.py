@@ -40,6 +40,24 @@ class Metrics:
         self.swaps = Gauge("abstain_swaps", "Versions that took over since the start.", registry=self.registry)
         self.refused = Gauge("abstain_versions_refused", "Versions that were refused.", registry=self.registry)
 
+        self.shadow = Counter(
+            "abstain_shadow_total",
+            "Answers offered to the shadow: decided, skipped for what it needs besides, dropped, failed.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.shadow_tokens = Counter(
+            "abstain_shadow_forward_tokens_total",
+            "Tokens that the base model read for the shadow.",
+            registry=self.registry,
+        )
+        self.shadowing = Gauge(
+            "abstain_shadow_info",
+            "The candidate that decides beside the live version.",
+            ("candidate",),
+            registry=self.registry,
+        )
+
     def text(self) -> bytes:
         """The exposition format."""
         return generate_latest(self.registry)

@@ -21,10 +21,11 @@ from abstain.serving.predictor import Decision
 
 @dataclass(frozen=True)
 class Timed:
-    """A decision, and the seconds that its log took."""
+    """A decision, the seconds that its log took, and whether it is one that was there before."""
 
     decision: Decision
     log_s: float
+    known: bool = False
 
 
 class Recorder:
@@ -71,7 +72,7 @@ class Recorder:
         outcome = await asyncio.wrap_future(self._log.record(logged))
         log_s = time.perf_counter() - before_log
         if outcome == "known":
-            return Timed(await self._as_before(decision), log_s)
+            return Timed(await self._as_before(decision), log_s, known=True)
         self.count(decision, source, began)
         emit(decision, source, trace)
         return Timed(decision, log_s)

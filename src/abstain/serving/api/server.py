@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from abstain.config.serve_settings import ServeSettings
 from abstain.core.codes import Code
@@ -18,18 +18,23 @@ from abstain.core.errors import AbstainError
 
 HEADER_SECONDS = 10.0
 """A connection on which no whole request head arrives for so long is closed."""
+HEADER_BYTES = 64 * 1024
+"""So is one whose request head is longer."""
 GRACE_SECONDS = 20
 """Requests that run at the end may take so long."""
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
-class ImpatientProtocol(H11Protocol):
-    """uvicorn's HTTP protocol, which closes a connection whose request head does not arrive.
+class ImpatientProtocol(HttpToolsProtocol):
+    """uvicorn's faster HTTP protocol, which closes a connection whose request head does not arrive, or does not end.
 
-    uvicorn limits how long a connection may be idle after a response, but not how long its first line may take.
+    uvicorn limits how long a connection may be idle after a response, but not how long its first line may take, nor,
+    in this protocol, how long its headers may be.
     """
 
     _head: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _awaits_head = True
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -37,10 +42,27 @@ class ImpatientProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        if not self._awaits_head:
             self._forget_head()
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > HEADER_BYTES:
+            self.transport.close()
         elif self._head is None:
             self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._awaits_head = False
+        super().on_headers_complete()
+
+    def on_message_begin(self) -> None:  # also of a request that is sent before the last one is answered
+        self._awaits_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_response_complete(self) -> None:
+        if self.cycle.response_complete:
+            self._awaits_head, self._head_bytes = True, 0
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head()

@@ -30,8 +30,9 @@ from abstain.serving.api.live_gate import Live, LiveGate
 from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.recording import Recorder, Timed
 from abstain.serving.api.schemas import AnswerRequest, ContextsRequest, FeedbackRequest, GateRequest
+from abstain.serving.api.shadow import ShadowGate
 from abstain.serving.explanation import Explanation
-from abstain.serving.gate import UNKNOWN_WRITER, Gate, as_contexts, new_id, no_version
+from abstain.serving.gate import UNKNOWN_WRITER, Gate, Judged, as_contexts, new_id, no_version
 from abstain.serving.generate import GeneratedAnswer, answer, room_for
 from abstain.serving.predictor import Decision
 
@@ -50,23 +51,32 @@ _log = logging.getLogger("abstain.serve")
 
 @dataclass
 class _InHand:
-    """What was found of a request on the way to its decision, for the log."""
+    """What was found of a request on the way to its decision, for the log and the shadow."""
 
     row: Interaction | None = None
     given: str | None = None
+    live: Live | None = None
+    judged: Judged | None = None
 
 
 class GateService:
     """Decisions of the live version, logged and counted."""
 
     def __init__(
-        self, live: LiveGate, log: DecisionLog, settings: ServeSettings, retrieve: Retrieve | None = None
+        self,
+        live: LiveGate,
+        log: DecisionLog,
+        settings: ServeSettings,
+        retrieve: Retrieve | None = None,
+        shadow: LiveGate | None = None,
     ) -> None:
         self.live, self.log, self.settings = live, log, settings
         self.metrics = Metrics()
         self.gatherer = Gatherer(log, settings, retrieve)
         self._recorder = Recorder(log, self.metrics)
         self._batcher = Batcher(settings.batch, settings.waiting)
+        own_passes = self._batcher if settings.shadow == "full" else None
+        self.shadow = None if shadow is None else ShadowGate(shadow, log, self.metrics, own_passes)
         self._familiarity: tuple[Live, SelfFamiliarity] | None = None
         self._started: set[asyncio.Task[Any]] = set()
 
@@ -86,6 +96,8 @@ class GateService:
     async def close(self) -> None:
         """Finish what is running, then the log."""
         await asyncio.gather(*self._started, return_exceptions=True)
+        if self.shadow is not None:
+            await self.shadow.close()
         await self._batcher.close()
         await asyncio.to_thread(self.log.close)
 
@@ -121,13 +133,23 @@ class GateService:
             about = await self.gatherer.checked(live.gate, key, of.row, asked, body)
             of.given = digest_of(about, asked)
             found = live.gate.decide_unread(about)
-            if isinstance(found, Decision):
-                return self.gatherer.told_why(found, asked, of.row)
-            return await self._batcher.run(("gate", live), live.gate.decide_all, about)
+            of.live = live
+            if isinstance(found, Judged):
+                of.judged = found
+                return self.gatherer.told_why(found.decision, asked, of.row)
+            of.judged = await self._batcher.run(("gate", live), live.gate.judge_all, about)
+            return of.judged.decision
 
         within = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
         decision = await self._decided(key, judged, within)
-        return await self._recorder.record(decision, of.row, asked, source, began, trace, of.given)
+        timed = await self._recorder.record(decision, of.row, asked, source, began, trace, of.given)
+        self._offer(timed, of)
+        return timed
+
+    def _offer(self, timed: Timed, of: _InHand) -> None:
+        """Give the shadow what production has just decided about."""
+        if self.shadow is not None and of.live and of.judged and not timed.known:
+            self.shadow.offer(of.live, replace(of.judged, decision=timed.decision), of.row)
 
     async def undecided(
         self, asked: GateRequest, error: AbstainError, source: str, *, may_show: bool = True
@@ -161,7 +183,7 @@ class GateService:
         key = asked.interaction_id or new_id()
         question = Question(interaction_id=key, question=asked.question, contexts=as_contexts(asked.contexts))
         self.gatherer.limit(question.question, "", question.contexts)
-        ask, text, model = asked.ask, "", UNKNOWN_WRITER
+        ask, text, model, of = asked.ask, "", UNKNOWN_WRITER, _InHand()
 
         async def decided(live: Live | None) -> Decision | None:
             nonlocal text, model
@@ -173,14 +195,16 @@ class GateService:
             kind = ("answer", live, ask, asked.no_context, tell)
             written: GeneratedAnswer = await self._batcher.run(kind, run, question)
             text, model = written.answer, live.gate.predictor.source.params.model
-            return live.gate.checked(written.verdict)
+            of.live, of.judged = live, Judged(live.gate.checked(written.verdict), written.answers)
+            return of.judged.decision
 
         decision = await self._decided(key, decided, self.settings.answer_timeout_s)
-        row = None
         if text:
             more = {name: getattr(asked, name) for name in ("product", "line_of_business", "group")}
-            row = Interaction(**question.__dict__, answer=text, asked_at=datetime.now(UTC), model=model, **more)
-        return text, await self._recorder.record(decision, row, asked, "answer", began, trace)
+            of.row = Interaction(**question.__dict__, answer=text, asked_at=datetime.now(UTC), model=model, **more)
+        timed = await self._recorder.record(decision, of.row, asked, "answer", began, trace)
+        self._offer(timed, of)
+        return text, timed
 
     async def explain(self, row: Interaction, no_context: bool = False) -> Explanation:
         """The decision about an answer that somebody tries, with its parts: neither logged nor counted.
@@ -250,7 +274,8 @@ class GateService:
         """The decision of the live version: `unavailable`, with the reason, where there is none in time."""
         live = self.live.now
         try:
-            found = await asyncio.wait_for(decide(live), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                found = await decide(live)
             if found is not None:
                 return found
             reason = self.live.trouble or f"{Code.NO_VERSION}: nothing is live"
@@ -276,6 +301,15 @@ class GateService:
             self.metrics.live.labels(self.live.now.release.version).set(1)
         self.metrics.swaps.set(self.live.swaps)
         self.metrics.refused.set(self.live.refused)
+        self.metrics.shadowing.clear()
+        if self.shadow is not None and self.shadow.follow.now:
+            self.metrics.shadowing.labels(self.shadow.follow.now.release.version).set(1)
+
+    def refresh(self) -> None:
+        """Follow the registry, and what is its shadow."""
+        self.live.refresh()
+        if self.shadow is not None:
+            self.shadow.follow.refresh()
 
 
 async def _within(seconds: float, work: Awaitable[T]) -> T:

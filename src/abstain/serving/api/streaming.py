@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from typing import Any
 
 from opentelemetry.context import Context as TraceContext
@@ -22,7 +21,7 @@ from abstain.serving.predictor import Decision
 def answer_response(text: str, decision: Decision, holder: ApiKey) -> AnswerResponse:
     """The response about an answer: its text only where it is shown, or `holder` may see withheld ones."""
     visible = decision.show or "withheld" in holder.roles
-    return AnswerResponse(**asdict(decision), answer=(text or None) if visible else None)
+    return AnswerResponse(**vars(decision), answer=(text or None) if visible else None)
 
 
 async def answer_events(

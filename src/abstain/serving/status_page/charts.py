@@ -6,9 +6,11 @@ Each has a title and a description for who does not see it; the table below them
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from markupsafe import Markup, escape
 
+from abstain.data.decision_log.monitored import MonitoredWindow
 from abstain.serving.status_page.figures import Day
 
 WIDTH, HEIGHT = 320, 190
@@ -26,13 +28,15 @@ def decisions_chart(days: Sequence[Day]) -> Markup:
             count = getattr(day, kind)
             if count:
                 y, height = _y(below + count, most), _y(below, most) - _y(below + count, most)
-                width = 0.72 * _step(days)
-                x = _x(at, days) - width / 2
+                width = 0.72 * _step(len(days))
+                x = _x(at, len(days)) - width / 2
                 bars.append(f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>')
                 below += count
     totals = {kind: sum(getattr(day, kind) for day in days) for kind in KINDS}
     said = ", ".join(f"{count:,} {kind}" for kind, count in totals.items())
-    return _chart("decisions", "Decisions a day", f"In {len(days)} days: {said}.", days, most, f"{most:,.0f}", bars)
+    return _chart(
+        "decisions", "Decisions a day", f"In {len(days)} days: {said}.", _dates(days), most, f"{most:,.0f}", bars
+    )
 
 
 def coverage_chart(days: Sequence[Day]) -> Markup:
@@ -40,8 +44,8 @@ def coverage_chart(days: Sequence[Day]) -> Markup:
     decided = sum(day.total for day in days)
     shown = sum(day.shown for day in days)
     said = f"In {len(days)} days {shown / decided:.0%} of {decided:,} answers." if decided else "No decisions."
-    line = _line("show", [day.coverage for day in days], days, 1.0)
-    return _chart("coverage", "Coverage: share of answers shown", said, days, 1.0, "100 %", line)
+    line = _line("show", [day.coverage for day in days], 1.0)
+    return _chart("coverage", "Coverage: share of answers shown", said, _dates(days), 1.0, "100 %", line)
 
 
 def latency_chart(days: Sequence[Day]) -> Markup:
@@ -49,18 +53,29 @@ def latency_chart(days: Sequence[Day]) -> Markup:
     highest = [day.p99_ms for day in days if day.p99_ms is not None]
     most = _rounded_up(max(highest, default=1.0))
     lines = [
-        *_line("p50", [day.p50_ms for day in days], days, most),
-        *_line("p99", [day.p99_ms for day in days], days, most),
+        *_line("p50", [day.p50_ms for day in days], most),
+        *_line("p99", [day.p99_ms for day in days], most),
     ]
     label = f"{most:,.0f} ms" if most < 10_000 else f"{most / 1000:,.0f} s"
     said = f"The slowest day's p99 is {max(highest):,.0f} ms." if highest else "No decisions."
-    return _chart("latency", "Latency: p50 and p99", said, days, most, label, lines)
+    return _chart("latency", "Latency: p50 and p99", said, _dates(days), most, label, lines)
+
+
+def history_chart(windows: Sequence[MonitoredWindow]) -> Markup:
+    """Coverage and precision by window of the monitoring, one or more."""
+    coverage = [one.figures["coverage"] for one in windows]
+    precision = [(one.figures["precision"] or {}).get("precision") for one in windows]
+    alarms = sum(bool(one.alarms) for one in windows)
+    said = f"{len(windows)} windows, {alarms} with an alarm. Newest: {windows[-1].headline}."
+    lines = [*_line("show", precision, 1.0), *_line("p99", coverage, 1.0)]
+    ends = [one.end for one in windows]
+    return _chart("history", "Coverage and precision by window", said, ends, 1.0, "100 %", lines)
 
 
 def _chart(
-    name: str, title: str, said: str, days: Sequence[Day], most: float, label: str, marks: Sequence[str]
+    name: str, title: str, said: str, dates: Sequence[datetime], most: float, label: str, marks: Sequence[str]
 ) -> Markup:
-    """Axes, days and `marks` of a chart whose y axis goes from 0 to `most`, labelled `label`."""
+    """Axes, first and last of `dates`, and `marks` of a chart whose y axis goes from 0 to `most`, labelled `label`."""
     bottom = HEIGHT - BOTTOM
     grid = "".join(
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{_y(part * most, most):.1f}" '
@@ -68,8 +83,8 @@ def _chart(
         for part in (0, 0.5, 1)
     )
     ends = "".join(
-        f'<text x="{_x(at, days):.1f}" y="{bottom + 16}" text-anchor="{anchor}">{days[at].date:%d %b}</text>'
-        for at, anchor in ((0, "start"), (len(days) - 1, "end"))
+        f'<text x="{_x(at, len(dates)):.1f}" y="{bottom + 16}" text-anchor="{anchor}">{dates[at]:%d %b}</text>'
+        for at, anchor in ((0, "start"), (len(dates) - 1, "end"))
     )
     scale = (
         f'<text x="{LEFT - 6}" y="{TOP + 9}" text-anchor="end">{escape(label)}</text>'
@@ -82,27 +97,31 @@ def _chart(
     )
 
 
-def _line(kind: str, values: Sequence[float | None], days: Sequence[Day], most: float) -> list[str]:
-    """A line through the days that have a value, broken where one has none, with a dot on each."""
+def _line(kind: str, values: Sequence[float | None], most: float) -> list[str]:
+    """A line through the days or windows that have a value, broken where one has none, with a dot on each."""
     runs: list[list[str]] = [[]]
     dots = []
     for at, value in enumerate(values):
         if value is None:
             runs.append([])
             continue
-        x, y = f"{_x(at, days):.1f}", f"{_y(value, most):.1f}"
+        x, y = f"{_x(at, len(values)):.1f}", f"{_y(value, most):.1f}"
         runs[-1].append(f"{x},{y}")
         dots.append(f'<circle class="{kind}" cx="{x}" cy="{y}" r="2.5"/>')
     return [*(f'<polyline class="{kind}" points="{" ".join(run)}"/>' for run in runs if len(run) > 1), *dots]
 
 
-def _step(days: Sequence[Day]) -> float:
-    return (WIDTH - LEFT - RIGHT) / len(days)
+def _dates(days: Sequence[Day]) -> list[datetime]:
+    return [day.date for day in days]
 
 
-def _x(at: int, days: Sequence[Day]) -> float:
-    """The middle of a day."""
-    return LEFT + (at + 0.5) * _step(days)
+def _step(count: int) -> float:
+    return (WIDTH - LEFT - RIGHT) / count
+
+
+def _x(at: int, count: int) -> float:
+    """The middle of a day or window, of so many."""
+    return LEFT + (at + 0.5) * _step(count)
 
 
 def _y(value: float, most: float) -> float:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from abstain.config.params import LabelParams
 from abstain.data.decision_log.log import DecisionLog
+from abstain.data.decision_log.monitored import MonitoredWindow
 from abstain.serving.api.live_gate import Release
 from abstain.serving.status_page.figures import Day, Reviewed, days, reviewed_of
 
 KEPT_S = 60.0
+WINDOWS = 26
+"""Windows of the monitoring that the page goes back."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Decisions by day; `reviewed`: None where nothing is live, or nothing that it showed has a review."""
+    """Decisions by day; `reviewed`: None where nothing is live, or nothing that it showed has a review. `windows`: the
+    newest of the monitoring, oldest first."""
 
     days: list[Day]
     reviewed: Reviewed | None
+    windows: Sequence[MonitoredWindow]
 
 
 class KeptFigures:
@@ -47,6 +53,6 @@ class KeptFigures:
     def _compute(self, release: Release | None) -> Figures:
         try:
             reviewed = reviewed_of(self._log, release, self._labels) if release else None
-            return Figures(days(self._log, datetime.now(UTC)), reviewed)
+            return Figures(days(self._log, datetime.now(UTC)), reviewed, self._log.windows(WINDOWS))
         finally:
             self._done_at = time.monotonic()

@@ -15,7 +15,7 @@ import base64
 import hashlib
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC
 from functools import lru_cache
 from pathlib import Path
@@ -33,12 +33,14 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.core.markdown import plain
+from abstain.data.decision_log.monitored import MonitoredWindow
+from abstain.reports.monitored import history_rows, title, window_lines
 from abstain.serving.api.keys import Keys, Role
 from abstain.serving.api.problems import LONGEST, STATUS, Problem
 from abstain.serving.api.schemas import FeedbackRequest
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import interaction
-from abstain.serving.status_page.charts import coverage_chart, decisions_chart, latency_chart
+from abstain.serving.status_page.charts import coverage_chart, decisions_chart, history_chart, latency_chart
 from abstain.serving.status_page.kept_figures import KeptFigures
 from abstain.serving.status_page.sessions import HOURS, Sessions, Visitor
 
@@ -88,6 +90,7 @@ class _Page:
         try:
             figures = await self._figures.of(live.release if live else None)
             told |= {"days": figures.days, "charts": _charts(figures.days), "reviewed": figures.reviewed}
+            told |= _monitoring(figures.windows)
             told |= await asyncio.to_thread(self._withheld, visitor)
         except AbstainError as error:
             told |= {"log_trouble": error.coded, "reviewed": None, "withheld": []}
@@ -275,6 +278,16 @@ def _charts(by_day: Any) -> list[tuple[str, list[tuple[str, str]], Markup]]:
             latency_chart(by_day),
         ),
     ]
+
+
+def _monitoring(windows: Sequence[MonitoredWindow]) -> dict[str, Any]:
+    """The newest window of the monitoring, None where there is none yet, and the history."""
+    if not windows:
+        return {"window": None}
+    newest = windows[-1]
+    lines = window_lines(newest)
+    told = {"window": newest, "window_title": title(newest), "window_lines": lines, "windows": history_rows(windows)}
+    return told | {"history": history_chart(windows)}
 
 
 def _rendered(name: str, status: int, **told: Any) -> Response:

@@ -1,5 +1,7 @@
 """DVC stage `dataset`: the training table, one label and split per answer, validated before it is used."""
 
+from typing import Any
+
 import pandas as pd
 
 from abstain.config.params import Params, QualityParams
@@ -17,14 +19,16 @@ from abstain.stages.shared import artifacts
 def stage(params: Params) -> None:
     store = DataStore(paths.DATA).require_interactions()
     frame, summary = read_training_table(store, params.labels, params.split)
-    require_quality(frame, summary["twins"]["left_out"], store, params.quality)
+    require_quality(frame, summary, store, params.quality)
     write_atomically(paths.DATASET, frame.to_parquet(index=False))
     artifacts.write_json(paths.DATASET_SUMMARY, summary)
 
 
-def require_quality(frame: pd.DataFrame, left_out: int, store: DataStore, params: QualityParams) -> None:
-    """Write the results of the table's suites. Raises `AbstainError` where one of them fails."""
-    result = validate_training(frame, text_digests(store.rows(Interaction)), left_out, params)
+def require_quality(frame: pd.DataFrame, summary: dict[str, Any], store: DataStore, params: QualityParams) -> None:
+    """Write the results of the suites of the table, whose data card is `summary`. Raises `AbstainError` where one of
+    them fails."""
+    digests = text_digests(store.rows(Interaction))
+    result = validate_training(frame, digests, summary["twins"]["left_out"], summary["contradicting"], params)
     artifacts.write_json(paths.QUALITY, result.to_dict())
     if not result.success:
         raise AbstainError(Code.LOW_QUALITY, f"the training table fails validation, {result.first_failure()}")

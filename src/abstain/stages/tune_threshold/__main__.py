@@ -66,6 +66,7 @@ def _answers(rows: pd.DataFrame, served: pd.Series) -> ReviewedAnswers:
         weight=row_weights(rows["inclusion_probability"].to_numpy(float)),
         groups=rows["group"].to_numpy(),
         drawn=bool(rows["drawn"].all()),
+        reviewers=rows["reviewers"].to_numpy() if rows["reviewers"].notna().all() else None,
     )
 
 

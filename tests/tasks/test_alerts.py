@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import threading
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jinja2 import Environment
 
-from abstain.core.errors import AbstainError
 from tasks.server.addresses import post
-from tasks.server.notifications import BODY, NAME, receiver, summary
 from tests.conftest import Project, Up
 from tests.data.builders import row, write_lines
+from tests.tasks.receiver import Receiver
 from tests.tasks.test_server import wait_until
 
 FAILING = """
@@ -48,31 +42,6 @@ for run in (other, failing):
 """
 
 
-class Receiver(ThreadingHTTPServer):
-    """A webhook that keeps its alerts."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.alerts: list[dict[str, Any]] = []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/hook/secret"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        assert isinstance(self.server, Receiver)
-        self.server.alerts.append(json.loads(body))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing on the terminal."""
-
-
 @pytest.fixture
 def listener() -> Iterator[Receiver]:
     with Receiver() as listening:
@@ -80,8 +49,9 @@ def listener() -> Iterator[Receiver]:
         listening.shutdown()
 
 
-def automations(ui: str) -> list[str]:
-    return [automation["name"] for automation in post(f"{ui}/api/automations/filter", {})]
+def alerts(ui: str) -> list[str]:
+    found = [automation["name"] for automation in post(f"{ui}/api/automations/filter", {})]
+    return sorted(name for name in found if "alert" in name)
 
 
 def ui_of(up: subprocess.CompletedProcess[str]) -> str:
@@ -92,17 +62,19 @@ def ui_of(up: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.mark.slow
 def test_failed_run_posts_one_alert_and_none_without_a_webhook(up: Up, listener: Receiver) -> None:
+    listener.statuses = [500]  # which is asked again
     with_it = up.call("up", listener.url)
     ui = ui_of(with_it)
-    assert f"failed runs are posted to 127.0.0.1:{listener.server_port}\n" in with_it.stdout
+    assert f"alerts       posted to 127.0.0.1:{listener.server_port}\n" in with_it.stdout
     assert "secret" not in with_it.stdout
     again = up.call("up", listener.url)
     assert ui_of(again) == ui and again.stdout.startswith("already up: http://127.0.0.1:"), again.stdout
-    assert automations(ui) == [NAME]
+    assert "8 unchanged" in again.stdout
+    assert alerts(ui) == [f"abstain-alert-{name}" for name in ("alarm", "failed", "rejected", "silence")]
 
     run = up.project.command(["python", "-c", FAILING])
     assert "failed: A105: batch refused" in run.stdout, run.stdout + run.stderr
-    wait_until(lambda: bool(listener.alerts), 20)
+    wait_until(lambda: bool(listener.alerts), 60)
     subject, message, link = listener.alerts[0]["text"].split("\n")
     assert subject == "ingest: run tuesday has failed"
     assert "CodedFailure: A105: batch refused, nothing accepted: 3 of 4 rows fail: fix them" in message
@@ -113,38 +85,9 @@ def test_failed_run_posts_one_alert_and_none_without_a_webhook(up: Up, listener:
 
     without = up.call("up")
     assert "none: set ABSTAIN_ALERT_URL" in without.stdout
-    assert automations(ui) == []
+    assert alerts(ui) == []
     assert up.project.command(["python", "-c", FAILING]).returncode == 0
     assert len(listener.alerts) == 1  # neither the flow that is not watched, nor the run without a webhook
-
-
-def test_receiver_of_an_invalid_or_old_variable_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    for bad in ("oncall@example.org", "ftp://example.org", "https://"):
-        monkeypatch.setenv("ABSTAIN_ALERT_URL", bad)
-        with pytest.raises(AbstainError, match=r"^environment variable ABSTAIN_ALERT_URL: not an http\(s\) URL$"):
-            receiver()
-    monkeypatch.setenv("ABSTAIN_ALERT_URL", " ")
-    assert receiver() is None
-    assert summary("https://hooks.example.org/services/T0/secret") == "failed runs are posted to hooks.example.org"
-    monkeypatch.setenv("ABSTAIN_PAGE_URL", "https://hooks.example.org")
-    with pytest.raises(AbstainError, match="^environment variable ABSTAIN_PAGE_URL is now ABSTAIN_ALERT_URL"):
-        receiver()
-
-
-@pytest.mark.parametrize(
-    ("message", "begin"),
-    [
-        ("Flow run failed: CodedFailure: A105: batch refused", "Flow run failed: CodedFailure: A105: batch"),
-        ("Flow run failed: KeyError: 'x'", "A504: Flow run failed: KeyError"),
-        (None, "A504: "),
-    ],
-)
-def test_alert_has_a_code_whatever_ended_the_run(message: str | None, begin: str) -> None:
-    templates = Environment(autoescape=False)
-    templates.filters["ui_url"] = lambda run: run["url"]
-    run = {"url": "http://ui/run", "state": {"message": message}}
-    text = templates.from_string(BODY).render(flow_run=run)
-    assert text.startswith(begin) and text.endswith("\nhttp://ui/run")
 
 
 @pytest.mark.slow

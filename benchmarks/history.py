@@ -1,0 +1,207 @@
+"""What commands take after a year of nights, beside what they take early on: CPU time, and work that is counted.
+
+    python -m benchmarks.history .abstain/demo
+
+The project, as `abstain demo` leaves it, is copied twice: one copy gets 10 versions in 70 nights, the other 52 versions
+in 365 nights with about a hundred records (benchmarks/simulated_history.py). Each command runs in both by turns. CPU
+time is of the command with all processes that it has waited for; the calls of git and DVC are those of tasks/shell.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+OPEN, OTHER = "--open", "--other-candidate"
+"""Words that `run_counted` takes: open what is served; have another candidate than production's judged."""
+COMMANDS = (
+    ("plan", ("plan",)),
+    ("retrain, nothing new", ("retrain",)),
+    ("promote, nothing new", ("promote",)),
+    ("promote, judged", (OTHER, "promote", "--accept-new-holdout", "a year of nights")),
+    ("status", ("status",)),
+    ("score", ("score", "--question", "What is the charge?", "--answer", "2 euros.", "--context", "It is 2 euros.")),
+    ("serve, until it is open", (OPEN,)),
+    ("review export", ("review", "export", "-o", "{scratch}/reviews.xlsx", "--since", "{since}", "-n", "20")),
+    ("kb search", ("kb", "search", "What is the charge?")),
+    ("quarantine list", ("quarantine", "list")),
+    ("ingest, nothing new", ("ingest",)),
+    ("rollback", ("rollback", "--reason", "a benchmark")),
+    ("erase-user", ("erase-user", "{user}")),
+    ("retention", ("retention",)),
+    ("backup", ("backup", "{scratch}/backup")),
+)
+ROOT = Path(__file__).resolve().parents[1]
+COUNTS = "ABSTAIN_BENCH_COUNTS"
+HISTORIES = {"few": (70, 10, 10), "many": (365, 52, 48)}
+"""Nights, versions and rejected candidates."""
+
+
+@dataclass
+class Taken:
+    """What the runs of a command took: seconds of CPU of each, and the calls that the last one made."""
+
+    seconds: list[float] = field(default_factory=list)
+    calls: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("project", type=Path, help="a project after `abstain demo`")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", help="names of commands")
+    options = parser.parse_args(arguments)
+    print("| command | CPU, 10 versions | CPU, 52 versions | ratio | calls |\n| --- | --: | --: | --: | --- |")
+    for name, few, many in compare(options.project, options.only or dict(COMMANDS), options.rounds):
+        print(line(name, few, many), flush=True)
+
+
+def compare(project: Path, names: Collection[str], rounds: int) -> Iterator[tuple[str, Taken, Taken]]:
+    """What each command takes after few versions and after many, measured by turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        copies = {which: copy_with_history(project, Path(folder) / which, which) for which in HISTORIES}
+        for name, command in COMMANDS:
+            if name not in names:
+                continue
+            taken = {which: Taken() for which in HISTORIES}
+            for _ in range(rounds):
+                for which, copy in copies.items():
+                    measure(copy, command, taken[which])
+            yield name, taken["few"], taken["many"]
+
+
+def line(name: str, few: Taken, many: Taken) -> str:
+    """A row of the table: medians."""
+    low, high = few.median, many.median
+    calls = {
+        which: ", ".join(f"{count} {one}" for one, count in sorted(taken.calls.items()))
+        for which, taken in (("few", few), ("many", many))
+    }
+    same = calls["few"] if calls["few"] == calls["many"] else f"{calls['few']} -> {calls['many']}"
+    return f"| {name} | {low:.1f} s | {high:.1f} s | {high / low:.2f} | {same} |"
+
+
+def copy_with_history(project: Path, copy: Path, which: str) -> Path:
+    """A copy of the project, its home in it, that has had `HISTORIES[which]`."""
+    shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns("workspace", "releases"))
+    nights, versions, rejected = HISTORIES[which]
+    make = (
+        "from benchmarks.simulated_history import simulate; from tasks.workspace import open_workspace\n"
+        f"with open_workspace() as workspace: simulate(workspace, {nights}, {versions}, {rejected})"
+    )
+    subprocess.run([sys.executable, "-P", "-c", make], cwd=copy, env=environment(copy), check=True)
+    return copy
+
+
+def environment(project: Path) -> dict[str, str]:
+    return os.environ | {
+        "ABSTAIN_HOME": str(project / ".abstain"),
+        "PREFECT_HOME": str(project / ".abstain" / "prefect"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }
+
+
+def measure(project: Path, command: tuple[str, ...], taken: Taken) -> None:
+    """Run `abstain COMMAND`, which may change the git state and finds no bundle fetched; then restore the state."""
+    shutil.rmtree(project / ".abstain" / "releases", ignore_errors=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in ("origin.git", "workspace"):
+            shutil.copytree(project / ".abstain" / name, Path(scratch) / name, symlinks=True)
+        counts = Path(scratch) / "counts.json"
+        since = f"{datetime.now(UTC) - timedelta(days=80):%Y-%m-%d}"
+        words = [word.format(scratch=scratch, since=since, user=some_user(project)) for word in command]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", "from benchmarks.history import run_counted; run_counted()", *words],
+            cwd=project,
+            env=environment(project) | {COUNTS: str(counts)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        printed = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise SystemExit(f"abstain {' '.join(words)} failed:\n{printed[-2000:]}")
+        taken.seconds.append(usage.ru_utime + usage.ru_stime)
+        taken.calls = json.loads(counts.read_text())
+        for name in ("origin.git", "workspace"):
+            shutil.rmtree(project / ".abstain" / name)
+            shutil.move(Path(scratch) / name, project / ".abstain" / name)
+
+
+def some_user(project: Path) -> str:
+    """A user with a thumb in the data."""
+    file = next((project / ".abstain" / "workspace" / "data" / "feedback").glob("*.jsonl"))
+    return str(json.loads(file.read_text().partition("\n")[0])["user"])
+
+
+def run_counted() -> None:
+    """`abstain` with the arguments of this process, its calls of git and DVC written to the file that COUNTS names."""
+    from abstain_cli.app import main as abstain
+    from tasks import shell
+
+    if sys.argv[1] == OTHER:
+        del sys.argv[1]
+        _have_another_candidate()
+    calls: Counter[str] = Counter()
+    execute = shell._execute
+
+    def counting(command, *rest):  # type: ignore[no-untyped-def]
+        calls[command[0]] += 1
+        return execute(command, *rest)
+
+    shell._execute = counting
+    try:
+        if sys.argv[1:] == [OPEN]:
+            _open_release()
+        else:
+            abstain()
+    finally:
+        Path(os.environ[COUNTS]).write_text(json.dumps(calls))
+
+
+def _have_another_candidate() -> None:
+    """Let what is in production have been made by another candidate than the workspace's."""
+    from abstain.core import paths
+    from abstain.release.registry import load_registry
+    from tasks.git_commit import commit, push
+    from tasks.workspace import open_workspace
+
+    with open_workspace() as workspace:
+        file = workspace.path / paths.REGISTRY
+        registry = load_registry(file)
+        live = registry.history[-1].model_copy(update={"candidate": "0" * 64})
+        file.write_text(registry.model_copy(update={"history": (*registry.history[:-1], live)}).to_json())
+        commit(workspace, "Another candidate", paths.REGISTRY)
+        push(workspace)
+
+
+def _open_release() -> None:
+    """What `abstain serve` does before it answers: find, fetch and smoke-test the version in production."""
+    from tasks.live_release import OriginReleases
+
+    releases = OriginReleases()
+    live = releases.live()
+    assert live is not None
+    releases.fetch(live)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""A history of nights, simulated: commits, promoted versions with bundles that can be served, and records.
+
+Of each night there is a commit with thumbs of its own in data/, and with another output of a stage; of some, a version.
+The last commit has the data and the lock of the first one again, so nothing is stale there, and its candidate is what
+is in production. Everything is written into the DVC cache and remote of the home, and pushed to the origin at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.learning.estimators.onnx_probe import stamp
+from abstain.release.registry import Event, Registry, load_registry, tag_of
+from tasks.decision_record import write_record
+from tasks.release_bundle import bundle_digest, sha256
+from tasks.shell import git, run
+from tasks.workspace import BRANCH, Workspace
+
+OUTPUT = "artifacts/choice.json"
+"""The output of a stage that differs from night to night."""
+Files = dict[str, bytes]
+
+
+class DvcObjects:
+    """The cache and the remote of the home, written without DVC: 365 `dvc add` would take longer than a year's runs."""
+
+    def __init__(self) -> None:
+        home = load_settings().home.resolve()
+        self._roots = [home / "dvc-cache" / "files" / "md5", home / "dvc-remote" / "files" / "md5"]
+
+    def read(self, digest: str) -> bytes:
+        """The object with this digest, a folder's list with its suffix `.dir`."""
+        return (self._roots[0] / digest[:2] / digest[2:]).read_bytes()
+
+    def add(self, content: bytes, suffix: str = "") -> str:
+        """Store an object; its digest."""
+        digest = hashlib.md5(content, usedforsecurity=False).hexdigest() + suffix
+        for root in self._roots:
+            file = root / digest[:2] / digest[2:]
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+        return digest
+
+    def add_folder(self, entries: dict[str, str]) -> str:
+        """Store the list of a folder's files (path -> digest); its digest."""
+        listed = [{"md5": digest, "relpath": path} for path, digest in sorted(entries.items())]
+        return self.add(json.dumps(listed, sort_keys=True).encode(), ".dir")
+
+    def entries(self, digest: str) -> dict[str, str]:
+        return {one["relpath"]: one["md5"] for one in json.loads(self.read(digest))}
+
+
+@dataclass
+class NightlyHistory:
+    """What the nights are made of, from a project with one promoted version."""
+
+    workspace: Workspace
+    objects: DvcObjects
+    registry: Registry
+    entries: dict[str, str]
+    lock: dict[str, Any]
+    record: dict[str, Any]
+    bundle: dict[str, bytes]
+    commits: list[tuple[datetime, str, Files, str | None]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, workspace: Workspace) -> NightlyHistory:
+        root, objects = workspace.path, DvcObjects()
+        registry = load_registry(root / paths.REGISTRY)
+        assert registry.version is not None
+        pointer = yaml.safe_load((root / "data.dvc").read_text())
+        record = json.loads((root / paths.APPROVALS / f"{registry.version}.json").read_text())
+        del record["seal"]
+        bundle = {
+            one.relative_to(root / paths.RELEASE).as_posix(): one.read_bytes()
+            for one in (root / paths.RELEASE).rglob("*")
+            if one.is_file()
+        }
+        lock = yaml.safe_load((root / "dvc.lock").read_text())
+        return cls(workspace, objects, registry, objects.entries(pointer["outs"][0]["md5"]), lock, record, bundle)
+
+    def night(self, number: int, at: datetime) -> None:
+        """Thumbs of one user, and another output."""
+        by = {"user": f"u-{number:020x}", "thumb": "up", "comment": None}
+        line = json.dumps({"interaction_id": f"night-{number}", "given_at": f"{at:%Y-%m-%dT%H:%M:%SZ}", **by})
+        self.entries[f"feedback/night-{number:03}.jsonl"] = self.objects.add(f"{line}\n".encode())
+        for stage in self.lock["stages"].values():
+            for out in stage.get("outs", ()):
+                if out["path"] == OUTPUT:
+                    out["md5"] = self.objects.add(json.dumps({"night": number}).encode())
+        files = {
+            "data.dvc": _pointer(self.objects.add_folder(self.entries), "data"),
+            "dvc.lock": yaml.dump(self.lock, Dumper=yaml.CSafeDumper, sort_keys=False).encode(),
+        }
+        self.commits.append((at, f"Retrain: night {number}", files, None))
+
+    def promote(self, minor: int, at: datetime, candidate: str) -> None:
+        """Version v1.`minor`.0, the bundle of the first one with its own name and record."""
+        version, folder = f"v1.{minor}.0", Path(self._scratch.name)
+        record = {**self.record, "version": version, "decided_at": at.isoformat(), "candidate_sha256": candidate}
+        bundle = folder / "release"
+        for name, content in {**self.bundle, "approval.json": json.dumps(record).encode()}.items():
+            (bundle / name).parent.mkdir(parents=True, exist_ok=True)
+            (bundle / name).write_bytes(content)
+        stamp(bundle / paths.RELEASED_ONNX.name, bundle / paths.RELEASED_ONNX.name, {"version": version})
+        entries = {
+            one.relative_to(bundle).as_posix(): self.objects.add(one.read_bytes())
+            for one in bundle.rglob("*")
+            if one.is_file()
+        }
+        first = self.registry.history[0]
+        own = {"sha256": sha256(bundle / paths.RELEASED_ONNX.name), "bundle_sha256": bundle_digest(bundle)}
+        event = Event(**{**first.model_dump(), "version": version, "candidate": candidate, "at": at, **own})
+        self.registry = self.registry.promoted(event)
+        name = paths.APPROVALS / f"{version}.json"
+        files = {
+            "release.dvc": _pointer(self.objects.add_folder(entries), "release"),
+            str(paths.REGISTRY): self.registry.to_json().encode(),
+            str(name): self._sealed(record),
+        }
+        self.commits.append((at, f"Promote probe {version}", files, tag_of(version)))
+
+    def reject(self, number: int, at: datetime) -> None:
+        """The record of a candidate that was compared with production, and not promoted."""
+        candidate = _digest(f"rejected {number}")
+        record = {
+            **self.record,
+            "approved": False,
+            "version": None,
+            "decided_at": at.isoformat(),
+            "candidate_sha256": candidate,
+            "inputs_sha256": candidate,
+            "champion": self.registry.version,
+            "reasons": ["A401 not better"],
+        }
+        name = paths.APPROVALS / f"rejected-{candidate[:12]}-{self.record['metrics']['holdout']['digest'][:8]}.json"
+        self.commits.append((at, "Record why a candidate was not promoted", {str(name): self._sealed(record)}, None))
+
+    def push(self, at: datetime) -> None:
+        """End with the data and lock of the workspace as it is, and bring all of it to the origin."""
+        root = self.workspace.path
+        last = {name: (root / name).read_bytes() for name in ("data.dvc", "dvc.lock")}
+        self.commits.append((at, "Retrain: as at first", last, None))
+        stream = Path(self._scratch.name) / "stream"
+        stream.write_bytes(b"".join(_stream(self.commits, self.workspace.git("rev-parse", "HEAD").strip())))
+        run(["sh", "-c", f"git fast-import --quiet --force < {stream}"], root)
+        git(root, "reset", "-q", "--hard", BRANCH)
+        git(root, "push", "-q", "--tags", "origin", f"HEAD:refs/heads/{BRANCH}")
+
+    def _sealed(self, record: dict[str, Any]) -> bytes:
+        file = Path(self._scratch.name) / "record.json"
+        write_record(file, record)
+        return file.read_bytes()
+
+    def __post_init__(self) -> None:
+        self._scratch = tempfile.TemporaryDirectory()
+
+
+def simulate(workspace: Workspace, nights: int, versions: int, rejected: int, until: datetime | None = None) -> None:
+    """Give the project `nights` commits, in all `versions` versions, and records of `rejected` candidates.
+
+    The last night is `until`, by default yesterday. The first version is there already, and its candidate becomes that
+    of the last one.
+    """
+    history = NightlyHistory.of(workspace)
+    end = until or datetime.now(UTC).replace(microsecond=0) - timedelta(days=1)
+    candidate = history.registry.history[-1].candidate
+    first = history.registry.history[-1].model_copy(update={"candidate": _digest("first")})
+    history.registry = Registry(history=(first,))
+    for night in range(nights):
+        at = end - timedelta(days=nights - 1 - night)
+        history.night(night, at)
+        for number in _due(night, nights, rejected):
+            history.reject(number, at)
+        for number in _due(night, nights, versions - 1):
+            is_last = number == versions - 2
+            history.promote(number + 1, at, candidate if is_last else _digest(f"candidate {number}"))
+    history.push(end)
+
+
+def _due(night: int, nights: int, events: int) -> range:
+    """Which of so many events, spread evenly over the nights, are due in this one."""
+    return range(night * events // nights, (night + 1) * events // nights)
+
+
+def _pointer(digest: str, path: str) -> bytes:
+    return yaml.safe_dump({"outs": [{"md5": digest, "hash": "md5", "path": path}]}).encode()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _stream(commits: list[tuple[datetime, str, Files, str | None]], parent: str) -> Iterator[bytes]:
+    """The commits, one on top of the other, and their tags in the format of `git fast-import`."""
+    for number, (at, message, files, tag) in enumerate(commits, start=1):
+        by = f"Abstain <abstain@localhost> {int(at.timestamp())} +0000\n"
+        yield f"commit refs/heads/{BRANCH}\nmark :{number}\ncommitter {by}".encode()
+        yield _data(message.encode()) + (f"from {parent}\n".encode() if number == 1 else b"")
+        for name, content in files.items():
+            yield f"M 100644 inline {name}\n".encode() + _data(content)
+        if tag:
+            yield f"tag {tag}\nfrom :{number}\ntagger {by}".encode() + _data(message.encode())
+
+
+def _data(content: bytes) -> bytes:
+    return f"data {len(content)}\n".encode() + content + b"\n"

@@ -1,0 +1,47 @@
+"""The flow that watches what is live: deployment monitor/daily, or `abstain monitor`."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import flow
+from prefect.states import Completed
+
+from abstain.config.settings import load_settings
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.monitoring.traffic import read_traffic
+from tasks.failures import coded_failures
+from tasks.monitoring import Monitoring, open_log, patiently, read_workspace, run_monitoring
+from tasks.publish_monitoring import publish_monitoring
+from tasks.workspace import open_workspace
+
+
+@flow(validate_parameters=False)
+@coded_failures()
+def monitor(since: str | None = None) -> Any:
+    """Judge the windows of decisions that are not final, and store, publish and report what was found.
+
+    `since`: a day in UTC; windows that end later are judged again. The run's state is named after the newest window's
+    alarms.
+    """
+    settings, now, begin = load_settings(), datetime.now(UTC), None if since is None else _day(since)
+    database = open_log(settings)
+    if database is None:
+        return Completed(name="Quiet: no decisions yet", data=None)
+    with closing(database):
+        traffic = patiently(lambda: read_traffic(database, now))
+        with open_workspace() as workspace:
+            facts = read_workspace(workspace, traffic)
+        result: Monitoring = run_monitoring(database, traffic, facts, settings, now, begin)
+    publish_monitoring(result.windows, result.history)
+    return Completed(name=result.headline, data=result)
+
+
+def _day(text: str) -> datetime:
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        raise AbstainError(Code.USAGE, f"since: '{text}' is no day: write one as in 2026-11-01") from None

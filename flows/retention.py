@@ -1,0 +1,24 @@
+"""The flow that deletes what the policy in params.yaml lets go (section `retention`).
+
+abstain retention          says what would go; --apply deletes it; or, from the Prefect UI: deployment retention/weekly
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from prefect import flow, get_run_logger
+
+from tasks.failures import coded_failures
+from tasks.retention.expired import Expired
+from tasks.retention.policy import clear
+
+
+@flow(validate_parameters=False)
+@coded_failures()
+def retention(apply: bool = False) -> list[Expired]:
+    """What goes, part by part; nothing is deleted without `apply`."""
+    result = clear(datetime.now(UTC), apply=apply)
+    for one in result:
+        get_run_logger().info("%s: %s %s", one.kind, one.count, "deleted" if apply else "would be deleted")
+    return result

@@ -1,0 +1,142 @@
+"""The alarms of a window, one of a kind at most: what its figures must show for each, and how it is said. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from abstain.config.params import MonitoringParams
+from abstain.core.codes import Code
+from abstain.data.decision_log.monitored import Alarm
+from abstain.monitoring.comparison import TEXTS, Difference
+from abstain.monitoring.drift import one_alarm
+
+COMMON, FEW = 0.05, 0.01
+"""The share of the answers that new models must have written, and that of decisions of `OTHER_SPEC`, for an alarm."""
+OTHER_SPEC = (Code.OTHER_VERSION, Code.OTHER_STATES)
+"""The codes of decisions whose states or versions did not fit the live scorer."""
+DRIFTED = frozenset({Code.INPUT_DRIFT, Code.STATE_DRIFT, Code.NEW_TOPICS})
+
+
+@dataclass(frozen=True)
+class WindowFindings:
+    """What alarms of one window are made of.
+
+    `figures`: those of the window, as stored. `compared`: by name, what was judged. `examples`: ids of answers, by what
+    they show.
+    """
+
+    figures: Mapping[str, Any]
+    compared: Mapping[str, Difference]
+    examples: Mapping[str, Sequence[str]]
+
+
+def alarms_of(found: WindowFindings, params: MonitoringParams) -> tuple[Alarm, ...]:
+    """The alarms, in the order of their codes."""
+    raised = [*_of_reviews(found, params), *_of_drift(found, params), *_of_decisions(found, params)]
+    return tuple(sorted(raised, key=lambda alarm: alarm.code))
+
+
+def _of_reviews(found: WindowFindings, params: MonitoringParams) -> Iterator[Alarm]:
+    promise, calibration = found.figures["promise"], found.figures["calibration"]
+    if promise and promise["broken"]:
+        kept = "at least" if promise["metric"] == "precision" else "at most"
+        yield Alarm(
+            Code.PROMISE_BROKEN,
+            f"{promise['metric'].replace('_', ' ')} {promise['estimate']:.3f} ({promise['low']:.3f} to "
+            f"{promise['high']:.3f}) by {promise['reviews']:,} reviews about {promise['documents']:,} documents since "
+            f"the version is live, {kept} {promise['target']:g} was promised",
+            tuple(found.examples["incorrect"]),
+        )
+    if calibration and calibration["p_value"] <= params.level:
+        less = "less" if calibration["difference"] < 0 else "more"
+        yield Alarm(
+            Code.CALIBRATION_OFF,
+            f"reviewed answers are {abs(calibration['difference']):.3f} {less} often correct than their probabilities "
+            f"say (95 % interval {calibration['low']:+.3f} to {calibration['high']:+.3f}), by "
+            f"{calibration['reviews']:,} reviews",
+            tuple(found.examples["miscalibrated"]),
+        )
+
+
+def _of_drift(found: WindowFindings, params: MonitoringParams) -> Iterator[Alarm]:
+    texts = {name: found.compared[name] for name in TEXTS if name in found.compared}
+    p_values = {name: one.p_value for name, one in texts.items() if one.p_value is not None}
+    if p_values and one_alarm(p_values.values()) <= params.level:
+        first = min(p_values, key=lambda name: p_values[name])
+        drifted = [name for name, value in p_values.items() if value * len(p_values) <= params.level]
+        yield Alarm(
+            Code.INPUT_DRIFT,
+            f"{', '.join(drifted or [first])} differ from those before under this version "
+            f"(p = {one_alarm(p_values.values()):.2g})",
+            texts[first].examples,
+        )
+    if states := _significant(found, "states", params):
+        yield Alarm(
+            Code.STATE_DRIFT,
+            f"the hidden states of answers differ from those before under this version (p = {states.p_value:.2g})",
+            states.examples,
+        )
+    if topics := _significant(found, "topics", params):
+        yield Alarm(
+            Code.NEW_TOPICS,
+            f"{topics.figures['share']:.1%} of the questions are unlike any before, {topics.figures['expected']:.1%} "
+            f"are expected (p = {topics.p_value:.2g})",
+            topics.examples,
+        )
+
+
+def _of_decisions(found: WindowFindings, params: MonitoringParams) -> Iterator[Alarm]:
+    figures = found.figures
+    unknown = found.compared.get("chunks")
+    if unknown and unknown.figures["share"] > params.max_unknown_chunks:
+        yield Alarm(
+            Code.UNKNOWN_CHUNKS,
+            f"{unknown.figures['share']:.1%} of the answers rest on chunks that data/ does not know, "
+            f"{params.max_unknown_chunks:.1%} allowed",
+            unknown.examples,
+        )
+    if changed := _changed_model(found):
+        yield Alarm(Code.MODEL_CHANGED, changed[0], tuple(changed[1]))
+    if (figures["unavailable"] or 0) > params.max_unavailable:
+        by_code = ", ".join(f"{code} {count:,}" for code, count in figures["unavailable_codes"].items())
+        yield Alarm(
+            Code.MANY_UNAVAILABLE,
+            f"{figures['unavailable']:.1%} of {figures['decisions']:,} answers got no decision, "
+            f"{params.max_unavailable:.1%} allowed{f': {by_code}' if by_code else ''}",
+            tuple(found.examples["unavailable"]),
+        )
+    if coverage := _significant(found, "coverage", params):
+        yield Alarm(
+            Code.COVERAGE_CHANGED,
+            f"{coverage.figures['now']:.1%} of the answers are shown, {coverage.figures['before']:.1%} before under "
+            f"this version (p = {coverage.p_value:.2g})",
+            coverage.examples,
+        )
+    for what, quiet in figures["feed"].items():
+        if quiet and quiet["is_dead"]:
+            yield Alarm(
+                Code.FEED_DEAD,
+                f"no {what} for {quiet['hours']:,.0f} hours, {quiet['longest']:,.0f} at most before",
+            )
+            break
+
+
+def _changed_model(found: WindowFindings) -> tuple[str, Sequence[str]] | None:
+    """What is said of another model or layout, and examples of it."""
+    figures, writers = found.figures, found.compared.get("writers")
+    if writers and writers.figures["new"] >= COMMON:
+        new = [name for name in writers.figures["now"] if name not in writers.figures["before"]]
+        return f"{writers.figures['new']:.1%} of the answers are by {', '.join(new)}, not seen before", writers.examples
+    misfits = {code: count for code, count in figures["unavailable_codes"].items() if code in OTHER_SPEC}
+    if figures["decisions"] and sum(misfits.values()) >= max(1, FEW * figures["decisions"]):
+        said = ", ".join(f"{code} {count:,}" for code, count in misfits.items())
+        return f"what was given does not fit the live scorer: {said} decisions", found.examples["unavailable"]
+    return None
+
+
+def _significant(found: WindowFindings, name: str, params: MonitoringParams) -> Difference | None:
+    """The comparison `name`, where it was judged and differs."""
+    one = found.compared.get(name)
+    return one if one and one.p_value is not None and one.p_value <= params.level else None

@@ -1,0 +1,241 @@
+"""The monitoring of one log: its windows, each with figures and alarms, from the log, data/ and the registry alone.
+
+Notes:
+
+* Nothing but its results is kept between two runs: the same inputs give the same windows.
+* A window that is stored is compared with those before it once: what decisions were like does not change. What reviews
+  say of it is brought up to date until it is `YOUNG` no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from abstain.config.params import LLMParams, MonitoringParams
+from abstain.core.contracts import Interaction
+from abstain.core.errors import AbstainError
+from abstain.data.decision_log.monitored import MonitoredWindow
+from abstain.data.store.splits import by_how_chosen
+from abstain.monitoring import comparison, figures
+from abstain.monitoring.alarms import WindowFindings, alarms_of
+from abstain.monitoring.comparison import EXAMPLES, Difference, SampledAnswers, finite
+from abstain.monitoring.expected_precision import calibration_check
+from abstain.monitoring.feed import silence
+from abstain.monitoring.promise_test import Promise, ReviewBatch, test_promise
+from abstain.monitoring.reviewed import review_batches, shown_that_count
+from abstain.monitoring.traffic import Traffic
+from abstain.monitoring.windows import DayRange, cut
+
+YOUNG = timedelta(days=30)
+"""A window that ended longer ago is final."""
+SEED = 0
+
+
+@dataclass(frozen=True)
+class WatchedVersion:
+    """A version that was live: what it promises (None: nothing), and the base model whose states it reads."""
+
+    name: str
+    promise: Promise | None
+    llm: LLMParams | None = None
+
+
+class AnswerSource(Protocol):
+    """Where texts, embeddings and states come from."""
+
+    def interactions(self, ids: Sequence[str], /) -> Mapping[str, Interaction]: ...
+
+    def embed(self, texts: Sequence[str], /) -> np.ndarray: ...
+
+    def states(self, llm: LLMParams, rows: Sequence[Interaction], /) -> tuple[np.ndarray, np.ndarray]:
+        """`comparison.States`. Raises `AbstainError` where the model is not on this machine."""
+        ...
+
+
+@dataclass(frozen=True)
+class MonitoringInputs:
+    """`reviewed`: `reviewed_answers` of `traffic`. `known_chunks`: ids; None where no handbook was ingested."""
+
+    traffic: Traffic
+    reviewed: pd.DataFrame
+    known_chunks: frozenset[str] | None
+    versions: Mapping[str, WatchedVersion]
+    source: AnswerSource
+
+
+def monitor(
+    inputs: MonitoringInputs,
+    stored: Sequence[MonitoredWindow],
+    params: MonitoringParams,
+    now: datetime,
+    since: datetime | None = None,
+) -> list[MonitoredWindow]:
+    """The windows that are not final, oldest first; of a version that is not stored, those that are young.
+
+    `since`: windows that end later are computed again, final or not.
+    """
+    found = []
+    for name in pd.unique(inputs.traffic.decisions["version"]):
+        found += _OneVersion(inputs, str(name), stored, params, now, since).windows()
+    return sorted(found, key=lambda window: (window.end, window.start))
+
+
+class _OneVersion:
+    """The windows of one version."""
+
+    def __init__(
+        self,
+        inputs: MonitoringInputs,
+        name: str,
+        stored: Sequence[MonitoredWindow],
+        params: MonitoringParams,
+        now: datetime,
+        since: datetime | None,
+    ) -> None:
+        self._inputs, self._params, self._now, self._since = inputs, params, now, since
+        self._version = inputs.versions.get(name, WatchedVersion(name, None))
+        self._stored = {(one.start, one.end): one for one in stored if one.version == name}
+        self._others = [one for one in stored if one.version != name]
+        self._decisions = inputs.traffic.decisions[inputs.traffic.decisions["version"] == name]
+        self._reviewed = inputs.reviewed[inputs.reviewed["version"] == name]
+        self._counted, self._apart = shown_that_count(self._reviewed)
+        self._calibrating, _ = by_how_chosen(self._reviewed)
+        self._batches = review_batches(self._counted, self._decisions)
+
+    def windows(self) -> list[MonitoredWindow]:
+        ranges = cut(self._version.name, self._decisions["day"], self._reviewed["arrived"], self._params, self._now)
+        found: list[MonitoredWindow] = []
+        for days in filter(self._is_wanted, ranges):
+            earlier = {(one.version, one.start): one for one in (*self._others, *self._stored.values(), *found)}
+            ended = [one.figures for one in earlier.values() if one.end <= days.start]
+            found.append(self._window(days, ended, is_newest=days is ranges[-1]))
+        return found
+
+    def _is_wanted(self, days: DayRange) -> bool:
+        if self._is_asked_for(days):
+            return True
+        known = self._stored.get((days.start, days.end))
+        return not known.is_final if known else days.end > self._now - YOUNG
+
+    def _is_asked_for(self, days: DayRange) -> bool:
+        return self._since is not None and days.end > self._since
+
+    def _window(self, days: DayRange, earlier: Sequence[Mapping[str, Any]], *, is_newest: bool) -> MonitoredWindow:
+        own = self._decisions[days.of(self._decisions["decided_at"])]
+        arrived = self._reviewed[days.of(self._reviewed["arrived"])]
+        known = self._stored.get((days.start, days.end))
+        if known and not self._is_asked_for(days) and known.figures["decisions"] == len(own):
+            compared = {name: Difference.from_json(of) for name, of in known.figures["compared"].items()}
+            told = dict(known.figures)
+        else:
+            before = self._decisions[self._decisions["decided_at"] < days.start]
+            told, compared = self._of_decisions(own, before)
+        promise = self._promise(None if is_newest else days.end, known.figures["promise"] if known else None)
+        told |= {"promise": promise, "feed": self._feed() if is_newest else {}, "record": figures.record_of(earlier)}
+        told |= self._of_reviews(days, own, arrived)
+        told |= {"compared": {name: asdict(one) for name, one in compared.items()}}
+        alarms = alarms_of(WindowFindings(told, compared, _examples(own, arrived)), self._params)
+        as_stored = json.loads(json.dumps(told, allow_nan=False))
+        return MonitoredWindow(days.version, days.start, days.end, as_stored, alarms, days.end <= self._now - YOUNG)
+
+    def _of_decisions(self, own: pd.DataFrame, before: pd.DataFrame) -> tuple[dict[str, Any], dict[str, Difference]]:
+        """The figures of the decisions `own`, and how they differ from those `before`."""
+        source = self._inputs.source
+        window = comparison.draw(own, source.interactions)
+        told = figures.decision_figures(own, before) | {"expected": figures.expected(window), "notes": []}
+        reference = comparison.draw(before, source.interactions)
+        compared = {"writers": comparison.writers(reference, window)}
+        if self._inputs.known_chunks is not None:
+            compared["chunks"] = comparison.unknown_chunks(window, self._inputs.known_chunks)
+        else:
+            told["notes"].append("unknown chunks are not judged: no handbook was ingested")
+        if len(before) < min(self._params.min_decisions, len(own)):
+            told["notes"].append("drift is not judged: too few decisions before under this version")
+        elif not (reference.is_enough and window.is_enough):
+            told["notes"].append("drift is not judged: too few answers or documents whose texts are kept")
+        else:
+            compared["coverage"] = comparison.share_drift("shown", reference, window, SEED)
+            compared |= comparison.text_drift(reference, window, source.embed, SEED)
+            compared["states"] = self._states(reference, window)
+        return told, compared
+
+    def _states(self, reference: SampledAnswers, window: SampledAnswers) -> Difference:
+        llm = self._version.llm
+        if llm is None:
+            return Difference(note="not judged: the base model of this version is not known here")
+        try:
+            return comparison.state_drift(reference, window, lambda rows: self._inputs.source.states(llm, rows), SEED)
+        except AbstainError as error:
+            return Difference(note=f"not judged: {error.coded}")
+
+    def _of_reviews(self, days: DayRange, own: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, Any]:
+        """What reviews say: those that arrived in these days, and those of these decisions."""
+        judged = arrived[arrived.index.isin(self._calibrating.index) & arrived["probability"].notna()]
+        return {
+            "reviews": len(arrived),
+            "left_out": self._apart,
+            "volunteers": int((~self._counted["drawn"]).sum()),
+            "precision": figures.reviewed_precision(self._counted[days.of(self._counted["arrived"])]),
+            "calibration": _calibration(judged),
+            "came_of_it": figures.reviewed_precision(self._counted[self._counted.index.isin(own.index)]),
+        }
+
+    def _promise(self, until: datetime | None, known: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """The test of the promise by all reviews that arrived before `until`; None where nothing was promised, or no
+        review came. `known`: a former result, which is taken where it is of the same reviews: each costs a second."""
+        promise = self._version.promise
+        batches = [batch for day, batch in self._batches if until is None or day < until]
+        if promise is None or not batches:
+            return None
+        inputs = _digest(batches, promise, self._params.level)
+        if known and known["inputs"] == inputs:
+            return dict(known)
+        found = test_promise(batches, promise, self._params.level)
+        broken_on = None if found.broken_at is None else f"{self._batches[found.broken_at][0]:%Y-%m-%d}"
+        numbers = {name: finite(getattr(found, name)) for name in ("e_value", "peak", "estimate", "low", "high")}
+        counts = {"reviews": found.reviews, "documents": found.documents, "inputs": inputs}
+        return {**asdict(promise), **numbers, **counts, "broken": found.broken, "broken_on": broken_on}
+
+    def _feed(self) -> dict[str, Any]:
+        """The silence of decisions and of feedback, whatever the version; nothing of one that was replaced."""
+        traffic = self._inputs.traffic
+        if traffic.decisions["version"].iloc[-1] != self._version.name:
+            return {}
+        sides = {"decisions": traffic.decisions["decided_at"], "feedback": traffic.replies["recorded_at"]}
+        found = {name: silence(moments, self._now) for name, moments in sides.items()}
+        return {name: asdict(one) for name, one in found.items() if one}
+
+
+def _digest(batches: Sequence[ReviewBatch], promise: Promise, level: float) -> str:
+    """16 hex digits that differ where the test of the promise may."""
+    told = [(one.correct.tolist(), one.weight.tolist(), one.document.tolist(), one.coverage) for one in batches]
+    return hashlib.sha256(repr((told, promise, level)).encode()).hexdigest()[:16]
+
+
+def _calibration(rows: pd.DataFrame) -> dict[str, Any] | None:
+    """The check of the probabilities of reviewed answers; None for too few."""
+    if len(rows) < figures.MIN_JUDGED or rows["document"].nunique() < comparison.MIN_DOCUMENTS:
+        return None
+    columns = (rows[name].to_numpy() for name in ("probability", "correct", "weight", "document"))
+    found = {name: finite(value) for name, value in asdict(calibration_check(*columns)).items()}
+    return None if found["p_value"] is None else {**found, "reviews": len(rows)}
+
+
+def _examples(own: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, tuple[str, ...]]:
+    """Ids of answers of a window that show something, by what they show."""
+    wrong = arrived[(arrived["decision"] == "show") & ~arrived["correct"].astype(bool)]
+    difference = (arrived["probability"] - arrived["correct"].astype(float)).abs()
+    found = {
+        "incorrect": wrong.index[-EXAMPLES:],
+        "miscalibrated": difference.sort_values(ascending=False).index[:EXAMPLES],
+        "unavailable": own.index[own["decision"] == "unavailable"][-EXAMPLES:],
+    }
+    return {name: tuple(map(str, ids)) for name, ids in found.items()}

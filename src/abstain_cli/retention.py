@@ -1,0 +1,26 @@
+"""`abstain retention`: what has been kept for long enough, and its deletion."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from abstain_cli.terminal import console, size
+
+
+def retention(
+    apply: Annotated[bool, typer.Option("--apply", help="delete it; else nothing is deleted")] = False,
+) -> None:
+    """Say what the policy in params.yaml (section `retention`) lets go, with its bytes; delete it with --apply."""
+    from tasks.server import server_for_run
+
+    with server_for_run():
+        from flows.retention import retention as flow
+
+    result = flow(apply)
+    for one in result:
+        weight = "" if one.bytes is None else f", {size(one.bytes)}"
+        console.print(f"{one.kind:34} {one.count:8,}{weight}{f'; {one.kept}' if one.kept else ''}", soft_wrap=True)
+    total = size(sum(one.bytes or 0 for one in result))
+    console.print(f"{total} deleted" if apply else f"{total} would go: `abstain retention --apply` deletes it")

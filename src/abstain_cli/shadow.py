@@ -1,0 +1,102 @@
+"""`abstain shadow`: a candidate that decides beside production without being obeyed, and what reviews say of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table
+
+from abstain_cli.terminal import console
+
+if TYPE_CHECKING:
+    from abstain.release.shadow import Shadow
+
+app = typer.Typer(
+    help="Let a candidate decide beside production, without being obeyed: set, show, clear, compare.",
+    no_args_is_help=True,
+)
+MEANS = {
+    "better": "it ranks answers better than production; no version was changed: `abstain promote` judges the candidate",
+    "worse": "it ranks answers worse than production: `abstain shadow clear`",
+    "not told apart": "chance explains the difference; more reviews may tell them apart, and are one more look",
+}
+
+
+@app.command("set")
+def set_() -> None:
+    """Make the last candidate the shadow, refused or not, in place of another."""
+    from tasks.promotion import require_candidate
+    from tasks.shadow import set_shadow
+    from tasks.workspace import open_workspace
+
+    with open_workspace() as workspace:
+        require_candidate(workspace)
+        shadow = set_shadow(workspace)
+    console.print(f"{_said(shadow)}; a gate with ABSTAIN_SERVE_SHADOW=shared or full lets it decide", soft_wrap=True)
+
+
+@app.command()
+def show() -> None:
+    """Show which candidate is the shadow, and about how many answers it has decided; no review is looked at."""
+    from abstain.config.settings import decision_log_url, load_settings
+    from abstain.data.decision_log.database import LogDatabase
+    from abstain.data.decision_log.queries import decided_by_both
+    from tasks.shadow import shadow_at
+    from tasks.workspace import origin_snapshot
+
+    shadow = shadow_at(*origin_snapshot())
+    if shadow is None:
+        console.print("there is no shadow: `abstain shadow set` makes the last candidate one")
+        return
+    log = LogDatabase.existing(decision_log_url(load_settings()))
+    pairs = decided_by_both(log, shadow.version, shadow.beside) if log else []
+    alike = sum(pair.shown == pair.would_show for pair in pairs)
+    console.print(f"{_said(shadow)}, since {shadow.at:%Y-%m-%d %H:%M} UTC", soft_wrap=True)
+    console.print(f"decided about by both: {len(pairs):,} answers, {alike:,} of them alike")
+
+
+@app.command()
+def clear() -> None:
+    """Have no shadow any more. What it would have decided stays in the log until its days are over."""
+    from tasks.shadow import clear_shadow
+    from tasks.workspace import open_workspace
+
+    with open_workspace() as workspace:
+        was_there = clear_shadow(workspace)
+    console.print("there is no shadow any more" if was_there else "there was no shadow")
+
+
+@app.command()
+def compare() -> None:
+    """Compare the shadow with production by reviews of answers that both decided about: one look at the hold-out."""
+    from tasks.shadow import review_shadow
+    from tasks.workspace import open_workspace
+
+    with open_workspace() as workspace:
+        found = review_shadow(workspace)
+    record = found.record
+    console.print(_figures(record))
+    for name, counts in record["answers"].items():
+        console.print(f"shown by {name}: {counts['answers']:,} answers, {counts['correct']:,} correct")
+    console.print(f"{record['verdict']}: {record['reasons'][0]}", soft_wrap=True)
+    console.print(MEANS[record["verdict"]], soft_wrap=True)
+    if found.repeated:
+        console.print("nothing was reviewed since: this is the record of that look, and no other was taken")
+
+
+def _said(shadow: Shadow) -> str:
+    return f"{shadow.version} decides beside {shadow.beside}, and is not obeyed"
+
+
+def _figures(record: dict[str, Any]) -> Table:
+    table = Table("figure", record["shadow"], record["champion"], "difference (95 %)")
+    for one in record["comparison"]:
+        values = {key: float("nan") if one[key] is None else one[key] for key in one if key != "figure"}
+        table.add_row(
+            one["figure"],
+            f"{values['challenger']:.3f}",
+            f"{values['champion']:.3f}",
+            f"{values['difference']:+.3f} ({values['low']:+.3f} to {values['high']:+.3f})",
+        )
+    return table

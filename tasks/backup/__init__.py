@@ -1,0 +1,1 @@
+"""Backup of a home to a folder, and restore into an empty one."""

@@ -1,0 +1,34 @@
+"""The events that the flows emit to Prefect, by name: automations are triggered by them."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+# An alarm: of the monitoring, or of a person who contradicts the others. Payload: `code`, `kind`, `text` and `remedy`;
+# that of the monitoring also has `version` and `window`, the day on which that began.
+ALARM = "abstain.alarm"
+# The questions, answers, contexts or hidden states drifted, or new topics came. Payload: `version`, and `codes`.
+DRIFT = "abstain.drift"
+# A portion of new reviews is full, so that a retrain is due: the resource is `abstain.reviews.VERSION.N` for the N-th.
+# Payload: `count`, the reviews that came since the data of the live version, and `version`.
+REVIEWS = "abstain.reviews"
+# An ingest has accepted rows: payload `rows`.
+INGESTED = "abstain.ingested"
+# The gate has rejected a candidate, or did before: payload `code` and `text`; the resource has its sha256.
+REFUSED = "abstain.refused"
+
+
+def emit(name: str, resource: str = "", told: str | None = None, **payload: Any) -> None:
+    """Emit the event `name` about `resource`, by default one of the same name; a run on no server emits nothing.
+
+    What has the same `told` is the same event, however often it is emitted. Within a run, Prefect adds the flow run and
+    its flow as related resources.
+    """
+    from prefect.events import emit_event
+    from prefect.settings import PREFECT_API_URL
+
+    if PREFECT_API_URL.value() is None:  # else Prefect starts a server for it
+        return
+    own_id = None if told is None else uuid5(NAMESPACE_URL, f"{name}/{told}")
+    emit_event(name, resource={"prefect.resource.id": resource or name}, payload=payload, id=own_id)

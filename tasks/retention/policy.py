@@ -1,0 +1,60 @@
+"""The whole policy, part by part: `abstain retention` and the weekly flow."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from abstain.config.params import load_params
+from abstain.config.settings import decision_log_url, load_settings
+from abstain.core import paths
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.expiry import count_expired, delete_expired
+from abstain.release.registry import load_registry
+from tasks.retention.expired import Expired
+from tasks.retention.releases import clear_objects, clear_releases
+from tasks.retention.runs import clear_runs
+from tasks.workspace import open_workspace
+
+
+def clear(now: datetime, *, apply: bool) -> list[Expired]:
+    """What the policy of the origin's params.yaml lets go at `now`; with `apply` it is deleted, else nothing is.
+
+    Raises `AbstainError` where a part cannot be read; what was deleted before stays so.
+    """
+    with open_workspace() as workspace:
+        policy = load_params(workspace.path / paths.PARAMS).retention
+        registry = load_registry(workspace.path / paths.REGISTRY)
+        result = [
+            clear_releases(registry, policy.versions, now, apply=apply),
+            clear_objects(workspace, policy.artifact_days, now, apply=apply),
+        ]
+    result.append(clear_decisions(policy.decision_days, registry.version, now, apply=apply))
+    result += clear_runs(policy.run_days, now, apply=apply)
+    result.append(clear_features(policy.feature_days, apply=apply))
+    return result
+
+
+def clear_decisions(days: int, live: str | None, now: datetime, *, apply: bool) -> Expired:
+    database = LogDatabase.existing(decision_log_url(load_settings()))
+    if database is None:
+        return Expired("rows of the decision log", 0, None)
+    try:
+        count = (delete_expired if apply else count_expired)(database, now, days, live)
+    finally:
+        database.close()
+    return Expired("rows of the decision log", count, None)
+
+
+def clear_features(days: int, *, apply: bool) -> Expired:
+    """Of a cache outside of the home, which other projects may fill, nothing."""
+    kind, settings = "files of the feature cache", load_settings()
+    if settings.features_url is not None:
+        return Expired(kind, 0, 0, "ABSTAIN_FEATURES may be shared: `abstain cache prune` deletes there")
+    if not Path(settings.features).is_dir():
+        return Expired(kind, 0, 0)
+    from abstain.llm.features.maintenance import prune  # torch
+    from tasks.cache import needed_keys
+
+    gone = prune(settings.features, needed_keys(), timedelta(days=days), dry_run=not apply)
+    return Expired(kind, len(gone.names), gone.bytes)

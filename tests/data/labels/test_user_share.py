@@ -1,0 +1,103 @@
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.data.labels.user_share import LargestShare, limit_users
+from tests.data.frames import votes
+
+Vote = tuple[int, int, bool]
+
+
+def limited(
+    rows: list[Vote], weight: float = 0.4, limit: float = 0.05, correct: bool = True
+) -> tuple[pd.Series, LargestShare]:
+    """Labels of equal `weight`, all for correct (incorrect), by votes whose evidence is their thumb."""
+    given = votes(*rows)
+    labels = pd.DataFrame({"label": correct, "weight": weight}, index=sorted(set(given["row"])))
+    return limit_users(given, np.where(given["up"], 1.0, -1.0), labels, limit)
+
+
+def alone(*thumbs: int) -> list[Vote]:
+    """User 1 gives so many ups, user 2 so many ..., each on an answer of its own."""
+    users = np.repeat(np.arange(1, len(thumbs) + 1), thumbs)
+    return [(row, int(user), True) for row, user in enumerate(users)]
+
+
+def of_users(rows: list[Vote], weight: pd.Series) -> pd.Series:
+    return weight.groupby([user for _, user, _ in rows]).sum()
+
+
+def test_a_user_of_a_thousand_thumbs_weighs_a_twentieth_and_the_others_what_they_weighed() -> None:
+    rows = alone(1000, *[1] * 100)
+    weight, largest = limited(rows)
+    of = of_users(rows, weight)
+    assert of[1] == pytest.approx(0.05 * weight.sum())
+    assert (of[2:] == 0.4).all()
+    assert weight[:1000].nunique() == 1
+    assert (largest.users, largest.before, largest.after) == (101, pytest.approx(1000 / 1100), pytest.approx(0.05))
+
+
+def test_several_users_above_the_limit_are_cut_to_it_together() -> None:
+    rows = alone(*[500] * 10, *[1] * 100)
+    of = of_users(rows, limited(rows)[0])
+    assert of[:10].to_numpy() == pytest.approx(0.05 * of.sum())
+    assert (of[10:] == 0.4).all()
+
+
+def test_fewer_than_twenty_users_have_equal_shares_and_one_has_all() -> None:
+    rows = alone(50, 20, 10)
+    weight, largest = limited(rows)
+    assert of_users(rows, weight).to_numpy() == pytest.approx([4.0, 4.0, 4.0])
+    assert largest.limit == 1 / 3 and largest.after == pytest.approx(1 / 3)
+    assert limited(alone(7))[0].tolist() == [0.4] * 7
+
+
+def test_without_a_limit_and_within_it_nothing_changes() -> None:
+    assert (limited(alone(1000, 1), limit=1.0)[0] == 0.4).all()
+    assert (limited(alone(*[5] * 40))[0] == 0.4).all()
+    weight, largest = limited([])
+    assert weight.empty and largest.users == 0
+
+
+def test_a_weight_belongs_to_those_whose_thumbs_are_for_the_label() -> None:
+    rows = [(0, 1, True), (0, 2, True), (0, 3, False), (1, 2, True)]
+    weight, largest = limited(rows, limit=0.6)
+    assert largest.users == 2  # user 3 was outvoted
+    assert largest.before == pytest.approx(0.75) and largest.after == pytest.approx(0.6)
+    assert weight[0] == pytest.approx(0.2 + 0.2 * 0.3 / 0.6) and weight[1] == pytest.approx(0.4 * 0.3 / 0.6)
+    assert limited(rows, limit=0.6, correct=False)[1] == LargestShare(1, 1.0, 1.0, 1.0)
+
+
+def test_an_anonymous_thumb_is_a_user_of_its_own() -> None:
+    rows = [(row, 0, True) for row in range(40)] + [(40 + row, 1, True) for row in range(40)]
+    weight, largest = limited(rows)
+    assert largest.users == 41
+    assert (weight[:40] == 0.4).all()
+    assert weight[40:].sum() == pytest.approx(0.05 * weight.sum())
+
+
+def test_a_user_of_contrary_evidence_made_the_label_that_contradicts_the_thumb() -> None:
+    given = votes((0, 1, True))
+    labels = pd.DataFrame({"label": [False], "weight": [0.3]})
+    weight, largest = limit_users(given, np.array([-2.0]), labels, 0.05)
+    assert weight[0] == 0.3 and largest.users == 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()), max_size=200),
+    st.floats(0.01, 1),
+)
+def test_no_share_exceeds_the_limit_and_no_weight_grows(rows: list[Vote], limit: float) -> None:
+    given = votes(*rows)
+    chosen = sorted(set(given["row"]))
+    rng = np.random.default_rng(len(rows))
+    labels = pd.DataFrame({"label": rng.random(len(chosen)) < 0.5, "weight": rng.random(len(chosen))}, index=chosen)
+    evidence = np.where(given["up"], 1.0, -1.0)
+    weight, largest = limit_users(given, evidence, labels, limit)
+    assert (weight >= 0).all() and (weight <= labels["weight"] + 1e-12).all()
+    assert largest.after <= max(limit, 1 / max(largest.users, 1)) + 1e-9
+    if not given["row"].duplicated().any():  # else a label's parts differ by now
+        again = limit_users(given, evidence, labels.assign(weight=weight), limit)[1]
+        assert again.before == pytest.approx(largest.after, abs=1e-9)

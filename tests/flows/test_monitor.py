@@ -1,0 +1,116 @@
+"""The monitoring as it runs: a project, its log, its data, and a real Prefect server that shows what was found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from abstain.core.codes import Code
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.monitored import MonitoredWindow, read_windows
+from abstain.release.registry import Event, Registry
+from tasks.events import ALARM, DRIFT
+from tasks.server.addresses import post
+from tests.conftest import Project, new_project
+from tests.data.decision_log.builders import url_of
+from tests.monitoring.builders import traffic, write_data, write_log
+from tests.tasks.test_server import wait_until
+
+pytestmark = pytest.mark.slow
+
+DAYS = 10
+
+
+@pytest.fixture(scope="module")
+def project(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """v1.0.0 is live; its runs report to the server."""
+    made = replace(new_project(tmp_path_factory.mktemp("monitored")), server=prefect_server)
+    event = Event(
+        action="promote",
+        version="v1.0.0",
+        sha256="0" * 64,
+        candidate="0" * 64,
+        at=midnight() - timedelta(days=DAYS + 1),
+        holdout="0" * 64,
+        reason="approved by the gate",
+    )
+    (made.root / "registry.json").write_text(Registry(history=(event,)).to_json())
+    assert made.command(["dvc", "cache", "dir", "--local", str(made.home / "dvc-cache")]).returncode == 0
+    made.edit_params("  min_reviews: 50 ", "  min_reviews: 1000 ")  # two windows, of five days each
+    made.git("tag", "probe@v1.0.0")
+    return made
+
+
+def midnight() -> datetime:
+    return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def watch(project: Project, rewritten_from: int | None) -> tuple[str, MonitoredWindow]:
+    """What `abstain monitor` prints of a log of its own, and the newest window."""
+    for file in project.home.glob("decisions.sqlite*"):
+        file.unlink()
+    now, start = datetime.now(UTC), midnight() - timedelta(days=DAYS)
+    answers = traffic(start, DAYS + 1, rewritten_from=rewritten_from)
+    write_log(url_of(project.home), [one for one in answers if one.decision.decided_at <= now])
+    write_data(project.root / "data", [one for one in answers if one.decision.decided_at < midnight()])
+    added = project.command(["dvc", "add", "--quiet", "data"])
+    assert added.returncode == 0, added.stderr
+    project.git("commit", "-qam", "The reviews so far")
+    done = project.abstain("monitor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    database = LogDatabase.open(url_of(project.home))
+    windows = read_windows(database)
+    database.close()
+    return done.stdout, windows[-1]
+
+
+def newest_run(server: str) -> dict[str, Any]:
+    filters = {"flows": {"name": {"any_": ["monitor"]}}, "sort": "START_TIME_DESC", "limit": 1}
+    found: list[dict[str, Any]] = post(f"{server}/flow_runs/filter", filters)
+    return found[0]
+
+
+def artifacts(server: str, run: str) -> dict[str, str]:
+    """The keys of the artifacts of a run, and their types."""
+    found = post(f"{server}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
+    return {one["key"]: one["type"] for one in found}
+
+
+def events(server: str) -> dict[str, list[dict[str, Any]]]:
+    """The payloads of all events of the monitoring, by name."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in (ALARM, DRIFT)}
+    body = {"filter": {"event": {"name": list(found)}}, "limit": 50}
+    for one in post(f"{server}/events/filter", body)["events"]:
+        found[one["event"]].append(one["payload"])
+    return found
+
+
+def test_a_rewritten_handbook_is_noticed_in_one_window_and_its_twin_stays_quiet(
+    project: Project, prefect_server: str
+) -> None:
+    said, window = watch(project, rewritten_from=None)
+    assert window.headline == "Quiet", said
+    run = newest_run(prefect_server)
+    assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Quiet")
+    quiet = {key: kind for key, kind in artifacts(prefect_server, run["id"]).items() if "v1-0-0" in key}
+    assert sorted(quiet.values()) == ["image", "image", "markdown", "markdown"]
+
+    said, window = watch(project, rewritten_from=DAYS // 2)
+    raised = {alarm.code for alarm in window.alarms}
+    assert Code.INPUT_DRIFT in raised, said
+    run = newest_run(prefect_server)
+    assert run["state_name"] == window.headline and window.headline.startswith("Alarm: ")
+    assert artifacts(prefect_server, run["id"])["monitoring-history"] == "table"
+    wait_until(lambda: len(events(prefect_server)[ALARM]) == len(raised) and bool(events(prefect_server)[DRIFT]))
+    told = events(prefect_server)
+    assert {one["code"] for one in told[ALARM]} == raised, "none is of the quiet twin"
+    assert all(one["text"] and one["remedy"] for one in told[ALARM])
+    for alarm in window.alarms:
+        assert alarm.code in said and alarm.to_do in said
+
+    again = project.abstain("monitor")
+    assert again.returncode == 0 and window.headline in again.stdout
+    assert len(events(prefect_server)[ALARM]) == len(raised)  # the same alarm of the same window is told once

@@ -1,0 +1,159 @@
+"""A project after nights and versions: what retention deletes there, and that a backup brings it back elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import history
+from tests.conftest import Project, copy_of
+
+pytestmark = pytest.mark.slow
+
+NIGHTS = """
+from datetime import UTC, datetime, timedelta
+from benchmarks.simulated_history import simulate
+from tasks.workspace import open_workspace
+with open_workspace() as workspace:
+    simulate(workspace, nights=6, versions=3, rejected=2, until=datetime.now(UTC) - timedelta(days=200))
+"""
+OPEN = """
+from tasks.live_release import OriginReleases
+releases = OriginReleases()
+print(releases.fetch(releases.live()).name)
+"""
+RUNS = """
+import json
+from datetime import UTC, datetime, timedelta
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.states import Completed, Running
+from tasks.retention.runs import clear_runs
+from tasks.server import reports
+
+ours, others = (flow(name=name)(lambda: None) for name in ("retry", "another project's"))
+with get_client(sync_client=True) as client:
+    runs = {}
+    deployment = client.create_deployment(client.create_flow(ours), "of-this-test")
+    for name in ("first of its deployment", "last of its deployment"):
+        runs[name] = client.create_flow_run_from_deployment(deployment).id
+        client.set_flow_run_state(runs[name], Completed(), force=True)
+    for name, of, state in (
+        ("by hand", ours, Completed()),
+        ("last by hand", ours, Completed()),
+        ("open", ours, Running()),
+        ("of others", others, Completed()),
+        ("last of others", others, Completed()),
+    ):
+        runs[name] = client.create_flow_run(of).id
+        client.set_flow_run_state(runs[name], state, force=True)
+    for name, run in runs.items():
+        client.create_artifact(ArtifactCreate(key="k", type="markdown", data="x" * 1000, flow_run_id=run))
+        reports.keep(str(run), "evaluation", "page")
+    later = datetime.now(UTC) + timedelta(days=2)
+
+    def left():
+        found = {one.id for one in client.read_flow_runs(flow_run_filter=FlowRunFilter(id={"any_": list(runs.values())}))}
+        return sorted(name for name, run in runs.items() if run in found)
+
+    def counted(done):
+        return [(one.count, one.bytes) for one in done]
+
+    would, all_left = counted(clear_runs(1, later, apply=False)), left()
+    done = counted(clear_runs(1, later, apply=True))
+    artifacts = {one.flow_run_id for one in client.read_artifacts(limit=200)}
+    print(json.dumps({
+        "same": would == done and all_left == sorted(runs),
+        "runs": done[0],
+        "left": left(),
+        "artifacts": sorted(name for name, run in runs.items() if run in artifacts),
+        "pages": sorted(name for name, run in runs.items() if (reports.folder() / str(run)).is_dir()),
+        "again": counted(clear_runs(1, later, apply=True)),
+    }))
+"""
+
+
+def printed(project: Project, code: str) -> str:
+    done = project.command(["python", "-c", code])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def succeeds(project: Project, *command: str) -> str:
+    done = project.abstain(*command)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture
+def project(trained: tuple[Project, str], prefect_server: str, tmp_path: Path) -> Project:
+    """A copy of the demo's project with a DVC cache and remote of its own, after six nights and three versions."""
+    copy = replace(copy_of(trained[0], tmp_path / "copy"), server=prefect_server)
+    for name in ("dvc-cache", "dvc-remote"):
+        (copy.home / name).unlink()
+        shutil.copytree(trained[0].home / name, copy.home / name)
+    (copy.home / "features").unlink()  # `abstain cache prune` has tests of its own; which are needed, torch has to say
+    printed(copy, NIGHTS)
+    return copy
+
+
+def objects(folder: Path) -> set[str]:
+    files = (folder / "files" / "md5").glob("*/*")
+    return {f"{file.parent.name}{file.name}" for file in files}
+
+
+def output_of(night: int) -> str:
+    return hashlib.md5(json.dumps({"night": night}).encode()).hexdigest()
+
+
+def test_what_is_live_or_tagged_survives_retention_and_a_restore_elsewhere(project: Project, tmp_path: Path) -> None:
+    before = objects(project.home / "dvc-remote")
+    assert {output_of(0), output_of(5)} <= before
+    said = succeeds(project, "retention", "--apply")
+    after = objects(project.home / "dvc-remote")
+    assert "deleted" in said and output_of(0) not in after, "only a commit of 205 days ago names it"
+    assert output_of(5) in after, "a tag names it"
+    shutil.rmtree(project.home / "dvc-cache")
+    assert printed(project, OPEN).split() == ["v1.2.0"], "what is live is served"
+    assert "in production: probe v1.1.0" in succeeds(project, "rollback", "--reason", "a test")
+
+    succeeds(project, "backup", str(tmp_path / "backup"))
+    elsewhere = replace(project, root=tmp_path / "new" / "checkout", home=tmp_path / "new" / "home")
+    (tmp_path / "new" / "empty").mkdir(parents=True)
+    project.git("clone", "-q", str(tmp_path / "backup" / "home" / "origin.git"), str(elsewhere.root))
+    succeeds(elsewhere, "restore", str(tmp_path / "backup"))
+    assert succeeds(elsewhere, "status") == succeeds(project, "status")
+    assert "features          cached" in succeeds(elsewhere, "plan"), "data and outputs are there"
+
+
+def test_old_runs_go_but_open_ones_the_last_ones_and_those_of_others(
+    shipped: Project, prefect_server: str, tmp_path: Path
+) -> None:
+    found = json.loads(printed(replace(shipped, server=prefect_server, home=tmp_path / "home"), RUNS).splitlines()[-1])
+    stay = ["last by hand", "last of its deployment", "last of others", "of others", "open"]
+    assert found["same"] and found["left"] == found["artifacts"] == found["pages"] == stay
+    assert found["runs"][0] >= 2 and found["runs"][1] >= 2000
+    assert found["again"] == [[0, 0], [0, 0]]
+
+
+@pytest.mark.soak(twin="test_what_is_live_or_tagged_survives_retention_and_a_restore_elsewhere")
+def test_a_year_of_nights_makes_no_command_slow(
+    trained: tuple[Project, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = trained[0]
+    for name, value in project.environment.items():
+        monkeypatch.setenv(name, value)
+    found = {name: (few, many) for name, few, many in history.compare(project.root, dict(history.COMMANDS), rounds=3)}
+    assert {
+        name: many.median / few.median for name, (few, many) in found.items() if many.median > 1.5 * few.median
+    } == {}
+    assert found["retrain, nothing new"][1].median <= 20
+    differs = {name for name, (few, many) in found.items() if few.calls != many.calls}
+    assert differs <= {"erase-user"}, "which looks at every version"

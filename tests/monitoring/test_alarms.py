@@ -1,0 +1,106 @@
+"""Each alarm is raised by what it is for, and by nothing else; all of one quiet window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from abstain.core.codes import Code
+from abstain.monitoring.alarms import WindowFindings, alarms_of
+from abstain.monitoring.comparison import Difference
+from tests.monitoring.builders import PARAMS
+
+FIGURES: Mapping[str, Any] = {
+    "decisions": 400,
+    "unavailable": 0.05,
+    "unavailable_codes": {"A503": 20},
+    "promise": {
+        "metric": "precision",
+        "target": 0.9,
+        "estimate": 0.85,
+        "low": 0.8,
+        "high": 0.89,
+        "broken": False,
+        "reviews": 90,
+        "documents": 40,
+    },
+    "calibration": {"difference": -0.1, "low": -0.2, "high": 0.01, "p_value": 0.051, "reviews": 60},
+    "feed": {"decisions": {"is_dead": False, "hours": 3, "longest": 12}, "feedback": {"is_dead": False}},
+}
+COMPARED: Mapping[str, Difference] = {
+    "questions": Difference(0.02),
+    "answers": Difference(0.4),
+    "contexts": Difference(0.3, examples=("i-1",)),
+    "states": Difference(0.06),
+    "topics": Difference(0.06, {"share": 0.2, "expected": 0.05}),
+    "coverage": Difference(0.06, {"before": 0.7, "now": 0.6}),
+    "chunks": Difference(None, {"share": 0.05}),
+    "writers": Difference(None, {"before": {"m@1": 1.0}, "now": {"m@1": 0.96, "m@2": 0.04}, "new": 0.04}),
+}
+EXAMPLES = {"incorrect": ("i-2",), "miscalibrated": ("i-3",), "unavailable": ("i-4",)}
+
+
+def raised(figures: Mapping[str, Any] = {}, **compared: Difference) -> dict[Code, tuple[str, tuple[str, ...]]]:
+    found = WindowFindings({**FIGURES, **figures}, {**COMPARED, **compared}, EXAMPLES)
+    return {alarm.code: (alarm.what, alarm.examples) for alarm in alarms_of(found, PARAMS)}
+
+
+def test_at_its_limits_a_window_is_quiet() -> None:
+    assert raised() == {}
+
+
+def test_what_was_not_judged_raises_nothing() -> None:
+    figures = {
+        **FIGURES,
+        "promise": None,
+        "calibration": None,
+        "unavailable": None,
+        "feed": {},
+        "unavailable_codes": {},
+    }
+    nothing = {"questions": Difference(note="not judged"), "states": Difference(note="not judged")}
+    assert alarms_of(WindowFindings({**figures, "decisions": 0}, nothing, EXAMPLES), PARAMS) == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "figures", "compared", "examples"),
+    [
+        (Code.PROMISE_BROKEN, {"promise": {**FIGURES["promise"], "broken": True}}, {}, ("i-2",)),
+        (Code.CALIBRATION_OFF, {"calibration": {**FIGURES["calibration"], "p_value": 0.05}}, {}, ("i-3",)),
+        (Code.INPUT_DRIFT, {}, {"contexts": Difference(0.016, examples=("i-1",))}, ("i-1",)),
+        (Code.STATE_DRIFT, {}, {"states": Difference(0.05, examples=("i-5",))}, ("i-5",)),
+        (Code.NEW_TOPICS, {}, {"topics": Difference(0.05, {"share": 0.2, "expected": 0.05}, ("i-6",))}, ("i-6",)),
+        (Code.UNKNOWN_CHUNKS, {}, {"chunks": Difference(None, {"share": 0.051}, ("i-7",))}, ("i-7",)),
+        (
+            Code.MODEL_CHANGED,
+            {},
+            {"writers": Difference(None, {"before": {"m@1": 1.0}, "now": {"m@2": 0.05}, "new": 0.05}, ("i-8",))},
+            ("i-8",),
+        ),
+        (Code.MODEL_CHANGED, {"unavailable_codes": {"A207": 3, "A205": 1}}, {}, ("i-4",)),
+        (Code.MANY_UNAVAILABLE, {"unavailable": 0.0525}, {}, ("i-4",)),
+        (Code.COVERAGE_CHANGED, {}, {"coverage": Difference(0.05, {"before": 0.7, "now": 0.5}, ("i-9",))}, ("i-9",)),
+        (Code.FEED_DEAD, {"feed": {"feedback": {"is_dead": True, "hours": 50, "longest": 12}}}, {}, ()),
+    ],
+)
+def test_each_alarm_is_raised_alone_with_examples(
+    code: Code, figures: dict[str, Any], compared: dict[str, Difference], examples: tuple[str, ...]
+) -> None:
+    found = raised(figures, **compared)
+    assert list(found) == [code]
+    assert found[code][1] == examples
+
+
+def test_tests_of_one_kind_share_its_level() -> None:
+    assert Code.INPUT_DRIFT not in raised(contexts=Difference(0.0167))
+    assert Code.INPUT_DRIFT in raised(contexts=Difference(0.0166))
+    alone = {"questions": Difference(0.04), "answers": Difference(), "contexts": Difference()}
+    assert Code.INPUT_DRIFT in raised(**alone)
+
+
+def test_an_alarm_says_which_texts_drifted_and_which_codes_were_given() -> None:
+    said = raised({"unavailable": 0.5}, contexts=Difference(0.001), answers=Difference(0.002))
+    assert "answers, contexts" in said[Code.INPUT_DRIFT][0] and "questions" not in said[Code.INPUT_DRIFT][0]
+    assert "A503 20" in said[Code.MANY_UNAVAILABLE][0]

@@ -1,0 +1,132 @@
+"""What paired reviews say of a shadow, and when they say nothing."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.learning.metrics.weighted_metrics import row_weights
+from abstain.release.against_champion import NO_LOOKS, Looks
+from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
+from abstain.release.shadow import ShadowComparison, compare_shadow, parse_shadow, require_enough
+from tests.release.test_gate import PARAMS, window
+
+CHAMPION = "v1.0.0"
+THRESHOLDS = {CHALLENGER: 0.6, CHAMPION: 0.5}
+
+
+def compared(paired: EvaluationWindow, looks: Looks = NO_LOOKS) -> ShadowComparison:
+    return compare_shadow(paired, CHAMPION, THRESHOLDS, PARAMS, looks)
+
+
+def swapped(paired: EvaluationWindow) -> EvaluationWindow:
+    own, other = paired.confidences[CHALLENGER], paired.confidences[CHAMPION]
+    return replace(paired, confidences={CHALLENGER: other, CHAMPION: own})
+
+
+def test_it_is_told_apart_in_either_direction_at_the_level_of_a_look() -> None:
+    clear = window(probe=1.6, champion=0.8)
+    assert compared(clear).verdict == "better" and compared(swapped(clear)).verdict == "worse"
+    assert compared(window(probe=0.8, champion=0.8, seed=4)).verdict == "not told apart"
+    assert compared(clear).check.limit == pytest.approx(PARAMS.false_promotions / PARAMS.looks)
+
+
+def test_each_shows_at_its_own_threshold() -> None:
+    paired = window()
+    found = {one.figure: one for one in compared(paired).figures}
+    for name, who in (("challenger", CHALLENGER), ("champion", CHAMPION)):
+        shown = paired.confidences[who] >= THRESHOLDS[who]
+        assert getattr(found["shown"], name) == pytest.approx(shown.mean())
+        assert getattr(found["precision of what is shown"], name) == pytest.approx(paired.correct[shown].mean())
+    counts = compared(paired).answers
+    own, other = (paired.confidences[who] >= THRESHOLDS[who] for who in (CHALLENGER, CHAMPION))
+    assert counts["shadow"] == {"answers": (own & ~other).sum(), "correct": paired.correct[own & ~other].sum()}
+    assert sum(of["answers"] for of in counts.values()) == len(paired.correct)
+
+
+def test_answers_that_were_drawn_rarely_weigh_more() -> None:
+    """Production is better where answers were drawn one time in fifty; the shadow on the others, which are as many."""
+    both, other = window(seed=1), swapped(window(seed=2))
+    names = (CHALLENGER, CHAMPION)
+    mixed = replace(
+        both,
+        correct=np.concatenate([both.correct, other.correct]),
+        groups=np.concatenate([both.groups, other.groups]),
+        products=np.concatenate([both.products, other.products]),
+        confidences={name: np.concatenate([both.confidences[name], other.confidences[name]]) for name in names},
+        weight=np.repeat([1 / 50, 1.0], len(both.correct)),
+    )
+    assert compared(mixed).verdict == "worse"
+    assert compared(replace(mixed, weight=None)).verdict == "not told apart"
+
+
+def test_without_a_look_left_nothing_is_compared() -> None:
+    with pytest.raises(AbstainError, match="as often as gate.looks allows") as error:
+        compared(window(), Looks(PARAMS.looks, PARAMS.false_promotions))
+    assert error.value.code is Code.NOT_BETTER
+
+
+def test_one_scorer_with_another_threshold_is_no_comparison() -> None:
+    twin = window()
+    twin.confidences[CHALLENGER] = twin.confidences[CHAMPION].copy()
+    with pytest.raises(AbstainError, match="the same confidences"):
+        compared(twin)
+
+
+def test_too_few_reviews_or_documents_are_no_comparison() -> None:
+    enough = window()
+    require_enough(enough, PARAMS)
+    few = replace(enough, groups=np.array([f"doc-{n % 9}" for n in range(len(enough.correct))]))
+    for paired in (few, replace(enough, correct=enough.correct[: PARAMS.min_slice - 1])):
+        with pytest.raises(AbstainError) as error:
+            require_enough(paired, PARAMS)
+        assert error.value.code is Code.TOO_FEW_LABELS
+
+
+def test_a_damaged_file_is_named_with_its_remedy() -> None:
+    with pytest.raises(AbstainError, match="shadow.json is damaged .*abstain shadow set"):
+        parse_shadow('{"candidate": 1}')
+
+
+def reviewed(paired: EvaluationWindow, shown: float, withheld: float, seed: int) -> EvaluationWindow:
+    """`paired` as far as reviews of it come: of what production shows and of what it withholds with these chances."""
+    chance = np.where(paired.confidences[CHAMPION] >= THRESHOLDS[CHAMPION], shown, withheld)
+    rows = np.random.default_rng(seed).random(len(chance)) < chance
+    names = (CHALLENGER, CHAMPION)
+    return EvaluationWindow(
+        correct=paired.correct[rows],
+        groups=paired.groups[rows],
+        products=paired.products[rows],
+        confidences={name: paired.confidences[name][rows] for name in names},
+        weight=row_weights(chance[rows]),
+    )
+
+
+def false_verdicts(runs: int, **options: Any) -> dict[str, float]:
+    """How often an equal shadow is told apart, by which verdict."""
+    found = [
+        compared(reviewed(window(rows=1200, probe=0.8, champion=0.8, seed=4 * run), seed=run, **options)).verdict
+        for run in range(runs)
+    ]
+    return {verdict: found.count(verdict) / runs for verdict in ("better", "worse")}
+
+
+def test_an_equal_shadow_seems_better_where_only_what_production_shows_is_reviewed() -> None:
+    assert false_verdicts(8, shown=0.5, withheld=0.0)["better"] > 0.5
+    assert max(false_verdicts(8, shown=0.25, withheld=0.75).values()) < 0.3, "drawn unevenly, and weighted"
+
+
+if __name__ == "__main__":
+    runs = int(sys.argv[1])
+    for chances in (
+        {"shown": 0.5, "withheld": 0.0},
+        {"shown": 0.25, "withheld": 0.75},
+        {"shown": 0.5, "withheld": 0.5},
+    ):
+        print(chances, false_verdicts(runs, **chances))

@@ -1,0 +1,83 @@
+"""Retention: what is live, tagged or needed to roll back stays; what is old and needed by nothing goes."""
+
+from __future__ import annotations
+
+import ast
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from abstain.release.registry import Event, Registry
+from tasks.retention.policy import clear_features
+from tasks.retention.releases import clear_releases
+from tasks.retention.runs import FLOWS
+from tests.conftest import ROOT
+
+NOW = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+def registry(count: int, *blocked: str, live: str | None = None) -> Registry:
+    """v1.0.0 and so on, each promoted once; at last a roll-back to `live`."""
+    fields = {"sha256": "s", "candidate": "c", "at": NOW, "holdout": "h", "reason": "r"}
+    versions = [f"v1.{minor}.0" for minor in range(count)] + ([live] if live else [])
+    history = tuple(Event(action="promote", version=version, **fields) for version in versions)
+    return Registry(history=history, blocked=dict.fromkeys(blocked, "why"))
+
+
+@pytest.fixture
+def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+    folder = tmp_path / "releases"
+    for name in (*(f"v1.{minor}.0" for minor in range(6)), "v9.9.9", ".fetching-old", ".fetching-new", "mine"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "probe.onnx").write_bytes(b"12345")
+    old = (NOW - timedelta(days=2)).timestamp()
+    os.utime(folder / ".fetching-old", (old, old))
+    return folder
+
+
+def names(folder: Path) -> set[str]:
+    return {one.name for one in folder.iterdir()}
+
+
+def test_what_a_roll_back_may_choose_stays_and_what_is_blocked_goes(releases: Path) -> None:
+    found = registry(6, "v1.1.0", "v1.3.0", "v1.5.0", live="v1.4.0")
+    would = clear_releases(found, 2, NOW, apply=False)
+    assert (would.count, would.bytes) == (4, 20) and len(names(releases)) == 10, "nothing is deleted without apply"
+    assert clear_releases(found, 2, NOW, apply=True) == would
+    left = names(releases)
+    assert left == {"v1.0.0", "v1.2.0", "v1.4.0", "v1.5.0", ".fetching-new", "mine"}
+    for version in left & {event.version for event in found.history}:
+        assert version == found.version or version in found.blocked or found.rollback_target(version)
+
+
+def test_the_live_version_stays_although_it_is_old_and_blocked(releases: Path) -> None:
+    clear_releases(registry(6, "v1.0.0", live="v1.0.0"), 1, NOW, apply=True)
+    assert "v1.0.0" in names(releases)
+
+
+def test_nothing_in_production_keeps_nothing_that_is_not_known(releases: Path) -> None:
+    clear_releases(Registry(), 3, NOW, apply=True)
+    assert names(releases) == {".fetching-new", "mine"}
+
+
+def test_runs_of_every_flow_of_the_project_are_known() -> None:
+    found = {
+        node.name
+        for file in (ROOT / "flows").glob("*.py")
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and any("flow" in ast.unparse(one) for one in node.decorator_list)
+    }
+    assert set(FLOWS) == found
+
+
+def test_a_cache_that_others_may_fill_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_FEATURES", str(tmp_path / "shared"))
+    shard = tmp_path / "shared" / "0123456789abcdef" / ("0" * 32 + ".safetensors")
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"a shard that nobody can read")
+    os.utime(shard, (0, 0))
+    said = clear_features(30, apply=True)
+    assert (said.count, shard.exists()) == (0, True) and "may be shared" in said.kept
