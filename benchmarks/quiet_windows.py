@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for window in windows_of(Path(folder), seed):
                 windows, quiet = windows + 1, quiet + (not window.alarms)
                 alarms.update(f"{alarm.code} {alarm.kind}" for alarm in window.alarms)
-    print(f"{windows} windows in which nothing changed, {quiet / windows:.0%} without any alarm; alarms in 100 windows:")
+    print(
+        f"{windows} windows in which nothing changed, {quiet / windows:.0%} without any alarm; alarms in 100 windows:"
+    )
     for kind, count in sorted(alarms.items()):
         print(f"{kind:32} {100 * count / windows:.1f}")
 

@@ -22,7 +22,9 @@ def alarm_contradictions(workspace: Workspace) -> None:
     for one in card["contradicting"]["named"]:
         who = hashlib.sha256(json.dumps([one["person"], one["batch"]]).encode()).hexdigest()[:12]
         told = one["message"].removeprefix(one["person"])
-        person = short_name(one["person"]) if PSEUDONYM.fullmatch(one["person"]) else "somebody whom the data card names"
+        person = (
+            short_name(one["person"]) if PSEUDONYM.fullmatch(one["person"]) else "somebody whom the data card names"
+        )
         emit(
             ALARM,
             f"{ALARM}.{code.value}.{who}",

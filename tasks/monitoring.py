@@ -147,7 +147,9 @@ def emit_events(raised: Sequence[Raised], live: str | None) -> None:
             version=window.version,
             window=f"{window.start:%Y-%m-%d}",
         )
-    of_live = [alarm.code for window, alarm in raised if window.version == live]  # one that was replaced needs no retrain
+    of_live = [
+        alarm.code for window, alarm in raised if window.version == live
+    ]  # one that was replaced needs no retrain
     if drifted := sorted({code.value for code in of_live if code in DRIFTED}):
         emit(DRIFT, version=live, codes=drifted)
 

@@ -42,9 +42,9 @@ _PREFECT_DATABASE = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATA
 
 
 def parts_of(home: Path, *, has_own_remote: bool) -> list[Path]:
-    """The files and folders in the home that are backed up, the history first: what a push adds meanwhile comes after it,
-    and no commit is without its data.
+    """The files and folders in the home that are backed up.
 
+    The history is the first: what a push adds meanwhile comes after it, and no commit is without its data.
     The DVC cache is in it where the remote is elsewhere: then it is the copy of that.
     """
     left_out = (*MADE_AGAIN, CACHE if has_own_remote else REMOTE)
