@@ -19,7 +19,9 @@ def backup(
     manifest = back_up(destination)
     console.print(f"{len(manifest.files):,} files in {destination}", soft_wrap=True)
     _print_elsewhere(manifest.elsewhere)
-    console.print("left out, since it is made again: models, features, embeddings, workspace, logs, the demo")
+    console.print(
+        "left out, since it is made again: models, features, embeddings, workspace, logs, the demo", soft_wrap=True
+    )
 
 
 def restore(source: Annotated[Path, typer.Argument(help="folder that `abstain backup` has made")]) -> None:

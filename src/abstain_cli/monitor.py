@@ -35,7 +35,10 @@ def lines(result: Monitoring | None) -> Iterator[str]:
         return
     window = result.newest
     if window is None:
-        yield "no window yet: too few decisions and reviews so far, they wait for the days to come"
+        yield (
+            "no window yet: one needs `monitoring.min_decisions` decisions or `monitoring.min_reviews` reviews of days "
+            "that are over (UTC); those of today count tomorrow"
+        )
         return
     yield f"{window.headline}: {title(window)}"
     for alarm in window.alarms:

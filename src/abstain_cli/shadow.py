@@ -73,7 +73,7 @@ def compare() -> None:
         found = review_shadow(workspace)
     record = found.record
     console.print(_figures(record))
-    for name, counts in record["answers"].items():
+    for name, counts in sorted(record["answers"].items()):  # as a record that is read again has them
         console.print(f"shown by {name}: {counts['answers']:,} answers, {counts['correct']:,} correct")
     console.print(f"{record['verdict']}: {record['reasons'][0]}", soft_wrap=True)
     console.print(MEANS[record["verdict"]], soft_wrap=True)
@@ -86,13 +86,11 @@ def _said(shadow: Shadow) -> str:
 
 
 def _figures(record: dict[str, Any]) -> Table:
+    from abstain.reports.formatting import NO_INTERVAL, figure
+
     table = Table("figure", record["shadow"], record["champion"], "difference (95 %)")
     for one in record["comparison"]:
-        values = {key: float("nan") if one[key] is None else one[key] for key in one if key != "figure"}
-        table.add_row(
-            one["figure"],
-            f"{values['challenger']:.3f}",
-            f"{values['champion']:.3f}",
-            f"{values['difference']:+.3f} ({values['low']:+.3f} to {values['high']:+.3f})",
-        )
+        difference, low, high = (figure(one[key], "+.3f") for key in ("difference", "low", "high"))
+        interval = NO_INTERVAL if one["low"] is None or one["high"] is None else f"{low} to {high}"
+        table.add_row(one["figure"], figure(one["challenger"]), figure(one["champion"]), f"{difference} ({interval})")
     return table

@@ -46,7 +46,8 @@ def back_up(destination: Path) -> Manifest:
         raise AbstainError(Code.WRONG_FORMAT, f"a database in {home} cannot be read ({error}): restore it") from None
     except OSError as error:
         raise AbstainError(
-            Code.NOT_WRITABLE, f"{error.filename or destination}: {error.strerror}: there is no backup; try again"
+            Code.NOT_WRITABLE,
+            f"{error.filename or destination}: {error.strerror}: there is no backup; free space or name another folder",
         ) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
