@@ -33,14 +33,18 @@ BUSY = (408, 425, 429)
 
 
 def receiver() -> str | None:
-    """The URL that alerts are posted to, or None. Raises `AbstainError` for an invalid URL or the old name."""
+    """The URL to post alerts to: empty for no alerts, None where the variable is not set, and nothing is said.
+
+    Raises `AbstainError` for an invalid URL or the old name.
+    """
     if OLD_VARIABLE in os.environ:
         raise AbstainError(
             Code.BAD_SETTING, f"environment variable {OLD_VARIABLE} is now {VARIABLE}: set that one in its place"
         )
-    url = os.environ.get(VARIABLE, "").strip()
+    url = os.environ.get(VARIABLE)
+    url = url and url.strip()
     if not url:
-        return None
+        return url
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise AbstainError(Code.BAD_SETTING, f"environment variable {VARIABLE}: not an http(s) URL")
@@ -68,12 +72,23 @@ def message(title: str, text: str, code: str = "", link: str | None = None) -> s
     return f"{title}\n{begin}{text}\n{link or 'start `make up` to look at the run'}"
 
 
-def store_url(url: str) -> None:
-    """Keep the URL on the server at `PREFECT_API_URL`, where flow runs find it, unless it is there already."""
+def keep_url(url: str | None) -> str | None:
+    """The URL that the server at `PREFECT_API_URL` keeps from now on, where flow runs find it; None for no alerts.
+
+    That is `url`, as of `receiver`: None leaves what it keeps, and an empty one deletes that.
+    """
     from prefect.blocks.system import Secret
 
-    if stored_url() != url:
+    stored = stored_url()
+    if url is None:
+        return stored
+    if not url:
+        if stored is not None:
+            Secret.delete(BLOCK)
+        return None
+    if stored != url:
         Secret(value=url).save(BLOCK, overwrite=True)
+    return url
 
 
 def stored_url() -> str | None:

@@ -304,16 +304,17 @@ class Up:
     def api(self) -> str:
         return f"http://127.0.0.1:{self.ui}/api"
 
-    def call(self, what: str, alerts_to: str = "") -> subprocess.CompletedProcess[str]:
-        """`python -m tasks.server up|down`."""
+    def call(self, what: str, alerts_to: str | None = "") -> subprocess.CompletedProcess[str]:
+        """`python -m tasks.server up|down|automations`; `alerts_to`: None where the variable is not set."""
         variables = {
             "ABSTAIN_UI_PORT": self.ui,
             "ABSTAIN_REPORTS_PORT": self.reports,
             "ABSTAIN_GATE_PORT": self.gate,
             "ABSTAIN_ALERT_URL": alerts_to,
         }
-        settings = [f"{name}={value}" for name, value in variables.items()]
-        return self.project.command(["env", *settings, sys.executable, "-m", "tasks.server", what])
+        unset = [f"--unset={name}" for name, value in variables.items() if value is None]
+        settings = [f"{name}={value}" for name, value in variables.items() if value is not None]
+        return self.project.command(["env", *unset, *settings, sys.executable, "-m", "tasks.server", what])
 
 
 @pytest.fixture(scope="session")

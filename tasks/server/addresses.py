@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.secret_file import read_or_make
-from tasks.server.processes import START_SECONDS, address_of, answers, home
+from tasks.server.processes import START_SECONDS, address_of, answers, home, note_of
 from tasks.shell import QUIET
 from tasks.workspace import project_root
 
@@ -31,6 +31,10 @@ HEALTH = "/api/health"
 
 KEY = "PREFECT_API_AUTH_STRING"
 """The variable that Prefect's clients read the key from."""
+HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
+"""The variable that runs read the seconds between their heartbeats from."""
+MIN_HEARTBEAT = 30
+"""Of Prefect, in seconds."""
 
 
 def prepare_environment() -> None:
@@ -79,10 +83,36 @@ def running_server() -> str | None:
     return address if address and answers(address + HEALTH) else None
 
 
+def own_server() -> str | None:
+    """The address of this home's server where it is the one to report to: `PREFECT_API_URL` names no other."""
+    address = running_server()
+    if address is None or os.environ.get("PREFECT_API_URL") in (None, f"{address}/api"):
+        return address
+    return None
+
+
+def heartbeat() -> str:
+    """The seconds between heartbeats that this environment asks for, empty for Prefect's own. Raises `AbstainError`."""
+    seconds = os.environ.get(HEARTBEAT, "").strip()
+    if seconds and not (seconds.isdecimal() and int(seconds) >= MIN_HEARTBEAT):
+        raise AbstainError(
+            Code.BAD_SETTING,
+            f"environment variable {HEARTBEAT}: {seconds!r} is no whole number of seconds from {MIN_HEARTBEAT} on",
+        )
+    return seconds
+
+
 def report_to(address: str) -> None:
-    """Make Prefect, once it is imported, report to this home's server at `address`."""
+    """Make Prefect, once it is imported, report to this home's server at `address`.
+
+    Runs send heartbeats as often as the server of `make up` was started to expect them, whatever this environment
+    says: one that sends fewer would be marked as crashed while it runs.
+    """
     os.environ["PREFECT_API_URL"] = f"{address}/api"
     os.environ[KEY] = server_key()
+    os.environ.pop(HEARTBEAT, None)
+    if seconds := note_of("server"):
+        os.environ[HEARTBEAT] = seconds
 
 
 def require_key() -> None:

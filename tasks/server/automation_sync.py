@@ -19,7 +19,6 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.server.automations import PREFIX, RUN_AGAIN, wanted
-from tasks.webhook import store_url
 from tasks.workspace import project_root
 
 if TYPE_CHECKING:
@@ -50,10 +49,10 @@ class Applied:
         return [total or "none", *changed]
 
 
-def apply(url: str | None, reset: bool = False, heartbeat: float | None = None) -> Applied:
+def apply(alerts: bool, reset: bool = False, heartbeat: float | None = None) -> Applied:
     """Give the server at `PREFECT_API_URL` the automations of this checkout; a second time changes nothing.
 
-    `url`: the webhook's, None for no alerts. `reset`: overwrite what was changed by hand, too. `heartbeat`: seconds
+    `alerts`: whether the server has a webhook. `reset`: overwrite what was changed by hand, too. `heartbeat`: seconds
     between the signs of life of runs, by default as Prefect is set. Raises `AbstainError` where a deployment of
     prefect.yaml is not there.
     """
@@ -64,9 +63,7 @@ def apply(url: str | None, reset: bool = False, heartbeat: float | None = None) 
     beat = heartbeat or get_current_settings().flows.heartbeat_frequency or DEFAULT_HEARTBEAT
     applied = Applied()
     with get_client(sync_client=True) as client:
-        if url is not None:
-            store_url(url)
-        made = [_sealed(one) for one in wanted(params, beat, lambda name: _deployment(client, name), bool(url))]
+        made = [_sealed(one) for one in wanted(params, beat, lambda name: _deployment(client, name), alerts)]
         existing: dict[str, list[Automation]] = {}
         for automation in client.read_automations():
             if automation.name.startswith(PREFIX):

@@ -11,8 +11,8 @@
 
 Notes:
 
-* The alerts exist where `ABSTAIN_ALERT_URL` is set. They run the deployment notify/webhook in a work pool of its own,
-  whose worker neither waits behind a retrain nor dies with it.
+* The alerts exist where the server has a webhook, `ABSTAIN_ALERT_URL`. They run the deployment notify/webhook in a work
+  pool of its own, whose worker neither waits behind a retrain nor dies with it.
 * A trigger that may fire once for each resource has a long `within`: Prefect fires at the first event, and ignores
   others about the same resource until that time is over.
 * A crashed run is not itself scheduled again: a worker that still holds its slot, as of a process that was only

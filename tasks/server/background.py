@@ -24,7 +24,9 @@ from tasks.server.addresses import (
     PORT,
     UI,
     guard,
+    heartbeat,
     key_file,
+    own_server,
     post,
     report_to,
     request,
@@ -54,6 +56,7 @@ def up() -> None:
         has_worker = address is not None and pid_of("worker") is not None
         is_up = bool(report_url and has_worker and gate_url)
         if not address:
+            heartbeat()  # an invalid one is reported before anything starts
             require_free_port("ABSTAIN_UI_PORT", PORT)
         if not report_url:
             require_free_port(reports.VARIABLE, reports.port())
@@ -66,8 +69,9 @@ def up() -> None:
             if not has_worker:
                 stop("worker")  # that of a server that is gone
                 _start_worker(root, address)
+            receiver = webhook.keep_url(receiver)
             _serve_alerts(root, receiver)
-            applied = automation_sync.apply(receiver)
+            applied = automation_sync.apply(bool(receiver))
             gate_url = gate_url or _start_gate(root)
         except BaseException:
             print()
@@ -120,9 +124,13 @@ def worker() -> None:
 
 def automations(reset: bool = False) -> None:
     """Bring the automations in step on the server of `make up`, or one that others started: `automation_sync.apply`."""
-    _join_server()
     receiver = webhook.receiver()
-    applied = automation_sync.apply(receiver, reset)
+    _join_server()
+    receiver = webhook.keep_url(receiver)
+    if own_server():  # whose workers are ours to start
+        with starting_alone():
+            _serve_alerts(project_root(), receiver)
+    applied = automation_sync.apply(bool(receiver), reset)
     print(f"alerts       {webhook.summary(receiver)}\nautomations  {_indented(applied.lines())}")
 
 
@@ -132,15 +140,14 @@ def print_key() -> None:
 
 
 def _join_server() -> None:
-    if "PREFECT_API_URL" in os.environ:
+    if address := own_server():
+        report_to(address)
+    elif "PREFECT_API_URL" in os.environ:
         require_key()
-        return
-    address = running_server()
-    if address is None:
+    else:
         raise AbstainError(
             Code.NO_SERVICE, "no server is up: run `make up` first, or set PREFECT_API_URL to your team's server"
         )
-    report_to(address)
 
 
 def _start_server(root: Path) -> str:
@@ -150,7 +157,7 @@ def _start_server(root: Path) -> str:
     os.environ["PREFECT_SERVER_UI_API_URL"] = f"{UI}/api"  # else a browser is sent to port 4200 instead of ours
     os.environ["PREFECT_UI_URL"] = UI  # what an alert links to
     os.environ.update(guard(UI, UI.replace(HOST, "localhost")))
-    start("server", command, root, ready=UI + HEALTH, address=UI)
+    start("server", command, root, ready=UI + HEALTH, address=UI, note=heartbeat())
     print(f"ready after {time.monotonic() - began:.0f} s")
     return UI
 

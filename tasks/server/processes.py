@@ -54,6 +54,11 @@ def address_of(name: str) -> str | None:
     return None if pid_of(name) is None else _pid_file(name).read_text().split()[1]
 
 
+def note_of(name: str) -> str:
+    """What was noted when the process was started; empty where it does not run."""
+    return "" if pid_of(name) is None else " ".join(_pid_file(name).read_text().split()[2:])
+
+
 @contextmanager
 def starting_alone() -> Iterator[None]:
     """One server starts at a time: two would create the tables of a new database at once."""
@@ -63,10 +68,13 @@ def starting_alone() -> Iterator[None]:
         yield
 
 
-def start(name: str, command: Sequence[str], root: Path, ready: str | Request, address: str = "") -> None:
+def start(
+    name: str, command: Sequence[str], root: Path, ready: str | Request, address: str = "", note: str = ""
+) -> None:
     """Run `command` in the background, with its log and its locked pid file, and wait until `ready` responds.
 
-    `address` is what it serves. Raises `AbstainError` where it ends, or takes too long.
+    `address` is what it serves, `note` what those that use it have to know. Raises `AbstainError` where it ends, or
+    takes too long.
     """
     with _pid_file(name).open("a+") as pid, log_of(name).open("ab") as log:
         fcntl.flock(pid, fcntl.LOCK_EX)
@@ -81,7 +89,7 @@ def start(name: str, command: Sequence[str], root: Path, ready: str | Request, a
             start_new_session=True,
         )
         pid.truncate(0)
-        pid.write(f"{process.pid} {address}\n")
+        pid.write(f"{process.pid} {address} {note}\n")
     deadline = time.monotonic() + START_SECONDS
     while not answers(ready):
         if process.poll() is not None or time.monotonic() > deadline:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks import webhook
-from tasks.server.addresses import HEALTH, HOST, guard, post, report_to, require_key, running_server
+from tasks.server.addresses import HEALTH, HOST, guard, own_server, post, report_to, require_key
 from tasks.server.automations import FLOWS
 from tasks.server.processes import START_SECONDS, STOP_SECONDS, answers, log_of, starting_alone
 from tasks.shell import environment
@@ -35,12 +35,12 @@ def server_for_run() -> Iterator[None]:
     before prefect is imported, which reads the variable once. Raises `AbstainError` where no server starts, or it
     refuses our key.
     """
-    if "PREFECT_API_URL" in os.environ:
-        require_key()
+    if address := own_server():
+        report_to(address)
         yield
         return
-    if address := running_server():
-        report_to(address)
+    if "PREFECT_API_URL" in os.environ:
+        require_key()
         yield
         return
     webhook.receiver()  # an invalid one is reported before the run

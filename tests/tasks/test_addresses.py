@@ -1,7 +1,9 @@
-"""What guards the Prefect servers that are started here: a key, and no other origin."""
+"""What guards the Prefect servers that are started here, a key and no other origin; what is reported to them."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from tasks.server.addresses import guard, server_key
+from abstain.core.errors import AbstainError
+from tasks.server import addresses
+from tasks.server.addresses import HEARTBEAT, guard, heartbeat, own_server, report_to, server_key
 
 OWN = "http://127.0.0.1:4200"
 
@@ -54,3 +58,45 @@ def test_the_key_is_the_owners_alone_and_stays(tmp_path: Path, monkeypatch: pyte
     key = server_key()
     assert len(key) == 64 and (tmp_path / "server.key").stat().st_mode & 0o777 == 0o600
     assert server_key() == key
+
+
+@pytest.mark.parametrize("own", ["", "30", "600"])
+def test_runs_send_heartbeats_as_often_as_the_server_expects(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+    for name in ("PREFECT_API_URL", addresses.KEY):
+        monkeypatch.setenv(name, "")  # restored at the end
+    with (tmp_path / "server.pid").open("w") as running:  # as of a server that is up
+        fcntl.flock(running, fcntl.LOCK_EX)
+        for expected in ("60", ""):
+            running.seek(0)
+            running.truncate()
+            print(f"1 {OWN} {expected}", file=running, flush=True)
+            monkeypatch.setenv(HEARTBEAT, own)
+            report_to(OWN)
+            assert os.environ.get(HEARTBEAT, "") == expected
+
+
+def test_heartbeat_that_prefect_would_refuse_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bad in ("29", "-60", "45.5", "often"):
+        monkeypatch.setenv(HEARTBEAT, bad)
+        with pytest.raises(AbstainError, match=f"^environment variable {HEARTBEAT}: '{bad}' is no whole number"):
+            heartbeat()
+    monkeypatch.setenv(HEARTBEAT, " 30 ")
+    assert heartbeat() == "30"
+    monkeypatch.delenv(HEARTBEAT)
+    assert heartbeat() == ""
+
+
+def test_server_of_this_home_is_known_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "running_server", lambda: OWN)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    assert own_server() == OWN
+    monkeypatch.setenv("PREFECT_API_URL", f"{OWN}/api")
+    assert own_server() == OWN
+    monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example.org/api")
+    assert own_server() is None
+    monkeypatch.setattr(addresses, "running_server", lambda: None)
+    monkeypatch.delenv("PREFECT_API_URL")
+    assert own_server() is None

@@ -63,13 +63,15 @@ def ui_of(up: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.slow
 def test_failed_run_posts_one_alert_and_none_without_a_webhook(up: Up, listener: Receiver) -> None:
     listener.statuses = [500]  # which is asked again
-    with_it = up.call("up", listener.url)
-    ui = ui_of(with_it)
-    assert f"alerts       posted to 127.0.0.1:{listener.server_port}\n" in with_it.stdout
-    assert "secret" not in with_it.stdout
-    again = up.call("up", listener.url)
-    assert ui_of(again) == ui and again.stdout.startswith("already up: http://127.0.0.1:"), again.stdout
+    added = up.call("automations", listener.url)  # on a server that is up without alerts, and their worker
+    assert added.returncode == 0, added.stdout + added.stderr
+    again = up.call("up", None)  # in a shell without the variable: what the server has is kept
+    ui = ui_of(again)
+    assert again.stdout.startswith("already up: http://127.0.0.1:"), again.stdout
     assert "8 unchanged" in again.stdout
+    for done in (added, again):
+        assert f"alerts       posted to 127.0.0.1:{listener.server_port}\n" in done.stdout
+        assert "secret" not in done.stdout
     assert alerts(ui) == [f"abstain-alert-{name}" for name in ("alarm", "failed", "rejected", "silence")]
 
     run = up.project.command(["python", "-c", FAILING])

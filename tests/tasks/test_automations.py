@@ -13,6 +13,7 @@ from abstain.core.errors import AbstainError
 from tasks.events import ALARM, DRIFT, INGESTED, REFUSED, REVIEWS
 from tasks.server import automation_sync
 from tasks.server.automations import NOTIFY, PREFIX, RETRAIN
+from tasks.webhook import keep_url, stored_url
 from tests.checkout import ROOT
 from tests.tasks.test_server import wait_until
 
@@ -86,9 +87,9 @@ def test_second_time_changes_nothing_and_a_hand_made_change_stays(
 ) -> None:
     from prefect.events.schemas.automations import AutomationCore
 
-    assert automation_sync.apply(URL).lines() == ["8 created"]
+    assert automation_sync.apply(True).lines() == ["8 created"]
     made = server.automations()
-    assert automation_sync.apply(URL).lines() == ["8 unchanged"]
+    assert automation_sync.apply(True).lines() == ["8 unchanged"]
     assert server.automations() == made
 
     drift, rejected = made[f"{PREFIX}retrain-drift"], made[f"{PREFIX}alert-rejected"]
@@ -98,30 +99,40 @@ def test_second_time_changes_nothing_and_a_hand_made_change_stays(
     )
     server.client.pause_automation(rejected.id)
     changed = server.automations()
-    again = automation_sync.apply(URL)
+    again = automation_sync.apply(True)
     assert again.edited == [drift.name] and len(again.unchanged) == 7
     assert again.lines()[1:] == [
         f"{drift.name} was changed by hand and is kept: `python -m tasks.server automations --reset` writes ours again"
     ]
     assert server.automations() == changed and not changed[rejected.name].enabled
 
-    assert automation_sync.apply(URL, heartbeat=60).updated == [f"{PREFIX}lost-run"]  # ours have changed
-    reset = automation_sync.apply(URL, reset=True)
+    assert automation_sync.apply(True, heartbeat=60).updated == [f"{PREFIX}lost-run"]  # ours have changed
+    reset = automation_sync.apply(True, reset=True)
     assert sorted(reset.updated) == [f"{PREFIX}lost-run", drift.name] and reset.edited == []
     assert server.automations()[drift.name].trigger.within == timedelta(days=7)  # type: ignore[union-attr]
     assert not server.automations()[rejected.name].enabled
 
-    gone = automation_sync.apply(None)
+    gone = automation_sync.apply(False)
     assert len(gone.deleted) == 4 and len(gone.unchanged) == 4
     assert not any("alert" in name for name in server.automations())
     automation_sync.forget_run_again()
-    assert automation_sync.apply(None).created == [f"{PREFIX}run-again"]
+    assert automation_sync.apply(False).created == [f"{PREFIX}run-again"]
+
+
+def test_url_stays_until_it_is_replaced_or_empty(server: OnServer) -> None:
+    try:
+        assert keep_url(None) is None
+        assert keep_url(URL) == keep_url(None) == stored_url() == URL
+        assert keep_url(f"{URL}2") == keep_url(None) == f"{URL}2"
+    finally:
+        assert keep_url("") is None
+    assert keep_url("") is keep_url(None) is stored_url() is None
 
 
 def test_server_without_the_deployments_is_one_line(server: OnServer) -> None:
     server.client.delete_deployment(server.client.read_deployment_by_name(NOTIFY).id)
     with pytest.raises(AbstainError, match="no deployment notify/webhook: run `prefect --no-prompt deploy --all`"):
-        automation_sync.apply(URL)
+        automation_sync.apply(True)
     server.deploy()
 
 
@@ -132,7 +143,7 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
     params = load_params(ROOT / "params.yaml")
     soon = params.monitoring.model_copy(update={"feed_silent_hours": 10 / 3600})
     monkeypatch.setattr(automation_sync, "load_params", lambda _: params.model_copy(update={"monitoring": soon}))
-    automation_sync.apply(URL, heartbeat=10 / 3)
+    automation_sync.apply(True, heartbeat=10 / 3)
 
     server.emit(INGESTED, INGESTED)
     lost = server.start(RETRAIN, force=True)

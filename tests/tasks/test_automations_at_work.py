@@ -42,7 +42,7 @@ def retrain(promote: bool = True):
 """
 EMIT = "import json, sys; from tasks.events import emit; emit(*sys.argv[1:3], code='A999', **json.loads(sys.argv[3]))"
 NEXT_DAY = "from tasks.server.automation_sync import forget_run_again; forget_run_again()"
-APPLY = "import sys; from tasks.server.automation_sync import apply; print(*apply(sys.argv[1], heartbeat=5).lines())"
+APPLY = "from tasks.server.automation_sync import apply; print(*apply(True, heartbeat=5).lines())"
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch
 
         # A worker that is killed with its run, on the next day: neither reports anything.
         made.python(NEXT_DAY)
-        assert "1 created, 1 updated" in made.python(APPLY, url)
+        assert "1 created, 1 updated" in made.python(APPLY)
         made.start_retrain()
         wait_until(lambda: len(made.pids()) == 3, 60)
         worker = psutil.Process(int((made.project.home / "worker.pid").read_text().split()[0]))

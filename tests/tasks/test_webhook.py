@@ -52,6 +52,8 @@ def test_receiver_of_an_invalid_or_old_variable_is_one_line(monkeypatch: pytest.
         with pytest.raises(AbstainError, match=r"^environment variable ABSTAIN_ALERT_URL: not an http\(s\) URL$"):
             receiver()
     monkeypatch.setenv("ABSTAIN_ALERT_URL", " ")
+    assert receiver() == ""
+    monkeypatch.delenv("ABSTAIN_ALERT_URL")
     assert receiver() is None
     assert summary("https://bot:pw@hooks.example.org/services/T0/secret") == "posted to hooks.example.org"
     monkeypatch.setenv("ABSTAIN_PAGE_URL", "https://hooks.example.org")
