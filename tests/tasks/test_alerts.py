@@ -65,6 +65,7 @@ def test_failed_run_posts_one_alert_and_none_without_a_webhook(up: Up, listener:
     listener.statuses = [500]  # which is asked again
     added = up.call("automations", listener.url)  # on a server that is up without alerts, and their worker
     assert added.returncode == 0, added.stdout + added.stderr
+    assert (up.project.home / "alerts.pid").is_file()
     again = up.call("up", None)  # in a shell without the variable: what the server has is kept
     ui = ui_of(again)
     assert again.stdout.startswith("already up: http://127.0.0.1:"), again.stdout
