@@ -51,7 +51,7 @@ def labelled(answers: pd.DataFrame, by: str) -> pd.DataFrame:
     up = pd.DataFrame({**about, "given_at": moment, "thumb": np.where(shown["correct"], "up", "down"), "user": None})
     verdicts = dict.fromkeys(("complete", "correct", "truthful"), shown["correct"])
     judged = pd.DataFrame(
-        {**about, "reviewed_at": moment, "reviewer": "a", **verdicts, "inclusion_probability": np.nan}
+        {**about, "reviewed_at": moment, "reviewer": "a", **verdicts, "inclusion_probability": np.nan, "batch": "1"}
     )
     given = (up, reviews([])) if by == "thumb" else (thumbs([]), judged)
     table, _ = training_table(answers, *given, LABELS, BY_GROUP)
