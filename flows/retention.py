@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from prefect import flow, get_run_logger
 
 from tasks.failures import coded_failures
+from tasks.progress import observed_by
 from tasks.retention.expired import Expired
 from tasks.retention.policy import clear
 
@@ -18,7 +19,9 @@ from tasks.retention.policy import clear
 @coded_failures()
 def retention(apply: bool = False) -> list[Expired]:
     """What goes, part by part; nothing is deleted without `apply`."""
-    result = clear(datetime.now(UTC), apply=apply)
+    log = get_run_logger()
+    with observed_by(lambda _, message: log.info(message)):
+        result = clear(datetime.now(UTC), apply=apply)
     for one in result:
-        get_run_logger().info("%s: %s %s", one.kind, one.count, "deleted" if apply else "would be deleted")
+        log.info("%s: %s %s", one.kind, one.count, "deleted" if apply else "would be deleted")
     return result

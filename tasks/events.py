@@ -14,7 +14,8 @@ DRIFT = "abstain.drift"
 REVIEWS = "abstain.reviews"
 # An ingest has accepted rows: payload `rows`.
 INGESTED = "abstain.ingested"
-# The gate has rejected a candidate, or did before: payload `code` and `text`; the resource has its sha256.
+# The gate has rejected a candidate, or did before: payload `code`, that of the first failed check, `text` and
+# `remedy`; the resource has its sha256.
 REFUSED = "abstain.refused"
 
 

@@ -16,7 +16,7 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.release.gate import Rule
+from abstain.release.gate import Rule, failed_check
 from abstain.release.registry import Registry, load_registry, next_version, tag_of
 from abstain.release.shadow import takes_rejected
 from tasks.decision_record import (
@@ -52,6 +52,11 @@ class Promotion:
     status: Literal["promoted", "rejected", "unchanged"]
     version: str | None
     reasons: list[str]
+
+    @property
+    def explained(self) -> list[str]:
+        """The reasons as they are shown: of a rejected candidate, which checks failed."""
+        return list(map(failed_check, self.reasons)) if self.status == "rejected" else self.reasons
 
 
 def require_candidate(workspace: Workspace) -> None:
@@ -99,8 +104,8 @@ def promote_candidate(
     for event in registry.history:
         if event.candidate == candidate and event.version in registry.blocked:
             _push_record(workspace, before)
-            why = f"{Code.NO_VERSION} it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
-            return _rejected(registry, candidate, [why])
+            why = f"it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
+            return _rejected(registry, candidate, [f"{Code.NO_VERSION} not blocked: {why}"])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
     params = load_params(workspace.path / paths.PARAMS)
     limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
@@ -210,14 +215,16 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
 def _rejected(registry: Registry, candidate: str, reasons: list[str]) -> Promotion:
     """The outcome of a candidate that is not promoted, after its event; raises `AbstainError` where the user has to
     decide."""
+    why = "; ".join(map(failed_check, reasons))
     if registry.taint is None or registry.taint.kept:
-        code, _, text = "; ".join(reasons).partition(" ")
-        emit(REFUSED, f"{REFUSED}.{candidate[:12]}", code=code, text=text)
+        code, _, text = why.partition(" ")
+        said = {"text": f"rejected: {text}", "remedy": Code(code).remedy}
+        emit(REFUSED, f"{REFUSED}.{candidate[:12]}", code=code, **said)
         return Promotion("rejected", registry.version, reasons)
     raise AbstainError(
         Code.ERASED_IN_PRODUCTION,
         f"probe {registry.version} stays in production, {registry.taint}, because the candidate without them is "
-        f"rejected ({'; '.join(reasons)}): bring more reviews and retrain, take it although it is worse (`abstain "
+        f"rejected ({why}): bring more reviews and retrain, take it although it is worse (`abstain "
         "promote --accept-erasure REASON`), keep what is there (`abstain promote --keep-tainted REASON`), or "
         "`abstain rollback` to a version without that mark",
     )

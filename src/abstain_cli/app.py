@@ -194,7 +194,7 @@ def retrain(
 @app.command()
 def status() -> None:
     """Show the version in production, since when, and its metrics on the hold-out."""
-    from abstain.reports.formatting import figure, with_bounds
+    from abstain.core.formatting import figure, with_bounds
     from tasks.status import read_status
 
     registry, holdout = read_status()
@@ -335,7 +335,7 @@ def _outcome(outcome: Promotion) -> str:
             [f"promoted: probe {outcome.version} is in production", *map("guarantee: {}".format, outcome.reasons)]
         )
     live = f"probe {outcome.version} stays in production" if outcome.version else "nothing is in production"
-    return "\n  ".join([f"{outcome.status}: {live}", *outcome.reasons])
+    return "\n  ".join([f"{outcome.status}: {live}", *outcome.explained])
 
 
 if __name__ == "__main__":

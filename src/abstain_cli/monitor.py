@@ -1,18 +1,27 @@
-"""`abstain monitor`: judge what is live, and print what the newest window says."""
+"""`abstain monitor`: judge what is live, and print what the newest window says.
+
+Only the terminal shows questions, and only those whose texts the log still keeps: windows, events and pages have ids.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from abstain_cli.terminal import console
+
 if TYPE_CHECKING:
+    from abstain.data.decision_log.monitored import MonitoredWindow
     from tasks.monitoring import Monitoring
 
 Since = Annotated[
     str | None, typer.Option(metavar="DAY", help="judge the windows again that end later than 2026-11-01, for instance")
 ]
+SHOWN = 80
+"""Characters of a question that are printed."""
 
 
 def monitor(since: Since = None) -> None:
@@ -22,12 +31,32 @@ def monitor(since: Since = None) -> None:
     with server_for_run():
         from flows.monitor import monitor as flow
 
-    for line in lines(flow(since)):
-        print(line)
+    result = flow(since)
+    asked: Mapping[str, str] = kept_questions(result.newest) if result and result.newest else {}
+    for line in lines(result, asked):
+        console.print(line, soft_wrap=True)
 
 
-def lines(result: Monitoring | None) -> Iterator[str]:
-    """The newest window in a few lines: its status, its alarms with what to do, its figures."""
+def kept_questions(window: MonitoredWindow) -> Mapping[str, str]:
+    """The questions of the alarms' examples by id, as the log keeps them; those whose texts are gone are left out."""
+    from abstain.config.settings import load_settings
+    from abstain.data.decision_log import queries
+    from tasks.monitoring import open_log, patiently
+
+    ids = [key for alarm in window.alarms for key in alarm.examples]
+    database = open_log(load_settings()) if ids else None
+    if database is None:
+        return {}
+    with closing(database):
+        return {key: row.question for key, row in patiently(lambda: queries.interactions(database, ids)).items()}
+
+
+def lines(result: Monitoring | None, asked: Mapping[str, str]) -> Iterator[str]:
+    """The newest window in a few lines: its status, its alarms with what to do, its figures.
+
+    `asked`: the questions of examples by id; an example without one is its id alone.
+    """
+    from abstain.core.markdown import plain
     from abstain.reports.monitored import title, window_lines
 
     if result is None:
@@ -44,7 +73,11 @@ def lines(result: Monitoring | None) -> Iterator[str]:
     for alarm in window.alarms:
         yield f"{alarm.code}: {alarm.what}"
         yield f"  to do: {alarm.to_do}"
-        if alarm.examples:
-            yield f"  examples: {', '.join(alarm.examples)}"
+        for key in alarm.examples:
+            yield f"  example {plain(key)}{f': {_cut(plain(asked[key]))}' if key in asked else ''}"
     for what, value in window_lines(window):
         yield f"{what:28} {value}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1].rstrip()}…"

@@ -13,12 +13,14 @@ def retention(
     apply: Annotated[bool, typer.Option("--apply", help="delete it; else nothing is deleted")] = False,
 ) -> None:
     """Say what the policy in params.yaml (section `retention`) lets go, with its bytes; delete it with --apply."""
+    from tasks.progress import observed_by
     from tasks.server import server_for_run
 
     with server_for_run():
         from flows.retention import retention as flow
 
-    result = flow(apply)
+    with observed_by(lambda _, message: console.print(f"... {message}", soft_wrap=True)):
+        result = flow(apply)
     for one in result:
         weight = "" if one.bytes is None else f", {size(one.bytes)}"
         console.print(f"{one.kind:34} {one.count:8,}{weight}{f'; {one.kept}' if one.kept else ''}", soft_wrap=True)

@@ -86,7 +86,7 @@ def _said(shadow: Shadow) -> str:
 
 
 def _figures(record: dict[str, Any]) -> Table:
-    from abstain.reports.formatting import NO_INTERVAL, figure
+    from abstain.core.formatting import NO_INTERVAL, figure
 
     table = Table("figure", record["shadow"], record["champion"], "difference (95 %)")
     for one in record["comparison"]:

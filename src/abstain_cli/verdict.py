@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from abstain.core.formatting import percent
 from abstain.core.markdown import defined
 from abstain.reports.evaluation.evaluated import is_kept, reached
-from abstain.reports.formatting import percent
 
 
 def holdout_verdict(holdout: Mapping[str, Any]) -> str:

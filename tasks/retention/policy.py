@@ -11,6 +11,7 @@ from abstain.core import paths
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.expiry import count_expired, delete_expired
 from abstain.release.registry import load_registry
+from tasks.progress import observe
 from tasks.retention.expired import Expired
 from tasks.retention.releases import clear_objects, clear_releases
 from tasks.retention.runs import clear_runs
@@ -22,6 +23,7 @@ def clear(now: datetime, *, apply: bool) -> list[Expired]:
 
     Raises `AbstainError` where a part cannot be read; what was deleted before stays so.
     """
+    observe("retention", "releases: waiting for the workspace")
     with open_workspace() as workspace:
         policy = load_params(workspace.path / paths.PARAMS).retention
         registry = load_registry(workspace.path / paths.REGISTRY)
@@ -29,8 +31,11 @@ def clear(now: datetime, *, apply: bool) -> list[Expired]:
             clear_releases(registry, policy.versions, now, apply=apply),
             clear_objects(workspace, policy.artifact_days, now, apply=apply),
         ]
+    observe("retention", "rows of the decision log")
     result.append(clear_decisions(policy.decision_days, registry.version, now, apply=apply))
+    observe("retention", "runs and report pages")
     result += clear_runs(policy.run_days, now, apply=apply)
+    observe("retention", "files of the feature cache")
     result.append(clear_features(policy.feature_days, apply=apply))
     return result
 

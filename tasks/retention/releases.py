@@ -15,7 +15,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from abstain.config.settings import load_settings
+from abstain.core.formatting import count
 from abstain.release.registry import VERSION, Registry, version_key
+from tasks.progress import observe
 from tasks.retention.expired import Expired, bytes_of, remove_all
 from tasks.workspace import Workspace
 
@@ -47,15 +49,23 @@ def needed_versions(registry: Registry, newest: int) -> set[str]:
 
 
 def clear_objects(workspace: Workspace, days: int, now: datetime, *, apply: bool) -> Expired:
-    """The files of the DVC cache and of the home's own remote that no tag, no branch and no commit since names."""
-    has_own_remote = workspace.remote_folder() is not None
+    """The files of the DVC cache and of the home's own remote that no tag, no branch and no commit since names.
+
+    DVC reads what each of these commits names, in time that grows with their number; where there is no file, none is.
+    """
+    kind, remote = "files in the DVC cache and remote", workspace.remote_folder()
+    elsewhere = "" if remote else "the DVC remote is outside of the home: nothing is deleted there"
+    folders = (load_settings().home.resolve() / "dvc-cache", *([remote] if remote else []))
+    if not any(path.is_file() for folder in folders for path in folder.rglob("*")):
+        return Expired(kind, 0, 0, elsewhere)
     since = f"{now - timedelta(days=days):%Y-%m-%d}"
     kept = ["--workspace", "--all-branches", "--all-tags", "--date", since]
-    command = ["gc", *kept, "--force", *(["--cloud"] if has_own_remote else [])]
+    command = ["gc", *kept, "--force", *(["--cloud"] if remote else [])]
+    commits = int(workspace.git("rev-list", "--count", "--all", f"--since={since}"))
+    observe("retention", f"{kind}: DVC reads {count(commits, 'commit')} since {since}")
     listed = workspace.dvc(*command, "--dry").splitlines()
     gone = [Path(match["path"]) for line in listed if (match := _WOULD_GO.fullmatch(line))]
     size = bytes_of(gone)
     if apply and gone:
         workspace.dvc(*command)
-    elsewhere = "" if has_own_remote else "the DVC remote is outside of the home: nothing is deleted there"
-    return Expired("files in the DVC cache and remote", len(gone), size, elsewhere)
+    return Expired(kind, len(gone), size, elsewhere)

@@ -54,8 +54,8 @@ SAME_PARAMETERS = {
 RUN_TITLE = "{{ flow.name }}: run {{ flow_run.name }} has {{ flow_run.state.name | lower }}"
 RUN_TEXT = "{{ flow_run.state.message or '' }}"
 RUN_ID = "{{ flow_run.id }}"
-EVENT_CODE, EVENT_TEXT = "{{ event.payload.code }}", "{{ event.payload.text }}"
-ALARM_TITLE, ALARM_TEXT = "monitoring: {{ event.payload.kind }}", f"{EVENT_TEXT}; {{{{ event.payload.remedy }}}}"
+EVENT_CODE, EVENT_TEXT = "{{ event.payload.code }}", "{{ event.payload.text }}; {{ event.payload.remedy }}"
+ALARM_TITLE = "monitoring: {{ event.payload.kind }}"
 
 
 def wanted(
@@ -136,7 +136,7 @@ def _alerts(params: MonitoringParams, notify: UUID, of_ours: dict[str, Any]) -> 
         _automation(
             "alert-alarm",
             "post each alarm of the monitoring to the webhook, once",
-            post(ALARM_TITLE, ALARM_TEXT, EVENT_CODE),
+            post(ALARM_TITLE, EVENT_TEXT, EVENT_CODE),
             expect={ALARM},
             for_each={"prefect.resource.id"},
             within=ONCE,

@@ -1,13 +1,83 @@
-"""What `abstain monitor` says where there is nothing to judge yet."""
+"""What `abstain monitor` prints of the newest window, and where there is none yet."""
 
 from __future__ import annotations
 
-from abstain_cli.monitor import lines
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from abstain.core.codes import Code
+from abstain.data.decision_log.monitored import Alarm, MonitoredWindow
+from abstain_cli.monitor import kept_questions, lines
 from tasks.monitoring import Monitoring
+from tests.data.decision_log.builders import decision, interaction, open_log, url_of
+
+FIGURES = {
+    "decisions": 0,
+    "shown": 0,
+    "coverage": None,
+    "unavailable": None,
+    "unavailable_codes": {},
+    "confidence": {"deciles": [], "stability_index": None},
+    "reviews": 2,
+    "left_out": 1,
+    "volunteers": 0,
+    "precision": None,
+    "promise": {
+        "metric": "precision",
+        "target": 0.9,
+        "level": 0.04,
+        "estimate": 0.8,
+        "low": 0.7,
+        "high": 0.9,
+        "broken": False,
+        "broken_on": None,
+        "reviews": 2,
+        "e_value": 1.5,
+    },
+    "calibration": None,
+    "expected": None,
+    "feed": {},
+    "compared": {"writers": {"figures": {"now": {}}}},
+}
 
 
 def test_who_has_traffic_but_no_window_learns_what_a_window_needs() -> None:
     """Enough decisions of today make no window: days that are not over are not counted."""
-    (said,) = lines(Monitoring(windows=(), history=(), raised=()))
+    (said,) = lines(Monitoring(windows=(), history=(), raised=()), {})
     assert "monitoring.min_decisions" in said and "monitoring.min_reviews" in said
     assert "tomorrow" in said
+
+
+def window(*alarms: Alarm) -> MonitoredWindow:
+    begin, end = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 6, tzinfo=UTC)
+    return MonitoredWindow("v1.0.0", begin, end, FIGURES, alarms)
+
+
+def printed(one: MonitoredWindow, asked: dict[str, str]) -> list[str]:
+    return list(lines(Monitoring(windows=(one,), history=(one,), raised=()), asked))
+
+
+@pytest.mark.heavy
+def test_an_example_has_the_question_that_the_log_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+    drifted = window(Alarm(Code.INPUT_DRIFT, "questions differ", ("i-1", "i-2", "i-9")))
+    assert kept_questions(drifted) == {}, "there is no log"
+    long = interaction("i-2").model_copy(update={"question": "Is it\n\x1b[2J" + "so " * 100})
+    log = open_log(url_of(tmp_path))
+    for one in (decision("i-1"), decision("i-2", interaction=long), decision("i-3")):
+        log.record(one).result()
+    log.close()
+    asked = dict(kept_questions(drifted))
+    assert asked.keys() == {"i-1", "i-2"}, "those of the examples alone"
+    first, second, third = (line for line in printed(drifted, asked) if line.startswith("  example"))
+    assert first == f"  example i-1: {interaction('i-1').question}"
+    assert second.startswith("  example i-2: Is it ") and "\x1b" not in second and len(second) <= 100
+    assert third == "  example i-9"
+
+
+def test_the_figures_say_when_the_promise_counts_as_broken_and_what_is_left_out() -> None:
+    said = "\n".join(printed(window(), {}))
+    assert "the alarm is at 25 " in said, "1 / 0.04"
+    assert "1 review of the version chose its answer itself and is left out" in said

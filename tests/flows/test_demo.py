@@ -161,6 +161,7 @@ def refused(
 def test_a_new_hold_out_needs_a_decision_and_can_be_rolled_back(refused: tuple[Project, str]) -> None:
     project, printed = refused
     assert "rejected: probe v1.0.0 stays in production" in printed and "--accept-new-holdout REASON" in printed
+    assert "the check `same hold-out` failed: " in printed
     assert re.search(r"validate +cached", printed) and re.search(r"train_probe +ran", printed)
     assert in_production(project)["version"] == "v1.0.0"
 

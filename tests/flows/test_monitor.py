@@ -110,6 +110,7 @@ def test_a_rewritten_handbook_is_noticed_in_one_window_and_its_twin_stays_quiet(
     assert all(one["text"] and one["remedy"] for one in told[ALARM])
     for alarm in window.alarms:
         assert alarm.code in said and alarm.to_do in said
+        assert all(f"example {key}: " in said for key in alarm.examples), "each with its question"
 
     again = project.abstain("monitor")
     assert again.returncode == 0 and window.headline in again.stdout

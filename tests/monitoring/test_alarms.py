@@ -102,11 +102,11 @@ def test_tests_of_one_kind_share_its_level() -> None:
 
 def test_an_alarm_says_which_texts_drifted_and_which_codes_were_given() -> None:
     said = raised({"unavailable": 0.5}, contexts=Difference(0.001), answers=Difference(0.002))
-    assert "answers, contexts" in said[Code.INPUT_DRIFT][0] and "questions" not in said[Code.INPUT_DRIFT][0]
+    assert "answers and contexts" in said[Code.INPUT_DRIFT][0] and "questions" not in said[Code.INPUT_DRIFT][0]
     assert "A503 20" in said[Code.MANY_UNAVAILABLE][0]
 
 
 def test_an_alarm_names_the_new_writers_those_that_were_rare_before_too() -> None:
     shares = {"before": {"m@1": 0.995, "m@2": 0.005}, "now": {"m@1": 0.8, "m@2": 0.1, "m@3": 0.1}, "new": 0.2}
     what, _ = raised(writers=Difference(None, shares))[Code.MODEL_CHANGED]
-    assert "m@2, m@3" in what and "m@1" not in what
+    assert "m@2 and m@3" in what and "m@1" not in what

@@ -167,6 +167,7 @@ def test_wrong_answers_break_the_promise_and_the_calibration(tmp_path: Path) -> 
     (window,) = watched(tmp_path, answers).windows()
     assert {Code.PROMISE_BROKEN, Code.CALIBRATION_OFF} <= {alarm.code for alarm in window.alarms}
     assert window.figures["promise"]["broken_on"] is not None
+    assert window.figures["promise"]["level"] == PARAMS.level
     wrong = {one.decision.interaction_id for one in answers if one.review and not one.review.correct}
     examples = {alarm.code: alarm.examples for alarm in window.alarms}[Code.PROMISE_BROKEN]
     assert examples and set(examples) <= wrong

@@ -15,7 +15,7 @@ from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.release.against_champion import NO_LOOKS, Looks
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck
-from abstain.release.gate import CandidateMeasurements, GateDecision, Rule, decide
+from abstain.release.gate import CandidateMeasurements, GateDecision, Rule, decide, failed_check
 from abstain.release.guarantee_check import NoGuarantee, unchecked_guarantee
 
 PARAMS = GateParams(
@@ -201,6 +201,8 @@ def test_a_challenger_that_is_a_little_better_on_few_answers_is_refused() -> Non
     decision = judged(window(rows=60, probe=1.0, champion=0.95), min_slice=60)
     assert "better than champion v1.0.0" in failed(decision)
     assert any(reason.startswith("A401 better than champion v1.0.0: hold-out AUROC 0.") for reason in decision.reasons)
+    told = [failed_check(reason) for reason in decision.reasons]
+    assert any(one.startswith("A401 the check `better than champion v1.0.0` failed: hold-out AUROC 0.") for one in told)
 
 
 def test_a_worse_challenger_is_refused() -> None:

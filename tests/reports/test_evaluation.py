@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from abstain.core.formatting import beside, figure, percent
 from abstain.core.markdown import bold, document, escape, heading, paragraph, plain, records_table, table
 from abstain.reports.evaluation import Evaluated, evaluation_markdown, leaderboard_table
-from abstain.reports.formatting import beside, figure, percent
 from abstain.reports.page import MARKS, State, render_html, verdict, without_images
 from abstain.reports.plots import PLOTS
 from tests.reports.builders import GUARANTEED, HEURISTIC, LINK, NASTY, ROWS, TAG, evaluated

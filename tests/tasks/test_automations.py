@@ -154,7 +154,7 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
         server.emit(REVIEWS, f"{REVIEWS}.v1.0.0.1")
         server.emit(REVIEWS, REVIEWS)  # of no portion that is full
         server.emit(DRIFT, DRIFT)
-        server.emit(REFUSED, f"{REFUSED}.0123", code="A401", text="probe: not better")
+        server.emit(REFUSED, f"{REFUSED}.0123", code="A401", text="probe: not better", remedy="wait")
         server.emit(ALARM, f"{ALARM}.v1.0.0.2026-11-01.A701", code="A701", kind="promise broken", text="it is")
     server.emit(REVIEWS, f"{REVIEWS}.v1.0.0.2")
 

@@ -137,9 +137,9 @@ def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch
         assert text.startswith("monitoring: promise\nA999: it is broken; look\n"), text
         webhook.alerts.clear()
         for _ in range(2):
-            made.emit("abstain.refused", "abstain.refused.0123", text="probe: not better")
+            made.emit("abstain.refused", "abstain.refused.0123", text="probe: not better", remedy="wait")
         wait_until(lambda: len(webhook.texts) == 1, 60)
-        assert webhook.texts[0].startswith("the gate has rejected a candidate\nA999: probe: not better\n")
+        assert webhook.texts[0].startswith("the gate has rejected a candidate\nA999: probe: not better; wait\n")
         webhook.alerts.clear()
 
         (made.project.home / "go").unlink()

@@ -102,7 +102,7 @@ def test_a_blocked_candidate_fails_too(workspace: Plain, candidates: Candidates)
     registry = workspace.on_origin()
     moved = registry.rolled_back(registry.history[0].model_copy(update={"action": "rollback", "reason": "complaints"}))
     (workspace.path / paths.REGISTRY).write_text(moved.to_json())
-    assert candidates.promote().reasons == ["A407 it is v1.1.0 again, which was blocked: complaints"]
+    assert candidates.promote().reasons == ["A407 not blocked: it is v1.1.0 again, which was blocked: complaints"]
     workspace.taint("v1.0.0")
     with pytest.raises(AbstainError, match="v1.1.0 again, which was blocked: complaints"):
         candidates.promote()
@@ -136,7 +136,7 @@ def test_a_hold_out_that_cannot_be_read_is_not_the_same(workspace: Plain, candid
     shutil.rmtree(workspace.kept)
     workspace.taint("v1.0.0")
     candidates.write(drop=2)
-    with pytest.raises(AbstainError, match="same hold-out: .*--accept-new-holdout REASON"):
+    with pytest.raises(AbstainError, match="same hold-out` failed: .*--accept-new-holdout REASON"):
         candidates.promote()
     assert candidates.promote(new_holdout="the old one is lost").version == "v1.1.0"
     assert workspace.on_origin().history[-1].reason == "erasure; the old one is lost"

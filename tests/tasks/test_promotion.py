@@ -89,7 +89,12 @@ def test_where_it_must_not_the_record_and_an_event_say_why(
     assert workspace.on_origin().prod is None and frozen == []
     assert list((workspace.path / paths.APPROVALS).glob("rejected-*.json"))
     candidate = sha256(workspace.path / paths.ONNX)[:12]
-    event = {REFUSED: f"{REFUSED}.{candidate}", "code": "A302", "text": f"guarantee: none: {WHY}"}
+    event = {
+        REFUSED: f"{REFUSED}.{candidate}",
+        "code": "A302",
+        "text": f"rejected: the check `guarantee` failed: none: {WHY}",
+        "remedy": Code.NO_THRESHOLD.remedy,
+    }
     assert emitted == [event]
     first_candidates.promote()  # the next night: about the same candidate
     assert emitted == [event, event]

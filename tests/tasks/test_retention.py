@@ -6,13 +6,16 @@ import ast
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from abstain.release.registry import Event, Registry
+from tasks.progress import observed_by
 from tasks.retention.policy import clear_features
-from tasks.retention.releases import clear_releases
+from tasks.retention.releases import clear_objects, clear_releases
 from tasks.retention.runs import FLOWS
+from tasks.workspace import Workspace
 from tests.conftest import ROOT
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
@@ -56,6 +59,36 @@ def test_what_a_roll_back_may_choose_stays_and_what_is_blocked_goes(releases: Pa
 def test_the_live_version_stays_although_it_is_old_and_blocked(releases: Path) -> None:
     clear_releases(registry(6, "v1.0.0", live="v1.0.0"), 1, NOW, apply=True)
     assert "v1.0.0" in names(releases)
+
+
+class Commits(Workspace):
+    """A history of three commits, of which DVC lets nothing go; its remote is in the home."""
+
+    asked: ClassVar[list[str]] = []
+
+    def dvc(self, *arguments: str) -> str:
+        self.asked.append(arguments[0])
+        return {"core.remote": "local", "remote.local.url": str(self.path.parent / "dvc-remote")}.get(arguments[-1], "")
+
+    def git(self, *arguments: str) -> str:
+        return "3\n"
+
+
+@pytest.mark.parametrize("folder", ["dvc-cache", "dvc-remote"])
+def test_commits_are_read_only_where_dvc_has_files_and_that_is_said_before(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+    monkeypatch.setattr(Commits, "asked", [])
+    (tmp_path / folder / "files" / "md5" / "ab").mkdir(parents=True)
+    workspace, told = Commits(tmp_path / "workspace", lock=0), []
+    with observed_by(lambda _, message: told.append((message, "gc" in workspace.asked))):
+        assert clear_objects(workspace, 90, NOW, apply=True).count == 0
+        assert "gc" not in workspace.asked and told == []
+        (tmp_path / folder / "files" / "md5" / "ab" / "cd").touch()
+        clear_objects(workspace, 90, NOW, apply=True)
+    ((message, too_late),) = told
+    assert "gc" in workspace.asked and "3 commits" in message and not too_late
 
 
 def test_nothing_in_production_keeps_nothing_that_is_not_known(releases: Path) -> None:

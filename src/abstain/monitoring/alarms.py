@@ -8,6 +8,7 @@ from typing import Any
 
 from abstain.config.params import MonitoringParams
 from abstain.core.codes import Code
+from abstain.core.formatting import listed, percent, share
 from abstain.data.decision_log.monitored import Alarm
 from abstain.monitoring.comparison import RARE, TEXTS, Difference
 from abstain.monitoring.drift import one_alarm
@@ -68,7 +69,7 @@ def _of_drift(found: WindowFindings, params: MonitoringParams) -> Iterator[Alarm
         drifted = [name for name, value in p_values.items() if value * len(p_values) <= params.level]
         yield Alarm(
             Code.INPUT_DRIFT,
-            f"{', '.join(drifted or [first])} differ from those before under this version "
+            f"{listed(drifted or [first])} differ from those before under this version "
             f"(p = {one_alarm(p_values.values()):.2g})",
             texts[first].examples,
         )
@@ -81,8 +82,8 @@ def _of_drift(found: WindowFindings, params: MonitoringParams) -> Iterator[Alarm
     if topics := _significant(found, "topics", params):
         yield Alarm(
             Code.NEW_TOPICS,
-            f"{topics.figures['share']:.1%} of the questions are unlike any before, {topics.figures['expected']:.1%} "
-            f"are expected (p = {topics.p_value:.2g})",
+            f"{percent(topics.figures['share'])} of the questions are unlike any before, "
+            f"{percent(topics.figures['expected'])} are expected (p = {topics.p_value:.2g})",
             topics.examples,
         )
 
@@ -93,8 +94,8 @@ def _of_decisions(found: WindowFindings, params: MonitoringParams) -> Iterator[A
     if unknown and unknown.figures["share"] > params.max_unknown_chunks:
         yield Alarm(
             Code.UNKNOWN_CHUNKS,
-            f"{unknown.figures['share']:.1%} of the answers rest on chunks that data/ does not know, "
-            f"{params.max_unknown_chunks:.1%} allowed",
+            f"{percent(unknown.figures['share'])} of the answers rest on chunks that data/ does not know, "
+            f"{percent(params.max_unknown_chunks)} allowed",
             unknown.examples,
         )
     if changed := _changed_model(found):
@@ -103,15 +104,15 @@ def _of_decisions(found: WindowFindings, params: MonitoringParams) -> Iterator[A
         by_code = ", ".join(f"{code} {count:,}" for code, count in figures["unavailable_codes"].items())
         yield Alarm(
             Code.MANY_UNAVAILABLE,
-            f"{figures['unavailable']:.1%} of {figures['decisions']:,} answers got no decision, "
-            f"{params.max_unavailable:.1%} allowed{f': {by_code}' if by_code else ''}",
+            f"{percent(figures['unavailable'])} of {figures['decisions']:,} answers got no decision, "
+            f"{percent(params.max_unavailable)} allowed{f': {by_code}' if by_code else ''}",
             tuple(found.examples["unavailable"]),
         )
     if coverage := _significant(found, "coverage", params):
         yield Alarm(
             Code.COVERAGE_CHANGED,
-            f"{coverage.figures['now']:.1%} of the answers are shown, {coverage.figures['before']:.1%} before under "
-            f"this version (p = {coverage.p_value:.2g})",
+            f"{percent(coverage.figures['now'])} of the answers are shown, "
+            f"{percent(coverage.figures['before'])} before under this version (p = {coverage.p_value:.2g})",
             coverage.examples,
         )
     for what, quiet in figures["feed"].items():
@@ -128,8 +129,8 @@ def _changed_model(found: WindowFindings) -> tuple[str, Sequence[str]] | None:
     figures, writers = found.figures, found.compared.get("writers")
     if writers and writers.figures["new"] >= COMMON:
         before = writers.figures["before"]
-        new = ", ".join(name for name in writers.figures["now"] if before.get(name, 0.0) < RARE)
-        said = f"{writers.figures['new']:.1%} of the answers are by {new}, less than {RARE:.0%} each before"
+        new = listed([name for name in writers.figures["now"] if before.get(name, 0.0) < RARE])
+        said = f"{percent(writers.figures['new'])} of the answers are by {new}, less than {share(RARE)} each before"
         return said, writers.examples
     misfits = {code: count for code, count in figures["unavailable_codes"].items() if code in OTHER_SPEC}
     if figures["decisions"] and sum(misfits.values()) >= max(1, FEW * figures["decisions"]):

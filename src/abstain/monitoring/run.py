@@ -209,9 +209,10 @@ class _OneVersion:
             return dict(known)
         found = test_promise(batches, promise, self._params.level)
         broken_on = None if found.broken_at is None else f"{self._batches[found.broken_at][0]:%Y-%m-%d}"
+        judged = {**asdict(promise), "level": self._params.level}
         numbers = {name: finite(getattr(found, name)) for name in ("e_value", "peak", "estimate", "low", "high")}
         counts = {"reviews": found.reviews, "documents": found.documents, "inputs": inputs}
-        return {**asdict(promise), **numbers, **counts, "broken": found.broken, "broken_on": broken_on}
+        return {**judged, **numbers, **counts, "broken": found.broken, "broken_on": broken_on}
 
     def _feed(self) -> dict[str, Any]:
         """The silence of decisions and of feedback, whatever the version: a new one may have no window yet."""

@@ -78,6 +78,16 @@ class GateDecision:
         }
 
 
+def failed_check(reason: str) -> str:
+    """One of `GateDecision.reasons`, which names what was asked for, as a sentence that says it was not met.
+
+    `A401 better than champion v1.0.0: ...` becomes ``A401 the check `better than champion v1.0.0` failed: ...``.
+    """
+    code, _, said = reason.partition(" ")
+    name, _, message = said.partition(": ")
+    return f"{code} the check `{name}` failed: {message}"
+
+
 @dataclass(frozen=True)
 class CandidateMeasurements:
     """Measurements of the challenger itself: its tuned threshold and target, parity and latency of all of its parts.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from abstain.core.formatting import count, figure, percent
 from abstain.core.markdown import document, heading, paragraph, points, table
 from abstain.data.decision_log.monitored import Alarm, MonitoredWindow
-from abstain.reports.formatting import count, figure, percent
 
 DRIFTS = {
     "questions": "drift of questions",
@@ -15,7 +15,6 @@ DRIFTS = {
     "contexts": "drift of contexts",
     "states": "drift of hidden states",
 }
-ALARM_AT = "the alarm is at 1 / monitoring.level"
 
 
 def window_markdown(window: MonitoredWindow) -> str:
@@ -77,22 +76,26 @@ def _of_decisions(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _of_reviews(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    apart = f"; {figures['left_out']:,} of the version chose their answers themselves and are left out"
-    volunteers = f"; {figures['volunteers']:,} of the version chose their answers themselves and count as they are"
-    said = apart if figures["left_out"] else volunteers if figures["volunteers"] else ""
+    said = ""
+    if figures["left_out"]:
+        said = f"; {_volunteers(figures['left_out'])} left out"
+    elif figures["volunteers"]:
+        said = f"; {_volunteers(figures['volunteers'])} counted as they are"
     yield "reviews", f"{figures['reviews']:,} arrived{said}"
     if found := figures["precision"]:
         worth = f"{count(found['reviews'], 'review')} about {count(found['documents'], 'document')}"
         yield "precision of what was shown", f"{percent(found['precision'])} by {worth}"
     if promise := figures["promise"]:
+        level = promise.get("level")  # a window that was stored before it was part of one has none
+        alarm = f", the alarm is at {1 / level:g} (1 / monitoring.level)" if level else ""
         kept = f"broken since {promise['broken_on']}" if promise["broken"] else "not shown to be broken"
         least = "at least" if promise["metric"] == "precision" else "at most"
         yield (
             "promise",
             f"{promise['metric'].replace('_', ' ')} {least} {promise['target']:g}: {kept}; "
             f"{figure(promise['estimate'])} ({figure(promise['low'])} to {figure(promise['high'])}) by "
-            f"{count(promise['reviews'], 'review')} since it is live; e-value {figure(promise['e_value'], '.3g')}, "
-            f"{ALARM_AT}",
+            f"{count(promise['reviews'], 'review')} since it is live; e-value "
+            f"{figure(promise['e_value'], '.3g')}{alarm}",
         )
     if found := figures["calibration"]:
         yield "correct less probability", f"{found['difference']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"
@@ -103,6 +106,12 @@ def _of_reviews(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "expected precision", said + (was if record["windows"] else "; how wrong it was is not known yet")
     for what, quiet in figures["feed"].items():
         yield f"no {what} for", f"{quiet['hours']:,.1f} hours, {quiet['longest']:,.1f} at most before"
+
+
+def _volunteers(number: int) -> str:
+    """The start of a sentence about reviews whose reviewers chose what to review."""
+    chose = "chose its answer itself and is" if number == 1 else "chose their answers themselves and are"
+    return f"{count(number, 'review')} of the version {chose}"
 
 
 def _of_drift(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

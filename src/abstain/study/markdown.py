@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from abstain.core.formatting import count, figure, listed, percent, with_bounds
 from abstain.core.markdown import bold, defined, document, heading, paragraph, points, records_table
-from abstain.reports.formatting import count, figure, listed, percent, with_bounds
 from abstain.study.declared import words
 from abstain.study.tables import PAPER, WHO
 

@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Row, delete, inspect, select
 
 from abstain.core.codes import Code
+from abstain.core.formatting import listed
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import WINDOWS
 from abstain.data.store.record_keys import microseconds, moment_of
@@ -57,7 +58,7 @@ class MonitoredWindow:
     @property
     def headline(self) -> str:
         """ "Quiet", or "Alarm: " and the kinds of its alarms."""
-        return f"Alarm: {', '.join(one.kind for one in self.alarms)}" if self.alarms else "Quiet"
+        return f"Alarm: {listed([one.kind for one in self.alarms])}" if self.alarms else "Quiet"
 
 
 def read_windows(database: LogDatabase, newest: int | None = None) -> tuple[MonitoredWindow, ...]:

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from abstain.core.formatting import percent
 from abstain.core.markdown import heading, paragraph
 from abstain.data.store.profile import LENGTHS, MEASURES
-from abstain.reports.formatting import percent
 from abstain.reports.page import plot
 from abstain.reports.theme import LIGHT, themed
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from abstain.core.formatting import percent
 from abstain.core.markdown import bold, heading, paragraph, table
 from abstain.data.validation.results import SHOWN, UNITS, condition
-from abstain.reports.formatting import percent
 from abstain.reports.page import State, marked_heading
 
 OUTCOMES: dict[tuple[bool, str], tuple[str, State]] = {

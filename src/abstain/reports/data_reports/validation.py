@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from abstain.core.formatting import count
 from abstain.core.markdown import document, heading, key_figures, list_section, paragraph
 from abstain.data.validation.checks import TABLES
 from abstain.reports.data_reports.charts import drift_images, drift_section
 from abstain.reports.data_reports.sections import balance_section, failing_section, suite_sections
-from abstain.reports.formatting import count
 from abstain.reports.page import render_html, verdict
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from abstain.core.formatting import NOTHING, bounds, count, figure, listed, percent, with_bounds
 from abstain.core.markdown import defined, heading, paragraph
 from abstain.reports.evaluation.evaluated import Evaluated, marked_table
-from abstain.reports.formatting import NOTHING, bounds, count, figure, listed, percent, with_bounds
 
 CHANCE = 0.5
 

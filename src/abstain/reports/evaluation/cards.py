@@ -7,9 +7,9 @@ from typing import Any
 
 from abstain.config.params import ProbeParams
 from abstain.core.codes import Code
+from abstain.core.formatting import count, figure, listed, percent, share
 from abstain.core.markdown import heading, labelled, paragraph, points, table
 from abstain.reports.evaluation.evaluated import Evaluated
-from abstain.reports.formatting import count, figure, listed, percent, share
 
 
 def model_card(evaluated: Evaluated) -> list[str]:

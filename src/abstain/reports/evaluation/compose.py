@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abstain.core.formatting import count
 from abstain.core.markdown import document, heading, paragraph
 from abstain.reports.evaluation.audits import audit_section
 from abstain.reports.evaluation.cards import data_card, glossary, model_card
@@ -12,7 +13,6 @@ from abstain.reports.evaluation.guarantee import guarantee_section
 from abstain.reports.evaluation.ranking import ranking_section
 from abstain.reports.evaluation.thresholds import ablation_section, threshold_section
 from abstain.reports.evaluation.trust import calibration_section, slice_section
-from abstain.reports.formatting import count
 
 
 def evaluation_markdown(evaluated: Evaluated) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from abstain.core.formatting import count, figure, listed, percent, with_bounds
 from abstain.core.markdown import heading, paragraph, points, table
 from abstain.reports.evaluation.evaluated import Evaluated
-from abstain.reports.formatting import count, figure, listed, percent, with_bounds
 
 SAID = {
     "empty": "without any context: nothing could be perturbed, so the perturbed condition is that without context",

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from abstain.config.params import ProbeParams
+from abstain.core.formatting import count
 from abstain.core.markdown import bold_row, defined, table
-from abstain.reports.formatting import count
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from abstain.core.formatting import figure, percent
 from abstain.core.markdown import heading, labelled, numbered, paragraph
 from abstain.reports.evaluation.evaluated import Evaluated
-from abstain.reports.formatting import figure, percent
 
 KINDS = {
     "caught": ("Errors caught", "Incorrect, and withheld; the lowest confidence first."),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from abstain.core.formatting import beside, bounds, count, figure, percent, share
 from abstain.core.markdown import defined, key_figures, labelled
 from abstain.core.people import short_name
 from abstain.reports.evaluation.evaluated import Evaluated, is_kept, reached
-from abstain.reports.formatting import beside, bounds, count, figure, percent, share
 from abstain.reports.page import State, verdict
 
 

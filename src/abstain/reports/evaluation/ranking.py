@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from abstain.core.formatting import NOTHING, count, figure, listed, percent, with_bounds
 from abstain.core.markdown import bold, defined, document, heading, paragraph, table
 from abstain.core.scorer_names import PROBE
 from abstain.reports.evaluation.evaluated import Evaluated, marked_table
-from abstain.reports.formatting import NOTHING, count, figure, listed, percent, with_bounds
 from abstain.reports.page import plot
 
 BY_CHANCE = 0.025

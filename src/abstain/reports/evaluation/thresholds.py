@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from abstain.core.formatting import bounds, count, figure, listed, percent, share, with_bounds
 from abstain.core.markdown import bold_row, defined, heading, paragraph, table
 from abstain.reports.evaluation.evaluated import Evaluated, marked_table, reached
 from abstain.reports.evaluation.ranking import ranked
-from abstain.reports.formatting import bounds, count, figure, listed, percent, share, with_bounds
 from abstain.reports.page import plot
 
 HALF = 0.5

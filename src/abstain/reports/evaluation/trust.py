@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from abstain.core.formatting import bounds, figure, listed, percent, share, with_bounds
 from abstain.core.markdown import defined, heading, paragraph, table
 from abstain.reports.evaluation.evaluated import Evaluated, marked_table
-from abstain.reports.formatting import bounds, figure, listed, percent, share, with_bounds
 from abstain.reports.page import plot
 
 

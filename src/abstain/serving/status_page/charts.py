@@ -10,6 +10,7 @@ from datetime import datetime
 
 from markupsafe import Markup, escape
 
+from abstain.core.formatting import percent
 from abstain.data.decision_log.monitored import MonitoredWindow
 from abstain.serving.status_page.figures import Day
 
@@ -43,7 +44,7 @@ def coverage_chart(days: Sequence[Day]) -> Markup:
     """The share of answers shown, by day."""
     decided = sum(day.total for day in days)
     shown = sum(day.shown for day in days)
-    said = f"In {len(days)} days {shown / decided:.0%} of {decided:,} answers." if decided else "No decisions."
+    said = f"In {len(days)} days {percent(shown / decided, 0)} of {decided:,} answers." if decided else "No decisions."
     line = _line("show", [day.coverage for day in days], 1.0)
     return _chart("coverage", "Coverage: share of answers shown", said, _dates(days), 1.0, "100 %", line)
 
