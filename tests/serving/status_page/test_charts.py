@@ -48,7 +48,7 @@ def test_a_line_breaks_where_a_day_has_no_decisions() -> None:
 
 def test_answers_that_were_shown_without_a_decision_count_as_shown() -> None:
     day = Day(FIRST, show=1, abstain=1, unavailable=2, shown=3)
-    assert "75%" in drawn(coverage_chart([day])).desc.get_text() and day.coverage == 0.75
+    assert "75 %" in drawn(coverage_chart([day])).desc.get_text() and day.coverage == 0.75
 
 
 @pytest.mark.parametrize(
