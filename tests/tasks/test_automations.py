@@ -173,7 +173,7 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
         "the gate has rejected a candidate",
     ]
     (rejected,) = (run for run in server.runs(NOTIFY) if "rejected" in run.parameters["title"])
-    assert rejected.parameters["text"] == "probe: not better" and rejected.parameters["code"] == "A401"
+    assert rejected.parameters["text"] == "probe: not better; wait" and rejected.parameters["code"] == "A401"
 
     (second,) = (run for run in forced if run.id != lost.id)
     server.client.set_flow_run_state(second.id, Crashed(), force=True)
