@@ -162,7 +162,10 @@ def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch
         made.start_retrain()
         wait_until(lambda: len(made.pids()) == 3, 60)
         worker = psutil.Process(int((made.project.home / "worker.pid").read_text().split()[0]))
-        for process in [worker, *worker.children(recursive=True)]:
+        together = [worker, *worker.children(recursive=True)]
+        for process in together:  # none of them sees another one die
+            process.suspend()
+        for process in together:
             process.kill()
         wait_until(lambda: len(made.runs("retrain")) == 7, 30)
         assert made.states("retrain")["Crashed"] == 3
