@@ -125,10 +125,9 @@ class ServiceReader:
         computed: list[list[FeatureSource]] = [[] for _ in interactions]
         for at, (source, of) in enumerate(zip(self.sources, prepared, strict=True)):
             for number, one in enumerate(of):
-                if isinstance(one, Prepared) and f"{at}/{row_key(one.request)}" in uncached:
+                if isinstance(one, Prepared) and f"{at}/{(key := row_key(one.request))}" in uncached:
                     computed[number].append(source)
                     if self.keep is not None:
-                        key = row_key(one.request)
                         self.keep(interactions[number].interaction_id, source, key, found[at, key])
         tokens = [_cost(of, [one]) for one, of in zip(interactions, computed, strict=True)]
         return ReadAnswers(Answers(interactions, results), reasons, tokens)
