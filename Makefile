@@ -49,7 +49,7 @@ bench: setup ## benchmark feature extraction, perturbation, ingest, retrieval, s
 	@$(BIN)/python -m benchmarks.probe
 	@$(BIN)/python -m benchmarks.scorers
 	@$(BIN)/python -m benchmarks.serving
-	@$(BIN)/abstain latency
+	@$(BIN)/python -m benchmarks.latency
 
 lint: setup ## run ruff, with its security rules, and hadolint
 	@$(BIN)/ruff check

@@ -29,7 +29,7 @@ from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, pair
 from abstain.llm.familiarity.aggregation import threshold_of
 from abstain.llm.familiarity.familiarity import FamiliarityMethod, SelfFamiliarity
 from abstain.llm.features.feature_store import FeatureStore
-from abstain.study.familiarity_baselines import BASELINES, FamiliarityBaselines, Instruction
+from studies.familiarity_baselines import BASELINES, FamiliarityBaselines, Instruction
 
 T = TypeVar("T")
 DRAWS, SEED = 1000, 42

@@ -36,10 +36,10 @@ from abstain.llm.features.feature_store import FeatureStore
 from abstain.llm.signals.compute_features import feature_requests_of, read_answers
 from abstain.llm.signals.familiarity import QuestionFamiliarity
 from abstain.llm.signals.likelihood import SIGNALS
-from abstain.sample.handbook import Fact, build_handbook
-from abstain.sample.judge import judge
-from abstain.sample.write import AnsweredQuestion, answered_questions
 from benchmarks.familiarity import shown
+from benchmarks.sample.handbook import Fact, build_handbook
+from benchmarks.sample.judge import judge
+from benchmarks.sample.write import AnsweredQuestion, answered_questions
 from benchmarks.scorers import FILE, read_judged
 
 DRAWS, SEED = 1000, 3

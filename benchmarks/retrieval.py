@@ -33,8 +33,8 @@ from abstain.knowledge.retrieval.embeddings import Embeddings, unit
 from abstain.knowledge.retrieval.encoder import SentenceEncoder, Vectors
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
 from abstain.knowledge.retrieval.index import IndexEntry, VectorIndex
-from abstain.knowledge.retrieval.recall import KS, PAPER, GoldQuestion, answerable, measure, recall_at
 from abstain.knowledge.retrieval.retriever import Retriever, open_index
+from benchmarks.recall import KS, PAPER, GoldQuestion, answerable, measure, recall_at
 
 FEEDBACKQA = Path(__file__).parents[1].parent / "shared/data/feedbackqa"
 K = 10
@@ -71,9 +71,9 @@ def head() -> str:
 
 def sample(embeddings: Embeddings) -> Iterator[str]:
     """Recall on the shipped sample."""
-    from abstain.sample.handbook import build_handbook
-    from abstain.sample.judge import is_answerable
-    from abstain.sample.questions import build_questions
+    from benchmarks.sample.handbook import build_handbook
+    from benchmarks.sample.judge import is_answerable
+    from benchmarks.sample.questions import build_questions
 
     pages = build_handbook()
     of_page = {page.doc_id: page.chunks() for page in pages}

@@ -31,7 +31,6 @@ from abstain.config.params import Params, load_params
 from abstain.config.settings import Settings, load_settings
 from abstain.core.contracts import ImportedInteraction, Interaction
 from abstain.core.labels import Labels
-from abstain.ingest.importers import qa_from_hf
 from abstain.learning.estimators.cross_validation import fit_probe
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
 from abstain.learning.estimators.probes.base import Probe, predict_confidence
@@ -52,6 +51,7 @@ from abstain.llm.signals.context_conditions import ContextConditions
 from abstain.llm.signals.feature_plan import ProbeSite, served_site
 from abstain.llm.signals.out_of_fold import fit_scorer
 from abstain.llm.signals.registry import build_scorers
+from benchmarks.datasets import qa_from_hf
 from benchmarks.full_params import full_params
 from benchmarks.rows import MODEL
 

@@ -44,8 +44,6 @@ from abstain.learning.estimators.onnx_probe import export_probe
 from abstain.llm.engine.loading import resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.release.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
-from abstain.sample.handbook import build_handbook
-from abstain.sample.write import answered_questions
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
 from abstain.serving.api.live_gate import LiveGate, Release
@@ -54,6 +52,8 @@ from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
 from benchmarks.probe import drawn
 from benchmarks.question_familiarity import of_sample
+from benchmarks.sample.handbook import build_handbook
+from benchmarks.sample.write import answered_questions
 
 MODEL, LAYER = "smollm2-135m-instruct", 20
 ANSWER_TOKENS, PROMPT_TOKENS = 32, 400

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import ImportedInteraction
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.report import IngestReport
-from abstain.sample.write import write_sample
+from abstain.sample.files import INCOMING
 from abstain.serving.predictor import Decision, Predictor
 from flows.ingest import ingest
 from flows.retrain import Retrained, retrain
@@ -37,11 +36,9 @@ class Demo:
 
 def run_demo() -> Demo:
     """Ingest the sample's newest week, retrain, promote, and score with the version then in production."""
-    with tempfile.TemporaryDirectory() as folder, base_model_prepared():
-        write_sample(Path(folder))
-        incoming = Path(folder) / "incoming.jsonl"
-        report = ingest([str(incoming)])
-        rows = _readable_rows(incoming)
+    with base_model_prepared():
+        report = ingest([str(INCOMING)])
+    rows = _readable_rows(INCOMING)
     retrained = retrain()
     if retrained.outcome and retrained.outcome.version is None:
         raise AbstainError(

@@ -227,11 +227,12 @@ def new_project(folder: Path) -> Project:
 def cut_sample(project: Project, every: int, params: dict[str, dict[str, Any]]) -> None:
     """Ship one answer of `every` as the project's sample, with `params` among its parameters."""
     sample = project.root / "src" / "abstain" / "sample"
-    answers = sample / "answers.jsonl"
+    answers = project.root / "benchmarks" / "sample" / "answers.jsonl"
     answers.write_text("".join(answers.read_text().splitlines(keepends=True)[::every]))
     own, differing = sample / "params.yaml", parse(yaml.safe_dump(params, default_flow_style=None))
     own.write_text(edit(own.read_text(), differing))
     for command in (
+        ["python", "-m", "benchmarks.sample"],
         ["python", "-m", "abstain.sample", "data"],
         ["dvc", "add", "--quiet", "data"],
         ["cp", "data.dvc", str(sample / "data.yaml")],
@@ -386,17 +387,16 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "import json, sys; from pathlib import Path; from datetime import UTC, datetime\n"
         "from abstain.ingest.pipeline.run import ingest; from abstain.config.params import load_params\n"
         "from abstain.ingest.sources.files import explicit_sources\n"
-        "from abstain.sample.write import write_sample\n"
-        "folder = Path(sys.argv[1]); write_sample(folder); history = folder / 'history.jsonl'\n"
-        "rows = [json.loads(line) for line in history.open()][::3]\n"
+        "from abstain.sample.files import HANDBOOK, HISTORY\n"
+        "rows = [json.loads(line) for line in HISTORY.open()][::3]\n"
         "late = [row for row in rows if row['asked_at'] >= '2026-10-08']\n"
         "[row.pop('review', None) for row in late]\n"  # so that there is something to review
-        "history.write_text(''.join(json.dumps(row) + '\\n' for row in rows))\n"
-        "sources = explicit_sources([str(folder / 'handbook'), str(history)])\n"
+        "history = Path(sys.argv[1]); history.write_text(''.join(json.dumps(row) + '\\n' for row in rows))\n"
+        "sources = explicit_sources([str(HANDBOOK), str(history)])\n"
         "ingest(sources, Path('data'), load_params().validation, datetime.now(UTC))\n"
     )
     for command in (
-        ["python", "-c", make_data, str(folder / "sample")],
+        ["python", "-c", make_data, str(folder / "history.jsonl")],
         ["dvc", "add", "--quiet", "data"],
         ["dvc", "remote", "add", "--default", "tests", str(folder / "remote")],
         ["dvc", "push", "--quiet", "data.dvc"],

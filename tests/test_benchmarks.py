@@ -17,9 +17,9 @@ import yaml
 from abstain.config.settings import Settings
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.familiarity.familiarity import FamiliarityMethod
-from abstain.study.familiarity_baselines import BASELINES
 from benchmarks import extraction, familiarity, gpu_extract, perturbation, question_familiarity, scaling, scorers
 from benchmarks.full_params import full_params
+from studies.familiarity_baselines import BASELINES
 from tests.conftest import MODELS, ROOT, Project
 from tests.llm.builders import save_tiny_model
 

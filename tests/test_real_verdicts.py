@@ -32,8 +32,8 @@ from benchmarks.real_verdicts import (
     shown_figures,
 )
 from benchmarks.scorers import FILE, Judged, read_judged
+from tests.benchmarks.datasets.upstream import judged, write_records
 from tests.checkout import shipped_params
-from tests.ingest.importers.upstream import judged, write_records
 
 NEEDS_VERDICTS = pytest.mark.skipif(not FILE.exists(), reason="../shared/data/qa_from_hf is not here")
 CORRECT, WRONG = "Correct", "Wrong"

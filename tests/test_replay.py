@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.replay import Policy, Replay, Verdict, inputs_of, rows_of
 from benchmarks.scorers import FILE
+from tests.benchmarks.datasets.upstream import write_records
 from tests.checkout import shipped_params
-from tests.ingest.importers.upstream import write_records
 from tests.test_real_verdicts import flipped, records
 
 WEEKS = (4, 5, 6)

@@ -10,19 +10,16 @@ from __future__ import annotations
 import csv
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from abstain.sample.write import write_sample
+from abstain.sample.files import HISTORY
 
 EVERY = 4
 
 
 def main(folder: Path) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        write_sample(Path(scratch))
-        history = (Path(scratch) / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    history = HISTORY.read_text(encoding="utf-8").splitlines()
     tickets = [ticket(json.loads(line)) for line in history[::EVERY]]
     folder.mkdir(parents=True)
     with (folder / "tickets.csv").open("w", encoding="utf-8", newline="") as file:

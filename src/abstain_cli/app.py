@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,18 +16,14 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import name_at, redacted_url
 from abstain.core.scorer_names import PROBE
-from abstain.core.terminal import visible
 from abstain_cli import (
     backup,
     cache,
     explain,
     familiarity,
-    import_rows,
     init,
     kb,
-    latency,
     monitor,
-    perturb,
     plan,
     quarantine,
     retention,
@@ -36,11 +31,11 @@ from abstain_cli import (
     score,
     serve,
     shadow,
-    study,
 )
+from abstain_cli.entry import prepare_run, run_app
 from abstain_cli.progress_bar import step_progress
 from abstain_cli.terminal import console
-from abstain_cli.usage import in_one_line, reject_renamed
+from abstain_cli.usage import reject_renamed
 
 if TYPE_CHECKING:
     from abstain.release.registry import Registry
@@ -53,30 +48,22 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(cache.app, name="cache")
-app.add_typer(import_rows.app, name="import")
 app.add_typer(kb.app, name="kb")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(review.app, name="review")
 app.add_typer(shadow.app, name="shadow")
 app.command("backup")(backup.backup)
-app.command("experiment")(study.run_study)
 app.command("explain")(explain.explain)
 app.command("familiarity")(familiarity.show_familiarity)
 app.command("init")(init.init)
 app.command("generate")(score.generate)
 app.command("key")(serve.key)
-app.command("latency")(latency.time_scorers)
 app.command("monitor")(monitor.monitor)
-app.command("perturb")(perturb.perturb_text)
 app.command("plan")(plan.plan)
 app.command("restore")(backup.restore)
 app.command("retention")(retention.retention)
 app.command("score")(score.score)
 app.command("serve")(serve.serve)
-
-INTERRUPTED, TERMINATED = 130, 143
-"""Exit statuses of a command ended by Ctrl-C or SIGTERM, as a shell reports them."""
-
 
 NewHoldout = Annotated[
     str | None, typer.Option(metavar="REASON", help="why the hold-out, or the base model, was changed on purpose")
@@ -261,34 +248,8 @@ def rollback(
 
 
 def main() -> None:
-    """Entry point: set the environment, run, and turn an error into one line.
-
-    The exit status is 2 for a usage error, 1 for any other `AbstainError`. A stopped run prints one line and ends with
-    130 after Ctrl-C, with 143 after SIGTERM.
-    """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # the run's processes are ended in order
-    try:
-        reject_renamed(sys.argv[1:])
-        _prepare()
-        sys.exit(app(prog_name="abstain", standalone_mode=False))
-    except typer.TyperException as error:
-        if message := in_one_line(error):
-            print(visible(f"error {Code.USAGE}: {message}"), file=sys.stderr)
-        sys.exit(error.exit_code)
-    except AbstainError as error:
-        print(f"error {error.coded}", file=sys.stderr)
-        sys.exit(2 if error.code is Code.USAGE else 1)
-    except (KeyboardInterrupt, typer.Abort):  # before the command, or at a question; else typer makes a status of it
-        _print_stopped()
-        sys.exit(INTERRUPTED)
-    except SystemExit as end:
-        if end.code in (INTERRUPTED, TERMINATED):
-            _print_stopped()
-        raise
-
-
-def _print_stopped() -> None:
-    print("stopped; run the same command again to go on where it was", file=sys.stderr)
+    """Entry point of `abstain`."""
+    run_app(app, "abstain", _prepare)
 
 
 def _without_secret(file: str) -> str:
@@ -301,16 +262,15 @@ def _without_secret(file: str) -> str:
 
 
 def _prepare() -> None:
-    """Caches beside the checkout, Prefect's log kept out of the terminal."""
+    """Refuse what a run could not begin with, and set its environment: not for a command that only explains."""
+    reject_renamed(sys.argv[1:])
     if set(sys.argv[1:]) & {"--help"} or sys.argv[1:2] in ([], ["explain"]):
         return
     from abstain.config.settings import load_settings
-    from tasks.server import prepare_environment
     from tasks.workspace import ensure_origin, project_root
 
-    prepare_environment()
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    if sys.argv[1] in {"ingest", "retrain", "promote", "rollback", "plan", "latency", "monitor"}:
+    prepare_run()
+    if sys.argv[1] in {"ingest", "retrain", "promote", "rollback", "plan", "monitor"}:
         ensure_origin(project_root(), load_settings())  # report a missing git or a dirty tree before a server starts
 
 

@@ -1,4 +1,4 @@
-"""`abstain kb`: search the knowledge base, update its index, measure its recall.
+"""`abstain kb`: search the knowledge base, update its index.
 
 The encoder and the index are imported by the commands, as in `abstain_cli.app`: `--help` is instant.
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from abstain.knowledge.retrieval.index import SearchHit
     from abstain.knowledge.retrieval.retriever import Retriever, Synced
 
-app = typer.Typer(help="The knowledge base: search, sync, recall.", no_args_is_help=True)
+app = typer.Typer(help="The knowledge base: search, sync.", no_args_is_help=True)
 
 _EMPTY = "the knowledge base is empty: `abstain ingest` a folder of Markdown or HTML documents first"
 _NOT_SHARED = "; ABSTAIN_INDEX is not set: the index lives as long as one command, only embeddings are kept"
@@ -68,36 +66,6 @@ def sync() -> None:
     console.print(
         f"{done.written} chunks written, {done.removed} removed; {done.held} can be found"
         + _NOT_SHARED * (not base.shared),
-        soft_wrap=True,
-    )
-
-
-@app.command()
-def recall(
-    file: Annotated[Path, typer.Argument(help='JSON Lines: {"question", "gold": [ids of chunks or documents]}')],
-) -> None:
-    """Measure how often a gold chunk is among the first k (docs/knowledge.md has the fields of FILE)."""
-    from abstain.knowledge.retrieval.recall import PAPER, answerable, measure, read_questions, recall_at
-
-    questions = read_questions(file)
-    with knowledge_base() as base:
-        base.check_held()
-        asked = answerable(questions, base.chunks)
-        if not asked:
-            raise AbstainError(
-                Code.NO_ROWS,
-                f"{file}: of {len(questions)} questions none has a gold chunk or document that is in the knowledge "
-                "base and that its user may read: check the ids and the entitlements",
-            )
-        with bar(console, "questions") as progress:
-            ranks = measure(base.retriever, asked, progress)
-    table = Table("k", "recall", "95 % interval", "paper's table 3")
-    for one in recall_at(ranks):
-        table.add_row(str(one.k), f"{one.share:.3f}", f"{one.low:.3f} to {one.high:.3f}", f"{PAPER[one.k]:.2f}")
-    console.print(table)
-    console.print(
-        f"{len(asked)} questions over {base.synced.held} chunks; {len(questions) - len(asked)} questions left out: "
-        "they have no gold chunk that still exists and that the user may read",
         soft_wrap=True,
     )
 

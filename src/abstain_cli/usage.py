@@ -11,7 +11,6 @@ from abstain.core.errors import AbstainError
 
 RENAMED = {
     ("forget",): "erase-user",
-    ("study",): "experiment",
     ("quarantine", "drop"): "discard",
     ("quarantine", "release"): "retry",
     ("retrain", "--new-holdout"): "--accept-new-holdout",

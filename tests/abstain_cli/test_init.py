@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -18,7 +19,7 @@ import onnx
 import pytest
 import yaml
 
-from abstain.sample.write import write_sample
+from abstain.sample.files import HANDBOOK, HISTORY
 from tasks.server.addresses import post
 from tests.conftest import Project, copy_of, new_project, read_json
 from tests.llm.builders import save_speaking_model
@@ -114,10 +115,9 @@ def started(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> As
     project.edit_params("kinds: [gradient_boosting]", "kinds: []")
     project.edit_params("bootstrap: 1000", "bootstrap: 100")
     project.compare_with("mean_log_prob")
-    write_sample(folder / "feedback")
-    (folder / "feedback" / "incoming.jsonl").unlink()
-    history = folder / "feedback" / "history.jsonl"
-    history.write_text("".join(history.read_text().splitlines(keepends=True)[::3]))
+    shutil.copytree(HANDBOOK, folder / "feedback" / "handbook")
+    lines = HISTORY.read_text().splitlines(keepends=True)[::3]
+    (folder / "feedback" / "history.jsonl").write_text("".join(lines))
     said |= {"ingest": project.abstain("ingest", str(folder / "feedback")), "retrain": project.abstain("retrain")}
     return Assistant(project, said)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer import Typer
 from typer.testing import CliRunner
 
 from abstain.core.contracts import Chunk
@@ -15,6 +16,7 @@ from abstain.core.errors import AbstainError
 from abstain.knowledge.documents.chunks import chunk_document
 from abstain.knowledge.documents.reader import parse_document
 from abstain_cli import kb as kb_cli
+from benchmarks import recall
 from tests.knowledge.builders import BagOfWords
 
 PAGES = {
@@ -52,8 +54,8 @@ def write(root: Path, chunks: list[Chunk]) -> None:
     (root / "data" / "chunks.jsonl").write_text("".join(f"{chunk.canonical()}\n" for chunk in chunks))
 
 
-def kb(*arguments: str) -> str:
-    done = CliRunner().invoke(kb_cli.app, arguments)
+def kb(*arguments: str, app: Typer = kb_cli.app) -> str:
+    done = CliRunner().invoke(app, arguments)
     if isinstance(done.exception, AbstainError):
         raise done.exception
     assert done.exit_code == 0, done.output
@@ -109,12 +111,12 @@ def test_recall_over_a_file(encoder: BagOfWords, tmp_path: Path) -> None:
     ]
     file = tmp_path / "q.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    said = kb("recall", str(file))
+    said = kb(str(file), app=recall.app)
     assert re.findall(r"│ (\d+) +│ (\d\.\d{3}) ", said) == [("1", "0.667"), ("3", "1.000"), ("5", "1.000"), ("10", "1.000"), ("25", "1.000")]  # fmt: skip
     assert "3 questions over 3 chunks; 1 questions left out: they have no gold chunk that still exists" in said
     file.write_text(json.dumps(rows[3]))
     with pytest.raises(AbstainError, match=r"q.jsonl: of 1 questions none has a gold chunk or document that is in the"):
-        kb("recall", str(file))
+        kb(str(file), app=recall.app)
 
 
 def test_an_empty_question_and_a_wrong_index_are_one_line(encoder: BagOfWords, monkeypatch: pytest.MonkeyPatch) -> None:

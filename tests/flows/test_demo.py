@@ -128,7 +128,7 @@ def test_status_and_plan_tell_how_things_stand(project: Project) -> None:
 
 
 def test_what_each_scorer_takes_is_told(project: Project) -> None:
-    done = project.abstain("latency", "--answers", "1")
+    done = project.command(["python", "-m", "benchmarks.latency", "--answers", "1"])
     assert done.returncode == 0, done.stderr
     rows = dict(re.findall(r"│ (\S.*?) +│ +([\d,]+) │ +\2 │", done.stdout))
     places = {"probe: layer 4, residual, all chunks", "probe: layer 2, mlp, all chunks"}

@@ -12,8 +12,8 @@ from pathlib import Path
 from abstain.core.contracts import Context, Interaction, Review
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.store.dataset import IngestedBatch
-from abstain.sample.handbook import build_handbook
-from abstain.sample.write import AnsweredQuestion, answered_questions
+from benchmarks.sample.handbook import build_handbook
+from benchmarks.sample.write import AnsweredQuestion, answered_questions
 from tests.checkout import shipped_params
 from tests.data.decision_log.builders import decision, open_log
 

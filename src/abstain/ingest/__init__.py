@@ -1,1 +1,1 @@
-"""Getting rows in: sources, importers, privacy, deduplication, quarantine, erasure."""
+"""Getting rows in: sources, privacy, deduplication, quarantine, erasure."""

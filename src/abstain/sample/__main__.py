@@ -6,7 +6,6 @@ What it writes is what `data.dvc` records, byte for byte, so a fresh clone needs
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
 from abstain.config.params import ValidationParams
@@ -14,7 +13,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
-from abstain.sample.write import EXPORTED, write_sample
+from abstain.sample.files import EXPORTED, HANDBOOK, HISTORY
 
 VALIDATION = ValidationParams(
     max_failed_fraction=0,
@@ -30,11 +29,8 @@ def main(arguments: list[str]) -> None:
         raise AbstainError(
             Code.USAGE, "usage: python -m abstain.sample DATA, where DATA is a folder that is not there yet"
         )
-    with tempfile.TemporaryDirectory() as folder:
-        write_sample(Path(folder))
-        sources = explicit_sources([f"{folder}/handbook", f"{folder}/history.jsonl"])
-        # Not the user's own limits, nor the clock: the bytes are always the same.
-        ingest(sources, Path(arguments[0]), VALIDATION, EXPORTED[0])
+    # Not the user's own limits, nor the clock: the bytes are always the same.
+    ingest(explicit_sources([str(HANDBOOK), str(HISTORY)]), Path(arguments[0]), VALIDATION, EXPORTED[0])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 import json
 from collections import Counter
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ from abstain.core.errors import AbstainError
 from abstain.data.labels.training_table import COLUMNS, training_table
 from abstain.data.labels.twin_splits import split_rows
 from abstain.data.store.splits import holdout_digest, uniform
-from abstain.sample.handbook import build_handbook
-from abstain.sample.write import answered_questions, write_sample
+from abstain.sample.files import HISTORY
+from benchmarks.sample.handbook import build_handbook
+from benchmarks.sample.write import answered_questions
 from tests.data.builders import ASKED, feedback, interaction, later, review
 from tests.data.frames import BY_GROUP, BY_TIME, FROZEN, LABELS, interactions, reviews, thumbs
 
@@ -326,11 +326,9 @@ def test_reviews_alone_and_thumbs_alone_are_enough() -> None:
 
 
 @pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+def sample() -> Tables:
     """The shipped sample's history, as one batch."""
-    folder: Path = tmp_path_factory.mktemp("sample")
-    write_sample(folder)
-    lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = HISTORY.read_text(encoding="utf-8").splitlines()
     parts = [ImportedInteraction.model_validate_json(line).split() for line in lines]
     return (
         interactions([asked for asked, _, _ in parts]),

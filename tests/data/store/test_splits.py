@@ -22,9 +22,9 @@ from abstain.data.store.splits import (
     reviewed_holdout,
     uniform,
 )
-from abstain.sample.handbook import build_handbook
-from abstain.sample.questions import build_questions
-from abstain.sample.write import INCOMING_FROM
+from abstain.sample.files import INCOMING_FROM
+from benchmarks.sample.handbook import build_handbook
+from benchmarks.sample.questions import build_questions
 from tests.conftest import ROOT
 from tests.data.frames import BY_GROUP, BY_TIME, FROZEN
 

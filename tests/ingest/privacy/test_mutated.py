@@ -149,7 +149,7 @@ def test_what_docs_privacy_says_that_stays_does(text: str) -> None:
 
 def test_numbers_of_the_sample_and_of_everyday_text_stay() -> None:
     """The sample names nobody; tables, years and prices with one separator, which cards have, too."""
-    rows = [json.loads(line) for line in (ROOT / "src/abstain/sample/answers.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (ROOT / "benchmarks/sample/answers.jsonl").read_text().splitlines()]
     texts = [json.dumps(row, ensure_ascii=False) for row in rows]
     rng = random.Random(2)
     for separator in (" ", ", ", "\n", "\t", "/", ".", " - ", "|"):

@@ -149,7 +149,7 @@ def _counted(evaluated: Evaluated) -> str:
         f"Answers for which neither Yes nor No was probable, which count as 0.5: {listed(neither) or 'none'}.",
         f"{count(len(skipped), 'scorer')} skipped." if skipped else "No scorer was skipped.",
         "Forward tokens: those of one answer that go through the whole base model, without those that perturb the "
-        "context for the regressors; `abstain latency` measures the time on a machine.",
+        "context for the regressors; `python -m benchmarks.latency` measures the time on a machine.",
     ]
     return " ".join(parts)
 

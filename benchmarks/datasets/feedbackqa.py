@@ -1,0 +1,104 @@
+"""FeedbackQA (Li et al., Findings of ACL 2022): passages of public-health pages, rated as answers by a few people.
+
+Two kinds of files, recognized by their fields: `human_feedback.jsonl` holds ratings, `kb_passages.jsonl` the passages.
+The answer is a passage word for word, so it is always truthful; raters judged how well it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from benchmarks.datasets import Flags, Item, Skipped, review
+from benchmarks.datasets.pages import doc_id, page
+from benchmarks.datasets.upstream import UpstreamRecord, read_records
+
+_FLAGS: dict[str, Flags] = {
+    "Excellent": (True, True, True),
+    "Acceptable": (False, True, True),
+    "Could be Improved": (False, False, True),
+    "Bad": (False, False, True),
+}
+
+
+PUBLISHED = datetime(2022, 1, 1, tzinfo=UTC)
+"""The year of the set; the ratings have no times of their own."""
+
+
+class _Passage(UpstreamRecord):
+    domain: str
+    uri: str
+    page_title: str
+    section_headers: tuple[str, ...]
+    text: str
+
+    @property
+    def doc_id(self) -> str:
+        return doc_id("feedbackqa", f"{self.domain} {self.uri}")
+
+
+class _AnswerPassage(_Passage):
+    passage_id: int | str
+
+
+class _Rated(UpstreamRecord):
+    id: str
+    domain: str
+    question: str
+    answer_passage: _AnswerPassage
+    ratings: tuple[Literal["Excellent", "Acceptable", "Could be Improved", "Bad"], ...]
+
+
+class _Kind(UpstreamRecord):
+    """Enough of a record to distinguish the published files."""
+
+    kb_id: str | None = None
+    gold_kb_id: str | None = None
+
+
+def read(files: Sequence[Path], *, asked_at: datetime = PUBLISHED) -> Iterator[Item]:
+    """Yield an interaction for each rated answer, a review for each rater, and a document for each page."""
+    at = asked_at.isoformat()
+    pages: dict[str, list[_Passage]] = {}
+    for file in files:
+        kind = next(read_records(file, _Kind), _Kind())
+        if kind.gold_kb_id is not None:
+            raise AbstainError(
+                Code.WRONG_FORMAT, f"{file}: holds questions without an answer: name human_feedback or kb_passages"
+            )
+        if kind.kb_id is None:
+            for rated in read_records(file, _Rated):
+                yield from _convert(rated, at)
+        else:
+            for passage in read_records(file, _Passage):
+                pages.setdefault(passage.doc_id, []).append(passage)
+    for name, passages in pages.items():
+        texts = [(passage.section_headers, passage.text) for passage in passages]
+        yield page(name, passages[0].page_title, at, texts, passages[0].domain)
+
+
+def _convert(rated: _Rated, at: str) -> Iterator[Item]:
+    passage = rated.answer_passage
+    if not rated.question.strip() or not passage.text.strip():
+        yield Skipped("the question or the passage is empty")
+        return
+    interaction = {
+        "interaction_id": f"feedbackqa-{rated.id}",
+        "asked_at": at,
+        "question": rated.question,
+        "answer": passage.text,
+        "contexts": [{"chunk_id": f"{passage.doc_id}#passage-{passage.passage_id}", "text": passage.text}],
+        "model": "feedbackqa-retriever",
+        "product": rated.domain,
+        "group": passage.doc_id,
+    }
+    reviews = [
+        review(at, f"feedbackqa-rater-{number}", _FLAGS[rating]) for number, rating in enumerate(rated.ratings, start=1)
+    ]
+    yield interaction | ({"review": reviews[0]} if reviews else {})
+    for other in reviews[1:]:
+        yield {"interaction_id": interaction["interaction_id"], **other}

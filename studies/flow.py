@@ -1,0 +1,117 @@
+"""The flow that reproduces a paper's tables, declared as a grid of cells: one task per cell, a report at the end.
+
+`python -m studies.run nll_perturbation --data FOLDER` runs it.
+
+A finished cell is stored in `$ABSTAIN_HOME/studies/NAME`, and its models' results in the feature cache: run again, a
+study continues where it stopped, also within a cell, and computes nothing where no dependency has changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from prefect import flow, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from abstain.config.settings import load_settings
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from studies.cell import ExperimentRunner
+from studies.declared import ExperimentCell, load_study
+from studies.markdown import to_markdown
+from studies.results import Results, decided_by, file_digests
+from studies.tables import CellOutcome, tabulate
+from tasks.failures import coded_failures
+from tasks.fan_out import runner_for
+from tasks.progress import observe
+
+ARTIFACT = "study"
+
+
+@dataclass(frozen=True)
+class Studied:
+    """The output of a study: `report` is its Markdown, with the JSON beside it; `computed` counts the new cells."""
+
+    report: Path
+    cells: int
+    computed: int
+
+
+@flow(validate_parameters=False)
+@coded_failures()
+def study(
+    file: str,
+    data: str,
+    tables: Sequence[str] = (),
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+    out: str | None = None,
+) -> Studied:
+    """Compute the missing cells of `tables` (all where none is named), and write `report.md` and `report.json`.
+
+    `sizes`: other sizes than the file's, (train, evaluation) by name. `out`: the folder of the report; default:
+    `report` beside the cells. A cell that fails does not affect the others and leaves a gap in the report; at the end
+    the flow then raises `AbstainError`.
+    """
+    settings, logger = load_settings(), get_run_logger()
+    declared, folder = load_study(Path(file)).resized(sizes or {}), Path(data)
+    cells, files = declared.cells(tables), file_digests(declared, folder)
+    home = settings.home.resolve() / "studies" / Path(file).stem
+    results, outcomes, computed = Results(home), dict[ExperimentCell, CellOutcome](), 0
+    with closing(runner_for(settings)) as runner:
+        laboratory = ExperimentRunner(declared, folder, settings, runner)
+        for cell in cells:
+            state = run_cell(laboratory, cell, cell.title, files, results, return_state=True)
+            if state.is_completed():
+                computed += state.result() == "ran"
+                outcomes[cell] = CellOutcome(results.read(decided_by(laboratory, cell, files)))
+            else:
+                reason = _reason(state.result(raise_on_failure=False))
+                outcomes[cell] = CellOutcome(None, reason)
+                observe(cell.title, reason)
+                logger.error("%s: %s", cell.title, reason)
+    report = tabulate(declared, tables, outcomes, files)
+    written, markdown = Path(out) if out else home / "report", to_markdown(report)
+    write_atomically(written / "report.json", (json.dumps(report, indent=1) + "\n").encode())
+    write_atomically(written / "report.md", markdown.encode())
+    create_markdown_artifact(markdown, key=ARTIFACT, description=report["title"])
+    if report["missing"]:
+        first, reason = next(iter(report["missing"].items()))
+        raise AbstainError(
+            Code.FAILED_STEP,
+            f"{len(report['missing'])} of {len(cells)} cells could not be computed, the first one, {first}: {reason}; "
+            f"{written / 'report.md'} has the others",
+        )
+    return Studied(written / "report.md", len(cells), computed)
+
+
+@task(task_run_name="{name}", cache_policy=NO_CACHE)
+def run_cell(
+    laboratory: ExperimentRunner, cell: ExperimentCell, name: str, files: Mapping[str, str], results: Results
+) -> Literal["ran", "cached"]:
+    """Compute the result of `cell` into `results`, unless it is there. `name` is the name of the task run."""
+    logger = get_run_logger()
+
+    def progress(done: int, total: int) -> None:
+        observe(name, f"progress {done}/{total}")
+        logger.info("%s of %s", done, total)
+
+    decided = decided_by(laboratory, cell, files)
+    status: Literal["ran", "cached"] = "cached"
+    if results.read(decided) is None:
+        results.write(decided, replace(laboratory, progress=progress).run(cell))
+        status = "ran"
+    observe(name, status)
+    return status
+
+
+def _reason(error: object) -> str:
+    """Why a cell has no result, in one line: our own errors as they are, others with their kind."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, AbstainError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,225 @@
+"""A study's report as Markdown, from the document that `tables.tabulate` makes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from abstain.core.formatting import count, figure, listed, percent, with_bounds
+from abstain.core.markdown import bold, defined, document, heading, paragraph, points, records_table
+from studies.declared import words
+from studies.tables import PAPER, WHO
+
+Row = Mapping[str, Any]
+
+LABELS = {"tokens": "K", "where": "where", "when": "when", "metric": "correctness", "regressor": "regressor"}
+NOT_STATED = "not stated"
+MISSING = "missing"
+STEPS = ("answering", "perturbing", "reading", "baselines")
+
+
+def to_markdown(report: Mapping[str, Any]) -> str:
+    """`report` as Markdown: the tables, what is missing of them, and what was counted."""
+    return document(_parts(report))
+
+
+def _parts(report: Mapping[str, Any]) -> Iterator[str]:
+    yield heading(1, report["title"])
+    yield paragraph(
+        f"Rows marked as the paper's are copied from it ({report['paper']}); all others were computed here. BM is the "
+        "base model, PM the model that perturbs; t is the threshold from which on an answer counts as correct; in "
+        f"parentheses are 95 % intervals by bootstrap of whole paragraphs ({report['draws']:,} draws). The variance "
+        "beside an MSE is the MSE of always saying the mean of the true scores."
+    )
+    if report["missing"]:
+        yield paragraph(bold(_missing(report["missing"], len(report["cells"]))))
+    for name, table in report["tables"].items():
+        yield from _table(name, table, report)
+    yield from _counts(report)
+    yield heading(2, "What it was computed from")
+    models = sorted({model for cell in report["cells"] for model in cell.get("models", {}).values()})
+    files = [f"{name}: sha256 {digest}" for name, digest in report["files"].items()]
+    yield points([*models, *files])
+
+
+def _table(name: str, table: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
+    number = f"Table {name}" if name.isdecimal() else words(name).capitalize()
+    yield heading(2, f"{number}: {table['title']}")
+    yield paragraph(f"{_size(table['size'])} {_setting(table)}")
+    if table["missing"]:
+        yield paragraph(bold(_missing(table["missing"], table["cells"])))
+        yield points(f"{cell}: {reason}" for cell, reason in table["missing"].items())
+    yield records_table([_cells(row, table, report["models"]) for row in table["rows"]])
+    notes = dict.fromkeys(row["note"] for row in table["rows"] if row.get("note"))
+    yield from (paragraph(f"Where a figure is not defined: {note}.") for note in notes)
+    if table["note"]:
+        yield paragraph(table["note"])
+    for beside in table["baselines"]:
+        yield from _baselines(beside, table["varied"])
+
+
+def _size(size: Mapping[str, int]) -> str:
+    return f"Trained on {size['train']:,} answers and evaluated on {size['evaluation']:,} others, by other paragraphs."
+
+
+def _setting(table: Mapping[str, Any]) -> str:
+    fixed = {LABELS[key]: words(value) for key, value in table["fixed"].items() if key in LABELS}
+    where = "t is the one that is named" if table["at"] else "t is tuned on the training answers, out of fold"
+    buffer = f"; within {table['buffer']:g} of t nothing is said (withheld)" if table["buffer"] else ""
+    common = ", ".join(f"{label} {value}" for label, value in fixed.items())
+    return f"All that was computed here has in common: {common}; {where}{buffer}."
+
+
+def _cells(row: Row, table: Mapping[str, Any], models: Mapping[str, str]) -> dict[str, str]:
+    papers = row["of"] == PAPER
+    cells = {"BM by PM": _who(row, models)}
+    for key in table["varied"]:
+        if key in LABELS:
+            cells[LABELS[key]] = words(row[key]) if key in row else NOT_STATED
+    names = {"threshold": "t", "mse": "MSE", "accuracy": "accuracy", "f1": "F1", "auroc": "AUROC"}
+    buffered = {"accuracy_buffered": "accuracy, rest", "f1_buffered": "F1, rest"} if table["buffer"] else {}
+    for key, label in (names | buffered).items():
+        cells[label] = _stated(row, key) if papers else MISSING if "missing" in row else _computed(row, key)
+        if key == "mse":
+            cells["variance"] = figure(row.get("variance"), ".4f") if "variance" in row else _without(row)
+    shares = {"positive": "correct at t"} | ({"withheld": "withheld"} if table["buffer"] else {})
+    for key, label in shares.items():
+        cells[label] = percent(row[key]) if key in row else _without(row)
+    return cells
+
+
+def _without(row: Row) -> str:
+    """What stands where `row` has no figure."""
+    return NOT_STATED if row["of"] == PAPER else MISSING
+
+
+def _computed(row: Row, key: str) -> str:
+    if key == "threshold":
+        return f"{row[key]:g}"
+    if key == "mse":
+        return with_bounds(row, key, ".4f")
+    return with_bounds(row, key)
+
+
+def _stated(row: Row, key: str) -> str:
+    value = row.get(key)
+    if value is None:
+        return NOT_STATED
+    return value if isinstance(value, str) else f"{value:g}" if key == "threshold" else figure(value)
+
+
+def _who(row: Row, models: Mapping[str, str]) -> str:
+    """The models of a row: the paper's by its own names."""
+    papers = row["of"] == PAPER
+    base, perturbation = ((row[key] if papers else models[row[key]]) if key in row else NOT_STATED for key in WHO)
+    own = base == perturbation != NOT_STATED
+    return f"{'paper: ' if papers else ''}{base} by {'itself' if own else perturbation}"
+
+
+def _missing(missing: Mapping[str, str], cells: int) -> str:
+    return f"Missing: {len(missing)} of {count(cells, 'cell')}."
+
+
+def _baselines(beside: Mapping[str, Any], varied: Sequence[str]) -> Iterator[str]:
+    setting = ", ".join(words(beside[key]) for key in varied if key in beside and key != "threshold")
+    yield heading(3, "Against baselines" + (f": {setting}" if setting else ""))
+    best = beside["baselines"][0]
+    yield paragraph(
+        f"At t = {beside['threshold']:g} the regressor has an AUROC of {with_bounds(beside, 'auroc')}. The best "
+        f"baseline, chosen on these very answers, is {best['baseline']}: {with_bounds(best, 'auroc')}. The regressor "
+        f"is {_verdict(best)} at 95 %: the paired difference is {with_bounds(best, 'ahead')}."
+    )
+    yield records_table(
+        [
+            {
+                "baseline": line["baseline"],
+                "AUROC": with_bounds(line, "auroc"),
+                "regressor's AUROC − baseline's": with_bounds(line, "ahead"),
+                "at 95 %": _verdict(line),
+            }
+            for line in beside["baselines"]
+        ],
+        words=("at 95 %",),
+    )
+
+
+def _verdict(line: Mapping[str, Any]) -> str:
+    low, high = line["ahead_low"], line["ahead_high"]
+    if not defined(low) or not defined(high):
+        return "not comparable"
+    return "ahead" if low > 0 else "behind" if high < 0 else "not to be told from it"
+
+
+def _counts(report: Mapping[str, Any]) -> Iterator[str]:
+    """What happened to answers and contexts, which columns were of no use, and what the models ran, as Markdown."""
+    done = [cell for cell in report["cells"] if "missing" not in cell]
+    if not done:
+        return
+    yield heading(2, "What was counted")
+    yield paragraph(
+        "Of the answers of each cell, training and evaluation together: without a context (P_c is B_c); with a "
+        "context of fewer than K tokens that could be replaced (all of these were); with one longer than PM reads "
+        "(P_c is N_c); with one that PM's tokenizer does not write back as it was; with one that, perturbed, no longer "
+        "fits BM's window; and questions without an answer. Folds: of whole paragraphs, for out-of-fold scores."
+    )
+    yield records_table([_counted(cell) for cell in done])
+    yield paragraph(
+        "Forward tokens of each step, as far as the feature cache did not have them: a cell finds there what another "
+        "one computed, and what it had computed itself before it was cut off."
+    )
+    yield records_table([_tokens(cell["cell"], cell["computed"]) for cell in done] + [_total(done)])
+    yield paragraph("Columns that could not vary in the training answers, and were not given to the regressors:")
+    yield points(_dropped(done))
+
+
+def _counted(cell: Mapping[str, Any]) -> dict[str, str]:
+    of = cell["perturbed"]
+    return {
+        "cell": cell["cell"],
+        "no context": str(of["empty"]),
+        "fewer than K": str(of["fewer"]),
+        "too long": str(of["too_long"]),
+        "not reproduced": str(of["not_reproduced"]),
+        "does not fit": str(of["other_chunks"]),
+        "no answer": str(cell["no_answer"]),
+        "folds": str(cell["folds"]),
+        "columns": str(cell["columns"]),
+        "dropped": str(len(cell["dropped_columns"])),
+    }
+
+
+def _tokens(name: str, computed: Mapping[str, Any]) -> dict[str, str]:
+    of = {step: f"{computed[step]['forward_tokens']:,}" if step in computed else "none" for step in STEPS}
+    return {"cell": name, **of}
+
+
+def _total(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    ran = {
+        step: [cell["computed"][step]["forward_tokens"] for cell in cells if step in cell["computed"]] for step in STEPS
+    }
+    return _tokens("all cells", {step: {"forward_tokens": sum(found)} for step, found in ran.items() if found})
+
+
+def _dropped(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for every set of columns and reason, and the cells that it is of."""
+    of: defaultdict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
+    for cell in cells:
+        by_reason: defaultdict[str, list[str]] = defaultdict(list)
+        for column, reason in cell["dropped_columns"].items():
+            constant = not reason.startswith("missing")
+            by_reason["the same in all training answers" if constant else reason].append(column)
+        for reason, columns in by_reason.items() or [("none", [])]:
+            of[reason, tuple(columns)].append(cell["cell"])
+    for (reason, dropped), names in of.items():
+        whose = "all cells" if len(names) == len(cells) else "; ".join(names)
+        yield f"{f'{reason}: {listed(_short(dropped))}' if dropped else reason} ({whose})"
+
+
+def _short(columns: Sequence[str]) -> list[str]:
+    """`N.context.nll_min` and `N.context.nll_max` as `N.context (nll_min, nll_max)`."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for column in columns:
+        of, _, statistic = column.rpartition(".")
+        found[of].append(statistic)
+    return [f"{of} ({', '.join(statistics)})" for of, statistics in found.items()]

@@ -1,0 +1,156 @@
+import pytest
+
+from benchmarks.sample.catalogue import topics
+from benchmarks.sample.handbook import Fact, build_handbook
+from benchmarks.sample.judge import is_answerable, is_refusal, judge
+from benchmarks.sample.values import Value, phrase
+
+pytestmark = pytest.mark.soak(twin="test_the_command_writes_what_dvc_records")
+
+
+def fact(key: str, label: str, written: str, *values: Value, product: str = "Ember Card") -> Fact:
+    return Fact(
+        doc_id=product,
+        key=key,
+        product=product,
+        topic=topics()[0],
+        values=values,
+        source=f"| {label} of the {product} | {written} |",
+        sentence=f"{label} of the {product}: {written}.",
+        asks=(),
+        stated=True,
+    )
+
+
+def euros(amount: float) -> Value:
+    return Value("euros", amount)
+
+
+ANNUAL = fact("annual", "Annual fee", "95 euros", euros(95))
+ABROAD = fact("abroad", "Withdrawal abroad", "2.5%, at least 4 euros", Value("percent", 2.5), euros(4))
+TEAM = fact("team", "Service team", "Falcon", phrase("Falcon"))
+KNOWN = [
+    ANNUAL,
+    ABROAD,
+    TEAM,
+    fact("replacement", "Replacement", "12 euros", euros(12)),
+    fact("annual", "Annual fee", "45 euros", euros(45), product="Raven Card"),
+    fact("team", "Service team", "Harbour", phrase("Harbour"), product="Raven Card"),
+]
+PAGE = "Ember Card > Fees\n| Fee | Amount |\n|---|---|\n" + "\n".join(known.source for known in KNOWN[:4])
+SIBLINGS_PAGE = "Raven Card > Fees\n| Fee | Amount |\n|---|---|\n" + "\n".join(known.source for known in KNOWN[4:])
+
+
+def verdict(asked: Fact, answer: str, *contexts: str) -> str:
+    """The letters of what an answer is: c(omplete), r (correct), t(ruthful); all three is fit to be shown."""
+    found = judge(f"What is the {asked.key} of the Ember Card?", asked, contexts, answer, KNOWN)
+    assert found.fit_to_show == (found.complete and found.correct and found.truthful)
+    return "c" * found.complete + "r" * found.correct + "t" * found.truthful
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "expected"),
+    [
+        (ANNUAL, "The annual fee of the Ember Card is 95 euros.", "crt"),
+        (ANNUAL, "€95", "crt"),
+        (ANNUAL, "95", "crt"),
+        (ANNUAL, "The annual fee is 45 euros.", ""),  # the sibling's
+        (ANNUAL, "The annual fee is 77 euros.", ""),  # nobody's
+        (ANNUAL, "The annual fee is 95 dollars.", ""),
+        (ANNUAL, "The annual fee is 95 euros or 45 euros.", "c"),
+        (ANNUAL, "The annual fee of the Raven Card is 95 euros.", "c"),  # true of the other card, it says
+        (ANNUAL, "The annual fee is 95 euros. A replacement costs 12 euros.", "crt"),
+        (ANNUAL, "The annual fee is 95 euros. A replacement costs 19 euros.", "c"),
+        (ANNUAL, "The annual fee is 95 euros. The annual fee of the Raven Card is 45 euros.", "crt"),
+        (ANNUAL, "The annual fee is 95 euros, due within 3 days.", "cr"),  # no other fee, but invented
+        (ANNUAL, "The context does not state the annual fee.", "t"),
+        (ANNUAL, "The context does not state the fee, perhaps 45 euros.", ""),
+        (ANNUAL, "", "t"),
+        (ANNUAL, "Ember Card > Fees", ""),
+        (ABROAD, "It is 2.5%, at least 4 euros.", "crt"),
+        (ABROAD, "At least 4 euros, otherwise 2.5 percent.", "crt"),
+        (ABROAD, "It is 2.5%.", "rt"),
+        (ABROAD, "It is 2.5%, at least 6 euros.", ""),
+        (TEAM, "The Falcon team.", "crt"),
+        (TEAM, "The Harbour team.", ""),
+        (TEAM, "The Falcon or the Harbour team.", "c"),
+    ],
+)
+def test_an_answer_that_the_contexts_hold(asked: Fact, answer: str, expected: str) -> None:
+    assert verdict(asked, answer, PAGE, SIBLINGS_PAGE) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("The context does not state the annual fee of the Ember Card.", "crt"),
+        ("I cannot find it.", "crt"),
+        ("", "crt"),
+        ("The annual fee is 45 euros.", ""),
+        ("The annual fee is 95 euros.", ""),  # a lucky guess
+        ("The context does not state it, but the Raven Card costs 45 euros.", ""),
+        ("Ember Card > Fees", ""),
+    ],
+)
+@pytest.mark.parametrize("contexts", [(), (SIBLINGS_PAGE,)])
+def test_without_the_fact_in_the_contexts_only_a_refusal_is_right(
+    answer: str, expected: str, contexts: tuple[str, ...]
+) -> None:
+    assert verdict(ANNUAL, answer, *contexts) == expected
+
+
+def test_a_lucky_guess_beside_a_refusal_is_wrong() -> None:
+    assert verdict(ANNUAL, "The context does not state it, but the fee is 95 euros.", SIBLINGS_PAGE) == ""
+
+
+def test_a_fact_is_answerable_only_from_its_own_page_and_section() -> None:
+    assert is_answerable(ANNUAL, [SIBLINGS_PAGE, PAGE])
+    assert not is_answerable(ANNUAL, [SIBLINGS_PAGE])
+    assert not is_answerable(ANNUAL, [PAGE.replace("Ember Card > Fees", "Ember Card > Limits")])
+    assert not is_answerable(ANNUAL, [PAGE.replace("Ember Card > Fees", "Ember Plus Card > Fees")])
+    assert not is_answerable(ANNUAL, [PAGE.replace(ANNUAL.source, "")])
+
+
+@pytest.mark.parametrize(
+    ("answer", "refuses"),
+    [
+        ("The context doesn't mention the fee.", True),
+        ("The fee is not provided.", True),
+        ("There is no information about that.", True),
+        ("I don't know.", True),
+        ("It cannot be determined.", True),
+        ("  ", True),
+        ("There is no fee.", False),
+        ("The card does not expire.", False),
+    ],
+)
+def test_what_counts_as_a_refusal(answer: str, refuses: bool) -> None:
+    assert is_refusal(answer) is refuses
+
+
+def handbook() -> list[tuple[Fact, list[Fact], list[str]]]:
+    """Each stated fact with all facts of its line and the texts of its page's chunks."""
+    pages = build_handbook()
+    known = {topic.key: [f for page in pages for f in page.facts if f.topic == topic] for topic in topics()}
+    chunks = {page.doc_id: [chunk.text for chunk in page.chunks()] for page in pages}
+    return [(f, known[f.topic.key], chunks[f.doc_id]) for page in pages for f in page.facts if f.stated]
+
+
+def test_the_handbooks_own_sentence_is_right() -> None:
+    wrong = [
+        f.sentence for f, known, texts in handbook() if not judge(f.asks[0], f, texts, f.sentence, known).fit_to_show
+    ]
+    assert wrong == []
+
+
+@pytest.mark.heavy
+def test_a_siblings_value_under_the_products_name_is_wrong() -> None:
+    tried = 0
+    for asked, known, texts in handbook():
+        for other in known:
+            if other.key != asked.key or other.values == asked.values:
+                continue
+            tried += 1
+            answer = other.sentence.replace(other.product, asked.product)
+            assert not judge(asked.asks[0], asked, texts, answer, known).fit_to_show, answer
+    assert tried > 300

@@ -1,0 +1,117 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.core.errors import AbstainError
+from abstain.knowledge.retrieval.embeddings import Embeddings
+from abstain.knowledge.retrieval.faiss_index import FaissIndex
+from abstain.knowledge.retrieval.retriever import Retriever
+from benchmarks.recall import (
+    KS,
+    PAPER,
+    GoldQuestion,
+    Recall,
+    answerable,
+    measure,
+    rank_of_gold,
+    read_questions,
+    recall_at,
+)
+from tests.knowledge.builders import BagOfWords, chunk
+
+pytestmark = pytest.mark.soak(twin="test_recall_over_a_file")
+
+CHUNKS = (chunk("a#1", "fee"), chunk("a#2", "fee card"), chunk("b#1", "loan", "staff"), chunk("c#1", "rate"))
+
+
+def ask(question: str, *gold: str, held: tuple[str, ...] = ()) -> GoldQuestion:
+    return GoldQuestion(question=question, gold=gold, entitlements=held)
+
+
+def test_recall_is_the_share_of_questions_whose_gold_is_among_the_first_k() -> None:
+    found = recall_at([1, 2, None, 26, 10], KS)
+    assert [(one.k, one.share) for one in found] == [(1, 0.2), (3, 0.4), (5, 0.4), (10, 0.6), (25, 0.6)]
+    assert recall_at([1, 2, None, 26, 10], [26]) == [Recall(26, 0.8, pytest.approx(0.3755, abs=1e-3), pytest.approx(0.9638, abs=1e-3))]  # fmt: skip
+    with pytest.raises(ValueError, match="no question, no recall"):
+        recall_at([])
+
+
+@pytest.mark.heavy
+@given(st.lists(st.one_of(st.none(), st.integers(1, 40)), min_size=1, max_size=60))
+def test_recall_grows_with_k_and_lies_in_its_interval(ranks: list[int | None]) -> None:
+    found = recall_at(ranks)
+    assert tuple(one.k for one in found) == KS == tuple(PAPER)
+    assert [one.share for one in found] == sorted(one.share for one in found)
+    assert all(0 <= one.low <= one.share <= one.high <= 1 for one in found)
+
+
+def test_any_gold_chunk_and_any_chunk_of_a_gold_document_will_do() -> None:
+    assert [rank_of_gold(CHUNKS, gold) for gold in (["a#2"], ["b"], ["c#1", "a#2"], ["a#9"], ["d"])] == [
+        2,
+        3,
+        2,
+        None,
+        None,
+    ]
+    assert rank_of_gold([], ["a"]) is None
+
+
+def test_a_question_that_nobody_could_answer_for_its_asker_is_told_apart() -> None:
+    dead = chunk("d#1", "fee", removed_at="2026-09-01T00:00:00Z")
+    good = [ask("?", "a#1"), ask("?", "a"), ask("?", "zzz", "c"), ask("?", "b", held=("staff", "x"))]
+    bad = [ask("?", "a#9"), ask("?", "b"), ask("?", "b#1", held=("premium",)), ask("?", "d"), ask("?", "d#1")]
+    assert answerable([*bad, *good], [*CHUNKS, dead]) == good
+
+
+def test_measuring_asks_with_the_askers_rights_and_encodes_a_question_once(tmp_path: Path) -> None:
+    encoder = BagOfWords()
+    retriever = Retriever(FaissIndex(), Embeddings(encoder, tmp_path))
+    retriever.sync(CHUNKS)
+    told: list[tuple[int, int]] = []
+    questions = [
+        ask("fee", "a#1"),
+        ask("card", "a#1"),
+        ask("loan", "b", held=("staff",)),
+        ask("loan", "b"),
+        ask("fee", "c"),
+    ]
+    encoded = len(encoder.encoded)
+    assert measure(retriever, questions, lambda done, total: told.append((done, total))) == [1, 2, 1, None, 3]
+    assert encoder.encoded[encoded:] == ["card"]  # the others are chunks, too
+    assert told == [(1, 1)]
+    assert measure(retriever, questions) == [1, 2, 1, None, 3]
+    assert len(encoder.encoded) == encoded + 1
+
+
+def test_a_file_of_questions_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    rows = [{"question": "Fee?", "gold": ["a"]}, {"question": "Rate?", "gold": ["a#1", "b"], "entitlements": ["staff"]}]
+    file.write_bytes(b"\xef\xbb\xbf" + "\r\n\n".join(map(json.dumps, rows)).encode())
+    assert read_questions(file) == [ask("Fee?", "a"), ask("Rate?", "a#1", "b", held=("staff",))]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"question": "?", "gold": ["a"]}\n{"question": "?"}', "q.jsonl line 2: gold: Field required"),
+        ('{"question": "?", "gold": []}', "q.jsonl line 1: gold: Tuple should have at least 1 item"),
+        ('{"question": "?", "gold": ["a"], "entitlement": []}', "q.jsonl line 1: entitlement: Extra inputs"),
+        ('{"question": "?", "gold": ["a"], "gold": ["b"]}', "q.jsonl line 1: gold: this key comes twice"),
+        ('[{"question": "?", "gold": ["a"]}]', "q.jsonl: is a JSON array and not JSON Lines"),
+        ("\n", 'q.jsonl: holds no question: write lines like {"question": "...", "gold": ["DOC_ID"]}'),
+    ],
+)
+def test_a_file_that_is_wrong_is_named_with_its_line(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text(content)
+    with pytest.raises(AbstainError) as refused:
+        read_questions(file)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match=r"q.jsonl: cannot be read: No such file"):
+        read_questions(tmp_path / "q.jsonl")

@@ -1,0 +1,147 @@
+"""A study small enough for a test: questions about the sample's handbook, a few cells, few trees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.sample.handbook import build_handbook
+from studies.declared import ExperimentCell, Study
+from studies.tables import CellOutcome
+
+TRAIN, EVALUATION = "train.jsonl", "evaluation.jsonl"
+FACTS = 3
+
+DECLARED: dict[str, Any] = {
+    "title": "A small study",
+    "paper": "Nobody et al., on 2,100 answers",
+    "seed": 5,
+    "files": {"train": TRAIN, "evaluation": EVALUATION},
+    "answer_tokens": 8,
+    "draws": 100,
+    "models": {
+        "embedded": {"model": "smollm2-135m-instruct", "layout": "qa-chatml-v1"},
+        "absent": {"model": "nobody/no-such-model"},
+    },
+    "sizes": {"tiny": {"train": 12, "evaluation": 6}},
+    "regressors": {"folds": 2, "seed": 7, "trees": 20, "max_features": 0.33, "min_leaf": 2},
+    "thresholds": [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
+    "buffer": 0.05,
+    "tables": {
+        "headline": {
+            "title": "Against baselines",
+            "size": "tiny",
+            "grid": {"tokens": [2], "where": ["random"], "when": ["single_shot"]},
+            "baselines": True,
+        },
+        "2": {
+            "title": "How many tokens",
+            "size": "tiny",
+            "grid": {"tokens": [2, 3], "where": ["random"], "when": ["single_shot"]},
+            "paper": {
+                "base": "Big",
+                "perturbation": "Big",
+                "threshold": 0.95,
+                "mse": "≤ 0.004",
+                "rows": [{"tokens": 5, "auroc": 0.735}, {"tokens": 3, "accuracy": 0.7, "auroc": 0.797}],
+            },
+        },
+        "12": {
+            "title": "Where t is",
+            "size": "tiny",
+            "grid": {"tokens": [2], "where": ["random"], "when": ["single_shot"]},
+            "at": [0.35, 0.5],
+            "paper": {"base": "Big", "perturbation": "Big", "rows": [{"threshold": 0.5, "f1": 0.958}]},
+        },
+    },
+}
+BAD = {
+    "title": "Who perturbs",
+    "size": "tiny",
+    "grid": {"perturbation": ["absent", "embedded"], "tokens": [2], "where": ["random"], "when": ["single_shot"]},
+    "buffer": True,
+    "paper": {"base": "Big", "rows": [{"perturbation": "Other", "f1_buffered": 0.834}]},
+}
+
+
+def declared(**changes: Any) -> Study:
+    """The small study, some of its keys changed."""
+    return Study.model_validate(DECLARED | changes)
+
+
+def tiny_models(folder: Path) -> dict[str, Any]:
+    """The study's models, of which the one in `folder` takes the embedded one's place: its answers are noise."""
+    return {**DECLARED["models"], "embedded": {"model": str(folder), "layout": "rag-plain-v1"}}
+
+
+def write_study(folder: Path, **changes: Any) -> Path:
+    file = folder / "small.yaml"
+    file.write_text(yaml.safe_dump(DECLARED | changes, sort_keys=False))
+    return file
+
+
+def lines(pages: slice) -> list[dict[str, Any]]:
+    """Questions about paragraphs of three facts each, one paragraph a handbook page."""
+    rows = []
+    stated = [(page, [fact for fact in page.facts if fact.stated][:FACTS]) for page in build_handbook()]
+    for page, facts in [(page, facts) for page, facts in stated if len(facts) == FACTS][pages]:
+        context = " ".join(fact.sentence for fact in facts)
+        for number, fact in enumerate(facts):
+            answer = fact.sentence.rpartition(": ")[2].rstrip(".")
+            row = {"id": f"{page.doc_id}/{number}", "question": fact.asks[0], "context": context, "answers": [answer]}
+            rows.append(row | {"title": page.doc_id, "answerable": True})
+    return rows
+
+
+def write_lines(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def write_data(folder: Path) -> Path:
+    """The files of the small study, of 30 and of 15 questions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_lines(folder / TRAIN, lines(slice(0, 50, 5)))
+    write_lines(folder / EVALUATION, lines(slice(1, 25, 5)))
+    return folder
+
+
+def result(study: Study, cell: ExperimentCell, auroc: float = 0.75) -> dict[str, Any]:
+    """What a cell's file might say: made up, for tests of the tables alone."""
+    names = ("mse", "positive", "auroc", "accuracy", "f1", "withheld", "accuracy_buffered", "f1_buffered")
+    figures = {
+        name + end: auroc + shift for name in names for end, shift in (("", 0.0), ("_low", -0.1), ("_high", 0.1))
+    }
+    ahead = {"ahead": 0.05, "ahead_low": -0.01, "ahead_high": 0.11}
+    baseline = {"auroc": auroc - 0.05, "auroc_low": auroc - 0.2, "auroc_high": auroc + 0.01}
+    return {
+        "cell": cell.model_dump(mode="json"),
+        "models": {"base": "b@1", "perturbation": "p@1"},
+        "tuned": 0.5,
+        "by_threshold": [
+            {"threshold": at, "judged": cell.size.evaluation, "note": None, **figures}
+            for at in study.thresholds_of(cell)
+        ],
+        "correctness": {"mean": 0.5, "std": 0.2},
+        "baselines": [{"baseline": "yes_score", **baseline, **ahead}] if study.wants_baselines(cell) else [],
+        "dropped_columns": {
+            "B.context.nll_mean": "missing in all training rows",
+            "N.instruction.nll_max": "3.2 in all training rows",
+        },
+        "columns": 40,
+        "no_answer": 1,
+        "perturbed": {"empty": 0, "too_long": 0, "fewer": 2, "not_reproduced": 3, "other_chunks": 1},
+        "folds": 5,
+        "computed": {
+            step: {"rows": 36, "pass_tokens": 900, "forward_tokens": 1234}
+            for step in ("answering", "perturbing", "reading")
+        },
+    }
+
+
+def outcomes(study: Study) -> dict[ExperimentCell, CellOutcome]:
+    return {cell: CellOutcome(result(study, cell)) for cell in study.cells()}

@@ -1,0 +1,108 @@
+"""The baselines of Self-Familiarity, by a tiny model with random weights whose tokens are bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from abstain.config.settings import Settings
+from abstain.llm.engine.prompts import load_layout
+from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.familiarity.masking import MASK
+from abstain.llm.features.feature_store import FeatureStore
+from studies import familiarity_baselines, similarity
+from studies.familiarity_baselines import BASELINES, FamiliarityBaselines, Instruction
+from studies.similarity import bert_score, mean_similarity
+from tests.llm.builders import plain_forward, tiny_model
+from tests.llm.conftest import settings, tiny_folder
+
+pytestmark = pytest.mark.soak(twin="test_the_study_of_familiarity_has_its_three_tables")
+
+__all__ = ["settings", "tiny_folder"]
+
+ASKED = [Instruction("What is a Tuplet?", ("Tuplet",), "music"), Instruction("Why?", (MASK,)), Instruction("No.", ())]
+
+
+@pytest.fixture
+def baselines(tiny_folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> FamiliarityBaselines:
+    monkeypatch.setattr(familiarity_baselines, "mean_similarity", lambda texts, by: float(len(set(texts))))
+    return FamiliarityBaselines(FeatureStore(str(tiny_folder), settings), "chatml", 8, 3, 4)
+
+
+def log_probs_of(question: str, text: str, reply: str) -> np.ndarray:
+    loaded = tiny_model()
+    prompt = load_layout(f"{question}-chatml-v1", "questions").render(text, (), None) if question else ()
+    ids = encode_pass(loaded.tokenizer, prompt).ids if prompt else []
+    tokens = loaded.tokenizer.encode(reply, add_special_tokens=False)
+    log_p = plain_forward(loaded, [*ids, *tokens])[0]
+    start = max(len(ids), 1)
+    return np.array([float(log_p[at - 1, token]) for at, token in enumerate([*ids, *tokens]) if at >= start])
+
+
+def test_every_baseline_scores_every_instruction(baselines: FamiliarityBaselines) -> None:
+    found = baselines.scores(ASKED)
+    assert tuple(found) == BASELINES
+    assert all(one.shape == (len(ASKED),) for one in found.values())
+    assert all(np.isfinite(one[:2]).all() for one in found.values())
+    assert np.isnan(found["greedy_significance"][2]), "without a concept nothing can be masked"
+    assert (found["sampled_bert_score"] > 1).any(), "samples of one prompt differ"
+
+
+def test_likelihoods_are_those_of_the_reply(baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        FamiliarityBaselines, "_replies", lambda self, prompts, ask, progress: ["It is."] * len(prompts)
+    )
+    found = baselines.scores(ASKED[:1])
+    given, alone = log_probs_of("instruction", ASKED[0].text, "It is."), log_probs_of("", "", "It is.")
+    assert found["greedy_mean_log_prob"] == pytest.approx([given.mean()], abs=1e-4)
+    assert found["greedy_min_log_prob"] == pytest.approx([given.min()], abs=1e-4)
+    assert found["greedy_perplexity"] == pytest.approx([-np.exp(-alone.mean())], rel=1e-3)
+
+
+def test_what_means_nothing_to_the_reply_has_no_significance(
+    baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        FamiliarityBaselines, "_replies", lambda self, prompts, ask, progress: ["It is."] * len(prompts)
+    )
+    tuplet, masked, _ = baselines.scores(ASKED)["greedy_significance"]
+    assert masked == 0 < tuplet
+    p, q = (log_probs_of("concept-explain", text, "It is.") for text in ("Tuplet", MASK))
+    assert tuplet == pytest.approx(((np.exp(p) - np.exp(q)) * (p - q)).mean(), rel=1e-3)
+
+
+@pytest.mark.parametrize("reply", ["Yes.", "No."])
+def test_forward_inference_turns_the_probability_of_anything_but_yes_around(
+    baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch, reply: str
+) -> None:
+    monkeypatch.setattr(FamiliarityBaselines, "_replies", lambda self, prompts, ask, progress: [reply] * len(prompts))
+    plain = Instruction("What is a Tuplet?", ("Tuplet",))
+    probability = np.exp(log_probs_of("concepts-known", plain.text, reply).mean())
+    expected = probability if reply == "Yes." else 1 - probability
+    assert baselines.scores([plain])["forward_inference"] == pytest.approx([expected], abs=1e-5)
+
+
+def test_an_empty_reply_has_no_likelihood(baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FamiliarityBaselines, "_replies", lambda self, prompts, ask, progress: [""] * len(prompts))
+    found = baselines.scores(ASKED[:2])
+    assert all(np.isnan(found[name]).all() for name in BASELINES if not name.startswith("sampled"))
+
+
+def test_bert_score_is_the_f1_of_the_best_matches() -> None:
+    one, other = np.eye(4)[:2], np.eye(4)[[0, 2, 3]]
+    assert bert_score(one, one) == 1.0
+    assert bert_score(one, other) == pytest.approx(2 * (1 / 2) * (1 / 3) / (1 / 2 + 1 / 3))
+
+
+@pytest.mark.slow
+def test_texts_that_say_the_same_are_more_alike() -> None:
+    same = ["The fee is five euros.", "The fee is 5 euros.", "It costs five euros."]
+    other = ["The fee is five euros.", "A probe orbits Saturn.", "Whales sing."]
+    for by in ("tokens", "sentence"):
+        assert 1 >= mean_similarity(same, by) > mean_similarity(other, by) + 0.1
+        assert mean_similarity(["Whales sing."] * 3, by) == pytest.approx(1, abs=1e-5)
+        assert np.isnan(mean_similarity(["Whales sing.", " "], by))
+    (tokens,) = similarity._encoder().encode_tokens(["whales sing"])
+    assert len(tokens) == 2, "the marks of a text's ends are left out"

@@ -1,0 +1,165 @@
+"""From results of cells, made up, to tables: what is missing is said, and what is the paper's is marked as such."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.core.errors import AbstainError
+from studies.declared import Study
+from studies.markdown import to_markdown
+from studies.tables import CellOutcome, tabulate
+from tests.studies.builders import BAD, DECLARED, declared, outcomes, result
+
+pytestmark = pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
+
+FILES = {"train.jsonl": "a" * 64, "evaluation.jsonl": "b" * 64}
+
+
+@pytest.fixture
+def study() -> Study:
+    return declared(tables={**DECLARED["tables"], "11": BAD})
+
+
+def section(markdown: str, title: str) -> str:
+    """The part of `markdown` under the heading that begins with `title`, up to the next of its level."""
+    (found,) = re.findall(rf"^## {title}.*?(?=^## |\Z)", markdown, re.MULTILINE | re.DOTALL)
+    return found
+
+
+def grid(text: str) -> list[dict[str, str]]:
+    """The first Markdown table of `text`."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head)]
+
+
+def test_every_figure_stands_with_its_interval_and_the_size_in_words(study: Study) -> None:
+    text = section(to_markdown(tabulate(study, (), outcomes(study), FILES)), "Table 2")
+    assert "Trained on 12 answers and evaluated on 6 others" in text
+    two, three, *papers = grid(text)
+    assert two["BM by PM"] == "smollm2-135m-instruct by itself" and (two["K"], three["K"]) == ("2", "3")
+    assert two["t"] == "0.5" and two["MSE"] == "0.7500 (0.6500 to 0.8500)" and two["variance"] == "0.0400"
+    assert two["accuracy"] == two["F1"] == two["AUROC"] == "0.750 (0.650 to 0.850)"
+    assert two["correct at t"] == "75.0 %"
+    assert [row["K"] for row in papers] == ["3", "5"]
+
+
+def test_a_row_of_the_paper_is_marked_with_its_models_and_is_below_the_same_setting(study: Study) -> None:
+    report = tabulate(study, (), outcomes(study), FILES)
+    assert [(row["of"], row["tokens"]) for row in report["tables"]["2"]["rows"]] == [
+        ("here", 2),
+        ("here", 3),
+        ("paper", 3),
+        ("paper", 5),
+    ]
+    markdown = to_markdown(report)
+    paper = grid(section(markdown, "Table 2"))[2]
+    assert paper["BM by PM"] == "paper: Big by itself"
+    assert (paper["t"], paper["MSE"], paper["accuracy"], paper["AUROC"]) == ("0.95", "≤ 0.004", "0.700", "0.797")
+    assert paper["F1"] == paper["variance"] == paper["correct at t"] == "not stated"
+    at = report["tables"]["12"]["rows"]
+    assert [(row["of"], row["threshold"]) for row in at] == [("here", 0.35), ("here", 0.5), ("paper", 0.5)]
+    # Of other models than ours no row is of the same setting.
+    assert [row["of"] for row in report["tables"]["11"]["rows"]] == ["here", "here", "paper"]
+    assert "Nobody et al., on 2,100 answers" in markdown
+
+
+def test_what_is_withheld_stands_where_there_is_a_buffer_alone(study: Study) -> None:
+    markdown = to_markdown(tabulate(study, (), outcomes(study), FILES))
+    buffered = grid(section(markdown, "Table 11"))
+    assert buffered[1]["withheld"] == "75.0 %" and buffered[1]["F1, rest"] == "0.750 (0.650 to 0.850)"
+    assert buffered[-1]["F1, rest"] == "0.834" and buffered[-1]["withheld"] == "not stated"
+    assert "within 0.05 of t nothing is said" in section(markdown, "Table 11")
+    assert "withheld" not in section(markdown, "Table 2")
+
+
+def test_a_missing_cell_is_said_and_its_row_stays(study: Study) -> None:
+    found = outcomes(study)
+    bad = study.cells_of("11")[0]
+    found[bad] = CellOutcome(None, "the model is not installed: pip install it")
+    report = tabulate(study, (), found, FILES)
+    assert report["missing"] == {bad.title: "the model is not installed: pip install it"}
+    markdown = to_markdown(report)
+    text = section(markdown, "Table 11")
+    assert "**Missing: 1 of 2 cells.**" in text and "the model is not installed: pip install it" in text
+    assert grid(text)[0]["AUROC"] == grid(text)[0]["t"] == grid(text)[0]["withheld"] == "missing"
+    assert "Missing" not in section(markdown, "Table 2")
+    assert bad.title not in section(markdown, "What was counted")
+
+
+def test_nothing_computed_yet_is_a_report_of_gaps(study: Study) -> None:
+    markdown = to_markdown(tabulate(study, ("2", "headline"), {}, FILES))
+    assert "**Missing: 2 of 2 cells.**" in markdown and "it was not computed" in markdown
+    assert "Table 12" not in markdown and "What was counted" not in markdown
+    with pytest.raises(AbstainError, match="no table '3'"):
+        tabulate(study, ("3",), {}, FILES)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.01, 0.1, "ahead"), (-0.1, -0.01, "behind"), (-0.1, 0.1, "not to be told from it"), (None, None, "not comparable")],
+)  # fmt: skip
+def test_the_headline_says_how_far_the_regressor_is_ahead_of_the_best_baseline(
+    study: Study, low: float | None, high: float | None, verdict: str
+) -> None:
+    (cell,) = study.cells_of("headline")
+    of = result(study, cell)
+    of["baselines"][0] |= {"ahead_low": low, "ahead_high": high}
+    text = section(to_markdown(tabulate(study, ("headline",), {cell: CellOutcome(of)}, FILES)), "Headline")
+    assert f"The regressor is {verdict} at 95 %" in text
+    assert "is yes_score: 0.700 (0.550 to 0.760)" in text and "At t = 0.5 the regressor has an AUROC of 0.750" in text
+    assert f"| {verdict} |" in text
+
+
+def test_a_figure_that_is_not_defined_says_why(study: Study) -> None:
+    cell = study.cells_of("2")[0]
+    of = result(study, cell)
+    for row in of["by_threshold"]:
+        row |= {"auroc": None, "auroc_low": None, "auroc_high": None, "note": "no answers reach t = 0.5"}
+    text = section(to_markdown(tabulate(study, ("2",), {cell: CellOutcome(of)}, FILES)), "Table 2")
+    assert grid(text)[0]["AUROC"] == "not defined"
+    assert "Where a figure is not defined: no answers reach t = 0.5." in text
+
+
+def test_what_was_counted_has_every_cell_its_tokens_and_the_columns_dropped(study: Study) -> None:
+    text = section(to_markdown(tabulate(study, (), outcomes(study), FILES)), "What was counted")
+    cells = study.cells()
+    assert all(cell.title in text for cell in cells)
+    assert grid(text)[0] | {"cell": ""} == {
+        "cell": "",
+        "no context": "0",
+        "fewer than K": "2",
+        "too long": "0",
+        "not reproduced": "3",
+        "does not fit": "1",
+        "no answer": "1",
+        "folds": "5",
+        "columns": "40",
+        "dropped": "2",
+    }
+    assert f"| all cells | {1234 * len(cells):,} |" in text
+    assert "missing in all training rows: B.context (nll_mean) (all cells)" in text
+    assert "the same in all training answers: N.instruction (nll_max) (all cells)" in text
+
+
+@given(auroc=st.floats(0, 1), share=st.sampled_from([None, 0.0, 1.0]))
+def test_the_report_is_json_that_gives_the_same_markdown(auroc: float, share: float | None) -> None:
+    study = declared()
+    found: dict[Any, CellOutcome] = {}
+    for cell in study.cells():
+        of = result(study, cell, auroc)
+        of["by_threshold"][0]["positive"] = share
+        found[cell] = CellOutcome(of)
+    report = tabulate(study, (), found, FILES)
+    again = json.loads(json.dumps(report, allow_nan=False))
+    assert to_markdown(again) == to_markdown(report)
+    assert not any(
+        isinstance(row.get("auroc"), float) and math.isnan(row["auroc"]) for row in again["tables"]["2"]["rows"]
+    )
