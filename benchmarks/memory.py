@@ -132,7 +132,7 @@ def anonymous() -> int:
 
 
 def table(asked: argparse.Namespace) -> Path:
-    return Path(asked.folder) / "features.safetensors"
+    return Path(asked.folder) / "features.npy"
 
 
 def plan(asked: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from abstain.serving.live_scorer import LiveScorer
 
 SMOKE_ROWS = 8
-SMOKE_STATES, SMOKE_CONFIDENCES = "smoke.safetensors", "smoke.json"
+SMOKE_STATES, SMOKE_CONFIDENCES = "smoke.npy", "smoke.json"
 SMOKE_TOLERANCE = 1e-5
 
 

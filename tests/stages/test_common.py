@@ -76,9 +76,7 @@ def test_the_base_model_is_what_the_features_say(workspace: Path) -> None:
 
 def test_features_of_another_data_set_are_an_error(workspace: Path) -> None:
     write_inputs([3, 1], rows=3)
-    with pytest.raises(
-        AbstainError, match=r"features.safetensors has 2 rows, .*dataset.parquet has 3: run `abstain retrain`"
-    ):
+    with pytest.raises(AbstainError, match=r"features.npy has 2 rows, .*dataset.parquet has 3: run `abstain retrain`"):
         read_labelled_states()
 
 
@@ -100,7 +98,7 @@ def test_damaged_file_ends_a_stage_in_one_line(workspace: Path, capsys: pytest.C
     (workspace / "params.yaml").write_text(SHIPPED["params.yaml"])
     with pytest.raises(SystemExit) as left:
         artifacts.run(train_probe.stage)
-    message = "error A507: artifacts/features.safetensors is no readable table of states: run `abstain retrain` again\n"
+    message = "error A507: artifacts/features.npy is no readable table of states: run `abstain retrain` again\n"
     assert (left.value.code, capsys.readouterr().err) == (1, message)
 
 

@@ -49,7 +49,7 @@ def choose(params: Params) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".sites-") as folder:
         tables = []
         for at, place in enumerate(sites):
-            file = Path(folder) / f"{at}.safetensors"
+            file = Path(folder) / f"{at}.npy"
             FeatureSource(params.llm, settings, place.reading(params.llm)).save(rows, file)
             tables.append(StateTable(file))
         kept = np.flatnonzero(tables[0].lengths)

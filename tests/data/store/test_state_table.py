@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import errno
-import fcntl
+import io
 import json
 import os
 import subprocess
@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
 from torch import Tensor
 
 from abstain.core.codes import Code
@@ -36,13 +35,18 @@ def write(file: Path, rows: list[Tensor], order: list[int] | None = None, model:
     return file
 
 
+def arrays(file: Path) -> list[np.ndarray]:
+    with file.open("rb") as opened:
+        return [np.load(opened) for _ in range(3)]
+
+
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "artifacts" / "features.safetensors"
+    return tmp_path / "artifacts" / "features.npy"
 
 
 @settings(deadline=None, max_examples=40)
@@ -53,10 +57,10 @@ def file(tmp_path: Path) -> Path:
     st.integers(1, 9),
     st.randoms(use_true_random=False),
 )
-def test_what_was_written_is_read_and_any_order_of_arrival_is_the_file_of_safetensors(
+def test_rows_of_any_order_are_read_back_and_are_numpy_arrays(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], dtype: torch.dtype, model: str, width: int, random
 ) -> None:
-    file = tmp_path_factory.mktemp("table") / "features.safetensors"
+    file = tmp_path_factory.mktemp("table") / "features.npy"
     rows = ragged(lengths, dtype, width)
     order = list(range(len(rows)))
     random.shuffle(order)
@@ -65,8 +69,11 @@ def test_what_was_written_is_read_and_any_order_of_arrival_is_the_file_of_safete
     assert all(row.dtype == torch.float32 for row in table)
     assert (table.lengths.tolist(), table.width, table.model) == (lengths, width, model)
     assert table.lengths.dtype == np.int64
-    packed = {"states": torch.cat(rows), "offsets": torch.tensor([0, *lengths]).cumsum(0)}
-    assert file.read_bytes() == save(packed, {"model": model})
+    bits = np.uint16 if dtype == torch.bfloat16 else np.float32
+    described, offsets, states = arrays(file)
+    assert described.tolist() == [model, str(dtype)]
+    assert offsets.tolist() == [0, *np.cumsum(lengths)]
+    assert states.dtype == bits and torch.equal(torch.from_numpy(states).view(dtype), torch.cat(rows))
 
 
 def test_rows_are_had_by_number_by_slice_and_by_choice(file: Path) -> None:
@@ -156,21 +163,28 @@ def test_nothing_is_left_when_the_rows_end_early(file: Path, error: BaseExceptio
     assert list(file.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("call", ["pwrite", "posix_fallocate", "fsync"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_an_error_that_names_the_folder(
-    file: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
-) -> None:
+def test_full_disk_is_an_error_before_the_first_row(file: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def full(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, call, full)
+    def computed() -> Iterator[tuple[int, Tensor]]:
+        pytest.fail("a row was computed")
+        yield
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(AbstainError) as caught:
-        write(file, ragged(LENGTHS))
+        write_table(file, [2], D, torch.float32, computed(), "m")
     assert str(caught.value) == (
-        f"{file.parent} has no room for features.safetensors (0.00 GiB): free some, and run `abstain retrain` again"
+        f"{file.parent} has no room for features.npy (0.00 GiB): free some, and run `abstain retrain` again"
     )
     assert list(file.parent.iterdir()) == []
+
+
+def test_the_whole_size_is_reserved(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved: list[int] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda _descriptor, _start, size: reserved.append(size))
+    assert reserved == [write(file, ragged(LENGTHS)).stat().st_size]
 
 
 def test_a_full_disk_elsewhere_is_not_blamed_on_this_one(file: Path) -> None:
@@ -182,28 +196,12 @@ def test_a_full_disk_elsewhere_is_not_blamed_on_this_one(file: Path) -> None:
         write_table(file, [2, 2], D, torch.float32, broken(), "m")
 
 
-def test_writes_that_come_up_short_and_file_systems_without_reservation_give_the_same_file(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = write(tmp_path / "plain", ragged(LENGTHS)).read_bytes()
-    whole = os.pwrite
-
-    def unsupported(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "no")
-
-    monkeypatch.setattr(os, "pwrite", lambda descriptor, content, at: whole(descriptor, content[:3], at))
-    monkeypatch.setattr(os, "posix_fallocate", unsupported)
-    assert write(file, ragged(LENGTHS)).read_bytes() == expected
-
-
-def test_what_a_killed_run_left_is_swept_and_what_a_living_one_writes_is_not(file: Path) -> None:
+def test_what_a_killed_run_left_is_overwritten(file: Path) -> None:
     file.parent.mkdir()
-    dead, alive = file.parent / f".{file.name}.dead", file.parent / f".{file.name}.alive"
-    dead.write_bytes(b"half")
-    with alive.open("wb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        write(file, ragged(LENGTHS))
-    assert {path.name for path in file.parent.iterdir()} == {file.name, alive.name}
+    file.with_name(f".{file.name}.part").write_bytes(bytes(10_000))
+    rows = ragged(LENGTHS)
+    assert same(list(StateTable(write(file, rows))), rows)
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_table_reads_the_file_that_it_opened(file: Path) -> None:
@@ -214,32 +212,39 @@ def test_a_table_reads_the_file_that_it_opened(file: Path) -> None:
     assert same(list(StateTable(file)), [-row for row in rows])
 
 
-def rewritten(content: bytes, change: Callable[[dict], object]) -> bytes:
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    change(header)
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + content[8 + size :]
+def changed(number: int, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[bytes], bytes]:
+    """Replace one of a file's three arrays."""
+
+    def damage(whole: bytes) -> bytes:
+        content, out = io.BytesIO(whole), io.BytesIO()
+        for at in range(3):
+            array = np.load(content)
+            np.save(out, change(array) if at == number else array)
+        return out.getvalue()
+
+    return damage
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
     "garbage": lambda _: b"\x00no table\xff" * 9,
-    "huge header": lambda whole: b"\xff" * 8 + whole[8:],
+    "huge header": lambda whole: whole[:8] + b"\xff\xff" + whole[10:],
+    "unfinished header": lambda whole: whole.replace(b"}", b"(", 1),
     "cut short": lambda whole: whole[:-1],
     "cut in the header": lambda whole: whole[:40],
     "too long": lambda whole: whole + b"\0",
-    "a list": lambda _: (2).to_bytes(8, "little") + b"[]",
-    "no model": lambda whole: rewritten(whole, lambda header: header.pop("__metadata__")),
-    "no states": lambda whole: rewritten(whole, lambda header: header.pop("states")),
-    "another dtype": lambda whole: rewritten(whole, lambda header: header["states"].update(dtype="F64")),
-    "another shape": lambda whole: rewritten(whole, lambda header: header["states"].update(shape=[14, 6])),
-    "a flat shape": lambda whole: rewritten(whole, lambda header: header["states"].update(shape=[70])),
-    "a text for a number": lambda whole: rewritten(whole, lambda header: header["states"].update(shape=["14", 5])),
-    "offsets that end elsewhere": lambda whole: whole.replace(
-        np.int64([12, 14]).tobytes(), np.int64([12, 13]).tobytes(), 1
-    ),
-    "offsets that fall": lambda whole: whole.replace(np.int64([4, 5, 12]).tobytes(), np.int64([4, 13, 12]).tobytes()),
+    "no model": changed(0, lambda described: described[1:]),
+    "no states": lambda whole: whole[: whole.rindex(b"\x93NUMPY")],
+    "an unknown dtype": changed(0, lambda described: np.array([described[0], "torch.float64"])),
+    "another dtype": changed(0, lambda described: np.array([described[0], "torch.bfloat16"])),
+    "a flat shape": changed(2, np.ravel),
+    "states by columns": changed(2, np.asfortranarray),
+    "too many rows": lambda whole: whole.replace(b"(7,)", b"(9" + b"9" * 18 + b",)", 1),
+    "no offsets": changed(1, lambda offsets: offsets[:0]),
+    "offsets of another type": changed(1, lambda offsets: offsets.astype(float)),
+    "offsets that end elsewhere": changed(1, lambda offsets: np.array([*offsets[:-1], 13])),
+    "offsets that begin elsewhere": changed(1, lambda offsets: np.array([1, *offsets[1:]])),
+    "offsets that fall": changed(1, lambda offsets: np.array([0, 4, 13, *offsets[3:]])),
 }
 
 
@@ -248,9 +253,7 @@ def test_a_damaged_file_is_an_error_with_a_remedy(file: Path, damage: str) -> No
     whole = write(file, ragged(LENGTHS)).read_bytes()
     file.write_bytes(DAMAGE[damage](whole))
     assert file.read_bytes() != whole
-    with pytest.raises(
-        AbstainError, match="features.safetensors is no readable table of states: run `abstain retrain` again$"
-    ):
+    with pytest.raises(AbstainError, match="features.npy is no readable table of states: run `abstain retrain` again$"):
         StateTable(file)
 
 
@@ -263,7 +266,7 @@ def test_a_file_that_is_cut_while_it_is_open_is_an_error_too(file: Path) -> None
 
 
 def test_a_file_that_is_not_there_is_an_error_with_a_remedy(file: Path) -> None:
-    with pytest.raises(AbstainError, match="features.safetensors is missing: run `abstain retrain`$"):
+    with pytest.raises(AbstainError, match="features.npy is missing: run `abstain retrain`$"):
         StateTable(file)
 
 

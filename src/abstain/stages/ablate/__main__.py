@@ -68,8 +68,8 @@ def _elsewhere(params: Params, frame: pd.DataFrame, place: ProbeSite, folder: Pa
     interactions = DataStore(paths.DATA).interactions(frame["interaction_id"])
     source = FeatureSource(params.llm, load_settings(), place.reading(params.llm))
     source.compute_missing(interactions)
-    source.save(interactions, folder / "states.safetensors")
-    return StateTable(folder / "states.safetensors").subset
+    source.save(interactions, folder / "states.npy")
+    return StateTable(folder / "states.npy").subset
 
 
 if __name__ == "__main__":
