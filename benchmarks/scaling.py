@@ -24,8 +24,8 @@ from abstain.config.params import LLMParams
 from abstain.config.settings import Settings, load_settings
 from abstain.core.contracts import Context, Interaction
 from abstain.llm.features.cache import write_rows
-from abstain.llm.features.cache_files import open_store
 from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.shard_job import JobStats, ShardJob, row_key
 from benchmarks.rows import LAYOUT, Row, add_options, repeated, unrelated
 
@@ -36,7 +36,7 @@ class Drawn:
     """Writes random states, so that the cost of everything but the base model remains."""
 
     def __init__(self, settings: Settings, width: int) -> None:
-        self._store = open_store(settings.features)
+        self._store = FileStore(settings.features)
         self._row = torch.randn(ANSWER_TOKENS, width).bfloat16()
 
     def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
@@ -108,7 +108,7 @@ def sizes(llm: LLMParams, folder: Path, rows: list[Row], counts: Iterable[int], 
         settings = at(folder / f"rows-{count}")
         rounds = range(count // len(rows) + 1)
         many = interactions(Row(row.contexts, f"{row.question} ({n})", row.answer) for n in rounds for row in rows)
-        source, table = FeatureSource(llm, settings), folder / "table.safetensors"
+        source, table = FeatureSource(llm, settings), folder / "table.npy"
         start = time.process_time()
         source.compute_missing(many[:count], runner=Drawn(settings, width))
         source.save(many[:count], table)

@@ -20,7 +20,7 @@ from prefect.cache_policies import NO_CACHE
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.llm.features.cache_files import FileStore
+from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.shard_job import JobStats, ShardJob, compute
 
 FOLDER = "jobs"

@@ -54,10 +54,10 @@ def end(batch: Batch) -> None:
 
 def main(key: str) -> None:
     sys.stdin.read()
-    from abstain.llm.features.cache_files import open_store
+    from abstain.llm.features.file_store import FileStore
     from tasks.fan_out.batch import Batch
 
-    end(Batch(open_store(load_settings().features), key))
+    end(Batch(FileStore(load_settings().features), key))
 
 
 if __name__ == "__main__":

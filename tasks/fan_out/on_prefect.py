@@ -31,7 +31,7 @@ from prefect.states import Cancelling
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_coded
-from abstain.llm.features.cache_files import open_store
+from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.shard_job import JobStats, ShardJob
 from tasks.fan_out.batch import Batch
 from tasks.fan_out.ending import ending_with_this_process
@@ -51,7 +51,7 @@ class PrefectRunner:
         self._settings, self._lost_after = settings, timedelta(seconds=lost_after)
 
     def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
-        batch = Batch(open_store(self._settings.features))
+        batch = Batch(FileStore(self._settings.features))
         with get_client(sync_client=True) as client:
             slices = _Slices(client, batch, self._settings.workers, self._lost_after)
             with ending_with_this_process(batch, self._settings.features, str(client.api_url)):

@@ -20,7 +20,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Running
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.llm.features.cache_files import open_store
+from abstain.llm.features.file_store import FileStore
 from tasks.fan_out import on_prefect
 from tasks.fan_out.batch import Batch
 from tasks.stopping import Stopped, stopping_together
@@ -64,7 +64,7 @@ class Server:
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Server, on_prefect._Slices]]:
     def build(*outcomes: State, workers: int = 1) -> tuple[Server, on_prefect._Slices]:
-        server = Server(Batch(open_store(tmp_path)), *outcomes)
+        server = Server(Batch(FileStore(tmp_path)), *outcomes)
         monkeypatch.setattr(on_prefect, "run_deployment", server.run_deployment)
         return server, on_prefect._Slices(server, server.batch, workers, timedelta(seconds=60))  # type: ignore[arg-type]
 
@@ -139,4 +139,4 @@ def test_a_fan_out_that_waits_is_stopped(serve: Callable[..., Any]) -> None:
 
 def test_a_worker_with_another_cache_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match=r"has nothing of batch [0-9a-f]{32}: a worker's ABSTAIN_FEATURES"):
-        Batch(open_store(tmp_path)).compute("1f", Settings(home=tmp_path))
+        Batch(FileStore(tmp_path)).compute("1f", Settings(home=tmp_path))

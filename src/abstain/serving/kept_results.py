@@ -24,8 +24,8 @@ from torch import Tensor
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.llm.features.cache import CacheNamespace, write_rows
-from abstain.llm.features.cache_files import open_store
 from abstain.llm.features.extraction import FeatureSource, Prepared
+from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.shard_job import row_key
 
 WAITING = 256
@@ -101,7 +101,7 @@ class KeptResults:
         try:
             rows, written = self._rows(taken)
             for source, of_source in rows.values():
-                write_rows(open_store(source.settings.features), source.space(), of_source)
+                write_rows(FileStore(source.settings.features), source.space(), of_source)
             self.counts.update(written=written, left_out=len(taken) - written)
         except AbstainError as error:  # the log or the cache is away: decisions go on
             self.counts["dropped"] += len(taken)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment, load_layout
-from abstain.llm.features import cache_files
+from abstain.llm.features import file_store
 from abstain.llm.features.cache import CacheNamespace, FeatureCache, pass_key
 from abstain.llm.features.shard import encode
 
@@ -192,7 +192,10 @@ def test_a_full_disk_is_named_and_keeps_what_it_has(
 
     cache = FeatureCache(tmp_path, SPACE)
     cache.put(rows("a"))
-    with monkeypatch.context() as patch, pytest.raises(AbstainError, match="no space.*abstain cache prune") as caught:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(AbstainError, match=f"{os.strerror(number)}.*abstain cache prune") as caught,
+    ):
         patch.setattr(os, "fsync", full)
         cache.put(rows("b"))
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
@@ -311,7 +314,7 @@ def test_what_a_network_garbles_once_is_read_again(tmp_path: Path, monkeypatch: 
     cache = FeatureCache(tmp_path, SPACE)
     cache.put(rows("a"))
     reads = [with_a_flipped_bit(shard(tmp_path).read_bytes()), shard(tmp_path).read_bytes()]
-    monkeypatch.setattr(cache_files.LocalStore, "read", lambda *_: reads.pop(0))
+    monkeypatch.setattr(file_store.FileStore, "read", lambda *_: reads.pop(0))
     assert read(cache, "a") == expected(rows("a"), "a")
     assert files(tmp_path) == [shard(tmp_path)]
 

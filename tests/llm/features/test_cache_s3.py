@@ -18,7 +18,7 @@ import torch
 from s3fs import S3FileSystem
 
 from abstain.core.errors import AbstainError
-from abstain.llm.features import maintenance, remote_cache_files
+from abstain.llm.features import file_store, maintenance
 from abstain.llm.features.cache import FeatureCache
 from abstain.llm.features.shard import encode
 from tests.llm.features.test_cache import SPACE, expected, part, read, rows, with_a_flipped_bit
@@ -82,7 +82,7 @@ def test_listing_asks_for_headers_only(s3: str, calls: list[tuple[str, str | Non
     assert len(gets) == 2 * (6 + 1)
     for ranged in gets:
         first, last = str(ranged).removeprefix("bytes=").split("-")
-        assert int(last) < remote_cache_files.FIRST_BYTES or int(first) == remote_cache_files.FIRST_BYTES
+        assert int(last) < file_store.FIRST_BYTES or int(first) == file_store.FIRST_BYTES
     assert {method for method, _ in calls} <= {"list_objects_v2", "get_object"}
     calls.clear()
     reader.refresh()

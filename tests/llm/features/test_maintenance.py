@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from abstain.llm.features import cache_files
+from abstain.llm.features import file_store
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.maintenance import Pruned, Verified, prune, stats, verify
 from abstain.llm.features.shard import encode
@@ -46,7 +46,7 @@ def test_stats_tell_spaces_apart_and_read_no_payload(tmp_path: Path, monkeypatch
     bad = written(tmp_path, OTHER, everything)
     bad.write_bytes(b"")
     (tmp_path / "notes.txt").write_text("mine")
-    monkeypatch.delattr(cache_files.LocalStore, "read")
+    monkeypatch.delattr(file_store.FileStore, "read")
     unreadable, found = stats(tmp_path)
     assert (unreadable.digest, unreadable.space, unreadable.shards) == (OTHER.digest, None, 1)
     assert (unreadable.rows, unreadable.unreadable, unreadable.bytes) == (0, 1, 0)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from abstain.llm.engine.prompts import Pass
-from abstain.llm.features.cache_files import FileStore, open_store
+from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.shard import (
     CacheNamespace,
     DamagedShard,
@@ -59,7 +59,7 @@ class FeatureCache:
 
     def __init__(self, root: str | Path, space: CacheNamespace) -> None:
         self.space = space
-        self._store = open_store(root)
+        self._store = FileStore(root)
         self._shards: dict[str, Header] = {}
         self._holders: dict[str, list[str]] = {}  # key -> the shards that hold it
         self.refresh()

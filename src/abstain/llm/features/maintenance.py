@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from abstain.llm.features.cache_files import FileStore, StoredFile, open_store
+from abstain.llm.features.file_store import FileStore, StoredFile
 from abstain.llm.features.shard import NAME, CacheNamespace, DamagedShard, Header, load_shard, parse_header, shards
 
 LEFT_BEHIND = re.compile(
@@ -55,7 +55,7 @@ class Pruned:
 
 def stats(root: str | Path) -> list[SpaceStats]:
     """Every space under `root`, newest first. Reads headers only, and moves nothing."""
-    store = open_store(root)
+    store = FileStore(root)
     spaces: dict[str, list[tuple[StoredFile, Header | None]]] = {}
     for entry, header in _headers(store):
         spaces.setdefault(entry.name.partition("/")[0], []).append((entry, header))
@@ -79,7 +79,7 @@ def stats(root: str | Path) -> list[SpaceStats]:
 
 def verify(root: str | Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Verified:
     """Read every shard under `root` and move the damaged ones to quarantine."""
-    store = open_store(root)
+    store = FileStore(root)
     names = [entry.name for entry in shards(store)]
     bad = []
     for done, name in enumerate(names, start=1):
@@ -99,7 +99,7 @@ def prune(root: str | Path, keep: Mapping[str, Set[str]], older_than: timedelta,
     `keep` maps a space's digest to keys. Quarantined shards and leftovers of killed writers are deleted at that age,
     too. A row that is deleted in error costs one forward pass.
     """
-    store = open_store(root)
+    store = FileStore(root)
     before = datetime.now(UTC) - older_than
     old = [entry for entry in store.list() if entry.written < before]
     doomed = [entry for entry in old if LEFT_BEHIND.fullmatch(entry.name)]

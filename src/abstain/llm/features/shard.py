@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from abstain.llm.features.cache_files import FileStore, StoredFile, header_end
+from abstain.llm.features.file_store import FileStore, StoredFile, header_end
 
 NAME = re.compile(r"(?P<space>[0-9a-f]{16})/[0-9a-f]{32}\.safetensors")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

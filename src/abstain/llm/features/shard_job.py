@@ -42,7 +42,7 @@ from abstain.llm.engine.requests import (
     relevant,
 )
 from abstain.llm.features.cache import CacheNamespace, pass_key, write_rows
-from abstain.llm.features.cache_files import open_store
+from abstain.llm.features.file_store import FileStore
 from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
 
 SHARD_ROWS = 64
@@ -145,7 +145,7 @@ def compute(work: ShardJob, settings: Settings) -> JobStats:
     for at, result in engine.run(requests):
         row = result if isinstance(result, Tensor) else _steps(result, engine.loaded.tokenizer)
         rows[requests[at].ask][row_key(requests[at])] = row
-    store = open_store(settings.features)
+    store = FileStore(settings.features)
     for ask, found in rows.items():
         write_rows(store, work.space(ask), dict(sorted(found.items())))
     return JobStats(len(requests), engine.work.pass_tokens - before[0], engine.work.forward_tokens - before[1])

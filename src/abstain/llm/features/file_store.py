@@ -1,12 +1,13 @@
-"""The feature cache in an object store, or on another host: any place that fsspec supports.
+"""Storage of the feature cache: a local folder, an object store, or another host: any place that fsspec supports.
 
 Notes:
-    An object store's own PUT is atomic (a multipart upload, too, shows nothing before it is completed), so one
-    `pipe_file` is the whole transaction there. Protocols without such a PUT (sftp, smb, hdfs) write a temporary file
-    and rename it.
 
-    No listing is cached, because other hosts write at the same time; the connection belongs to one process, because a
-    forked one must not use its parent's.
+* A file is seen whole or not at all. An object store's own PUT is atomic (a multipart upload, too, shows nothing before
+  it is completed). Elsewhere (a folder, sftp, smb, hdfs) a temporary file is written and renamed.
+* No listing is cached, because other hosts write at the same time; the connection belongs to one process, because a
+  forked one must not use its parent's.
+* I/O failures are raised as `AbstainError`, naming folder or URL and the remedy. Only FileNotFoundError passes: another
+  process moved or pruned the file, which is no fault.
 """
 
 from __future__ import annotations
@@ -15,12 +16,23 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from abstain.core.codes import Code
-from abstain.core.filesystem import BUCKETS, S3, connect, modified_at, protocol_of, redacted_url, translate_errors
-from abstain.llm.features.cache_files import StoredFile, header_end
+from abstain.core.files import write_atomically
+from abstain.core.filesystem import (
+    BUCKETS,
+    S3,
+    connect,
+    local_path,
+    modified_at,
+    protocol_of,
+    redacted_url,
+    translate_errors,
+)
 
 FIRST_BYTES = 16 * 1024  # holds the header of a shard of 64 rows twice over
 AT_ONCE = 512  # headers requested at once: bounds memory, not concurrency
@@ -28,24 +40,52 @@ ATOMIC = (*BUCKETS, "memory")
 """Protocols with an atomic PUT."""
 
 
-class RemoteStore:
-    """A prefix in an object store, or a folder of another host."""
+@dataclass(frozen=True)
+class StoredFile:
+    """One file: `name` relative to the root, its size in bytes, when it was last written (UTC)."""
 
-    def __init__(self, url: str) -> None:
-        self._address = url.rstrip("/")
+    name: str
+    size: int
+    written: datetime
+
+
+def header_end(head: bytes) -> int:
+    """Return the end of the header of a safetensors file that begins with `head`: 8 bytes hold its length."""
+    return 8 + int.from_bytes(head[:8], "little")
+
+
+class FileStore:
+    """Files under one root, by names relative to it with `/` between their parts. Opening it makes no folder.
+
+    Args:
+        root: a local path or fsspec URL.
+
+    Attributes:
+        url: the root as it may be shown, without a password.
+
+    Raises:
+        AbstainError: the URL is not supported; and from every method, the root cannot be read or written.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self._folder = local_path(str(root))
+        self._address = str(self._folder or root).rstrip("/")
         self.url = redacted_url(self._address)
-        self._protocol = protocol_of(url)
+        self._protocol = protocol_of(self._address)
         self._process = 0
         self._connect()
 
     def list(self, folder: str = "") -> list[StoredFile]:
+        """Return all files below `folder`, by name; none where it does not exist."""
         fs, base = self._connect()
         found: dict[str, dict] = {}
         with self._translate_errors("read"):
             fs.invalidate_cache()
             try:
-                found = fs.find(f"{base}/{folder}".rstrip("/"), detail=True)
-            except FileNotFoundError as error:
+                # A folder that may not be read is not empty.
+                strictly = {} if self._protocol in BUCKETS else {"on_error": "raise"}
+                found = fs.find(f"{base}/{folder}".rstrip("/"), detail=True, **strictly)
+            except (FileNotFoundError, NotADirectoryError) as error:
                 if self._protocol in BUCKETS:  # a prefix without objects is no error there: it is the bucket
                     raise PermissionError("no such bucket") from error
         return [
@@ -56,6 +96,7 @@ class RemoteStore:
         ]
 
     def heads(self, entries: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, bytes | None]]:
+        """Yield the first bytes of each safetensors file, at least to the header's end; None where it is gone."""
         for at in range(0, len(entries), AT_ONCE):
             some = entries[at : at + AT_ONCE]
             heads = self._ranges([(entry, 0, FIRST_BYTES) for entry in some])
@@ -69,16 +110,20 @@ class RemoteStore:
             yield from heads.items()
 
     def read(self, name: str) -> bytes:
+        """Return the whole file. FileNotFoundError where it is gone."""
         fs, base = self._connect()
         with self._translate_errors("read"):
             return bytes(fs.cat_file(f"{base}/{name}"))
 
     def write(self, name: str, content: bytes) -> None:
+        """Write the file, whole or not at all, in place of one that has the name."""
         fs, base = self._connect()
         target = f"{base}/{name}"
         with self._translate_errors("write"):
             try:
-                if self._protocol in ATOMIC:
+                if self._folder:
+                    write_atomically(self._folder / name, content)
+                elif self._protocol in ATOMIC:
                     fs.pipe_file(target, content)
                 else:
                     self._write_and_rename(fs, target, content)
@@ -86,6 +131,7 @@ class RemoteStore:
                 raise PermissionError("no such bucket or folder") from error
 
     def move(self, name: str, to: str) -> None:
+        """Rename, replacing. FileNotFoundError where it is gone."""
         fs, base = self._connect()
         with self._translate_errors("write"):
             if self._protocol not in ATOMIC:  # there are no folders in a bucket, and s3fs would make the bucket
@@ -93,6 +139,7 @@ class RemoteStore:
             fs.mv(f"{base}/{name}", f"{base}/{to}")
 
     def delete(self, name: str) -> None:
+        """Remove the file if it is still there."""
         fs, base = self._connect()
         with self._translate_errors("delete"), suppress(FileNotFoundError):
             fs.rm_file(f"{base}/{name}")
@@ -137,9 +184,14 @@ class RemoteStore:
 
     def _translate_errors(self, verb: str) -> AbstractContextManager[None]:
         check = "ABSTAIN_FEATURES, the credentials"
-        check += " and AWS_ENDPOINT_URL (the AWS_* variables)" if self._protocol in S3 else ""
+        if self._folder:
+            check = "who owns that folder and what room it has (`abstain cache prune` makes some), or set "
+            check += "ABSTAIN_FEATURES to another"
+        elif self._protocol in S3:
+            check += " and AWS_ENDPOINT_URL (the AWS_* variables)"
 
         def message(cause: str) -> str:
             return f"cannot {verb} the feature cache in {self.url} ({cause}): check {check}"
 
-        return translate_errors(Code.NOT_READABLE, message, FileNotFoundError)
+        code = Code.NOT_READABLE if verb == "read" else Code.NOT_WRITABLE
+        return translate_errors(code, message, FileNotFoundError)
