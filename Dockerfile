@@ -8,15 +8,17 @@ ENV UV_COMPILE_BYTECODE=1 UV_NO_CACHE=1 VIRTUAL_ENV=/venv
 # uv is outside of what the image gets, and so is pip.
 RUN python3 -m venv /uv && /uv/bin/pip install --no-cache-dir uv==0.13.9 && python3 -m venv --without-pip /venv
 WORKDIR /project
-COPY requirements.lock ./
+COPY requirements.lock requirements-dev.lock requirements.excludes.txt ./
 # Empty: whichever torch the build's own package index has.
 ARG TORCH_BACKEND=cpu
 RUN /uv/bin/uv pip install ${TORCH_BACKEND:+--torch-backend "$TORCH_BACKEND"} --no-deps -r requirements.lock
-COPY pyproject.toml requirements.in README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY src src
 COPY flows flows
 COPY tasks tasks
-RUN /uv/bin/uv pip install --no-deps -e .
+# What compose.yaml needs beside the packages that always run; the other lock file has their versions, too.
+ARG EXTRAS=postgres,s3
+RUN /uv/bin/uv pip install --excludes requirements.excludes.txt -c requirements-dev.lock -e ".[$EXTRAS]"
 
 FROM build AS build-cuda
 # CUDA 12.6 needs a driver of 525.60.13 or newer, and CUDA 13.0 one of 580.65.06.

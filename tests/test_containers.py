@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,14 @@ def test_an_image_runs_as_nobody_special_and_installs_nothing_but_git(target: st
     assert packages == [["git"]]
     assert any(line.startswith("COPY --from=build") and line.endswith(" /venv /venv") for line in made_by)
     assert 'ENTRYPOINT ["abstain"]' in made_by and not any(line.startswith("HEALTHCHECK") for line in made_by)
+
+
+def test_image_has_the_runtime_lock_and_extras_that_are_there() -> None:
+    build = "\n".join(stages()["build"][1])
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    [(wanted)] = re.findall(r"^ARG EXTRAS=(\S+)$", build, re.MULTILINE)
+    assert {"postgres", "s3"} == set(wanted.split(",")) <= extras.keys(), "what compose.yaml has URLs of"
+    assert re.findall(r"-r (\S+)", build) == ["requirements.lock"]
 
 
 def test_the_cuda_image_has_the_torch_of_the_lock_file() -> None:

@@ -1,0 +1,110 @@
+"""What is installed: what runs needs no package of the development, and the lock files are of `pyproject.toml`."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from itertools import chain
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.checkout import ROOT, tracked_files
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+RUNTIME: list[str] = PROJECT["project"]["dependencies"]
+EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
+GROUPS: dict[str, list[str]] = PROJECT["dependency-groups"]
+OURS = {"abstain", "abstain_cli", "flows", "tasks"}
+OF_THE_INTEGRATOR = {"langchain_core", "llama_index", "nemoguardrails"}
+"""Frameworks into which a gateway's helper is plugged: who calls it has them."""
+IN_NO_LOCK = {"gemma"}
+"""Extras with terms of their own."""
+
+
+def names_of(*groups: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(requirement).name) for group in groups for requirement in group}
+
+
+def imports(tree: ast.AST, *, everywhere: bool) -> Iterator[str]:
+    """The top-level names of the modules that a file imports: `everywhere`, or when it is imported itself and does not
+    answer their absence."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").partition(".")[0]
+        elif everywhere or not is_optional(node):
+            yield from imports(node, everywhere=everywhere)
+
+
+def is_optional(node: ast.AST) -> bool:
+    """Whether an import in `node` may be of what is not installed."""
+    match node:
+        case ast.If():
+            return ast.unparse(node.test) == "TYPE_CHECKING"
+        case ast.Try():
+            return any(handler.type and "ImportError" in ast.unparse(handler.type) for handler in node.handlers)
+        case _:
+            return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def missing(allowed: set[str], *, everywhere: bool) -> set[str]:
+    """`file: module` of each import of the product that no distribution of `allowed` provides."""
+    provided = packages_distributions()
+    found = set()
+    for name in tracked_files():
+        if not (name.startswith(("src/", "flows/", "tasks/")) and name.endswith(".py")):
+            continue
+        for module in imports(ast.parse((ROOT / name).read_text()), everywhere=everywhere):
+            if module in sys.stdlib_module_names or module in OURS | OF_THE_INTEGRATOR:
+                continue
+            if allowed.isdisjoint(canonicalize_name(distribution) for distribution in provided.get(module, ())):
+                found.add(f"{name}: {module}")
+    return found
+
+
+def locked(name: str) -> dict[str, set[str]]:
+    """The versions in a lock file, by distribution: several where they depend on the Python version."""
+    versions: dict[str, set[str]] = {}
+    for line in (ROOT / name).read_text().splitlines():
+        distribution, _, version = line.partition(" ;")[0].strip().partition("==")
+        versions.setdefault(canonicalize_name(distribution), set()).add(version)
+    return versions
+
+
+def test_imports_are_of_a_dependency_or_an_extra() -> None:
+    assert missing(names_of(RUNTIME, *EXTRAS.values()), everywhere=True) == set()
+
+
+def test_modules_import_without_extras_and_dev_packages() -> None:
+    assert missing(names_of(RUNTIME), everywhere=False) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("requirements.lock", [RUNTIME]),
+        (
+            "requirements-dev.lock",
+            [RUNTIME, *GROUPS.values(), *(EXTRAS[extra] for extra in EXTRAS.keys() - IN_NO_LOCK)],
+        ),
+    ],
+)
+def test_lock_has_a_version_of_each_requirement(name: str, groups: list[list[str]]) -> None:
+    versions = locked(name)
+    for requirement in map(Requirement, chain.from_iterable(groups)):
+        found = versions[canonicalize_name(requirement.name)]
+        assert found and all(requirement.specifier.contains(version) for version in found), requirement
+
+
+def test_runtime_lock_is_the_part_without_dev_packages() -> None:
+    runtime, dev = locked("requirements.lock"), locked("requirements-dev.lock")
+    assert {name: dev.get(name) for name in runtime} == runtime
+    tools = names_of(*GROUPS.values()) - {"gto"}  # of DVC, too
+    assert tools.isdisjoint(runtime) and names_of(EXTRAS["s3"], EXTRAS["postgres"]).isdisjoint(runtime)
