@@ -18,7 +18,7 @@ export UV_TORCH_BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-older-cpu soak mutations bench lint types contracts docs up down worker lock clean
+.PHONY: help setup demo test test-fast test-older-cpu soak mutations bench gpu-rehearsal lint types contracts docs up down worker lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,13 @@ bench: setup ## benchmark feature extraction, perturbation, ingest, retrieval, s
 	@$(BIN)/python -m benchmarks.serving
 	@$(BIN)/python -m benchmarks.latency
 
+gpu-rehearsal: setup ## run benchmarks/gpu.sh on the CPU with a small model, in an environment with torch and transformers alone
+	@$(BIN)/uv venv -q --clear --seed -p $(BIN)/python .venv-gpu
+	@$(BIN)/uv pip install -q -p .venv-gpu -c requirements.lock --excludes requirements.excludes.txt torch transformers
+	@PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" benchmarks/gpu.sh --prepare \
+	  "$$($(BIN)/python -c 'import platform; print(platform.python_version())')"
+	@PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" benchmarks/gpu.sh --small
+
 lint: setup ## run ruff, with its security rules, and hadolint
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -85,7 +92,7 @@ lock: setup ## compile requirements-dev.lock, and its part that runs, requiremen
 	  sed '/^torch==/s/[+ ].*//' $$lock | uniq > $$lock.new && mv $$lock.new $$lock; done # whichever build of torch
 
 clean: ## remove .venv and the caches of tools; keeps .abstain/, which holds runs and releases
-	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	@rm -rf .venv .venv-gpu .wheels .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
 
 $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

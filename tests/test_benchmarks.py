@@ -15,10 +15,12 @@ import torch
 import yaml
 
 from abstain.config.settings import Settings
+from abstain.llm.engine.decoder import Decoder
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.familiarity.familiarity import FamiliarityMethod
-from benchmarks import extraction, familiarity, gpu_extract, perturbation, question_familiarity, scaling, scorers
+from benchmarks import extraction, familiarity, perturbation, question_familiarity, scaling, scorers
 from benchmarks.full_params import full_params
+from benchmarks.gpu import equality
 from studies.familiarity_baselines import BASELINES
 from tests.conftest import MODELS, ROOT, Project
 from tests.llm.builders import save_tiny_model
@@ -184,11 +186,14 @@ def test_scorers_with_the_embedded_model(run: Callable[..., str]) -> None:
     ranks_scorers(run("benchmarks.scorers", "--rows", "24", "--without", *COSTLY), 24)
 
 
-def test_gpu_extract_runs_small(capsys: pytest.CaptureFixture[str]) -> None:
-    gpu_extract.main(["--small", "--rows", "2", "--runs", "2"])
-    said = capsys.readouterr().out
-    assert len(re.findall(r"^\| (?:states, layer|all asks)", said, re.MULTILINE)) == 6
-    assert len(re.findall(r"^\| [48] \| [7531] \| \d+\.\d \| \d+\.\d \|$", said, re.MULTILINE)) == 8
+def test_gpu_equality_sees_wrong_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equality, "FAMILIES", {"Llama": equality.FAMILIES["Llama"]})
+    monkeypatch.setattr(equality, "LIMITS", {torch.float32: equality.LIMITS[torch.float32]})
+    assert all(within for _, within in equality.check_equality(torch.device("cpu")))
+    project = Decoder._project
+    monkeypatch.setattr(Decoder, "_project", lambda *given: 1.05 * project(*given))  # too little for the self-check
+    broken = {line.split(" | ")[2] for line, within in equality.check_equality(torch.device("cpu")) if not within}
+    assert broken == {"nll", "choices", "answers", "beams"}
 
 
 def test_memory_is_measured_in_fresh_processes(run: Callable[..., str]) -> None:

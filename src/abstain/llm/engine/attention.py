@@ -15,7 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from abstain.llm.engine.prefix_tree import Node
 
 NAME = "abstain_packed"
-QUERY_BLOCK = 128
+QUERY_BLOCK = {"cpu": 128, "cuda": 1024}
+"""Queries whose scores are one matrix: small enough for a CPU's cache, large enough to keep a GPU busy."""
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """Layer by layer, keys and values of one run, each (key/value heads, tokens, head width)."""
@@ -111,7 +112,7 @@ class PackedBatch:
     ) -> None:
         """Write to `out` the attention of queries at positions `start`... over the keys of positions 0..."""
         plain = q.device.type == "cpu" or softcap is not None
-        block = QUERY_BLOCK if plain or window else q.shape[1]
+        block = QUERY_BLOCK.get(q.device.type, 128) if plain or window else q.shape[1]
         for at in range(0, q.shape[1], block):
             part = q[:, at : at + block]
             first, last = start + at, start + at + part.shape[1]

@@ -157,10 +157,12 @@ def _finish(decoder: Decoder, rows: list[_DecodedRow], eos: int | None, tell: Te
         if 2 * len(alive) <= len(rows):
             kv_decoder.select(alive)
             rows = [rows[at] for at in alive]
-        seen = kv_decoder.read([row.feed for row in rows], {row.hook for row in rows if row.hook})
+        hooks = {row.hook for row in rows if row.hook}
+        seen = kv_decoder.read([row.feed for row in rows], hooks)
+        on_host = {hook: seen[hook].cpu() for hook in hooks}  # one copy a step: a GPU would wait for each
         for at, row in enumerate(rows):
             if row.hook and not row.done:
-                row.states.append(seen[row.hook][at].cpu().clone())
+                row.states.append(on_host[row.hook][at].clone())
         final = seen[Hook(decoder.n_layers)]
 
 
@@ -179,9 +181,13 @@ def _choose(decoder: Decoder, rows: Sequence[_DecodedRow], final: Tensor, eos: i
     for number, at in enumerate(still):
         row, ask = rows[at], rows[at].ask
         row.feed = likeliest[number] if ask.temperature == 0 else _sample(logits[number], ask, row.generator)
-        row.log_probs.append(float(log_p[number, row.feed]))
+    fed = torch.tensor([rows[at].feed for at in still], device=log_p.device)
+    of_fed = log_p.gather(1, fed[:, None])[:, 0].tolist()
+    for number, at in enumerate(still):
+        row, ask = rows[at], rows[at].ask
+        row.log_probs.append(of_fed[number])
         if row.prompt.choices:
-            row.choices.append(log_p[number, list(row.prompt.choices)].exp().cpu())
+            row.choices.append(log_p[number, list(row.prompt.choices)].exp())
         if row.feed != eos:
             row.tokens.append(row.feed)
         if row.feed == eos or len(row.tokens) == ask.max_new_tokens:
@@ -204,7 +210,7 @@ def _generated(decoder: Decoder, row: _DecodedRow) -> Generated:
         log_probs=torch.tensor(row.log_probs),
         ended=len(row.log_probs) > len(row.tokens),
         states=torch.stack(row.states) if row.states else None,
-        choices=torch.stack(row.choices) if row.choices else torch.empty(len(row.log_probs), 0),
+        choices=torch.stack(row.choices).cpu() if row.choices else torch.empty(len(row.log_probs), 0),
     )
 
 
