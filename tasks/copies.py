@@ -71,7 +71,7 @@ def _is_among(interactions: Collection[str], removed: Collection[str]) -> bool:
 def _sampled(file: Path) -> set[str]:
     """The interactions of a review file; none where it is no review file any more."""
     try:
-        return {row.cells[KEY] for row in read_workbook(file)[1]}
+        return {row.cells[KEY] for row in read_workbook(file)}
     except AbstainError:
         return set()
 

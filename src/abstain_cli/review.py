@@ -1,10 +1,10 @@
-"""`abstain review`: sample answers to review, review them in a file or a page, and import the verdicts into data/.
+"""`abstain review`: sample answers to review, on the gate's page or in a workbook, and import that into data/.
 
-    abstain review export -n 200 -o reviews.xlsx     sample, and write a workbook
-    abstain review serve reviews.xlsx                or review it in the browser
-    abstain review import reviews.xlsx               import the verdicts into data/
+    abstain review export -n 200 --queue             sample, for the gate's page; `abstain ingest` takes the reviews
+    abstain review export -n 200 -o reviews.xlsx     or into a workbook
+    abstain review import reviews.xlsx               import its verdicts into data/
 
-pandas, torch and the page's server are imported by the commands, as in `abstain_cli.app`: `--help` is instant.
+pandas and torch are imported by the commands, as in `abstain_cli.app`: `--help` is instant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from abstain.core.errors import AbstainError
 from abstain_cli.progress_bar import bar
 from abstain_cli.terminal import console
 
-app = typer.Typer(help="Have answers reviewed: export, serve, import.", no_args_is_help=True)
+app = typer.Typer(help="Have answers reviewed: export, import.", no_args_is_help=True)
 
 SEED = 0
 """Seed of the permanent random numbers; with another one, a larger sample would not extend an earlier one."""
@@ -33,7 +33,10 @@ Moment = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT
 @app.command()
 def export(
     size: Annotated[int, typer.Option("-n", min=1, help="rows of the sample, those reviewed already included")] = 200,
-    output: Annotated[Path, typer.Option("-o", help="the workbook to write")] = Path("reviews.xlsx"),
+    output: Annotated[Path | None, typer.Option("-o", help="the workbook to write; default: reviews.xlsx")] = None,
+    to_queue: Annotated[
+        bool, typer.Option("--queue", help="no workbook: fill the review queue of the gate's page with the sample")
+    ] = False,
     since: Moment = None,
     until: Moment = None,
     random_share: Annotated[
@@ -46,24 +49,29 @@ def export(
         int, typer.Option(min=0, help="answers without cached features that the base model may read to score them")
     ] = 500,
 ) -> None:
-    """Sample answers of the last 30 days, or of --since to --until, and write them into a workbook for reviewers."""
+    """Sample answers of the last 30 days, or of --since to --until, for reviewers: a workbook, or the gate's page."""
     from abstain.config.params import load_params
-    from abstain.config.settings import load_settings
+    from abstain.config.settings import decision_log_url, load_settings
     from abstain.core import paths
     from abstain.core.files import write_atomically
+    from abstain.data.decision_log import queue
+    from abstain.data.decision_log.database import LogDatabase
     from abstain.data.labels.training_table import uncounted_verdicts
     from abstain.data.store.dataset import DataStore
     from abstain.ingest.privacy.pseudonyms import seal_key
-    from abstain.review.export import describe_sample, export_sample
+    from abstain.review.export import collect_sample, describe_sample, make_review_file
     from abstain.review.sampling import draw
     from abstain.review.time_window import read_time_window
     from abstain.review.workbook import to_bytes
     from tasks.copies import remember_export
     from tasks.workspace import open_workspace
 
+    if to_queue and output:
+        raise AbstainError(Code.USAGE, "--queue writes no workbook: leave out -o, or --queue")
+    output = output or Path("reviews.xlsx")
     if output.suffix.lower() != ".xlsx":
         raise AbstainError(Code.USAGE, f"-o {output}: the review file is a workbook: end its name in .xlsx")
-    if output.exists():
+    if output.exists() and not to_queue:
         raise AbstainError(
             Code.NOT_WRITABLE,
             f"{output} is there already, perhaps with verdicts: import it, or name another file with -o",
@@ -75,7 +83,9 @@ def export(
         begin, end = (moment and moment.replace(tzinfo=UTC) for moment in (since, until))
         oldest = now - timedelta(days=params.validation.max_feedback_delay_days)
         uncounted = uncounted_verdicts(store, params.labels, params.split, now)
-        window = read_time_window(store, begin, end, oldest, uncounted)
+        url = decision_log_url(load_settings())
+        log = LogDatabase.open(url) if to_queue else LogDatabase.existing(url)
+        window = read_time_window(store, begin, end, oldest, uncounted, queue.reviewed_ids(log) if log else ())
         if random_share < 1:
             from tasks.review import prioritise
 
@@ -84,9 +94,15 @@ def export(
             _print(messages)
         design = draw(window.frame, size, random_share, SEED, threshold, withheld_share)
         _print(describe_sample(design, window))
-        write_atomically(output, to_bytes(export_sample(design, window, store, seal_key(load_settings()))))
-        remember_export(output)
-    _print([f"{output}: open it in a spreadsheet, or run `abstain review serve {output}`"])
+        sample = collect_sample(design, window, store)
+        if log and to_queue:
+            count = queue.fill(log, sample.drawn_answers(), sample.moved, now)
+            after = f"{count} answers wait in the review queue: /review of the gate, for keys with the role review"
+        else:
+            write_atomically(output, to_bytes(make_review_file(sample, seal_key(load_settings()))))
+            remember_export(output)
+            after = f"{output}: open it in a spreadsheet, then run `abstain review import {output}`"
+    _print([after])
 
 
 @app.command(name="import")
@@ -102,7 +118,7 @@ def import_(
     from tasks.server import server_for_run
     from tasks.workspace import open_workspace
 
-    _, rows = read_workbook(file)
+    rows = read_workbook(file)
     with open_workspace() as workspace:
         verdicts = check_verdicts(workspace, rows, datetime.now(UTC), reviewer)
     _print(verdicts.describe(file))
@@ -115,28 +131,6 @@ def import_(
         lines = Path(folder) / f"{REVIEW_QUEUE}-{file.stem}.jsonl"
         lines.write_bytes(as_lines(verdicts.reviews))
         console.print(flow([str(lines)]).to_markdown())
-
-
-@app.command()
-def serve(
-    file: Annotated[Path, typer.Argument(help="a file of `abstain review export`")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="of this machine; 0: any that is free")] = 8765,
-    browser: Annotated[bool, typer.Option(help="open the page in the browser")] = True,
-) -> None:
-    """Review a file in the browser, on this machine alone; every verdict is written into the file at once."""
-    from abstain.review import page
-    from abstain.review.review_file import open_review_file
-
-    review_file = open_review_file(file)
-    token = page.make_token()
-    with page.listen(port) as listening, tempfile.TemporaryDirectory() as private:  # mode 0700
-        url = f"http://{page.HOST}:{listening.getsockname()[1]}/#{token}"
-        print(f"{file}: {url}   (Ctrl-C ends it; every verdict is saved as it is given)", flush=True)
-        if browser:
-            page.open_browser(url, Path(private))
-        page.serve(review_file, listening, token)
-    done, rows = review_file.progress()
-    _print([f"{done} of {rows} reviewed; take them in with `abstain review import {file}`"])
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -90,7 +90,8 @@ def serve(
 def key(
     name: Annotated[str, typer.Argument(help="who will hold it")],
     role: Annotated[
-        list[str] | None, typer.Option("--role", "-r", help="ask, feedback or withheld; repeatable; default: ask")
+        list[str] | None,
+        typer.Option("--role", "-r", help="ask, feedback, review or withheld; repeatable; default: ask"),
     ] = None,
 ) -> None:
     """Make an API key: it is printed once, and the line for ABSTAIN_SERVE_KEYS_FILE holds only its hash."""

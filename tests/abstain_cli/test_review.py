@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from abstain.config.params import load_params
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.queue import progress
 from abstain.data.labels.training_table import uncounted_verdicts
 from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
 from abstain.ingest.pipeline.report import IngestReport
@@ -69,7 +71,7 @@ def test_frozen_holdout_is_neither_drawn_nor_taken(data: Path) -> None:
     frozen = params.split.model_copy(update={"holdout_frozen_at": None})
     assert len(uncounted) == 30 and uncounted_verdicts(DataStore(data), params.labels, frozen, NOW) == {}
     review("export", "-n", "100")
-    _, rows = read_workbook(data.parent / "reviews.xlsx")
+    rows = read_workbook(data.parent / "reviews.xlsx")
     assert {one.cells["interaction_id"] for one in rows} == {f"q-{n}" for n in range(100)} - uncounted.keys()
     verdicts = check_verdicts(SimpleNamespace(path=data.parent), rows, NOW)  # type: ignore[arg-type]
     assert (verdicts.blank, verdicts.problems) == (70, ())
@@ -83,7 +85,7 @@ def test_export_prints_what_was_drawn_and_where(data: Path) -> None:
         "70 answers asked from 2026-09-01 12:00 to 2026-09-11 09:36 UTC, 0 reviewed",
         "30 more are not drawn: a verdict on them would count nowhere (docs/reviews.md)",
         "to review now: 20 at random",
-        "reviews.xlsx: open it in a spreadsheet, or run `abstain review serve reviews.xlsx`",
+        "reviews.xlsx: open it in a spreadsheet, then run `abstain review import reviews.xlsx`",
     ]
     assert len(cells_of(Path("reviews.xlsx"))) == 20
     with pytest.raises(AbstainError, match=r"reviews.xlsx is there already, perhaps with verdicts"):
@@ -114,13 +116,12 @@ def test_import_names_what_it_does_not_take_and_takes_the_rest(data: Path) -> No
     assert len(list(DataStore(data).rows(Review))) == 4
 
 
-def test_serve_ends_with_what_comes_next(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    review("export", "-n", "3")
-    opened: list[str] = []
-    monkeypatch.setattr("abstain.review.page.serve", lambda review_file, listening, token: None)
-    monkeypatch.setattr("abstain.review.page.open_browser", lambda url, private: opened.append(url))
-    said = review("serve", "reviews.xlsx", "--port", "0")
-    assert "0 of 3 reviewed; take them in with `abstain review import reviews.xlsx`" in said
-    assert opened == [said.split()[1]] and opened[0].startswith("http://127.0.0.1:")
-    review("serve", "reviews.xlsx", "--port", "0", "--no-browser")
-    assert len(opened) == 1
+def test_export_to_the_queue_replaces_what_is_open(data: Path) -> None:
+    said = review("export", "-n", "20", "--queue").splitlines()
+    assert said[-1] == "20 answers wait in the review queue: /review of the gate, for keys with the role review"
+    log = LogDatabase.existing(f"sqlite:///{data.parent}/home/decisions.sqlite")
+    assert log and progress(log) == (0, 20) and not Path("reviews.xlsx").exists()
+    review("export", "-n", "5", "--queue")
+    assert progress(log) == (0, 5)
+    with pytest.raises(AbstainError, match="--queue writes no workbook"):
+        review("export", "--queue", "-o", "week.xlsx")

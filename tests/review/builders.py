@@ -35,15 +35,15 @@ def write_file(path: Path, *interactions: Interaction, cells: Cells | None = Non
 def fill(path: Path, change: Callable[[int, dict[str, str]], Cells]) -> None:
     """Write into every row what `change` makes of its number and its texts."""
     book = load_workbook(path)
-    for row in read_workbook(path)[1]:
+    for row in read_workbook(path):
         for name, value in change(row.number, dict(row.cells)).items():
             book["reviews"].cell(row.number, list(COLUMNS).index(name) + 1).value = value
     book.save(path)
 
 
 def rows_of(path: Path) -> dict[int, ReviewRow]:
-    return {row.number: row for row in read_workbook(path)[1]}
+    return {row.number: row for row in read_workbook(path)}
 
 
 def cells_of(path: Path) -> list[Mapping[str, str]]:
-    return [row.cells for row in read_workbook(path)[1]]
+    return [row.cells for row in read_workbook(path)]

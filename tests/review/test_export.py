@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from abstain.core.contracts import Review
+from abstain.core.contracts import VERDICTS, Review
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import as_lines
+from abstain.data.decision_log import queue
 from abstain.data.labels.answer_labels import last_verdicts, resolve
 from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.ingest.sources.files import explicit_sources
-from abstain.review.export import describe_sample, export_sample
+from abstain.review.export import collect_sample, describe_sample, make_review_file
 from abstain.review.sampling import Design, draw
 from abstain.review.time_window import read_time_window
 from abstain.review.verdicts import read_verdicts
 from abstain.review.workbook import to_bytes
 from tests.checkout import shipped_params
 from tests.data.builders import PARAMS, accept_all, later, row, thumb, verdict
+from tests.data.decision_log.builders import open_log, url_of
 from tests.review.builders import SEAL_KEY, cells_of, fill, rows_of
 from tests.review.test_time_window import take
 
@@ -50,7 +54,7 @@ def export(data: Path, size: int, since: datetime | None = None) -> tuple[Design
     window = read_time_window(DataStore(data), since)
     design = draw(window.frame, size, 1.0, seed=0)
     path = data.parent / f"reviews-{size}.xlsx"
-    path.write_bytes(to_bytes(export_sample(design, window, DataStore(data), SEAL_KEY)))
+    path.write_bytes(to_bytes(make_review_file(collect_sample(design, window, DataStore(data)), SEAL_KEY)))
     return design, path
 
 
@@ -182,3 +186,33 @@ def test_review_by_other_means_is_left_alone(data: Path) -> None:
     design, path = export(data, 100)
     assert not {f"q-{n}" for n in range(20)} & set(design.rows.index)
     assert all(not cells["complete"] for cells in cells_of(path))
+
+
+def test_a_queue_reviewed_answer_counts_as_drawn(data: Path) -> None:
+    """Drawn into the queue, reviewed on the page, taken by ingest: a larger sample moves its weight."""
+    with closing(open_log(url_of(data.parent))) as log:
+        source = DecisionLogSource(name="decisions", url=url_of(data.parent))
+
+        def draw_into_queue(size: int) -> Design:
+            window = read_time_window(DataStore(data), queued=queue.reviewed_ids(log.database))
+            design = draw(window.frame, size, 1.0, seed=0)
+            sample = collect_sample(design, window, DataStore(data))
+            queue.fill(log.database, sample.drawn_answers(), sample.moved, FIRST)
+            return design
+
+        def review_all() -> IngestReport:
+            while row := queue.next_open(log.database, "Ann"):
+                words = dict.fromkeys(VERDICTS, True)
+                key = row.interaction.interaction_id
+                log.review(Review(interaction_id=key, reviewed_at=FIRST, reviewer="Ann", **words)).result()
+            return ingest([source], data, PARAMS, FIRST + DAY, remember=True, validate=accept_all)
+
+        first = draw_into_queue(40)
+        report = review_all()
+        assert (report.contracts["reviews"], report.weighted) == (40, 0), "no weight of another source"
+        assert weights(data).to_dict() == first.rows["probability"].to_dict()
+        second = draw_into_queue(100)
+        assert set(first.rows.index) < set(second.rows.index)
+        assert review_all().quarantined == 0
+        assert weights(data).to_dict() == second.rows["probability"].to_dict()
+        assert (1 / weights(data)).sum() == pytest.approx(200)

@@ -29,7 +29,6 @@ from abstain.review.workbook import (
     read_workbook,
     reviewer_cells,
     sampled_cells,
-    split_contexts,
     to_bytes,
     write_contexts,
 )
@@ -60,10 +59,9 @@ def test_any_text_saved_and_read_comes_back(
 ) -> None:
     path = tmp_path_factory.mktemp("workbook") / "reviews.xlsx"
     path.write_bytes(to_bytes(make_workbook(rows, SEAL_KEY)))
-    book, read = read_workbook(path)
     expected = [row for row in rows if any(row.values())]
-    assert [row.cells for row in read] == expected
-    path.write_bytes(to_bytes(book))
+    assert cells_of(path) == expected
+    load_workbook(path).save(path)
     assert cells_of(path) == expected
 
 
@@ -99,7 +97,7 @@ def test_libreoffice_runs_and_converts_nothing(tmp_path: Path) -> None:
     saved = tmp_path / "saved" / path.name
     assert {cell.data_type for line in load_workbook(saved)["reviews"].iter_rows() for cell in line} <= {"s", "n"}
     assert all(cell.value is None for line in load_workbook(saved)["reviews"] for cell in line if cell.data_type == "n")
-    _, after = read_workbook(saved)
+    after = read_workbook(saved)
     assert [row.refused for row in check_seals(after, SEAL_KEY)] == [None] * len(rows)
     for old, new in zip(before, after, strict=True):
         assert [readable(text) for text in new.cells.values()] == [readable(text) for text in old.values()]
@@ -116,7 +114,7 @@ def readable(text: str) -> str:
 def test_row_with_an_odd_text_is_not_refused(tmp_path: Path, text: str) -> None:
     asked = interaction(f"i{text}", question=f"{text}?", answer=text, contexts=[Context(chunk_id="c#1", text=text)])
     path = write_file(tmp_path / "reviews.xlsx", asked, cells=reviewer_cells(review(ideal_answer=text)))
-    (row,) = read_workbook(path)[1]
+    (row,) = read_workbook(path)
     assert (row.refused, row.cells["interaction_id"], row.cells["answer"]) == (None, asked.interaction_id, asked.answer)
     with ZipFile(path) as archive:
         sheet = archive.read("xl/worksheets/sheet1.xml").decode()
@@ -128,7 +126,7 @@ def test_cell_too_long_is_cut_and_the_row_stays_valid(tmp_path: Path) -> None:
     for text in ("x" * 100_000, "\N{PILE OF POO}" * 20_000, "\x00" * 10_000):
         path = write_file(tmp_path / "reviews.xlsx", interaction(answer=f"a{text}"))
         fill(path, lambda number, cells: {"complete": "yes"})
-        (row,) = read_workbook(path)[1]
+        (row,) = read_workbook(path)
         assert row.refused is None and row.cells["complete"] == "yes"
         assert row.cells["answer"].endswith(f" [... cut: {len(text) + 1:,} characters in all]")
         assert len(str(load_workbook(path)["reviews"]["C2"].value).encode("utf-16-le")) <= 2 * MAX_CELL
@@ -210,11 +208,9 @@ def test_sampled_and_reviewer_cells_hold_the_row() -> None:
     assert reviewer_cells(None) == dict.fromkeys(REVIEWER_COLUMNS, "")
 
 
-def test_contexts_are_split_in_rank_order() -> None:
-    assert split_contexts(write_contexts(CONTEXTS)) == [(one.chunk_id, one.text) for one in CONTEXTS]
-    assert split_contexts("") == []
-    tricky = (Context(chunk_id="a#1", text="see\n[3] there\n[1] and here"), Context(chunk_id="b c#2", text="z"))
-    assert split_contexts(write_contexts(tricky)) == [("a#1", tricky[0].text), ("b c#2", "z")]
+def test_contexts_are_written_in_rank_order() -> None:
+    tricky = (Context(chunk_id="a#1", text="see\n[3] there\n\\[1] and here"), Context(chunk_id="b c#2", text="z"))
+    assert write_contexts(tricky) == "[1] a#1\nsee\n\\[3] there\n\\\\[1] and here\n\n[2] b c#2\nz"
 
 
 DISGUISED = [
@@ -237,7 +233,6 @@ BREAKS = ["\n", "\n\n", "\r", "\u2028", "\x0b", "\x85"]
 def test_no_text_of_a_chunk_forges_another_chunk(parts: list[tuple[str, list[str], str]]) -> None:
     texts = [(name, f"x{line_break.join(lines)}x{line_break}{lines[0]}y") for name, lines, line_break in parts]
     written = write_contexts(Context(chunk_id=name, text=text) for name, text in texts)
-    assert split_contexts(written) == [(name, text.replace("\r\n", "\n")) for name, text in texts]
     seen = re.sub("[\u00ad\u200b\ufeff]", "", unicodedata.normalize("NFKC", written))
     shown = [line for line in seen.splitlines() if re.match(r"\s*\[\d+\]", line)]
     assert len(shown) == len(texts), "what a reviewer sees in a spreadsheet"
@@ -250,7 +245,7 @@ def test_only_the_home_that_drew_a_row_says_how(file: Path) -> None:
         digest = hashlib.sha256(change.encode()).hexdigest()[:16]
         book["export"]["H3"].value = digest  # which anybody can compute
         book.save(file)
-        return read_workbook(file)[1]
+        return read_workbook(file)
 
     assert [row.refused for row in check_seals(forge("3 of 17"), SEAL_KEY)] == [None, None, None]
     rows = forge("1 of 999999999")

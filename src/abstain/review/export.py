@@ -1,15 +1,18 @@
-"""Export a review sample as a review file, with a description."""
+"""Export a review sample, as a review file or for the review queue of the gate's page, and describe it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from openpyxl import Workbook
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Review
+from abstain.core.contracts import Interaction, Review
 from abstain.core.errors import AbstainError
+from abstain.data.decision_log.queue import DrawnAnswer
 from abstain.data.store.dataset import DataStore
 from abstain.review.sampling import STRATA, Design
 from abstain.review.time_window import TimeWindow
@@ -18,29 +21,55 @@ from abstain.review.workbook import fits, make_workbook, reviewer_cells, sampled
 REASONS = {"random": "at random", "uncertain": "that the probe is unsure of", "drift": "unlike the training data"}
 
 
-def export_sample(design: Design, window: TimeWindow, store: DataStore, key: bytes) -> Workbook:
-    """The file of `design`, sealed with `key`: first the rows to review, then reviewed ones whose weight has changed.
+@dataclass(frozen=True)
+class ReviewSample:
+    """What a design asks of reviewers: its `rows`, the answers of them that are `open`, in order, and `moved`, the
+    reviews whose weight it has changed.
 
-    A larger sample, or one of another window, changes the inclusion probability of rows that were sampled and reviewed
-    before. Such a review is in the file again, filled in, a microsecond later: imported, it is its reviewer's latest.
-    One whose ideal answer is longer than a cell keeps its weight.
-
-    Raises `AbstainError` where there is neither.
+    A larger sample, or one of another window, changes the inclusion probability of answers that were sampled and
+    reviewed before. Such a review comes again with the new one, a microsecond later, so that it is its reviewer's last.
     """
-    sampled = design.rows.to_dict("index")
+
+    rows: Mapping[str, Mapping[Any, Any]]
+    interactions: Mapping[str, Interaction]
+    open: Sequence[str]
+    moved: Sequence[Review]
+
+    def drawn_answers(self) -> list[DrawnAnswer]:
+        """The open answers, for the review queue."""
+        return [DrawnAnswer(self.interactions[key], float(self.rows[key]["probability"])) for key in self.open]
+
+
+def collect_sample(design: Design, window: TimeWindow, store: DataStore) -> ReviewSample:
+    """What `design` asks of reviewers. Raises `AbstainError` where that is nothing."""
+    rows = {str(key): row for key, row in design.rows.to_dict("index").items()}
     recorded = window.frame["recorded_probability"].to_dict()
-    open_rows = [str(key) for key, row in sampled.items() if not row["reviewed"]]
-    moved = [str(key) for key, row in sampled.items() if row["reviewed"] and row["probability"] != recorded[key]]
-    interactions = {row.interaction_id: row for row in store.interactions([*open_rows, *moved])}
-    pairs: list[tuple[str, Review | None]] = [(key, None) for key in open_rows]
-    pairs += [(key, _again(review)) for key in moved for review in window.reviews[key] if _comes_back(review)]
-    if not pairs:
+    open_rows = [key for key, row in rows.items() if not row["reviewed"]]
+    moved = [
+        _again(review, row["probability"])
+        for key, row in rows.items()
+        if row["reviewed"] and row["probability"] != recorded[key]
+        for review in window.reviews[key]
+        if review.inclusion_probability is not None
+    ]
+    if not open_rows and not moved:
         raise AbstainError(
             Code.NO_ROWS, "every row of this sample is reviewed already: raise -n, or move --since and --until"
         )
+    ids = dict.fromkeys([*open_rows, *(review.interaction_id for review in moved)])
+    return ReviewSample(rows, {row.interaction_id: row for row in store.interactions(ids)}, open_rows, moved)
+
+
+def make_review_file(sample: ReviewSample, key: bytes) -> Workbook:
+    """The review file of `sample`, sealed with `key`: first the open answers, then the reviews whose weight changed.
+
+    A review with a text that is longer than a cell is not in it, and keeps its weight.
+    """
+    pairs: list[tuple[str, Review | None]] = [(name, None) for name in sample.open]
+    pairs += [(review.interaction_id, review) for review in sample.moved if _fits(review)]
     return make_workbook(
         (
-            sampled_cells(interactions[name], sampled[name]["why"], sampled[name]["drawn"], sampled[name]["of"])
+            sampled_cells(sample.interactions[name], *(sample.rows[name][column] for column in ("why", "drawn", "of")))
             | reviewer_cells(review)
             for name, review in pairs
         ),
@@ -82,9 +111,10 @@ def describe_sample(design: Design, window: TimeWindow) -> Iterator[str]:
         yield f"{int(foreign.sum()):,} reviews of this window were sampled by other means, and keep their own weights"
 
 
-def _comes_back(review: Review) -> bool:
-    return review.inclusion_probability is not None and fits(review.ideal_answer or "") and fits(review.reviewer)
+def _fits(review: Review) -> bool:
+    return fits(review.ideal_answer or "") and fits(review.reviewer)
 
 
-def _again(review: Review) -> Review:
-    return review.model_copy(update={"reviewed_at": review.reviewed_at + timedelta(microseconds=1)})
+def _again(review: Review, probability: float) -> Review:
+    later = review.reviewed_at + timedelta(microseconds=1)
+    return review.model_copy(update={"reviewed_at": later, "inclusion_probability": probability})

@@ -28,9 +28,9 @@ class TimeWindow:
 
     `frame` has one row each, by `interaction_id`: asked_at, product, line_of_business (null where there is none),
     decision (shown or withheld, null where it is not known), thumb (up, down or none: the last one given), reviewed,
-    queued (the review came through this queue), and recorded_probability, the inclusion probability that the review
-    carries (nan where it has none). `reviews` are each reviewer's latest review of the reviewed ones. `left_out`
-    interactions are not in it, because a verdict on them would count nowhere.
+    queued (the review came from a review file or the queue of the gate's page), and recorded_probability, the inclusion
+    probability that the review carries (nan where it has none). `reviews` are each reviewer's latest review of the
+    reviewed ones. `left_out` interactions are not in it, because a verdict on them would count nowhere.
     """
 
     since: datetime
@@ -46,8 +46,11 @@ def read_time_window(
     until: datetime | None = None,
     oldest: datetime | None = None,
     uncounted: Collection[str] = (),
+    queued: Collection[str] = (),
 ) -> TimeWindow:
     """The window of `store`, without the interactions `uncounted`; by default the last `DAYS` days of its interactions.
+
+    `queued` interactions were reviewed in the queue of the gate's page, and count as those of review files do.
 
     Reviews of questions asked before `oldest` would be too late for ingest. Raises `AbstainError` for a window that
     begins before it, and for a window without questions; the message has the range of the data.
@@ -79,13 +82,13 @@ def read_time_window(
             f"no question was asked from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC: data/ holds "
             f"{first:%Y-%m-%d %H:%M} to {newest:%Y-%m-%d %H:%M}, so set --since and --until within",
         )
-    reviews, queued = _last_words(store, frame.index)
+    reviews, imported = _last_words(store, frame.index)
     # The largest of several, as for labels.
     recorded = {key: max(review.inclusion_probability or 0 for review in own) or np.nan for key, own in reviews.items()}
     thumbs = frames.feedback.sort_values("given_at", kind="stable").drop_duplicates("interaction_id", keep="last")
     frame["thumb"] = thumbs.set_index("interaction_id")["thumb"].reindex(frame.index).fillna(NO_THUMB)
     frame["reviewed"] = frame.index.isin(list(reviews))
-    frame["queued"] = frame.index.isin(list(queued))
+    frame["queued"] = frame.index.isin([*imported, *queued])
     frame["recorded_probability"] = pd.Series(recorded, dtype=float).reindex(frame.index)
     return TimeWindow(since, until, frame, reviews, left_out)
 
@@ -96,7 +99,7 @@ def stream_interactions(store: DataStore, ids: Collection[str]) -> Iterator[Inte
 
 
 def _last_words(store: DataStore, ids: pd.Index) -> tuple[dict[str, tuple[Review, ...]], set[str]]:
-    """Each reviewer's latest review of each of `ids`; those of `ids` that a verdict of this queue has come for."""
+    """Each reviewer's latest review of each of `ids`; those of `ids` with one that a review file brought."""
     wanted = set(ids)
     imported = {batch.batch for batch in store.batches() if any(map(is_review_queue, batch.sources))}
     last: dict[str, dict[str, Review]] = {}

@@ -59,7 +59,6 @@ _BREAK = rf"(?:^|(?<=[{_ENDS}])){_SPACE}*"
 _NUMBER = rf"[\[\uff3b]{_SPACE}*\d(?:\d|{_SPACE})*[\]\uff3d]"  # in any script's digits, as a reader may take it
 _MARK = r"\1" + r"\\"
 _LIKE_A_CHUNK = re.compile(rf"({_BREAK})(?=\\*{_NUMBER})")
-_ESCAPED_CHUNK = re.compile(rf"({_BREAK})\\(?=\\*{_NUMBER})")
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,8 @@ def make_workbook(rows: Iterable[Mapping[str, str]], key: bytes) -> Workbook:
     return book
 
 
-def read_workbook(path: Path) -> tuple[Workbook, list[ReviewRow]]:
-    """The review file at `path`, and `read_rows` of it.
+def read_workbook(path: Path) -> list[ReviewRow]:
+    """The rows of the review file at `path`, by `read_rows`.
 
     Raises `AbstainError` for a file that cannot be read or is not a review file.
     """
@@ -126,7 +125,7 @@ def read_workbook(path: Path) -> tuple[Workbook, list[ReviewRow]]:
             Code.WRONG_FORMAT, f"{path}: is no .xlsx workbook ({reason}): save it as one, or export again"
         ) from None
     try:
-        return book, read_rows(book)
+        return read_rows(book)
     except LookupError as missing:
         raise AbstainError(
             Code.WRONG_FORMAT, f"{path}: {missing.args[0]} is missing: keep all of the export, or export again"
@@ -205,18 +204,6 @@ def write_contexts(contexts: Iterable[Context]) -> str:
         f"[{rank}] {' '.join(context.chunk_id.split())}\n{_LIKE_A_CHUNK.sub(_MARK, context.text.strip())}"
         for rank, context in enumerate(contexts, start=1)
     )
-
-
-def split_contexts(text: str) -> list[tuple[str, str]]:
-    """(chunk_id, text) of each chunk that `write_contexts` wrote."""
-    chunks: list[tuple[str, list[str]]] = []
-    for line in text.replace("\r\n", "\n").split("\n"):  # a spreadsheet may have added the \r
-        match = re.fullmatch(r"\[(\d+)\] (.+)", line)
-        if match and match[1] == str(len(chunks) + 1):
-            chunks.append((match[2], []))
-        elif chunks:
-            chunks[-1][1].append(line)
-    return [(name, _ESCAPED_CHUNK.sub(r"\1", "\n".join(body).strip())) for name, body in chunks]
 
 
 def to_cell(text: str) -> str:

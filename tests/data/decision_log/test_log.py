@@ -446,7 +446,7 @@ def test_while_the_database_is_away_rows_fail_and_later_ones_are_written(
     log.record(decision("before")).result()
     with closing(sqlite3.connect(tmp_path / "decisions.sqlite", isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode=EXCLUSIVE")
-        log._database._engine.dispose()
+        log.database._engine.dispose()
         monkeypatch.setattr("abstain.data.decision_log.database._PRAGMAS", ("busy_timeout=1",))
         other.execute("BEGIN EXCLUSIVE")
         away = [log.record(decision("a")), log.feedback("f", feedback("a"))]

@@ -3,7 +3,7 @@
 import re
 import tempfile
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg
@@ -15,6 +15,7 @@ from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.erasure import rows_of_user
 from abstain.data.decision_log.log import DecisionLog
+from abstain.data.decision_log.queue import DrawnAnswer, fill, next_open, progress
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from tests.data.builders import feedback, interaction, review
 from tests.data.decision_log.builders import AT, decision, open_log
@@ -67,6 +68,21 @@ def test_postgres_a_row_that_it_refuses_fails_alone(log: DecisionLog) -> None:
     error = futures[1].exception()
     assert isinstance(error, AbstainError) and error.code is Code.INVALID_ROW
     assert [futures[at].result() for at in (0, 2)] == ["recorded"] * 2
+
+
+def test_postgres_queue_is_shared_by_gates(url: str, log: DecisionLog) -> None:
+    other, now = open_log(url), datetime.now(UTC)
+    fill(log.database, [DrawnAnswer(interaction(key), 1 / 3) for key in "ab"], (), now)
+    held = [next_open(each.database, who) for each, who in ((log, "ann"), (other, "bob"), (log, "cy"))]
+    assert [one and one.interaction.interaction_id for one in held] == ["a", "b", None]
+    outcomes = [each.review(review("a", reviewer="ann")) for each in (log, other)]
+    assert sorted(one.result() for one in outcomes) == ["known", "recorded"]
+    fill(other.database, [DrawnAnswer(interaction("a"), 0.5)], (), now)
+    assert progress(log.database) == (1, 2), "bob still has b"
+    read = DecisionLogSource(name="decisions", url=url).read({})
+    assert [row.review and row.review.inclusion_probability for row in read] == [1 / 3, 0.5]
+    assert log.purge(now + timedelta(days=31)) == 4
+    other.close()
 
 
 def test_postgres_where_no_server_has_logged_there_is_nothing(url: str) -> None:

@@ -113,6 +113,7 @@ def test_feedback_is_recorded_once_by_its_id(client: TestClient, service: GateSe
         {"thumb": "up", "correct": True},
         {"thumb": None, "reviewer": "bob", "correct": True},
         {"thumb": None, "reviewer": "bob", "correct": True, "complete": True, "truthful": True, "user": "ann"},
+        {"correct": "yes", "complete": True, "truthful": 1},
     ],
 )
 def test_feedback_that_is_neither_a_thumb_nor_a_review_is_refused(client: TestClient, changes: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.decisions import LoggedDecision
+from abstain.data.decision_log.queue import DrawnAnswer, fill
 from abstain.learning.estimators.onnx_logistic import fusion_to_onnx
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
@@ -28,7 +29,7 @@ from abstain.serving.api.server import LOOPBACK_NAMES
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
 from abstain.serving.status_page.page import make_routes
-from tests.data.builders import interaction
+from tests.data.builders import cited, interaction
 from tests.data.decision_log.builders import decision, open_log, url_of
 from tests.serving.builders import FUSION, release
 
@@ -93,6 +94,12 @@ def withheld(key: str, **changes: Any) -> LoggedDecision:
     """A withheld answer, decided now; texts of its interaction among `changes`."""
     texts = {name: changes.pop(name) for name in ("question", "answer", "contexts") if name in changes}
     return decision(key, shown=False, interaction=interaction(key, **texts), decided_at=datetime.now(UTC), **changes)
+
+
+def fill_queue(service: GateService, *keys: str, probability: float = 3 / 17) -> None:
+    """Put an answer for each of `keys` into the review queue."""
+    rows = [interaction(key, question=f"Is it {key}?", contexts=cited(f"about {key}")) for key in keys]
+    fill(service.log.database, [DrawnAnswer(row, probability) for row in rows], (), datetime.now(UTC))
 
 
 @contextmanager

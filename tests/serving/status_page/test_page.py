@@ -25,6 +25,8 @@ from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitored import Alarm, MonitoredWindow, write_windows
+from abstain.data.decision_log.queue import DrawnAnswer, fill
+from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.live_gate import Release
 from abstain.serving.api.service import GateService
@@ -36,6 +38,7 @@ from tests.serving.status_page.builders import (
     PROMISE,
     SINCE,
     FixedReleases,
+    fill_queue,
     fused_release,
     make_server,
     make_service,
@@ -108,16 +111,19 @@ def text_of(reply: Response) -> str:
     return " ".join(BeautifulSoup(reply.text, "html.parser").get_text(" ").split())
 
 
-def verdicts(**changes: str) -> dict[str, str]:
-    return {
-        "interaction_id": "w-1",
-        "feedback_id": "f-1",
-        "reviewer": "Bo",
-        "complete": "yes",
-        "correct": "no",
-        "truthful": "yes",
-        **changes,
-    }
+VERDICTS = {"complete": "yes", "correct": "no", "truthful": "yes"}
+
+
+def send_review(browser: TestClient, address: str = "/review?id=w-1", **changes: str) -> Response:
+    """Fill in the form at `address`, with `changes` of its fields, those among them that it does not have."""
+    form = BeautifulSoup(browser.get(address).text, "html.parser").select_one("form[action='/review']")
+    hidden = {field["name"]: field["value"] for field in form.select("input[type=hidden]")} if form else {}
+    return browser.post("/review", data={**hidden, **VERDICTS, **changes})
+
+
+def reviews_in(service: GateService, folder: Path) -> list[Review]:
+    """What ingest takes of reviews, in the order of the log."""
+    return [row.review for row in DecisionLogSource(name="decisions", url=url_of(folder)).read({}) if row.review]
 
 
 def shown_and_reviewed(service: GateService, key: str, right: bool, **changes: object) -> None:
@@ -279,7 +285,10 @@ def test_what_people_wrote_is_shown_as_text(service: GateService, page: TestClie
     service.log.record(
         withheld("w-1", question=text, answer=text, contexts=cited(text)),
     ).result()
-    for reply in (page.get("/"), page.get("/withheld?id=w-1"), send(page, "/try", question=text, answer=text[:99])):
+    drawn = interaction("q", question=text, answer=text, contexts=cited(text))
+    fill(service.log.database, [DrawnAnswer(drawn, 1.0)], (), datetime.now(UTC))
+    replies = [page.get(address) for address in ("/", "/review?id=w-1", "/review")]
+    for reply in (*replies, send(page, "/try", question=text, answer=text[:99])):
         assert reply.status_code == 200
         found = BeautifulSoup(reply.text, "html.parser")
         assert not found.find_all(["script", "img", "iframe"])
@@ -291,7 +300,7 @@ def test_any_id_has_its_page(service: GateService, page: TestClient) -> None:
     for key in ("a/b", "?x=1#y", "é % &", "<b>", '"', "a\nb", "..", "a+b"):
         service.log.record(withheld(key, question=f"about {key}")).result()
         found = BeautifulSoup(page.get("/").text, "html.parser")
-        address = found.find("a", href="/withheld?id=" + quote(key, safe=""))["href"]
+        address = found.find("a", href="/review?id=" + quote(key, safe=""))["href"]
         opened = page.get(address)
         assert opened.status_code == 200 and f"about {key}" in html.unescape(opened.text)
 
@@ -324,9 +333,9 @@ def test_a_review_is_recorded_once_and_shown(service: GateService, page: TestCli
     service.log.record(withheld("w-1")).result()
     assert "reviewed" not in text_of(page.get("/")).partition("Newest withheld")[2].partition("Try")[0]
     for _ in range(2):
-        reply = send(page, "/review", **verdicts(ideal_answer="  5 euros\r\na month "))
+        reply = send_review(page, ideal_answer="  5 euros\r\na month ")
         assert reply.status_code == 200 and reply.url.query == b"id=w-1"
-    assert "Bo : complete yes, correct no, truthful yes" in text_of(reply)
+    assert "loopback : complete yes, correct no, truthful yes" in text_of(reply)
     found = service.log.find("w-1")
     assert found and len(found.feedback) == 1
     (review,) = found.feedback
@@ -339,19 +348,77 @@ def test_a_review_is_recorded_once_and_shown(service: GateService, page: TestCli
     [
         ({"correct": ""}, 422),
         ({"correct": "maybe"}, 422),
-        ({"reviewer": " "}, 422),
-        ({"feedback_id": ""}, 422),
-        ({"interaction_id": "nowhere"}, 404),
-        ({"interaction_id": "shown"}, 404),
+        ({"interaction_id": "nowhere"}, 403),
+        ({"interaction_id": "w-2"}, 403),
+        ({"answer_token": ""}, 403),
     ],
 )
 def test_what_is_no_review_is_not_recorded(
     service: GateService, page: TestClient, changes: dict[str, str], status: int
 ) -> None:
     service.log.record(withheld("w-1"))
-    service.log.record(decision("shown")).result()
-    assert send(page, "/review", **verdicts(**changes)).status_code == status
+    service.log.record(withheld("w-2")).result()
+    assert send_review(page, **changes).status_code == status
     assert service.log.count()["feedback"] == 0
+
+
+def test_the_queue_is_reviewed_answer_by_answer(service: GateService, page: TestClient, tmp_path: Path) -> None:
+    fill_queue(service, "a", "b")
+    assert "0 of the 2 answers" in text_of(page.get("/"))
+    said = text_of(page.get("/review"))
+    assert "Is it a?" in said and "about a" in said and "confidence" not in said
+    reply = send_review(page, "/review", ideal_answer=" 5 euros ")
+    assert "Saved." in text_of(reply) and "1 of the 2 answers" in text_of(reply) and "Is it b?" in text_of(reply)
+    reply = send_review(page, "/review?after=1", correct="yes")
+    assert "Nothing is left to review" in text_of(reply) and "2 of the 2 answers" in text_of(reply)
+    found = [(row.interaction_id, row.correct, row.ideal_answer) for row in reviews_in(service, tmp_path)]
+    assert found == [("a", False, "5 euros"), ("b", True, None)]
+
+
+def test_a_form_chooses_neither_weight_nor_reviewer(
+    service: GateService, guarded: Callable[..., tuple[TestClient, str]], tmp_path: Path
+) -> None:
+    fill_queue(service, "a", "b", probability=3 / 17)
+    ann, key = guarded("review")
+    log_in(ann, key)
+    forged = {"reviewer": "eve", "inclusion_probability": "0.000001", "probability": "0.5", "reviewed_at": "2020-01-01"}
+    assert send_review(ann, "/review", **forged).status_code == 200
+    assert send_review(ann, "/review?id=a", interaction_id="b").status_code == 403, "a form is of one answer"
+    (review,) = reviews_in(service, tmp_path)
+    assert (review.interaction_id, review.reviewer, review.inclusion_probability) == ("a", "ann", 3 / 17)
+    assert review.reviewed_at > datetime.now(UTC) - timedelta(minutes=5)
+
+
+def test_a_form_posted_twice_is_one_review(service: GateService, page: TestClient, tmp_path: Path) -> None:
+    fill_queue(service, "a")
+    for _ in range(3):
+        assert send_review(page, "/review?id=a", ideal_answer="ann@example.com").status_code == 200
+    assert len(reviews_in(service, tmp_path)) == 1
+    send_review(page, "/review?id=a", correct="yes")
+    assert [row.correct for row in reviews_in(service, tmp_path)] == [False, True], "and may be corrected"
+
+
+def test_two_reviewers_lose_no_verdict(
+    service: GateService, guarded: Callable[..., tuple[TestClient, str]], tmp_path: Path
+) -> None:
+    fill_queue(service, "a", "b")
+    browsers = {}
+    for name in ("ann", "bob"):
+        browsers[name], key = guarded("review", name=name)
+        log_in(browsers[name], key)
+    assert ["Is it a?" in text_of(each.get("/review")) for each in browsers.values()] == [True, False]
+    for each in browsers.values():
+        send_review(each, "/review?id=a")
+    assert [(row.interaction_id, row.reviewer) for row in reviews_in(service, tmp_path)] == [("a", "ann"), ("a", "bob")]
+
+
+def test_a_withheld_answer_of_the_queue_has_its_weight(service: GateService, page: TestClient, tmp_path: Path) -> None:
+    service.log.record(withheld("w-1", reason="A999: too unsure")).result()
+    fill_queue(service, "w-1", probability=0.25)
+    closed = BeautifulSoup(page.get("/review?id=w-1").text, "html.parser").select_one("details:not([open])")
+    assert closed and "A999" in closed.get_text(), "what the gate thinks of it is not in sight"
+    send_review(page)
+    assert [row.inclusion_probability for row in reviews_in(service, tmp_path)] == [0.25]
 
 
 def test_an_answer_whose_texts_are_gone_is_listed_and_cannot_be_reviewed(
@@ -359,13 +426,13 @@ def test_an_answer_whose_texts_are_gone_is_listed_and_cannot_be_reviewed(
 ) -> None:
     service.log.record(replace(withheld("w-1"), interaction=None)).result()
     assert "not kept" in text_of(page.get("/"))
-    reply = page.get("/withheld?id=w-1")
+    reply = page.get("/review?id=w-1")
     assert "not kept" in text_of(reply) and not BeautifulSoup(reply.text, "html.parser").find("form")
 
 
 def test_shown_answers_have_no_page(service: GateService, page: TestClient) -> None:
     service.log.record(decision("i-1", interaction=interaction("i-1", answer="shown to its asker"))).result()
-    reply = page.get("/withheld?id=i-1")
+    reply = page.get("/review?id=i-1")
     assert reply.status_code == 404 and "shown to its asker" not in reply.text
 
 
@@ -373,9 +440,10 @@ def test_the_page_runs_and_loads_nothing(service: GateService, page: TestClient)
     service.log.record(withheld("w-1")).result()
     for reply in (
         page.get("/"),
-        page.get("/withheld?id=w-1"),
+        page.get("/review?id=w-1"),
+        page.get("/review"),
         send(page, "/try", **TRIED),
-        page.get("/withheld?id=none"),
+        page.get("/review?id=none"),
     ):
         assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<iframe|src=| on\w+=| style=", reply.text)
         policy = reply.headers["content-security-policy"]
@@ -392,9 +460,9 @@ def test_without_a_key_nothing_is_seen_or_done(
     service.log.record(withheld("w-1", question="a secret")).result()
     stranger, _ = guarded("ask")
     token = token_of(stranger.get("/"))
-    replies = [stranger.get("/"), stranger.get("/withheld?id=w-1")]
+    replies = [stranger.get("/"), stranger.get("/review?id=w-1"), stranger.get("/review")]
     replies += [
-        stranger.post(path, data={"token": token, **TRIED, **verdicts()}) for path in ("/try", "/review", "/logout")
+        stranger.post(path, data={"token": token, **TRIED, **VERDICTS}) for path in ("/try", "/review", "/logout")
     ]
     for reply in replies:
         assert reply.status_code == 403 and BeautifulSoup(reply.text, "html.parser").find(id="key")
@@ -430,14 +498,14 @@ def test_a_form_of_another_session_is_refused(
     service: GateService, guarded: Callable[..., tuple[TestClient, str]]
 ) -> None:
     service.log.record(withheld("w-1")).result()
-    ann, key = guarded("ask", "withheld", "feedback")
-    eve, other = guarded("ask", "withheld", "feedback", name="eve")
+    ann, key = guarded("ask", "withheld", "review")
+    eve, other = guarded("ask", "withheld", "review", name="eve")
     log_in(ann, key)
     log_in(eve, other)
     foreign = token_of(eve.get("/"))
     for path in ("/try", "/review", "/logout"):
         for token in (foreign, "", "é"):
-            reply = ann.post(path, data={"token": token, **TRIED, **verdicts()})
+            reply = ann.post(path, data={"token": token, **TRIED, **VERDICTS})
             assert reply.status_code == 403 and "another session" in text_of(reply)
     assert service.log.count()["feedback"] == 0 and ann.get("/").status_code == 200, "nor was she logged out"
 
@@ -457,18 +525,19 @@ def test_another_site_cannot_log_somebody_in(guarded: Callable[..., tuple[TestCl
 @pytest.mark.parametrize("token", ["", "0", "é"])
 def test_without_keys_a_form_needs_its_token_too(service: GateService, page: TestClient, token: str) -> None:
     service.log.record(withheld("w-1")).result()
-    assert page.post("/review", data={"token": token, **verdicts()}).status_code == 403
+    assert send_review(page, token=token).status_code == 403
     assert page.post("/try", data={"token": token, **TRIED}).status_code == 403
     assert service.log.count()["feedback"] == 0
 
 
 @pytest.mark.parametrize(
-    ("roles", "may_try", "may_see", "may_review"),
+    ("roles", "may_try", "may_see", "may_review", "has_queue"),
     [
-        (["ask"], True, False, False),
-        (["feedback"], False, False, False),
-        (["withheld"], False, True, False),
-        (["withheld", "feedback"], False, True, True),
+        (["ask"], True, False, False, False),
+        (["feedback"], False, False, False, False),
+        (["withheld"], False, True, False, False),
+        (["review"], False, False, False, True),
+        (["withheld", "review"], False, True, True, True),
     ],
 )
 def test_a_role_opens_its_part_alone(
@@ -478,19 +547,24 @@ def test_a_role_opens_its_part_alone(
     may_try: bool,
     may_see: bool,
     may_review: bool,
+    has_queue: bool,
 ) -> None:
     service.log.record(withheld("w-1", question="a secret question", answer="a secret answer")).result()
+    fill_queue(service, "drawn")
     browser, key = guarded(*roles)
     log_in(browser, key)
-    status, one = browser.get("/"), browser.get("/withheld?id=w-1")
+    status, one, queued = browser.get("/"), browser.get("/review?id=w-1"), browser.get("/review")
     assert status.status_code == 200 and ("a secret" in status.text) == may_see
     assert one.status_code == (200 if may_see else 403) and ("a secret" in one.text) == may_see
+    assert queued.status_code == (200 if has_queue else 403) and ("Is it drawn?" in queued.text) == has_queue
+    assert bool(status.text.count('href="/review"')) == has_queue
     assert bool(BeautifulSoup(status.text, "html.parser").find(id="question")) == may_try
     assert send(browser, "/try", **TRIED).status_code == (200 if may_try else 403)
-    assert send(browser, "/review", **verdicts()).status_code == (200 if may_review else 403)
+    assert send_review(browser, token=token_of(status)).status_code == (200 if may_review else 403)
+    assert send_review(browser, "/review?id=drawn", token=token_of(status)).status_code == (200 if has_queue else 403)
     found = service.log.find("w-1")
     assert found and [one.reviewer for one in found.feedback if isinstance(one, Review)] == ["ann"] * may_review, (
-        "under the name of the key, whatever the form says"
+        "under the name of the key"
     )
 
 
@@ -510,7 +584,7 @@ def test_a_session_ends_with_its_key_and_with_logging_out(
     log_in(browser, key)
     file = tmp_path / "keys"
     file.write_text(file.read_text().replace("ask,withheld", "ask"))
-    assert browser.get("/withheld?id=w-1").status_code == 403, "a role that was taken away"
+    assert browser.get("/review?id=w-1").status_code == 403, "a role that was taken away"
     assert browser.get("/").status_code == 200
     file.write_text("# nobody")
     assert browser.get("/").status_code == 403

@@ -14,16 +14,18 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from abstain.config.settings import Settings
 from abstain.core.contracts import Review
+from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.live_gate import Release
 from abstain.serving.api.service import GateService
 from tests.browser import headless
 from tests.data.builders import cited
-from tests.data.decision_log.builders import decision
+from tests.data.decision_log.builders import decision, url_of
 from tests.llm.builders import save_tiny_model
 from tests.serving.status_page.builders import (
     SINCE,
     FixedReleases,
+    fill_queue,
     fused_release,
     listening,
     make_server,
@@ -106,6 +108,14 @@ def tab_to(page: Page, wanted: Any) -> None:
     raise AssertionError(f"Tab does not reach {wanted}")
 
 
+def press_access_key(page: Page, key: str) -> None:
+    """Alt and this key, as a keyboard sends it: Playwright's own presses with Alt have no text, and reach no form."""
+    session = page.context.new_cdp_session(page)
+    pressed = {"type": "keyDown", "modifiers": 1, "key": key, "text": key, "unmodifiedText": key}
+    session.send("Input.dispatchKeyEvent", pressed)
+    session.send("Input.dispatchKeyEvent", {"type": "keyUp", "modifiers": 1, "key": key})
+
+
 def test_an_answer_is_tried_by_keyboard_and_is_no_traffic(browser: Browser, service: GateService) -> None:
     before = dict(service.log.count())
     with listening(make_server(service, Keys())) as address, opened(browser, address) as page:
@@ -132,10 +142,9 @@ def test_a_withheld_answer_is_reviewed_by_keyboard(browser: Browser, service: Ga
         for name, key in (("Complete", "Space"), ("Correct", "ArrowRight"), ("Truthful", "Space")):
             tab_to(page, page.get_by_role("group", name=name).get_by_role("radio", name="yes"))
             page.keyboard.press(key)
-        tab_to(page, page.get_by_role("textbox", name="Your name"))
-        page.keyboard.type("Ann")
+        tab_to(page, page.get_by_role("button", name="Save the review"))
         page.keyboard.press("Enter")
-        expect(page.get_by_text("Ann: complete yes, correct no, truthful yes")).to_be_visible()
+        expect(page.get_by_text("loopback: complete yes, correct no, truthful yes")).to_be_visible()
         tab_to(page, page.get_by_role("link", name="Back to the newest withheld answers"))
         page.keyboard.press("Enter")
         expect(page.get_by_role("listitem").filter(has_text="May I pay late?")).to_contain_text("reviewed")
@@ -143,8 +152,40 @@ def test_a_withheld_answer_is_reviewed_by_keyboard(browser: Browser, service: Ga
     assert found and [one.correct for one in found.feedback if isinstance(one, Review)] == [False]
 
 
+def test_the_queue_is_reviewed_by_keyboard(browser: Browser, service: GateService, tmp_path: Path) -> None:
+    fill_queue(service, "a", "b", "c")
+    with listening(make_server(service, Keys())) as address, opened(browser, address) as page:
+        tab_to(page, page.get_by_role("link", name="Review the next answer"))
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("Is it a?")).to_be_in_viewport()
+        expect(page.get_by_role("heading", name="Your review")).to_be_in_viewport()
+        press_access_key(page, "1")
+        expect(page.get_by_role("group", name="Complete").get_by_role("radio", name="yes")).to_be_checked()
+        page.keyboard.press("ArrowDown")
+        expect(page.get_by_role("group", name="Complete").get_by_role("radio", name="no")).to_be_checked()
+        for key in ("3", "6", "i"):
+            press_access_key(page, key)
+        page.keyboard.type("It is 5 euros.")
+        press_access_key(page, "s")
+        expect(page.get_by_text("Saved.")).to_be_visible()
+        expect(page.get_by_text("Is it b?")).to_be_visible()
+        press_access_key(page, "k")
+        expect(page.get_by_text("Is it c?")).to_be_visible()
+        for name, key in (("Complete", "Space"), ("Correct", "ArrowRight"), ("Truthful", "Space")):
+            tab_to(page, page.get_by_role("group", name=name).get_by_role("radio", name="yes"))
+            page.keyboard.press(key)
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("2 of the 3 answers of this sample are reviewed.")).to_be_visible()
+        expect(page.get_by_text("Is it b?")).to_be_visible()
+    rows = DecisionLogSource(name="decisions", url=url_of(tmp_path)).read({})
+    found = {row.review.interaction_id: row.review for row in rows if row.review}
+    said = {key: (row.complete, row.correct, row.truthful, row.ideal_answer) for key, row in found.items()}
+    assert said == {"a": (False, True, False, "It is 5 euros."), "c": (True, False, True, None)}
+    assert {row.inclusion_probability for row in found.values()} == {3 / 17}
+
+
 def test_a_reviewer_logs_in_by_keyboard_and_out(browser: Browser, service: GateService) -> None:
-    key, line = make_key("ann", ["withheld", "feedback"])
+    key, line = make_key("ann", ["withheld", "review"])
     with listening(make_server(service, Keys(text=line))) as address, opened(browser, address) as page:
         expect(page.get_by_text("v1.2.0")).to_have_count(0)
         tab_to(page, page.get_by_label("Key"))
@@ -194,7 +235,10 @@ def test_pages_fit_a_phone_and_turn_dark(browser: Browser, service: GateService)
             == [True] * 3
         )
         assert page.title() == "Abstain gate: v1.2.0 is live", "no text that people wrote has run"
-        page.goto(f"{address}/withheld?id=long")
+        page.goto(f"{address}/review?id=long")
+        check()
+        fill_queue(service, "a", "b", "c", probability=1.0)
+        page.goto(f"{address}/review?previous=a")
         check()
         page.goto(f"{address}/")
         page.get_by_role("textbox", name="Question").fill(HEBREW)
@@ -213,6 +257,10 @@ def test_texts_can_be_read_in_both_schemes(browser: Browser, service: GateServic
         opened(browser, address, java_script_enabled=True, color_scheme=scheme) as page,
     ):
         assert page.evaluate(CONTRAST) == []
+        fill_queue(service, "a")
+        page.goto(f"{address}/review?previous=a")
+        assert page.evaluate(CONTRAST) == []
+        page.goto(f"{address}/")
         page.get_by_role("textbox", name="Question").fill("What?")
         page.get_by_role("textbox", name="Answer").fill("None.")
         page.get_by_role("checkbox").check()

@@ -10,12 +10,20 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from sqlalchemy import Row as FoundRow
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, Interaction, Review, Row
+from abstain.core.errors import AbstainError
 from abstain.data.store.record_keys import microseconds, moment_of
 from abstain.data.store.splits import uniform
 
 Texts = Literal["kept", "none", "expired", "erased"]
 """Whether the log has a row's text: none, because only states were given; expired, because its days are over."""
+
+Recorded = Literal["recorded", "known"]
+"""Whether a row was written, or was there before."""
+
+OWN_IDS = "page/"
+"""How the ids of the feedback begin that was given on the gate's page."""
 
 R = TypeVar("R", bound=Row)
 
@@ -115,20 +123,31 @@ def decision_row(
 def feedback_row(feedback_id: str, row: Feedback | Review, redact: Redact, now: datetime) -> dict[str, Any]:
     """`row`, redacted, as a row of `FEEDBACK`; a review without an inclusion probability, since it was not drawn.
 
-    What recognises it leaves out its moment, which a caller need not give.
+    Raises:
+        AbstainError: the id is one that the log itself gives.
     """
+    if feedback_id.startswith(OWN_IDS):
+        raise AbstainError(
+            Code.FAILED_CHECK, f"ids that begin with {OWN_IDS} are those of the gate's page: give another one"
+        )
     if isinstance(row, Review):
         row = row.model_copy(update={"inclusion_probability": None})
-    row = redact(row)
+    return {"feedback_id": feedback_id, **reply_row(redact(row), now)}
+
+
+def reply_row(row: Feedback | Review, now: datetime) -> dict[str, Any]:
+    """A redacted thumb or review as a row of `FEEDBACK` without its id.
+
+    What recognises it leaves out its moment, which a caller need not give, and how it was drawn.
+    """
     return {
-        "feedback_id": feedback_id,
         "interaction_id": row.interaction_id,
         "recorded_at": microseconds(now),
         "kind": "thumb" if isinstance(row, Feedback) else "review",
         "user": row.user if isinstance(row, Feedback) else None,
         "texts": "kept",
         "content": row.canonical(),
-        "digest": _digest(row.model_dump_json(exclude={"given_at", "reviewed_at"})),
+        "digest": _digest(row.model_dump_json(exclude={"given_at", "reviewed_at", "inclusion_probability"})),
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, case, delete, func, or_, select, update
 
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.schema import CALLS, DECISIONS, ERASED, FEEDBACK, SHADOWS
+from abstain.data.decision_log.schema import CALLS, DECISIONS, ERASED, FEEDBACK, QUEUE, SHADOWS
 from abstain.data.store.record_keys import interaction_identity, microseconds
 
 AT_ONCE = 500
@@ -55,9 +55,9 @@ def erase(
 
     What is remembered of their calls goes, too.
 
-    With `with_interactions`, the texts of what the user asked or rated go, too, with all feedback on them and what a
-    shadow would have decided; without, nothing in the log tells any more who asked. Raises `AbstainError` where the
-    database is away, with nothing removed.
+    With `with_interactions`, the texts of what the user asked or rated go, too, with all feedback on them, what a
+    shadow would have decided, and their place in the review queue; without, nothing in the log tells any more who
+    asked. Raises `AbstainError` where the database is away, with nothing removed.
 
     Args:
         pseudonyms: under which name the user's later rows come.
@@ -75,6 +75,7 @@ def erase(
             ids = gone[start : start + AT_ONCE]
             count += connection.execute(delete(CALLS).where(CALLS.c.call_id.in_(ids))).rowcount
             count += connection.execute(delete(SHADOWS).where(SHADOWS.c.interaction_id.in_(ids))).rowcount
+            count += connection.execute(delete(QUEUE).where(QUEUE.c.interaction_id.in_(ids))).rowcount
             for table in (FEEDBACK, DECISIONS):
                 is_theirs = table.c.interaction_id.in_(ids) & (table.c.texts != "erased")
                 count += connection.execute(update(table).where(is_theirs).values(erased)).rowcount
@@ -84,8 +85,8 @@ def erase(
 
 
 def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
-    """Remove the texts of decisions and feedback older than `keep_days`, and what shadows would have decided then;
-    returns the number of rows.
+    """Remove the texts of decisions and feedback older than `keep_days`, what shadows would have decided then, and
+    the answers that were put into the review queue then; returns the number of rows.
 
     What is remembered of calls goes, too, where its time is over. Raises `AbstainError` where the database is away.
     """
@@ -98,6 +99,7 @@ def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
             expired = update(table).where(moment < oldest, has_some).values(**_GONE, texts=texts)
             count += connection.execute(expired).rowcount
         count += connection.execute(delete(SHADOWS).where(SHADOWS.c.decided_at < oldest)).rowcount
+        count += connection.execute(delete(QUEUE).where(QUEUE.c.drawn_at < oldest)).rowcount
         over = connection.execute(delete(CALLS).where(CALLS.c.expires_at <= microseconds(now))).rowcount
     if count or over:
         database.overwrite_removed()
@@ -124,10 +126,12 @@ def _with_identities(database: LogDatabase, identities: Collection[str]) -> set[
     with database.reading() as connection:
         found = (
             key
-            for table in (DECISIONS, FEEDBACK)
-            for key in connection.execution_options(yield_per=AT_ONCE).scalars(
-                select(table.c.interaction_id).where(table.c.texts != "erased")
+            for ids in (
+                select(DECISIONS.c.interaction_id).where(DECISIONS.c.texts != "erased"),
+                select(FEEDBACK.c.interaction_id).where(FEEDBACK.c.texts != "erased"),
+                select(QUEUE.c.interaction_id),
             )
+            for key in connection.execution_options(yield_per=AT_ONCE).scalars(ids)
         )
         return {key for key in found if interaction_identity(key).hex() in identities}
 

@@ -30,17 +30,19 @@ from abstain.data.decision_log.calls import CallContent, call_row
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import (
     LoggedDecision,
+    Recorded,
     Redact,
     ShadowDecision,
     Shares,
     decision_row,
     feedback_row,
+    reply_row,
     shadow_row,
 )
 from abstain.data.decision_log.monitored import MonitoredWindow, read_windows
 from abstain.data.decision_log.queries import DecisionsInStep, FoundDecision
-from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, SHADOWS
-from abstain.data.decision_log.writes import Recorded, write
+from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, QUEUE, SHADOWS
+from abstain.data.decision_log.writes import write
 from abstain.data.store.record_keys import microseconds
 
 BATCH = 1000
@@ -78,7 +80,7 @@ class DecisionLog:
         keep_days: float,
         pending: int,
     ) -> None:
-        self._database, self._redact, self._pseudonym = database, redact, pseudonym
+        self.database, self._redact, self._pseudonym = database, redact, pseudonym
         self._shares, self._keep_days = shares, keep_days
         self._queue: queue.Queue[_Waiting | None] = queue.Queue(pending)
         self._lock, self._is_closed = threading.Lock(), False
@@ -132,6 +134,15 @@ class DecisionLog:
         """
         return self._put(FEEDBACK, lambda: feedback_row(feedback_id, row, self._redact, datetime.now(UTC)))
 
+    def review(self, row: Review) -> Future[Recorded]:
+        """Record a review that was given on the page, with the probability that its answer has in the queue; `known`
+        where it is its reviewer's last one of this answer.
+
+        The future raises `AbstainError` where the answer is neither in the queue nor in the log, and where the database
+        is away. Raises `LogFull` where too many rows wait.
+        """
+        return self._put(QUEUE, lambda: reply_row(self._redact(row), datetime.now(UTC)))
+
     def shadow(self, decision: ShadowDecision) -> Future[Recorded]:
         """Record what a candidate would have decided, once for each answer; not about one whose texts were erased.
 
@@ -157,50 +168,50 @@ class DecisionLog:
         """What is remembered of a call, redacted; None where nothing is, or no more."""
         now = microseconds(datetime.now(UTC))
         known = select(CALLS.c.content).where(CALLS.c.call_id == call_id, CALLS.c.expires_at > now)
-        with self._database.reading() as connection:
+        with self.database.reading() as connection:
             content: str | None = connection.scalar(known)
         return CallContent.model_validate_json(content) if content else None
 
     def find(self, interaction_id: str) -> FoundDecision | None:
         """See `queries.find`."""
-        return queries.find(self._database, interaction_id)
+        return queries.find(self.database, interaction_id)
 
     def interactions(self, interaction_ids: Sequence[str]) -> Mapping[str, Interaction]:
         """See `queries.interactions`."""
-        return queries.interactions(self._database, interaction_ids)
+        return queries.interactions(self.database, interaction_ids)
 
     def newest_withheld(self, limit: int) -> list[LoggedDecision]:
         """See `queries.newest_withheld`."""
-        return queries.newest_withheld(self._database, limit)
+        return queries.newest_withheld(self.database, limit)
 
     def reviewed(self, interaction_ids: Collection[str]) -> frozenset[str]:
         """See `queries.reviewed`."""
-        return queries.reviewed(self._database, interaction_ids)
+        return queries.reviewed(self.database, interaction_ids)
 
     def reviews_of_shown(self, version: str, since: datetime) -> list[Review]:
         """See `queries.reviews_of_shown`."""
-        return queries.reviews_of_shown(self._database, version, since)
+        return queries.reviews_of_shown(self.database, version, since)
 
     def over_time(self, since: datetime, until: datetime, step: timedelta) -> Sequence[DecisionsInStep]:
         """See `queries.over_time`."""
-        return queries.over_time(self._database, since, until, step)
+        return queries.over_time(self.database, since, until, step)
 
     def windows(self, newest: int) -> Sequence[MonitoredWindow]:
         """See `monitored.read_windows`."""
-        return read_windows(self._database, newest)
+        return read_windows(self.database, newest)
 
     def count(self, since: datetime | None = None) -> Mapping[str, int]:
         """See `queries.count`."""
-        return queries.count(self._database, since)
+        return queries.count(self.database, since)
 
     def erase(self, names: Collection[str], *, with_interactions: bool) -> int:
         """Erase the user with any of `names`, ids or pseudonyms: see `erasure.erase`."""
         pseudonyms = {self._pseudonym(name) for name in names}
-        return erasure.erase(self._database, {*names, *pseudonyms}, pseudonyms, with_interactions=with_interactions)
+        return erasure.erase(self.database, {*names, *pseudonyms}, pseudonyms, with_interactions=with_interactions)
 
     def purge(self, now: datetime) -> int:
         """Remove texts older than the days that they are kept. The log does so itself, too, every hour."""
-        return erasure.purge(self._database, now, self._keep_days)
+        return erasure.purge(self.database, now, self._keep_days)
 
     def close(self) -> None:
         """Write what waits, and end. Later rows are refused."""
@@ -209,18 +220,18 @@ class DecisionLog:
         if not was_closed:
             self._queue.put(None)
             self._thread.join()
-            self._database.close()
+            self.database.close()
 
     def _put(self, table: Table, make: Callable[[], dict[str, Any]]) -> Future[Any]:
         waiting = _Waiting(table, make)
         with self._lock:  # nothing comes behind the mark of the end
             if self._is_closed:
-                raise self._database.error("the log is closed: the server is shutting down")
+                raise self.database.error("the log is closed: the server is shutting down")
             try:
                 self._queue.put_nowait(waiting)
             except queue.Full:
                 full = f"{self._queue.maxsize:,} rows wait for it: send fewer requests, or see why it is slow"
-                raise LogFull(Code.BUSY, self._database.error(full).message) from None
+                raise LogFull(Code.BUSY, self.database.error(full).message) from None
         return waiting.future
 
     # The thread that writes
@@ -260,7 +271,7 @@ class DecisionLog:
     def _write_all(self, made: Sequence[_Made]) -> None:
         """Write the rows in one commit; then each future is done. A row that the database refuses fails alone."""
         try:
-            with self._database.writing() as connection:
+            with self.database.writing() as connection:
                 outcomes = write(connection, [(waiting.table, row) for waiting, row in made])
         except AbstainError as error:
             for waiting, _ in made:
@@ -272,7 +283,7 @@ class DecisionLog:
             else:
                 cause = getattr(error, "orig", error)
                 problem = f"refuses a row ({cause}): correct its ids and texts"
-                made[0][0].future.set_exception(self._database.error(problem, Code.INVALID_ROW))
+                made[0][0].future.set_exception(self.database.error(problem, Code.INVALID_ROW))
         else:
             for (waiting, _), outcome in zip(made, outcomes, strict=True):
                 if isinstance(outcome, AbstainError):

@@ -84,6 +84,21 @@ FEEDBACK = Table(
     sqlite_autoincrement=True,
 )
 
+QUEUE = Table(
+    "decision_log_queue",
+    _TABLES,
+    Column("seq", _NUMBER, primary_key=True, autoincrement=True),
+    Column("interaction_id", Text, nullable=False, unique=True),
+    Column("probability", Float(53), nullable=False),  # with which it was drawn from data/
+    Column("drawn_at", BigInteger, nullable=False, index=True),
+    Column("content", Text, nullable=False),
+    Column("is_reviewed", Boolean, nullable=False),
+    Column("held_by", Text),
+    Column("held_until", BigInteger, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""The answers of the last sample that reviewers work through on the page."""
+
 ERASED = Table(
     "decision_log_erased",
     _TABLES,

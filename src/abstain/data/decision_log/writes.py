@@ -1,24 +1,26 @@
 """What one commit of the decision log writes: rows that are new, and what becomes of those that came before.
 
-`Row` is a table and a row of it. Decisions are written before the feedback and the calls of the same commit.
+`Row` is a table and a row of it; those of `QUEUE` are reviews that were given on the page. Decisions are written before
+the feedback and the calls of the same commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import Connection, Table, delete, func, select
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import one_line
+from abstain.data.decision_log.decisions import Recorded
 from abstain.data.decision_log.erasure import erased_users
-from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, SHADOWS
+from abstain.data.decision_log.queue import write_reviews
+from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, QUEUE, SHADOWS
 from abstain.data.store.record_keys import microseconds
 
-Recorded = Literal["recorded", "known"]
 Outcome = Recorded | AbstainError
 Fields = dict[str, Any]
 
@@ -34,10 +36,13 @@ def write(connection: Connection, rows: Sequence[tuple[Table, Fields]]) -> list[
         return [row for of_table, row in rows if of_table is table]
 
     erased = erased_users(connection, {str(row["user"]) for _, row in rows if row.get("user")})
-    gone = _erased_answers(connection, [row["interaction_id"] for table in (FEEDBACK, SHADOWS) for row in of(table)])
+    gone = _erased_answers(
+        connection, [row["interaction_id"] for table in (FEEDBACK, QUEUE, SHADOWS) for row in of(table)]
+    )
     outcomes = {
         DECISIONS: iter(_write_decisions(connection, of(DECISIONS), erased, gone)),
         FEEDBACK: iter(_write_feedback(connection, of(FEEDBACK), erased, gone)),
+        QUEUE: iter(write_reviews(connection, of(QUEUE), gone)),
     }
     _remember(connection, of(CALLS), erased)
     _add_shadows(connection, [row for row in of(SHADOWS) if row["interaction_id"] not in gone])

@@ -214,10 +214,12 @@ class IngestPipeline:
                 break
             refused |= failing
         self._staging.append(resolution.new, self._index)
+        sampled = {line.content for one in parsed if one.row.is_sampled for line in one.lines}
         for line in resolution.new:
             if isinstance(line.row, Interaction):
                 self.profiler.add(line)
-            self.weighted += isinstance(line.row, Review) and line.row.inclusion_probability is not None
+            is_weighted = isinstance(line.row, Review) and line.row.inclusion_probability is not None
+            self.weighted += is_weighted and line.content not in sampled
         for line in resolution.pending:
             self._pending[TABLES[type(line.row)]].append(line)
         for rows in self._pending.values():

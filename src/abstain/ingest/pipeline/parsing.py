@@ -71,7 +71,8 @@ class ParsedRow:
 
     `source` and `line` are its position: file and line (from 1), or table and key. `digest` is the sha256 of the
     original text and `size` its length in bytes, where `raw` is not that text: because personal data was redacted (the
-    row comes from the quarantine), or because it was too long to be held. `code` is the cause of `reasons`.
+    row comes from the quarantine), or because it was too long to be held. `is_sampled`: the probability of its
+    review is the one with which it was drawn here. `code` is the cause of `reasons`.
     """
 
     source: str
@@ -84,6 +85,7 @@ class ParsedRow:
     document: Document | None = None
     digest: str | None = None
     size: int | None = None
+    is_sampled: bool = False
     code: Code = Code.INVALID_ROW
 
     @property

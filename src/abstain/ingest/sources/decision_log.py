@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -70,4 +70,5 @@ class DecisionLogSource(SourceModel):
         if change.answer is not None:
             del fields["interaction_id"]
             fields = {**json.loads(change.answer), change.kind: fields}
-        return parse_object(fields, f"{self.name}/{table}", change.number)
+        row = parse_object(fields, f"{self.name}/{table}", change.number)
+        return replace(row, is_sampled=change.kind == "review")  # only the review queue gives a review its probability

@@ -105,19 +105,25 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
     return app
 
 
-def requires(keys: Keys, role: Role) -> Callable[..., Awaitable[ApiKey]]:
-    """A dependency: the caller, who has the role."""
+def requires(keys: Keys, role: Role | None = None) -> Callable[..., Awaitable[ApiKey]]:
+    """A dependency: the caller, who has the role, or with None any."""
 
     async def caller(sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> ApiKey:
         # Without `async` each request would wait for a thread.
         holder = keys.holder(sent.credentials if sent else None)
         if holder is None:
             raise no_key()
-        if role not in holder.roles:
-            raise Problem(403, Code.NO_ACCESS, f"the key {holder.name} lacks the role {role}")
+        if role is not None:
+            require_role(holder, role)
         return holder
 
     return caller
+
+
+def require_role(holder: ApiKey, role: Role) -> None:
+    """Raises `Problem` where the holder of a key lacks `role`."""
+    if role not in holder.roles:
+        raise Problem(403, Code.NO_ACCESS, f"the key {holder.name} lacks the role {role}")
 
 
 async def _follow(service: GateService) -> None:
@@ -130,7 +136,7 @@ async def _follow(service: GateService) -> None:
 def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
     routes = APIRouter(prefix="/v1")
     Asker = Annotated[ApiKey, Depends(requires(keys, "ask"))]
-    Teller = Annotated[ApiKey, Depends(requires(keys, "feedback"))]
+    Teller = Annotated[ApiKey, Depends(requires(keys))]
 
     @routes.post("/gate", operation_id="gate", response_model=DecisionResponse | list[DecisionResponse])
     async def gate(asked: GateRequest | Several, _: Asker, request: Request) -> Response:
@@ -185,8 +191,11 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
         return _decided(request, answer_response(text, timed.decision, holder).model_dump_json(), timed.log_s, trace)
 
     @routes.post("/feedback", operation_id="feedback")
-    async def feedback(given: FeedbackRequest, _: Teller) -> FeedbackResponse:
-        """Record a thumb or a review, once by its id."""
+    async def feedback(given: FeedbackRequest, holder: Teller) -> FeedbackResponse:
+        """Record a thumb or a review, once by its id; with keys, the reviewer is the key's name."""
+        require_role(holder, "review" if given.is_review else "feedback")
+        if given.is_review and (keys.required or given.reviewer is None):
+            given = given.model_copy(update={"reviewer": holder.name})
         return FeedbackResponse(feedback_id=given.feedback_id, outcome=await service.feedback(given))
 
     @routes.post("/contexts", operation_id="contexts", status_code=204)

@@ -1,4 +1,4 @@
-"""API keys: who may ask, give feedback, or see withheld answers.
+"""API keys: who may ask, give feedback, review, or see withheld answers.
 
 A key is 32 random bytes; what is stored is its SHA-256, in a file (`ABSTAIN_SERVE_KEYS_FILE`) or a variable
 (`ABSTAIN_SERVE_KEYS`), one key a line: `NAME ROLE[,ROLE...] SHA256`. Any number may be valid at once, so a key is
@@ -21,7 +21,7 @@ from typing import Literal, get_args
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
-Role = Literal["ask", "feedback", "withheld"]
+Role = Literal["ask", "feedback", "review", "withheld"]
 ROLES: frozenset[Role] = frozenset(get_args(Role))
 _log = logging.getLogger("abstain.serve")
 _LINE = re.compile(r"(?P<name>[\w.-]{1,64})\s+(?P<roles>[a-z,]+)\s+(?P<digest>[0-9a-f]{64})")
@@ -29,7 +29,11 @@ _LINE = re.compile(r"(?P<name>[\w.-]{1,64})\s+(?P<roles>[a-z,]+)\s+(?P<digest>[0
 
 @dataclass(frozen=True)
 class ApiKey:
-    """The holder of a key. `withheld`, of a role, is: may see the text of withheld answers."""
+    """The holder of a key.
+
+    Of the roles, `feedback` gives thumbs, `review` sees the review queue and gives reviews, `withheld` sees the text of
+    withheld answers.
+    """
 
     name: str
     roles: frozenset[Role]

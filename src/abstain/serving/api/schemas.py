@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from abstain.core.contracts import Context, Id, LogProbability, Name, Number, Row, Text
 from abstain.llm.engine.requests import Generate
@@ -119,18 +119,18 @@ class FeedbackRequest(Row):
     thumb: Literal["up", "down"] | None = None
     user: Text | None = Field(None, description="who gave the thumb; stored as a pseudonym")
     comment: Text | None = None
-    reviewer: Text | None = None
-    complete: bool | None = None
-    correct: bool | None = None
-    truthful: bool | None = None
+    reviewer: Text | None = Field(None, description="on a server without keys; with keys it is the key's name")
+    complete: StrictBool | None = None
+    correct: StrictBool | None = None
+    truthful: StrictBool | None = None
     ideal_answer: Text | None = None
 
     @model_validator(mode="after")
     def _check_kind(self) -> FeedbackRequest:
-        verdict = (self.complete, self.correct, self.truthful, self.reviewer)
-        if self.thumb is None and None in verdict:
-            raise ValueError("give a thumb, or a review: reviewer, complete, correct and truthful")
-        if self.thumb is not None and (verdict != (None,) * 4 or self.ideal_answer is not None):
+        verdicts = (self.complete, self.correct, self.truthful)
+        if self.thumb is None and None in verdicts:
+            raise ValueError("give a thumb, or a review: complete, correct and truthful")
+        if self.thumb is not None and {*verdicts, self.reviewer, self.ideal_answer} != {None}:
             raise ValueError("a thumb and a review are two requests, with an id each")
         if self.thumb is None and (self.user is not None or self.comment is not None):
             raise ValueError("user and comment belong to a thumb")

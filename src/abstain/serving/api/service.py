@@ -241,6 +241,15 @@ class GateService:
         self.metrics.feedback.labels("review" if given.is_review else "thumb", outcome).inc()
         return outcome
 
+    async def review(self, row: Review) -> str:
+        """Record a review that was given on the page: `recorded`, or `known` where it is its reviewer's last one.
+
+        Raises `AbstainError` where its answer is neither in the queue nor in the log, and where that cannot be written.
+        """
+        outcome = await asyncio.wrap_future(self.log.review(row))
+        self.metrics.feedback.labels("review", outcome).inc()
+        return outcome
+
     async def register(self, given: ContextsRequest) -> None:
         """Remember what an answer will rest on. Raises `AbstainError` where the log cannot be written."""
         self.gatherer.limit(given.question or "", "", as_contexts(given.contexts))

@@ -16,7 +16,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,13 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.core.markdown import plain
+from abstain.data.decision_log import queue
 from abstain.data.decision_log.monitored import MonitoredWindow
+from abstain.data.decision_log.queries import FoundDecision
+from abstain.data.decision_log.queue import QueuedAnswer
 from abstain.reports.monitored import history_rows, title, window_lines
 from abstain.serving.api.keys import Keys, Role
 from abstain.serving.api.problems import LONGEST, STATUS, Problem
-from abstain.serving.api.schemas import FeedbackRequest
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import interaction
 from abstain.serving.status_page.charts import coverage_chart, decisions_chart, history_chart, latency_chart
@@ -66,9 +68,9 @@ def make_routes(service: GateService, keys: Keys, labels: LabelParams) -> APIRou
     routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     handlers: tuple[tuple[str, str, Handler], ...] = (
         ("/", "GET", page.status),
-        ("/withheld", "GET", page.withheld),
         ("/try", "POST", page.try_one),
-        ("/review", "POST", page.review),
+        ("/review", "GET", page.review),
+        ("/review", "POST", page.save_review),
         ("/login", "POST", page.log_in),
         ("/logout", "POST", page.log_out),
     )
@@ -91,9 +93,9 @@ class _Page:
             figures = await self._figures.of(live.release if live else None)
             told |= {"days": figures.days, "charts": _charts(figures.days), "reviewed": figures.reviewed}
             told |= _monitoring(figures.windows)
-            told |= await asyncio.to_thread(self._withheld, visitor)
+            told |= await asyncio.to_thread(self._to_review, visitor)
         except AbstainError as error:
-            told |= {"log_trouble": error.coded, "reviewed": None, "withheld": []}
+            told |= {"log_trouble": error.coded, "reviewed": None, "withheld": [], "queue": None}
         predictor = live.gate.predictor if live else None
         is_well = predictor is not None and predictor.guaranteed
         told |= {
@@ -105,28 +107,63 @@ class _Page:
         }
         return self._render("status.html", visitor, told)
 
-    def _withheld(self, visitor: Visitor) -> dict[str, Any]:
-        """The newest withheld answers, if `visitor` may see them.
+    def _to_review(self, visitor: Visitor) -> dict[str, Any]:
+        """The newest withheld answers, and how far the review queue is, where `visitor` may see them.
 
         Raises `AbstainError` where the log cannot be read.
         """
         log = self._service.log
         withheld = log.newest_withheld(LISTED) if visitor.may("withheld") else []
-        return {"withheld": withheld, "is_reviewed": log.reviewed([one.interaction_id for one in withheld])}
-
-    async def withheld(self, request: Request) -> Response:
-        """The withheld answer `id`, with the form to review it. A path could not hold every id, such as `..`."""
-        visitor = self.visitor(request, "withheld")
-        found = await asyncio.to_thread(self._service.log.find, request.query_params.get("id", ""))
-        if found is None or found.decision.shown:
-            raise Problem(404, Code.UNKNOWN_NAME, "no withheld answer has this id")
-        told = {
-            "found": found,
-            "reviews": [one for one in found.feedback if isinstance(one, Review)],
-            "verdicts": VERDICTS,
-            "feedback_id": f"page-{secrets.token_hex(12)}",
+        return {
+            "withheld": withheld,
+            "is_reviewed": log.reviewed([one.interaction_id for one in withheld]),
+            "queue": queue.progress(log.database) if visitor.may("review") else None,
         }
-        return self._render("withheld.html", visitor, told)
+
+    async def review(self, request: Request) -> Response:
+        """An answer with the form to review it: the next one of the queue, or the one with the `id` of the query.
+
+        That is one of the queue, or a withheld one. A path could not hold every id, such as `..`.
+        """
+        visitor, query = self.visitor(request), request.query_params
+        key, database, withheld = query.get("id"), self._service.log.database, None
+        if key is None:
+            self._require(visitor, "review")
+            after = int(query["after"]) if re.fullmatch(r"\d{1,18}", query.get("after", ""), re.ASCII) else 0
+            queued = await asyncio.to_thread(queue.next_open, database, visitor.holder.name, after)
+        else:
+            queued, withheld = await asyncio.to_thread(self._find, visitor, key)
+        row = queued.interaction if queued else withheld.decision.interaction if withheld else None
+        is_open = queued is not None and not queued.is_reviewed
+        told = {
+            "queued": queued,
+            "withheld": withheld,
+            "row": row,
+            "is_open": is_open,  # then what the gate and others say of it would sway the verdict
+            "reviews": [one for one in withheld.feedback if isinstance(one, Review)]
+            if withheld and not is_open
+            else [],
+            "progress": await asyncio.to_thread(queue.progress, database),
+            "previous": query.get("previous"),
+            "verdicts": VERDICTS,
+            "answer_token": self._sessions.form_token(_of_answer(visitor, row.interaction_id)) if row else "",
+        }
+        return self._render("review.html", visitor, told)
+
+    def _find(self, visitor: Visitor, key: str) -> tuple[QueuedAnswer | None, FoundDecision | None]:
+        """The answer `key` of the queue, and the decision that withheld it, as far as `visitor` may see them.
+
+        Raises `Problem` where there is neither, and `AbstainError` where the log cannot be read.
+        """
+        log = self._service.log
+        queued = queue.find_queued(log.database, key) if visitor.may("review") else None
+        withheld = log.find(key) if visitor.may("withheld") else None
+        if withheld is not None and withheld.decision.shown:
+            withheld = None
+        if queued is None and withheld is None:
+            self._require(visitor, "withheld")
+            raise Problem(404, Code.UNKNOWN_NAME, "no answer with this id is withheld or in the review queue")
+        return queued, withheld
 
     async def try_one(self, request: Request) -> Response:
         """The decision about an answer that is tried, and its explanation."""
@@ -147,29 +184,34 @@ class _Page:
         }
         return self._render("try.html", visitor, told)
 
-    async def review(self, request: Request) -> Response:
-        """Record the review of a withheld answer, and show the answer with it."""
-        visitor, form = await self._form(request, "withheld", "feedback")
+    async def save_review(self, request: Request) -> Response:
+        """Record a review under the name of the key, and go on: to the next answer of the queue, or back to this one.
+
+        What else a form says is not read: who reviews follows from the session, the weight from the queue.
+        """
+        visitor, form = await self._form(request, "review")
         key = form.get("interaction_id", "")
-        found = await asyncio.to_thread(self._service.log.find, key)
-        if found is None or found.decision.shown:
-            raise Problem(404, Code.UNKNOWN_NAME, "no withheld answer has this id")
+        self._require_own_form(_of_answer(visitor, key), form.get("answer_token", ""))
+        queued, _ = await asyncio.to_thread(self._find, visitor, key)
         try:
-            given = FeedbackRequest(
-                feedback_id=form.get("feedback_id", ""),
+            row = Review(
                 interaction_id=key,
-                reviewer=visitor.holder.name if visitor.session else form.get("reviewer", ""),
+                reviewed_at=datetime.now(UTC),
+                reviewer=visitor.holder.name,
                 ideal_answer=form.get("ideal_answer", "").strip() or None,
                 **{name: {"yes": True, "no": False}.get(form.get(name, "")) for name in VERDICTS},
             )
         except ValidationError as error:
             raise _invalid(error) from None
-        await self._service.feedback(given)
-        return RedirectResponse(f"/withheld?id={quote(key, safe='')}", 303)
+        await self._service.review(row)
+        address = quote(key, safe="")
+        return RedirectResponse(
+            f"/review?after={queued.seq}&previous={address}" if queued else f"/review?id={address}", 303
+        )
 
     async def log_in(self, request: Request) -> Response:
         form = await _fields(request)
-        self._require_own_form(request.cookies.get(LOGIN_COOKIE, ""), form)
+        self._require_own_form(request.cookies.get(LOGIN_COOKIE, ""), form.get("token", ""))
         session = self._sessions.log_in(form.get("key", ""))
         if session is None:
             return self.ask_for_key(request, "That is no valid key.")
@@ -189,10 +231,14 @@ class _Page:
         visitor = self._sessions.visitor(request.cookies.get(COOKIE))
         if visitor is None:
             raise _LoggedOut
+        self._require(visitor, *roles)
+        return visitor
+
+    @staticmethod
+    def _require(visitor: Visitor, *roles: Role) -> None:
         if not visitor.may(*roles):
             lacking = ", ".join(sorted(set(roles) - visitor.holder.roles))
             raise Problem(403, Code.NO_ACCESS, f"the key {visitor.holder.name} lacks the role {lacking}")
-        return visitor
 
     def ask_for_key(self, request: Request, problem: str = "") -> Response:
         """The form for a key."""
@@ -208,16 +254,21 @@ class _Page:
     async def _form(self, request: Request, *roles: Role) -> tuple[Visitor, dict[str, str]]:
         """Who sends a form of ours, and its fields. Raises as `visitor`, and `Problem` for another's form."""
         visitor, form = self.visitor(request, *roles), await _fields(request)
-        self._require_own_form(visitor.session, form)
+        self._require_own_form(visitor.session, form.get("token", ""))
         return visitor, form
 
-    def _require_own_form(self, of: str, form: Mapping[str, str]) -> None:
-        if not self._sessions.is_form_of(of, form.get("token", "")):
+    def _require_own_form(self, of: str, token: str) -> None:
+        if not self._sessions.is_form_of(of, token):
             raise Problem(403, Code.NO_ACCESS, "this form is of another session: open the page again, and send it anew")
 
 
 class _LoggedOut(Exception):
     """Raised where a key is needed and nobody is logged in."""
+
+
+def _of_answer(visitor: Visitor, interaction_id: str) -> str:
+    """What the token of a form is of that reviews this answer: in the form of another one it is not valid."""
+    return f"{visitor.session}\0{interaction_id}"
 
 
 def _answering_problems(handle: Handler, page: _Page) -> Callable[[Request], Awaitable[Response]]:
