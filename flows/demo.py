@@ -13,7 +13,8 @@ from abstain.core.contracts import ImportedInteraction
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.sample.files import INCOMING
-from abstain.serving.predictor import Decision, Predictor
+from abstain.serving.gate import DecisionInput, Gate
+from abstain.serving.predictor import Decision
 from flows.ingest import ingest
 from flows.retrain import Retrained, retrain
 from tasks.base_model import base_model_prepared
@@ -47,10 +48,11 @@ def run_demo() -> Demo:
             "`threshold` in params.yaml and run `abstain demo` again",
         )
     bundle, _ = production()
-    verdicts = Predictor.open(bundle / "probe.onnx", load_settings()).score([row.split()[0] for row in rows])
-    by_decision = {verdict.decision: (row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}
+    inputs = [DecisionInput(row.interaction_id, row.split()[0]) for row in rows]
+    decisions = Gate.open(bundle, load_settings()).decide_all(inputs)
+    by_decision = {decision.decision: (row, decision) for row, decision in zip(rows, decisions, strict=True)}
     metrics = json.loads((bundle / "metrics.json").read_text())
-    guarantee = verdicts[0].guarantee if verdicts else ""
+    guarantee = decisions[0].guarantee if decisions else ""
     examples = [by_decision[d] for d in ("show", "abstain") if d in by_decision]
     return Demo(report, retrained, bundle, metrics, guarantee, examples)
 

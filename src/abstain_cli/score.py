@@ -20,7 +20,7 @@ from abstain.core.phases import measured, phase
 
 if TYPE_CHECKING:
     from abstain.core.contracts import Interaction, Question
-    from abstain.serving.predictor import Predictor
+    from abstain.serving.gate import Gate
 
 AT_ONCE = 64
 """Rows of a file that are scored or answered before any is printed."""
@@ -55,17 +55,18 @@ def _score(
     from abstain.config.settings import load_settings
 
     with phase("import"):
-        from abstain.serving.predictor import Predictor
+        from abstain.serving.gate import DecisionInput, Gate
         from abstain.serving.requests import from_flags, read_interactions
         from tasks.release_bundle import production
 
     requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()
-    predictor = Predictor.open(bundle / "probe.onnx", load_settings())
-    _warn_of_no_context(predictor, requests, no_context)
-    for at in range(0, len(requests), AT_ONCE):
-        for verdict in predictor.judge(requests[at : at + AT_ONCE], no_context=no_context):
-            print(json.dumps(asdict(verdict)), flush=True)
+    gate = Gate.open(bundle, load_settings())
+    _warn_of_no_context(gate, requests, no_context)
+    for start in range(0, len(requests), AT_ONCE):
+        rows = requests[start : start + AT_ONCE]
+        for decision in gate.decide_all([DecisionInput(row.interaction_id, row, no_context) for row in rows]):
+            print(json.dumps(asdict(decision)), flush=True)
 
 
 def generate(
@@ -90,20 +91,20 @@ def generate(
     from dataclasses import asdict
 
     from abstain.config.settings import load_settings
-    from abstain.serving.generate import answer, room_for
-    from abstain.serving.predictor import Predictor
+    from abstain.serving.gate import Gate
+    from abstain.serving.generate import generate_answers, room_for
     from abstain.serving.requests import question_from_flags, read_questions
     from tasks.release_bundle import production
 
     questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
     bundle, _ = production()
-    predictor = Predictor.open(bundle / "probe.onnx", load_settings())
-    if excess := room_for(predictor, ask):
+    gate = Gate.open(bundle, load_settings())
+    if excess := room_for(gate.predictor, ask):
         raise AbstainError(Code.USAGE, f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
-    _warn_of_no_context(predictor, questions, no_context)
-    for at in range(0, len(questions), AT_ONCE):
-        for one in answer(predictor, questions[at : at + AT_ONCE], ask, no_context=no_context):
-            print(json.dumps({"answer": one.answer, **asdict(one.verdict)}), flush=True)
+    _warn_of_no_context(gate, questions, no_context)
+    for start in range(0, len(questions), AT_ONCE):
+        for answer in generate_answers(gate, questions[start : start + AT_ONCE], ask, no_context=no_context):
+            print(json.dumps({"answer": answer.text, **asdict(answer.decision)}), flush=True)
 
 
 def _let_waiting_threads_sleep() -> None:
@@ -121,8 +122,8 @@ def _require_one_input(
         raise AbstainError(Code.USAGE, "--context and --no-context contradict each other: leave one of them out")
 
 
-def _warn_of_no_context(predictor: Predictor, asked: Sequence[Interaction | Question], no_context: bool) -> None:
-    without_context = 0 if no_context else sum(map(predictor.lacks_context, asked))
+def _warn_of_no_context(gate: Gate, asked: Sequence[Interaction | Question], no_context: bool) -> None:
+    without_context = sum(gate.lacks_context(each, no_context) for each in asked)
     if without_context:
         which = f"{without_context:,} of {len(asked):,} rows have" if len(asked) > 1 else "the answer has"
         print(

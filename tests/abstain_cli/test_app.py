@@ -28,7 +28,7 @@ from tasks.shell import git
 from tasks.workspace import ensure_origin
 from tests.conftest import Project, new_project
 from tests.llm.builders import save_tiny_model
-from tests.serving.builders import release, requests
+from tests.serving.builders import GUARANTEE, release, requests
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe on a tiny model, as if it were in production."""
     for name, value in (("HOME", str(tmp_path / "home")), ("DEVICE", "cpu"), ("DTYPE", "float32")):
         monkeypatch.setenv(f"ABSTAIN_{name}", value)
-    release(tmp_path, save_tiny_model(tmp_path / "tiny-bank"), Settings())
+    release(tmp_path, save_tiny_model(tmp_path / "tiny-bank"), Settings(), guarantee=GUARANTEE)
     monkeypatch.setattr("tasks.release_bundle.production", lambda: (tmp_path, None))
 
 

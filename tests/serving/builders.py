@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from abstain.config.settings import Settings
@@ -14,6 +15,7 @@ from tests.learning.estimators.builders import write_mean_probe
 from tests.llm.builders import WIDTH
 
 LAYOUT = "rag-plain-v1"
+GUARANTEE = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
 FUSION = Fusion(
     ("min_log_prob", "probe"), (-3.0, 0.1), (2.0, 0.5), (0.8, 0.6), (0.0, -0.5), intercept=0.2, strength=1.0
 )

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from abstain.config.serve_settings import OnUnavailable
 from abstain.config.settings import Settings
+from abstain.serving.gate import Gate
 from abstain.serving.predictor import Predictor
 from tests.llm.builders import save_tiny_model
-from tests.serving.builders import release
+from tests.serving.builders import GUARANTEE, release
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +34,19 @@ def opened(model: Path, settings: Settings, tmp_path: Path) -> Callable[..., Pre
 @pytest.fixture
 def scorer(opened: Callable[..., Predictor]) -> Predictor:
     return opened()
+
+
+@pytest.fixture
+def open_gate(model: Path, settings: Settings, tmp_path: Path) -> Callable[..., Gate]:
+    """The same as a gate; with a guarantee, unless changed."""
+
+    def open_(on_unavailable: OnUnavailable = "abstain", **changes: str | None) -> Gate:
+        release(tmp_path, model, settings, **{"guarantee": GUARANTEE, **changes})
+        return Gate.open(tmp_path, settings, on_unavailable)
+
+    return open_
+
+
+@pytest.fixture
+def gate(open_gate: Callable[..., Gate]) -> Gate:
+    return open_gate()

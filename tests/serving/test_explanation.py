@@ -10,7 +10,7 @@ import pytest
 from abstain.config.settings import Settings
 from abstain.serving import explanation as module
 from abstain.serving.feature_spec import FeatureSpec
-from abstain.serving.gate import AskedAnswer, Gate, interaction
+from abstain.serving.gate import DecisionInput, Gate, interaction
 from abstain.serving.predictor import Predictor
 from tests.serving.status_page.builders import fused_release
 
@@ -24,7 +24,7 @@ def gate(model: Path, settings: Settings, tmp_path: Path) -> Gate:
 def test_the_pieces_make_the_answer_and_their_likelihood_is_what_the_signal_reads(gate: Gate, answer: str) -> None:
     row = interaction("What is the fee?", ["There is none."], answer)
     found = gate.explain(row)
-    (decided,) = gate.decide_all([AskedAnswer(row.interaction_id, row)])
+    (decided,) = gate.decide_all([DecisionInput(row.interaction_id, row)])
     assert found.decision == decided and found.scores.keys() == {"min_log_prob", "probe"}
     assert "".join(piece.text for piece in found.tokens) == row.answer
     assert all(piece.text for piece in found.tokens), "tokens that make one character are one piece"
@@ -51,11 +51,3 @@ def test_what_cannot_be_read_has_a_reason_and_no_scores(gate: Gate) -> None:
     without = gate.explain(interaction("What?", [], "This."))
     assert without.decision.decision == "unavailable" and without.decision.reason and not without.scores
     assert gate.explain(interaction("What?", [], "This."), no_context=True).scores
-
-
-def test_a_version_without_a_guarantee_is_unavailable_when_tried_too(
-    model: Path, settings: Settings, tmp_path: Path
-) -> None:
-    gate = Gate.open(fused_release(tmp_path / "bundle", model, settings, guaranteed=False), settings)
-    found = gate.explain(interaction("What?", ["That."], "This."))
-    assert found.decision.decision == "unavailable" and found.scores

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
-from abstain.config.settings import Settings
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
+from abstain.llm.engine.prompts import Layout
 from abstain.serving.gate import Gate, interaction
 from abstain.serving.predictor import Predictor
-from tests.serving.builders import release
+from tests.serving.builders import GUARANTEE
 
-GUARANTEE = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
 TEXTS = ("What is the fee?", ["The fee is 5."], "5")
-
-
-@pytest.fixture
-def open_gate(tmp_path: Path, model: Path, settings: Settings) -> Callable[..., Gate]:
-    def made(on_unavailable: str = "abstain", **changes: str | None) -> Gate:
-        release(tmp_path, model, settings, **{"guarantee": GUARANTEE, **changes})
-        return Gate.open(tmp_path, settings, on_unavailable)  # type: ignore[arg-type]
-
-    return made
 
 
 def test_a_gate_decides_as_the_predictor_does(open_gate: Callable[..., Gate], opened: Callable[..., Predictor]) -> None:
@@ -68,6 +57,14 @@ def test_what_is_no_decision_is_withheld_unless_chosen(open_gate: Callable[..., 
 
 def test_an_answer_without_context_is_decided_on_where_that_is_meant(open_gate: Callable[..., Gate]) -> None:
     assert open_gate().decide("What is the fee?", [], "5", no_context=True).confidence is not None
+
+
+def test_a_prompt_without_a_place_for_contexts_lacks_none(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = interaction("What is the fee?", [], "5")
+    assert gate.lacks_context(row, no_context=False) and not gate.lacks_context(row, no_context=True)
+    segments = "- {segment: question, field: question}\n- {segment: answer, field: answer}\n- {segment: eos}"
+    monkeypatch.setattr("abstain.serving.gate.load_layout", lambda name: Layout(name, segments))
+    assert not gate.lacks_context(row, no_context=False)
 
 
 def test_contexts_are_texts_or_chunks(open_gate: Callable[..., Gate]) -> None:

@@ -12,8 +12,8 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.requests import Generate
 from abstain.serving import generate as answers
-from abstain.serving.generate import EMPTY, answer, room_for
-from abstain.serving.predictor import Predictor
+from abstain.serving.gate import Gate
+from abstain.serving.generate import EMPTY, generate_answers, room_for
 from abstain.serving.requests import from_flags, question_from_flags, read_questions
 
 ASK = Generate(max_new_tokens=8)
@@ -26,37 +26,37 @@ def questions() -> list[Question]:
     ]
 
 
-def scored_afterwards(scorer: Predictor, question: Question, text: str) -> float | None:
+def scored_afterwards(gate: Gate, question: Question, text: str) -> float | None:
     """The confidence of an answer that is read once it is there."""
-    (verdict,) = scorer.score([from_flags(question.question, text, [c.text for c in question.contexts])])
+    (verdict,) = gate.predictor.score([from_flags(question.question, text, [c.text for c in question.contexts])])
     return verdict.confidence
 
 
-def test_an_answer_and_its_confidence_come_from_one_reading(scorer: Predictor) -> None:
-    engine = scorer.source.engine()
-    found = answer(scorer, questions(), ASK)
+def test_an_answer_and_its_confidence_come_from_one_reading(gate: Gate) -> None:
+    engine = gate.predictor.source.engine()
+    found = generate_answers(gate, questions(), ASK)
     before = engine.work.pass_tokens
-    assert [one.verdict.interaction_id for one in found] == ["q-1", "q-2", "q-3", "q-4"]
+    assert [one.decision.interaction_id for one in found] == ["q-1", "q-2", "q-3", "q-4"]
     for question, one in zip(questions(), found, strict=True):
-        assert one.verdict.confidence == pytest.approx(scored_afterwards(scorer, question, one.answer), abs=1e-6)
-        shown = (one.verdict.confidence or 0) >= one.verdict.threshold
-        assert one.verdict.decision == ("show" if shown else "abstain")
+        assert one.decision.confidence == pytest.approx(scored_afterwards(gate, question, one.text), abs=1e-6)
+        shown = (one.decision.confidence or 0) >= one.decision.threshold
+        assert one.decision.decision == ("show" if shown else "abstain")
     assert engine.work.pass_tokens > before  # scoring afterwards is what reads them a second time
 
 
-def test_a_probe_without_eos_decides_by_the_answer_alone(opened: Callable[..., Predictor]) -> None:
-    scorer, with_eos = opened(includes_eos="false"), opened()
-    assert not scorer.scorer.llm.includes_eos and with_eos.scorer.llm.includes_eos
-    for question, one in zip(questions(), answer(scorer, questions(), ASK), strict=True):
-        assert one.verdict.confidence == pytest.approx(scored_afterwards(scorer, question, one.answer), abs=1e-6)
-        assert one.verdict.confidence != pytest.approx(scored_afterwards(with_eos, question, one.answer), abs=1e-6)
+def test_a_probe_without_eos_decides_by_the_answer_alone(open_gate: Callable[..., Gate]) -> None:
+    gate, with_eos = open_gate(includes_eos="false"), open_gate()
+    assert not gate.predictor.scorer.llm.includes_eos and with_eos.predictor.scorer.llm.includes_eos
+    for question, one in zip(questions(), generate_answers(gate, questions(), ASK), strict=True):
+        assert one.decision.confidence == pytest.approx(scored_afterwards(gate, question, one.text), abs=1e-6)
+        assert one.decision.confidence != pytest.approx(scored_afterwards(with_eos, question, one.text), abs=1e-6)
 
 
 @pytest.mark.parametrize("written_as_read", [True, False])
 def test_an_answer_that_reads_in_other_tokens_is_read_again(
-    scorer: Predictor, monkeypatch: pytest.MonkeyPatch, written_as_read: bool
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, written_as_read: bool
 ) -> None:
-    (honest,) = answer(scorer, questions()[:1], ASK)
+    (honest,) = generate_answers(gate, questions()[:1], ASK)
     decoded = Engine.run
 
     def spoil(self: Engine, requests: Any, tell: Any = None) -> Any:  # what was seen while decoding is told wrong
@@ -65,12 +65,12 @@ def test_an_answer_that_reads_in_other_tokens_is_read_again(
 
     monkeypatch.setattr(Engine, "run", spoil)
     monkeypatch.setattr(answers, "_is_written_as_read", lambda *_: written_as_read)
-    (spoilt,) = answer(scorer, questions()[:1], ASK)
-    same = spoilt.verdict.confidence == pytest.approx(honest.verdict.confidence, abs=1e-6)
+    (spoilt,) = generate_answers(gate, questions()[:1], ASK)
+    same = spoilt.decision.confidence == pytest.approx(honest.decision.confidence, abs=1e-6)
     assert same == (not written_as_read)
 
 
-def test_no_answer_is_not_shown(scorer: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_is_not_shown(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Engine.run
 
     def says_nothing(self: Engine, requests: Any, tell: Any = None) -> Any:
@@ -78,40 +78,40 @@ def test_no_answer_is_not_shown(scorer: Predictor, monkeypatch: pytest.MonkeyPat
             yield key, [replace(result[0], text="")] if isinstance(result, list) and key == "1" else result
 
     monkeypatch.setattr(Engine, "run", says_nothing)
-    found = answer(scorer, questions()[:3], ASK)
-    assert [one.verdict.reason for one in found] == [None, f"A206: {EMPTY}", None]
-    assert (found[1].answer, found[1].verdict.decision, found[1].verdict.confidence) == ("", "abstain", None)
+    found = generate_answers(gate, questions()[:3], ASK)
+    assert [one.decision.reason for one in found] == [None, f"A206: {EMPTY}", None]
+    assert (found[1].text, found[1].decision.decision, found[1].decision.confidence) == ("", "abstain", None)
 
 
-def test_a_question_that_does_not_fit_is_not_answered(scorer: Predictor) -> None:
+def test_a_question_that_does_not_fit_is_not_answered(gate: Gate) -> None:
     long = Question(interaction_id="long", question="x" * 600, contexts=(Context(chunk_id="d#1", text="c"),))
-    found = answer(scorer, [long, questions()[0]], ASK)
-    assert found[0].answer == "" and found[0].verdict.decision == "abstain"
-    assert "tokens are more than the 512 that tiny-bank reads" in (found[0].verdict.reason or "")
-    assert found[1].verdict.confidence is not None
+    found = generate_answers(gate, [long, questions()[0]], ASK)
+    assert found[0].text == "" and found[0].decision.decision == "abstain"
+    assert "tokens are more than the 512 that tiny-bank reads" in (found[0].decision.reason or "")
+    assert found[1].decision.confidence is not None
 
 
-def test_a_question_without_context_is_not_answered_unless_meant(scorer: Predictor) -> None:
+def test_a_question_without_context_is_not_answered_unless_meant(gate: Gate) -> None:
     bare = Question(interaction_id="bare", question="Why?", contexts=())
     asked = [questions()[0], bare, questions()[1]]
-    found = answer(scorer, asked, ASK)
-    assert [one.verdict.decision == "unavailable" for one in found] == [False, True, False]
-    assert (found[1].answer, found[1].verdict.confidence) == ("", None)
-    assert "no context was given" in (found[1].verdict.reason or "")
-    meant = answer(scorer, asked, ASK, no_context=True)
-    assert meant[1].answer and meant[1].verdict.decision in ("show", "abstain")
+    found = generate_answers(gate, asked, ASK)
+    assert [one.decision.decision == "unavailable" for one in found] == [False, True, False]
+    assert (found[1].text, found[1].decision.confidence) == ("", None)
+    assert "no context was given" in (found[1].decision.reason or "")
+    meant = generate_answers(gate, asked, ASK, no_context=True)
+    assert meant[1].text and meant[1].decision.decision in ("show", "abstain")
     for at in (0, 2):  # in another batch, so to the last bits only nearly
-        (one, other), (first, second) = (meant[at].verdict, found[at].verdict), (meant[at].answer, found[at].answer)
+        (one, other), (first, second) = (meant[at].decision, found[at].decision), (meant[at].text, found[at].text)
         assert first == second and one.decision == other.decision
         assert one.confidence == pytest.approx(other.confidence, rel=1e-5)
 
 
-def test_room_for_an_answer_is_told_before_it_is_asked_for(scorer: Predictor) -> None:
-    assert room_for(scorer, ASK) == ""
-    assert "tokens are more than the 512 that tiny-bank reads" in room_for(scorer, Generate(max_new_tokens=512))
+def test_room_for_an_answer_is_told_before_it_is_asked_for(gate: Gate) -> None:
+    assert room_for(gate.predictor, ASK) == ""
+    assert "tokens are more than the 512 that tiny-bank reads" in room_for(gate.predictor, Generate(max_new_tokens=512))
 
 
-def test_states_that_are_not_finite_name_the_question(scorer: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_are_not_finite_name_the_question(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Engine.run
 
     def overflows(self: Engine, requests: Any, tell: Any = None) -> Any:
@@ -120,11 +120,11 @@ def test_states_that_are_not_finite_name_the_question(scorer: Predictor, monkeyp
 
     monkeypatch.setattr(Engine, "run", overflows)
     with pytest.raises(AbstainError, match="interaction q-1: the base model's states are not finite"):
-        answer(scorer, questions()[:1], ASK)
+        generate_answers(gate, questions()[:1], ASK)
 
 
-def test_nothing_asked_nothing_answered(scorer: Predictor) -> None:
-    assert answer(scorer, [], ASK) == []
+def test_nothing_asked_nothing_answered(gate: Gate) -> None:
+    assert generate_answers(gate, [], ASK) == []
 
 
 def test_questions_are_read_from_lines_and_flags(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_questions_are_read_from_lines_and_flags(tmp_path: Path) -> None:
         read_questions(file)
 
 
-def test_an_answer_is_told_while_it_is_written(scorer: Predictor) -> None:
+def test_an_answer_is_told_while_it_is_written(gate: Gate) -> None:
     told: list[str] = []
-    (one,) = answer(scorer, questions()[:1], ASK, tell=told.append)
-    assert len(told) == ASK.max_new_tokens and told[-1] == one.answer.rstrip("\ufffd")
+    (one,) = generate_answers(gate, questions()[:1], ASK, on_text=told.append)
+    assert len(told) == ASK.max_new_tokens and told[-1] == one.text.rstrip("\ufffd")
     assert len(told[0]) < len(told[-1]) and not any(text.endswith("\ufffd") for text in told)

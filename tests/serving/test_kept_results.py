@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,11 +13,9 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.serving import kept_results
-from abstain.serving.gate import AskedAnswer, Gate
+from abstain.serving.gate import DecisionInput, Gate
 from abstain.serving.kept_results import KeptResults
-from tests.serving.builders import release, requests
-
-GUARANTEE = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
+from tests.serving.builders import GUARANTEE, release, requests
 
 
 class Kept:
@@ -36,7 +33,7 @@ def decided(folder: Path, model: Path, settings: Settings, kept: KeptResults, ro
     release(folder, model, settings, guarantee=GUARANTEE)
     with kept:
         gate = Gate.open(folder, settings, keep=kept.keep)
-        gate.decide_all([AskedAnswer(row.interaction_id, row) for row in rows])
+        gate.decide_all([DecisionInput(row.interaction_id, row) for row in rows])
     return gate
 
 

@@ -20,7 +20,10 @@ from abstain.llm.signals.compute_features import read_answers
 from abstain.llm.signals.likelihood import SIGNALS
 from abstain.llm.signals.writer import WriterScores
 from abstain.serving.batch_scoring import score_backlog
-from abstain.serving.generate import answer
+from abstain.serving.feature_spec import FeatureSpec
+from abstain.serving.gate import DecisionInput, Gate, UnreadAnswer
+from abstain.serving.generate import generate_answers
+from abstain.serving.given import WRITER as WRITER_NAME
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
 from abstain.serving.scorer_latency import latency_p99_ms, made_up_answer
@@ -89,13 +92,14 @@ def test_a_backlog_is_scored_as_one_by_one(fused: Predictor) -> None:
     assert found.confidences == pytest.approx({name: alone[name] for name in found.confidences}, abs=1e-5)
 
 
-def test_an_answer_that_is_written_here_is_read_once_it_is_there(fused: Predictor) -> None:
+def test_an_answer_that_is_written_here_is_read_once_it_is_there(fused: Predictor, settings: Settings) -> None:
     asked = Question(interaction_id="q-1", question="What is it?", contexts=requests(2)[1].contexts)
-    (found,) = answer(fused, [asked], Generate(max_new_tokens=8))
-    written = requests(2)[1].model_copy(update={"question": asked.question, "answer": found.answer})
+    gate = Gate(fused, FeatureSpec.of(fused.scorer, settings))
+    (found,) = generate_answers(gate, [asked], Generate(max_new_tokens=8))
+    written = requests(2)[1].model_copy(update={"question": asked.question, "answer": found.text})
     (expected,) = fused.score([written])
-    assert found.verdict.interaction_id == "q-1" and found.answer
-    assert found.verdict.confidence == pytest.approx(expected.confidence, abs=1e-6)
+    assert found.decision.interaction_id == "q-1" and found.text
+    assert found.decision.confidence == pytest.approx(expected.confidence, abs=1e-6)
 
 
 def test_an_answer_too_long_for_the_base_model_is_refused_by_a_fusion_too(fused: Predictor) -> None:
@@ -115,6 +119,15 @@ def test_the_writers_scores_need_no_base_model(by_writer: Predictor, monkeypatch
     assert "writer has no score for this answer" in (silent.reason or "")
     backlog = score_backlog(by_writer, lambda: rows, 5, rank=len)
     assert backlog.confidences.keys() == {"i-0", "i-1", "i-3"} and (backlog.cached, backlog.read) == (4, 0)
+
+
+def test_the_writers_scores_wait_for_no_base_model(by_writer: Predictor, settings: Settings) -> None:
+    gate = Gate(by_writer, FeatureSpec.of(by_writer.scorer, settings))
+    scored = gate.score_without_model(DecisionInput("i-0", marked(15.0)))
+    assert not isinstance(scored, UnreadAnswer) and scored.decision.confidence is not None
+    nothing = gate.score_without_model(DecisionInput("i-1", None))
+    assert not isinstance(nothing, UnreadAnswer) and nothing.decision.decision == "unavailable"
+    assert f"the scorer needs more: {WRITER_NAME};" in (nothing.decision.reason or "")
 
 
 def test_latency_is_of_all_parts(fused: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:

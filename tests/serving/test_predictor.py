@@ -13,9 +13,8 @@ from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import load, resolve
-from abstain.llm.engine.prompts import Layout, load_layout
+from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import HiddenStates, Request
-from abstain.serving import predictor as released
 from abstain.serving import scorer_latency
 from abstain.serving.predictor import Predictor
 from abstain.serving.requests import from_flags
@@ -105,27 +104,6 @@ def test_an_answer_that_cannot_be_read_is_not_shown(opened: Callable[..., Predic
     assert [v.decision for v in verdicts] == ["abstain", "show"]
     assert verdicts[0].confidence is None and "tokens are more than the 512" in (verdicts[0].reason or "")
     assert verdicts[1].reason is None and verdicts[1].confidence is not None
-
-
-def test_a_request_without_context_is_unavailable_unless_meant(
-    opened: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scorer = opened(threshold="0.0")
-    rows = requests(4)  # the first has no context
-    scored, judged = scorer.score(rows), scorer.judge(rows)
-    assert [v.decision for v in scored] == ["show"] * 4, "what is in data/ may have been asked without context"
-    assert (judged[0].decision, judged[0].confidence, judged[0].probability) == ("unavailable", None, None)
-    assert judged[0].interaction_id == "i-0" and "no context was given" in (judged[0].reason or "")
-    for one, other in zip(judged[1:], scored[1:], strict=True):  # in another batch, so to the last bits only nearly
-        assert (one.interaction_id, one.decision) == (other.interaction_id, other.decision)
-        assert one.confidence == pytest.approx(other.confidence, rel=1e-5)
-    assert [v.decision for v in scorer.judge(rows, no_context=True)] == [v.decision for v in scored]
-    assert scorer.judge(rows[:1]) == judged[:1] and scorer.judge([]) == []
-    bare = Layout(
-        LAYOUT, "- {segment: question, field: question}\n- {segment: answer, field: answer}\n- {segment: eos}"
-    )
-    monkeypatch.setattr(released, "load_layout", lambda name: bare)
-    assert scorer.judge(rows[:1]) == scored[:1], "a layout without a place for contexts lacks none"
 
 
 def test_a_context_that_does_not_fit_is_dropped_where_the_release_says_so(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.requests import NLL, relevant
 from abstain.llm.engine.tokenization import ENCODING, encode_pass
@@ -40,18 +39,13 @@ class Explanation:
     tokens: Sequence[AnswerToken] = ()
 
 
-def explain(predictor: Predictor, row: Interaction) -> Explanation:
-    """The decision about `row` and what was found of it, from one reading of the base model.
-
-    Raises `AbstainError` where that cannot be asked.
-    """
-    found = predictor.reader.read([row])
-    (decision,) = predictor.decide_all(found.answers, found.unreadable, found.forward_tokens)
-    if found.unreadable[0]:
+def explain(predictor: Predictor, decision: Decision, answers: Answers | None) -> Explanation:
+    """What led to `decision`. `answers`: the answer with what was read of it; None where it was not read."""
+    if answers is None:
         return Explanation(decision)
-    scores = {name: float(of[0]) for name, of in predictor.scorer.part_scores(found.answers).items()}
+    scores = {name: float(column[0]) for name, column in predictor.scorer.part_scores(answers).items()}
     known = {name: None if math.isnan(score) else score for name, score in scores.items()}
-    return Explanation(decision, known, _tokens(predictor.reader.sources, found.answers))
+    return Explanation(decision, known, _tokens(predictor.reader.sources, answers))
 
 
 def _tokens(sources: Sequence[FeatureSource], answers: Answers) -> list[AnswerToken]:

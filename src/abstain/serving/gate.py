@@ -1,8 +1,9 @@
 """The gate in process: `Gate.open(bundle).decide(question, contexts, answer)` for a RAG service in Python.
 
-The server (serving/api) decides by the same class. Whatever keeps the gate from a decision makes it `unavailable`,
-never `show`: no contexts where they are needed, a version without a guarantee, features that the scorer lacks. What is
-done with such an answer, `on_unavailable` says: it is withheld by default.
+The server (serving/api) with its gateways, `abstain score` and `abstain generate` decide by the same class. Whatever
+keeps the gate from a decision makes it `unavailable`, never `show`: no contexts where they are needed, a version
+without a guarantee, features that the scorer lacks. What is done with such an answer, `on_unavailable` says: it is
+withheld by default.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from abstain.config.serve_settings import OnUnavailable
 from abstain.config.settings import Settings, load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
-from abstain.core.contracts import Context, Interaction, unnamed_context
+from abstain.core.contracts import Context, Interaction, Question, unnamed_context
 from abstain.core.errors import AbstainError
+from abstain.core.phases import phase
+from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import EncodedPass
 from abstain.llm.features.extraction import UnreadableRow
 from abstain.llm.signals.base import Answers
@@ -34,10 +37,11 @@ from abstain.serving.predictor import Decision, Predictor
 
 UNKNOWN_WRITER = "unknown"
 """The writer of an answer where the caller does not name it."""
+NO_CONTEXT = "no context was given, and the scorer was trained to judge answers by theirs"
 
 
 @dataclass(frozen=True)
-class AskedAnswer:
+class DecisionInput:
     """An answer to decide about: its texts, what an engine gave of it, or both.
 
     Attributes:
@@ -54,7 +58,15 @@ class AskedAnswer:
 
 
 @dataclass(frozen=True)
-class Judged:
+class UnreadAnswer:
+    """An answer that the base model has to read. `given`: the results that are there already."""
+
+    row: Interaction
+    given: Given
+
+
+@dataclass(frozen=True)
+class ScoredAnswer:
     """A decision, and the answer with what was read of it, for a shadow (serving/api/shadow.py); None: nothing was."""
 
     decision: Decision
@@ -115,7 +127,7 @@ class Gate:
             row = interaction(question, contexts, answer, interaction_id)
         key = row.interaction_id if row else interaction_id or new_id()
         log_probs = None if response is None else self.log_probs(response, row)
-        (decision,) = self.decide_all([AskedAnswer(key, row, no_context, states, log_probs)])
+        (decision,) = self.decide_all([DecisionInput(key, row, no_context, states, log_probs)])
         return decision
 
     def log_probs(self, response: Mapping[str, Any], row: Interaction | None) -> AnswerLogProbs:
@@ -129,53 +141,74 @@ class Gate:
             raise AbstainError(Code.TOO_LONG, found.reason)
         return found
 
-    def decide_all(self, asked: Sequence[AskedAnswer]) -> list[Decision]:
-        """The decisions about several answers, in order, in as few passes of the base model as they take."""
-        return [judged.decision for judged in self.judge_all(asked)]
+    def decide_all(self, inputs: Sequence[DecisionInput]) -> list[Decision]:
+        """The decisions about several answers, in order, in as few passes of the base model as they take.
 
-    def judge_all(self, asked: Sequence[AskedAnswer]) -> list[Judged]:
-        """What `decide_all` gives, with what was read of each answer."""
-        found = [self.decide_unread(one) for one in asked]
-        unread = [
-            (one.row, known)
-            for one, known in zip(asked, found, strict=True)
-            if one.row is not None and not isinstance(known, Judged)
-        ]
-        decisions, answers = self.predictor.score_read([row for row, _ in unread], [known for _, known in unread])
-        read = iter(
-            Judged(self.checked(decision), answers.take([at]) if decision.confidence is not None else None)
-            for at, decision in enumerate(decisions)
-        )
-        return [known if isinstance(known, Judged) else next(read) for known in found]
-
-    def decide_unread(self, asked: AskedAnswer) -> Judged | Given:
-        """The decision where the base model need not read for it; else the results that are there already.
-
-        Raises `AbstainError` where there is nothing to decide by, and for states and log-probabilities that differ.
+        Raises `AbstainError` as `score_without_model` does, and where the base model's results are not finite.
         """
-        row, lacking = asked.row, self.spec.needs
-        if row is not None and not asked.no_context and self.predictor.lacks_context(row):
-            return Judged(self.checked(self.predictor.unavailable(row)))
-        known: Given = {}
-        if asked.states is not None or asked.log_probs is not None:
-            found = given_answers(self.predictor.scorer, row, asked.states, asked.log_probs)
-            if not isinstance(found, Missing):
-                (decision,) = self.predictor.decide_all(found, [None], [0.0])
-                return Judged(self.checked(replace(decision, interaction_id=asked.interaction_id)), found)
-            known, lacking = found.results, found.names
+        return [scored.decision for scored in self.score_all(inputs)]
+
+    def score_all(self, inputs: Sequence[DecisionInput]) -> list[ScoredAnswer]:
+        """What `decide_all` gives, with what was read of each answer."""
+        outcomes = [self.score_without_model(decision_input) for decision_input in inputs]
+        read = iter(self.score_with_model([each for each in outcomes if isinstance(each, UnreadAnswer)]))
+        return [next(read) if isinstance(each, UnreadAnswer) else each for each in outcomes]
+
+    def score_without_model(self, decision_input: DecisionInput) -> ScoredAnswer | UnreadAnswer:
+        """Decide by what is given alone, if that suffices.
+
+        Returns:
+            The decision, which is `unavailable` where there is nothing to decide by; or, where the base model has to
+            read it, the answer for `score_with_model`.
+
+        Raises:
+            AbstainError: States and log-probabilities are of different numbers of tokens.
+        """
+        key, row = decision_input.interaction_id, decision_input.row
+        if row is not None and self.lacks_context(row, decision_input.no_context):
+            return ScoredAnswer(self.decide_without_context(key))
+        given = given_answers(self.predictor.scorer, row, decision_input.states, decision_input.log_probs)
+        if not isinstance(given, Missing):
+            (decision,) = self.predictor.score_answers(given, [None], [0.0])
+            return ScoredAnswer(self.apply_policy(replace(decision, interaction_id=key)), given)
         if row is not None:
-            return known
-        reason = f"{Code.NOTHING_TO_SCORE}: the scorer needs more: {', '.join(lacking)}; give the texts as well"
-        return Judged(self.checked(self.predictor.unavailable_because(asked.interaction_id, reason)))
+            return UnreadAnswer(row, given.results)
+        reason = f"{Code.NOTHING_TO_SCORE}: the scorer needs more: {', '.join(given.names)}; give the texts as well"
+        return ScoredAnswer(self.unavailable(key, reason))
+
+    def score_with_model(self, unread: Sequence[UnreadAnswer]) -> list[ScoredAnswer]:
+        """The decisions about answers that the base model reads together, in order, with what was read of each."""
+        read = self.predictor.reader.read([each.row for each in unread], [each.given for each in unread])
+        with phase("decision"):
+            decisions = self.predictor.score_answers(read.answers, read.unreadable, read.forward_tokens)
+        return [
+            ScoredAnswer(self.apply_policy(decision), None if unreadable else read.answers.take([number]))
+            for number, (decision, unreadable) in enumerate(zip(decisions, read.unreadable, strict=True))
+        ]
 
     def explain(self, row: Interaction, no_context: bool = False) -> Explanation:
-        """The decision about one answer, with what was found of it. Raises `AbstainError` as `decide_all` does."""
-        if not no_context and self.predictor.lacks_context(row):
-            return Explanation(self.checked(self.predictor.unavailable(row)))
-        explained = explain(self.predictor, row)
-        return replace(explained, decision=self.checked(explained.decision))
+        """The decision about one answer, with what led to it. Raises `AbstainError` as `decide_all` does."""
+        (scored,) = self.score_all([DecisionInput(row.interaction_id, row, no_context)])
+        return explain(self.predictor, scored.decision, scored.answers)
 
-    def checked(self, decision: Decision) -> Decision:
+    def lacks_context(self, asked: Interaction | Question, no_context: bool) -> bool:
+        """Whether nothing was retrieved for `asked`, where the prompt has a place for it and that is not meant."""
+        if no_context or asked.contexts or not self.predictor.scorer.readings:
+            return False
+        return load_layout(self.predictor.source.params.layout).takes_contexts
+
+    def decide_without_context(self, interaction_id: str) -> Decision:
+        """The decision about what lacks its context."""
+        return self.unavailable(interaction_id, f"{Code.NOTHING_TO_SCORE}: {NO_CONTEXT}")
+
+    def unavailable(self, interaction_id: str, reason: str) -> Decision:
+        """No decision, for `reason`, which has its code in front."""
+        threshold, guarantee = self.predictor.threshold, self.predictor.guarantee
+        return self.apply_policy(
+            Decision(interaction_id, "unavailable", None, threshold, self.version, guarantee, reason=reason)
+        )
+
+    def apply_policy(self, decision: Decision) -> Decision:
         """`decision`, `unavailable` where this version guarantees nothing, with what is done with such answers."""
         decision = replace(decision, feature_spec=self.spec.digest)
         if decision.decision != "unavailable" and not self.predictor.guaranteed:

@@ -1,6 +1,6 @@
-"""Answer and decide: the base model answers, and the live scorer decides about its answer.
+"""Answer and decide: the base model answers, and the gate decides about its answer.
 
-Where that is the probe, one pass does both: an answer's states are captured token by token
+Where the live scorer is the probe, one pass does both: an answer's states are captured token by token
 (llm/engine/generation.py). They equal those of a second pass over the finished answer, unless its text is tokenized
 differently than it was generated: then that pass is made. Any other scorer reads the finished answer.
 """
@@ -22,8 +22,8 @@ from abstain.llm.engine.generation import Generated
 from abstain.llm.engine.prompts import Pass
 from abstain.llm.engine.requests import Generate, HiddenStates, Request
 from abstain.llm.engine.tokenization import encode_pass
-from abstain.llm.features.extraction import Prepared, UnreadableRow
-from abstain.llm.signals.base import Answers
+from abstain.llm.features.extraction import UnreadableRow
+from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer
 from abstain.serving.predictor import Decision, Predictor
 
 EMPTY = "the base model gave no answer"
@@ -31,11 +31,18 @@ EMPTY = "the base model gave no answer"
 
 @dataclass(frozen=True)
 class GeneratedAnswer:
-    """An answer, the decision about it, and what was read of it; None where it has no confidence."""
+    """What the base model answered, and the decision about it. `row`: None where there is no answer."""
 
-    answer: str
-    verdict: Decision
-    answers: Answers | None = None
+    row: Interaction | None
+    scored: ScoredAnswer
+
+    @property
+    def text(self) -> str:
+        return self.row.answer if self.row else ""
+
+    @property
+    def decision(self) -> Decision:
+        return self.scored.decision
 
 
 def room_for(predictor: Predictor, ask: Generate) -> str:
@@ -44,75 +51,80 @@ def room_for(predictor: Predictor, ask: Generate) -> str:
     return shortest.reason if isinstance(shortest, UnreadableRow) else ""
 
 
-def answer(
-    predictor: Predictor,
+def generate_answers(
+    gate: Gate,
     questions: Sequence[Question],
     ask: Generate,
     *,
     no_context: bool = False,
-    tell: Callable[[str], None] | None = None,
+    on_text: Callable[[str], None] | None = None,
 ) -> list[GeneratedAnswer]:
-    """Answer `questions` with the settings of `ask`, and decide about each answer, in order.
+    """Answer `questions` with the settings of `ask`, and let `gate` decide about each answer, in order.
 
-    `tell`, for one question, is given its answer so far after each token.
+    Args:
+        no_context: a question without any context is answered, too.
+        on_text: for one question, is given its answer so far after each token.
 
-    The decision is to abstain, with the reason, for a question that does not fit the window or has an empty answer. A
-    question without any context is not answered, and the decision is `unavailable`, unless `no_context` is set. Raises
-    `AbstainError` for states that are not finite, naming the row.
+    Returns:
+        The answers: none for a question that lacks its context, does not fit the window, or has an empty answer.
+
+    Raises:
+        AbstainError: The base model's states are not finite; the row is named.
     """
+    predictor = gate.predictor
     source, engine = predictor.source, predictor.source.engine()
     assert isinstance(source.ask, HiddenStates)  # the input of a probe
     by_states = predictor.scorer.kind == "probe"
-    asked = replace(ask, samples=1, states=source.ask if by_states else None)
-    prepared = [source.prepare_question(question, asked) for question in questions]
-    without_context = set() if no_context else {at for at, one in enumerate(questions) if predictor.lacks_context(one)}
-    requests = {
-        str(at): p.request for at, p in enumerate(prepared) if isinstance(p, Prepared) and at not in without_context
-    }
-    listen = None if tell is None else lambda _, text: tell(text.rstrip("\ufffd"))  # a character may take two tokens
-    found = {int(key): result[0] for key, result in engine.run(requests, listen) if isinstance(result, list)}
-    answered = {at: one for at, one in found.items() if one.text}
-    rows = [_interaction(questions[at], one.text, predictor) for at, one in answered.items()]
-    if by_states:
-        states = _states_of(predictor, requests, answered)
-        read = Answers(rows, {source.wanted: [row.float() for row in states.values()]})
-        scored = predictor.decide_all(read, [None] * len(rows), [0.0] * len(rows))
-    else:
-        scored, read = predictor.score_read(rows)
-    decisions = dict(zip(answered, scored, strict=True))
-    reads = {at: read.take([number]) for number, at in enumerate(answered)}
-    results: list[GeneratedAnswer] = []
-    for at, (question, p) in enumerate(zip(questions, prepared, strict=True)):
-        key = question.interaction_id
-        if at in without_context:
-            results.append(GeneratedAnswer("", predictor.unavailable(question)))
-        elif isinstance(p, UnreadableRow):
-            results.append(GeneratedAnswer("", predictor.refuse(key, Code.TOO_LONG, p.reason)))
-        elif at not in decisions:
-            results.append(GeneratedAnswer("", predictor.refuse(key, Code.NOTHING_TO_SCORE, EMPTY)))
+    ask = replace(ask, samples=1, states=source.ask if by_states else None)
+    refused: dict[int, Decision] = {}
+    requests: dict[str, Request] = {}
+    for number, question in enumerate(questions):
+        prepared = source.prepare_question(question, ask)
+        if gate.lacks_context(question, no_context):
+            refused[number] = gate.decide_without_context(question.interaction_id)
+        elif isinstance(prepared, UnreadableRow):
+            refused[number] = _refuse(gate, question, Code.TOO_LONG, prepared.reason)
         else:
-            results.append(GeneratedAnswer(found[at].text, decisions[at], reads[at]))
-    return results
+            requests[str(number)] = prepared.request
+    # A character may take two tokens, of which the first alone is none.
+    listen = None if on_text is None else lambda _, text: on_text(text.rstrip("\ufffd"))
+    results = {int(key): result[0] for key, result in engine.run(requests, listen) if isinstance(result, list)}
+    generated = {number: result for number, result in results.items() if result.text}
+    for number in results.keys() - generated.keys():
+        refused[number] = _refuse(gate, questions[number], Code.NOTHING_TO_SCORE, EMPTY)
+    states = _states_of(predictor, requests, generated) if by_states else {}
+    rows = {number: _interaction(questions[number], result.text, predictor) for number, result in generated.items()}
+    inputs = [DecisionInput(row.interaction_id, row, no_context, states.get(number)) for number, row in rows.items()]
+    scored = dict(zip(rows, gate.score_all(inputs), strict=True))
+    scored |= {number: ScoredAnswer(decision) for number, decision in refused.items()}
+    return [GeneratedAnswer(rows.get(number), scored[number]) for number in range(len(questions))]
+
+
+def _refuse(gate: Gate, question: Question, code: Code, reason: str) -> Decision:
+    return gate.apply_policy(gate.predictor.refuse(question.interaction_id, code, reason))
 
 
 def _states_of(
-    predictor: Predictor, requests: Mapping[str, Request], answered: Mapping[int, Generated]
+    predictor: Predictor, requests: Mapping[str, Request], generated: Mapping[int, Generated]
 ) -> dict[int, Tensor]:
-    """The states of the `answered` ones, in their order: those of their generation, or of a second pass."""
+    """The states of each generated answer, float32: those of its generation, or of a second pass."""
     source, engine = predictor.source, predictor.source.engine()
-    states = {at: _states(one, requests[str(at)]) for at, one in answered.items()}
+    states = {number: _states(result, requests[str(number)]) for number, result in generated.items()}
     again = {
-        str(at): Request(source.continued(requests[str(at)].pass_, one.text), source.ask, requests[str(at)].name)
-        for at, one in answered.items()
-        if not _is_written_as_read(engine.loaded.tokenizer, source.continued((), one.text)[:1], one)
+        str(number): Request(
+            source.continued(requests[str(number)].pass_, result.text), source.ask, requests[str(number)].name
+        )
+        for number, result in generated.items()
+        if not _is_written_as_read(engine.loaded.tokenizer, source.continued((), result.text)[:1], result)
     }
-    return states | {int(key): row for key, row in engine.run(again) if isinstance(row, Tensor)}
+    states |= {int(key): row for key, row in engine.run(again) if isinstance(row, Tensor)}
+    return {number: row.float() for number, row in states.items()}
 
 
 def _interaction(question: Question, answer: str, predictor: Predictor) -> Interaction:
     """`question` as answered by the base model."""
-    asked = {name: getattr(question, name) for name in Question.model_fields}
-    return Interaction(**asked, answer=answer, asked_at=datetime.now(UTC), model=predictor.source.params.model)
+    fields = {name: getattr(question, name) for name in Question.model_fields}
+    return Interaction(**fields, answer=answer, asked_at=datetime.now(UTC), model=predictor.source.params.model)
 
 
 def _is_written_as_read(tokenizer: Any, text: Pass, one: Generated) -> bool:

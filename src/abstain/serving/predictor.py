@@ -12,9 +12,8 @@ import numpy as np
 
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
-from abstain.core.contracts import Interaction, Question
+from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
-from abstain.core.phases import phase
 from abstain.learning.metrics.calibration import Calibrator, calibrator_from_dict
 from abstain.llm.engine.loading import resolve
 from abstain.llm.engine.prompts import load_layout
@@ -22,10 +21,8 @@ from abstain.llm.features.extraction import FeatureSource, UnreadableRow
 from abstain.llm.features.feature_store import Progress
 from abstain.llm.features.shard_job import JobStats
 from abstain.llm.signals.base import Answers
-from abstain.llm.signals.compute_features import Given, Keep, ServiceReader, compute_missing
+from abstain.llm.signals.compute_features import Keep, ServiceReader, compute_missing
 from abstain.serving.live_scorer import LiveScorer
-
-NO_CONTEXT = "no context was given, and the scorer was trained to judge answers by theirs"
 
 
 @dataclass(frozen=True)
@@ -109,49 +106,37 @@ class Predictor:
         reader = ServiceReader(tuple(FeatureSource(llm, settings, one) for one in scorer.readings), keep)
         return cls(scorer, FeatureSource(llm, settings), reader, calibrator, message, guaranteed)
 
-    def judge(self, requests: Sequence[Interaction], *, no_context: bool = False) -> list[Decision]:
-        """One decision per request of a service, in order: `unavailable` for an answer without any context, unless
-        `no_context` is set."""
-        fit = [request for request in requests if no_context or not self.lacks_context(request)]
-        verdicts = iter(self.score(fit))
-        return [
-            next(verdicts) if no_context or not self.lacks_context(request) else self.unavailable(request)
-            for request in requests
-        ]
+    def score(self, interactions: Sequence[Interaction]) -> list[Decision]:
+        """Each answer's confidence beside the threshold, in order; one without any context is scored without.
 
-    def score(self, interactions: Sequence[Interaction], given: Sequence[Given] = ()) -> list[Decision]:
-        """One decision per interaction, in order; a question without context is scored without.
-
-        `given`: results that are there already, of each; the base model is not asked for these.
+        Whether a service may show an answer is decided by `Gate`.
         """
-        return self.score_read(interactions, given)[0]
+        read = self.reader.read(interactions)
+        return self.score_answers(read.answers, read.unreadable, read.forward_tokens)
 
-    def score_read(
-        self, interactions: Sequence[Interaction], given: Sequence[Given] = ()
-    ) -> tuple[list[Decision], Answers]:
-        """What `score` gives, and the answers with what was read of them."""
-        found = self.reader.read(interactions, given)
-        with phase("decision"):
-            return self.decide_all(found.answers, found.unreadable, found.forward_tokens), found.answers
-
-    def decide_all(
+    def score_answers(
         self, answers: Answers, unreadable: Sequence[UnreadableRow | None], forward_tokens: Sequence[float]
     ) -> list[Decision]:
-        """One decision per answer, in order; `unreadable`: why the base model cannot read it, None where it can."""
+        """What `score` gives, of answers that were read.
+
+        Args:
+            unreadable: why the base model cannot read an answer, None where it can.
+            forward_tokens: what it read for each.
+        """
         decisions = []
-        scores = self.scorer.score(answers)
-        for one, why, tokens, score in zip(answers.interactions, unreadable, forward_tokens, scores, strict=True):
+        confidences = self.scorer.score(answers)
+        for row, why, tokens, confidence in zip(
+            answers.interactions, unreadable, forward_tokens, confidences, strict=True
+        ):
             if why:
-                decision = self.refuse(one.interaction_id, Code.TOO_LONG, why.reason)
-            elif np.isnan(score):
-                decision = self.refuse(one.interaction_id, Code.NOTHING_TO_SCORE, self._silent())
+                decision = self.refuse(row.interaction_id, Code.TOO_LONG, why.reason)
+            elif np.isnan(confidence):
+                reason = f"the scorer {self.scorer.name} has no score for this answer"
+                decision = self.refuse(row.interaction_id, Code.NOTHING_TO_SCORE, reason)
             else:
-                decision = self.decide(one.interaction_id, float(score))
+                decision = self.apply_threshold(row.interaction_id, float(confidence))
             decisions.append(replace(decision, forward_tokens=tokens))
         return decisions
-
-    def _silent(self) -> str:
-        return f"the scorer {self.scorer.name} has no score for this answer"
 
     def compute_missing(
         self, interactions: Sequence[Interaction], progress: Progress = lambda done, total: None
@@ -165,7 +150,7 @@ class Predictor:
     def threshold(self) -> float:
         return float(self.scorer.metadata["threshold"])
 
-    def decide(self, interaction_id: str, confidence: float) -> Decision:
+    def apply_threshold(self, interaction_id: str, confidence: float) -> Decision:
         """Show or abstain, at the released threshold."""
         show = confidence >= self.threshold
         verdict = Decision(
@@ -183,20 +168,6 @@ class Predictor:
             return verdict
         low, high = (float(bound[0]) for bound in bounds)
         return replace(verdict, probability_low=low, probability_high=high)
-
-    def lacks_context(self, asked: Interaction | Question) -> bool:
-        """Whether nothing was retrieved for `asked`, and the prompt that is read has a place for it."""
-        reads_contexts = self.scorer.readings and load_layout(self.source.params.layout).takes_contexts
-        return bool(reads_contexts) and not asked.contexts
-
-    def unavailable(self, asked: Interaction | Question) -> Decision:
-        """No decision, because nothing was retrieved for `asked`."""
-        return self.unavailable_because(asked.interaction_id, f"{Code.NOTHING_TO_SCORE}: {NO_CONTEXT}")
-
-    def unavailable_because(self, interaction_id: str, reason: str) -> Decision:
-        """No decision, for `reason`, which has its code in front."""
-        version = self.scorer.metadata["version"]
-        return Decision(interaction_id, "unavailable", None, self.threshold, version, self.guarantee, reason=reason)
 
     def refuse(self, interaction_id: str, code: Code, reason: str) -> Decision:
         """Abstain without a confidence, for `reason`, a cause of the kind `code`."""

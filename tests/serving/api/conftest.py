@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +19,8 @@ from abstain.serving.api.keys import Keys
 from abstain.serving.api.live_gate import LiveGate, Release
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
-from tests.serving.builders import release
+from tests.serving.builders import GUARANTEE, release
 
-GUARANTEE = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
 BASE = "http://127.0.0.1"
 
 

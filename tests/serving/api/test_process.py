@@ -21,10 +21,9 @@ from abstain.config.settings import Settings
 from tests.checkout import ROOT
 from tests.data.decision_log.builders import open_log
 from tests.serving.api.test_gate_route import ASKED
-from tests.serving.builders import release
+from tests.serving.builders import GUARANTEE, release
 
 HALF_AN_HOUR = 30 * 60
-GUARANTEE = '{"guaranteed": true, "message": "precision of at least 0.8"}'
 
 
 @dataclass

@@ -130,17 +130,17 @@ def test_a_scorer_that_reads_other_states_needs_a_pass_of_its_own(
 def test_one_that_fails_hurts_no_answer(
     start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decide_all = Predictor.decide_all
+    score_answers = Predictor.score_answers
 
     def fails(self: Predictor, *rest: Any) -> Any:
         if self.scorer.metadata["version"] == SHADOW:
             raise RuntimeError("broken")
-        return decide_all(self, *rest)
+        return score_answers(self, *rest)
 
     with start() as (client, _):
         expected = ask(client)
         assert outcomes(client, 1) == {"decided": 1}
-        monkeypatch.setattr(Predictor, "decide_all", fails)
+        monkeypatch.setattr(Predictor, "score_answers", fails)
         found = ask(client)
         assert outcomes(client, 2) == {"decided": 1, "failed": 1}
         assert (found["decision"], found["confidence"]) == (expected["decision"], expected["confidence"])

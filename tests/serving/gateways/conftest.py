@@ -20,8 +20,8 @@ from abstain.serving.api.keys import Keys
 from abstain.serving.api.live_gate import LiveGate
 from abstain.serving.api.service import GateService, Retrieve
 from abstain.serving.gate import Gate
-from tests.serving.api.conftest import GUARANTEE, MadeUpReleases
-from tests.serving.builders import release
+from tests.serving.api.conftest import MadeUpReleases
+from tests.serving.builders import GUARANTEE, release
 
 QUESTION = "How long may an account be overdrawn?"
 CONTEXTS = ["An account may be overdrawn for thirty days.", "Fees are charged monthly."]

@@ -215,8 +215,8 @@ def test_a_decision_that_takes_too_long_is_no_pass(
 ) -> None:
     client = connect(hurried)
     client.post("/v1/contexts", json=registered("call-1"))
-    judge_all = Gate.judge_all
-    monkeypatch.setattr(Gate, "judge_all", lambda *given: stuck.wait(30) and judge_all(*given))
+    score_with_model = Gate.score_with_model
+    monkeypatch.setattr(Gate, "score_with_model", lambda *given: stuck.wait(30) and score_with_model(*given))
     assert verdict(client, after(recorded, answers[0]))["verdict"] is False
     assert counted(hurried) == {"unavailable": 1}
     stuck.set()

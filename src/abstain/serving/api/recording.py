@@ -6,15 +6,15 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from opentelemetry.context import Context as TraceContext
 
-from abstain.core.contracts import Interaction
 from abstain.core.errors import parse_coded
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
+from abstain.serving.api.gathering import PendingRequest
 from abstain.serving.api.metrics import Metrics
-from abstain.serving.api.schemas import AskedAbout
 from abstain.serving.api.telemetry import emit
 from abstain.serving.predictor import Decision
 
@@ -35,18 +35,11 @@ class Recorder:
         self._log, self._metrics = log, metrics
 
     async def record(
-        self,
-        decision: Decision,
-        row: Interaction | None,
-        asked: AskedAbout,
-        source: str,
-        began: float,
-        trace: TraceContext | None,
-        given_sha256: str | None = None,
+        self, pending: PendingRequest[Any], decision: Decision, source: str, trace: TraceContext | None
     ) -> Timed:
         """Log `decision`, count it, and emit its event; one that the log knew is answered as it was, and not counted.
 
-        `began`: when its request came, by `time.perf_counter`. Raises `AbstainError` where the log cannot take it.
+        Raises `AbstainError` where the log cannot take it.
         """
         before_log = time.perf_counter()
         logged = LoggedDecision(
@@ -62,18 +55,18 @@ class Recorder:
             version=decision.version or None,
             scorer="+".join(decision.signals) or None,
             forward_tokens=decision.forward_tokens,
-            took_ms=1000 * (before_log - began),
+            took_ms=1000 * (before_log - pending.started_at),
             source=source,
-            product=asked.product,
-            user=asked.user,
-            interaction=row,
-            given_sha256=given_sha256,
+            product=pending.request.product,
+            user=pending.request.user,
+            interaction=pending.row,
+            given_sha256=pending.given_sha256,
         )
         outcome = await asyncio.wrap_future(self._log.record(logged))
         log_s = time.perf_counter() - before_log
         if outcome == "known":
             return Timed(await self._as_before(decision), log_s, known=True)
-        self.count(decision, source, began)
+        self.count(decision, source, pending.started_at)
         emit(decision, source, trace)
         return Timed(decision, log_s)
 
@@ -97,11 +90,11 @@ class Recorder:
             reason=before.reason,
         )
 
-    def count(self, decision: Decision, source: str, began: float) -> None:
-        """Count `decision` in the figures."""
+    def count(self, decision: Decision, source: str, started_at: float) -> None:
+        """Count `decision` in the figures; `started_at`: when its request came, by `time.perf_counter`."""
         shown, code = "yes" if decision.show else "no", _code_of(decision) or ""
         self._metrics.decisions.labels(decision.decision, shown, code, source, decision.version).inc()
-        self._metrics.seconds.labels(source).observe(time.perf_counter() - began)
+        self._metrics.seconds.labels(source).observe(time.perf_counter() - started_at)
         self._metrics.tokens.inc(decision.forward_tokens)
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -22,21 +21,20 @@ from abstain.core.contracts import Feedback, Interaction, Question, Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.log import DecisionLog
-from abstain.llm.engine.requests import Generate
 from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
 from abstain.serving.api.batching import Batcher
-from abstain.serving.api.gathering import Gatherer, RawStates, Retrieve, digest_of
+from abstain.serving.api.gathering import Gatherer, PendingRequest, RawStates, Retrieve
 from abstain.serving.api.live_gate import Live, LiveGate
 from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.recording import Recorder, Timed
 from abstain.serving.api.schemas import AnswerRequest, ContextsRequest, FeedbackRequest, GateRequest
 from abstain.serving.api.shadow import ShadowGate
 from abstain.serving.explanation import Explanation
-from abstain.serving.gate import UNKNOWN_WRITER, Gate, Judged, as_contexts, new_id, no_version
-from abstain.serving.generate import GeneratedAnswer, answer, room_for
+from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, as_contexts, new_id, no_version
+from abstain.serving.generate import generate_answers, room_for
 from abstain.serving.predictor import Decision
 
-Tell = Callable[[str], None]
+OnText = Callable[[str], None]
 """Is given more and more of an answer while it is written."""
 CALLERS = frozenset(
     {
@@ -47,16 +45,6 @@ CALLERS = frozenset(
 """What a caller can do something about is an error; whatever else goes wrong makes the decision `unavailable`."""
 T = TypeVar("T")
 _log = logging.getLogger("abstain.serve")
-
-
-@dataclass
-class _InHand:
-    """What was found of a request on the way to its decision, for the log and the shadow."""
-
-    row: Interaction | None = None
-    given: str | None = None
-    live: Live | None = None
-    judged: Judged | None = None
 
 
 class GateService:
@@ -103,7 +91,7 @@ class GateService:
 
     async def decide(
         self,
-        asked: GateRequest,
+        request: GateRequest,
         source: str = "api",
         trace: TraceContext | None = None,
         body: RawStates | None = None,
@@ -111,48 +99,60 @@ class GateService:
     ) -> Timed:
         """The decision about an answer, logged.
 
-        `body`: states that came as the body of a request. `timeout_s`: a shorter time than that of the settings.
+        Args:
+            source: `api` or the gateway's name, for the log.
+            body: states that came as the body of the request.
+            timeout_s: a shorter time than that of the settings.
 
-        Raises `AbstainError` for texts that are missing or too long, states that are refused, a full queue, an id that
-        was used for another answer, and where the log cannot be written.
+        Raises:
+            AbstainError: Texts are missing or too long, states are refused, the queue is full, the id was used for
+                another answer, or the log cannot be written.
         """
-        began = time.perf_counter()
-        key = asked.interaction_id or new_id()
-        self.gatherer.require_texts(asked, has_body=body is not None)
-        of = _InHand()
+        pending = PendingRequest(request.interaction_id or new_id(), request)
+        self.gatherer.require_texts(request, has_body=body is not None)
 
-        async def judged(live: Live | None) -> Decision | None:
-            nonlocal asked
-            asked = await self.gatherer.with_registered(asked)
-            of.row = await self.gatherer.row(key, asked)
-            if live is None:
-                await self.gatherer.discard(asked)
+        async def gather_and_score(live: Live | None) -> Decision | None:
+            decision_input = await self._gather(pending, live, body)
+            if live is None or decision_input is None:
                 return None
-            if asked.states and asked.states.path:
-                self._batcher.require_room()  # else the file would be gone when the caller asks again
-            about = await self.gatherer.checked(live.gate, key, of.row, asked, body)
-            of.given = digest_of(about, asked)
-            found = live.gate.decide_unread(about)
-            of.live = live
-            if isinstance(found, Judged):
-                of.judged = found
-                return self.gatherer.told_why(found.decision, asked, of.row)
-            of.judged = await self._batcher.run(("gate", live), live.gate.judge_all, about)
-            return of.judged.decision
+            pending.live, pending.scored = live, await self._score(live, decision_input)
+            return self.gatherer.explain_lack_of_context(pending, pending.scored.decision)
 
         within = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
-        decision = await self._decided(key, judged, within)
-        timed = await self._recorder.record(decision, of.row, asked, source, began, trace, of.given)
-        self._offer(timed, of)
+        decision = await self._decide_in_time(pending.key, gather_and_score, within)
+        return await self._record(pending, decision, source, trace)
+
+    async def _gather(
+        self, pending: PendingRequest[GateRequest], live: Live | None, body: RawStates | None
+    ) -> DecisionInput | None:
+        """What the decision rests on; None where nothing is live."""
+        await self.gatherer.gather_texts(pending)
+        states = pending.request.states
+        if live is None:
+            await self.gatherer.discard(states)
+            return None
+        if states and states.path:
+            self._batcher.require_room()  # else the file would be gone when the caller asks again
+        return await self.gatherer.gather_given(pending, live.gate, body)
+
+    async def _score(self, live: Live, decision_input: DecisionInput) -> ScoredAnswer:
+        """The decision of the version that is live, by the base model where it has to read the answer."""
+        scored = live.gate.score_without_model(decision_input)
+        if isinstance(scored, UnreadAnswer):
+            scored = await self._batcher.run(("gate", live), live.gate.score_with_model, scored)
+        return scored
+
+    async def _record(
+        self, pending: PendingRequest[Any], decision: Decision, source: str, trace: TraceContext | None
+    ) -> Timed:
+        """Log the decision, and give the shadow what production has just decided about."""
+        timed = await self._recorder.record(pending, decision, source, trace)
+        if self.shadow is not None and pending.live and pending.scored and not timed.known:
+            self.shadow.offer(pending.live, replace(pending.scored, decision=timed.decision), pending.row)
         return timed
 
-    def _offer(self, timed: Timed, of: _InHand) -> None:
-        """Give the shadow what production has just decided about."""
-        if self.shadow is not None and of.live and of.judged and not timed.known:
-            self.shadow.offer(of.live, replace(of.judged, decision=timed.decision), of.row)
-
     async def undecided(
-        self, asked: GateRequest, error: AbstainError, source: str, *, may_show: bool = True
+        self, request: GateRequest, error: AbstainError, source: str, *, may_show: bool = True
     ) -> Decision:
         """`unavailable`, for an answer that `decide` raised `error` about: logged without texts, if it can be.
 
@@ -160,51 +160,48 @@ class GateService:
         `on_unavailable` says, since its decision is not known. So is one that the log cannot take, and any without
         `may_show`.
         """
-        began, used = time.perf_counter(), error.code is Code.FAILED_CHECK
-        key = asked.interaction_id if asked.interaction_id and not used else new_id()
-        decision = self._unavailable(self.live.now, key, error.coded)
+        used = error.code is Code.FAILED_CHECK
+        pending = PendingRequest(request.interaction_id if request.interaction_id and not used else new_id(), request)
+        decision = self._unavailable(self.live.now, pending.key, error.coded)
         decision = replace(decision, show=decision.show and may_show and not used)
         try:
-            return (await self._recorder.record(decision, None, asked, source, began, None)).decision
+            return (await self._recorder.record(pending, decision, source, None)).decision
         except AbstainError as failure:  # what is not in the log is not shown
             _log.warning("a decision of %s is not in the log: %s", source, failure.coded)
             decision = replace(decision, show=False)
-            self._recorder.count(decision, source, began)
+            self._recorder.count(decision, source, pending.started_at)
             return decision
 
     async def answer(
-        self, asked: AnswerRequest, trace: TraceContext | None = None, tell: Tell | None = None
+        self, request: AnswerRequest, trace: TraceContext | None = None, on_text: OnText | None = None
     ) -> tuple[str, Timed]:
-        """The base model's answer and the decision about it, logged. `tell`: called from another thread.
+        """The base model's answer and the decision about it, logged. `on_text`: called from another thread.
 
         Raises `AbstainError` as `decide` does.
         """
-        began = time.perf_counter()
-        key = asked.interaction_id or new_id()
-        question = Question(interaction_id=key, question=asked.question, contexts=as_contexts(asked.contexts))
+        pending = PendingRequest(request.interaction_id or new_id(), request)
+        question = Question(
+            interaction_id=pending.key, question=request.question, contexts=as_contexts(request.contexts)
+        )
         self.gatherer.limit(question.question, "", question.contexts)
-        ask, text, model, of = asked.ask, "", UNKNOWN_WRITER, _InHand()
 
-        async def decided(live: Live | None) -> Decision | None:
-            nonlocal text, model
+        async def generate(live: Live | None) -> Decision | None:
             if live is None:
                 return None
-            if excess := room_for(live.gate.predictor, ask):
-                raise AbstainError(Code.TOO_LONG, f"max_new_tokens {asked.max_new_tokens} leaves no room: {excess}")
-            run = partial(_answer_all, live.gate, ask, asked.no_context, tell)
-            kind = ("answer", live, ask, asked.no_context, tell)
-            written: GeneratedAnswer = await self._batcher.run(kind, run, question)
-            text, model = written.answer, live.gate.predictor.source.params.model
-            of.live, of.judged = live, Judged(live.gate.checked(written.verdict), written.answers)
-            return of.judged.decision
+            if excess := room_for(live.gate.predictor, request.ask):
+                raise AbstainError(Code.TOO_LONG, f"max_new_tokens {request.max_new_tokens} leaves no room: {excess}")
+            settings: dict[str, Any] = {"ask": request.ask, "no_context": request.no_context, "on_text": on_text}
+            run = partial(generate_answers, live.gate, **settings)
+            generated = await self._batcher.run(("answer", live, *settings.values()), run, question)
+            pending.live, pending.scored = live, generated.scored
+            if generated.row is not None:
+                more = {name: getattr(request, name) for name in ("product", "line_of_business", "group")}
+                pending.row = generated.row.model_copy(update=more)
+            return generated.decision
 
-        decision = await self._decided(key, decided, self.settings.answer_timeout_s)
-        if text:
-            more = {name: getattr(asked, name) for name in ("product", "line_of_business", "group")}
-            of.row = Interaction(**question.__dict__, answer=text, asked_at=datetime.now(UTC), model=model, **more)
-        timed = await self._recorder.record(decision, of.row, asked, "answer", began, trace)
-        self._offer(timed, of)
-        return text, timed
+        decision = await self._decide_in_time(pending.key, generate, self.settings.answer_timeout_s)
+        timed = await self._record(pending, decision, "answer", trace)
+        return pending.row.answer if pending.row else "", timed
 
     async def explain(self, row: Interaction, no_context: bool = False) -> Explanation:
         """The decision about an answer that somebody tries, with its parts: neither logged nor counted.
@@ -277,16 +274,16 @@ class GateService:
             raise AbstainError(Code.NO_VERSION, self.live.trouble or "nothing is live")
         return live
 
-    async def _decided(
+    async def _decide_in_time(
         self, key: str, decide: Callable[[Live | None], Awaitable[Decision | None]], timeout_s: float
     ) -> Decision:
         """The decision of the live version: `unavailable`, with the reason, where there is none in time."""
         live = self.live.now
         try:
             async with asyncio.timeout(timeout_s):
-                found = await decide(live)
-            if found is not None:
-                return found
+                decision = await decide(live)
+            if decision is not None:
+                return decision
             reason = self.live.trouble or f"{Code.NO_VERSION}: nothing is live"
         except TimeoutError:
             reason = f"{Code.BUSY}: there was no decision within {timeout_s:g} s"
@@ -299,8 +296,7 @@ class GateService:
     def _unavailable(self, live: Live | None, key: str, reason: str) -> Decision:
         if live is None:
             return no_version(key, self.settings.on_unavailable, reason)
-        show = self.settings.on_unavailable == "show"
-        return replace(live.gate.predictor.unavailable_because(key, reason), show=show)
+        return live.gate.unavailable(key, reason)
 
     def count_waiting(self) -> None:
         """Bring the figures up to date that are read, not counted."""
@@ -331,9 +327,3 @@ async def _within(seconds: float, work: Awaitable[T]) -> T:
 
 def _explain_all(gate: Gate, jobs: Sequence[tuple[Interaction, bool]]) -> list[Explanation]:
     return [gate.explain(row, no_context) for row, no_context in jobs]
-
-
-def _answer_all(
-    gate: Gate, ask: Generate, no_context: bool, tell: Tell | None, questions: Sequence[Question]
-) -> list[GeneratedAnswer]:
-    return answer(gate.predictor, questions, ask, no_context=no_context, tell=tell)

@@ -22,7 +22,7 @@ from abstain.llm.signals.base import Answers
 from abstain.serving.api.batching import Batcher
 from abstain.serving.api.live_gate import Live, LiveGate
 from abstain.serving.api.metrics import Metrics
-from abstain.serving.gate import Gate, Judged
+from abstain.serving.gate import Gate, ScoredAnswer
 from abstain.serving.predictor import Decision
 
 WAITING = 64
@@ -37,7 +37,7 @@ class _Offered:
     """An answer that `live` has decided about. `row`: None where no texts are known."""
 
     live: Live
-    judged: Judged
+    scored: ScoredAnswer
     row: Interaction | None
 
 
@@ -55,14 +55,14 @@ class ShadowGate:
         self._runner: asyncio.Task[None] | None = None
         self._trouble: str | None = None
 
-    def offer(self, live: Live, judged: Judged, row: Interaction | None) -> None:
+    def offer(self, live: Live, scored: ScoredAnswer, row: Interaction | None) -> None:
         """Take an answer that production has just decided about, if there is a shadow and room; returns at once."""
-        if self.follow.now is None or judged.decision.decision == "unavailable":
+        if self.follow.now is None or scored.decision.decision == "unavailable":
             return
         if len(self._waiting) >= WAITING:
             self._count("dropped")
             return
-        self._waiting.append(_Offered(live, judged, row))
+        self._waiting.append(_Offered(live, scored, row))
         if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run_all())
 
@@ -91,7 +91,7 @@ class ShadowGate:
         shadow = self.follow.now
         if shadow is None:
             return "skipped"
-        read = shared_answers(shadow.gate, job.live.gate, job.judged.answers)
+        read = shared_answers(shadow.gate, job.live.gate, job.scored.answers)
         if read is not None:
             decide = asyncio.get_running_loop().run_in_executor(self._thread, _decide, shadow.gate, read)
             decision = await decide
@@ -103,7 +103,7 @@ class ShadowGate:
         else:
             return "skipped"
         candidate = shadow.release.version
-        made = _shadow_decision(job.judged.decision.interaction_id, candidate, decision, shadow.gate)
+        made = _shadow_decision(job.scored.decision.interaction_id, candidate, decision, shadow.gate)
         await asyncio.wrap_future(self._log.shadow(made))
         return "decided"
 
@@ -130,7 +130,7 @@ def shared_answers(shadow: Gate, live: Gate, answers: Answers | None) -> Answers
 
 
 def _decide(gate: Gate, answers: Answers) -> Decision:
-    (decision,) = gate.predictor.decide_all(answers, [None], [0.0])
+    (decision,) = gate.predictor.score_answers(answers, [None], [0.0])
     return decision
 
 

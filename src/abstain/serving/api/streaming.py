@@ -37,10 +37,10 @@ async def answer_events(
     written: asyncio.Queue[str | None] = asyncio.Queue()
     optimistic = asked.stream == "optimistic"
 
-    def tell(text: str) -> None:
+    def on_text(text: str) -> None:
         loop.call_soon_threadsafe(written.put_nowait, text)
 
-    running = service.start(service.answer(asked, trace, tell if optimistic else None))
+    running = service.start(service.answer(asked, trace, on_text if optimistic else None))
     running.add_done_callback(lambda _: written.put_nowait(None))
     sent = False
     while (text := await written.get()) is not None:

@@ -1,0 +1,248 @@
+"""Every door decides alike: the same answer has the same decision, for the same reason, wherever it is asked about."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from abstain.config.serve_settings import ServeSettings
+from abstain.config.settings import Settings
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError, parse_coded
+from abstain.data.decision_log.log import DecisionLog
+from abstain.learning.estimators.onnx_logistic import logistic_to_onnx
+from abstain.llm.engine.engine import Engine
+from abstain.serving.api.app import make_app
+from abstain.serving.api.keys import Keys
+from abstain.serving.api.live_gate import LiveGate
+from abstain.serving.api.service import GateService
+from abstain.serving.gate import Gate, interaction
+from abstain.serving.gateways.client import HttpGate, ask
+from abstain_cli import app as cli
+from tests.serving.api.conftest import BASE, MadeUpReleases
+from tests.serving.builders import GUARANTEE, release
+from tests.serving.test_live_scorer import WRITER
+
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
+QUESTION, CONTEXTS, ANSWER = "What is the fee?", ["The fee is 5."], "5"
+LONG = "x" * 600
+UNGUARANTEED = json.dumps({"guaranteed": False, "message": "12 more reviews are needed"})
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked about a release with these changes, and what is decided."""
+
+    decision: str
+    reason: str | None
+    question: str = QUESTION
+    contexts: tuple[str, ...] = tuple(CONTEXTS)
+    answer: str = ANSWER
+    guarantee: str = GUARANTEE
+    scorer: str = "probe"
+    is_scored: bool = False
+
+    @property
+    def is_shown(self) -> bool:
+        return self.decision == "show"
+
+
+CASES = {
+    "shown": Case("show", None, is_scored=True),
+    "no context": Case("unavailable", "A206: no context was given", contexts=()),
+    "no guarantee": Case(
+        "unavailable", "A302: version v1.0.0 has no guarantee: 12 more reviews", guarantee=UNGUARANTEED, is_scored=True
+    ),
+    "no context and no guarantee": Case(
+        "unavailable", "A206: no context was given", contexts=(), guarantee=UNGUARANTEED
+    ),
+    "too long": Case("abstain", "A203: ", question=LONG, answer=LONG),
+    "too long and no guarantee": Case("unavailable", "A203: ", question=LONG, answer=LONG, guarantee=UNGUARANTEED),
+    "no score": Case("abstain", "A206: the scorer writer has no score", scorer="writer"),
+    "no score and no guarantee": Case(
+        "unavailable", "A206: the scorer writer has no score", scorer="writer", guarantee=UNGUARANTEED
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Doors:
+    """The ways to ask about the release in `folder`."""
+
+    folder: Path
+    settings: Settings
+    log: DecisionLog
+    client: TestClient
+    monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+
+    def gate(self, case: Case) -> dict[str, Any]:
+        gate = Gate.open(self.folder, self.settings)
+        return asdict(gate.decide(case.question, case.contexts, case.answer))
+
+    def tried_on_the_page(self, case: Case) -> dict[str, Any]:
+        gate = Gate.open(self.folder, self.settings)
+        return asdict(gate.explain(interaction(case.question, case.contexts, case.answer)).decision)
+
+    def abstain_score(self, case: Case) -> dict[str, Any]:
+        return self._run("score", "-q", case.question, "-a", case.answer, *self._flags(case))
+
+    def abstain_generate(self, case: Case) -> dict[str, Any]:
+        return self._run("generate", "-q", case.question, "--max-new-tokens", "4", *self._flags(case))
+
+    def v1_gate(self, case: Case) -> dict[str, Any]:
+        return self._post("/v1/gate", question=case.question, contexts=case.contexts, answer=case.answer)
+
+    def v1_answer(self, case: Case) -> dict[str, Any]:
+        return self._post("/v1/answer", question=case.question, contexts=case.contexts, max_new_tokens=4)
+
+    def http_gate(self, case: Case) -> dict[str, Any]:
+        def send(request: httpx.Request) -> httpx.Response:
+            sent = self.client.post(request.url.path, content=request.content, headers=dict(request.headers))
+            return httpx.Response(sent.status_code, content=sent.content)
+
+        gate = HttpGate(BASE, transport=httpx.MockTransport(send))
+        return asdict(ask(gate, case.question, case.contexts, case.answer))  # type: ignore[call-overload, no-any-return]
+
+    def litellm(self, case: Case) -> dict[str, Any]:
+        body = {"input_type": "response", "litellm_call_id": self._register(case, "litellm"), "texts": [case.answer]}
+        found = self._post("/beta/litellm_basic_guardrail_api", **body)
+        return self._logged("litellm", found["action"] == "NONE")
+
+    def kgateway(self, case: Case) -> dict[str, Any]:
+        headers = {"x-abstain-call-id": self._register(case, "kgateway")}
+        message = {"role": "assistant", "content": case.answer}
+        found = self._post("/gateways/kgateway/response", headers, body={"choices": [{"message": message}]})
+        return self._logged("kgateway", "body" not in found["action"])
+
+    def portkey(self, case: Case) -> dict[str, Any]:
+        found = self._post(
+            "/gateways/portkey",
+            request={"json": {"messages": [{"role": "user", "content": case.question}]}},
+            response={"json": {"choices": [{"message": {"role": "assistant", "content": case.answer}}]}},
+            metadata={"abstain_call_id": self._register(case, "portkey")},
+            eventType="afterRequestHook",
+        )
+        return self._logged(found["data"]["answers"][0]["interaction_id"], found["verdict"])
+
+    def _flags(self, case: Case) -> list[str]:
+        return [word for context in case.contexts for word in ("-c", context)]
+
+    def _run(self, *arguments: str) -> dict[str, Any]:
+        self.monkeypatch.setattr(sys, "argv", ["abstain", *arguments])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        printed = self.capsys.readouterr()
+        if left.value.code:
+            raise parse_coded(printed.err.removeprefix("error ")) or AssertionError(printed.err)
+        decision: dict[str, Any] = json.loads(printed.out)
+        return decision
+
+    def _post(self, path: str, headers: dict[str, str] | None = None, **body: Any) -> dict[str, Any]:
+        sent = self.client.post(path, json=body, headers=headers)
+        found: dict[str, Any] = sent.json()
+        if sent.status_code != 200:
+            raise parse_coded(f"{found['code']}: {found['detail']}") or AssertionError(sent.text)
+        return found
+
+    def _register(self, case: Case, call_id: str) -> str:
+        content = {"call_id": call_id, "question": case.question, "contexts": case.contexts}
+        assert self.client.post("/v1/contexts", json=content).status_code == 204
+        return call_id
+
+    def _logged(self, interaction_id: str, is_shown: bool) -> dict[str, Any]:
+        found = self.log.find(interaction_id)
+        assert found is not None and found.decision.shown is is_shown
+        return {**vars(found.decision), "show": is_shown}
+
+
+DOORS: list[Callable[[Doors, Case], dict[str, Any]]] = [
+    *(Doors.gate, Doors.tried_on_the_page, Doors.abstain_score, Doors.abstain_generate, Doors.v1_gate),
+    *(Doors.v1_answer, Doors.http_gate, Doors.litellm, Doors.kgateway, Doors.portkey),
+]
+WRITING = ("abstain_generate", "v1_answer")
+"""The doors at which the base model writes the answer, which is another one."""
+GATEWAYS = (Doors.http_gate, Doors.litellm, Doors.kgateway, Doors.portkey)
+
+
+@pytest.fixture
+def open_doors(
+    model: Path,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Callable[[Case], Doors]]:
+    """Put the release of a case into production, behind every door."""
+    for name in ("HOME", "DEVICE", "DTYPE"):
+        monkeypatch.setenv(f"ABSTAIN_{name}", str(getattr(settings, name.lower())))
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    monkeypatch.setattr(cli, "_prepare", lambda: None)
+    monkeypatch.setattr("tasks.release_bundle.production", lambda: (tmp_path, None))
+    log = DecisionLog.open(f"sqlite:///{tmp_path / 'log.sqlite'}", redact=lambda row: row, pseudonym=str)
+    clients = []
+
+    def opened(case: Case) -> Doors:
+        changes: dict[str, str | None] = {"version": "v1.0.0", "threshold": "0.0", "guarantee": case.guarantee}
+        if case.scorer == "writer":
+            content = logistic_to_onnx(WRITER.coefficient, WRITER.intercept, WRITER.to_dict())
+            digests = {"writer": hashlib.sha256(content).hexdigest()}
+            scorer = {"name": "writer", "kinds": {"writer": "writer"}, "forward_tokens": 0.0, "sha256": digests}
+            changes |= {"scorer": json.dumps(scorer), "format": "4"}
+            (tmp_path / "parts").mkdir()
+            (tmp_path / "parts" / "writer.onnx").write_bytes(content)
+        releases = MadeUpReleases(tmp_path)
+        releases.promote("v1.0.0", release(tmp_path, model, settings, **changes))
+        live = LiveGate(releases, lambda folder: Gate.open(folder, settings))
+        service = GateService(live, log, ServeSettings(timeout_s=60, portkey_timeout_s=60))
+        service.refresh()
+        clients.append(TestClient(make_app(service, Keys()), BASE).__enter__())
+        return Doors(tmp_path, settings, log, clients[-1], monkeypatch, capsys)
+
+    yield opened
+    for client in clients:
+        client.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_door_gives_the_same_decision(case: Case, open_doors: Callable[[Case], Doors]) -> None:
+    doors = open_doors(case)
+    decisions = {door.__name__: door(doors, case) for door in DOORS}
+    assert {(found["decision"], found["show"]) for found in decisions.values()} == {(case.decision, case.is_shown)}
+    for name, found in decisions.items():
+        assert (found["reason"] is None) is (case.reason is None), name
+        assert (found["reason"] or "").startswith(case.reason or ""), name
+    confidences = [found["confidence"] for name, found in decisions.items() if name not in WRITING]
+    assert [found["confidence"] is not None for found in decisions.values()] == [case.is_scored] * len(DOORS)
+    assert confidences == pytest.approx([confidences[0]] * len(confidences))
+
+
+def test_what_is_not_finite_is_decided_at_no_door(
+    open_doors: Callable[[Case], Doors], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway, which may take an error for a pass, is told that the answer is withheld."""
+
+    def overflow(*_: Any) -> Any:
+        raise AbstainError(Code.NOT_FINITE, "the states are not finite")
+
+    doors = open_doors(CASES["shown"])
+    monkeypatch.setattr(Engine, "run", overflow)
+    for door in DOORS:
+        if door in GATEWAYS:
+            found = door(doors, CASES["shown"])
+            assert (found["decision"], found["show"]) == ("unavailable", False), door
+            assert found["reason"].startswith("A204: "), door
+        else:
+            with pytest.raises(AbstainError) as raised:
+                door(doors, CASES["shown"])
+            assert raised.value.code is Code.NOT_FINITE, door
