@@ -13,8 +13,8 @@ from abstain.core.contracts import ImportedInteraction
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.sample.files import INCOMING
+from abstain.serving.decision import Decision
 from abstain.serving.gate import DecisionInput, Gate
-from abstain.serving.predictor import Decision
 from flows.ingest import ingest
 from flows.retrain import Retrained, retrain
 from tasks.base_model import base_model_prepared

@@ -7,6 +7,7 @@ Static and conservative: a file counts when any statement, wherever it stands, m
 * A string that is the dotted name of a module counts as an import of it: `import_module("abstain.x")`, an entry point
   `"abstain.x:run"`, `[python, "-m", "abstain.x"]`. An import by a name that is put together at run time cannot be
   followed and is an error.
+* `abstain/__init__.py` counts, but not what it hands on to others: no code here asks it for that.
 * A module that looks for its own files (`__file__`, `importlib.resources`, `pkgutil`, a template loader) counts with
   all data files of its package, and of each package that it names.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 
 DOTTED = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)+)(:[\w.]+)?")
 IMPORTERS = frozenset({"import_module", "__import__", "run_module", "load_module"})
+FACE = Path("abstain", "__init__.py")
 LOOKS_FOR_FILES = frozenset({"__file__", "__path__", "__spec__", "PackageLoader", "pkgutil"})
 
 
@@ -45,7 +47,7 @@ class SourceTree:
             if file in found:
                 continue
             found.add(file)
-            if file.suffix == ".py":
+            if file.suffix == ".py" and file != self.source / FACE:
                 mentioned = _mentions(file, file.relative_to(self.source).parent.parts)
                 for name in mentioned.modules:
                     todo |= self._files_of(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from abstain.config.params import Params
 from tests.closure import SourceTree
 from tests.conftest import ROOT
 
+FROM_FACE = re.compile(r"^ *(from abstain import|import abstain\b(?!\.))", re.MULTILINE)
 CONFIG = "src/abstain/config/"
 """The one package that is no dependency: DVC records the values that it reads."""
 TREE = SourceTree(ROOT, ROOT / "src")
@@ -44,6 +46,12 @@ def test_stage_lists_no_source_that_it_does_not_use(stage: str) -> None:
     used = TREE.closure(f"abstain.stages.{stage}")
     listed = [dep for dep in STAGES[stage]["deps"] if dep.startswith("src/")]
     assert [dep for dep in listed if not any(covers(dep, file) for file in used)] == []
+
+
+def test_code_imports_nothing_from_the_face_of_the_package() -> None:
+    """The closure of a stage does not follow what `abstain/__init__.py` hands on."""
+    files = [file for file in files_under("src", "tasks", "flows") if file.endswith(".py")]
+    assert files and [file for file in files if re.search(FROM_FACE, (ROOT / file).read_text())] == []
 
 
 def test_no_dependency_is_an_empty_file() -> None:

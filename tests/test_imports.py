@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 
 ONNX = "onnx onnxruntime"
 EXPECTED = {
+    "abstain": "",
     "abstain_cli.usage": "",
     "tasks.supervisor": "",
     "abstain.stages.validate.__main__": "pandas",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import abstain
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Layout
@@ -77,3 +78,8 @@ def test_log_probabilities_of_another_answer_are_refused(open_gate: Callable[...
     response = {"choices": [{"logprobs": {"content": [{"token": "no", "logprob": -0.1}]}}]}
     with pytest.raises(AbstainError, match="another"):
         open_gate().decide(*TEXTS, response=response)
+
+
+def test_the_package_hands_on_its_public_names() -> None:
+    assert [getattr(abstain, name).__name__ for name in abstain.__all__] == abstain.__all__
+    assert abstain.Gate is Gate and not hasattr(abstain, "Predictor")

@@ -13,7 +13,8 @@ from abstain.llm.engine.requests import NLL, relevant
 from abstain.llm.engine.tokenization import ENCODING, encode_pass
 from abstain.llm.features.extraction import FeatureSource, Prepared
 from abstain.llm.signals.base import Answers
-from abstain.serving.predictor import Decision, Predictor
+from abstain.serving.decision import Decision
+from abstain.serving.predictor import Predictor
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,12 @@ from abstain.llm.engine.tokenization import EncodedPass
 from abstain.llm.features.extraction import UnreadableRow
 from abstain.llm.signals.base import Answers
 from abstain.llm.signals.compute_features import Given, Keep
+from abstain.serving.decision import Decision
 from abstain.serving.explanation import Explanation, explain
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.given import Missing, given_answers
 from abstain.serving.log_probs import AnswerLogProbs, read_log_probs
-from abstain.serving.predictor import Decision, Predictor
+from abstain.serving.predictor import Predictor
 
 UNKNOWN_WRITER = "unknown"
 """The writer of an answer where the caller does not name it."""
@@ -245,10 +246,3 @@ def as_contexts(given: Sequence[str | Context]) -> tuple[Context, ...]:
 def new_id() -> str:
     """An id for an interaction that has none."""
     return f"gate-{secrets.token_hex(12)}"
-
-
-def no_version(interaction_id: str, on_unavailable: OnUnavailable, reason: str) -> Decision:
-    """The decision while nothing is live, or nothing could be asked in time."""
-    return Decision(
-        interaction_id, "unavailable", None, None, "", "nothing is live", reason=reason, show=on_unavailable == "show"
-    )

@@ -23,8 +23,9 @@ from abstain.llm.engine.prompts import Pass
 from abstain.llm.engine.requests import Generate, HiddenStates, Request
 from abstain.llm.engine.tokenization import encode_pass
 from abstain.llm.features.extraction import UnreadableRow
+from abstain.serving.decision import Decision
 from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer
-from abstain.serving.predictor import Decision, Predictor
+from abstain.serving.predictor import Predictor
 
 EMPTY = "the base model gave no answer"
 

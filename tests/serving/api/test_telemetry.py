@@ -61,9 +61,9 @@ def test_events_are_sent_to_a_receiver() -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     script = (
         "from abstain.serving.api.telemetry import emit, exporting\n"
-        "from abstain.serving.gate import no_version\n"
+        "from abstain.serving.decision import no_decision\n"
         "with exporting():\n"
-        "    emit(no_version('i-1', 'abstain', 'A407: nothing'), 'api', None)\n"
+        "    emit(no_decision('i-1', 'A407: nothing'), 'api', None)\n"
     )
     own = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
     subprocess.run([sys.executable, "-c", script], env={**os.environ, **own}, check=True, timeout=120)

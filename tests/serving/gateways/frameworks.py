@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from abstain.serving.decision import Decision
 from abstain.serving.gateways.callbacks import AnswerWithheld, langchain_callback, llamaindex_callback
-from abstain.serving.gateways.client import ServerDecision
 from abstain.serving.gateways.nemo import abstain_action
 
 QUESTION, CHUNKS = "How long?", ["Thirty days.", "Fees are monthly."]
@@ -30,9 +30,9 @@ define subflow check with abstain
 class StandIn:
     on_unavailable = "abstain"
 
-    def decide(self, question: str, contexts: Sequence[str], answer: str) -> ServerDecision:
+    def decide(self, question: str, contexts: Sequence[str], answer: str) -> Decision:
         show = (question, list(contexts), answer) == (QUESTION, CHUNKS, "right")
-        return ServerDecision(show, "show" if show else "abstain", "i-1", 0.5)
+        return Decision("i-1", "show" if show else "abstain", 0.5, 0.5, "v1.0.0", "made up", show=show)
 
 
 def nemo(answer: str) -> str:

@@ -21,8 +21,9 @@ from fastapi.testclient import TestClient
 from abstain.config.serve_settings import OnUnavailable
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.service import GateService
+from abstain.serving.decision import Decision
 from abstain.serving.gateways.callbacks import AnswerWithheld, langchain_callback, llamaindex_callback
-from abstain.serving.gateways.client import HttpGate, ServerDecision
+from abstain.serving.gateways.client import HttpGate
 from abstain.serving.gateways.nemo import abstain_action
 from tests.serving.gateways.conftest import CONTEXTS, QUESTION, WITHHELD
 
@@ -37,10 +38,10 @@ class StandIn:
         self.on_unavailable: OnUnavailable = on_unavailable
         self.asked: list[tuple[str, list[str], str]] = []
 
-    def decide(self, question: str, contexts: Sequence[str], answer: str) -> ServerDecision:
+    def decide(self, question: str, contexts: Sequence[str], answer: str) -> Decision:
         self.asked.append((question, list(contexts), answer))
         show = bool(contexts) and answer == "right"
-        return ServerDecision(show, "show" if show else "abstain", "i-1", 0.7)
+        return Decision("i-1", "show" if show else "abstain", 0.7, 0.5, "v1.0.0", "made up", show=show)
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_without_contexts_the_entitlements_are_sent_alone() -> None:
 
 def test_importing_the_client_imports_nothing_of_the_base_model() -> None:
     code = (
-        "import sys; from abstain.serving.gateways import callbacks, client, nemo; "
+        "import sys; from abstain import HttpGate; from abstain.serving.gateways import callbacks, nemo; "
         "print(sorted({'torch', 'onnxruntime', 'pandas', 'fastapi', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -196,7 +197,7 @@ def test_a_chain_returns_what_is_shown_and_raises_for_what_is_withheld(framework
     assert gate.asked == [(QUESTION, CONTEXTS, "right")]
     with pytest.raises(AnswerWithheld, match=WITHHELD) as withheld:
         run_chain(callback, {"answer": "wrong"})
-    assert withheld.value.decided.decision == "abstain"
+    assert withheld.value.decision.decision == "abstain"
 
 
 def test_a_chain_may_have_plain_texts_and_messages(frameworks: None) -> None:
@@ -212,7 +213,7 @@ def test_a_chain_whose_answer_is_not_found_raises(frameworks: None, answer: Any)
     callback = langchain_callback(StandIn())  # type: ignore[arg-type]
     with pytest.raises(AnswerWithheld) as withheld:
         run_chain(callback, answer)
-    assert withheld.value.decided.decision == "unavailable"
+    assert withheld.value.decision.decision == "unavailable"
 
 
 def test_a_chain_that_retrieved_nothing_is_judged_without_contexts(frameworks: None) -> None:

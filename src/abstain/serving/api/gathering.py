@@ -20,9 +20,9 @@ from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.live_gate import Live
 from abstain.serving.api.schemas import AskedAbout, GateRequest
+from abstain.serving.decision import Decision
 from abstain.serving.engine_states import StatesDescribed, StatesGiven, read_states, states_in
 from abstain.serving.gate import UNKNOWN_WRITER, DecisionInput, Gate, ScoredAnswer, as_contexts
-from abstain.serving.predictor import Decision
 from abstain.serving.state_files import take_file
 
 Asked = TypeVar("Asked", bound=AskedAbout)

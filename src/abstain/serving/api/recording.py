@@ -16,7 +16,7 @@ from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.gathering import PendingRequest
 from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.telemetry import emit
-from abstain.serving.predictor import Decision
+from abstain.serving.decision import Decision
 
 
 @dataclass(frozen=True)

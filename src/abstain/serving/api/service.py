@@ -29,10 +29,10 @@ from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.recording import Recorder, Timed
 from abstain.serving.api.schemas import AnswerRequest, ContextsRequest, FeedbackRequest, GateRequest
 from abstain.serving.api.shadow import ShadowGate
+from abstain.serving.decision import Decision, no_decision
 from abstain.serving.explanation import Explanation
-from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, as_contexts, new_id, no_version
+from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, as_contexts, new_id
 from abstain.serving.generate import generate_answers, room_for
-from abstain.serving.predictor import Decision
 
 OnText = Callable[[str], None]
 """Is given more and more of an answer while it is written."""
@@ -295,7 +295,7 @@ class GateService:
 
     def _unavailable(self, live: Live | None, key: str, reason: str) -> Decision:
         if live is None:
-            return no_version(key, self.settings.on_unavailable, reason)
+            return no_decision(key, reason, show=self.settings.on_unavailable == "show")
         return live.gate.unavailable(key, reason)
 
     def count_waiting(self) -> None:

@@ -22,8 +22,8 @@ from abstain.llm.signals.base import Answers
 from abstain.serving.api.batching import Batcher
 from abstain.serving.api.live_gate import Live, LiveGate
 from abstain.serving.api.metrics import Metrics
+from abstain.serving.decision import Decision
 from abstain.serving.gate import Gate, ScoredAnswer
-from abstain.serving.predictor import Decision
 
 WAITING = 64
 """Answers that may wait for the shadow: each may hold a megabyte of states."""

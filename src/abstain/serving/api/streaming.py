@@ -15,7 +15,7 @@ from abstain.serving.api.keys import ApiKey
 from abstain.serving.api.problems import Problem
 from abstain.serving.api.schemas import AnswerRequest, AnswerResponse
 from abstain.serving.api.service import GateService
-from abstain.serving.predictor import Decision
+from abstain.serving.decision import Decision
 
 
 def answer_response(text: str, decision: Decision, holder: ApiKey) -> AnswerResponse:

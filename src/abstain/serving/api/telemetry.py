@@ -15,7 +15,7 @@ from opentelemetry._logs import LogRecord, SeverityNumber, get_logger, set_logge
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.serving.predictor import Decision
+from abstain.serving.decision import Decision
 
 EVENT = "gen_ai.evaluation.result"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT")

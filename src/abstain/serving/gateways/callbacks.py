@@ -11,15 +11,16 @@ from typing import Any
 from uuid import UUID
 
 from abstain.config.withheld import WITHHELD_TEXT
-from abstain.serving.gateways.client import AsksGate, Decided, ask
+from abstain.serving.decision import Decision
+from abstain.serving.gateways.client import AsksGate, ask
 
 
 class AnswerWithheld(Exception):
-    """An answer is not to be shown. Its text is what to show in its place; `decided`: the decision."""
+    """An answer is not to be shown. Its text is what to show in its place; `decision`: why."""
 
-    def __init__(self, text: str, decided: Decided) -> None:
+    def __init__(self, text: str, decision: Decision) -> None:
         super().__init__(text)
-        self.decided = decided
+        self.decision = decision
 
 
 def langchain_callback(
@@ -70,9 +71,9 @@ def langchain_callback(
                 return
             asked, contexts = self._asked[run_id]
             self._forget(run_id)
-            decided = ask(gate, asked, contexts, _of(outputs, answer))
-            if not decided.show:
-                raise AnswerWithheld(withheld_text, decided)
+            decision = ask(gate, asked, contexts, _of(outputs, answer))
+            if not decision.show:
+                raise AnswerWithheld(withheld_text, decision)
 
         def _follow(self, run_id: UUID, parent: UUID | None) -> None:
             self._runs[run_id] = self._runs.get(parent, parent) if parent else run_id
@@ -115,11 +116,11 @@ def llamaindex_callback(gate: AsksGate, *, withheld_text: str = WITHHELD_TEXT) -
                 return
             text = getattr(response, "response", None)
             contexts = [node.get_content() for node in getattr(response, "source_nodes", None) or []]
-            decided = ask(gate, question, contexts, text if isinstance(text, str) else None)
-            if decided.show:
+            decision = ask(gate, question, contexts, text if isinstance(text, str) else None)
+            if decision.show:
                 return
             if not isinstance(text, str):
-                raise AnswerWithheld(withheld_text, decided)
+                raise AnswerWithheld(withheld_text, decision)
             response.response = withheld_text
 
         def start_trace(self, trace_id: str | None = None) -> None:

@@ -6,28 +6,14 @@ This module imports nothing of the base model, so that it costs a chain or a rai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import fields, replace
+from typing import Any, Protocol
 
 import httpx
 
 from abstain.config.serve_settings import OnUnavailable
 from abstain.core.codes import Code
-
-
-class Decided(Protocol):
-    """What the adapters read of a decision: that of a server, or `Decision` of a gate in process."""
-
-    @property
-    def show(self) -> bool: ...
-    @property
-    def decision(self) -> Literal["show", "abstain", "unavailable"]: ...
-    @property
-    def interaction_id(self) -> str: ...
-    @property
-    def confidence(self) -> float | None: ...
-    @property
-    def reason(self) -> str | None: ...
+from abstain.serving.decision import Decision, no_decision
 
 
 class AsksGate(Protocol):
@@ -35,18 +21,7 @@ class AsksGate(Protocol):
 
     @property
     def on_unavailable(self) -> OnUnavailable: ...
-    def decide(self, question: str, contexts: Sequence[str], answer: str) -> Decided: ...
-
-
-@dataclass(frozen=True)
-class ServerDecision:
-    """What a server decided; `show` is what to do."""
-
-    show: bool
-    decision: Literal["show", "abstain", "unavailable"]
-    interaction_id: str = ""
-    confidence: float | None = None
-    reason: str | None = None
+    def decide(self, question: str, contexts: Sequence[str], answer: str) -> Decision: ...
 
 
 class HttpGate:
@@ -70,27 +45,22 @@ class HttpGate:
         self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, transport=transport)
         self.on_unavailable, self._more = on_unavailable, more
 
-    def decide(self, question: str, contexts: Sequence[str], answer: str) -> ServerDecision:
+    def decide(self, question: str, contexts: Sequence[str], answer: str) -> Decision:
         """The server's decision about one answer."""
         texts = {"question": question, "answer": answer, **({"contexts": list(contexts)} if contexts else {})}
         try:
             sent = self._client.post("/v1/gate", json={**self._more, **texts})
             if sent.is_client_error:  # the server is there and refuses: nothing that may be shown unseen
-                return ServerDecision(False, "unavailable", reason=_refusal(sent))
+                return no_decision("", _refusal(sent))
             sent.raise_for_status()
             found = sent.json()
-            return ServerDecision(
-                found["show"] is True,
-                found["decision"],
-                found["interaction_id"],
-                found["confidence"],
-                found["reason"],
-            )
+            decision = Decision(**{each.name: found[each.name] for each in fields(Decision)})
+            return replace(decision, show=decision.show is True, signals=tuple(decision.signals))
         except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
             return unavailable(self, f"{Code.NO_SERVICE}: the gate server gave no decision ({error})")
 
 
-def ask(gate: AsksGate, question: str | None, contexts: Sequence[str], answer: str | None) -> Decided:
+def ask(gate: AsksGate, question: str | None, contexts: Sequence[str], answer: str | None) -> Decision:
     """The decision about an answer: `unavailable` where no question, or no answer, was found."""
     if not (question and question.strip()) or not (answer and answer.strip()):
         absent = "answer" if question and question.strip() else "question"
@@ -107,6 +77,6 @@ def _refusal(sent: httpx.Response) -> str:
         return f"{Code.NO_SERVICE}: the gate server refused the request with status {sent.status_code}"
 
 
-def unavailable(gate: AsksGate, reason: str) -> ServerDecision:
+def unavailable(gate: AsksGate, reason: str) -> Decision:
     """No decision, for `reason`."""
-    return ServerDecision(gate.on_unavailable == "show", "unavailable", reason=reason)
+    return no_decision("", reason, show=gate.on_unavailable == "show")

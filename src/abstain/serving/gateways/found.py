@@ -27,8 +27,8 @@ from abstain.data.decision_log.calls import CallContent
 from abstain.ingest.exports.expressions import Expression
 from abstain.serving.api.schemas import ContextsRequest, GateRequest
 from abstain.serving.api.service import GateService
-from abstain.serving.gate import new_id, no_version
-from abstain.serving.predictor import Decision
+from abstain.serving.decision import Decision, no_decision
+from abstain.serving.gate import new_id
 
 _log = logging.getLogger("abstain.serve")
 REMEMBERED_S = 1800.0
@@ -152,7 +152,7 @@ async def _undecided(
         return await service.undecided(asked, error, source, may_show=may_show)
     except Exception:
         _log.exception("%s: a decision that has failed cannot be logged", source)
-        return no_version(new_id(), "abstain", failed.coded)
+        return no_decision(new_id(), failed.coded)
 
 
 def with_headers(body: Mapping[str, Any], request: Request) -> dict[str, Any]:
