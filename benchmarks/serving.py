@@ -136,7 +136,7 @@ def serve(folder: Path) -> None:
         assert live.now is not None, live.trouble
         ready = sum(os.times()[:4]) - clock.seconds.get("weights", 0.0)
         print(f"http://127.0.0.1:{listening.getsockname()[1]} {ready}", flush=True)
-        run(make_app(service, Keys(), LOOPBACK_NAMES), listening, serving)
+        run(make_app(service, Keys(), LOOPBACK_NAMES), listening)
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def serve(
         app.include_router(make_routes(service, keys, params.labels))
         shown = f"[{host}]" if ":" in host else host
         print(f"gate         http://{shown}:{listening.getsockname()[1]}", flush=True)
-        run(app, listening, serving)
+        run(app, listening)
 
 
 def key(

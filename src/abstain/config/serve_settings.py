@@ -70,15 +70,10 @@ class ServeSettings(BaseSettings):
     answer_timeout_s: Seconds = Field(60.0, description="the same, for answers that the base model writes")
     batch: Annotated[int, Field(ge=1)] = Field(32, description="answers that the base model reads together")
     waiting: Annotated[int, Field(ge=1)] = Field(256, description="requests that may wait for it; more get status 429")
-    list_limit: Annotated[int, Field(ge=1)] = Field(64, description="answers in one request")
-    body_limit: Annotated[int, Field(ge=1024)] = Field(8 * MIB, description="bytes of a request's body")
-    states_body_limit: Annotated[int, Field(ge=1024)] = Field(
-        64 * MIB, description="the same, of `/v1/gate/states`, whose body are states"
+    body_limit: Annotated[int, Field(ge=1024)] = Field(
+        8 * MIB, description="bytes of a request's body; states may have 64 MiB"
     )
     text_limit: Annotated[int, Field(ge=1)] = Field(100_000, description="characters of the texts of one answer")
-    body_timeout_s: Seconds = Field(10.0, description="a request that has not arrived by then is ended")
-    connections: Annotated[int, Field(ge=1)] = Field(1024, description="open connections; more get status 503")
-    refresh_s: Seconds = Field(15.0, description="how often the registry is asked for a new version")
     shadow: Literal["off", "shared", "full"] = Field(
         "off",
         description="whether the candidate of `abstain shadow` decides beside production without being obeyed: by what "
@@ -95,9 +90,6 @@ class ServeSettings(BaseSettings):
     withheld_share: Annotated[float, Field(ge=0, le=1)] = Field(
         0.15, description="chance that ingest takes a withheld answer, for reviewers"
     )
-    retrieve_k: Annotated[int, Field(ge=1)] = Field(
-        5, description="chunks that are retrieved for a request without any"
-    )
     withheld_text: Annotated[str, Field(pattern=r"\S")] = Field(
         WITHHELD_TEXT, description="what a gateway's user reads in place of a withheld answer"
     )
@@ -111,9 +103,6 @@ class ServeSettings(BaseSettings):
     kgateway: KgatewayPaths = Field(
         KgatewayPaths(),
         description="paths (JMESPath) to what the gate needs in requests of kgateway; an empty one finds nothing",
-    )
-    kgateway_prefix: Annotated[str, Field(pattern=r"^(/[\w-]+)*$")] = Field(
-        "/gateways/kgateway", description="what precedes /request and /response"
     )
     kgateway_withheld: Literal["mask", "reject"] = Field(
         "mask", description="whether a withheld answer is masked, or rejected, which agentgateway alone can do"

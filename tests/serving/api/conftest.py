@@ -75,7 +75,7 @@ def make_service(releases: MadeUpReleases, settings: Settings, log: DecisionLog)
     """A service over `releases`, with these serve settings."""
 
     def make(**changes: object) -> GateService:
-        serving = ServeSettings(refresh_s=3600, **changes)  # type: ignore[arg-type]
+        serving = ServeSettings(**changes)  # type: ignore[arg-type]
         live = LiveGate(releases, lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
         service = GateService(live, log, serving)
         service.live.refresh()

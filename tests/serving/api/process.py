@@ -12,7 +12,7 @@ from pathlib import Path
 from abstain.config.serve_settings import load_serve_settings
 from abstain.config.settings import load_settings
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.app import make_app
+from abstain.serving.api import app
 from abstain.serving.api.keys import Keys
 from abstain.serving.api.live_gate import LiveGate, Release
 from abstain.serving.api.server import LOOPBACK_NAMES, listen, run
@@ -42,7 +42,8 @@ def main(folder: Path) -> None:
         service = GateService(live, log, serving)
         live.refresh()
         print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-        run(make_app(service, Keys(), LOOPBACK_NAMES), listening, serving)
+        app.REFRESH_S = 0.2
+        run(app.make_app(service, Keys(), LOOPBACK_NAMES), listening)
 
 
 if __name__ == "__main__":

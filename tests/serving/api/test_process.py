@@ -86,7 +86,6 @@ def serving(folder: Path, settings: Settings) -> Iterator[tuple[str, subprocess.
         "ABSTAIN_HOME": str(settings.home),
         "ABSTAIN_DEVICE": "cpu",
         "ABSTAIN_DTYPE": "float32",
-        "ABSTAIN_SERVE_REFRESH_S": "0.2",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
     }
     command = [sys.executable, "-m", "tests.serving.api.process", str(folder)]

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from abstain.core.errors import AbstainError
-from abstain.serving.api import server
+from abstain.serving.api import limits, server
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
 from abstain.serving.api.server import LOOPBACK_NAMES, config_of, listen
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.heavy
 def running(service: GateService) -> Iterator[tuple[str, int]]:
     """The service on a socket of this machine: host and port."""
     with listen("127.0.0.1", 0) as listening:
-        own = uvicorn.Server(config_of(make_app(service, Keys(), LOOPBACK_NAMES), service.settings))
+        own = uvicorn.Server(config_of(make_app(service, Keys(), LOOPBACK_NAMES)))
         thread = threading.Thread(target=own.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -41,10 +41,15 @@ def running(service: GateService) -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def small(
-    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., object]
+    make_service: Callable[..., GateService],
+    releases: MadeUpReleases,
+    make_release: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> GateService:
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(server, "CONNECTIONS", 16)
     releases.promote("v1.0.0", make_release())  # type: ignore[arg-type]
-    return make_service(body_limit=4096, body_timeout_s=0.5, connections=16)
+    return make_service(body_limit=4096)
 
 
 def sent(address: tuple[str, int], content: bytes) -> bytes:

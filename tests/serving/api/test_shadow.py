@@ -47,7 +47,7 @@ def start(
         releases.promote("v1.0.0", make_release())
         candidates = MadeUpReleases(tmp_path / "candidates")
         candidates.promote(SHADOW, make_release(SHADOW, **{"threshold": "0.0", **changes}))
-        serving = ServeSettings(refresh_s=3600, shadow=mode)  # type: ignore[arg-type]
+        serving = ServeSettings(shadow=mode)  # type: ignore[arg-type]
         live, shadow = (LiveGate(of, lambda bundle: Gate.open(bundle, settings)) for of in (releases, candidates))
         service = GateService(live, log, serving, shadow=shadow)
         service.refresh()

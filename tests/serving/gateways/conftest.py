@@ -70,7 +70,7 @@ def make_worker(
     """A worker of the server, with these serve settings; all workers share the log."""
 
     def make(retrieve: Retrieve | None = None, **changes: Any) -> GateService:
-        serving = ServeSettings(refresh_s=3600, **{"withheld_text": WITHHELD, **changes})
+        serving = ServeSettings(**{"withheld_text": WITHHELD, **changes})
         releases = MadeUpReleases(gate_folder.parent)
         releases.promote("v1.0.0", gate_folder / paths.RELEASED_ONNX.name)
         live = LiveGate(releases, lambda folder: Gate.open(folder, settings, serving.on_unavailable))

@@ -120,7 +120,7 @@ def test_entitlements_come_in_a_header_of_the_gateway(
 def test_the_webhook_is_at_the_root_where_a_gateway_knows_no_path(
     make_worker: Worker, connect: Connect, recorded: Recorded
 ) -> None:
-    client = connect(make_worker(kgateway_prefix=""))
+    client = connect(make_worker())
     assert client.post("/request", json=recorded("kgateway_request"), headers=CALL).status_code == 200
     assert client.post("/response", json=choices("Yes."), headers=CALL).status_code == 200
 

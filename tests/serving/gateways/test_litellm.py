@@ -126,11 +126,11 @@ def test_an_id_that_was_used_before_shows_no_other_answer(
 def test_more_answers_than_allowed_are_withheld_by_one_decision(
     make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str], on_unavailable: str
 ) -> None:
-    worker = make_worker(on_unavailable=on_unavailable, list_limit=2, litellm_withheld="replace")
+    worker = make_worker(on_unavailable=on_unavailable, litellm_withheld="replace")
     client = connect(worker)
     ask(client, recorded, additional_provider_specific_params={"contexts": CONTEXTS})
-    found = verdict(client, answered(recorded, *[answers[0]] * 3))
-    assert found == {"action": "GUARDRAIL_INTERVENED", "texts": [WITHHELD] * 3}
+    found = verdict(client, answered(recorded, *[answers[0]] * 65))
+    assert found == {"action": "GUARDRAIL_INTERVENED", "texts": [WITHHELD] * 65}
     assert counted(worker) == {"unavailable": 1}
     (logged,) = worker.log.newest_withheld(5)
     assert logged.code == Code.TOO_LARGE

@@ -24,6 +24,7 @@ from abstain.serving.api.limits import ARRIVED, BODY, BodyLimits, CountedRespons
 from abstain.serving.api.problems import Problem, handle_problems
 from abstain.serving.api.recording import Timed
 from abstain.serving.api.schemas import (
+    ANSWERS,
     AnswerRequest,
     AnswerResponse,
     ConceptResponse,
@@ -46,8 +47,12 @@ from abstain.serving.gateways.kgateway import kgateway_routes
 from abstain.serving.gateways.litellm import litellm_routes
 from abstain.serving.gateways.portkey import portkey_routes
 
-API_PATHS = ("/v1/", "/beta/", "/gateways/")
+API_PATHS = ("/v1/", "/beta/", "/gateways/", "/request", "/response")
 """What begins so is for programs, which send their key with each request."""
+STATES_BYTES = 64 * 1024 * 1024
+"""The longest body of `/v1/gate/states`, which are states."""
+REFRESH_S = 15.0
+"""How often the registry is asked for a new version."""
 _bearer = HTTPBearer(auto_error=False, description="a key of `abstain key`; none on a server without keys")
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": what, "content": {"application/problem+json": {}}}
@@ -95,10 +100,9 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
         app.include_router(gateway_routes(service, requires(keys, "ask")))
     app.include_router(_health_routes(service))
     settings = service.settings
-    larger = {"/v1/gate/states": settings.states_body_limit}
-    app.add_middleware(BodyLimits, most=settings.body_limit, larger=larger, seconds=settings.body_timeout_s)
+    app.add_middleware(BodyLimits, most=settings.body_limit, larger={"/v1/gate/states": STATES_BYTES})
     if keys.required:
-        app.add_middleware(KeyFirst, keys=keys, paths=(*API_PATHS, f"{settings.kgateway_prefix}/"))
+        app.add_middleware(KeyFirst, keys=keys, paths=API_PATHS)
     if hosts is not None:
         app.add_middleware(OwnOriginOnly, hosts=hosts)
     app.add_middleware(CountedResponses, problems=service.metrics.problems)
@@ -130,7 +134,7 @@ async def _follow(service: GateService) -> None:
     """Follow the registry until the server ends."""
     while True:
         await asyncio.to_thread(service.refresh)
-        await asyncio.sleep(service.settings.refresh_s)
+        await asyncio.sleep(REFRESH_S)
 
 
 def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
@@ -142,10 +146,8 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
     async def gate(asked: GateRequest | Several, _: Asker, request: Request) -> Response:
         """Decide about one answer or several: show it, abstain, or `unavailable`, which is never clean."""
         many = asked if isinstance(asked, list) else [asked]
-        if len(many) > service.settings.list_limit:
-            raise AbstainError(
-                Code.TOO_LARGE, f"{len(many)} answers in one request, {service.settings.list_limit} are allowed"
-            )
+        if len(many) > ANSWERS:
+            raise AbstainError(Code.TOO_LARGE, f"{len(many)} answers in one request, {ANSWERS} are allowed")
         for each in many:  # before any is decided about
             service.gatherer.require_texts(each)
         trace = context_of(request.headers)

@@ -28,6 +28,8 @@ from abstain.serving.state_files import take_file
 Asked = TypeVar("Asked", bound=AskedAbout)
 Retrieve = Callable[[str, Sequence[str], int], Sequence[Context]]
 """The chunks nearest to a question that a user with these entitlements may read, at most so many, best first."""
+CHUNKS = 5
+"""How many are retrieved for a request without any."""
 REGISTERED = ("question", "user", "product")
 """What a request takes from what was registered for its call, beside contexts."""
 
@@ -124,8 +126,7 @@ class Gatherer:
         if request.contexts is not None or request.no_context:
             return as_contexts(request.contexts or ())
         if request.question and request.entitlements is not None and self._retrieve is not None:
-            k = self._settings.retrieve_k
-            return tuple(await asyncio.to_thread(self._retrieve, request.question, request.entitlements, k))
+            return tuple(await asyncio.to_thread(self._retrieve, request.question, request.entitlements, CHUNKS))
         return ()
 
     async def discard(self, states: StatesGiven | None) -> None:

@@ -17,6 +17,8 @@ from abstain.serving.api.problems import Problem, problem_response
 
 OF_ALL = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 """Headers of every response that does not say otherwise."""
+BODY_SECONDS = 10.0
+"""A body that has not arrived by then is given up."""
 ARRIVED = "arrived"
 """Key of a request's state: when its body was complete, by `time.perf_counter`."""
 BODY = "body"
@@ -24,14 +26,14 @@ BODY = "body"
 
 
 class BodyLimits:
-    """Refuse a body that is longer than `most` bytes (413) or takes longer than `seconds` to arrive (408).
+    """Refuse a body that is longer than `most` bytes (413) or takes longer than `BODY_SECONDS` to arrive (408).
 
     A body without a length is counted as it comes: nothing is read beyond the limit.
     """
 
-    def __init__(self, app: ASGIApp, most: int, larger: Mapping[str, int], seconds: float) -> None:
+    def __init__(self, app: ASGIApp, most: int, larger: Mapping[str, int]) -> None:
         """`larger`: the limits of the paths that have another one."""
-        self._app, self._most, self._larger, self._seconds = app, most, larger, seconds
+        self._app, self._most, self._larger = app, most, larger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,7 +47,7 @@ class BodyLimits:
         parts: list[bytes] = []
         size, more = 0, True
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(BODY_SECONDS):
                 while more and size <= most:
                     message = await receive()
                     if message["type"] != "http.request":  # the caller is gone
@@ -54,7 +56,7 @@ class BodyLimits:
                     size += len(parts[-1])
                     more = message.get("more_body", False)
         except TimeoutError:
-            await _refuse(408, f"the body did not arrive within {self._seconds:g} s", scope, receive, send)
+            await _refuse(408, f"the body did not arrive within {BODY_SECONDS:g} s", scope, receive, send)
             return
         if size > most:
             await _refuse(413, f"the body has more than the {most:,} bytes that are allowed", scope, receive, send)

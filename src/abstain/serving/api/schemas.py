@@ -14,6 +14,8 @@ from abstain.serving.feature_spec import FeatureSpec
 
 MOST = 1000
 """Items of a list in a request. A list is given up at its first wrong item: there may be a million of them."""
+ANSWERS = 64
+"""Answers in one request; of a gateway, too."""
 Contexts = Annotated[tuple[Context | Text, ...], Field(max_length=MOST, fail_fast=True)]
 
 

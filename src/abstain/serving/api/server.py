@@ -12,7 +12,6 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from abstain.config.serve_settings import ServeSettings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
@@ -20,6 +19,8 @@ HEADER_SECONDS = 10.0
 """A connection on which no whole request head arrives for so long is closed."""
 HEADER_BYTES = 64 * 1024
 """So is one whose request head is longer."""
+CONNECTIONS = 1024
+"""Open connections; more get status 503."""
 GRACE_SECONDS = 20
 """Requests that run at the end may take so long."""
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -112,7 +113,7 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def config_of(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
+def config_of(app: FastAPI) -> uvicorn.Config:
     """How `app` is served: requests that run at its end are answered."""
     return uvicorn.Config(
         app,
@@ -122,13 +123,13 @@ def config_of(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # who asks is known by the key, never by a header
-        limit_concurrency=settings.connections,
+        limit_concurrency=CONNECTIONS,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
 
 
-def run(app: FastAPI, listening: socket.socket, settings: ServeSettings) -> None:
+def run(app: FastAPI, listening: socket.socket) -> None:
     """Serve `app` until SIGTERM or SIGINT."""
     with suppress(KeyboardInterrupt, SystemExit):  # which is how it is ended
-        uvicorn.Server(config_of(app, settings)).run(sockets=[listening])
+        uvicorn.Server(config_of(app)).run(sockets=[listening])

@@ -25,7 +25,7 @@ from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.calls import CallContent
 from abstain.ingest.exports.expressions import Expression
-from abstain.serving.api.schemas import ContextsRequest, GateRequest
+from abstain.serving.api.schemas import ANSWERS, ContextsRequest, GateRequest
 from abstain.serving.api.service import GateService
 from abstain.serving.decision import Decision, no_decision
 from abstain.serving.gate import new_id
@@ -106,7 +106,7 @@ async def decide(
 ) -> list[Decision]:
     """The decision about each answer, in order; `unavailable`, with the reason, where there is none. Never raises.
 
-    More answers than the settings allow are withheld by one decision, whatever `on_unavailable` says.
+    More answers than are allowed in one request are withheld by one decision, whatever `on_unavailable` says.
 
     Args:
         request: what the gateway sent.
@@ -114,8 +114,8 @@ async def decide(
         source: the gateway's name, for the log.
         named: whether the call's id becomes that of the first answer's interaction, so that feedback can name it.
     """
-    if len(answers) > service.settings.list_limit:
-        excess = f"{len(answers):,} answers in one request, {service.settings.list_limit} are allowed: ask for fewer"
+    if len(answers) > ANSWERS:
+        excess = f"{len(answers):,} answers in one request, {ANSWERS} are allowed: ask for fewer"
         error = AbstainError(Code.TOO_LARGE, excess)
         return [await _undecided(service, GateRequest(), error, source, may_show=False)] * len(answers)
     try:

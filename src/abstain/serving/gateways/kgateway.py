@@ -22,6 +22,7 @@ from abstain.serving.api.service import GateService
 from abstain.serving.gateways.found import LISTED, Finder, as_json, decide, register, with_headers
 
 SOURCE = "kgateway"
+PREFIX = "/gateways/kgateway"
 REFUSED = 403
 """The status of a rejected answer."""
 _log = logging.getLogger("abstain.serve")
@@ -81,7 +82,7 @@ class ResponseResponse(BaseModel):
 
 def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter:
     """The webhook. `asker`: the dependency that lets in who may ask."""
-    routes = APIRouter(prefix=service.settings.kgateway_prefix, dependencies=[Depends(asker)])
+    routes = APIRouter(dependencies=[Depends(asker)])
     finder = Finder(SOURCE, service.settings.kgateway)
 
     @routes.post("/request", operation_id="kgateway_request")
@@ -118,7 +119,10 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
         body = ChoicesBody.model_validate(as_json({"choices": masked}))
         return ResponseResponse(action=MaskAction(body=body, reason=reason))
 
-    return routes
+    both = APIRouter()
+    both.include_router(routes, prefix=PREFIX)
+    both.include_router(routes, include_in_schema=False)  # for a gateway that knows a host and a port only
+    return both
 
 
 def _with_text(choice: Choice, text: str) -> dict[str, Any]:
