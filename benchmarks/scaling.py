@@ -1,9 +1,8 @@
-"""What a retrain costs as data and workers grow: `python -m benchmarks.scaling`.
+"""What a retrain costs as data grows: `python -m benchmarks.scaling`.
 
 Notes:
 
 * A warm run is compared with a cold one by tokens run through the base model, which do not depend on the load.
-* Workers are processes of the Dask runner with one thread each that read the same shards; the baseline is one worker.
 * The cost of everything but the base model (keys, cache, table) is measured at sizes up to 100,000 interactions, with
   random states.
 """
@@ -11,7 +10,6 @@ Notes:
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,9 +42,6 @@ class Drawn:
             rows = {row_key(request): self._row for request in work.requests}
             write_rows(self._store, work.space(work.requests[0].ask), dict(sorted(rows.items())))
             yield JobStats(len(rows), 0, 0)
-
-    def close(self) -> None:
-        """Nothing was started."""
 
 
 def interactions(rows: Iterable[Row]) -> list[Interaction]:
@@ -82,26 +77,6 @@ def warm(llm: LLMParams, folder: Path, rows: list[Interaction]) -> str:
     )
 
 
-def workers(llm: LLMParams, folder: Path, rows: list[Interaction], counts: Iterable[int]) -> Iterator[str]:
-    """Benchmark 7: the same shards by one worker and by several, one thread each."""
-    from tasks.fan_out.on_dask import DaskRunner
-
-    os.environ["OMP_NUM_THREADS"] = "1"
-    first = 0.0
-    for count in counts:
-        settings = at(folder / f"workers-{count}", workers=count)
-        source, runner = FeatureSource(llm, settings), DaskRunner(settings)
-        source.compute_missing(
-            rows[: 64 * count], runner=runner
-        )  # every worker loads the model before the clock starts
-        start = time.perf_counter()
-        source.compute_missing(rows[128:], runner=runner)
-        took = time.perf_counter() - start
-        runner.close()
-        first = first or took
-        yield f"| {count} | {took:.1f} | {first / took:.2f} |"
-
-
 def sizes(llm: LLMParams, folder: Path, rows: list[Row], counts: Iterable[int], width: int) -> Iterator[str]:
     """Benchmark 7: what an interaction costs but for the base model, in CPU time."""
     for count in counts:
@@ -122,16 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=505, help="interactions that the base model really reads")
     parser.add_argument("--sizes", type=int, nargs="*", default=[1000, 10_000, 100_000])
     parser.add_argument("--width", type=int, default=576, help="of the states that are drawn")
-    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
     asked = parser.parse_args(arguments)
     llm = LLMParams(model=asked.model, layout=LAYOUT, layer=16, site="residual", too_long="refuse", includes_eos=True)
     rows = repeated(asked.squad, asked.rows, questions=1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         print(warm(llm, folder / "warm", interactions(rows)), flush=True)
-        print("\n| workers, one thread each | s | times one |\n| --: | --: | --: |", flush=True)
-        for line in workers(llm, folder, interactions(rows), asked.workers):
-            print(line, flush=True)
         print("\n| interactions | CPU ms for each, the base model left out |\n| --: | --: |", flush=True)
         for line in sizes(llm, folder, unrelated(asked.squad, 64), asked.sizes, asked.width):
             print(line, flush=True)

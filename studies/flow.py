@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -64,18 +63,17 @@ def study(
     cells, files = declared.cells(tables), file_digests(declared, folder)
     home = settings.home.resolve() / "studies" / Path(file).stem
     results, outcomes, computed = Results(home), dict[ExperimentCell, CellOutcome](), 0
-    with closing(runner_for(settings)) as runner:
-        laboratory = ExperimentRunner(declared, folder, settings, runner)
-        for cell in cells:
-            state = run_cell(laboratory, cell, cell.title, files, results, return_state=True)
-            if state.is_completed():
-                computed += state.result() == "ran"
-                outcomes[cell] = CellOutcome(results.read(decided_by(laboratory, cell, files)))
-            else:
-                reason = _reason(state.result(raise_on_failure=False))
-                outcomes[cell] = CellOutcome(None, reason)
-                observe(cell.title, reason)
-                logger.error("%s: %s", cell.title, reason)
+    laboratory = ExperimentRunner(declared, folder, settings, runner_for(settings))
+    for cell in cells:
+        state = run_cell(laboratory, cell, cell.title, files, results, return_state=True)
+        if state.is_completed():
+            computed += state.result() == "ran"
+            outcomes[cell] = CellOutcome(results.read(decided_by(laboratory, cell, files)))
+        else:
+            reason = _reason(state.result(raise_on_failure=False))
+            outcomes[cell] = CellOutcome(None, reason)
+            observe(cell.title, reason)
+            logger.error("%s: %s", cell.title, reason)
     report = tabulate(declared, tables, outcomes, files)
     written, markdown = Path(out) if out else home / "report", to_markdown(report)
     write_atomically(written / "report.json", (json.dumps(report, indent=1) + "\n").encode())

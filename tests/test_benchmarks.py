@@ -106,7 +106,7 @@ def ranks_scorers(said: str, rows: int) -> None:
 
 EXTRACTION = ("--rows", "4", "--repeats", "1")
 PERTURBATION = ("--contexts", "2", "--timed", "1", "--tokens", "2")
-SCALING = ("--rows", "40", "--sizes", "100", "--workers")
+SCALING = ("--rows", "40", "--sizes", "100")
 
 
 def test_extraction_compares_before_it_times(printed: Callable[..., str]) -> None:

@@ -61,7 +61,6 @@ EXPECTED = {
     "flows.retention": "prefect",
     "abstain_cli.review": "",
     "abstain_cli.terminal": "",
-    "tasks.fan_out.ending": "",
     "tasks.server.__main__": "",
     # What the commands that only look call, and what is imported where a cheap thing is wanted of a costly package.
     "abstain_cli.app:main --help": "",

@@ -1,7 +1,6 @@
-"""The fan-out: runners that compute missing shards of the feature cache (`ABSTAIN_RUNNER`).
+"""The fan-out: missing shards of the feature cache are computed by what `ABSTAIN_RUNNER` names.
 
-Distribution is cache warming: other processes write results to the cache before the unchanged stage reads it. A runner
-is imported only where it is configured, because Dask is an optional extra.
+Distribution is cache warming: other processes write results to the cache before the unchanged stage reads it.
 """
 
 from __future__ import annotations
@@ -16,15 +15,10 @@ if TYPE_CHECKING:
 
 def runner_for(settings: Settings) -> ShardRunner:
     """The runner that `settings.runner` names. Nothing is started before it gets work."""
-    match settings.runner:
-        case "dask":
-            from tasks.fan_out.on_dask import DaskRunner
+    if settings.runner == "local":
+        from abstain.llm.features.shard_job import LocalRunner
 
-            return DaskRunner(settings)
-        case "prefect":
-            from tasks.fan_out.on_prefect import PrefectRunner
+        return LocalRunner(settings)
+    from tasks.fan_out.shards import DistributedRunner
 
-            return PrefectRunner(settings)
-    from abstain.llm.features.shard_job import LocalRunner
-
-    return LocalRunner(settings)
+    return DistributedRunner(settings)

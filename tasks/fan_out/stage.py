@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger, task
@@ -70,6 +69,5 @@ def fan_out(workspace: Workspace, stage: str) -> None:
         observe(step, f"progress {done}/{total}")
         logger.info("%s %s of %s", step, done, total)
 
-    with closing(runner_for(settings)) as runner:
-        cost = FANNED_OUT[stage](params, settings, labelled, progress, runner)
+    cost = FANNED_OUT[stage](params, settings, labelled, progress, runner_for(settings))
     observe(step, "ran" if cost.rows else "cached")

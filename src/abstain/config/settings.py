@@ -42,13 +42,15 @@ class Settings(BaseSettings):
         validation_alias="ABSTAIN_FEATURES",
         description="folder or fsspec URL of the feature cache; default: `features` in home",
     )
-    runner: Literal["local", "prefect", "dask"] = Field(
-        "local", description="who computes features: this process, a Prefect work pool, a Dask cluster"
+    runner: Literal["local", "processes", "dask", "prefect"] = Field(
+        "local",
+        description="what computes features: this process, `workers` processes of this host, a Dask cluster, flow runs "
+        "on the work pool `gpu`",
     )
-    workers: Annotated[int, Field(ge=1)] = Field(1, description="how many worker processes share that")
-    dask_scheduler: str | None = Field(
-        None, description="address of a running Dask scheduler; default: a cluster of `workers` local processes"
+    workers: Annotated[int, Field(ge=1)] = Field(
+        1, description="how many processes share that, or flow runs; a Dask cluster has its own number"
     )
+    dask_scheduler: str | None = Field(None, description="address of the Dask scheduler, for the runner `dask`")
     user_key: SecretStr | None = Field(
         None, exclude=True, description="secret of the users' pseudonyms; default: the home's own, `user.key`"
     )

@@ -78,6 +78,7 @@ def test_prune_takes_what_is_old_and_not_needed(tmp_path: Path) -> None:
     broken.write_bytes(with_a_flipped_bit(broken.read_bytes())[:9])
     age(broken, 40)
     left = [
+        tmp_path / "jobs" / f"{'5e' * 16}.job",
         tmp_path / "quarantine" / f"{SPACE.digest}-{old.name}",
         old.with_name(f".{old.name}.ab12_x"),
         old.with_name(f".{young.name}.k"),
@@ -89,7 +90,7 @@ def test_prune_takes_what_is_old_and_not_needed(tmp_path: Path) -> None:
         age(file, 40)
     age(left[-1], 1)
 
-    before, doomed = files(tmp_path), sorted([old, other, broken, *left[:2]])
+    before, doomed = files(tmp_path), sorted([old, other, broken, *left[:3]])
     keep = {SPACE.digest: {"b", "x"}}
     names = tuple(sorted(file.relative_to(tmp_path).as_posix() for file in doomed))
     expected = Pruned(names, sum(file.stat().st_size for file in doomed))

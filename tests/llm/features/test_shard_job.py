@@ -62,7 +62,6 @@ def test_the_local_runner_computes_one_shard_after_the_other(source: FeatureSour
     assert first.rows == 64 and 0 < first.forward_tokens <= first.pass_tokens
     assert source.missing(rows) == 6  # it is in the cache when it is told of
     assert [done.rows for done in found] == [6]
-    runner.close()
     assert source.missing(rows) == 0 and list(source.shards(rows)) == []
     assert source.compute_missing(rows) == JobStats(0, 0, 0)
 

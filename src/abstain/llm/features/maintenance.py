@@ -20,6 +20,7 @@ from abstain.llm.features.shard import NAME, CacheNamespace, DamagedShard, Heade
 
 LEFT_BEHIND = re.compile(
     r"quarantine/[0-9a-f]{16}-[0-9a-f]{32}\.safetensors|[0-9a-f]{16}/\.[0-9a-f]{32}\.safetensors\.\w+"
+    r"|jobs/[0-9a-f]{32}\.(job|cost)"
 )
 
 
@@ -96,8 +97,8 @@ def verify(root: str | Path, progress: Callable[[int, int], None] = lambda done,
 def prune(root: str | Path, keep: Mapping[str, Set[str]], older_than: timedelta, dry_run: bool = False) -> Pruned:
     """Delete the shards that were last written more than `older_than` ago and hold no row that `keep` names.
 
-    `keep` maps a space's digest to keys. Quarantined shards and leftovers of killed writers are deleted at that age,
-    too. A row that is deleted in error costs one forward pass.
+    `keep` maps a space's digest to keys. Quarantined shards and what killed writers and runs left are deleted at that
+    age, too. A row that is deleted in error costs one forward pass.
     """
     store = FileStore(root)
     before = datetime.now(UTC) - older_than

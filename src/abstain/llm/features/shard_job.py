@@ -113,13 +113,10 @@ class JobStats:
 
 
 class ShardRunner(Protocol):
-    """Computes shards: in this process, in a Prefect work pool, or on a Dask cluster."""
+    """Computes shards, in this process or in others."""
 
     def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
         """Yield what each shard cost once it is in the cache. Raises `AbstainError` where one cannot be computed."""
-
-    def close(self) -> None:
-        """Release everything that was started for it."""
 
 
 class LocalRunner:
@@ -131,9 +128,6 @@ class LocalRunner:
     def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
         for work in shards:
             yield compute(work, self._settings)
-
-    def close(self) -> None:
-        """Nothing was started."""
 
 
 def compute(work: ShardJob, settings: Settings) -> JobStats:
