@@ -24,6 +24,8 @@ from tasks.stopping import ended_by, require_going_on
 SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
 
 QUIET = {
+    # Threads that wait for each other sleep: they would burn a core each, most on a busy machine.
+    "OMP_WAIT_POLICY": "passive",
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",
     "GX_ANALYTICS_ENABLED": "False",
@@ -35,7 +37,7 @@ QUIET = {
     # Prefect's newer UI makes the browser request its configuration from amplitude.com in spite of the settings above.
     "PREFECT_SERVER_UI_V2_ENABLED": "false",
 }
-"""No telemetry from any process that is started here."""
+"""The environment of this process and of all that it starts: no telemetry, and no work for nothing."""
 
 IDENTITY = {"NAME": "Abstain", "EMAIL": "abstain@localhost"}
 """The author of commits where git has none configured, as on a fresh machine or in a worker."""

@@ -6,7 +6,6 @@ torch and ONNX Runtime are imported by the commands, as in `abstain_cli.app`: `-
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +38,6 @@ def score(
 ) -> None:
     """Show or abstain? One answer from flags, or a file of them; one JSON line each."""
     _require_one_input(file, (question, answer), context, no_context, "--question and --answer")
-    _let_waiting_threads_sleep()
     with measured() as clock:
         _score(file, question, answer, context, no_context)
     if verbose:
@@ -87,7 +85,6 @@ def generate(
         ask = Generate(max_new_tokens, temperature, top_p, seed=seed)
     except ValueError as error:
         raise AbstainError(Code.USAGE, str(error)) from None
-    _let_waiting_threads_sleep()
     from dataclasses import asdict
 
     from abstain.config.settings import load_settings
@@ -105,11 +102,6 @@ def generate(
     for start in range(0, len(questions), AT_ONCE):
         for answer in generate_answers(gate, questions[start : start + AT_ONCE], ask, no_context=no_context):
             print(json.dumps({"answer": answer.text, **asdict(answer.decision)}), flush=True)
-
-
-def _let_waiting_threads_sleep() -> None:
-    """Before torch is imported: threads that wait for the next product of a short pass would burn a core each."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _require_one_input(

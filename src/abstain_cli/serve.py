@@ -6,7 +6,6 @@ torch and FastAPI are imported by the commands, as in `abstain_cli.app`: `--help
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +36,6 @@ def serve(
     ] = False,
 ) -> None:
     """Decide about answers over HTTP with the version in production, and follow the registry."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as for `abstain score`
     from abstain.config.params import load_params
     from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import load_settings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -232,14 +231,11 @@ def test_rows_without_context_are_unavailable_and_warned_of(
 def test_score_with_v_prints_the_cpu_time_by_phase(
     promoted: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "")  # so that it is afterwards what it was
-    monkeypatch.delenv("OMP_WAIT_POLICY")
     assert run(monkeypatch, "score", "-v", "-q", "Why?", "-a", "So.", "-c", "It is so.") == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["decision"] in ("show", "abstain")
     line = next(line for line in printed.err.splitlines() if line.startswith("CPU: "))
     assert {"import", "weights", "reading", "decision"} <= {part.split()[0] for part in line[5:].split(", ")}
-    assert os.environ["OMP_WAIT_POLICY"] == "passive"
 
 
 def test_an_answer_that_fits_no_window_is_an_option_error(

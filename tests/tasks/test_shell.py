@@ -76,9 +76,10 @@ def test_file_descriptors_are_inherited_when_asked(tmp_path: Path) -> None:
         os.close(write)
 
 
-def test_no_telemetry_and_the_workspace_s_own_code_first(tmp_path: Path) -> None:
+def test_environment_of_a_command(tmp_path: Path) -> None:
     env = environment(tmp_path)
     assert env["DO_NOT_TRACK"] == "1" and env["DVC_NO_ANALYTICS"] == "1"
+    assert env["OMP_WAIT_POLICY"] == "passive"
     assert env["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path / "src")
 
 
