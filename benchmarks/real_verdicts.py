@@ -43,7 +43,7 @@ from scipy.special import betainc
 
 from abstain.config.params import LabelParams, Params, load_params
 from abstain.core.labels import Labels
-from abstain.core.refusals import is_refusal
+from abstain.core.text import is_refusal
 from abstain.data.store.splits import assign_splits, uniform
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap

@@ -31,7 +31,7 @@ from matplotlib.axes import Axes
 
 from abstain.config.params import Params, RegressorKind, load_params
 from abstain.core.contracts import Interaction
-from abstain.core.refusals import is_refusal
+from abstain.core.text import is_refusal
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.learning.estimators.regressors.fitting import fit_regressor
 from abstain.learning.estimators.regressors.onnx_regressor import Regressor

@@ -16,7 +16,7 @@ import pandas as pd
 
 from abstain.config.params import load_params
 from abstain.core.labels import Labels
-from abstain.core.refusals import is_refusal
+from abstain.core.text import is_refusal
 from abstain.data.store.splits import assign_splits
 from abstain.learning.metrics.bootstrap import Estimate, bootstrap
 from abstain.learning.metrics.weighted_metrics import auroc

@@ -7,7 +7,7 @@ import json
 
 from abstain.core import paths
 from abstain.core.codes import Code
-from abstain.core.people import PSEUDONYM, short_name
+from abstain.core.text import PSEUDONYM, short_name
 from tasks.events import ALARM, emit
 from tasks.workspace import Workspace
 

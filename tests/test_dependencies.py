@@ -68,8 +68,7 @@ def test_config_imports_no_code_of_ours_but_types() -> None:
         "src/abstain/core/codes.py",
         "src/abstain/core/errors.py",
         "src/abstain/core/markdown.py",
-        "src/abstain/core/suggest.py",
-        "src/abstain/core/terminal.py",
+        "src/abstain/core/text.py",
         "src/abstain/core/timestamps.py",
     }
 

@@ -11,7 +11,7 @@ import typer
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.terminal import visible
+from abstain.core.text import visible
 from abstain_cli.usage import in_one_line
 
 INTERRUPTED, TERMINATED = 130, 143

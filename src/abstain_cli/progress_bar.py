@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from abstain.core.terminal import visible
+from abstain.core.text import visible
 
 EVERY = 10.0
 """Seconds between two lines about the same step where there is no terminal."""

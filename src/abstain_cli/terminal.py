@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from abstain.core.terminal import visible
+from abstain.core.text import visible
 
 
 class Terminal(Console):

@@ -10,7 +10,7 @@ import pandas as pd
 
 from abstain.config.params import LabelParams, SplitParams
 from abstain.core.contracts import Feedback, Interaction, Review
-from abstain.core.refusals import is_refusal
+from abstain.core.text import is_refusal
 from abstain.data.labels.near_duplicates import find_twins
 
 FROZEN = datetime(2026, 10, 15, tzinfo=UTC)

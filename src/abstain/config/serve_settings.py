@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from abstain.config.withheld import WITHHELD_TEXT
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.suggest import did_you_mean
+from abstain.core.text import WITHHELD_TEXT, did_you_mean
 
 MIB = 1024 * 1024
 OnUnavailable = Literal["abstain", "show"]

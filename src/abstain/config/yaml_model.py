@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.suggest import did_you_mean
+from abstain.core.text import did_you_mean
 
 RENAMED = {
     "scorers.compare": "enabled",

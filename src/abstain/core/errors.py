@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from abstain.core.codes import Code
-from abstain.core.terminal import visible
+from abstain.core.text import visible
 
 CODED = re.compile(r"\b(?P<code>A[1-6]\d\d): (?P<message>.*)")
 """A message with its code in front, as `AbstainError.coded` writes it."""

@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import betainc, betaincinv, expit, logit
 
-from abstain.core.people import short_name
+from abstain.core.text import short_name
 
 LEVEL = 0.05
 ODDS = 4.0

@@ -23,7 +23,7 @@ from abstain.config.params import LabelParams, SplitParams
 from abstain.core.codes import Code
 from abstain.core.contracts import SMALLEST_INCLUSION, Interaction
 from abstain.core.errors import AbstainError
-from abstain.core.refusals import is_refusal
+from abstain.core.text import is_refusal
 from abstain.data.labels.answer_labels import disagreed, label_rows, last_verdicts, resolve, votes_of
 from abstain.data.labels.contradictions import find_contradictions
 from abstain.data.labels.data_card import data_card

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.suggest import nearest
+from abstain.core.text import nearest
 
 
 class Expression:

@@ -38,7 +38,7 @@ from abstain.core.contracts import (
 )
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import one_line, repeated_keys
-from abstain.core.suggest import did_you_mean
+from abstain.core.text import did_you_mean
 from abstain.data.store.dataset import file_name_problem
 from abstain.knowledge.documents.reader import KINDS, parse_document
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.suggest import did_you_mean
+from abstain.core.text import did_you_mean
 from abstain.ingest.privacy.pieces import Pieces, cards, emails, hinted, ibans, ssns, windows
 from abstain.ingest.privacy.recognizers import NAMES, pattern_recognizers
 

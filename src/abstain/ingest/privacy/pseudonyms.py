@@ -19,8 +19,8 @@ from pathlib import Path
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.people import PSEUDONYM
 from abstain.core.secret_file import read_or_make
+from abstain.core.text import PSEUDONYM
 
 _SHORTEST = 32
 

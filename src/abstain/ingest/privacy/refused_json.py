@@ -22,7 +22,7 @@ from pydantic_core import from_json
 
 from abstain.core.contracts import Context, Feedback, ImportedInteraction, Review
 from abstain.core.json_lines import repeated_keys
-from abstain.core.suggest import nearest
+from abstain.core.text import nearest
 from abstain.ingest.privacy.pseudonyms import bare_name
 
 Change = Callable[[str], str]

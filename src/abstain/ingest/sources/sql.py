@@ -22,7 +22,7 @@ from sqlalchemy import table as named_table
 
 from abstain.config.yaml_model import FrozenModel
 from abstain.core.codes import Code
-from abstain.core.suggest import did_you_mean
+from abstain.core.text import did_you_mean
 from abstain.data.store.key_index import CONTRACTS
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
 from abstain.ingest.sources import SourceModel, SourceReader, SourceState

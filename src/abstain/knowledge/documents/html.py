@@ -17,7 +17,7 @@ from bs4 import BeautifulSoup
 from bs4.element import PreformattedString, Tag
 from lxml import etree
 
-from abstain.core.suggest import nearest
+from abstain.core.text import nearest
 from abstain.knowledge.documents.html_converter import INVISIBLE, Converter
 from abstain.knowledge.documents.html_tables import MAX_CELLS, TooManyCells
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from abstain.core.people import PSEUDONYM, short_name
+from abstain.core.text import PSEUDONYM, short_name
 
 
 @dataclass(frozen=True)

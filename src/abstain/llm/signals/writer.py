@@ -24,8 +24,8 @@ import numpy as np
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.labels import Labels
-from abstain.core.refusals import is_refusal
 from abstain.core.scorer_names import WRITER
+from abstain.core.text import is_refusal
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers, ScorerUnavailable
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from abstain.config.withheld import WITHHELD_TEXT
+from abstain.core.text import WITHHELD_TEXT
 from abstain.serving.decision import Decision
 from abstain.serving.gateways.client import AsksGate, ask
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from abstain.config.withheld import WITHHELD_TEXT
+from abstain.core.text import WITHHELD_TEXT
 from abstain.serving.gateways.client import AsksGate, ask
 
 

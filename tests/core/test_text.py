@@ -1,4 +1,4 @@
-"""Foreign text on a terminal."""
+"""Foreign text on a terminal, and refusals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_coded
-from abstain.core.terminal import visible
+from abstain.core.text import is_refusal, visible
 
 ATTACKS = (
     "\x1b[2J",
@@ -38,3 +38,27 @@ def test_the_line_of_an_error_controls_nothing() -> None:
     error = AbstainError(Code.INVALID_ROW, "field '\x1b[2J' is unknown: remove it")
     assert error.coded == "A103: field '\ufffd[2J' is unknown: remove it"
     assert parse_coded(f"error {error.coded}") is not None
+
+
+BEGINNINGS = ("[Unanswerable", "I don't know")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "[Unanswerable given the paragraph below]",
+        "I don't know what the fee is.",
+        "I DON\u2019T\nknow.",
+        "  i don't  know",
+    ],
+)
+def test_a_refusal_begins_with_one_of_the_texts_however_it_is_typed(answer: str) -> None:
+    assert is_refusal(answer, BEGINNINGS)
+
+
+@pytest.mark.parametrize("answer", ["Unanswerable", "U", "The fee? I don't know.", "I know.", ""])
+def test_other_answers_are_none(answer: str) -> None:
+    """A bracket means itself: as a regular expression, "[Unanswerable" would be none, and "[Una]" one letter."""
+    assert not is_refusal(answer, BEGINNINGS)
+    assert not is_refusal(answer, ())
+    assert not is_refusal(answer, ("[Una]",))
