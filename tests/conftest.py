@@ -305,9 +305,9 @@ class Up:
     def api(self) -> str:
         return f"http://127.0.0.1:{self.ui}/api"
 
-    def call(self, what: str, alerts_to: str | None = "") -> subprocess.CompletedProcess[str]:
+    def call(self, what: str, alerts_to: str | None = "", **others: str) -> subprocess.CompletedProcess[str]:
         """`python -m tasks.server up|down|automations`; `alerts_to`: None where the variable is not set."""
-        variables = {
+        variables = others | {
             "ABSTAIN_UI_PORT": self.ui,
             "ABSTAIN_REPORTS_PORT": self.reports,
             "ABSTAIN_GATE_PORT": self.gate,
@@ -331,7 +331,7 @@ def up(trained: tuple[Project, str]) -> Iterator[Up]:
         yield served
     finally:
         down = served.call("down")
-    assert down.returncode == 0 and down.stdout == "stopped: worker, gate, server\n", down.stdout + down.stderr
+    assert down.returncode == 0 and down.stdout == "stopped\n", down.stdout + down.stderr
     assert processes_of(served.project) == []
     for port in (served.ui, served.reports):
         with socket.create_server(("127.0.0.1", port)):

@@ -1,11 +1,10 @@
 """The Prefect server of a run: the one that `make up` started, else a temporary one that ends with the run.
 
-python -m tasks.server up      server with UI, worker, deployments, reports, in the background (`make up`)
-python -m tasks.server down    stop them, and what they are running (`make down`)
-python -m tasks.server worker  in the foreground: a worker that computes features (`make worker`)
-python -m tasks.server automations [--reset]
-                               bring the automations in step, on the server of `make up` or at PREFECT_API_URL
-python -m tasks.server key      print the key that the servers of this home ask for
+python -m tasks.server up           server with UI, worker, deployments, reports, gate, in the background (`make up`)
+python -m tasks.server down         stop them, and what they are running (`make down`)
+python -m tasks.server worker       in the foreground: a worker that computes features (`make worker`)
+python -m tasks.server automations  bring the automations in step, on the server of `make up` or at PREFECT_API_URL
+python -m tasks.server key          print the key that the servers of this home ask for
 
 Both servers keep the same SQLite database, `$ABSTAIN_HOME/prefect/prefect.db`, so every past run is listed in the UI.
 """

@@ -22,12 +22,10 @@ def main() -> None:
                 background.up()
             case ["down"]:
                 background.down()
-            case ["worker"]:
-                background.worker()
+            case ["worker", *pool]:
+                background.worker(*pool)
             case ["automations"]:
                 background.automations()
-            case ["automations", "--reset"]:
-                background.automations(reset=True)
             case ["key"]:
                 background.print_key()
             case ["reports"]:

@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.secret_file import read_or_make
-from tasks.server.processes import START_SECONDS, address_of, answers, home, note_of
+from tasks.server.processes import START_SECONDS, answers, home, note
 from tasks.shell import QUIET
 from tasks.workspace import project_root
 
@@ -79,7 +79,7 @@ def guard(*origins: str) -> dict[str, str]:
 
 def running_server() -> str | None:
     """The address of this home's server; None where `make up` has not started one."""
-    address = address_of("server")
+    address = note().get("server")
     return address if address and answers(address + HEALTH) else None
 
 
@@ -111,7 +111,7 @@ def report_to(address: str) -> None:
     os.environ["PREFECT_API_URL"] = f"{address}/api"
     os.environ[KEY] = server_key()
     os.environ.pop(HEARTBEAT, None)
-    if seconds := note_of("server"):
+    if seconds := note().get("heartbeat"):
         os.environ[HEARTBEAT] = seconds
 
 

@@ -17,7 +17,7 @@ Notes:
   others about the same resource until that time is over.
 * A crashed run is not itself scheduled again: a worker that still holds its slot, as of a process that was only
   suspended, ends at that with an error of its own (Prefect 3.8).
-* These are no triggers of prefect.yaml: each `prefect deploy` overwrites those, and with them a change made by hand.
+* These are no triggers of prefect.yaml: each `prefect deploy` makes those anew, and Prefect forgets what has fired.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ RETRAIN, NOTIFY = "retrain/nightly", "notify/webhook"
 """The deployments that automations run."""
 FLOWS = ("ingest", "monitor", "retention", "retrain")
 """The flows that are watched: those with a schedule."""
+LOSABLE = (*FLOWS, "extract")
+"""The flows whose lost runs are marked: somebody waits for those without a schedule, and runs them again itself."""
 MISSED_HEARTBEATS = 3
 """A run that was not heard of for so many heartbeats is lost: Prefect's advice."""
 ONCE = timedelta(days=365)
@@ -97,7 +99,7 @@ def wanted(
             ChangeFlowRunState(state=StateType.CRASHED, message="its process gives no sign of life"),
             after={"prefect.flow-run.Running", "prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.*"},
-            match_related=of_ours,
+            match_related=of_ours | {"prefect.resource.name": list(LOSABLE)},
             for_each=each,
             within=timedelta(seconds=heartbeat * MISSED_HEARTBEATS),
         ),

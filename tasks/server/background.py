@@ -6,17 +6,18 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.request import Request
+from xmlrpc.client import Fault
 
 import yaml
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import make_home
 from tasks import webhook
-from tasks.server import automation_sync, gate, reports
+from tasks.server import automation_sync, reports
 from tasks.server.addresses import (
     HEALTH,
     HOST,
@@ -36,102 +37,103 @@ from tasks.server.addresses import (
     server_key,
     with_login,
 )
-from tasks.server.processes import answers, home, log_of, pid_of, start, starting_alone, stop
+from tasks.server.processes import (
+    answers,
+    control,
+    end_remaining,
+    home,
+    is_up,
+    log_of,
+    note,
+    shut_down,
+    start,
+    starting_alone,
+    wait_for,
+)
 from tasks.shell import environment, run
 from tasks.workspace import project_root
 
-POOL = "local"
-GPU_POOL = "gpu"
-ALERTS, ALERT_LIMIT = "alerts", "4"
-"""The pool of flow runs that post alerts, and its worker; the receiver may keep so many waiting at once."""
+POOL, GPU_POOL, ALERT_POOL = "local", "gpu", "alerts"
+LIMITS = {ALERT_POOL: "4"}
+"""The flow runs that a worker is at, where that is not one: the receiver of alerts may keep so many waiting at once."""
+WORK = "work"
+WORKER, ALERTS, GATE = f"{WORK}:worker", f"{WORK}:alerts", f"{WORK}:gate"
+"""Programs of supervisord.conf."""
 
 
 def up() -> None:
-    """Start what is not running yet, deploy prefect.yaml, and print the addresses. Raises `AbstainError`."""
+    """Start everything, deploy prefect.yaml, and print the addresses. Raises `AbstainError`.
+
+    Where everything is up, the alerts and the automations are brought in step alone.
+    """
     root = project_root()
-    make_home(home())
     receiver = webhook.receiver()
     with starting_alone():
-        address, report_url, gate_url = running_server(), reports.served_at(), gate.served_at()
-        has_worker = address is not None and pid_of("worker") is not None
-        is_up = bool(report_url and has_worker and gate_url)
-        if not address:
-            heartbeat()  # an invalid one is reported before anything starts
-            require_free_port("ABSTAIN_UI_PORT", PORT)
-        if not report_url:
-            require_free_port(reports.VARIABLE, reports.port())
-        if not gate_url:
-            require_free_port(gate.VARIABLE, gate.port())
+        if is_up():
+            report_to(note()["server"])
+            print(f"already up: {note()['server']}\ngate         {note()['gate']}\n{_automate(receiver)}")
+            return
+        end_remaining()
+        served = _prepare()
         try:
-            report_url = report_url or reports.serve(root)
-            address = address or _start_server(root)
-            report_to(address)
-            if not has_worker:
-                stop("worker")  # that of a server that is gone
-                _start_worker(root, address)
-            receiver = webhook.keep_url(receiver)
-            _serve_alerts(root, receiver)
-            applied = automation_sync.apply(bool(receiver))
-            gate_url = gate_url or _start_gate(root)
+            with _step("starting the Prefect server"):
+                start(root, served)
+                wait_for("server", UI + HEALTH)
+            with _step("starting the worker, deploying"):
+                _start_worker(root)
+            watched = _automate(receiver)
+            with _step("starting the gate"):
+                wait_for(GATE, f"{served['gate']}/healthz")
+                wait_for("reports", served["reports"])
         except BaseException:
             print()
             down()
             raise
-    watched = f"alerts       {webhook.summary(receiver)}\nautomations  {_indented(applied.lines())}"
-    if is_up:
-        print(f"already up: {address}\ngate         {gate_url}\n{watched}")
-        return
     (home() / "inbox").mkdir(exist_ok=True)
     deployments = _deployments(root)
-    print(f"\nPrefect UI   {with_login(address)}")
-    print(f"gate         {gate_url}\nreports      {report_url}\n{watched}")
-    logs = _indented(str(log_of(name)) for name in ("server", "worker", gate.NAME))
+    print(f"\nPrefect UI   {with_login(UI)}")
+    print(f"gate         {served['gate']}\nreports      {served['reports']}\n{watched}")
+    logs = _indented(str(log_of(name)) for name in ("server", WORKER, GATE))
     print(f"logs         {logs}\ndeployments")
     for name, description in deployments.items():
         print(f"  {name:16} {description}")
     prefect = Path(sys.executable).parent / "prefect"
-    access = f"PREFECT_API_URL={address}/api {KEY}=$(cat {shlex.quote(str(key_file()))})"
+    access = f"PREFECT_API_URL={UI}/api {KEY}=$(cat {shlex.quote(str(key_file()))})"
     command = f"{access} {prefect} deployment run {next(iter(deployments))}"
     print(f"run one now  in the UI, or: {command}")
     print("stop         make down")
 
 
 def down() -> None:
-    """Stop the worker, the runs that it is at, and the servers; print what was stopped."""
+    """Stop the worker, the runs that it is at, and the servers."""
     address = running_server()
     if address:
         report_to(address)
         automation_sync.forget_run_again()
-    stopped = [name for name in ("worker", ALERTS, gate.NAME) if stop(name)]
+    if is_up():
+        control().stopProcessGroup(WORK)
+    end_remaining("server", "reports")
     if address:
         _end_lost_runs(address)
-    if stop("server"):
-        stopped.append("server")
-    stop(reports.NAME)
-    print(f"stopped: {', '.join(stopped)}" if stopped else "nothing is up")
+    print("stopped" if shut_down() else "nothing is up")
 
 
-def worker() -> None:
-    """Become a worker of the pool of those that compute features: one flow run at a time, until it is stopped.
+def worker(pool: str = GPU_POOL) -> None:
+    """Become a worker of `pool`, by default of those that compute features, until it is stopped.
 
     It joins the server at `PREFECT_API_URL`, else that of `make up`. Raises `AbstainError` where there is none.
     """
     _join_server()
-    env = environment(project_root())
-    command = ["prefect", "worker", "start", "--pool", GPU_POOL, "--type", "process", "--limit", "1"]
-    os.execvpe(Path(sys.executable).parent / command[0], command, env)
+    command = ["prefect", "worker", "start", "--pool", pool, "--type", "process", "--limit", LIMITS.get(pool, "1")]
+    name = [] if pool == GPU_POOL else ["--name", pool]  # of many workers of GPUs, each has a name of its own
+    os.execvpe(Path(sys.executable).parent / command[0], [*command, *name], environment(project_root()))
 
 
-def automations(reset: bool = False) -> None:
-    """Bring the automations in step on the server of `make up`, or one that others started: `automation_sync.apply`."""
+def automations() -> None:
+    """Bring alerts and automations in step on the server of `make up`, or one that others started."""
     receiver = webhook.receiver()
-    _join_server()
-    receiver = webhook.keep_url(receiver)
-    if own_server():  # whose workers are ours to start
-        with starting_alone():
-            _serve_alerts(project_root(), receiver)
-    applied = automation_sync.apply(bool(receiver), reset)
-    print(f"alerts       {webhook.summary(receiver)}\nautomations  {_indented(applied.lines())}")
+    with starting_alone():
+        print(_automate(receiver))
 
 
 def print_key() -> None:
@@ -139,7 +141,29 @@ def print_key() -> None:
     print(server_key())
 
 
+def _prepare() -> dict[str, str]:
+    """Prepare the environment of the programs; the note of what they serve. Raises `AbstainError` for a bad setting."""
+    ports = {
+        "ABSTAIN_UI_PORT": PORT,
+        reports.VARIABLE: reports.port(),
+        "ABSTAIN_GATE_PORT": os.environ.get("ABSTAIN_GATE_PORT") or "8700",
+    }
+    for variable, port in ports.items():
+        require_free_port(variable, port)
+    served = [f"http://{HOST}:{port}" for port in ports.values()]
+    noted = dict(zip(("server", "reports", "gate"), served, strict=True)) | {"heartbeat": heartbeat()}
+    os.environ.update(ports)
+    os.environ["PREFECT_SERVER_UI_API_URL"] = f"{UI}/api"  # else a browser is sent to port 4200 instead of ours
+    os.environ["PREFECT_UI_URL"] = UI  # what an alert links to
+    os.environ.update(guard(UI, UI.replace(HOST, "localhost")))
+    report_to(UI)
+    return noted
+
+
 def _join_server() -> None:
+    """Report to the server of `make up`, for which this waits where it is being started, or to that of others."""
+    if is_up():
+        wait_for("server", note()["server"] + HEALTH)
     if address := own_server():
         report_to(address)
     elif "PREFECT_API_URL" in os.environ:
@@ -150,47 +174,35 @@ def _join_server() -> None:
         )
 
 
-def _start_server(root: Path) -> str:
-    print("starting the Prefect server ...", end=" ", flush=True)
+@contextmanager
+def _step(name: str) -> Iterator[None]:
+    print(f"{name} ...", end=" ", flush=True)
     began = time.monotonic()
-    command = ["prefect", "server", "start", "--host", HOST, "--port", PORT]
-    os.environ["PREFECT_SERVER_UI_API_URL"] = f"{UI}/api"  # else a browser is sent to port 4200 instead of ours
-    os.environ["PREFECT_UI_URL"] = UI  # what an alert links to
-    os.environ.update(guard(UI, UI.replace(HOST, "localhost")))
-    start("server", command, root, ready=UI + HEALTH, address=UI, note=heartbeat())
-    print(f"ready after {time.monotonic() - began:.0f} s")
-    return UI
-
-
-def _start_gate(root: Path) -> str:
-    print("starting the gate ...", end=" ", flush=True)
-    began = time.monotonic()
-    address = gate.serve(root)
-    print(f"ready after {time.monotonic() - began:.0f} s")
-    return address
-
-
-def _start_worker(root: Path, address: str) -> None:
-    """The worker makes its work pool, into which prefect.yaml is deployed then."""
-    print("starting the worker, deploying ...", end=" ", flush=True)
-    began = time.monotonic()
-    _end_lost_runs(address)
-    command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1", "--name", POOL]
-    start("worker", command, root, ready=_pool(POOL))
-    for name in (GPU_POOL, ALERTS):
-        if not answers(_pool(name)):  # its first worker completes it
-            post(f"{address}/api/work_pools/", {"name": name, "type": "process"})
-    run(["prefect", "--no-prompt", "deploy", "--all"], root)
+    yield
     print(f"done after {time.monotonic() - began:.0f} s")
 
 
-def _serve_alerts(root: Path, receiver: str | None) -> None:
-    """A worker that posts alerts where there is a `receiver`: it neither waits for runs nor dies with their worker."""
-    if receiver is None:
-        stop(ALERTS)
-    elif pid_of(ALERTS) is None:
-        command = ["prefect", "worker", "start", "--pool", ALERTS, "--type", "process", "--limit", ALERT_LIMIT]
-        start(ALERTS, [*command, "--name", ALERTS], root, ready=_pool(ALERTS))
+def _start_worker(root: Path) -> None:
+    """The worker makes its work pool, into which prefect.yaml is deployed then."""
+    _end_lost_runs(UI)
+    control().startProcess(WORKER, False)
+    wait_for(WORKER, _pool(POOL))
+    for name in (GPU_POOL, ALERT_POOL):
+        if not answers(_pool(name)):  # its first worker completes it
+            post(f"{UI}/api/work_pools/", {"name": name, "type": "process"})
+    run(["prefect", "--no-prompt", "deploy", "--all"], root)
+
+
+def _automate(receiver: str | None) -> str:
+    """Bring alerts and automations in step on the server that is joined, and the worker of alerts; what to print."""
+    _join_server()
+    receiver = webhook.keep_url(receiver)
+    if own_server():  # whose workers are ours to start
+        change = control().startProcess if receiver else control().stopProcess
+        with suppress(Fault):  # it is so already
+            change(ALERTS, False)
+    applied = automation_sync.apply(bool(receiver))
+    return f"alerts       {webhook.summary(receiver)}\nautomations  {applied}"
 
 
 def _pool(name: str) -> Request:

@@ -1,18 +1,21 @@
-"""Background processes by name: started with a log and a locked pid file, stopped with all their descendants.
+"""The programs of `make up`, kept running by supervisor: supervisord.conf beside this file lists them.
 
-`NAME.pid` is locked by its process for as long as it lives: a stale file of a crash is ignored, and so is a later
-process with the same number.
+Supervisor accepts connections on the socket `up.sock` of the home, its owner's alone, for as long as it lives: a stale
+file of a crash is ignored.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
+import os
 import signal
-import subprocess
+import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import psutil  # type: ignore[import-untyped]
@@ -20,11 +23,13 @@ import psutil  # type: ignore[import-untyped]
 from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import make_home
-from tasks.shell import environment
+from abstain.core.files import make_home, write_json
+from tasks.shell import run
 
 START_SECONDS = 120
 STOP_SECONDS = 20
+MAX_SOCKET = 95
+"""Characters of the socket's path on every system, with those that supervisor appends while it makes it."""
 
 
 def home() -> Path:
@@ -32,31 +37,24 @@ def home() -> Path:
     return load_settings().home.resolve()
 
 
-def log_of(name: str) -> Path:
-    return home() / f"{name}.log"
+def log_of(program: str) -> Path:
+    return home() / f"{program.rpartition(':')[2]}.log"
 
 
-def pid_of(name: str) -> int | None:
-    """The process that holds the pid file's lock; None where it is not locked."""
-    file = _pid_file(name)
-    if not file.is_file():
-        return None
-    with file.open() as lock:
+def is_up() -> bool:
+    """Whether supervisor runs for this home."""
+    with socket.socket(socket.AF_UNIX) as connection:
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return int((lock.read().split() or ["0"])[0]) or None  # it is written a moment after it is locked
-    return None
+            connection.connect(str(_socket()))
+        except OSError:
+            return False
+    return True
 
 
-def address_of(name: str) -> str | None:
-    """The address that the process serves; None where it does not run."""
-    return None if pid_of(name) is None else _pid_file(name).read_text().split()[1]
-
-
-def note_of(name: str) -> str:
-    """What was noted when the process was started; empty where it does not run."""
-    return "" if pid_of(name) is None else " ".join(_pid_file(name).read_text().split()[2:])
+def note() -> dict[str, str]:
+    """What was noted when the programs were started; empty where they do not run."""
+    noted: dict[str, str] = json.loads(_note().read_text()) if is_up() else {}
+    return noted
 
 
 @contextmanager
@@ -68,32 +66,42 @@ def starting_alone() -> Iterator[None]:
         yield
 
 
-def start(
-    name: str, command: Sequence[str], root: Path, ready: str | Request, address: str = "", note: str = ""
-) -> None:
-    """Run `command` in the background, with its log and its locked pid file, and wait until `ready` responds.
+def start(root: Path, noted: dict[str, str]) -> None:
+    """Start supervisor in the background, and with it the programs that need nothing of others.
 
-    `address` is what it serves, `note` what those that use it have to know. Raises `AbstainError` where it ends, or
-    takes too long.
+    Args:
+        root: The checkout, in which the programs run.
+        noted: What those that use the programs have to know, for `note`.
+
+    Raises:
+        AbstainError: It does not start.
     """
-    with _pid_file(name).open("a+") as pid, log_of(name).open("ab") as log:
-        fcntl.flock(pid, fcntl.LOCK_EX)
-        process = subprocess.Popen(
-            command,
-            cwd=root,
-            env=environment(root),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[pid.fileno()],
-            start_new_session=True,
+    if len(str(_socket())) > MAX_SOCKET:
+        raise AbstainError(
+            Code.BAD_SETTING,
+            f"ABSTAIN_HOME: {home()} is too long a path for a socket in it: choose one of at most "
+            f"{MAX_SOCKET - len(_socket().name) - 1} characters",
         )
-        pid.truncate(0)
-        pid.write(f"{process.pid} {address} {note}\n")
+    write_json(_note(), noted)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    config = Path(__file__).with_name("supervisord.conf")
+    run(["supervisord", "--configuration", str(config), "--umask", f"{umask:o}"], root)
+
+
+def control() -> Any:
+    """What supervisor can be asked to do: https://supervisord.org/api.html."""
+    from supervisor.childutils import getRPCInterface  # type: ignore[import-untyped]
+
+    return getRPCInterface({"SUPERVISOR_SERVER_URL": _url()}).supervisor
+
+
+def wait_for(program: str, ready: str | Request) -> None:
+    """Wait until `ready` responds, as it does when `program` is up. Raises `AbstainError` where that is not to be."""
     deadline = time.monotonic() + START_SECONDS
     while not answers(ready):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise AbstainError(Code.NO_SERVICE, f"the {name} did not start: see {log_of(name)}")
+        if control().getProcessInfo(program)["statename"] == "FATAL" or time.monotonic() > deadline:
+            raise AbstainError(Code.NO_SERVICE, f"the {log_of(program).stem} did not start: see {log_of(program)}")
         time.sleep(0.2)
 
 
@@ -106,27 +114,44 @@ def answers(url: str | Request, timeout: float = 2) -> bool:
         return False
 
 
-def stop(name: str) -> bool:
-    """Terminate the process and its descendants, then kill them; whether there was one."""
-    pid = pid_of(name)
-    if pid is None:
-        return False
-    process = psutil.Process(pid)
-    family = [process, *process.children(recursive=True)]
-    for member in family:
-        _signal(member, signal.SIGINT)
-    _, left = psutil.wait_procs(family, STOP_SECONDS)
-    for member in left:
-        _signal(member, signal.SIGKILL)
-    psutil.wait_procs(left, STOP_SECONDS)
-    _pid_file(name).unlink(missing_ok=True)
-    return True
+def shut_down() -> bool:
+    """Stop supervisor and its programs, or what is left of them where it was killed; whether there were any."""
+    has_run = _note().exists()
+    if is_up():
+        daemon = psutil.Process(control().getPID())
+        control().shutdown()
+        psutil.wait_procs([daemon])
+    end_remaining()
+    for file in (_socket(), _socket().with_suffix(".pid"), _note()):
+        file.unlink(missing_ok=True)
+    return has_run
 
 
-def _signal(process: psutil.Process, number: int) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
+def end_remaining(*but: str) -> None:
+    """End what any program has started and left behind, in whatever session: the runs of a worker, and their commands.
+
+    It is interrupted, and killed where that takes too long. `but`: programs that are spared.
+    """
+    url, left = _url(), []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            environment = process.environ()  # supervisor names itself and the program in it
+            if environment.get("SUPERVISOR_SERVER_URL") == url and environment["SUPERVISOR_PROCESS_NAME"] not in but:
+                left.append(process)
+    for number in (signal.SIGINT, signal.SIGKILL):
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        _, left = psutil.wait_procs(left, STOP_SECONDS)
 
 
-def _pid_file(name: str) -> Path:
-    return home() / f"{name}.pid"
+def _socket() -> Path:
+    return home() / "up.sock"
+
+
+def _url() -> str:
+    return f"unix://{_socket()}"
+
+
+def _note() -> Path:
+    return home() / "up.json"

@@ -9,19 +9,17 @@ file's own path.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from abstain.core.files import write_atomically
 from tasks.server.addresses import HOST, PORT
-from tasks.server.processes import address_of, answers, home, start
+from tasks.server.processes import answers, home, note
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 VARIABLE = "ABSTAIN_REPORTS_PORT"
-NAME = "reports"
 
 
 def folder() -> Path:
@@ -33,19 +31,11 @@ def port() -> str:
     return os.environ.get(VARIABLE) or (str(int(PORT) + 1) if PORT.isdecimal() else PORT)
 
 
-def serve(root: Path) -> str:
-    """Serve the folder in the background; its address."""
-    folder().mkdir(parents=True, exist_ok=True)
-    address = f"http://{HOST}:{port()}"
-    command = [sys.executable, "-m", "tasks.server", "reports"]
-    start(NAME, command, root, ready=address, address=address)
-    return address
-
-
 def serve_here() -> None:
     """Serve the folder until it is interrupted."""
     import uvicorn
 
+    folder().mkdir(parents=True, exist_ok=True)
     uvicorn.run(make_app(folder()), host=HOST, port=int(port()), log_level="warning", server_header=False)
 
 
@@ -72,7 +62,7 @@ def served_at() -> str | None:
     """The address that serves the folder; None where it is not served."""
     if given := os.environ.get("ABSTAIN_REPORTS_URL"):
         return given.rstrip("/")
-    address = address_of(NAME)
+    address = note().get("reports")
     return address if address and answers(address) else None
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+import socket
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from abstain.core.errors import AbstainError
+from abstain.core.files import write_json
 from tasks.server import addresses
 from tasks.server.addresses import HEARTBEAT, guard, heartbeat, own_server, report_to, server_key
 
@@ -67,12 +68,11 @@ def test_runs_send_heartbeats_as_often_as_the_server_expects(
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
     for name in ("PREFECT_API_URL", addresses.KEY):
         monkeypatch.setenv(name, "")  # restored at the end
-    with (tmp_path / "server.pid").open("w") as running:  # as of a server that is up
-        fcntl.flock(running, fcntl.LOCK_EX)
+    with socket.socket(socket.AF_UNIX) as supervisor:
+        supervisor.bind(str(tmp_path / "up.sock"))
+        supervisor.listen()
         for expected in ("60", ""):
-            running.seek(0)
-            running.truncate()
-            print(f"1 {OWN} {expected}", file=running, flush=True)
+            write_json(tmp_path / "up.json", {"server": OWN, "heartbeat": expected})
             monkeypatch.setenv(HEARTBEAT, own)
             report_to(OWN)
             assert os.environ.get(HEARTBEAT, "") == expected

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.server.addresses import post
-from tests.conftest import Project, Up
+from tests.conftest import Project, Up, processes_of
 from tests.data.builders import row, write_lines
 from tests.tasks.receiver import Receiver
 from tests.tasks.test_server import wait_until
@@ -54,6 +54,11 @@ def alerts(ui: str) -> list[str]:
     return sorted(name for name in found if "alert" in name)
 
 
+def posts_alerts(up: Up) -> bool:
+    """Whether there is a worker that does."""
+    return any("worker start --pool alerts" in command for command in processes_of(up.project))
+
+
 def ui_of(up: subprocess.CompletedProcess[str]) -> str:
     assert up.returncode == 0, up.stdout + up.stderr
     line = next(line for line in up.stdout.splitlines() if line.startswith(("Prefect UI", "already up")))
@@ -65,7 +70,7 @@ def test_failed_run_posts_one_alert_and_none_without_a_webhook(up: Up, listener:
     listener.statuses = [500]  # which is asked again
     added = up.call("automations", listener.url)  # on a server that is up without alerts, and their worker
     assert added.returncode == 0, added.stdout + added.stderr
-    assert (up.project.home / "alerts.pid").is_file()
+    wait_until(lambda: posts_alerts(up), 60)
     again = up.call("up", None)  # in a shell without the variable: what the server has is kept
     ui = ui_of(again)
     assert again.stdout.startswith("already up: http://127.0.0.1:"), again.stdout
@@ -89,6 +94,7 @@ def test_failed_run_posts_one_alert_and_none_without_a_webhook(up: Up, listener:
     without = up.call("up")
     assert "none: set ABSTAIN_ALERT_URL" in without.stdout
     assert alerts(ui) == []
+    wait_until(lambda: not posts_alerts(up), 20)
     assert up.project.command(["python", "-c", FAILING]).returncode == 0
     assert len(listener.alerts) == 1  # neither the flow that is not watched, nor the run without a webhook
 

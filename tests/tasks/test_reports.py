@@ -36,7 +36,7 @@ def test_where_a_team_serves_it_a_link_is_theirs(monkeypatch: pytest.MonkeyPatch
 
 def test_a_server_that_is_gone_is_not_linked_to(home: Path) -> None:
     home.mkdir()
-    (home / "reports.pid").write_text("1 http://127.0.0.1:1\n")  # nobody holds its lock
+    (home / "up.json").write_text('{"reports": "http://127.0.0.1:1"}')  # left by a machine that was switched off
     assert reports.served_at() is None
 
 

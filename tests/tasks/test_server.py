@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import re
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import termios
 import time
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from email.message import Message
 from pathlib import Path
 from urllib.error import HTTPError
 
+import psutil
 import pytest
 import yaml
 
 from tasks.server.addresses import KEY, post
+from tasks.server.processes import answers
 from tests.conftest import ROOT, Project, new_project, processes_of
 from tests.ports import free_port
 
@@ -87,6 +93,40 @@ def server(project: Project) -> Iterator[Callable[..., subprocess.CompletedProce
         call("down")
 
 
+def up_in_a_terminal(project: Project, **settings: int) -> str:
+    """What `make up` prints in a terminal, which is closed when it has ended."""
+    terminal, inside = pty.openpty()
+    shell = subprocess.Popen(
+        ["sh", "-c", f"{sys.executable} -m tasks.server up; echo ended with $?.; exec sleep 600"],
+        cwd=project.root,
+        env=project.environment | {name: str(port) for name, port in settings.items()},
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(inside)
+    printed = b""
+    while not re.search(rb"ended with \d+\.", printed):
+        printed += os.read(terminal, 65536)
+    os.close(terminal)
+    assert shell.wait(60) == -signal.SIGHUP
+    assert b"ended with 0." in printed, printed
+    return printed.decode().replace("\r\n", "\n")
+
+
+def process_of(project: Project, *words: str) -> psutil.Process:
+    """The process of the project whose command has these words."""
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("ABSTAIN_HOME") == str(project.home) and set(words) <= set(process.cmdline()):
+                found[process.pid] = process
+    (process,) = found.values()
+    return process
+
+
 def states(project: Project, flow: str) -> list[str]:
     query = "select state_type from flow_run join flow on flow.id = flow_id where flow.name = ? and flow_run.start_time"
     with sqlite3.connect(project.home / "prefect" / "prefect.db") as database:
@@ -123,9 +163,10 @@ def reply_to(url: str, headers: dict[str, str], method: str) -> Message:
         return error.headers
 
 
-def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(
+def test_up_outlives_its_terminal_and_down_leaves_nothing(
     project: Project, server: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Between them runs what is deployed, a cancelled run ends, and a killed server is back."""
     (project.root / "flows" / "sleeper.py").write_text(SLEEPER)
     deployment = "  - {name: now, description: sleep, entrypoint: flows/sleeper.py:sleeper, work_pool: {name: local}}\n"
     with (project.root / "prefect.yaml").open("a") as file:
@@ -133,17 +174,16 @@ def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(
     project.git("add", "--all")
     project.git("commit", "-qm", "A flow that sleeps")
 
-    up = server("up")
-    assert up.returncode == 0, up.stdout + up.stderr
+    printed = up_in_a_terminal(project, ABSTAIN_UI_PORT=free_port(), ABSTAIN_GATE_PORT=free_port())
     key = project.home / "server.key"
-    assert f"(log in with the text of {key})\n" in up.stdout and key.stat().st_mode & 0o777 == 0o600
+    assert f"(log in with the text of {key})\n" in printed and key.stat().st_mode & 0o777 == 0o600
     for deployment in ("retrain/nightly", "ingest/hourly", "monitor/daily", "retention/weekly", "extract/gpu"):
-        assert deployment in up.stdout
-    api = re.search(r"PREFECT_API_URL=(\S+) PREFECT_API_AUTH_STRING=\S+ \S+ (\S+/prefect) deployment run", up.stdout)
-    assert api is not None, up.stdout
-    command = up.stdout.partition("in the UI, or: ")[2].splitlines()[0]
-    gate = re.search(r"^gate +(http://127\.0\.0\.1:\d+)$", up.stdout, re.MULTILINE)
-    assert gate is not None, up.stdout
+        assert deployment in printed
+    api = re.search(r"PREFECT_API_URL=(\S+) PREFECT_API_AUTH_STRING=\S+ \S+ (\S+/prefect) deployment run", printed)
+    assert api is not None, printed
+    command = printed.partition("in the UI, or: ")[2].splitlines()[0]
+    gate = re.search(r"^gate +(http://127\.0\.0\.1:\d+)$", printed, re.MULTILINE)
+    assert gate is not None, printed
     with urllib.request.urlopen(gate[1], timeout=30) as reply:
         assert "nothing is live" in reply.read().decode(), "where nothing is in production it is up, and says so"
     monkeypatch.setenv(KEY, key.read_text().strip())
@@ -152,6 +192,13 @@ def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(
         assert json.load(reply)["api_url"] == api[1]  # what a browser asks: this server, not the one at port 4200
 
     require_only_holders_of_the_key(api[1])
+    assert (project.home / "up.sock").stat().st_mode & 0o777 == 0o700
+    again = server("up")
+    assert again.returncode == 0 and again.stdout.startswith(f"already up: {api[1].removesuffix('/api')}\n"), again
+    killed = process_of(project, "server", "start")
+    killed.kill()
+    wait_until(lambda: not killed.is_running() and answers(f"{api[1]}/health"), 15)
+
     # As a person does who copies the line, with another deployment.
     started = project.command(["sh", "-c", command.replace("retrain/nightly", "sleeper/now")])
     assert started.returncode == 0, started.stderr
@@ -163,9 +210,10 @@ def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(
 
     post(f"{api[1]}/deployments/{sleeper['deployment_id']}/create_flow_run", {})
     wait_until(lambda: "sleep 6000" in processes_of(project), 90)
+    process_of(project, "worker", "start").kill()  # which leaves its run to itself
     down = server("down")
-    assert down.returncode == 0 and down.stdout == "stopped: worker, gate, server\n", down.stdout + down.stderr
-    assert processes_of(project) == []
+    assert down.returncode == 0 and down.stdout == "stopped\n", down.stdout + down.stderr
+    assert processes_of(project) == [] and not list(project.home.glob("up.*"))
     assert sorted(states(project, "sleeper")) == ["CANCELLED", "CRASHED"]
     assert server("down").stdout == "nothing is up\n"
 
