@@ -1,5 +1,18 @@
 """The flow that a GPU worker runs for `ABSTAIN_RUNNER=prefect`: deployment extract/gpu, started by a retrain."""
 
-from tasks.fan_out.shards import extract
+from __future__ import annotations
 
-__all__ = ["extract"]
+from prefect import flow
+
+from abstain.config.settings import load_settings
+from tasks.failures import coded_failures
+from tasks.fan_out.shards import compute_shard
+
+
+@flow(validate_parameters=False)
+@coded_failures()
+def extract(names: list[str]) -> None:
+    """Compute the shards `names` one by one, with the base model loaded once."""
+    settings = load_settings()
+    for name in names:
+        compute_shard(name, settings.features)

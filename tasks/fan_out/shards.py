@@ -24,7 +24,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 import torch
-from prefect import flow, get_run_logger, task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
@@ -38,7 +38,6 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_coded
 from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.shard_job import JobStats, ShardJob, compute
-from tasks.failures import coded_failures
 from tasks.stopping import require_going_on
 
 JOBS = "jobs"
@@ -160,15 +159,6 @@ def compute_job(name: str, features: str) -> None:
 
 # Made of a function that has its own name here, so that other processes import it: Prefect would send its code.
 compute_shard = task(name="compute_shard", task_run_name="{name}", cache_policy=NO_CACHE)(compute_job)
-
-
-@flow(validate_parameters=False)
-@coded_failures()
-def extract(names: list[str]) -> None:
-    """Compute the shards `names` one by one, with the base model loaded once."""
-    settings = load_settings()
-    for name in names:
-        compute_shard(name, settings.features)
 
 
 def begin_process(started: Any, threads: int, gpus: Sequence[str]) -> None:
