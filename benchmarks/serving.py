@@ -7,7 +7,7 @@ Notes:
   as vLLM's does.
 * By texts, with many requests in flight: answers a second, in turns with the engine's own on the same answers, in
   batches of as many, in this process.
-* Until it is ready: seconds of CPU from the start of the process on, without those of loading weights and tokenizer.
+* Until it is ready: seconds of CPU from the start of the process on, those of loading the weights included.
 * The release is of the embedded base model and an untrained LSTM probe: time does not depend on its weights. Server and
   callers share the machine.
 """
@@ -38,7 +38,6 @@ from safetensors.torch import save
 from abstain.config.serve_settings import load_serve_settings
 from abstain.config.settings import load_settings
 from abstain.core.contracts import Interaction
-from abstain.core.phases import measured
 from abstain.data.decision_log.log import DecisionLog
 from abstain.learning.estimators.onnx_probe import export_probe
 from abstain.llm.engine.loading import resolve
@@ -131,10 +130,9 @@ def serve(folder: Path) -> None:
     log = DecisionLog.open(f"sqlite:///{folder / 'log.sqlite'}", redact=lambda row: row, pseudonym=str)
     with listen("127.0.0.1", 0) as listening:
         service = GateService(live, log, serving)
-        with measured() as clock:
-            live.refresh()
+        live.refresh()
         assert live.now is not None, live.trouble
-        ready = sum(os.times()[:4]) - clock.seconds.get("weights", 0.0)
+        ready = sum(os.times()[:4])
         print(f"http://127.0.0.1:{listening.getsockname()[1]} {ready}", flush=True)
         run(make_app(service, Keys(), LOOPBACK_NAMES), listening)
 

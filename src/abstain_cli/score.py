@@ -15,7 +15,6 @@ import typer
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.phases import measured, phase
 
 if TYPE_CHECKING:
     from abstain.core.contracts import Interaction, Question
@@ -34,28 +33,15 @@ def score(
     answer: Annotated[str | None, typer.Option("--answer", "-a")] = None,
     context: Context = None,
     no_context: NoContext = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="the seconds of CPU by phase, on stderr")] = False,
 ) -> None:
     """Show or abstain? One answer from flags, or a file of them; one JSON line each."""
     _require_one_input(file, (question, answer), context, no_context, "--question and --answer")
-    with measured() as clock:
-        _score(file, question, answer, context, no_context)
-    if verbose:
-        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in clock.seconds.items())
-        print(f"CPU: {phases}", file=sys.stderr)
-
-
-def _score(
-    file: Path | None, question: str | None, answer: str | None, context: list[str] | None, no_context: bool
-) -> None:
     from dataclasses import asdict
 
     from abstain.config.settings import load_settings
-
-    with phase("import"):
-        from abstain.serving.gate import DecisionInput, Gate
-        from abstain.serving.requests import from_flags, read_interactions
-        from tasks.release_bundle import production
+    from abstain.serving.gate import DecisionInput, Gate
+    from abstain.serving.requests import from_flags, read_interactions
+    from tasks.release_bundle import production
 
     requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()

@@ -17,7 +17,6 @@ from abstain.core.contracts import (
     Interaction,
     Review,
     document_of,
-    json_schema,
 )
 from tests.data import builders
 from tests.data.builders import CHUNK, DOCUMENT, feedback, review
@@ -206,13 +205,6 @@ def test_what_may_not_straddle_the_splits(changes: dict[str, Any], group: str) -
 )
 def test_the_document_of_a_chunk(chunk_id: str, document: str) -> None:
     assert document_of(chunk_id) == document
-
-
-def test_the_schema_is_that_of_the_import_format() -> None:
-    schema = json.loads(json.dumps(json_schema()))
-    assert set(schema["properties"]) == {*Interaction.model_fields, "thumb", "review"}
-    assert set(schema["required"]) == {name for name, f in Interaction.model_fields.items() if f.is_required()}
-    assert schema["additionalProperties"] is False
 
 
 def test_contexts_keep_their_rank() -> None:

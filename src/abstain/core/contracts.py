@@ -211,8 +211,3 @@ def unnamed_context(text: str) -> Context:
 def document_of(chunk_id: str) -> str:
     """The document that a chunk belongs to: everything before the last `#`."""
     return chunk_id.rpartition("#")[0] or chunk_id
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON schema of the import format, for people who write exporters."""
-    return ImportedInteraction.model_json_schema()

@@ -23,7 +23,6 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Interaction, Question, unnamed_context
 from abstain.core.errors import AbstainError
-from abstain.core.phases import phase
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import EncodedPass
 from abstain.llm.features.extraction import UnreadableRow
@@ -180,8 +179,7 @@ class Gate:
     def score_with_model(self, unread: Sequence[UnreadAnswer]) -> list[ScoredAnswer]:
         """The decisions about answers that the base model reads together, in order, with what was read of each."""
         read = self.predictor.reader.read([each.row for each in unread], [each.given for each in unread])
-        with phase("decision"):
-            decisions = self.predictor.score_answers(read.answers, read.unreadable, read.forward_tokens)
+        decisions = self.predictor.score_answers(read.answers, read.unreadable, read.forward_tokens)
         return [
             ScoredAnswer(self.apply_policy(decision), None if unreadable else read.answers.take([number]))
             for number, (decision, unreadable) in enumerate(zip(decisions, read.unreadable, strict=True))

@@ -1,4 +1,5 @@
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from abstain.data.store.profile import (
     MEASURES,
     TEXTS,
     Profile,
-    batch_profile,
+    Profiler,
     language,
     length_class,
 )
@@ -27,6 +28,13 @@ def lines(number: int, question: str = "What is the annual fee of the card?") ->
     return [line_of(interaction(f"i-{at}", question=question, contexts=(context,))) for at in range(number)]
 
 
+def profile_of(batch: Sequence[Record]) -> Profile:
+    profiler = Profiler()
+    for line in batch:
+        profiler.add(line)
+    return profiler.profile()
+
+
 @given(st.integers(0, 10**7))
 def test_a_length_lies_between_its_class_and_half_an_octave_above(length: int) -> None:
     lower = int(length_class(length))
@@ -35,7 +43,7 @@ def test_a_length_lies_between_its_class_and_half_an_octave_above(length: int) -
 
 def test_lengths_and_languages_are_counted() -> None:
     german = "Wie hoch ist die Jahresgebühr der Karte, und wann wird sie abgebucht?"
-    profile = batch_profile([*lines(3), *lines(2, german)[1:]])
+    profile = profile_of([*lines(3), *lines(2, german)[1:]])
     assert profile.rows == 4
     assert profile.of("question length") == {"32": 3, "64": 1}
     assert profile.of("question language") == {"de": 1, "en": 3}
@@ -48,9 +56,9 @@ def test_the_sample_of_texts_is_the_same_in_any_order_and_bounded() -> None:
         *lines(TEXTS),
         *(line_of(interaction(f"x-{at}", question="Où est la banque, s'il vous plaît ?")) for at in range(TEXTS)),
     ]
-    profile = batch_profile(rows)
+    profile = profile_of(rows)
     random.Random(1).shuffle(rows)
-    assert batch_profile(rows) == profile
+    assert profile_of(rows) == profile
     told = profile.of("question language")
     assert sum(told.values()) == TEXTS < sum(profile.of("question length").values()) == 2 * TEXTS
     assert 0.4 < told["fr"] / TEXTS < 0.6
@@ -70,5 +78,5 @@ def test_what_is_in_no_language_is_undetermined(text: str) -> None:
 
 
 def test_an_empty_batch_has_a_profile() -> None:
-    assert batch_profile([]).rows == 0
+    assert profile_of([]).rows == 0
     assert isinstance(lines(1)[0].row, Interaction)

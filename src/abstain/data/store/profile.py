@@ -14,7 +14,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -81,14 +80,6 @@ class Profiler:
         for name, position in zip(LANGUAGES, (1, 2), strict=True):
             counts[name] = Counter(language(str(entry[position])) for entry in self._sample)
         return Profile(rows=self._rows, counts={name: dict(sorted(found.items())) for name, found in counts.items()})
-
-
-def batch_profile(lines: Iterable[Record]) -> Profile:
-    """The profile of a batch's interactions."""
-    profiler = Profiler()
-    for line in lines:
-        profiler.add(line)
-    return profiler.profile()
 
 
 def length_class(length: int) -> str:

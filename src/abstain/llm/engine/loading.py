@@ -28,7 +28,6 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import make_home, write_atomically
-from abstain.core.phases import phase
 
 
 @dataclass(frozen=True)
@@ -143,17 +142,14 @@ def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel
 
     Raises `AbstainError` where a file cannot be read, and where weights are missing: they would be random.
     """
-    with phase("import"):
-        import transformers
-        import transformers.modeling_utils  # most of it, which the first model would bring along
+    import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    with phase("weights"):
-        kind = getattr(transformers, AUTO[kind_of(_config(ref))])
-        with readable(ref):
-            model, info = kind.from_pretrained(
-                ref.path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-            )
+    kind = getattr(transformers, AUTO[kind_of(_config(ref))])
+    with readable(ref):
+        model, info = kind.from_pretrained(
+            ref.path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
     if missing := sorted(info["missing_keys"]):
         raise AbstainError(
             Code.UNSUITABLE, f"{ref.name} is no language model: its weights lack {missing[0]}; choose another"
@@ -175,7 +171,7 @@ def load_tokenizer(ref: ModelRef) -> Any:
     from transformers import AutoTokenizer
 
     _ensure_files(ref)
-    with phase("weights"), readable(ref):
+    with readable(ref):
         return AutoTokenizer.from_pretrained(ref.path, trust_remote_code=False)
 
 
@@ -221,7 +217,7 @@ def _config(ref: ModelRef) -> Any:
     from transformers import AutoConfig
 
     _ensure_files(ref)
-    with phase("import"), readable(ref):  # the first one brings most of transformers along
+    with readable(ref):
         return AutoConfig.from_pretrained(ref.path, trust_remote_code=False)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.core.phases import phase
 from abstain.llm.engine.loading import load_tokenizer, read_depth, resolve
 from abstain.llm.engine.prefix_tree import distinct_tokens
 from abstain.llm.engine.requests import Generate, HiddenStates, Request, relevant
@@ -108,10 +107,9 @@ class ServiceReader:
             uncached |= {f"{at}/{key}": request for key, request in requests.items() if (at, key) not in found}
         if uncached:
             engine = self.sources[0].engine()
-            with phase("reading"):
-                for name, row in engine.run(uncached):
-                    of_source, _, key = name.partition("/")
-                    found |= {(int(of_source), key): row} if isinstance(row, Tensor) else {}
+            for name, row in engine.run(uncached):
+                of_source, _, key = name.partition("/")
+                found |= {(int(of_source), key): row} if isinstance(row, Tensor) else {}
         results = {
             source.wanted: [
                 found[at, row_key(one.request)] if isinstance(one, Prepared) else known.get(source.wanted)

@@ -19,8 +19,6 @@ import pandas as pd
 from onnx import helper, numpy_helper
 from sklearn.pipeline import Pipeline
 
-from abstain.core.codes import Code
-from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.learning.estimators.onnx_file import open_session, to_bytes
 from abstain.learning.estimators.regressors.columns import matrix
@@ -71,19 +69,6 @@ class Regressor:
     def save(self, file: Path) -> None:
         """Write the ONNX file; equal regressors are equal bytes."""
         write_atomically(file, self._content)
-
-
-def load_regressor(file: Path) -> Regressor:
-    """The regressor of `file`. Raises `AbstainError` for a file that is missing or is not a regressor."""
-    try:
-        return Regressor(file.read_bytes())
-    except FileNotFoundError:
-        raise AbstainError(Code.BAD_ARTIFACT, f"{file} is missing: run `abstain retrain`") from None
-    except Exception as error:  # ONNX Runtime's own kinds share no base class
-        raise AbstainError(
-            Code.OTHER_VERSION,
-            f"{file} is no regressor of this version ({type(error).__name__}): run `abstain retrain`",
-        ) from None
 
 
 def convert(pipeline: Pipeline, described: dict[str, Any]) -> Regressor:
