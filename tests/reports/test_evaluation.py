@@ -354,7 +354,7 @@ def test_without_ideal_answers_there_is_no_rouge() -> None:
     given = evaluated()
     bare = given.tables["threshold"].assign(rouge_shown=float("nan"), rouge_withheld=float("nan"))
     tables = {**given.tables, "threshold": bare}
-    markdown = evaluation_markdown(Evaluated(given.params, given.metrics, given.evaluation, given.dataset, tables))
+    markdown = evaluation_markdown(Evaluated(given.metrics, given.evaluation, given.dataset, tables))
     assert "ROUGE" not in section(markdown, "Thresholds: coverage and precision")
 
 

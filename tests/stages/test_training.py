@@ -8,14 +8,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.config.params import Params
+from abstain.config.params import Params, ProbeParams
 from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.data.store.splits import reviewed
+from abstain.learning.estimators import cross_validation
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
-from abstain.learning.estimators.zoo import load_probe
+from abstain.learning.estimators.probes.linear import LinearProbe
+from abstain.learning.estimators.zoo import ZooEntry, load_probe
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
+from abstain.stages.report import __main__ as report
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_labelled_states
 from abstain.stages.train_fusion import __main__ as train_fusion
@@ -115,9 +118,30 @@ def test_the_best_probe_is_exported_by_reviewed_training_answers(finished: Finis
     other = with_probe(bank, export="lstm")
     train_probe.stage(other)
     assert paths.PROBE.read_bytes() == (paths.PROBES / "lstm.safetensors").read_bytes()
-    assert artifacts.read_json(paths.CHOICE) == {**choice, "asked_for": "lstm", "exported": "lstm"}
+    described = artifacts.read_json(paths.CHOICE)
+    assert described.pop("description").startswith("LSTM(")
+    assert {**choice, "asked_for": "lstm", "exported": "lstm"} == {**described, "description": choice["description"]}
     assert bytes_of(paths.PROBES) == bytes_of(finished.root / paths.PROBES), "the others are what they were"
     assert not pd.read_csv(paths.TRAINING).equals(pd.read_csv(finished.root / paths.TRAINING))
+
+
+class LastStateProbe(LinearProbe):
+    """A probe that only this test knows."""
+
+    @classmethod
+    def description(cls, params: ProbeParams) -> str:
+        return "logistic regression on what a test made up"
+
+
+def test_a_new_probe_is_trained_and_reported(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_validation, "ZOO", made_up := {"made_up": ZooEntry(LastStateProbe)})
+    monkeypatch.setattr(train_probe, "ZOO", made_up)
+    params = with_probe(bank, zoo=("made_up",), export="made_up")
+    train_probe.stage(params)
+    evaluation = artifacts.read_json(paths.EVALUATION)
+    artifacts.write_json(paths.EVALUATION, evaluation | {"probe": artifacts.read_json(paths.CHOICE)})
+    report.stage(params)
+    assert "| made_up: logistic regression on what a test made up |" in (paths.REPORT / "report.md").read_text()
 
 
 def test_without_verdicts_of_both_kinds_none_is_the_best(bank: Params) -> None:

@@ -34,6 +34,9 @@ class ZooEntry:
     def params(self, params: ProbeParams) -> ProbeParams:
         return params.model_copy(update=dict(self.fixed))
 
+    def description(self, params: ProbeParams) -> str:
+        return self.kind.description(self.params(params))
+
 
 ZOO: Mapping[Architecture, ZooEntry] = {
     "lstm": ZooEntry(LSTMProbe),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from abstain.config.params import ProbeParams
 from abstain.core.codes import Code
 from abstain.core.formatting import count, figure, listed, percent, share
 from abstain.core.markdown import heading, labelled, paragraph, points, table
@@ -26,7 +25,7 @@ def model_card(evaluated: Evaluated) -> list[str]:
         "scorer": served["name"] + (f", of {listed(served['parts'])}" if served["kind"] == "fusion" else ""),
         "probe reads": f"layer {served['layer']}, {served['site']}, answer and EOS tokens",
         "prompt layout": served["layout"],
-        "probe": _architecture(probe["exported"], evaluated.params),
+        "probe": f"{probe['exported']}: {probe['description']}",
         "trained on": f"{train['answers']:,} answers of {train['groups']:,} groups" if train else "not known",
         "calibration": f"{evaluated.evaluation['calibration']['method']}, on the validation split",
         "threshold": figure(evaluated.at["threshold"], ".6f"),
@@ -68,24 +67,6 @@ WORDS = {
     "95 % interval": "where a figure lies in 95 % of draws of the hold-out's groups; answers of a group stay together.",
     "Not defined": "these answers do not define that figure, e.g. an AUROC where all are correct. It is not 0.",
 }
-
-
-def _architecture(name: str, params: ProbeParams) -> str:
-    """One of the zoo, with what of `params` makes it what it is."""
-    lstm = f"LSTM({params.hidden})"
-    huber = f"cross-entropy + {params.huber_lambda:g} x Huber (delta {params.huber_delta:g})"
-    kinds = {
-        "linear": "logistic regression on the mean and the last state",
-        "lstm": f"{lstm}, {huber}",
-        "lstm_no_huber": f"{lstm}, cross-entropy alone",
-        "attention": f"attention pooling with {params.heads} heads, {huber}",
-        "pca": f"{lstm} on {params.components} principal components, {huber}",
-    }
-    return (
-        f"{name}: {kinds[name]}; dropout {params.dropout:g}, seed {params.seed}"
-        if name != "linear"
-        else f"{name}: {kinds[name]}"
-    )
 
 
 def _counts(by: str, parts: list[Mapping[str, Any]], caption: str) -> str:

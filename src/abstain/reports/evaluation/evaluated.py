@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from abstain.config.params import ProbeParams
 from abstain.core.formatting import count
 from abstain.core.markdown import bold_row, defined, table
 
@@ -20,7 +19,6 @@ class Evaluated:
     `tables`: what `plots.plot_tables` makes of the tables behind the plots.
     """
 
-    params: ProbeParams
     metrics: Mapping[str, Any]
     evaluation: Mapping[str, Any]
     dataset: Mapping[str, Any]

@@ -15,7 +15,7 @@ def stage(params: Params) -> None:
     metrics, evaluation = artifacts.read_json(paths.METRICS), artifacts.read_json(paths.EVALUATION)
     curves = {name: pd.read_csv(paths.PLOTS / f"{name}.csv") for name in CURVES}
     tables = plot_tables(curves, metrics, evaluation)
-    evaluated = Evaluated(params.probe, metrics, evaluation, artifacts.read_json(paths.DATASET_SUMMARY), tables)
+    evaluated = Evaluated(metrics, evaluation, artifacts.read_json(paths.DATASET_SUMMARY), tables)
     markdown = evaluation_markdown(evaluated)
     images = {name: draw(name, tables[name]) for name in PLOTS}
     rows, table = artifacts.read_json(paths.VALIDATION), artifacts.read_json(paths.QUALITY)

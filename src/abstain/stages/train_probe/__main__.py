@@ -13,7 +13,7 @@ from abstain.core.files import write_atomically
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.rows import labelled_rows
-from abstain.learning.estimators.zoo import save_probe
+from abstain.learning.estimators.zoo import ZOO, save_probe
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_labelled_states
@@ -48,7 +48,9 @@ def stage(params: Params) -> None:
     artifacts.write_text(
         paths.TRAINING, pd.DataFrame({**curve, "validation_loss": history.held_out_loss}).to_csv(index=False)
     )
-    artifacts.write_json(paths.CHOICE, {"exported": exported, "asked_for": params.probe.export, "out_of_fold": found})
+    description = ZOO[exported].description(params.probe)
+    choice = {"exported": exported, "description": description, "asked_for": params.probe.export, "out_of_fold": found}
+    artifacts.write_json(paths.CHOICE, choice)
 
 
 def _best(found: Mapping[Architecture, float]) -> Architecture:

@@ -35,6 +35,10 @@ class AttentionProbe(DescentProbe):
     def of(cls, d: int, params: ProbeParams) -> Self:
         return cls(d, params.heads, params.dropout)
 
+    @classmethod
+    def description(cls, params: ProbeParams) -> str:
+        return f"attention pooling with {params.heads} heads, {cls.training(params)}"
+
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         standard = self.dropout(self.standardised(states))
         scores, *values = self.queries_and_values(standard).split(self.heads, -1)

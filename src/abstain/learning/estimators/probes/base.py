@@ -74,6 +74,11 @@ class Probe(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
+    def description(cls, params: ProbeParams) -> str:
+        """What it is, with what of `params` makes it so, for the model card."""
+
+    @classmethod
+    @abstractmethod
     def steps(cls, params: ProbeParams) -> int:
         """The length of `path`."""
 

@@ -29,6 +29,14 @@ class DescentProbe(Probe):
     """A probe whose path is its epochs."""
 
     @classmethod
+    def training(cls, params: ProbeParams) -> str:
+        """The end of its description: how it is trained."""
+        huber = (
+            f" + {params.huber_lambda:g} x Huber (delta {params.huber_delta:g})" if params.huber_lambda else " alone"
+        )
+        return f"cross-entropy{huber}; dropout {params.dropout:g}"
+
+    @classmethod
     def steps(cls, params: ProbeParams) -> int:
         return params.max_epochs
 

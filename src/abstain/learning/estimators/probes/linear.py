@@ -48,6 +48,10 @@ class LinearProbe(Probe):
     def of(cls, d: int, params: ProbeParams) -> Self:
         return cls(d)
 
+    @classmethod
+    def description(cls, params: ProbeParams) -> str:
+        return "logistic regression on the mean and the last state"
+
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         difference: Tensor = self.head(self.pooled(states, lengths))
         return difference if self.is_served else torch.cat([torch.zeros_like(difference), difference], 1)

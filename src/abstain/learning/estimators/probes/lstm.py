@@ -32,6 +32,10 @@ class LSTMProbe(DescentProbe):
     def of(cls, d: int, params: ProbeParams) -> Self:
         return cls(d, params.hidden, params.dropout)
 
+    @classmethod
+    def description(cls, params: ProbeParams) -> str:
+        return f"LSTM({params.hidden}), {cls.training(params)}"
+
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         return self.reader(self.standardised(states), lengths)  # type: ignore[no-any-return]
 

@@ -48,6 +48,10 @@ class PCAProbe(DescentProbe):
     def of(cls, d: int, params: ProbeParams) -> Self:
         return cls(d, min(params.components, d), params.hidden, params.dropout)
 
+    @classmethod
+    def description(cls, params: ProbeParams) -> str:
+        return f"LSTM({params.hidden}) on {params.components} principal components, {cls.training(params)}"
+
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         return self.reader(self.standardised(states) @ self.projection, lengths)  # type: ignore[no-any-return]
 
