@@ -24,6 +24,8 @@ from scipy.stats import norm
 
 from abstain.config.params import GateParams
 from abstain.config.template import template
+from abstain.learning.metrics.bootstrap import Resamples
+from abstain.release import drops, evaluation_window
 from abstain.release.against_champion import Looks
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
 from abstain.release.gate import CandidateMeasurements, GateDecision, decide
@@ -36,7 +38,7 @@ PRODUCTS = 5
 
 
 def shipped(**changes: object) -> GateParams:
-    return GateParams.model_validate(yaml.safe_load(template("params.yaml"))["gate"] | {"bootstrap": 200} | changes)
+    return GateParams.model_validate(yaml.safe_load(template("params.yaml"))["gate"] | changes)
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, nargs="+", default=[50], help="that share 1,000 answers")
     parser.add_argument("--guarantee", action="store_true", help="how often a hold-out refutes a guarantee")
     chosen = parser.parse_args()
+    drops.RESAMPLES = evaluation_window.RESAMPLES = Resamples(200, 3)  # fewer than the gate's own: many nights
     if chosen.guarantee:
         print_refuted(chosen.runs)
         return

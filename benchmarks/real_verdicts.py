@@ -102,7 +102,7 @@ class Known:
         """Those of the answers at `rows`: a review counts before a thumb, and an answer with neither weighs 0."""
         by_review, by_thumb = (~np.isnan(values[rows]) for values in (self.inclusion, self.thumb))
         correct = np.where(by_review, judged.correct[rows], np.nan_to_num(self.thumb[rows])).astype(int)
-        weight = np.where(by_review, params.review_weight, by_thumb * params.thumb_weight)
+        weight = np.where(by_review, 1.0, by_thumb * params.thumb_weight)
         return Labels(correct, weight, judged.topic[rows])
 
 

@@ -33,7 +33,7 @@ from abstain.config.params import Params, RegressorKind, load_params
 from abstain.core.contracts import Interaction
 from abstain.core.text import is_refusal
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
-from abstain.learning.estimators.regressors.fitting import fit_regressor
+from abstain.learning.estimators.regressors.fitting import fit_regressor, regressor_fit
 from abstain.learning.estimators.regressors.onnx_regressor import Regressor
 from abstain.learning.metrics.calibration import Calibrator, fit_calibrator
 from abstain.learning.thresholds.risk_control import ReviewedAnswers
@@ -161,7 +161,7 @@ class Replay:
             correct.astype(float),
             np.ones(len(rows)),
             topic,
-            self.params.regressors,
+            regressor_fit(self.params),
         )
         return self.tuned(fitted.regressor, ReviewedAnswers(fitted.out_of_fold, correct, groups=topic), tested)
 

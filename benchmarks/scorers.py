@@ -34,13 +34,13 @@ from abstain.core.labels import Labels
 from abstain.learning.estimators.cross_validation import fit_probe
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
 from abstain.learning.estimators.probes.base import Probe, predict_confidence
-from abstain.learning.estimators.regressors.fitting import fit_regressor
+from abstain.learning.estimators.regressors.fitting import fit_regressor, regressor_fit
 from abstain.learning.estimators.regressors.onnx_regressor import Regressor
 from abstain.learning.estimators.rows import TrainingRows
 from abstain.learning.evaluation import reviewed_answers as evaluation
 from abstain.learning.evaluation.leaderboard import leaderboard
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import bootstrap, paired
+from abstain.learning.metrics.bootstrap import Resamples, bootstrap, paired
 from abstain.llm.engine.requests import Site
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.features.feature_request import FeatureRequest
@@ -174,7 +174,7 @@ class Reader:
                 labels.correct.astype(float),
                 labels.weight,
                 labels.groups,
-                self.params.regressors,
+                regressor_fit(self.params),
             )
             for kind in self.params.regressors.kinds
         }
@@ -203,8 +203,8 @@ class Reader:
         correct, topics = self.judged.correct[rows], self.judged.topic[rows]
         table = pd.DataFrame({"correct": correct, "inclusion_probability": np.nan})
         known, calibration = evaluation.ReviewedSplit(table, scores, scores), self.params.calibration
-        probabilities = evaluation.calibrate(known, {"": scores}, calibration.method, calibration.seed)[""]
-        return leaderboard(correct, scores, probabilities, topics, None, DRAWS, SEED, champion="fusion")
+        probabilities = evaluation.calibrate(known, {"": scores}, calibration.method)[""]
+        return leaderboard(correct, scores, probabilities, topics, None, Resamples(DRAWS, SEED), champion="fusion")
 
 
 def progress(done: int, total: int) -> None:

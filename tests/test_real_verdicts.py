@@ -166,7 +166,7 @@ def test_thumbs_train_and_only_reviews_test(tmp_path: Path) -> None:
     kind = np.random.default_rng(0).integers(16, size=320)  # of most topics nothing is known
     inclusion = np.where(kind, np.nan, np.where(found.round == 1, 0.5, 0.25))
     thumb = np.where(kind < 2, found.correct, np.nan)
-    weights = np.select([kind == 0, kind == 1], [PARAMS.labels.review_weight, PARAMS.labels.thumb_weight])
+    weights = np.select([kind == 0, kind == 1], [1.0, PARAMS.labels.thumb_weight])
     assert np.array_equal(Known(inclusion, thumb).labels(found, PARAMS.labels, np.arange(320)).weight, weights)
 
     def served(known: Known, judged: Judged = found) -> tuple[np.ndarray, ReviewedAnswers, ReviewedAnswers]:

@@ -113,7 +113,6 @@ def started(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> As
     said |= {"repro": project.command(["dvc", "repro"]), "plan": project.abstain("plan")}
     project.edit_params("zoo: [linear, lstm, attention]", "zoo: [linear]")
     project.edit_params("kinds: [gradient_boosting]", "kinds: []")
-    project.edit_params("bootstrap: 1000", "bootstrap: 100")
     project.compare_with("mean_log_prob")
     shutil.copytree(HANDBOOK, folder / "feedback" / "handbook")
     lines = HISTORY.read_text().splitlines(keepends=True)[::3]

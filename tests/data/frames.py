@@ -17,7 +17,6 @@ FROZEN = datetime(2026, 10, 15, tzinfo=UTC)
 LABELS = LabelParams(
     require=("correct", "truthful", "complete"),
     conflicts="latest",
-    review_weight=1.0,
     thumb_weight=0.4,
     max_thumb_weight=0.6,
     thumb_model="agreement",

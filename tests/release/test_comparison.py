@@ -10,7 +10,7 @@ import pytest
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.release.comparison import compare
 from abstain.release.evaluation_window import CHALLENGER
-from tests.release.test_gate import PARAMS, judged, window
+from tests.release.test_gate import judged, window
 
 CHAMPION = "v1.0.0"
 
@@ -18,7 +18,7 @@ CHAMPION = "v1.0.0"
 def test_every_figure_is_that_of_both_with_an_interval_of_the_difference() -> None:
     both = window(rows=600, probe=1.4, champion=0.8)
     both = replace(both, probability=both.confidences[CHALLENGER], champion_probability=both.confidences[CHAMPION])
-    found = {one.figure: one for one in compare(both, CHAMPION, PARAMS)}
+    found = {one.figure: one for one in compare(both, CHAMPION)}
     assert list(found) == [
         "AUROC",
         "AURC",
@@ -36,7 +36,7 @@ def test_every_figure_is_that_of_both_with_an_interval_of_the_difference() -> No
 
 
 def test_a_champion_without_probabilities_has_no_brier_score() -> None:
-    assert "Brier score" not in {one.figure for one in compare(window(), CHAMPION, PARAMS)}
+    assert "Brier score" not in {one.figure for one in compare(window(), CHAMPION)}
 
 
 def test_the_decision_carries_it_and_a_first_version_has_none() -> None:

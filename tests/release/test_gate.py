@@ -13,14 +13,14 @@ import pytest
 
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
+from abstain.learning.metrics.bootstrap import Resamples
+from abstain.release import evaluation_window
 from abstain.release.against_champion import NO_LOOKS, Looks
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck
 from abstain.release.gate import CandidateMeasurements, GateDecision, Rule, decide, failed_check
 from abstain.release.guarantee_check import NoGuarantee, unchecked_guarantee
 
 PARAMS = GateParams(
-    bootstrap=100,
-    seed=3,
     false_promotions=0.1,
     looks=2,
     confidence=0.95,
@@ -33,7 +33,6 @@ PARAMS = GateParams(
     max_slice_drop=0.15,
     min_slice=20,
     max_ece=0.15,
-    max_parity=1e-4,
     max_latency_ms=20,
 )
 MEASURED = CandidateMeasurements(
@@ -673,4 +672,5 @@ def passed_when_worse(samples: int) -> None:
 
 
 if __name__ == "__main__":
+    evaluation_window.RESAMPLES = Resamples(100, 3)
     passed_when_worse(int(sys.argv[1]))

@@ -215,7 +215,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
     own, probability = scores["probe"].to_numpy(), calibrated["probe"].to_numpy()
     rouge = np.where(generator.random(ROWS) < 0.8, np.clip(0.3 + 0.4 * correct + 0.1 * noise, 0, 1), np.nan)
     marked = {"guaranteed": guaranteed, "heuristic": HEURISTIC} if guaranteed else {"heuristic": HEURISTIC}
-    board = leaderboard(correct, scores, calibrated, group, weight, 200, 1, champion="probe")
+    board = leaderboard(correct, scores, calibrated, group, weight, Resamples(200, 1), champion="probe")
     at = {name: at_threshold(correct, own, value, weight, rouge) for name, value in marked.items()}
     metrics = {
         "holdout": {
@@ -243,7 +243,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
     products = np.array(["Silver | Card", "Gold Card", TAG, None], dtype=object)[generator.integers(4, size=ROWS)]
     chunks, characters = generator.integers(1, 4, size=ROWS), generator.integers(5, 90, size=ROWS)
     sliced = strata(products, [None] * ROWS, chunks, characters, np.zeros(ROWS, bool))
-    slices = slice_table(Scored(correct, own, probability, own >= served, group, weight), sliced, 100, 1, 20)
+    slices = slice_table(Scored(correct, own, probability, own >= served, group, weight), sliced, Resamples(100, 1), 20)
     changed = scores * 0.7 + 0.1 * generator.random(scores.shape)
     texts = pd.DataFrame(
         {

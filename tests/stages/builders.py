@@ -46,7 +46,7 @@ SHORTENED: Mapping[str, Mapping[str, Any]] = {
         "confidence": 0.8,
         "min_shown": 10,
     },
-    "gate": {"bootstrap": 100, "min_slice": 15},
+    "gate": {"min_slice": 15},
 }
 
 

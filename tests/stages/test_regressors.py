@@ -9,6 +9,7 @@ import pytest
 from abstain.config.params import Params
 from abstain.core import paths
 from abstain.data.store.splits import reviewed
+from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.regressors.onnx_regressor import Regressor
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.llm.features.shard_job import LocalRunner
@@ -81,7 +82,7 @@ def test_the_summary_says_what_was_dropped_and_how_well_it_does(bank: Params) ->
     for name, row in summary["regressors"].items():
         assert any(column.startswith("N.instruction.") for column in row["dropped"]), "the same text read first"
         assert any(column.startswith("B.context.") for column in row["dropped"])
-        assert row["parity"] <= bank.gate.max_parity
+        assert row["parity"] <= MAX_PARITY
         assert row["bytes"] == (paths.REGRESSORS / f"{name}.onnx").stat().st_size
         assert row["folds"] == bank.regressors.folds
 

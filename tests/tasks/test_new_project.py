@@ -362,10 +362,10 @@ def test_merge_of_a_branch_of_the_project_brings_its_changes(clone: Clone, choic
     clone.git("checkout", "-q", "-b", "team")
     clone.write("Theirs", params_yaml=text.replace("max_epochs: 60", "max_epochs: 9"))
     clone.git("checkout", "-q", "main")
-    clone.write("Ours", params_yaml=text.replace("bootstrap: 1000", "bootstrap: 500"))
+    clone.write("Ours", params_yaml=text.replace("looks: 60", "looks: 50"))
     clone.git("merge", "-q", "-m", "Merge", "team")
     params = load_params(PARAMS)
-    assert (params.probe.max_epochs, params.gate.bootstrap) == (9, 500)
+    assert (params.probe.max_epochs, params.gate.looks) == (9, 50)
 
 
 def test_upgrade_asks_for_the_commits_of_runs_first(clone: Clone, choices: Choices) -> None:

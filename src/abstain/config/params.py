@@ -74,7 +74,6 @@ class PrivacyParams(FrozenModel):
 class LabelParams(FrozenModel):
     require: tuple[Literal["correct", "truthful", "complete"], ...] = Field(min_length=1)
     conflicts: Literal["latest", "majority", "strict"]
-    review_weight: Positive
     thumb_weight: Annotated[float, Field(ge=0)]
     max_thumb_weight: Annotated[float, Field(ge=0)]
     thumb_model: Literal["agreement", "dawid_skene"]
@@ -111,7 +110,7 @@ class ProbeParams(FrozenModel):
     zoo: tuple[Architecture, ...] = Field(min_length=1)
     export: Architecture | Literal["best"]
     folds: Annotated[int, Field(ge=2)]
-    seed: int
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
     hidden: Count
     dropout: Annotated[float, Field(ge=0, lt=1)]
     learning_rate: Positive
@@ -120,9 +119,6 @@ class ProbeParams(FrozenModel):
     max_epochs: Count
     patience: Count
     huber_lambda: Annotated[float, Field(ge=0)]
-    huber_delta: Positive
-    heads: Count
-    components: Count
 
     @model_validator(mode="after")
     def _export_what_is_trained(self) -> ProbeParams:
@@ -167,17 +163,22 @@ class PerturbationParams(FrozenModel):
         return self
 
 
-class RegressorFit(FrozenModel):
+class RegressorTraining(FrozenModel):
     """Hyperparameters of the correctness regressors."""
 
     folds: Annotated[int, Field(ge=2)]
-    seed: Annotated[int, Field(ge=0, lt=2**31)]
     trees: Count
     max_features: Annotated[float, Field(gt=0, le=1)]
     min_leaf: Count
 
 
-class RegressorParams(RegressorFit):
+class RegressorFit(RegressorTraining):
+    """All that decides a fit."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class RegressorParams(RegressorTraining):
     """The regressors that are fitted, each kind to each target, and their settings."""
 
     kinds: tuple[RegressorKind, ...]
@@ -209,7 +210,6 @@ class AuditParams(FrozenModel):
 
 class CalibrationParams(FrozenModel):
     method: Literal["none", "temperature", "isotonic", "venn_abers"]
-    seed: int
 
 
 class ThresholdParams(FrozenModel):
@@ -224,8 +224,6 @@ class ThresholdParams(FrozenModel):
 
 
 class GateParams(FrozenModel):
-    bootstrap: Annotated[int, Field(ge=100)]
-    seed: int
     false_promotions: Positive
     looks: Count
     confidence: OpenFraction
@@ -238,7 +236,6 @@ class GateParams(FrozenModel):
     max_slice_drop: Fraction
     min_slice: Count
     max_ece: Fraction
-    max_parity: Positive
     max_latency_ms: Positive
 
 

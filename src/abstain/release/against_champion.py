@@ -62,7 +62,7 @@ def better(
     `looks`. `rows`: what `window` is of, in the message."""
     from scipy.stats import t
 
-    own, other = window.aurocs(champion, params)
+    own, other = window.aurocs(champion)
     difference, groups = own.value - other.value, len(np.unique(window.groups))
     error = unbiased_error(paired(own, other).standard_error, groups)
     p_value = float(t.sf(difference / error, groups - 1)) if error > 0 else float("nan")
@@ -84,7 +84,7 @@ def better(
 
 def not_worse(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
     """Non-inferiority: the lower bound of the paired difference lies above minus the margin."""
-    own, other = window.aurocs(champion, params)
+    own, other = window.aurocs(champion)
     margin = params.erasure_margin
     chance = float((paired(own, other).draws > -margin).mean())  # an undefined draw is not above it
     message = (

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from abstain.config.params import GateParams
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Figure, paired
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
@@ -30,7 +29,7 @@ class Compared:
         return {name: None if value != value else value for name, value in asdict(self).items()}
 
 
-def compare(window: EvaluationWindow, champion: str, params: GateParams) -> list[Compared]:
+def compare(window: EvaluationWindow, champion: str) -> list[Compared]:
     """AUROC, AURC, errors caught where 15 % are withheld, their share of what could be caught, and the Brier score.
 
     The Brier score is of the calibrated probabilities of both, and left out where `window` lacks one.
@@ -48,16 +47,14 @@ def compare(window: EvaluationWindow, champion: str, params: GateParams) -> list
     known = {who: np.asarray(values) for who, values in said.items() if values is not None}
     if len(known) == len(said):
         figures["Brier score"] = {who: partial(metrics.brier, window.correct, values) for who, values in known.items()}
-    return differences(window, champion, figures, params)
+    return differences(window, champion, figures)
 
 
-def differences(
-    window: EvaluationWindow, champion: str, figures: Mapping[str, Mapping[str, Figure]], params: GateParams
-) -> list[Compared]:
+def differences(window: EvaluationWindow, champion: str, figures: Mapping[str, Mapping[str, Figure]]) -> list[Compared]:
     """`figures`, by name, of the challenger and of `champion`, on the same resamples of documents."""
     rows = []
     for name, of in figures.items():
-        drawn = window.bootstrap(of, params)
+        drawn = window.bootstrap(of)
         own, other = drawn[CHALLENGER], drawn[champion]
         difference = paired(own, other)
         rows.append(Compared(name, own.value, other.value, difference.value, *difference.interval))

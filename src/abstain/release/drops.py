@@ -17,7 +17,7 @@ import numpy as np
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import bootstrap, paired
+from abstain.learning.metrics.bootstrap import RESAMPLES, bootstrap, paired
 from abstain.release.evaluation_window import (
     CHALLENGER,
     EvaluationWindow,
@@ -83,7 +83,7 @@ def precision_drop(window: EvaluationWindow, threshold: float, target_precision:
     shown = window.shown(threshold)
     precision, _ = window.precision(shown)
     floor = target_precision - params.max_precision_drop
-    error = error_of_precision(window, shown, params)
+    error = error_of_precision(window, shown)
     message = f"{precision:.3f} of {int(shown.sum())} shown answers; at least {floor:.3f}"
     check = at_least(Code.GUARANTEE_MISSED, "precision", precision, floor, message)
     return of_rows(window, check, params.max_precision_drop, error, shown)
@@ -103,7 +103,7 @@ def coverage_drop(
     Not judged where another target was asked for; then its value is nan, and nothing counts as lost.
     """
     shown = {CHALLENGER: window.shown(threshold), champion: window.shown(champion_threshold, champion)}
-    drawn = window.bootstrap({name: partial(metrics.mean, mask.astype(float)) for name, mask in shown.items()}, params)
+    drawn = window.bootstrap({name: partial(metrics.mean, mask.astype(float)) for name, mask in shown.items()})
     own, other = drawn[CHALLENGER], drawn[champion]
     difference = paired(own, other)
     message = f"{own.value:.0%} of the answers shown, {other.value:.0%} by {champion}"
@@ -124,7 +124,7 @@ def precision_beside(
         name: partial(metrics.precision, window.correct, window.confidences[name], threshold=its)
         for name, its in at.items()
     }
-    drawn = window.bootstrap(figures, params)
+    drawn = window.bootstrap(figures)
     own, other = drawn[CHALLENGER], drawn[champion]
     difference = paired(own, other)
     shown = {name: window.shown(its, name) for name, its in at.items()}
@@ -141,7 +141,7 @@ def precision_beside(
 def newest_drop(window: EvaluationWindow, champion: str, params: GateParams) -> Drop:
     """The AUROC on the newest window, beside the champion's."""
     rows = len(window.correct)
-    own, other = window.aurocs(champion, params)
+    own, other = window.aurocs(champion)
     difference = paired(own, other)
     _, n_eff = window.precision(np.ones(rows, bool))
     message = f"AUROC {own.value:.3f} against {other.value:.3f}, {rows} answers"
@@ -162,7 +162,7 @@ def _slices(window: EvaluationWindow, threshold: float, target_precision: float,
         message = f"precision {precision:.3f} of {counted(int(rows.sum()), n_eff)} shown answers"
         check = at_least(Code.GUARANTEE_MISSED, f"slice {product}", precision, floor, message)
         few = n_eff < params.min_slice
-        error = 0.0 if few else error_of_precision(window, rows, params)
+        error = 0.0 if few else error_of_precision(window, rows)
         check = replace(check, passed=None) if few else check
         found.append(of_rows(window, check, params.max_slice_drop, error, rows))
     return found
@@ -173,7 +173,7 @@ def _calibration(window: EvaluationWindow, params: GateParams) -> Drop:
     said = window.confidences[CHALLENGER] if window.probability is None else window.probability
     value = metrics.ece(window.correct, said, window.weight)
     check = at_most(Code.GATE_LIMIT, "calibration", value, params.max_ece, "expected calibration error on the hold-out")
-    generator = np.random.default_rng(params.seed)
+    generator = np.random.default_rng(RESAMPLES.seed)
     by_chance = [
         metrics.ece((generator.random(len(said)) < said).astype(int), said, window.weight)
         for _ in range(CALIBRATED_DRAWS)
@@ -190,11 +190,11 @@ def of_rows(
     return Drop(check, drop, unbiased_error(error, groups), groups)
 
 
-def error_of_precision(window: EvaluationWindow, rows: np.ndarray, params: GateParams) -> float:
+def error_of_precision(window: EvaluationWindow, rows: np.ndarray) -> float:
     """The standard error of the precision of `rows` (a mask), by resampling their documents."""
     if not rows.any():
         return float("nan")
     figure = {"precision": partial(metrics.mean, window.correct[rows])}
     weight = None if window.weight is None else window.weight[rows]
-    drawn = bootstrap(figure, window.groups[rows], params.bootstrap, params.seed, weight)
+    drawn = bootstrap(figure, window.groups[rows], RESAMPLES.draws, RESAMPLES.seed, weight)
     return drawn["precision"].standard_error

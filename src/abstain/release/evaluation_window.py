@@ -8,10 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap
+from abstain.learning.metrics.bootstrap import RESAMPLES, Estimate, Figure, bootstrap
 
 CHALLENGER = "challenger"
 """The challenger's live scorer, among the confidences of a window."""
@@ -43,15 +42,15 @@ class EvaluationWindow:
         """The mask of answers that the scorer `name` shows from `threshold` on."""
         return np.asarray(self.confidences[name] >= threshold)
 
-    def bootstrap(self, figures: Mapping[str, Figure], params: GateParams) -> dict[str, Estimate]:
+    def bootstrap(self, figures: Mapping[str, Figure]) -> dict[str, Estimate]:
         """`figures` on the same resamples of groups."""
-        return bootstrap(figures, self.groups, params.bootstrap, params.seed, self.weight)
+        return bootstrap(figures, self.groups, RESAMPLES.draws, RESAMPLES.seed, self.weight)
 
-    def aurocs(self, rival: str, params: GateParams) -> tuple[Estimate, Estimate]:
+    def aurocs(self, rival: str) -> tuple[Estimate, Estimate]:
         """The AUROC of the challenger and that of `rival`, on the same resamples."""
         names = (CHALLENGER, rival)
         figures = {name: partial(metrics.auroc, self.correct, self.confidences[name]) for name in names}
-        drawn = self.bootstrap(figures, params)
+        drawn = self.bootstrap(figures)
         return drawn[CHALLENGER], drawn[rival]
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.core.scorer_names import LENGTH_ONLY
+from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import paired
 from abstain.release import against_champion, drops
@@ -171,13 +172,13 @@ def decide(
             Code.EXPORT_DIFFERS,
             "ONNX parity",
             measured.parity,
-            params.max_parity,
+            MAX_PARITY,
             "largest difference to what was fitted",
         ),
         _latency(measured, params),
     ]
     more_reviews = measured.unguaranteed.more_reviews if measured.unguaranteed else None
-    beside = compare(holdout, champion, params) if champion is not None else []
+    beside = compare(holdout, champion) if champion is not None else []
     return GateDecision(tuple(checks), more_reviews, tuple(beside))
 
 
@@ -209,7 +210,7 @@ def _accepted(check: GateCheck) -> GateCheck:
 
 
 def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateCheck:
-    own, other = window.aurocs(rival, params)
+    own, other = window.aurocs(rival)
     chance = paired(own, other).chance
     message = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
     return at_least(Code.NOT_BETTER, f"better than {rival}", chance, params.confidence, message)
@@ -217,7 +218,7 @@ def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateChe
 
 def _better_than_base_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> GateCheck:
     of_shown = partial(metrics.precision, window.correct, window.confidences[CHALLENGER], threshold=measured.threshold)
-    drawn = window.bootstrap({"shown": of_shown, "all": partial(metrics.mean, window.correct)}, params)
+    drawn = window.bootstrap({"shown": of_shown, "all": partial(metrics.mean, window.correct)})
     lift = paired(drawn["shown"], drawn["all"])
     message = (
         f"shown answers are correct {lift.value:+.3f} more often than all "

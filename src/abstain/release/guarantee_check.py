@@ -85,9 +85,7 @@ def precision_kept(window: EvaluationWindow, threshold: float, target: float, pa
     count = counted(int(shown.sum()), n_eff)
     message = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
     check = at_least(Code.GUARANTEE_MISSED, "precision", precision, floor, message)
-    drop = drops.of_rows(
-        window, check, params.max_precision_drop, drops.error_of_precision(window, shown, params), shown
-    )
+    drop = drops.of_rows(window, check, params.max_precision_drop, drops.error_of_precision(window, shown), shown)
     return _tested(drop, n_eff, params)
 
 
@@ -96,7 +94,7 @@ def error_rate_kept(window: EvaluationWindow, threshold: float, target: float, p
     shown = window.shown(threshold)
     _, n_eff = window.precision(shown)
     wrong = shown * (1 - window.correct)
-    drawn = window.bootstrap({"error rate": partial(metrics.mean, wrong)}, params)["error rate"]
+    drawn = window.bootstrap({"error rate": partial(metrics.mean, wrong)})["error rate"]
     count = counted(int(shown.sum()), n_eff)
     what = f"shown and incorrect, of all answers of the hold-out, {count} of them shown ({params.min_slice} are needed)"
     check = at_most(Code.GUARANTEE_MISSED, "error rate", drawn.value, target + params.max_error_rate_excess, what)

@@ -143,13 +143,11 @@ def compare_shadow(
         verdict = "better"
     elif 1 - check.value <= check.limit:  # not so of nan
         verdict = "worse"
-    figures = (*compare(window, champion, params), *_at_thresholds(window, champion, thresholds, params))
+    figures = (*compare(window, champion), *_at_thresholds(window, champion, thresholds))
     return ShadowComparison(verdict, check, figures, _answers(window, champion, thresholds))
 
 
-def _at_thresholds(
-    window: EvaluationWindow, champion: str, thresholds: dict[str, float], params: GateParams
-) -> list[Compared]:
+def _at_thresholds(window: EvaluationWindow, champion: str, thresholds: dict[str, float]) -> list[Compared]:
     """What both show, and how much of it is correct, each at its own threshold."""
     figures: dict[str, dict[str, Figure]] = {
         name: {
@@ -158,7 +156,7 @@ def _at_thresholds(
         }
         for name, of in (("shown", metrics.coverage), ("precision of what is shown", metrics.precision))
     }
-    return differences(window, champion, figures, params)
+    return differences(window, champion, figures)
 
 
 def _answers(window: EvaluationWindow, champion: str, thresholds: dict[str, float]) -> dict[str, dict[str, int]]:

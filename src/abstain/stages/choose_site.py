@@ -23,7 +23,7 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
 from abstain.learning.evaluation.ablation import out_of_fold_aurocs
 from abstain.learning.evaluation.choice import cheapest_of_the_best
-from abstain.learning.metrics.bootstrap import Resamples, bounded
+from abstain.learning.metrics.bootstrap import RESAMPLES, bounded
 from abstain.llm.engine.loading import read_depth, resolve
 from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource
 from abstain.llm.signals.compute_features import compute_missing
@@ -61,7 +61,7 @@ def choose(params: Params) -> dict[str, Any]:
             {place: table.subset(kept).subset for place, table in zip(sites, tables, strict=True)},
             params.sweep.architecture,
             params.probe,
-            Resamples(params.gate.bootstrap, params.gate.seed),
+            RESAMPLES,
         )
     if any(np.isnan(estimate.value) for estimate in aurocs.values()):
         raise AbstainError(

@@ -33,9 +33,6 @@ PARAMS = ProbeParams(
     max_epochs=12,
     patience=4,
     huber_lambda=1.0,
-    huber_delta=0.1,
-    heads=2,
-    components=8,
 )
 
 

@@ -134,7 +134,7 @@ def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(archi
         for f, step in enumerate(steps):
             held_out = (fold == f).nonzero().flatten()
             logits[held_out] = predict(step.probe, train.subset(held_out).states)
-        loss = probe_loss(logits, train.correct, train.weight, params.huber_lambda, params.huber_delta)
+        loss = probe_loss(logits, train.correct, train.weight, params.huber_lambda)
         assert history.held_out_loss[number] == pytest.approx(float(loss), abs=1e-6)
         assert history.train_loss[number] == pytest.approx(np.mean([step.train_loss for step in steps]))
         assert history.value[number] == steps[0].value

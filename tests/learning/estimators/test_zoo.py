@@ -25,6 +25,13 @@ def test_the_papers_uncalibrated_row_is_the_lstm_without_its_term() -> None:
     assert ZOO["lstm"].params(PARAMS) == PARAMS
 
 
+@pytest.mark.parametrize("architecture", [name for name in ZOO if name != "linear"])
+def test_the_description_says_how_a_probe_is_trained(architecture: Architecture) -> None:
+    description = ZOO[architecture].description(PARAMS)
+    assert description.endswith(f"dropout {PARAMS.dropout:g}, seed {PARAMS.seed}")
+    assert (f"{PARAMS.huber_lambda:g} x Huber" in description) == (architecture != "lstm_no_huber")
+
+
 @pytest.mark.parametrize("architecture", EVERY_KIND)
 def test_a_file_is_all_that_is_needed_to_have_the_probe_again(architecture: Architecture, tmp_path: Path) -> None:
     probe, rows = probe_of(architecture), ragged(3, 8, 1)

@@ -26,7 +26,7 @@ def judged(rows: int, seed: int, wrong_share: float = 0.4) -> ReviewedSplit:
 
 def test_probabilities_come_from_the_validation_split_and_are_better_ones() -> None:
     validation, holdout = judged(800, 0), judged(800, 1)
-    found = calibrate(validation, {"holdout": holdout.scores}, "isotonic", seed=0)["holdout"]
+    found = calibrate(validation, {"holdout": holdout.scores}, "isotonic")["holdout"]
     assert found.index.equals(holdout.scores.index)
     before, after = (
         metrics.ece(holdout.correct, of, holdout.weight) for of in (holdout.raw("sure"), found["sure"].to_numpy())
@@ -36,18 +36,18 @@ def test_probabilities_come_from_the_validation_split_and_are_better_ones() -> N
 
 def test_a_scorer_that_says_too_little_is_not_calibrated() -> None:
     validation = judged(200, 0)
-    found = calibrate(validation, {"validation": validation.scores}, "temperature", seed=0)["validation"]
+    found = calibrate(validation, {"validation": validation.scores}, "temperature")["validation"]
     assert list(found) == ["sure"]
 
 
 def test_too_few_answers_of_a_class_calibrate_nothing() -> None:
     validation = judged(200, 0, wrong_share=0.0)
-    assert calibrate(validation, {"validation": validation.scores}, "isotonic", seed=0)["validation"].empty
+    assert calibrate(validation, {"validation": validation.scores}, "isotonic")["validation"].empty
 
 
 def test_every_method_is_measured_on_the_hold_out() -> None:
     validation, holdout = judged(800, 0), judged(800, 1)
-    rows = calibration_rows(validation, holdout, "sure", ["sure"], 0, Resamples(200, 1))
+    rows = calibration_rows(validation, holdout, "sure", ["sure"], Resamples(200, 1))
     by_method = {row["method"]: row for row in rows}
     assert list(by_method) == ["none", "temperature", "isotonic", "venn_abers", "none, sure"]
     assert by_method["none"]["brier"] == pytest.approx(
@@ -62,9 +62,9 @@ def test_every_method_is_measured_on_the_hold_out() -> None:
 @pytest.mark.parametrize("method", ["temperature", "isotonic", "venn_abers"])
 def test_what_is_measured_on_the_hold_out_was_fitted_without_it(method: Method) -> None:
     validation, holdout = judged(800, 0), judged(300, 1, wrong_share=0.7)
-    fitted = fit_calibrator(method, validation.raw("sure"), validation.correct, validation.weight, 0)
+    fitted = fit_calibrator(method, validation.raw("sure"), validation.correct, validation.weight)
     expected = metrics.brier(holdout.correct, fitted.apply(holdout.raw("sure")), holdout.weight)
-    found = {row["method"]: row for row in calibration_rows(validation, holdout, "sure", [], 0, Resamples(2, 1))}
+    found = {row["method"]: row for row in calibration_rows(validation, holdout, "sure", [], Resamples(2, 1))}
     assert found[method]["brier"] == pytest.approx(expected)
 
 

@@ -20,7 +20,7 @@ PRODUCT = pd.DataFrame({"product": pd.Categorical(np.array(["gold", "blue"])[np.
 
 
 def table(scored: Scored = SCORED, by: pd.DataFrame = PRODUCT, min_rows: int = 20) -> pd.DataFrame:
-    return slice_table(scored, by, draws=100, seed=3, min_rows=min_rows).set_index("slice")
+    return slice_table(scored, by, Resamples(100, 3), min_rows).set_index("slice")
 
 
 def test_every_figure_is_that_of_the_slices_own_rows() -> None:
@@ -175,7 +175,7 @@ def test_all_strata_together_hold_every_row_once_each() -> None:
         generator.integers(3, 120, 400),
         NO_REFUSAL,
     )
-    found = slice_table(SCORED, by, 50, 0, 20)
+    found = slice_table(SCORED, by, Resamples(50, 0), 20)
     assert found.groupby("stratum", sort=False)["rows"].sum().tolist() == [400] * 4
     assert found.groupby("stratum", sort=False)["shown"].sum().tolist() == [SCORED.shown.sum()] * 4
     judged = found[found["auroc"].notna()]

@@ -38,7 +38,6 @@ PROMISE = "precision of at least 0.8"
 LABELS = LabelParams(
     require=("correct", "truthful"),
     conflicts="latest",
-    review_weight=1.0,
     thumb_weight=0.1,
     max_thumb_weight=0.5,
     thumb_model="agreement",

@@ -106,7 +106,7 @@ def label_rows(
     return pd.DataFrame(
         {
             "correct": label.astype("int64"),
-            "weight": np.where(reviewed, params.review_weight, weight),
+            "weight": np.where(reviewed, 1.0, weight),
             "source": pd.Series(source, dtype="str").replace("", None),
             "complete": every["complete"].astype("boolean"),
             "judged_correct": every["correct"].astype("boolean"),

@@ -116,11 +116,7 @@ def _fit(
         logits = torch.empty(len(train), 2)
         for rows, of_rows in zip(held_out, found, strict=True):
             logits[rows] = of_rows
-        loss = float(
-            probe_loss(
-                logits[counts], train.correct[counts], train.weight[counts], params.huber_lambda, params.huber_delta
-            )
-        )
+        loss = float(probe_loss(logits[counts], train.correct[counts], train.weight[counts], params.huber_lambda))
         curve.append((steps[0].value, fmean(step.train_loss for step in steps), loss))
         on_progress(len(curve) * len(paths), total)
         if loss < best:

@@ -23,7 +23,7 @@ import pandas as pd
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, bounded, paired
+from abstain.learning.metrics.bootstrap import Estimate, Figure, Resamples, bootstrap, bounded, paired
 
 Column = np.ndarray | pd.Series
 
@@ -52,8 +52,7 @@ def leaderboard(
     calibrated: pd.DataFrame | Mapping[str, np.ndarray],
     groups: np.ndarray,
     weight: metrics.Weight,
-    draws: int,
-    seed: int,
+    resamples: Resamples,
     champion: str | None,
 ) -> pd.DataFrame:
     """One row a scorer, in the order of `scores`.
@@ -85,7 +84,7 @@ def leaderboard(
         unscored[name] = int(np.isnan(raw).sum())
         figures |= {(name, metric): partial(function, correct, raw) for metric, function in RANKING.items()}
         figures |= {(name, metric): partial(function, correct, probability) for metric, function in CALIBRATION.items()}
-    found = bootstrap(figures, groups, draws, seed, weight)
+    found = bootstrap(figures, groups, resamples.draws, resamples.seed, weight)
     rows = []
     for name in names:
         row: dict[str, Any] = {"scorer": name, "unscored": unscored[name]}

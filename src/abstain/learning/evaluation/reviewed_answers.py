@@ -101,9 +101,7 @@ class ReviewedSplit:
         return row
 
 
-def calibrate(
-    validation: ReviewedSplit, scores: Mapping[str, pd.DataFrame], method: Method, seed: int
-) -> dict[str, pd.DataFrame]:
+def calibrate(validation: ReviewedSplit, scores: Mapping[str, pd.DataFrame], method: Method) -> dict[str, pd.DataFrame]:
     """Probabilities in place of `scores` (split -> (rows, scorers)), by calibrators fitted on the validation split.
 
     An answer without a score has no probability. A scorer that scored too few of the validation split's answers to be
@@ -112,7 +110,7 @@ def calibrate(
     calibrators: dict[Any, Calibrator] = {}
     for name in validation.scores:
         with suppress(AbstainError):
-            calibrators[name] = fit_calibrator(method, *validation.scored_by(str(name)), seed)
+            calibrators[name] = fit_calibrator(method, *validation.scored_by(str(name)))
     return {
         split: pd.DataFrame(
             {name: calibrators[name].apply(table[name].to_numpy(float)) for name in calibrators}, table.index
@@ -126,7 +124,6 @@ def calibration_rows(
     holdout: ReviewedSplit,
     name: str,
     uncalibrated: list[str],
-    seed: int,
     resamples: Resamples,
 ) -> list[dict[str, Any]]:
     """ECE and Brier score of `name` on the hold-out, with 95 % intervals, a row a method that is fitted on validation.
@@ -136,7 +133,7 @@ def calibration_rows(
     probabilities: dict[str, np.ndarray] = {}
     for method in get_args(Method):
         try:
-            fitted = fit_calibrator(method, *validation.scored_by(name), seed)
+            fitted = fit_calibrator(method, *validation.scored_by(name))
             probabilities[method] = fitted.apply(holdout.raw(name))
         except AbstainError:  # too few answers of a kind for this one: its row stays, without figures
             probabilities[method] = np.full(len(holdout.rows), np.nan)

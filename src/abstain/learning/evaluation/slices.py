@@ -74,7 +74,7 @@ def strata(
     )
 
 
-def slice_table(scored: Scored, strata: pd.DataFrame, draws: int, seed: int, min_rows: int) -> pd.DataFrame:
+def slice_table(scored: Scored, strata: pd.DataFrame, resamples: Resamples, min_rows: int) -> pd.DataFrame:
     """One row a slice, weighted; `strata` (rows, strata) is what the function of that name makes.
 
     A slice with an effective sample size below `min_rows` is not judged; where that of the shown answers is below it,
@@ -86,7 +86,7 @@ def slice_table(scored: Scored, strata: pd.DataFrame, draws: int, seed: int, min
     """
     return pd.DataFrame(
         [
-            {"stratum": stratum, "slice": name} | _figures(scored.at(strata[stratum] == name), draws, seed, min_rows)
+            {"stratum": stratum, "slice": name} | _figures(scored.at(strata[stratum] == name), resamples, min_rows)
             for stratum in strata.columns
             for name in strata[stratum].cat.categories
         ]
@@ -119,7 +119,7 @@ def auroc_by_slice(
     return found
 
 
-def _figures(scored: Scored, draws: int, seed: int, min_rows: int) -> dict[str, Any]:
+def _figures(scored: Scored, resamples: Resamples, min_rows: int) -> dict[str, Any]:
     correct, weight, shown = scored.correct, scored.weight, scored.shown
     row = {
         "rows": len(correct),
@@ -130,7 +130,8 @@ def _figures(scored: Scored, draws: int, seed: int, min_rows: int) -> dict[str, 
     row |= {"shown": int(shown.sum()), "precision": np.nan}
     if row["n_eff"] < min_rows:
         return row | {"note": f"{_fewer(row['rows'], min_rows)} answers: not judged"}
-    auroc = bootstrap({"": partial(metrics.auroc, correct, scored.confidence)}, scored.groups, draws, seed, weight)[""]
+    figure = {"": partial(metrics.auroc, correct, scored.confidence)}
+    auroc = bootstrap(figure, scored.groups, resamples.draws, resamples.seed, weight)[""]
     row |= bounded("auroc", auroc)
     row |= {"ece": metrics.ece(correct, scored.probability, weight)}
     row |= {"brier": metrics.brier(correct, scored.probability, weight)}

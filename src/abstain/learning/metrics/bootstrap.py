@@ -33,6 +33,10 @@ class Resamples:
     seed: int
 
 
+RESAMPLES = Resamples(1000, 3)
+"""Those of the report and of the gate."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A figure of the original rows, and of every draw, (draws,), some of them nan."""

@@ -30,6 +30,7 @@ Numbers = tuple[float, ...]
 
 MIN_OF_A_CLASS = 10
 """With fewer correct or incorrect answers nothing is calibrated: the result would be noise."""
+THINNING_SEED = 5
 LARGEST_LOGIT = float(np.log(1e6))
 """Confidences of 0 and 1 have no logit; they count as one in a million from it."""
 STEEPEST = 50.0
@@ -111,14 +112,11 @@ class VennAbers(Calibrator):
         return np.where(np.isnan(x), x, p0), np.where(np.isnan(x), x, p1)
 
 
-def fit_calibrator(
-    method: Method, confidence: np.ndarray, correct: np.ndarray, weight: Weight = None, seed: int = 0
-) -> Calibrator:
+def fit_calibrator(method: Method, confidence: np.ndarray, correct: np.ndarray, weight: Weight = None) -> Calibrator:
     """A calibrator of `method`, on answers that nothing was trained on.
 
     Args:
         confidence: (rows,) in [0, 1]. correct: (rows,) of 0/1. weight: (rows,) > 0, None for equal ones.
-        seed: of the thinning, for `venn_abers`; the others do not draw.
 
     Raises `AbstainError` where a value is out of these ranges, and where fewer than 10 answers are correct, or
     incorrect; `none` fits nothing and takes any number.
@@ -131,7 +129,7 @@ def fit_calibrator(
     if method == "none":
         return Calibrator()
     if method == "venn_abers":
-        kept = thin(weight, seed)
+        kept = thin(weight, THINNING_SEED)
         _check_classes(method, correct[kept], len(correct))
         return _fit_venn_abers(confidence[kept], correct[kept])
     _check_classes(method, correct, len(correct))

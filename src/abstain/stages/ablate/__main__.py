@@ -19,7 +19,7 @@ from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.evaluation.ablation import Take, left_out_rows, site_row
-from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.metrics.bootstrap import RESAMPLES
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.signals.feature_plan import ProbeSite, served_site, sweep_sites
 from abstain.stages.shared import artifacts
@@ -36,12 +36,11 @@ def stage(params: Params) -> None:
     rouge = read_rouge(frame)
     here = served_site(params)
     places = [here, *others] if others else []
-    resamples = Resamples(params.gate.bootstrap, params.gate.seed)
     rows: list[dict[str, Any]] = []
     for number, place in enumerate(places, start=1):
         with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".ablate-") as folder:
             take = states.subset if place == here else _elsewhere(params, frame, place, Path(folder))
-            found = site_row(frame, take, params.sweep.architecture, params.probe, params.threshold, resamples, rouge)
+            found = site_row(frame, take, params.sweep.architecture, params.probe, params.threshold, RESAMPLES, rouge)
         rows.append({**asdict(place), "served": place == here, **found})
         artifacts.progress(number, len(places) + 1)
     left_out = []
@@ -52,7 +51,7 @@ def stage(params: Params) -> None:
             states.subset,
             cast(Architecture, probe.architecture),
             params.probe,
-            resamples,
+            RESAMPLES,
             params.gate.min_slice,
             pd.Series(predict_confidence(probe, states).numpy(), frame.index),
         )

@@ -23,7 +23,7 @@ from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.evaluation.choice import aurocs, cheapest_of_the_best
-from abstain.learning.metrics.bootstrap import Estimate, Resamples, bounded
+from abstain.learning.metrics.bootstrap import RESAMPLES, Estimate, bounded
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_labelled_states
 
@@ -35,8 +35,7 @@ def stage(params: Params) -> None:
     kinds = {name: kind for name, kind in kinds.items() if kind != "fusion" or name in fusions}
     scores = _confidences(frame, states, {name: fusions[name] for name in kinds if name in fusions})
     judged = reviewed(frame[frame["split"] == "train"])
-    resamples = Resamples(params.gate.bootstrap, params.gate.seed)
-    found = aurocs(judged, {name: scores.loc[judged.index, name].to_numpy(float) for name in kinds}, resamples)
+    found = aurocs(judged, {name: scores.loc[judged.index, name].to_numpy(float) for name in kinds}, RESAMPLES)
     served = chosen(params.serve, kinds, costs, found, not_servable)
     print(f"served: {served}, AUROC out of fold {found[served].value:.3f}, {costs[served]:.0f} tokens an answer")
     parts = fusions[served].names if served in fusions else (served,)

@@ -96,7 +96,7 @@ def _reviewed_splits(
     scores = {split: scorers.table(states.subset(of.index), signals.loc[of.index]) for split, of in rows.items()}
     validation = ReviewedSplit(rows["validation"], scores["validation"], scores["validation"])
     shipped = calibrator_from_dict(artifacts.read_json(paths.CALIBRATION))  # fitted in the same way
-    probabilities = calibrate(validation, scores, shipped.method, params.calibration.seed)
+    probabilities = calibrate(validation, scores, shipped.method)
     for split, of in scores.items():
         probabilities[split][scorers.served] = shipped.apply(of[scorers.served].to_numpy(float))
     return {split: ReviewedSplit(of, scores[split], probabilities[split]) for split, of in rows.items()}

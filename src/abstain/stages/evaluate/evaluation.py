@@ -21,7 +21,7 @@ from abstain.learning.evaluation.score_table import ScoreTable
 from abstain.learning.evaluation.selective_prediction import at_threshold, at_tuned_threshold, threshold_table
 from abstain.learning.evaluation.slices import KIND, Scored, auroc_by_slice, slice_table, strata
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.metrics.bootstrap import RESAMPLES
 from abstain.llm.engine.requests import chosen_layer
 
 YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")
@@ -80,8 +80,7 @@ def evaluate(params: Params, candidate: Candidate) -> Evaluation:
         holdout.calibrated,
         holdout.groups,
         holdout.weight,
-        params.gate.bootstrap,
-        params.gate.seed,
+        RESAMPLES,
         champion=served,
     )
     drawn = _drawn(board.set_index("scorer")["auroc"], candidate.scorers)
@@ -94,7 +93,7 @@ def evaluate(params: Params, candidate: Candidate) -> Evaluation:
         "digest": _digest(holdout, candidate.volunteered),
         "served": {key: candidate.served[key] for key in ("name", "kind", "forward_tokens")},
         "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
-        "at_threshold": {**at[used], **holdout.shown(served, marked[used], _resamples(params))},
+        "at_threshold": {**at[used], **holdout.shown(served, marked[used], RESAMPLES)},
         "at_heuristic": at.get("heuristic"),
         "target": {
             "metric": params.threshold.metric,
@@ -165,8 +164,7 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
         holdout,
         scorers.served,
         [name for name in UNCALIBRATED if name in names],
-        params.calibration.seed,
-        _resamples(params),
+        RESAMPLES,
     )
     reads: dict[str, Any] = {"model": candidate.base_model, "layout": params.llm.layout}
     reads |= {"layer": chosen_layer(params.llm), "site": params.llm.site}
@@ -232,7 +230,7 @@ def _by_kind(params: Params, candidate: Candidate) -> list[dict[str, Any]]:
     if KIND not in sliced:
         return []
     arguments = holdout.correct, holdout.scores, holdout.groups, holdout.weight
-    return auroc_by_slice(*arguments, sliced[KIND], _resamples(params), params.gate.min_slice)
+    return auroc_by_slice(*arguments, sliced[KIND], RESAMPLES, params.gate.min_slice)
 
 
 def _slices(params: Params, candidate: Candidate) -> list[dict[Any, Any]]:
@@ -241,7 +239,7 @@ def _slices(params: Params, candidate: Candidate) -> list[dict[Any, Any]]:
     raw, probability = holdout.raw(served), holdout.probability(served)
     shown = raw >= candidate.threshold["threshold"]
     scored = Scored(holdout.correct, raw, probability, shown, holdout.groups, holdout.weight)
-    table = slice_table(scored, sliced, params.gate.bootstrap, params.gate.seed, params.gate.min_slice)
+    table = slice_table(scored, sliced, RESAMPLES, params.gate.min_slice)
     return table.rename(columns={"stratum": "by"}).to_dict("records")
 
 
@@ -252,7 +250,7 @@ def _audits(params: Params, candidate: Candidate) -> dict[str, Any]:
         kept = holdout.rows.index.isin(changed.index)
         arguments = holdout.correct[kept], holdout.scores[kept], changed, holdout.weight[kept]
         if name == "context_removed":
-            found[name] = audits.context_removed(*arguments, holdout.groups[kept], _resamples(params))
+            found[name] = audits.context_removed(*arguments, holdout.groups[kept], RESAMPLES)
         else:
             thresholds = {candidate.scorers.served: float(candidate.threshold["threshold"])}
             found[name] = audits.answers_shuffled(*arguments, thresholds)
@@ -271,7 +269,3 @@ def _examples(candidate: Candidate) -> Any:
         probability=holdout.probability(candidate.scorers.served),
     )
     return examples(rows, candidate.threshold["threshold"])
-
-
-def _resamples(params: Params) -> Resamples:
-    return Resamples(params.gate.bootstrap, params.gate.seed)

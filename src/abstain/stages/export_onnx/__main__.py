@@ -21,6 +21,7 @@ from abstain.core.scorer_names import PROBE, WRITER
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic, fusion_to_onnx, logistic_to_onnx
 from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, parity
+from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.zoo import load_probe
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import chosen_layer
@@ -66,11 +67,11 @@ def stage(params: Params) -> None:
     differences = {PROBE: parity(probe, OnnxProbe(paths.ONNX)), **differences, **_whole(served, parts)}
     name, difference = max(differences.items(), key=lambda item: item[1])
     print(f"largest difference between ONNX and what was fitted: {difference:.2g} ({name})")
-    if not all(one <= params.gate.max_parity for one in differences.values()):
+    if not all(one <= MAX_PARITY for one in differences.values()):
         raise AbstainError(
             Code.EXPORT_DIFFERS,
-            f"{name}: ONNX and what was fitted differ by {difference:.2g}, more than gate.max_parity = "
-            f"{params.gate.max_parity:g}: this export cannot be trusted",
+            f"{name}: ONNX and what was fitted differ by {difference:.2g}, more than {MAX_PARITY:g}: this export "
+            "cannot be trusted",
         )
     artifacts.write_json(paths.PARITY, {"max_abs_difference": difference, "by_part": differences})
 

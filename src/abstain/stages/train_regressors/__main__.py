@@ -19,8 +19,9 @@ from abstain.core.files import write_atomically
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import by_how_chosen, reviewed
 from abstain.learning.estimators.correctness_targets import correctness
-from abstain.learning.estimators.regressors.fitting import FittedRegressor, fit_regressor
-from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.estimators.parity import MAX_PARITY
+from abstain.learning.estimators.regressors.fitting import FittedRegressor, fit_regressor, regressor_fit
+from abstain.learning.metrics.bootstrap import RESAMPLES
 from abstain.learning.metrics.correctness_metrics import estimation, tune_t
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.stages.shared import artifacts
@@ -41,22 +42,23 @@ def stage(params: Params) -> None:
     targets = _targets(params, frame)
     scores = {variant: pd.DataFrame(index=of.index) for variant, of in features.items()}
     summary: dict[str, Any] = {"regressors": {}, "skipped": {}}
+    how = regressor_fit(params)
     wanted = [(kind, target) for target in targets for kind in params.regressors.kinds]
     with artifacts.whole_folder(paths.REGRESSORS) as folder:
         for number, (kind, target) in enumerate(wanted):
             artifacts.progress(number, len(wanted))
             name, score = f"{kind}_{target}", targets[target]
             try:
-                fitted = fit_regressor(kind, target, learnt_from, score[train], weight, groups, params.regressors)
+                fitted = fit_regressor(kind, target, learnt_from, score[train], weight, groups, how)
             except AbstainError as why:
                 summary["skipped"][name] = why.coded
                 print(f"skipped: regressor {name}: {why.coded}", flush=True)
                 continue
-            if fitted.parity > params.gate.max_parity:
+            if fitted.parity > MAX_PARITY:
                 raise AbstainError(
                     Code.EXPORT_DIFFERS,
-                    f"regressor {name}: its file differs from what was fitted by {fitted.parity:.2g}, and "
-                    f"gate.max_parity allows {params.gate.max_parity:g}",
+                    f"regressor {name}: its file differs from what was fitted by {fitted.parity:.2g}, more than "
+                    f"{MAX_PARITY:g}: this export cannot be trusted",
                 )
             fitted.regressor.save(folder / f"{name}.onnx")
             for variant, of in features.items():
@@ -69,7 +71,7 @@ def stage(params: Params) -> None:
                 "parity": fitted.parity,
                 "bytes": fitted.regressor.size,
                 "folds": fitted.regressor.described["folds"],
-                **_judged(params, frame, train, score, own, fitted),
+                **_judged(frame, train, score, own, fitted),
             }
     artifacts.progress(len(wanted), len(wanted))
     tables = [of.assign(variant=name).reset_index() for name, of in scores.items()]
@@ -89,7 +91,6 @@ def _targets(params: Params, frame: pd.DataFrame) -> dict[str, np.ndarray]:
 
 
 def _judged(
-    params: Params,
     frame: pd.DataFrame,
     train: np.ndarray,
     score: np.ndarray,
@@ -105,8 +106,7 @@ def _judged(
     rows, _ = by_how_chosen(reviewed(frame[frame["split"] == "holdout"]))
     at = frame.index.get_indexer(rows.index)
     weights = row_weights(rows["inclusion_probability"].to_numpy(float))
-    resamples = Resamples(params.gate.bootstrap, params.gate.seed)
-    return {"holdout": estimation(score[at], predicted[at], threshold, rows["group"].to_numpy(), weights, resamples)}
+    return {"holdout": estimation(score[at], predicted[at], threshold, rows["group"].to_numpy(), weights, RESAMPLES)}
 
 
 def _by_variant(features: pd.DataFrame, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:

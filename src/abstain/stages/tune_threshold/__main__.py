@@ -49,7 +49,7 @@ def stage(params: Params) -> None:
     weight = row_weights(validation["inclusion_probability"].to_numpy(float))
     rows = tested.confidence[known], tested.correct[known], weight[known]
     try:
-        calibrator = fit_calibrator(params.calibration.method, *rows, params.calibration.seed)
+        calibrator = fit_calibrator(params.calibration.method, *rows)
     except AbstainError as error:
         print(f"not calibrated: {error.coded}")
         calibrator = fit_calibrator("none", *rows)

@@ -36,13 +36,16 @@ def computed_by_hand(
 @pytest.mark.parametrize("huber_lambda", [0.0, 0.5, 3.0])
 @pytest.mark.parametrize("huber_delta", [0.01, 1.0])  # beyond the knee, and within it
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_loss_is_equations_7_to_9(huber_lambda: float, huber_delta: float, weighted: bool) -> None:
+def test_the_loss_is_equations_7_to_9(
+    huber_lambda: float, huber_delta: float, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module_under_test, "HUBER_DELTA", huber_delta)
     generator = torch.Generator().manual_seed(1)
     logits = 2 * torch.randn(9, 2, generator=generator)
     correct = torch.tensor([0, 1, 1, 0, 1, 1, 0, 1, 0])
     weight = torch.rand(9, generator=generator) + 0.1 if weighted else torch.ones(9)
     weight[0] = 0.0 if weighted else 1.0
-    loss = probe_loss(logits, correct, weight, huber_lambda, huber_delta)
+    loss = probe_loss(logits, correct, weight, huber_lambda)
     expected = computed_by_hand(logits.numpy(), correct.numpy(), weight.numpy(), huber_lambda, huber_delta)
     assert float(loss) == pytest.approx(expected, abs=1e-6)
 

@@ -15,6 +15,9 @@ from abstain.config.params import ProbeParams
 from abstain.learning.estimators.probes.base import softmax
 from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDropout
 
+HEADS = 4
+"""Queries that pool the states."""
+
 
 class AttentionProbe(DescentProbe):
     """Multi-head attention pooling with a linear classification head.
@@ -33,11 +36,11 @@ class AttentionProbe(DescentProbe):
 
     @classmethod
     def of(cls, d: int, params: ProbeParams) -> Self:
-        return cls(d, params.heads, params.dropout)
+        return cls(d, HEADS, params.dropout)
 
     @classmethod
     def description(cls, params: ProbeParams) -> str:
-        return f"attention pooling with {params.heads} heads, {cls.training(params)}"
+        return f"attention pooling with {HEADS} heads, {cls.training(params)}"
 
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         standard = self.dropout(self.standardised(states))

@@ -21,6 +21,8 @@ from abstain.config.params import ProbeParams
 from abstain.learning.estimators.probes.base import Probe, TrainingStep
 from abstain.learning.estimators.rows import TrainingRows, pad
 
+HUBER_DELTA = 0.1
+"""delta of eq. 9: where the Huber term turns from quadratic to linear."""
 POOL = 8
 """Batches whose rows are drawn together and sorted by length: more, and a batch is less of a sample."""
 
@@ -31,10 +33,8 @@ class DescentProbe(Probe):
     @classmethod
     def training(cls, params: ProbeParams) -> str:
         """The end of its description: how it is trained."""
-        huber = (
-            f" + {params.huber_lambda:g} x Huber (delta {params.huber_delta:g})" if params.huber_lambda else " alone"
-        )
-        return f"cross-entropy{huber}; dropout {params.dropout:g}"
+        huber = f" + {params.huber_lambda:g} x Huber (delta {HUBER_DELTA:g})" if params.huber_lambda else " alone"
+        return f"cross-entropy{huber}; dropout {params.dropout:g}, seed {params.seed}"
 
     @classmethod
     def steps(cls, params: ProbeParams) -> int:
@@ -82,7 +82,7 @@ class DimensionDropout(Dropout):
         return torch.empty_like(values[..., :1, :])
 
 
-def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: float, huber_delta: float) -> Tensor:
+def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: float) -> Tensor:
     """L = CE + lambda * H_delta(mean_B(max softmax) - mean_B(prediction is correct)) (eqs. 7-9).
 
     Both terms are means weighted by `weight`, so that with equal weights they are the paper's own. The
@@ -94,7 +94,7 @@ def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: fl
         return loss
     highest, predicted = logits.softmax(-1).max(-1)
     gap = (highest * share).sum() - ((predicted == correct).float() * share).sum()
-    return loss + huber_lambda * huber_loss(gap, torch.zeros_like(gap), delta=huber_delta)
+    return loss + huber_lambda * huber_loss(gap, torch.zeros_like(gap), delta=HUBER_DELTA)
 
 
 def _one_epoch(
@@ -105,9 +105,7 @@ def _one_epoch(
     losses = []
     for index in _batches_of_similar_length(train.lengths, params.batch_size, draws):
         states, lengths = pad([train.states[i] for i in index.tolist()])
-        loss = probe_loss(
-            probe(states, lengths), train.correct[index], train.weight[index], params.huber_lambda, params.huber_delta
-        )
+        loss = probe_loss(probe(states, lengths), train.correct[index], train.weight[index], params.huber_lambda)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(probe.parameters(), 1.0)

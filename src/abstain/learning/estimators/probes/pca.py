@@ -21,6 +21,7 @@ from abstain.learning.estimators.probes.descent import DescentProbe
 from abstain.learning.estimators.probes.lstm import LSTMReader
 from abstain.learning.estimators.rows import TrainingRows, batches
 
+COMPONENTS = 64
 SAMPLED = 2**14
 """Tokens whose covariance is taken, about."""
 SUMMED = 64
@@ -46,11 +47,11 @@ class PCAProbe(DescentProbe):
 
     @classmethod
     def of(cls, d: int, params: ProbeParams) -> Self:
-        return cls(d, min(params.components, d), params.hidden, params.dropout)
+        return cls(d, min(COMPONENTS, d), params.hidden, params.dropout)
 
     @classmethod
     def description(cls, params: ProbeParams) -> str:
-        return f"LSTM({params.hidden}) on {params.components} principal components, {cls.training(params)}"
+        return f"LSTM({params.hidden}) on {COMPONENTS} principal components, {cls.training(params)}"
 
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         return self.reader(self.standardised(states) @ self.projection, lengths)  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ import pandas as pd
 from sklearn.model_selection import GroupKFold
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from abstain.config.params import RegressorFit, RegressorKind
+from abstain.config.params import Params, RegressorFit, RegressorKind, RegressorTraining
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.regressors.columns import matrix, prepare, varies
@@ -33,6 +33,13 @@ class FittedRegressor:
     out_of_fold: np.ndarray
     dropped: Mapping[str, str]
     parity: float
+
+
+def regressor_fit(params: Params) -> RegressorFit:
+    """How the regressors of `params` are fitted, by the one seed of all training."""
+    return RegressorFit(
+        **params.regressors.model_dump(include=set(RegressorTraining.model_fields)), seed=params.probe.seed
+    )
 
 
 def fit_regressor(

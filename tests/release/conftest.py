@@ -1,0 +1,14 @@
+"""Fewer draws than the gate's own: these tests decide many times."""
+
+from __future__ import annotations
+
+import pytest
+
+from abstain.learning.metrics.bootstrap import Resamples
+from abstain.release import drops, evaluation_window
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (drops, evaluation_window):
+        monkeypatch.setattr(module, "RESAMPLES", Resamples(100, 3))
