@@ -249,7 +249,12 @@ def rollback(
 
 def main() -> None:
     """Entry point of `abstain`."""
-    run_app(app, "abstain", _prepare)
+
+    def prepare() -> None:
+        reject_renamed(sys.argv[1:])
+        _prepare()
+
+    run_app(app, "abstain", prepare)
 
 
 def _without_secret(file: str) -> str:
@@ -262,8 +267,7 @@ def _without_secret(file: str) -> str:
 
 
 def _prepare() -> None:
-    """Refuse what a run could not begin with, and set its environment: not for a command that only explains."""
-    reject_renamed(sys.argv[1:])
+    """Set the environment of a run, and refuse what it could not begin with; nothing for a command that explains."""
     if set(sys.argv[1:]) & {"--help"} or sys.argv[1:2] in ([], ["explain"]):
         return
     from abstain.config.settings import load_settings
