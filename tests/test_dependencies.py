@@ -54,6 +54,12 @@ def test_code_imports_nothing_from_the_face_of_the_package() -> None:
     assert files and [file for file in files if re.search(FROM_FACE, (ROOT / file).read_text())] == []
 
 
+def test_no_stage_depends_on_what_stands_beside_the_product() -> None:
+    assert {
+        dep for stage in STAGES.values() for dep in stage["deps"] if dep.startswith(("benchmarks", "studies"))
+    } == set()
+
+
 def test_no_dependency_is_an_empty_file() -> None:
     listed = {dep for stage in STAGES.values() for dep in stage["deps"] if (ROOT / dep).is_file()}
     assert [dep for dep in sorted(listed) if (ROOT / dep).stat().st_size == 0] == []  # DVC warns about each, each time
