@@ -37,12 +37,12 @@ from safetensors.torch import save
 
 from abstain.config.serve_settings import load_serve_settings
 from abstain.config.settings import load_settings
+from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
 from abstain.core.contracts import Interaction
 from abstain.data.decision_log.log import DecisionLog
 from abstain.learning.estimators.onnx_probe import export_probe
 from abstain.llm.engine.loading import resolve
 from abstain.llm.engine.prompts import load_layout
-from abstain.release.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
 from abstain.serving.api.live_gate import LiveGate, Release
@@ -116,7 +116,8 @@ def write_release(folder: Path) -> None:
         "includes_eos": "false",
         "version": "v1.0.0",
         "threshold": "0.5",
-        FORMAT_KEY: str(BUNDLE_FORMAT),
+        FORMAT_KEY: BUNDLE_FORMAT,
+        "calibration": json.dumps({"method": "none"}),
         "guarantee": json.dumps({"guaranteed": True, "message": "none: the probe is not trained"}),
         "scorer": json.dumps({"name": "probe", "kinds": {"probe": "probe"}, "sha256": {}, "forward_tokens": None}),
     }

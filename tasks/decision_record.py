@@ -41,9 +41,6 @@ def read_records(folder: Path) -> list[Record]:
     for file in sorted(folder.glob("*.json")):
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
-            if "look" not in record and "approved" in record:  # from before comparisons were counted
-                record |= {"look": None, "spent": None, "inputs_sha256": None}
-                record["seal"] = _seal(record)
             whole = record.pop("seal") == _seal(record) and isinstance(record["decided_at"], str)
         except (ValueError, AttributeError, KeyError, TypeError):
             whole = False
@@ -53,8 +50,6 @@ def read_records(folder: Path) -> list[Record]:
                 f"{folder.name}/{file.name} was edited since the gate wrote it, so the comparisons on this hold-out "
                 f"cannot be counted: restore it from git (git log -- {folder.name}/{file.name})",
             )
-        if record.get("look") and "spent" not in record:  # from before levels were added up
-            record["spent"] = record["look"] * record["gate"]["false_promotions"] / record["gate"]["looks"]
         records.append(record)
     return sorted(records, key=lambda record: str(record["decided_at"]))
 
@@ -96,7 +91,7 @@ def looks_taken(records: Iterable[Record], holdout: str, accepting: bool) -> Loo
             taken.clear()
         taken.append(record)
     # Each record has the sums up to it.
-    return Looks(*(max((record.get(key) or 0 for record in taken), default=0) for key in ("look", "spent")))
+    return Looks(*(max((record[key] or 0 for record in taken), default=0) for key in ("look", "spent")))
 
 
 def coverage_lost(records: Iterable[Record], champion: str | None) -> float:

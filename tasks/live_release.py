@@ -29,7 +29,7 @@ class OriginReleases:
         if event is None:
             return None
         marks = (event.mark, str(registry.taint or ""))
-        return Release(event.version, event.bundle_sha256 or event.sha256, event.at, "; ".join(filter(None, marks)))
+        return Release(event.version, event.bundle_sha256, event.at, "; ".join(filter(None, marks)))
 
     def fetch(self, release: Release) -> Path:
         """The folder of what `live` gave last. Raises `AbstainError` where it is not what was promoted."""

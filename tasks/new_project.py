@@ -5,8 +5,6 @@ Notes:
 * A commit is built in a worktree of its own and pushed before the clone is moved to it in one step: whatever fails, the
   clone and the origin stay as they were.
 * Only what is of the sample is replaced. A clone whose parameters, rows or versions are a user's is refused, by file.
-* A key of params.yaml that a release has dropped is known by the template at the commits of this clone's history, so no
-  list of former keys can lack it. A key that no template had is a mistake, which stays an error.
 * A newer release is merged by `git merge`. Git merges the state of a project by `MERGE`: of a release, nothing of it is
   taken; of a branch of the project, what git merges.
 """
@@ -26,8 +24,8 @@ import yaml
 from abstain.config.params import Params, load_params
 from abstain.config.settings import Settings, load_settings
 from abstain.config.template import template
-from abstain.config.yaml_editor import add_missing, edit, remove
-from abstain.config.yaml_model import RENAMED, check, read_yaml
+from abstain.config.yaml_editor import add_missing, edit
+from abstain.config.yaml_model import check, read_yaml
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -40,7 +38,6 @@ from tasks.base_model import require_base_model
 from tasks.shell import git, succeeds
 from tasks.workspace import BRANCH, SHIPPED_REMOTE, alone, project_root
 
-TEMPLATE = Path("src/abstain/config/template/params.yaml")
 STATE = (DATA_POINTER, paths.REGISTRY, paths.PARAMS, paths.SOURCES, DVC_CONFIG)
 MERGE = (
     f"grep -qE '^(desc: .|# )As shipped|\"history\": \\[\\]|{SHIPPED_REMOTE}' %B"
@@ -80,17 +77,6 @@ class Choices:
             paths.SOURCES: sources,
             DVC_CONFIG: config,
         }
-
-
-@dataclass(frozen=True)
-class Upgrade:
-    """The keys of params.yaml that were added, and those that were removed, as `section.key`, or a whole `section`."""
-
-    added: list[str]
-    removed: list[str]
-
-    def __str__(self) -> str:
-        return "\n".join([*map("added: {}".format, self.added), *map("removed: {}".format, self.removed)])
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
@@ -139,11 +125,15 @@ def versions_of_the_sample() -> list[str] | None:
     return versions
 
 
-def upgrade_project() -> Upgrade:
-    """Add the keys that a merged release has brought to params.yaml, and remove those that it dropped, in one commit.
+def upgrade_project() -> list[str]:
+    """Add the keys that a merged release has brought to params.yaml, in one commit.
 
-    Raises `AbstainError` where the file has changes that are not committed or a key that is not valid, and where the
-    origin has commits that this clone lacks.
+    Returns:
+        Their names, as `section.key`, or a whole `section`.
+
+    Raises:
+        AbstainError: the file has changes that are not committed or a key that is not valid, or the origin has commits
+            that this clone lacks.
     """
     root, settings = project_root(), load_settings()
     _require_committed(root, [paths.PARAMS])
@@ -151,14 +141,9 @@ def upgrade_project() -> Upgrade:
     if not isinstance(content := read_yaml(file, "restore it with `git checkout HEAD~ -- params.yaml`"), dict):
         check(content, paths.PARAMS, Params)
     text, added = add_missing(file.read_text(encoding="utf-8"), template(paths.PARAMS.name))
-    upgrade = Upgrade(added, _dropped(root, text))
-    text = remove(text, upgrade.removed)
-    live = parse_registry(_text(root, "HEAD", paths.REGISTRY)).prod
-    if live and "serve" in added:
-        text = edit(text, {"serve": {"in_production": live.kind}})
     check(yaml.safe_load(text), paths.PARAMS, Params)
     home = settings.home.resolve()
-    if str(upgrade):
+    if added:
         bare = home / "origin.git"
         if settings.origin is None and bare.is_dir():
             head = git(bare, "rev-parse", BRANCH).strip()
@@ -167,30 +152,11 @@ def upgrade_project() -> Upgrade:
                     Code.NOT_PUBLISHED,
                     f"runs have committed what this clone lacks: `git pull {bare} {BRANCH}` first, then run it again",
                 )
-        message = f"Parameters of the new release\n\n{upgrade}"
+        message = "Parameters of the new release\n\n" + "\n".join(f"added: {name}" for name in added)
         with alone(home / "workspace.lock"), _commit(root, settings, {paths.PARAMS: text}, message):
             pass
     _configure_merges(root)
-    return upgrade
-
-
-def _dropped(root: Path, text: str) -> list[str]:
-    """The keys of `text` that the template has no more, and had at a commit of this clone's history.
-
-    A renamed one is not among them: its value is to be kept, and the error about it names the new key.
-    """
-    unknown = [name for name in _keys(text) if name not in {*_keys(template(paths.PARAMS.name)), *RENAMED}]
-    if not unknown:
-        return []
-    commits = git(root, "log", "--full-history", "--format=%H", "--", str(TEMPLATE)).split()
-    former = {name for commit in commits for name in _keys(_text(root, commit, TEMPLATE))}
-    return [name for name in unknown if name in former]
-
-
-def _keys(params: str) -> list[str]:
-    """The keys of the text of a params.yaml, as `section.key`."""
-    content = yaml.safe_load(params) or {}
-    return [f"{name}.{key}" for name, keys in content.items() if isinstance(keys, dict) for key in keys]
+    return added
 
 
 def _require_committed(root: Path, files: Sequence[Path]) -> None:

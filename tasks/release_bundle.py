@@ -20,7 +20,6 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
-from abstain.release.bundle_format import BUNDLE_FORMAT, FORMAT_KEY, current_smoke_test
 from abstain.release.registry import Event, parse_registry, tag_of
 from abstain.release.shadow import Shadow, shadow_name
 from tasks.plan import REQUIREMENTS
@@ -57,7 +56,7 @@ class Bundled(Protocol):
     def sha256(self) -> str: ...
 
     @property
-    def bundle_sha256(self) -> str | None: ...
+    def bundle_sha256(self) -> str: ...
 
 
 def fetch_release(repository: Path, event: Event) -> Path:
@@ -96,13 +95,10 @@ def _fetch(repository: Path, event: Bundled, name: str, folder: Path, tag: str, 
 
 
 def _require_promoted(bundle: Path, event: Bundled, remedy: str) -> None:
-    """Raise `AbstainError`, which ends with `remedy`, unless the files of `bundle` are those that were promoted.
-
-    Of a version whose event has no digest of the whole bundle, the probe's file alone is compared.
-    """
+    """Raise `AbstainError`, which ends with `remedy`, unless the files of `bundle` are those that were promoted."""
     onnx = bundle / paths.RELEASED_ONNX.name
     same = onnx.is_file() and sha256(onnx) == event.sha256
-    if not same or event.bundle_sha256 not in (None, bundle_digest(bundle)):
+    if not same or event.bundle_sha256 != bundle_digest(bundle):
         raise AbstainError(
             Code.BAD_ARTIFACT, f"the files of {event.version} are not those that were promoted: {remedy}"
         )
@@ -113,7 +109,7 @@ def smoke_test(bundle: Path, event: Bundled) -> None:
     from abstain.serving.live_scorer import LiveScorer
 
     scorer = LiveScorer.open(bundle / paths.RELEASED_ONNX.name)
-    expected = current_smoke_test(json.loads((bundle / SMOKE_CONFIDENCES).read_text()))
+    expected = json.loads((bundle / SMOKE_CONFIDENCES).read_text())
     found = _smoke_confidences(scorer, bundle / SMOKE_STATES)
     difference = max(float(np.abs(np.subtract(found[name], of)).max()) for name, of in expected.items())
     if scorer.metadata.get("version") != event.version or not difference <= SMOKE_TOLERANCE:
@@ -179,7 +175,7 @@ def _write_scorer(root: Path, bundle: Path, metadata: dict[str, str]) -> Path:
     shutil.rmtree(bundle, ignore_errors=True)
     bundle.mkdir()
     onnx = bundle / paths.RELEASED_ONNX.name
-    stamp(root / paths.ONNX, onnx, {FORMAT_KEY: str(BUNDLE_FORMAT), **metadata})
+    stamp(root / paths.ONNX, onnx, metadata)
     shutil.copytree(root / paths.ONNX_PARTS, bundle / paths.RELEASED_PARTS.name)
     _write_smoke_test(root, bundle)
     return onnx

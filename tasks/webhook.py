@@ -19,7 +19,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.failures import CodedFailure
 
-VARIABLE, OLD_VARIABLE = "ABSTAIN_ALERT_URL", "ABSTAIN_PAGE_URL"
+VARIABLE = "ABSTAIN_ALERT_URL"
 BLOCK = "abstain-alert"
 """The name of the Secret block with the URL."""
 
@@ -35,12 +35,8 @@ BUSY = (408, 425, 429)
 def receiver() -> str | None:
     """The URL to post alerts to: empty for no alerts, None where the variable is not set, and nothing is said.
 
-    Raises `AbstainError` for an invalid URL or the old name.
+    Raises `AbstainError` for an invalid URL.
     """
-    if OLD_VARIABLE in os.environ:
-        raise AbstainError(
-            Code.BAD_SETTING, f"environment variable {OLD_VARIABLE} is now {VARIABLE}: set that one in its place"
-        )
     url = os.environ.get(VARIABLE)
     url = url and url.strip()
     if not url:

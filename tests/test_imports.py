@@ -14,7 +14,6 @@ from tests.conftest import ROOT
 ONNX = "onnx onnxruntime"
 EXPECTED = {
     "abstain": "",
-    "abstain_cli.usage": "",
     "tasks.supervisor": "",
     "abstain.stages.validate.__main__": "pandas",
     "abstain.stages.dataset.__main__": "pandas scipy",

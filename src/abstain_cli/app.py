@@ -15,7 +15,6 @@ import typer
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import name_at, redacted_url
-from abstain.core.scorer_names import PROBE
 from abstain_cli import (
     backup,
     cache,
@@ -35,7 +34,6 @@ from abstain_cli import (
 from abstain_cli.entry import prepare_run, run_app
 from abstain_cli.progress_bar import step_progress
 from abstain_cli.terminal import console
-from abstain_cli.usage import reject_renamed
 
 if TYPE_CHECKING:
     from abstain.release.registry import Registry
@@ -188,7 +186,7 @@ def status() -> None:
     if registry.prod is None or holdout is None:
         console.print("nothing is in production yet: run `abstain retrain`")
         return
-    served = holdout.get("served", {"name": PROBE})["name"]  # until there was a choice, the probe
+    served = holdout["served"]["name"]
     own, at = holdout["scorers"][served], holdout["at_threshold"]
     console.print(
         f"in production: {_live(registry)}, by {registry.prod.action} at "
@@ -249,12 +247,7 @@ def rollback(
 
 def main() -> None:
     """Entry point of `abstain`."""
-
-    def prepare() -> None:
-        reject_renamed(sys.argv[1:])
-        _prepare()
-
-    run_app(app, "abstain", prepare)
+    run_app(app, "abstain", _prepare)
 
 
 def _without_secret(file: str) -> str:

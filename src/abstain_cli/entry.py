@@ -12,7 +12,6 @@ import typer
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.text import visible
-from abstain_cli.usage import in_one_line
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit statuses of a command ended by Ctrl-C or SIGTERM, as a shell reports them."""
@@ -29,7 +28,7 @@ def run_app(app: typer.Typer, name: str, prepare: Callable[[], None]) -> None:
         prepare()
         sys.exit(app(prog_name=name, standalone_mode=False))
     except typer.TyperException as error:
-        if message := in_one_line(error):
+        if message := _in_one_line(error):
             print(visible(f"error {Code.USAGE}: {message}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except AbstainError as error:
@@ -54,3 +53,11 @@ def prepare_run() -> None:
 
 def _print_stopped() -> None:
     print("stopped; run the same command again to go on where it was", file=sys.stderr)
+
+
+def _in_one_line(error: typer.TyperException) -> str:
+    """The parser's error and a pointer to the command's help; empty where the parser has printed the help."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    where = f" (see `{context.command_path} --help`)" if context is not None else ""
+    return f"{message}{where}" if message else ""

@@ -40,9 +40,7 @@ def init(
     ] = None,
     upgrade: Annotated[
         bool,
-        typer.Option(
-            "--upgrade", help="add the parameters that a merged release has brought, remove those that it dropped"
-        ),
+        typer.Option("--upgrade", help="add the parameters that a merged release has brought"),
     ] = False,
 ) -> None:
     """Replace the sample by an empty project of your own, in one commit; on a terminal, ask what no option gives."""
@@ -53,8 +51,8 @@ def init(
     if upgrade:
         if given != Choices():
             raise AbstainError(Code.USAGE, "--upgrade keeps every value: give it without the other options")
-        if changes := str(upgrade_project()):
-            print(f"{changes}\n`abstain plan` says what a retrain costs now")
+        if added := upgrade_project():
+            print(*(f"added: {name}" for name in added), "`abstain plan` says what a retrain costs now", sep="\n")
         else:
             print("params.yaml has the parameters of this release: unchanged")
         return

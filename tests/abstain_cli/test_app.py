@@ -22,7 +22,6 @@ from abstain.core.errors import AbstainError
 from abstain.core.filesystem import name_at, with_variables
 from abstain.ingest.pipeline.report import IngestReport
 from abstain_cli import app as cli
-from abstain_cli.usage import RENAMED
 from tasks.shell import git
 from tasks.workspace import ensure_origin
 from tests.conftest import Project, new_project
@@ -179,23 +178,6 @@ def test_explain_prints_cause_and_remedy(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().out == f"A601: {Code.BAD_SETTING.cause}\nRemedy: {Code.BAD_SETTING.remedy}\n"
     assert run(monkeypatch, "explain", "A999") == 1
     assert capsys.readouterr().err == "error A602: no code 'A999': see docs/codes.md\n"
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items(), ids=lambda value: str(value))
-def test_renamed_word_is_an_error_that_names_the_new_one(
-    old: tuple[str, ...], new: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    *path, last = old
-    for more in ([], ["x"]) if not last.startswith("-") else (["5"], ["5", "--dry"]):
-        assert run(monkeypatch, *old, *more) == 2
-        message = capsys.readouterr().err
-        assert message.startswith("error A603: ") and message.count("\n") == 1
-        assert f"`abstain {' '.join([*path, new])}`" in message
-    command = dict(commands(typer.main.get_command(cli.app))).get(
-        (*path, new) if not last.startswith("-") else tuple(path)
-    )
-    assert command is not None and (not last.startswith("-") or any(new in param.opts for param in command.params))
-    assert run(monkeypatch, "nope", last) == 2 and "is now" not in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -35,25 +35,11 @@ def test_the_shipped_params_say_what_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "new"),
-    [
-        ("scorers.compare", "enabled"),
-        ("quality.min_expert_share", "min_reviewed_share"),
-        ("threshold.without_promise", "on_infeasible"),
-    ],
-)
-def test_renamed_key_is_an_error_that_names_the_new_one(tmp_path: Path, key: str, new: str) -> None:
-    section, _, old = key.partition(".")
-    with pytest.raises(AbstainError, match=f"unknown key '{key}': it is now '{new}'$"):
-        load_params(changed(tmp_path, section, **{old: SHIPPED[section][new]}))
-
-
-@pytest.mark.parametrize(
     ("section", "values", "problem"),
     [
-        ("probe", {"seeds": 1}, r"unknown key 'probe.seeds': did you mean 'seed'\?;"),
-        ("calibration", {"zzz": 1}, "unknown key 'calibration.zzz': valid: method;"),
-        ("gates", {}, r"unknown key 'gates': did you mean 'gate'\?;"),
+        ("probe", {"seeds": 1}, r"unknown key 'probe.seeds': did you mean 'seed'\?$"),
+        ("calibration", {"zzz": 1}, "unknown key 'calibration.zzz': valid: method$"),
+        ("gates", {}, r"unknown key 'gates': did you mean 'gate'\?$"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.config.template import template
-from abstain.config.yaml_editor import add_missing, edit, remove
+from abstain.config.yaml_editor import add_missing, edit
 from tests.checkout import ROOT, SHIPPED, is_as_shipped
 
 PARAMS = template("params.yaml")
@@ -47,29 +47,6 @@ def test_add_missing_restores_keys_comments_and_order(names: set[str]) -> None:
     text, added = add_missing(without(names), PARAMS)
     assert list(filter(None, text.splitlines())) == list(filter(None, PARAMS.splitlines()))
     assert {name for name in names if name not in added} == {name for name in names if name.partition(".")[0] in added}
-
-
-@pytest.mark.heavy
-@settings(max_examples=20)
-@given(names=st.sets(st.sampled_from(KEYS), max_size=8), whole=st.sampled_from([None, *yaml.safe_load(PARAMS)]))
-def test_remove_leaves_every_other_line(names: set[str], whole: str | None) -> None:
-    names |= {key for key in KEYS if whole and key.startswith(f"{whole}.")}
-    assert list(filter(None, remove(PARAMS, names).splitlines())) == list(filter(None, without(names).splitlines()))
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("a:\n  # of x\n  x: 1   # one\n  # of y\n  y: 2\n", "a:\n  # of x\n  # of y\n  y: 2\n"),
-        ("a:\n  x:\n    - 1\n    # two\n    - 2\n\n# of b\nb: {y: 1}\n", "\n# of b\nb: {y: 1}\n"),
-        ("b:\n  y: 1\n\na:\n  x: [1,\n      2]\n", "b:\n  y: 1\n"),
-        ("b:\n  y: 1\n\na:\n  x: 1\n\nc:\n  z: 1\n", "b:\n  y: 1\n\nc:\n  z: 1\n"),
-        ("a: {x: 1, y: 2}   # both\nb:\n  x: 1\n", "a: {y: 2}         # both\nb:\n  x: 1\n"),
-        ("a: {x: 1}\nb: null\nc: 1\n", "b: null\nc: 1\n"),
-    ],
-)
-def test_remove_takes_a_key_in_any_layout(text: str, left: str) -> None:
-    assert remove(text, ["a.x"]) == left
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -11,12 +11,13 @@ import pytest
 from abstain.core.codes import Code
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitored import MonitoredWindow, read_windows
-from abstain.release.registry import Event, Registry
+from abstain.release.registry import Registry
 from tasks.events import ALARM, DRIFT
 from tasks.server.addresses import post
 from tests.conftest import Project, new_project
 from tests.data.decision_log.builders import url_of
 from tests.monitoring.builders import traffic, write_data, write_log
+from tests.release.events import promotion
 from tests.tasks.test_server import wait_until
 
 pytestmark = pytest.mark.slow
@@ -28,15 +29,7 @@ DAYS = 10
 def project(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """v1.0.0 is live; its runs report to the server."""
     made = replace(new_project(tmp_path_factory.mktemp("monitored")), server=prefect_server)
-    event = Event(
-        action="promote",
-        version="v1.0.0",
-        sha256="0" * 64,
-        candidate="0" * 64,
-        at=midnight() - timedelta(days=DAYS + 1),
-        holdout="0" * 64,
-        reason="approved by the gate",
-    )
+    event = promotion(at=midnight() - timedelta(days=DAYS + 1))
     (made.root / "registry.json").write_text(Registry(history=(event,)).to_json())
     assert made.command(["dvc", "cache", "dir", "--local", str(made.home / "dvc-cache")]).returncode == 0
     made.edit_params("  min_reviews: 50 ", "  min_reviews: 1000 ")  # two windows, of five days each

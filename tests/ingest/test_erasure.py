@@ -102,16 +102,6 @@ def test_a_valid_row_that_waits_is_kept_without_the_thumb_of_an_erased_user(tmp_
     assert kept.digest == digest and kept.size == len(json.dumps(waits))
 
 
-def test_text_that_a_former_version_stored_and_this_one_does_not_keep_leaves_the_file(tmp_path: Path) -> None:
-    folder = tmp_path / "quarantine"
-    folder.mkdir()
-    fields = {"source": "a.jsonl", "line": 1, "raw_base64": None, "reasons": ["A103 why"]}
-    texts = ['{"user": "ann", "user": "bob"}', "[" * 3000, '{"user": ["ann"]}', '{"user": "bob"}']
-    write_lines(folder / "0.jsonl", *({**fields, "digest": str(n), "raw": text} for n, text in enumerate(texts)))
-    assert erase_rows(DataStore(tmp_path), "ann", "u-5eed")["quarantine"] == 1
-    assert "ann" not in everything(tmp_path) and "bob" in everything(tmp_path)
-
-
 def everything(data: Path) -> str:
     return "".join(content.decode() for content in bytes_of(data).values())
 

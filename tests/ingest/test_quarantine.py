@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -41,20 +40,6 @@ def test_quarantined_row_is_known_by_what_came(kept: str | None) -> None:
     assert again.raw == (kept or "").encode() and again.reasons
     assert (again.reasons == (NOT_KEPT,)) == (kept is None)
     assert QuarantinedRow.of(again, ["why"], kept) == row
-
-
-@pytest.mark.parametrize(
-    ("former", "size", "raw"),
-    [
-        ({"raw": '{"user": "u-1"}'}, 15, '{"user": "u-1"}'),
-        ({"raw": '{"user": "u-1'}, 13, None),
-        ({"raw": r"\xff", "raw_base64": "/w=="}, 1, None),
-    ],
-)
-def test_row_stored_before_its_size_was_is_read(former: dict[str, str], size: int, raw: str | None) -> None:
-    fields = {"source": "a.jsonl", "line": 1, "digest": "d", "raw_base64": None, "reasons": ["why"]} | former
-    row = QuarantinedRow.model_validate_json(json.dumps(fields))
-    assert (row.size, row.raw, row.reasons) == (size, raw, ("why",))
 
 
 def test_the_same_rows_make_the_same_file_and_others_another(tmp_path: Path) -> None:

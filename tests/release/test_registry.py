@@ -19,18 +19,11 @@ from abstain.release.registry import (
     version_key,
     versions_of,
 )
+from tests.release.events import promotion
 
 
 def event(version: str, action: str = "promote", reason: str = "the gate approved") -> Event:
-    return Event(
-        action=action,
-        version=version,
-        sha256="0" * 64,
-        candidate=f"c-{version}",
-        at=datetime(2026, 11, 1, tzinfo=UTC),
-        holdout="h",
-        reason=reason,
-    )
+    return promotion(version, action=action, candidate=f"c-{version}", reason=reason)
 
 
 def registry(*versions: str) -> Registry:

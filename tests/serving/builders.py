@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from abstain.config.settings import Settings
+from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
 from abstain.core.contracts import Interaction
 from abstain.learning.estimators.fusion import Fusion
 from abstain.llm.engine.loading import resolve
@@ -23,6 +24,7 @@ FUSION = Fusion(
 
 def metadata(model: Path, settings: Settings) -> dict[str, str]:
     return {
+        FORMAT_KEY: BUNDLE_FORMAT,
         "version": "v1.2.0",
         "contract": "1",
         "model": str(model),
@@ -33,7 +35,10 @@ def metadata(model: Path, settings: Settings) -> dict[str, str]:
         "site": "residual",
         "too_long": "refuse",
         "includes_eos": "true",
+        "scorer": json.dumps({"name": "probe", "kinds": {"probe": "probe"}, "sha256": {}, "forward_tokens": None}),
         "threshold": "0.5",
+        "guarantee": json.dumps({"guaranteed": False, "message": "nothing was guaranteed"}),
+        "calibration": json.dumps({"method": "none"}),
     }
 
 

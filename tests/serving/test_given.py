@@ -67,7 +67,7 @@ def serving(opened: Callable[..., Predictor], tmp_path: Path) -> Callable[..., P
         sha256 = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         name = "all" if len(names) > 1 else names[0]
         described: dict[str, Any] = {"name": name, "kinds": kinds, "forward_tokens": 1.0, "sha256": sha256}
-        return opened(scorer=json.dumps(described), format="4", includes_eos="false")
+        return opened(scorer=json.dumps(described), includes_eos="false")
 
     return open_
 

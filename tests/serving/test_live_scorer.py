@@ -27,7 +27,7 @@ from abstain.serving.given import WRITER as WRITER_NAME
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
 from abstain.serving.scorer_latency import latency_p99_ms, made_up_answer
-from tests.serving.builders import FUSION, release, requests
+from tests.serving.builders import FUSION, requests
 
 WRITER = WriterScores(
     ("No.",),
@@ -48,7 +48,7 @@ def serving(opened: Callable[..., Predictor], tmp_path: Path) -> Callable[..., P
             (tmp_path / "parts" / f"{part}.onnx").write_bytes(content)
         sha256 = {part: hashlib.sha256(content).hexdigest() for part, content in files.items()}
         described = {"name": name, "kinds": {name: kind, **KINDS}, "forward_tokens": 40.0, "sha256": sha256}
-        return opened(scorer=json.dumps(described), format="3")
+        return opened(scorer=json.dumps(described))
 
     return open_
 
@@ -148,8 +148,3 @@ def test_a_part_that_is_missing_or_another_one_is_refused(fused: Predictor, tmp_
     file.write_bytes(content) if content else file.unlink()
     with pytest.raises(AbstainError, match=r"fusion_one_pass.onnx is missing or another file than was released: fetch"):
         LiveScorer.open(tmp_path / "probe.onnx")
-
-
-def test_a_later_format_without_its_scorer_is_damaged(model: Path, settings: Settings, tmp_path: Path) -> None:
-    with pytest.raises(AbstainError, match="carries no complete metadata"):
-        Predictor.open(release(tmp_path, model, settings, format="3"), settings)

@@ -198,7 +198,7 @@ def open_doors(
             content = logistic_to_onnx(WRITER.coefficient, WRITER.intercept, WRITER.to_dict())
             digests = {"writer": hashlib.sha256(content).hexdigest()}
             scorer = {"name": "writer", "kinds": {"writer": "writer"}, "forward_tokens": 0.0, "sha256": digests}
-            changes |= {"scorer": json.dumps(scorer), "format": "4"}
+            changes |= {"scorer": json.dumps(scorer)}
             (tmp_path / "parts").mkdir()
             (tmp_path / "parts" / "writer.onnx").write_bytes(content)
         releases = MadeUpReleases(tmp_path)

@@ -65,15 +65,7 @@ def test_a_verdict_says_what_was_guaranteed_and_how_likely_it_is_right(opened: C
     assert (verdict.probability_low, verdict.probability, verdict.probability_high) == (0.25, 0.5, 0.75)
 
 
-def test_a_bundle_of_the_former_format_is_read(opened: Callable[..., Predictor]) -> None:
-    promise = json.dumps({"promised": True, "says": "precision of at least 0.8"})
-    (verdict,) = opened(promise=promise).score(requests(1))
-    assert verdict.guarantee == "precision of at least 0.8"
-    with pytest.raises(AbstainError, match="carries no complete metadata"):
-        opened(promise="[1]")
-
-
-def test_a_version_from_before_there_were_guarantees_says_so(opened: Callable[..., Predictor]) -> None:
+def test_a_version_without_a_guarantee_says_so(opened: Callable[..., Predictor]) -> None:
     (verdict,) = opened().score(requests(1))
     assert verdict.guarantee == "nothing was guaranteed" and verdict.probability == verdict.confidence
 
@@ -157,7 +149,17 @@ def test_a_layout_that_is_gone_is_named(opened: Callable[..., Predictor]) -> Non
     [
         *(
             {key: None}
-            for key in ("version", "model", "model_revision", "layout", "layout_digest", "layer", "site", "too_long")
+            for key in (
+                "version",
+                "model",
+                "model_revision",
+                "layout",
+                "layout_digest",
+                "layer",
+                "site",
+                "too_long",
+                "scorer",
+            )
         ),
         {"threshold": None},
         {"threshold": "high"},
@@ -166,12 +168,19 @@ def test_a_layout_that_is_gone_is_named(opened: Callable[..., Predictor]) -> Non
         {"site": "attention"},
         {"includes_eos": "perhaps"},
         {"calibration": "{"},
+        {"calibration": None},
         {"guarantee": "[]"},
+        {"guarantee": None},
     ],
 )
 def test_incomplete_metadata_is_refused(opened: Callable[..., Predictor], changes: dict[str, str | None]) -> None:
     with pytest.raises(AbstainError, match=r"probe.onnx carries no complete metadata: export it with this project"):
         opened(**changes)
+
+
+def test_bundle_of_another_format_is_refused(opened: Callable[..., Predictor]) -> None:
+    with pytest.raises(AbstainError, match="has format none, "):
+        opened(format=None)
 
 
 def test_opening_does_not_load_the_base_model(

@@ -11,6 +11,7 @@ import pytest
 from abstain.config.params import Params
 from abstain.config.settings import load_settings
 from abstain.core import paths
+from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
 from abstain.core.contracts import CONTRACT_VERSION
 from abstain.core.errors import AbstainError
 from abstain.data.store import splits
@@ -183,6 +184,7 @@ def test_served_file_names_its_site_and_guarantee(bank: Params) -> None:
         "sha256": {},
     }
     assert served.metadata == {
+        FORMAT_KEY: BUNDLE_FORMAT,
         "version": "unreleased",
         "contract": str(CONTRACT_VERSION),
         "architecture": "linear",

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from abstain.core import paths
+from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import holdout_digest
@@ -133,6 +134,7 @@ class Candidates:
         guarantee = {"guaranteed": unguaranteed is None, "message": unguaranteed or "precision of at least 0.8"}
         scorer = {"name": "probe", "kinds": {"probe": "probe"}, "forward_tokens": 50.0, "sha256": {}}
         metadata = {
+            FORMAT_KEY: BUNDLE_FORMAT,
             "model": "m",
             "model_revision": "1",
             "layout": "l",

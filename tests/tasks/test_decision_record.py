@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from abstain.config.params import load_params
+from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.release.against_champion import Looks
 from tasks.decision_record import (
@@ -25,6 +27,7 @@ from tasks.decision_record import (
     write_record,
 )
 from tests.conftest import ROOT
+from tests.tasks.conftest import Candidates, Plain
 
 NOW = {
     "champion": "v1.0.0",
@@ -66,13 +69,6 @@ def test_every_comparison_since_the_hold_out_was_accepted_counts() -> None:
 def test_the_levels_of_all_comparisons_are_added_up() -> None:
     changed = [record(1, 1), record(2, 2, spent=0.015)]
     assert looks_taken(changed, "h", accepting=False) == Looks(2, 0.015)
-
-
-def test_a_record_from_before_levels_were_added_up_has_spent_its_own(tmp_path: Path) -> None:
-    old = record(2, 3, gate={"looks": 60, "false_promotions": 0.1})
-    write_record(tmp_path / "rejected-a.json", {key: value for key, value in old.items() if key != "spent"})
-    found = looks_taken(read_records(tmp_path), "h", accepting=False)
-    assert found.taken == 3 and found.spent == pytest.approx(0.005)
 
 
 def test_a_record_that_git_knows_of_and_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -123,28 +119,64 @@ def test_a_refill_in_params_is_the_reason_whatever_record_there_is() -> None:
     assert refilled_since(since, "v1.1.0", refilled) is None, "it is production's own now"
 
 
-def test_records_come_back_in_their_order_and_an_edited_one_is_named(tmp_path: Path) -> None:
+def test_records_come_back_in_their_order(tmp_path: Path) -> None:
     write_record(tmp_path / "rejected-b.json", record(3, 2))
     write_record(tmp_path / "v1.0.0.json", record(1, approved=True))
     assert [one["decided_at"][8:10] for one in read_records(tmp_path)] == ["01", "03"]
-    file = tmp_path / "rejected-b.json"
-    whole = file.read_text()
-    for broken in (whole.replace('"look": 2', '"look": 1'), whole.replace('"seal"', '"sealed"'), "[]", "{"):
-        file.write_text(broken)
-        with pytest.raises(
-            AbstainError, match="rejected-b.json was edited since the gate wrote it, .* restore it from git"
-        ):
-            read_records(tmp_path)
 
 
-def test_a_record_from_before_comparisons_were_counted_is_taken_as_one_without(tmp_path: Path) -> None:
-    old = {
-        key: value for key, value in record(1, approved=True).items() if key not in ("look", "spent", "inputs_sha256")
-    }
-    (tmp_path / "v1.0.0.json").write_text(json.dumps(old))
-    (read,) = read_records(tmp_path)
-    assert (read["look"], read["inputs_sha256"], read["approved"]) == (None, None, True)
-    assert looks_taken([read], "h", accepting=False) == Looks()
+def changed(value: Any) -> Any:
+    """Another value of the same kind."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return f"{value}0"
+        case list():
+            return [*value, 0]
+        case dict():
+            return {**value, "more": 0}
+        case _:
+            return 0
+
+
+def without(record: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in names}
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], list[Any]]] = {
+    "a field is changed": lambda whole: [{**whole, name: changed(value)} for name, value in whole.items()],
+    "a field is deleted": lambda whole: [without(whole, name) for name in whole],
+    "a field and the seal are deleted": lambda whole: [without(whole, name, "seal") for name in whole],
+    "look, spent and seal are deleted": lambda whole: [without(whole, "look", "spent", "seal")],
+    "an unknown field is added": lambda whole: [{**whole, "comment": "fine"}, {**whole, "": None}],
+    "it is no record": lambda whole: [[], None, [whole], "", {}],
+}
+
+
+@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS)
+def test_edited_record_stops_the_promotion(
+    edits: Callable[[dict[str, Any]], list[Any]], candidates: Candidates, workspace: Plain
+) -> None:
+    file = workspace.path / paths.APPROVALS / "v1.0.0.json"
+    text = file.read_text()
+    whole = json.loads(text)
+    assert {"look", "spent", "seal", "checks", "metrics", "params", "approved"} < whole.keys()
+    candidates.write(2.0)
+    said = r"approvals/v1\.0\.0\.json was edited since the gate wrote it, .* restore it from git \(git log -- [^ \n]+\)"
+    for edited in edits(whole):
+        assert edited != whole
+        file.write_text(json.dumps(edited))
+        with pytest.raises(AbstainError, match=f"^{said}$"):
+            candidates.promote()
+    file.write_text(text[:-9])
+    with pytest.raises(AbstainError, match=f"^{said}$"):
+        candidates.promote()
+    assert candidates.judged == [] and workspace.on_origin().version == "v1.0.0"
+    file.write_text(text)
+    assert candidates.promote().status == "promoted"
 
 
 def test_what_was_rejected_is_not_judged_again() -> None:

@@ -14,13 +14,14 @@ import yaml
 from abstain.config.params import load_params
 from abstain.config.template import template
 from abstain.core.errors import AbstainError
-from abstain.release.registry import Event, Registry, next_version
+from abstain.release.registry import Registry, next_version
 from tasks import new_project
-from tasks.new_project import STATE, TEMPLATE, Choices, Upgrade, start_project, upgrade_project
+from tasks.new_project import STATE, Choices, start_project, upgrade_project
 from tasks.shell import git
 from tasks.workspace import open_workspace
 from tests.checkout import ROOT, SHIPPED
 from tests.llm.builders import save_tiny_model
+from tests.release.events import promotion
 
 pytestmark = pytest.mark.heavy  # clones of a whole repository
 
@@ -84,16 +85,7 @@ def promoted(clone: Clone, data: str) -> str:
     """A registry with a version that was trained on the data of this pointer; its tag is made."""
     clone.write("Data", data_dvc=data)
     clone.git("tag", "probe@v1.0.0")
-    event = Event(
-        action="promote",
-        version="v1.0.0",
-        sha256="0",
-        candidate="0",
-        at="2026-11-01T00:00:00Z",  # type: ignore[arg-type]
-        holdout="0",
-        reason="first",
-    )
-    return Registry(history=(event,)).to_json()
+    return Registry(history=(promotion(),)).to_json()
 
 
 def test_start_replaces_the_sample_in_one_commit_and_once(clone: Clone, choices: Choices) -> None:
@@ -269,54 +261,13 @@ def test_merged_release_keeps_every_value_and_upgrade_adds_its_keys(clone: Clone
     with pytest.raises(AbstainError, match=r"lacks llm.layout, audits.run, .*`abstain init --upgrade`"):
         load_params(PARAMS)
     merged = clone.git("rev-parse", "HEAD")
-    assert upgrade_project() == Upgrade(["audits", "llm.layout"], [])
+    assert upgrade_project() == ["audits", "llm.layout"]
     assert clone.git("rev-parse", "HEAD^") == merged and clone.git("status", "--porcelain") == ""
     assert {"audits", "llm.layout"} <= set(clone.git("log", "-1", "--format=%B").split())
     params = load_params(PARAMS)
     assert (params.llm.model, params.threshold.target, params.probe.max_epochs) == (choices.model, 0.2, 60)
     assert set(older.splitlines()) < set(PARAMS.read_text().splitlines())
-    assert upgrade_project() == Upgrade([], [])
-
-
-DROPPED = {"probe:\n": "probe:\n  warmup: 3   # epochs\n", "sweep:": "mixup: {alpha: 0.4}\n\nsweep:"}
-
-
-def with_dropped_keys(params: str) -> str:
-    """A params.yaml as an earlier release has it."""
-    for at, more in DROPPED.items():
-        assert at in params
-        params = params.replace(at, more, 1)
-    return params
-
-
-@pytest.fixture
-def after_a_release_that_drops_keys(clone: Clone, choices: Choices) -> Clone:
-    """A clone that started with `DROPPED`, and has merged a release without them."""
-    (clone.root / TEMPLATE).parent.mkdir(parents=True)
-    (clone.root / TEMPLATE).write_text(with_dropped_keys(template("params.yaml")))
-    clone.write("An earlier release")
-    start_project(choices)
-    clone.write("As it was started", params_yaml=with_dropped_keys(clone.files()["params.yaml"]))
-    clone.git("checkout", "-q", "-b", "release", "HEAD~2")
-    (clone.root / TEMPLATE).write_text(template("params.yaml"))
-    clone.write("A newer release")
-    clone.git("checkout", "-q", "main")
-    clone.git("merge", "-q", "-m", "Merge the release", "release")
-    return clone
-
-
-def test_upgrade_removes_what_a_release_dropped(after_a_release_that_drops_keys: Clone) -> None:
-    clone = after_a_release_that_drops_keys
-    before = clone.files()["params.yaml"]
-    with pytest.raises(AbstainError, match=r"unknown key .*`abstain init --upgrade` removes"):
-        load_params(PARAMS)
-    older = before.replace("  folds: 5 ", "  # folds: 5 ", 1)
-    clone.write("Older", params_yaml=older)
-    assert upgrade_project() == Upgrade(["probe.folds"], ["probe.warmup", "mixup.alpha"])
-    assert set(clone.git("log", "-1", "--format=%B").split()) >= {"probe.folds", "probe.warmup", "mixup.alpha"}
-    removed = set(older.splitlines()) - set(PARAMS.read_text().splitlines())
-    assert removed == {"  warmup: 3   # epochs", "mixup: {alpha: 0.4}"}
-    assert load_params(PARAMS).probe.folds == 5 and clone.git("status", "--porcelain") == ""
+    assert upgrade_project() == []
 
 
 @pytest.mark.parametrize(
@@ -326,25 +277,16 @@ def test_upgrade_removes_what_a_release_dropped(after_a_release_that_drops_keys:
         ("  warmups: 3\n", "unknown key 'probe.warmups'"),
     ],
 )
-def test_upgrade_removes_no_key_that_no_release_had(
-    after_a_release_that_drops_keys: Clone, own: str, problem: str
+def test_upgrade_names_an_unknown_key_and_changes_nothing(
+    clone: Clone, choices: Choices, own: str, problem: str
 ) -> None:
-    clone = after_a_release_that_drops_keys
-    clone.write("Edit", params_yaml=clone.files()["params.yaml"].replace("probe:\n", f"probe:\n{own}"))
+    start_project(choices)
+    older = clone.files()["params.yaml"].replace("  folds: 5 ", "  # folds: 5 ", 1)
+    clone.write("Edit", params_yaml=older.replace("probe:\n", f"probe:\n{own}"))
     before = clone.state()
     with pytest.raises(AbstainError, match=problem):
         upgrade_project()
     assert clone.state() == before
-
-
-def test_upgrade_leaves_a_renamed_key_to_its_owner(clone: Clone, choices: Choices) -> None:
-    (clone.root / TEMPLATE).parent.mkdir(parents=True)
-    (clone.root / TEMPLATE).write_text(template("params.yaml").replace("  enabled: ", "  compare: "))
-    clone.write("An earlier release")
-    start_project(choices)
-    clone.write("Older", params_yaml=clone.files()["params.yaml"].replace("  enabled: ", "  compare: "))
-    with pytest.raises(AbstainError, match=r"'scorers.compare': it is now 'enabled'"):
-        upgrade_project()
 
 
 @pytest.mark.parametrize("text", ["", "- llm\n", "llm: {\n", "<<<<<<< HEAD\nllm: {}\n"])
@@ -382,7 +324,7 @@ def test_upgrade_asks_for_the_commits_of_runs_first(clone: Clone, choices: Choic
         upgrade_project()
     assert clone.git("rev-parse", "HEAD") == head
     clone.git("pull", "-q", "--no-rebase", "--no-edit", str(bare), "main")
-    assert upgrade_project() == Upgrade(["probe.folds"], []) and clone.files()["data.dvc"] == OWN_ROWS
+    assert upgrade_project() == ["probe.folds"] and clone.files()["data.dvc"] == OWN_ROWS
 
 
 def test_merge_driver_is_named_by_gitattributes(clone: Clone) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from abstain.core import paths
 from abstain.ingest.pipeline.report import IngestReport
-from abstain.release.registry import Event, Registry, tag_of
+from abstain.release.registry import Registry, tag_of
 from tasks import new_reviews
 from tasks.events import INGESTED, REVIEWS
 from tasks.git_commit import commit
+from tests.release.events import promotion
 from tests.tasks.conftest import Plain
 
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
@@ -34,11 +35,8 @@ def bring(workspace: Plain, monkeypatch: pytest.MonkeyPatch, day: int, reviews: 
 
 def promote(workspace: Plain, version: str, at: datetime) -> None:
     """The version that was trained on the data as it is."""
-    event = Event(
-        action="promote", version=version, sha256="0", candidate="0", at=at, holdout="0", reason="it is better"
-    )
     workspace.git("tag", tag_of(version))
-    (workspace.path / paths.REGISTRY).write_text(Registry(history=(event,)).to_json())
+    (workspace.path / paths.REGISTRY).write_text(Registry(history=(promotion(version, at=at),)).to_json())
 
 
 def test_reviews_since_the_training_data_are_announced_by_portions(

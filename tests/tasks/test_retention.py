@@ -10,22 +10,22 @@ from typing import ClassVar
 
 import pytest
 
-from abstain.release.registry import Event, Registry
+from abstain.release.registry import Registry
 from tasks.progress import observed_by
 from tasks.retention.policy import clear_features
 from tasks.retention.releases import clear_objects, clear_releases
 from tasks.retention.runs import FLOWS
 from tasks.workspace import Workspace
 from tests.conftest import ROOT
+from tests.release.events import promotion
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 
 
 def registry(count: int, *blocked: str, live: str | None = None) -> Registry:
     """v1.0.0 and so on, each promoted once; at last a roll-back to `live`."""
-    fields = {"sha256": "s", "candidate": "c", "at": NOW, "holdout": "h", "reason": "r"}
     versions = [f"v1.{minor}.0" for minor in range(count)] + ([live] if live else [])
-    history = tuple(Event(action="promote", version=version, **fields) for version in versions)
+    history = tuple(promotion(version) for version in versions)
     return Registry(history=history, blocked=dict.fromkeys(blocked, "why"))
 
 

@@ -296,7 +296,7 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
     valid values."""
     content = read_yaml(path, "run this in the root of the project")
     require_keys(content, path)
-    return check(content, path, Params, "; `abstain init --upgrade` removes what only earlier releases read")
+    return check(content, path, Params)
 
 
 def require_keys(content: Any, path: Path) -> None:

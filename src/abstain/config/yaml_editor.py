@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -37,47 +36,6 @@ def add_missing(text: str, template: str) -> tuple[str, list[str]]:
         if isinstance(content[name], CommentedMap) and isinstance(wanted[name], CommentedMap) and name not in added:
             added += [f"{name}.{key}" for key in _insert(content[name], wanted[name])]
     return (_dump(content) if added else text), added
-
-
-def remove(text: str, names: Collection[str]) -> str:
-    """`text` without the keys `names`, each as `section.key`; a section that has no others is removed, too.
-
-    Comments in lines of their own stay.
-    """
-    text = _remove_in_braces(text, names)
-    starts: list[tuple[int, bool]] = []  # the line of every section and key, and whether that is removed
-    content = parse(text)
-    for name, keys in content.items():
-        leaves = [f"{name}.{key}" in names for key in keys] if isinstance(keys, CommentedMap) else []
-        starts.append((content.lc.key(name)[0], bool(leaves) and all(leaves)))
-        if leaves and not keys.fa.flow_style():
-            starts += [(keys.lc.key(key)[0], is_removed) for key, is_removed in zip(keys, leaves, strict=True)]
-    lines = text.splitlines(keepends=True)
-    for (start, is_removed), (end, _) in reversed(list(pairwise([*starts, (len(lines), False)]))):
-        if is_removed:
-            _remove_lines(lines, start, end)
-    return "".join(lines)
-
-
-def _remove_in_braces(text: str, names: Collection[str]) -> str:
-    """Remove the keys of sections in braces that keep others."""
-    content, is_changed = parse(text), False
-    for name, keys in content.items():
-        leaving = [key for key in keys if f"{name}.{key}" in names] if isinstance(keys, CommentedMap) else []
-        if leaving and keys.fa.flow_style() and len(leaving) < len(keys):
-            is_changed = True
-            for key in leaving:
-                del keys[key]
-    return _dump(content) if is_changed else text
-
-
-def _remove_lines(lines: list[str], start: int, end: int) -> None:
-    """Remove the lines from `start` to before `end`, but the comments and blank lines at their end."""
-    while not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#"):
-        end -= 1
-    del lines[start:end]
-    if start and not "".join(lines[start - 1 : start + 1]).strip():  # two blank lines, or one at the end
-        del lines[start - 1]
 
 
 def _replace_keys(section: Any, differing: Mapping[Any, Any]) -> None:

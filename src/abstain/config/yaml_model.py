@@ -16,14 +16,6 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.text import did_you_mean
 
-RENAMED = {
-    "scorers.compare": "enabled",
-    "quality.min_expert_share": "min_reviewed_share",
-    "threshold.without_promise": "on_infeasible",
-    "probe.serve": "export",
-}
-"""Former keys, which are errors, and the last part of their new names."""
-
 
 class FrozenModel(BaseModel):
     """A part of such a file: frozen, and without keys that it does not declare."""
@@ -52,28 +44,26 @@ def read_yaml(path: Path, remedy: str) -> Any:
         raise AbstainError(Code.WRONG_FORMAT, f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def check(content: Any, path: Path, model: type[Declared], if_unknown: str = "") -> Declared:
+def check(content: Any, path: Path, model: type[Declared]) -> Declared:
     """`content` of `path` as a `model`.
 
-    Raises `AbstainError` naming the file and its first invalid key; `if_unknown` is added where the key is unknown.
+    Raises `AbstainError` naming the file and its first invalid key.
     """
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise AbstainError(Code.BAD_SETTING, f"{path}: {_first_problem(error, model, if_unknown)}") from None
+        raise AbstainError(Code.BAD_SETTING, f"{path}: {_first_problem(error, model)}") from None
 
 
-def _first_problem(error: ValidationError, model: type[FrozenModel], if_unknown: str) -> str:
+def _first_problem(error: ValidationError, model: type[FrozenModel]) -> str:
     problems = error.errors()  # a misspelt key is also missing, but its name is more informative
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     location, context = problem["loc"], problem.get("ctx", {})
     tags = {at for at, part in enumerate(location) if part in _tags(_models(model, location[:at]))}
     where = ".".join(str(part) for at, part in enumerate(location) if at not in tags)
     if problem["type"] == "extra_forbidden":
-        if where in RENAMED:
-            return f"unknown key '{where}': it is now '{RENAMED[where]}'"
         keys = [key for parent in _models(model, location[:-1]) for key in parent.model_fields]
-        return f"unknown key '{where}': {did_you_mean(str(location[-1]), keys)}{if_unknown}"
+        return f"unknown key '{where}': {did_you_mean(str(location[-1]), keys)}"
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
         kind, there = context["discriminator"].strip("'"), _tags(_models(model, location))
         if "tag" not in context:

@@ -21,15 +21,12 @@ Notes:
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from pydantic import model_validator
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Row
@@ -41,7 +38,7 @@ from abstain.data.validation.checks import TOO_LATE, TOO_LONG, UNKNOWN_CONTEXTS
 from abstain.ingest.pipeline.deduplicate import SAME_MOMENT
 from abstain.ingest.pipeline.parsing import BLANK, ParsedRow, is_document, reparse
 from abstain.ingest.pipeline.report import count_reasons
-from abstain.ingest.privacy.refused_json import is_kept, named_in
+from abstain.ingest.privacy.refused_json import named_in
 
 FOLDER = "quarantine"
 _TYPED = frozenset({"question", "answer", "comment", "ideal_answer"})
@@ -65,24 +62,6 @@ class QuarantinedRow(Row):
     size: int
     raw: str | None
     reasons: tuple[str, ...]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_former(cls, fields: Any) -> Any:
-        """Rows without `size` were stored with any text, and with bytes that are no UTF-8 in base64."""
-        if not isinstance(fields, dict):
-            return fields
-        if isinstance(fields.get("reasons"), list):  # what a validator returns is no JSON any more: no list for a tuple
-            fields = fields | {"reasons": tuple(fields["reasons"])}
-        if "size" in fields:
-            return fields
-        exact, raw = fields.get("raw_base64"), str(fields.get("raw"))
-        size = len(base64.b64decode(exact) if exact else raw.encode())
-        is_parsed = not exact and not is_document(str(fields.get("source"))) and is_kept(raw.encode())
-        return {name: fields[name] for name in fields if name != "raw_base64"} | {
-            "size": size,
-            "raw": raw if is_parsed else None,
-        }
 
     @classmethod
     def of(cls, row: ParsedRow, reasons: Iterable[str], raw: str | None) -> QuarantinedRow:
@@ -189,7 +168,6 @@ class Quarantine:
         for row in self.rows(path):
             (gone if is_dropped(row) else left).append(row)
         if not gone:
-            write_atomically(path, as_lines(left))  # rows stored before `size` was may hold text that is not kept now
             return 0
         self.dropped = self.dropped.union(row.digest for row in gone)
         write_atomically(self.folder / "dropped.txt", "".join(f"{one}\n" for one in sorted(self.dropped)).encode())

@@ -32,8 +32,7 @@ class Event(BaseModel):
 
     `guaranteed`: whether the version's threshold has a guarantee that the gate has checked. Where it has none,
     `more_reviews` is about how many more reviews would give one, None where no number of them is known to. `kind`: of
-    its live scorer. `sha256`: of the bundle's probe.onnx; `bundle_sha256`: of all its files, None in events that were
-    written before it was recorded.
+    its live scorer. `sha256`: of the bundle's probe.onnx; `bundle_sha256`: of all its files.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,10 +44,10 @@ class Event(BaseModel):
     at: datetime
     holdout: str
     reason: str
-    guaranteed: bool = True
-    more_reviews: int | None = None
-    kind: ServableKind = "probe"
-    bundle_sha256: str | None = None
+    guaranteed: bool
+    more_reviews: int | None
+    kind: ServableKind
+    bundle_sha256: str
 
     @property
     def mark(self) -> str:

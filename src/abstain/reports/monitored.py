@@ -86,8 +86,6 @@ def _of_reviews(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         worth = f"{count(found['reviews'], 'review')} about {count(found['documents'], 'document')}"
         yield "precision of what was shown", f"{percent(found['precision'])} by {worth}"
     if promise := figures["promise"]:
-        level = promise.get("level")  # a window that was stored before it was part of one has none
-        alarm = f", the alarm is at {1 / level:g} (1 / monitoring.level)" if level else ""
         kept = f"broken since {promise['broken_on']}" if promise["broken"] else "not shown to be broken"
         least = "at least" if promise["metric"] == "precision" else "at most"
         yield (
@@ -95,7 +93,7 @@ def _of_reviews(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{promise['metric'].replace('_', ' ')} {least} {promise['target']:g}: {kept}; "
             f"{figure(promise['estimate'])} ({figure(promise['low'])} to {figure(promise['high'])}) by "
             f"{count(promise['reviews'], 'review')} since it is live; e-value "
-            f"{figure(promise['e_value'], '.3g')}{alarm}",
+            f"{figure(promise['e_value'], '.3g')}, the alarm is at {1 / promise['level']:g} (1 / monitoring.level)",
         )
     if found := figures["calibration"]:
         yield "correct less probability", f"{found['difference']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"

@@ -17,6 +17,7 @@ import numpy as np
 
 from abstain.config.params import LLMParams, ServableKind
 from abstain.core import paths
+from abstain.core.bundle_format import require_format
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic
@@ -27,7 +28,6 @@ from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers
 from abstain.llm.signals.likelihood import SIGNALS
 from abstain.llm.signals.writer import WriterScores
-from abstain.release.bundle_format import current_metadata
 
 
 class Part(Protocol):
@@ -92,7 +92,7 @@ class LiveScorer:
     """The scorer that decides, as released.
 
     Attributes:
-        head: the probe's ONNX file. metadata: its own, in the current format. llm: the base model of the training.
+        head: the probe's ONNX file. metadata: its own. llm: the base model of the training.
         forward_tokens: what that reads for an answer, in the mean of those that it was trained on; None is not known.
     """
 
@@ -108,11 +108,13 @@ class LiveScorer:
     def open(cls, file: Path) -> LiveScorer:
         """The live scorer of a release, by its probe's ONNX file.
 
-        Raises `AbstainError` where that has no complete metadata, or another file is missing or was changed.
+        Raises `AbstainError` where that has another format or no complete metadata, or another file is missing or was
+        changed.
         """
         head = OnnxProbe(file)
+        metadata = head.metadata
+        require_format(metadata)
         try:
-            metadata = current_metadata(head.metadata)
             values = {key: metadata[key] for key in ("model", "layout", "layer", "site", "too_long", "includes_eos")}
             llm = LLMParams.model_validate({**values, "model": pin(values["model"], metadata["model_revision"])})
             described = json.loads(metadata["scorer"])

@@ -51,9 +51,9 @@ class Predictor:
         try:
             trained_on, version, _ = meta["model_revision"], meta["version"], float(meta["threshold"])
             layout_digest = meta["layout_digest"]
-            calibrator = calibrator_from_dict(json.loads(meta.get("calibration", '{"method": "none"}')))
-            guarantee = json.loads(meta.get("guarantee", '{"message": "nothing was guaranteed"}'))
-            message, guaranteed = guarantee["message"], bool(guarantee.get("guaranteed"))
+            calibrator = calibrator_from_dict(json.loads(meta["calibration"]))
+            guarantee = json.loads(meta["guarantee"])
+            message, guaranteed = guarantee["message"], bool(guarantee["guaranteed"])
         except (KeyError, TypeError, ValueError):
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} carries no complete metadata: export it with this project"

@@ -11,7 +11,6 @@ import pytest
 from abstain.core.codes import Code
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitored import Alarm, MonitoredWindow, read_windows, write_windows
-from abstain.data.decision_log.schema import WINDOWS
 from tests.data.decision_log.builders import url_of
 
 DAY = timedelta(days=1)
@@ -46,12 +45,3 @@ def test_windows_take_the_place_of_all_of_their_version_from_their_start_on(data
     assert sorted(found) == [(0, "v1.0.0", 300), (3, "v1.0.0", 400), (3, "v2.0.0", 300), (5, "v1.0.0", 300)]
     write_windows(database, [])
     assert len(read_windows(database)) == 4
-
-
-def test_a_log_of_an_earlier_release_gets_its_table(tmp_path: Path, database: LogDatabase) -> None:
-    with database.writing() as connection:
-        WINDOWS.drop(connection)
-    assert read_windows(database) == ()
-    with closing(LogDatabase.open(url_of(tmp_path))) as again:
-        write_windows(again, [window(0, 1)])
-        assert read_windows(again) == (window(0, 1),)

@@ -13,7 +13,6 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import ShadowDecision
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.queries import DecidedByBoth, decided_by_both
-from abstain.data.decision_log.schema import SHADOWS
 from tests.data.builders import interaction
 from tests.data.decision_log.builders import decision, open_log, url_of
 
@@ -73,16 +72,3 @@ def test_it_goes_when_its_days_are_over(tmp_path: Path, log: DecisionLog) -> Non
     assert len(pairs(tmp_path)) == 2
     log.purge(NOW + timedelta(days=31))
     assert pairs(tmp_path) == []
-
-
-def test_a_log_of_an_earlier_release_gets_the_table(tmp_path: Path, log: DecisionLog) -> None:
-    log.close()
-    earlier = LogDatabase.open(url_of(tmp_path))
-    with earlier.writing() as connection:
-        SHADOWS.drop(connection)
-    earlier.close()
-    assert pairs(tmp_path) == []
-    opened = open_log(url_of(tmp_path))
-    opened.shadow(OF_SHADOW).result()
-    opened.close()
-    assert [one.interaction_id for one in pairs(tmp_path)] == ["a"]

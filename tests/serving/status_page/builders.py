@@ -72,7 +72,7 @@ def fused_release(folder: Path, model: Path, settings: Settings, guaranteed: boo
     digests = {"fused": hashlib.sha256(content).hexdigest()}
     scorer = {"name": "fused", "kinds": kinds, "forward_tokens": 40.0, "sha256": digests}
     guarantee = {"guaranteed": guaranteed, "message": PROMISE}
-    changes = {"format": "3", "scorer": json.dumps(scorer), "guarantee": json.dumps(guarantee)}
+    changes = {"scorer": json.dumps(scorer), "guarantee": json.dumps(guarantee)}
     return release(folder, model, settings, **changes).parent
 
 

@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL, make_url
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import make_home
-from abstain.data.decision_log.schema import VERSION, is_complete, make_tables, renew_id, version_of
+from abstain.data.decision_log.schema import VERSION, make_tables, renew_id, version_of
 
 WAIT_S = 10
 """Seconds that a writer waits for another one, and that a server may take to answer."""
@@ -41,7 +41,7 @@ _PRAGMAS = (f"busy_timeout={WAIT_S * 1000}", "journal_mode=WAL", "synchronous=FU
 
 
 class LogDatabase:
-    """One database; `open` makes its tables, `existing` those that a log lacks.
+    """One database; `open` makes its tables.
 
     All methods may be called by several threads.
     """
@@ -72,12 +72,10 @@ class LogDatabase:
         if database._file is not None and not database._file.exists():
             return None
         with database.reading() as connection:
-            version, complete = version_of(connection), is_complete(connection)
+            version = version_of(connection)
         if version is None:
             return None
         database._require(version)
-        if not complete:
-            database._prepare()
         return database
 
     @property

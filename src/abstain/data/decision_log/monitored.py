@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, delete, inspect, select
+from sqlalchemy import Row, delete, select
 
 from abstain.core.codes import Code
 from abstain.core.formatting import listed
@@ -65,7 +65,7 @@ def read_windows(database: LogDatabase, newest: int | None = None) -> tuple[Moni
     """The stored windows, or the `newest` of them, oldest first. Raises `AbstainError` where the log cannot be read."""
     rows = select(WINDOWS).order_by(WINDOWS.c.ends_at.desc(), WINDOWS.c.starts_at.desc()).limit(newest)
     with database.reading() as connection:
-        found = connection.execute(rows).all() if inspect(connection).has_table(WINDOWS.name) else []
+        found = connection.execute(rows).all()
     return tuple(map(_window, reversed(found)))
 
 

@@ -150,19 +150,12 @@ SHADOWS = Table(
 
 
 def make_tables(connection: Connection) -> None:
-    """Make the tables that are not there. Other writers have to wait meanwhile."""
-    version = version_of(connection)
-    if version not in (None, VERSION) or is_complete(connection):
+    """Make the tables of a new log. Other writers have to wait meanwhile."""
+    if version_of(connection) is not None:
         return
     _TABLES.create_all(connection)
-    if version is None:
-        rows = {"version": VERSION, "id": secrets.token_hex(16)}
-        connection.execute(PROPERTIES.insert(), [{"name": name, "content": content} for name, content in rows.items()])
-
-
-def is_complete(connection: Connection) -> bool:
-    """Whether all tables are there: a log that an earlier release of this layout wrote may lack some."""
-    return set(_TABLES.tables) <= set(inspect(connection).get_table_names())
+    rows = {"version": VERSION, "id": secrets.token_hex(16)}
+    connection.execute(PROPERTIES.insert(), [{"name": name, "content": content} for name, content in rows.items()])
 
 
 def renew_id(connection: Connection) -> None:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from abstain.config.params import Params
 from abstain.core import paths
+from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
 from abstain.core.codes import Code
 from abstain.core.contracts import CONTRACT_VERSION
 from abstain.core.errors import AbstainError
@@ -42,6 +43,7 @@ def stage(params: Params) -> None:
     probe = load_probe(paths.PROBE)
     threshold = artifacts.read_json(paths.THRESHOLD)
     metadata = {
+        FORMAT_KEY: BUNDLE_FORMAT,
         "version": "unreleased",  # promotion stamps the version; the graph stays unchanged
         "contract": str(CONTRACT_VERSION),
         "model": params.llm.model,

@@ -1,0 +1,24 @@
+"""Events of the registry as a promotion writes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from abstain.release.registry import Event
+
+
+def promotion(version: str = "v1.0.0", **changes: Any) -> Event:
+    fields: dict[str, Any] = {
+        "action": "promote",
+        "sha256": "0" * 64,
+        "candidate": "0" * 64,
+        "at": datetime(2026, 11, 1, tzinfo=UTC),
+        "holdout": "0" * 64,
+        "reason": "approved by the gate",
+        "guaranteed": True,
+        "more_reviews": None,
+        "kind": "probe",
+        "bundle_sha256": "0" * 64,
+    }
+    return Event(**{**fields, "version": version, **changes})
