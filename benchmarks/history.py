@@ -40,7 +40,6 @@ COMMANDS = (
     ("rollback", ("rollback", "--reason", "a benchmark")),
     ("erase-user", ("erase-user", "{user}")),
     ("retention", ("retention",)),
-    ("backup", ("backup", "{scratch}/backup")),
 )
 ROOT = Path(__file__).resolve().parents[1]
 COUNTS = "ABSTAIN_BENCH_COUNTS"

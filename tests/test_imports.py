@@ -33,7 +33,6 @@ EXPECTED = {
     "abstain.sample.shipped": "",
     "abstain.serving.scorer_latency": f"{ONNX} torch",
     "abstain_cli.progress_bar": "",
-    "abstain_cli.backup": "",
     "abstain_cli.cache": "",
     "abstain_cli.app": "",
     "abstain_cli.demo": "pandas",

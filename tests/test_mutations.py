@@ -19,7 +19,6 @@ AREAS = {
     "familiarity",
     "decision log",
     "retention",
-    "backup",
     "automations",
 }
 

@@ -16,7 +16,6 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import name_at, redacted_url
 from abstain_cli import (
-    backup,
     cache,
     explain,
     familiarity,
@@ -50,7 +49,6 @@ app.add_typer(kb.app, name="kb")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(review.app, name="review")
 app.add_typer(shadow.app, name="shadow")
-app.command("backup")(backup.backup)
 app.command("explain")(explain.explain)
 app.command("familiarity")(familiarity.show_familiarity)
 app.command("init")(init.init)
@@ -58,7 +56,6 @@ app.command("generate")(score.generate)
 app.command("key")(serve.key)
 app.command("monitor")(monitor.monitor)
 app.command("plan")(plan.plan)
-app.command("restore")(backup.restore)
 app.command("retention")(retention.retention)
 app.command("score")(score.score)
 app.command("serve")(serve.serve)

@@ -1,9 +1,10 @@
-"""A project after nights and versions: what retention deletes there, and that a backup brings it back elsewhere."""
+"""A project after nights and versions: what retention deletes there, and that a copy of the home brings it back elsewhere."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import history
-from tests.conftest import Project, copy_of
+from tests.conftest import ROOT, Project, copy_of
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,7 @@ print(releases.fetch(releases.live()).name)
 """
 RUNS = """
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -113,7 +115,7 @@ def output_of(night: int) -> str:
     return hashlib.md5(json.dumps({"night": night}).encode()).hexdigest()
 
 
-def test_what_is_live_or_tagged_survives_retention_and_a_restore_elsewhere(project: Project, tmp_path: Path) -> None:
+def test_live_or_tagged_survives_retention_and_a_restore(project: Project, tmp_path: Path) -> None:
     before = objects(project.home / "dvc-remote")
     assert {output_of(0), output_of(5)} <= before
     said = succeeds(project, "retention", "--apply")
@@ -124,11 +126,11 @@ def test_what_is_live_or_tagged_survives_retention_and_a_restore_elsewhere(proje
     assert printed(project, OPEN).split() == ["v1.2.0"], "what is live is served"
     assert "in production: probe v1.1.0" in succeeds(project, "rollback", "--reason", "a test")
 
-    succeeds(project, "backup", str(tmp_path / "backup"))
     elsewhere = replace(project, root=tmp_path / "new" / "checkout", home=tmp_path / "new" / "home")
-    (tmp_path / "new" / "empty").mkdir(parents=True)
-    project.git("clone", "-q", str(tmp_path / "backup" / "home" / "origin.git"), str(elsewhere.root))
-    succeeds(elsewhere, "restore", str(tmp_path / "backup"))
+    left_out = re.findall(r"--exclude=\./([\w-]+)", (ROOT / "docs" / "howto" / "backup.md").read_text())
+    assert "workspace" in left_out
+    shutil.copytree(project.home, elsewhere.home, symlinks=True, ignore=shutil.ignore_patterns(*left_out))
+    project.git("clone", "-q", str(elsewhere.home / "origin.git"), str(elsewhere.root))
     assert succeeds(elsewhere, "status") == succeeds(project, "status")
     assert "features          cached" in succeeds(elsewhere, "plan"), "data and outputs are there"
 
@@ -143,7 +145,7 @@ def test_old_runs_go_but_open_ones_the_last_ones_and_those_of_others(
     assert found["again"] == [[0, 0], [0, 0]]
 
 
-@pytest.mark.soak(twin="test_what_is_live_or_tagged_survives_retention_and_a_restore_elsewhere")
+@pytest.mark.soak(twin="test_live_or_tagged_survives_retention_and_a_restore")
 def test_a_year_of_nights_makes_no_command_slow(
     trained: tuple[Project, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

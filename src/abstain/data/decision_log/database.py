@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL, make_url
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import make_home
-from abstain.data.decision_log.schema import VERSION, make_tables, renew_id, version_of
+from abstain.data.decision_log.schema import VERSION, make_tables, version_of
 
 WAIT_S = 10
 """Seconds that a writer waits for another one, and that a server may take to answer."""
@@ -100,11 +100,6 @@ class LogDatabase:
         """A transaction for reading. Raises `AbstainError` where the database is away."""
         with self._transaction(is_writer=False) as connection:
             yield connection
-
-    def renew_id(self) -> None:
-        """Make it another log for its readers, which then read it from the start."""
-        with self.writing() as connection:
-            renew_id(connection)
 
     def overwrite_removed(self) -> None:
         """Have texts that were removed leave SQLite's write-ahead log, too."""

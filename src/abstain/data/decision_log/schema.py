@@ -158,12 +158,6 @@ def make_tables(connection: Connection) -> None:
     connection.execute(PROPERTIES.insert(), [{"name": name, "content": content} for name, content in rows.items()])
 
 
-def renew_id(connection: Connection) -> None:
-    """Make it another log for its readers, which then read it from the start."""
-    own = PROPERTIES.c.name == "id"
-    connection.execute(PROPERTIES.update().where(own).values(content=secrets.token_hex(16)))
-
-
 def version_of(connection: Connection) -> str | None:
     """The version of the tables there; None where there are none."""
     if not inspect(connection).has_table(PROPERTIES.name):

@@ -1,1 +1,0 @@
-"""Backup of a home to a folder, and restore into an empty one."""
