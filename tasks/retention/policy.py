@@ -12,9 +12,9 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.expiry import count_expired, delete_expired
 from abstain.release.registry import load_registry
 from tasks.progress import observe
-from tasks.retention.expired import Expired
+from tasks.retention.expired import Expired, bytes_of, remove_all
 from tasks.retention.releases import clear_objects, clear_releases
-from tasks.retention.runs import clear_runs
+from tasks.server import reports
 from tasks.workspace import open_workspace
 
 
@@ -33,8 +33,7 @@ def clear(now: datetime, *, apply: bool) -> list[Expired]:
         ]
     observe("retention", "rows of the decision log")
     result.append(clear_decisions(policy.decision_days, registry.version, now, apply=apply))
-    observe("retention", "runs and report pages")
-    result += clear_runs(policy.run_days, now, apply=apply)
+    result.append(clear_reports(policy.report_days, now, apply=apply))
     observe("retention", "files of the feature cache")
     result.append(clear_features(policy.feature_days, apply=apply))
     return result
@@ -49,6 +48,16 @@ def clear_decisions(days: int, live: str | None, now: datetime, *, apply: bool) 
     finally:
         database.close()
     return Expired("rows of the decision log", count, None)
+
+
+def clear_reports(days: int, now: datetime, *, apply: bool) -> Expired:
+    """The report pages, a folder for each run, that were last written more than `days` ago."""
+    folder, before = reports.folder(), (now - timedelta(days=days)).timestamp()
+    gone = [page for page in (folder.iterdir() if folder.is_dir() else ()) if page.stat().st_mtime < before]
+    size = bytes_of(gone)
+    if apply:
+        remove_all(gone)
+    return Expired("report pages", len(gone), size)
 
 
 def clear_features(days: int, *, apply: bool) -> Expired:

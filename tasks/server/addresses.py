@@ -30,6 +30,7 @@ HEALTH = "/api/health"
 
 
 KEY = "PREFECT_API_AUTH_STRING"
+VACUUM = "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED"
 """The variable that Prefect's clients read the key from."""
 HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
 """The variable that runs read the seconds between their heartbeats from."""
@@ -70,8 +71,12 @@ def server_key() -> str:
 
 
 def guard(*origins: str) -> dict[str, str]:
-    """The environment of a server that only holders of the key may call, and pages of no other than `origins`."""
+    """The environment of a server that only holders of the key may call, and pages of no other than `origins`.
+
+    Its own service deletes the runs that ended before the last `PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD`.
+    """
     return {
+        VACUUM: os.environ.get(VACUUM, "events,flow_runs"),
         "PREFECT_SERVER_API_AUTH_STRING": server_key(),
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(origins),
     }

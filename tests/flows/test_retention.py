@@ -28,58 +28,6 @@ from tasks.live_release import OriginReleases
 releases = OriginReleases()
 print(releases.fetch(releases.live()).name)
 """
-RUNS = """
-import json
-import re
-from datetime import UTC, datetime, timedelta
-from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import ArtifactCreate
-from prefect.client.schemas.filters import FlowRunFilter
-from prefect.states import Completed, Running
-from tasks.retention.runs import clear_runs
-from tasks.server import reports
-
-ours, others = (flow(name=name)(lambda: None) for name in ("retry", "another project's"))
-with get_client(sync_client=True) as client:
-    runs = {}
-    deployment = client.create_deployment(client.create_flow(ours), "of-this-test")
-    for name in ("first of its deployment", "last of its deployment"):
-        runs[name] = client.create_flow_run_from_deployment(deployment).id
-        client.set_flow_run_state(runs[name], Completed(), force=True)
-    for name, of, state in (
-        ("by hand", ours, Completed()),
-        ("last by hand", ours, Completed()),
-        ("open", ours, Running()),
-        ("of others", others, Completed()),
-        ("last of others", others, Completed()),
-    ):
-        runs[name] = client.create_flow_run(of).id
-        client.set_flow_run_state(runs[name], state, force=True)
-    for name, run in runs.items():
-        client.create_artifact(ArtifactCreate(key="k", type="markdown", data="x" * 1000, flow_run_id=run))
-        reports.keep(str(run), "evaluation", "page")
-    later = datetime.now(UTC) + timedelta(days=2)
-
-    def left():
-        found = {one.id for one in client.read_flow_runs(flow_run_filter=FlowRunFilter(id={"any_": list(runs.values())}))}
-        return sorted(name for name, run in runs.items() if run in found)
-
-    def counted(done):
-        return [(one.count, one.bytes) for one in done]
-
-    would, all_left = counted(clear_runs(1, later, apply=False)), left()
-    done = counted(clear_runs(1, later, apply=True))
-    artifacts = {one.flow_run_id for one in client.read_artifacts(limit=200)}
-    print(json.dumps({
-        "same": would == done and all_left == sorted(runs),
-        "runs": done[0],
-        "left": left(),
-        "artifacts": sorted(name for name, run in runs.items() if run in artifacts),
-        "pages": sorted(name for name, run in runs.items() if (reports.folder() / str(run)).is_dir()),
-        "again": counted(clear_runs(1, later, apply=True)),
-    }))
-"""
 
 
 def printed(project: Project, code: str) -> str:
@@ -133,16 +81,6 @@ def test_live_or_tagged_survives_retention_and_a_restore(project: Project, tmp_p
     project.git("clone", "-q", str(elsewhere.home / "origin.git"), str(elsewhere.root))
     assert succeeds(elsewhere, "status") == succeeds(project, "status")
     assert "features          cached" in succeeds(elsewhere, "plan"), "data and outputs are there"
-
-
-def test_old_runs_go_but_open_ones_the_last_ones_and_those_of_others(
-    shipped: Project, prefect_server: str, tmp_path: Path
-) -> None:
-    found = json.loads(printed(replace(shipped, server=prefect_server, home=tmp_path / "home"), RUNS).splitlines()[-1])
-    stay = ["last by hand", "last of its deployment", "last of others", "of others", "open"]
-    assert found["same"] and found["left"] == found["artifacts"] == found["pages"] == stay
-    assert found["runs"][0] >= 2 and found["runs"][1] >= 2000
-    assert found["again"] == [[0, 0], [0, 0]]
 
 
 @pytest.mark.soak(twin="test_live_or_tagged_survives_retention_and_a_restore")

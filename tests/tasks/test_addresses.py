@@ -6,6 +6,7 @@ import os
 import socket
 from base64 import b64encode
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,15 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClie
     settings = {getattr(prefect.settings, name): value for name, value in guard(OWN, "http://localhost:4200").items()}
     with prefect.settings.temporary_settings(settings):
         yield TestClient(create_app(ephemeral=True, ignore_cache=True), base_url=OWN)
+
+
+@pytest.mark.slow
+def test_a_server_deletes_old_runs_by_itself(client: TestClient) -> None:
+    from prefect.settings import get_current_settings
+
+    vacuum = get_current_settings().server.services.db_vacuum
+    assert vacuum.enabled_vacuum_types == {"events", "flow_runs", "orphans"}
+    assert vacuum.retention_period == timedelta(days=90), "as docs/howto/retention.md says"
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,11 +11,9 @@ import pytest
 
 from abstain.release.registry import Registry
 from tasks.progress import observed_by
-from tasks.retention.policy import clear_features
+from tasks.retention.policy import clear_features, clear_reports
 from tasks.retention.releases import clear_objects, clear_releases
-from tasks.retention.runs import FLOWS
 from tasks.workspace import Workspace
-from tests.conftest import ROOT
 from tests.release.events import promotion
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
@@ -96,14 +93,19 @@ def test_nothing_in_production_keeps_nothing_that_is_not_known(releases: Path) -
     assert names(releases) == {".fetching-new", "mine"}
 
 
-def test_runs_of_every_flow_of_the_project_are_known() -> None:
-    found = {
-        node.name
-        for file in (ROOT / "flows").glob("*.py")
-        for node in ast.parse(file.read_text()).body
-        if isinstance(node, ast.FunctionDef) and any("flow" in ast.unparse(one) for one in node.decorator_list)
-    }
-    assert set(FLOWS) == found
+def test_report_pages_go_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+    assert clear_reports(90, NOW, apply=True).count == 0, "none was written"
+    for name, days in (("old", 91), ("new", 89)):
+        page = tmp_path / "reports" / name
+        page.mkdir(parents=True)
+        (page / "evaluation.html").write_bytes(b"12345")
+        at = (NOW - timedelta(days=days)).timestamp()
+        os.utime(page, (at, at))
+    would = clear_reports(90, NOW, apply=False)
+    assert (would.count, would.bytes) == (1, 5) and names(tmp_path / "reports") == {"old", "new"}
+    assert clear_reports(90, NOW, apply=True) == would
+    assert names(tmp_path / "reports") == {"new"}
 
 
 def test_a_cache_that_others_may_fill_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,9 +258,9 @@ class ShadowParams(FrozenModel):
 
 
 class RetentionParams(FrozenModel):
-    """How long what accumulates is kept; no stage reads it. `run_days` None: the runs are left to their server."""
+    """How long what accumulates is kept; no stage reads it."""
 
-    run_days: Count | None
+    report_days: Count
     decision_days: Count
     artifact_days: Count
     feature_days: Count
