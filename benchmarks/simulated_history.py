@@ -143,7 +143,7 @@ class NightlyHistory:
             "candidate_sha256": candidate,
             "inputs_sha256": candidate,
             "champion": self.registry.version,
-            "reasons": ["A401 not better"],
+            "reasons": [{"code": "A401", "field": "better", "message": "not better"}],
         }
         name = paths.APPROVALS / f"rejected-{candidate[:12]}-{self.record['metrics']['holdout']['digest'][:8]}.json"
         self.commits.append((at, "Record why a candidate was not promoted", {str(name): self._sealed(record)}, None))

@@ -44,7 +44,7 @@ def run_demo() -> Demo:
     if retrained.outcome and retrained.outcome.version is None:
         raise AbstainError(
             Code.NO_VERSION,
-            f"the gate refused the first version: {'; '.join(retrained.outcome.explained)}; change `gate` or "
+            f"the gate refused the first version: {'; '.join(retrained.outcome.reasons)}; change `gate` or "
             "`threshold` in params.yaml and run `abstain demo` again",
         )
     bundle, _ = production()

@@ -19,6 +19,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from abstain.core.markdown import bold, document, heading, paragraph, records_table
+from abstain.core.reasons import Reason
 from abstain.release.against_champion import Looks
 from abstain.release.drops import COVERAGE
 from abstain.release.gate import GateDecision
@@ -123,7 +124,7 @@ def refilled_since(records: Iterable[Record], champion: str, split: SplitParams)
     return f"refilled with the answers asked since {now['holdout_from']}"
 
 
-def earlier_rejection(records: Iterable[Record], now: Record) -> list[str]:
+def earlier_rejection(records: Iterable[Record], now: Record) -> list[Reason]:
     """Why this candidate was rejected before, by the same limits and beside the same champion; else empty.
 
     `now` has what a record has before the decision. A candidate is the same with equal bytes and figures, and with
@@ -137,7 +138,7 @@ def earlier_rejection(records: Iterable[Record], now: Record) -> list[str]:
         same_inputs = now["inputs_sha256"] is not None and record["inputs_sha256"] == now["inputs_sha256"]
         slow = any(check["name"] == "latency" and check["passed"] is False for check in record["checks"])
         if (same_bytes or same_inputs) and not slow:
-            return list(record["reasons"])
+            return [Reason(Code(one["code"]), one["field"], one["message"]) for one in record["reasons"]]
     return []
 
 

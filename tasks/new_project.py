@@ -35,7 +35,7 @@ from abstain.ingest.sources.config import load_sources
 from abstain.release.registry import Registry, parse_registry, tag_of
 from abstain.sample.shipped import DATA_POINTER, DVC_CONFIG, MADE_BY_RUNS, MARK, digest_of, shipped_files
 from tasks.base_model import require_base_model
-from tasks.shell import git, succeeds
+from tasks.shell import CommandFailed, git, succeeds
 from tasks.workspace import BRANCH, SHIPPED_REMOTE, alone, project_root
 
 STATE = (DATA_POINTER, paths.REGISTRY, paths.PARAMS, paths.SOURCES, DVC_CONFIG)
@@ -245,12 +245,11 @@ def _push(root: Path, origin: str, commit: str, tags: Sequence[str]) -> None:
         there = git(root, "ls-remote", "--tags", "--refs", origin).split() if tags else []
         gone = [f":refs/tags/{tag}" for tag in tags if f"refs/tags/{tag}" in there]
         git(root, "push", "-q", "--atomic", origin, f"{commit}:refs/heads/{BRANCH}", *gone)
-    except AbstainError as error:
-        reason = error.message.partition("` failed: ")[2] or error.message
+    except CommandFailed as error:
         raise AbstainError(
             Code.NOT_PUBLISHED,
-            f"ABSTAIN_ORIGIN cannot be pushed to ({reason}), and nothing was changed: correct its URL or your access, "
-            "or `git pull` what this clone lacks",
+            f"ABSTAIN_ORIGIN cannot be pushed to ({error.reason}), and nothing was changed: correct its URL or your "
+            "access, or `git pull` what this clone lacks",
         ) from None
 
 

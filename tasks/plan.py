@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -26,8 +26,27 @@ NODE = re.compile(r'^"(?P<name>[^"]+)";$', re.MULTILINE)
 READS_THE_BASE_MODEL = frozenset({"features", "nll_features", "ablate", "evaluate"})
 """The stages that use the base model, or its cached results."""
 REQUIREMENTS, LOCK = "requirements.lock", "dvc.lock"
-KINDS = {"data": "data", "src": "code", paths.PARAMS.name: "parameters", "changed": "command"}
-"""The first part of a reason -> what has changed, in one word."""
+KINDS = {"data": "data", "src": "code", paths.PARAMS.name: "parameters"}
+"""The first part of a changed path -> what has changed, in one word."""
+AFTER = "after"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One reason why a stage would run.
+
+    `kind`: "data", "code", "parameters", "command" or "output"; `AFTER` where the stage `name` would run before it;
+    else empty. `name`: the path that has changed, or what DVC says. `details`: the changed keys of a file of
+    parameters, of another path what became of it.
+    """
+
+    kind: str
+    name: str
+    details: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = " ".join((self.name, *self.details))
+        return {AFTER: f"after {text}", "output": f"{text} (output)"}.get(self.kind, text)
 
 
 @dataclass(frozen=True)
@@ -39,7 +58,7 @@ class StagePlan:
     runs on this machine, None where that is unknown.
     """
 
-    reasons: list[str]
+    reasons: list[Change]
     why: str
     tokens: int | None = None
     seconds: float | None = None
@@ -78,7 +97,9 @@ def make_plan(workspace: Workspace) -> RetrainPlan:
     return RetrainPlan(stages, demand, [name for name in stale if name in earlier and not stale[name]], blocked)
 
 
-def _plan_of(stage: str, reasons: list[str], has_run: bool, workspace: Workspace, demand: Demand | None) -> StagePlan:
+def _plan_of(
+    stage: str, reasons: list[Change], has_run: bool, workspace: Workspace, demand: Demand | None
+) -> StagePlan:
     if not reasons:
         return StagePlan([], "nothing changed")
     why = in_few_words(reasons) if has_run else "no recorded run"
@@ -89,23 +110,16 @@ def _plan_of(stage: str, reasons: list[str], has_run: bool, workspace: Workspace
     return StagePlan(reasons, why, tokens, expected_seconds(stage, model, tokens or 0))
 
 
-def in_few_words(reasons: Sequence[str]) -> str:
+def in_few_words(reasons: Sequence[Change]) -> str:
     """The reasons of `find_stale` in at most five words: what changed, or else the stages before."""
-    kinds = list(dict.fromkeys(filter(None, map(_kind, reasons))))[:3]
-    keys = [key for reason in reasons if _kind(reason) == "parameters" for key in reason.split()[1:]]
+    kinds = list(dict.fromkeys(reason.kind for reason in reasons if reason.kind not in ("", AFTER)))[:3]
+    keys = [key for reason in reasons if reason.kind == "parameters" for key in reason.details]
     if kinds == ["parameters"] and len(keys) == 1:
         return f"parameter {keys[0]} changed"
     if kinds:
         return f"{' and '.join(filter(None, [', '.join(kinds[:-1]), kinds[-1]]))} changed"
-    before = [reason.removeprefix("after ") for reason in reasons if reason.startswith("after ")]
+    before = [reason.name for reason in reasons if reason.kind == AFTER]
     return f"after {', '.join(before[:4])}" if before else "inputs changed"
-
-
-def _kind(reason: str) -> str:
-    """What a reason is about; empty for a stage before and for its outputs."""
-    if reason.endswith("(output)"):
-        return "output"
-    return KINDS.get(re.split(r"[/ ]", reason, maxsplit=1)[0], "")
 
 
 def read_graph(workspace: Workspace) -> dict[str, set[str]]:
@@ -131,12 +145,12 @@ def up_to(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]]:
     return {name: ups for name, ups in graph.items() if name in needed}
 
 
-def find_stale(workspace: Workspace, graph: Mapping[str, set[str]]) -> dict[str, list[str]]:
+def find_stale(workspace: Workspace, graph: Mapping[str, set[str]]) -> dict[str, list[Change]]:
     """Per stage of `graph` why it would run, by `dvc status`: what has changed, which stale stages come before."""
-    changed = {name: _reasons(entries) for name, entries in json.loads(workspace.dvc("status", "--json")).items()}
-    stale: dict[str, list[str]] = {}
+    changed = {name: _changes(entries) for name, entries in json.loads(workspace.dvc("status", "--json")).items()}
+    stale: dict[str, list[Change]] = {}
     for name, ups in graph.items():
-        stale[name] = changed.get(name, []) + [f"after {up}" for up in sorted(ups) if stale[up]]
+        stale[name] = changed.get(name, []) + [Change(AFTER, up) for up in sorted(ups) if stale[up]]
     return stale
 
 
@@ -171,15 +185,15 @@ def _parse_stages(text: str) -> dict[str, Any]:
     return dict(yaml.load(text, Loader=safe).get("stages", {}))  # noqa: S506 (both are)
 
 
-def _reasons(entries: list[object]) -> list[str]:
-    """DVC's status of one stage as words: `data/x modified`, `params.yaml probe.hidden modified`."""
-    reasons = []
+def _changes(entries: list[object]) -> list[Change]:
+    """DVC's status of one stage."""
+    changes = []
     for entry in entries:
         if not isinstance(entry, dict):
-            reasons.append(str(entry))
+            changes.append(Change("command" if entry == "changed command" else "", str(entry)))
             continue
         for what, items in entry.items():
             for path, state in items.items() if isinstance(items, dict) else ():
-                keys = f" {' '.join(state)}" if isinstance(state, dict) else f" {state}"
-                reasons.append(f"{path}{keys}" if what != "changed outs" else f"{path}{keys} (output)")
-    return reasons
+                kind = "output" if what == "changed outs" else KINDS.get(PurePosixPath(path).parts[0], "")
+                changes.append(Change(kind, path, tuple(state) if isinstance(state, dict) else (str(state),)))
+    return changes

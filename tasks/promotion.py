@@ -16,7 +16,8 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.release.gate import Rule, failed_check
+from abstain.core.reasons import Reason
+from abstain.release.gate import Rule, describe_failure
 from abstain.release.registry import Registry, load_registry, next_version, tag_of
 from abstain.release.shadow import takes_rejected
 from tasks.decision_record import (
@@ -47,16 +48,11 @@ POINTER = ("release.dvc", paths.REGISTRY)
 @dataclass(frozen=True)
 class Promotion:
     """The outcome of a promotion. `version` is in production now, None where nothing is. `reasons`: why the candidate
-    was rejected, or why the promoted one guarantees nothing."""
+    was rejected, with codes, or why the promoted one guarantees nothing."""
 
     status: Literal["promoted", "rejected", "unchanged"]
     version: str | None
     reasons: list[str]
-
-    @property
-    def explained(self) -> list[str]:
-        """The reasons as they are shown: of a rejected candidate, which checks failed."""
-        return list(map(failed_check, self.reasons)) if self.status == "rejected" else self.reasons
 
 
 def require_candidate(workspace: Workspace) -> None:
@@ -105,7 +101,7 @@ def promote_candidate(
         if event.candidate == candidate and event.version in registry.blocked:
             _push_record(workspace, before)
             why = f"it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
-            return _rejected(registry, candidate, [f"{Code.NO_VERSION} not blocked: {why}"])
+            return _rejected(registry, candidate, [Reason(Code.NO_VERSION, "not blocked", why)])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
     params = load_params(workspace.path / paths.PARAMS)
     limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
@@ -160,7 +156,7 @@ def promote_candidate(
     if before:
         withdraw(workspace, before)
     write_record(folder / f"rejected-{candidate[:12]}-{holdout[:8]}.json", record)
-    message = "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons)
+    message = "Record why a candidate was not promoted\n\n" + "\n".join(reason.coded for reason in decision.reasons)
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
     live = registry.version
@@ -212,15 +208,16 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
     return moved
 
 
-def _rejected(registry: Registry, candidate: str, reasons: list[str]) -> Promotion:
+def _rejected(registry: Registry, candidate: str, reasons: list[Reason]) -> Promotion:
     """The outcome of a candidate that is not promoted, after its event; raises `AbstainError` where the user has to
     decide."""
-    why = "; ".join(map(failed_check, reasons))
+    failures = [f"{reason.code} {describe_failure(reason)}" for reason in reasons]
     if registry.taint is None or registry.taint.kept:
-        code, _, text = why.partition(" ")
-        said = {"text": f"rejected: {text}", "remedy": Code(code).remedy}
-        emit(REFUSED, f"{REFUSED}.{candidate[:12]}", code=code, **said)
-        return Promotion("rejected", registry.version, reasons)
+        first = reasons[0]
+        text = "; ".join([f"rejected: {describe_failure(first)}", *failures[1:]])
+        emit(REFUSED, f"{REFUSED}.{candidate[:12]}", code=first.code, text=text, remedy=first.code.remedy)
+        return Promotion("rejected", registry.version, failures)
+    why = "; ".join(failures)
     raise AbstainError(
         Code.ERASED_IN_PRODUCTION,
         f"probe {registry.version} stays in production, {registry.taint}, because the candidate without them is "

@@ -71,6 +71,14 @@ def environment(cwd: Path) -> dict[str, str]:
     return env
 
 
+class CommandFailed(AbstainError):
+    """A command failed; `reason` is the line with its reason."""
+
+    def __init__(self, code: Code, command: str, reason: str) -> None:
+        super().__init__(code, f"{command} failed: {reason}")
+        self.reason = reason
+
+
 def run(
     command: Sequence[str],
     cwd: Path,
@@ -81,13 +89,14 @@ def run(
     """Run `command` in `cwd` and return its output, stdout and stderr together.
 
     `on_line` sees each line as it comes; `inherit` are file descriptors that the command keeps open. Raises
-    `AbstainError` with the command (or its `name`), the line with the reason and that line's code, when it fails or is
-    not installed; `Stopped` when the run is stopped.
+    `CommandFailed` with the command (or its `name`), the line with the reason and that line's code, when it fails,
+    `AbstainError` when it is not installed, and `Stopped` when the run is stopped.
     """
     returncode, lines = _execute(command, cwd, on_line, inherit)
     if returncode != 0:
         code, reason = _reason(lines)
-        raise AbstainError(code, without_secrets(f"{name or '`' + ' '.join(command) + '`'} failed: {reason}"))
+        shown = name or f"`{' '.join(command)}`"
+        raise CommandFailed(code, without_secrets(shown), without_secrets(reason))
     return "\n".join(lines)
 
 

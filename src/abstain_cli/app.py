@@ -289,7 +289,7 @@ def _outcome(outcome: Promotion) -> str:
             [f"promoted: probe {outcome.version} is in production", *map("guarantee: {}".format, outcome.reasons)]
         )
     live = f"probe {outcome.version} stays in production" if outcome.version else "nothing is in production"
-    return "\n  ".join([f"{outcome.status}: {live}", *outcome.explained])
+    return "\n  ".join([f"{outcome.status}: {live}", *outcome.reasons])
 
 
 if __name__ == "__main__":

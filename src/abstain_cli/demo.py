@@ -34,7 +34,7 @@ def summary(demo: Demo, project: Path) -> Table:
     )
     table.add_row("stages run", ", ".join(ran) or f"none: all {len(demo.retrained.stages)} are cached, nothing changed")
     table.add_row("in production", f"probe {outcome.version} ({outcome.status})")
-    for reason in outcome.explained:
+    for reason in outcome.reasons:
         table.add_row("", reason)
     table.add_row("served", f"{served['name']}, {served['forward_tokens']:.0f} tokens an answer")
     table.add_row("AUROC", f"{own['auroc']:.3f}, 95 % interval {own['auroc_low']:.3f} to {own['auroc_high']:.3f}")

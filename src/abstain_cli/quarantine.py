@@ -34,7 +34,8 @@ def list_refused(
             for reason, count in file.reasons.items():
                 console.print(f"    {count:,} x {reason}", soft_wrap=True)
             for row in quarantine.rows(quarantine.find(file.id)) if rows else ():
-                console.print(f"    {row.source} line {row.line}: {'; '.join(row.reasons)}", soft_wrap=True)
+                reasons = "; ".join(reason.coded for reason in row.reasons)
+                console.print(f"    {row.source} line {row.line}: {reasons}", soft_wrap=True)
 
 
 @app.command()

@@ -120,7 +120,7 @@ def main() -> None:
     quarantine = Quarantine(folder / "data")
     for path in quarantine.files():
         for refused in quarantine.rows(path):
-            reasons[refused.source].append(" | ".join(refused.reasons))
+            reasons[refused.source].append(" | ".join(reason.coded for reason in refused.reasons))
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(json.dumps({"reasons": reasons, "counts": counts, "peak": used.ru_maxrss * 1024, "seconds": used.ru_utime}))
 

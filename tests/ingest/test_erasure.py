@@ -13,6 +13,7 @@ from abstain.data.store.record_keys import interaction_identity
 from abstain.data.validation.checks import ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.erasure import erase_rows, erased_answers
+from abstain.ingest.pipeline.parsing import invalid
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.privacy.policy import Privacy
@@ -93,7 +94,7 @@ def test_a_valid_row_that_waits_is_kept_without_the_thumb_of_an_erased_user(tmp_
     late, digest = write_lines(tmp_path / "late.jsonl", waits), hashlib.sha256(json.dumps(waits).encode()).hexdigest()
 
     def refuse_all(rows: ValidatedRows, *_: object) -> ValidationResult:
-        refused = {line.key: ("question: too long",) for line in rows.interactions}
+        refused = {line.key: (invalid("question", "too long"),) for line in rows.interactions}
         return replace(accept_all(rows, *_), reasons=refused)
 
     assert ingest(explicit_sources([str(late)]), data, LENIENT, NOW, validate=refuse_all).quarantined == 1

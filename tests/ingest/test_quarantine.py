@@ -2,9 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.reasons import Kind, Reason
 from abstain.data.store.dataset import DataStore, Staging
-from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.pipeline.parsing import ParsedRow, invalid
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import NOT_KEPT, Quarantine, QuarantinedRow, Writer, digest_of, require_unblocked
 
@@ -19,7 +21,9 @@ def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
         writer = Writer(staging)
         for number, raw in enumerate(raws, start=1):
             row = ParsedRow("a.jsonl", number, raw)
-            writer.add(QuarantinedRow.of(row, [f"field: '{number}' is odd"], Privacy.off().redact_refused(row)))
+            writer.add(
+                QuarantinedRow.of(row, [invalid("field", f"'{number}' is odd")], Privacy.off().redact_refused(row))
+            )
         name = writer.close()
         assert name
         if blocking:
@@ -33,13 +37,14 @@ def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
 @pytest.mark.parametrize("kept", ['{"a": "<M>"}', None])
 def test_quarantined_row_is_known_by_what_came(kept: str | None) -> None:
     came = ParsedRow("a.jsonl", 7, b'{"a": "a@b.example"}')
-    row = QuarantinedRow.model_validate_json(QuarantinedRow.of(came, ["why"], kept).canonical())
-    assert (row.source, row.line, row.size, row.raw, row.reasons) == ("a.jsonl", 7, len(came.raw), kept, ("why",))
+    why = (Reason(Code.FAILED_CHECK, "given_at", "too late", Kind.TOO_LATE), invalid("line", "why"))
+    row = QuarantinedRow.model_validate_json(QuarantinedRow.of(came, why, kept).canonical(), strict=True)
+    assert (row.source, row.line, row.size, row.raw, row.reasons) == ("a.jsonl", 7, len(came.raw), kept, why)
     again = row.reparse()  # when it is tried again
     assert row.digest == digest_of(came) == digest_of(again)
     assert again.raw == (kept or "").encode() and again.reasons
     assert (again.reasons == (NOT_KEPT,)) == (kept is None)
-    assert QuarantinedRow.of(again, ["why"], kept) == row
+    assert QuarantinedRow.of(again, why, kept) == row
 
 
 def test_the_same_rows_make_the_same_file_and_others_another(tmp_path: Path) -> None:
@@ -52,7 +57,7 @@ def test_a_listing_says_what_is_there_and_what_it_holds_back(tmp_path: Path) -> 
     name = refuse(tmp_path, b"{", b"[", blocking="too many")
     (listed,) = Quarantine(tmp_path).listing()
     assert (listed.id, listed.rows, listed.sources, listed.blocking) == (name, 2, ("a.jsonl",), "too many")
-    assert listed.reasons == {"field: … is odd": 2}
+    assert listed.reasons == {"A103 field: … is odd": 2}
 
 
 def test_rows_are_known_until_they_are_accepted_and_dropped_ones_for_good(tmp_path: Path) -> None:

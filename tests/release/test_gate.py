@@ -17,7 +17,7 @@ from abstain.learning.metrics.bootstrap import Resamples
 from abstain.release import evaluation_window
 from abstain.release.against_champion import NO_LOOKS, Looks
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck
-from abstain.release.gate import CandidateMeasurements, GateDecision, Rule, decide, failed_check
+from abstain.release.gate import CandidateMeasurements, GateDecision, Rule, decide, describe_failure
 from abstain.release.guarantee_check import NoGuarantee, unchecked_guarantee
 
 PARAMS = GateParams(
@@ -199,9 +199,10 @@ def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> N
 def test_a_challenger_that_is_a_little_better_on_few_answers_is_refused() -> None:
     decision = judged(window(rows=60, probe=1.0, champion=0.95), min_slice=60)
     assert "better than champion v1.0.0" in failed(decision)
-    assert any(reason.startswith("A401 better than champion v1.0.0: hold-out AUROC 0.") for reason in decision.reasons)
-    told = [failed_check(reason) for reason in decision.reasons]
-    assert any(one.startswith("A401 the check `better than champion v1.0.0` failed: hold-out AUROC 0.") for one in told)
+    (reason,) = (one for one in decision.reasons if one.field == "better than champion v1.0.0")
+    assert reason.code is Code.NOT_BETTER
+    sentence = describe_failure(reason)
+    assert sentence.startswith("the check `better than champion v1.0.0` failed: hold-out AUROC 0.")
 
 
 def test_a_worse_challenger_is_refused() -> None:
@@ -594,7 +595,7 @@ def test_a_candidate_without_a_guarantee_goes_live_only_where_it_may() -> None:
         "latency",
     }
     refused = judged(few, few, replace(UNGUARANTEED, may_lack_guarantee=False), champion=None)
-    assert refused.reasons == ["A302 guarantee: none: about 500 more reviews are needed"]
+    assert [one.coded for one in refused.reasons] == ["A302 guarantee: none: about 500 more reviews are needed"]
     assert not judged(few, few, replace(UNGUARANTEED, latency_p99_ms=21), champion=None).approved
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import yaml
 
 from abstain.config.params import load_params
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.reasons import Reason
 from abstain.release.against_champion import Looks
 from tasks.decision_record import (
     accepted_before,
@@ -29,6 +32,7 @@ from tasks.decision_record import (
 from tests.conftest import ROOT
 from tests.tasks.conftest import Candidates, Plain
 
+NOT_BETTER = Reason(Code.NOT_BETTER, "better", "it is not")
 NOW = {
     "champion": "v1.0.0",
     "gate": {"looks": 60},
@@ -49,7 +53,7 @@ def record(day: int, look: int | None = None, *, approved: bool = False, **more:
         "new_holdout": None,
         "decided_at": decided,
         "checks": [],
-        "reasons": ["not better"],
+        "reasons": [asdict(NOT_BETTER)],
     } | more
 
 
@@ -181,12 +185,12 @@ def test_edited_record_stops_the_promotion(
 
 def test_what_was_rejected_is_not_judged_again() -> None:
     before = [record(2)]
-    assert earlier_rejection(before, NOW) == ["not better"]
+    assert earlier_rejection(before, NOW) == [NOT_BETTER]
     other_bytes = NOW | {
         "candidate_sha256": "of another processor",
         "metrics": {"holdout": {"digest": "h", "auroc": 0.8}},
     }
-    assert earlier_rejection(before, other_bytes) == ["not better"]
+    assert earlier_rejection(before, other_bytes) == [NOT_BETTER]
     assert earlier_rejection(before, other_bytes | {"inputs_sha256": "more reviews"}) == []
     for key, value in (("champion", "v1.1.0"), ("gate", {"looks": 30}), ("erasure", {"since": "2026-11-20"})):
         assert earlier_rejection(before, NOW | {key: value}) == []

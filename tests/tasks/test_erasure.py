@@ -102,7 +102,9 @@ def test_a_blocked_candidate_fails_too(workspace: Plain, candidates: Candidates)
     registry = workspace.on_origin()
     moved = registry.rolled_back(registry.history[0].model_copy(update={"action": "rollback", "reason": "complaints"}))
     (workspace.path / paths.REGISTRY).write_text(moved.to_json())
-    assert candidates.promote().reasons == ["A407 not blocked: it is v1.1.0 again, which was blocked: complaints"]
+    assert candidates.promote().reasons == [
+        "A407 the check `not blocked` failed: it is v1.1.0 again, which was blocked: complaints"
+    ]
     workspace.taint("v1.0.0")
     with pytest.raises(AbstainError, match="v1.1.0 again, which was blocked: complaints"):
         candidates.promote()

@@ -19,10 +19,13 @@ from abstain_cli.plan import lines
 from tasks import demand
 from tasks.demand import Demand
 from tasks.plan import (
+    AFTER,
     READS_THE_BASE_MODEL,
+    Change,
     RetrainPlan,
     StagePlan,
     computed_with_other_requirements,
+    find_stale,
     in_few_words,
     make_plan,
 )
@@ -76,7 +79,9 @@ def test_plan_of_unchanged_project_asks_no_model(
     cached = StagePlan([], "nothing changed")
     assert plan(tmp_path) == RetrainPlan({"dataset": cached, "features": cached, "report": cached}, None, [])
     changed = [{"changed deps": {"src/abstain/reports/plots.py": "modified"}}]
-    assert plan(tmp_path, report=changed).stages["report"].reasons == ["src/abstain/reports/plots.py modified"]
+    assert plan(tmp_path, report=changed).stages["report"].reasons == [
+        Change("code", "src/abstain/reports/plots.py", ("modified",))
+    ]
 
 
 def test_plan_of_stale_reader_counts_what_models_are_asked(
@@ -89,9 +94,11 @@ def test_plan_of_stale_reader_counts_what_models_are_asked(
     found = plan(tmp_path, dataset=["changed command"])
     assert found.demand == wanted and found.blocked is None
     assert found.stages == {
-        "dataset": StagePlan(["changed command"], "command changed"),
-        "features": StagePlan(["after dataset"], "after dataset", 500),  # no run has told how fast the model reads
-        "report": StagePlan(["after features"], "no recorded run"),
+        "dataset": StagePlan([Change("command", "changed command")], "command changed"),
+        "features": StagePlan(
+            [Change(AFTER, "dataset")], "after dataset", 500
+        ),  # no run has told how fast the model reads
+        "report": StagePlan([Change(AFTER, "features")], "no recorded run"),
     }
     record_run("dataset", 3.0, None)
     record_run("features", 70.0, Reading("smollm2-135m-instruct", 20_000, 40.0))
@@ -117,8 +124,10 @@ def test_plan_of_blocked_retrain_says_so_before_the_stages(
 def test_plan_has_one_line_a_stage_and_details_if_asked() -> None:
     stages = {
         "validate": StagePlan([], "nothing changed"),
-        "features": StagePlan(["data/reviews modified", "after dataset"], "data changed", 1_234_567, 754.0),
-        "report": StagePlan(["after features"], "after features"),
+        "features": StagePlan(
+            [Change("data", "data/reviews", ("modified",)), Change(AFTER, "dataset")], "data changed", 1_234_567, 754.0
+        ),
+        "report": StagePlan([Change(AFTER, "features")], "after features"),
     }
     whole = RetrainPlan(stages, Demand(3, 10, 4, {"features": 1_234_567}), [])
     assert [line.split() for line in lines(whole, verbose=False)] == [
@@ -131,21 +140,37 @@ def test_plan_has_one_line_a_stage_and_details_if_asked() -> None:
     assert details[-1].startswith("3 labelled answers need 10 results of the base model, 4 of which are not in the")
 
 
+def deps(**states: Any) -> dict[str, Any]:
+    return {"changed deps": states}
+
+
+def params(*keys: str) -> dict[str, Any]:
+    return deps(**{"params.yaml": dict.fromkeys(keys, "modified")})
+
+
 @pytest.mark.parametrize(
-    ("reasons", "words"),
+    ("status", "words"),
     [
-        (["data/interactions modified", "data/reviews modified", "after dataset"], "data changed"),
-        (["src/abstain/core modified", "params.yaml probe.seed"], "code and parameters changed"),
-        (["params.yaml probe.seed"], "parameter probe.seed changed"),
-        (["params.yaml probe.seed probe.zoo"], "parameters changed"),
-        (["changed command", "data/x new", "src/y new", "params.yaml llm"], "command, data and code changed"),
-        (["artifacts/x modified", "after features", "after dataset"], "after features, dataset"),
-        (["artifacts/x deleted (output)"], "output changed"),
-        (["artifacts/x modified"], "inputs changed"),
+        ([deps(**{"data/interactions": "modified", "data/reviews": "modified"})], "data changed"),
+        ([deps(**{"src/abstain/core": "modified"}), params("probe.seed")], "code and parameters changed"),
+        ([params("probe.seed")], "parameter probe.seed changed"),
+        ([params("probe.seed", "probe.zoo")], "parameters changed"),
+        (
+            ["changed command", deps(**{"data/x": "new", "src/y": "new"}), params("llm")],
+            "command, data and code changed",
+        ),
+        ([{"changed outs": {"artifacts/x": "deleted"}}], "output changed"),
+        ([deps(**{"artifacts/x": "modified"})], "inputs changed"),
     ],
 )
-def test_reasons_of_a_stage_are_told_in_five_words(reasons: list[str], words: str) -> None:
-    assert in_few_words(reasons) == words and len(words.split()) <= 5
+def test_reasons_of_a_stage_are_told_in_five_words(tmp_path: Path, status: list[Any], words: str) -> None:
+    stale = find_stale(Recorded(tmp_path, 0, {"features": status}), {"features": set()})
+    assert in_few_words(stale["features"]) == words and len(words.split()) <= 5
+
+
+def test_a_stage_is_told_by_up_to_four_stages_before() -> None:
+    before = [Change("", "artifacts/x", ("modified",)), *(Change(AFTER, name) for name in "abcde")]
+    assert in_few_words(before) == "after a, b, c, d"
 
 
 @pytest.mark.heavy

@@ -75,7 +75,9 @@ def test_the_first_version_may_lack_a_guarantee_until_one_has_it(
     assert live is not None and live.guaranteed and live.more_reviews is None and frozen == ["v1.1.0"]
     assert carried_guarantee(workspace) == {"guaranteed": True, "message": "precision of at least 0.8"}
     first_candidates.write(1.6, drop=10, unguaranteed=WHY)
-    assert first_candidates.promote() == Promotion("rejected", "v1.2.0", [f"A302 guarantee: none: {WHY}"])
+    assert first_candidates.promote() == Promotion(
+        "rejected", "v1.2.0", [f"A302 the check `guarantee` failed: none: {WHY}"]
+    )
 
 
 def test_where_it_must_not_the_record_and_an_event_say_why(
@@ -85,7 +87,9 @@ def test_where_it_must_not_the_record_and_an_event_say_why(
     monkeypatch.setattr(promotion, "emit", lambda name, about, **said: emitted.append({name: about, **said}))
     assert load_params(workspace.path / paths.PARAMS).threshold.on_infeasible == "fail"
     first_candidates.write(1.5, unguaranteed=WHY)
-    assert first_candidates.promote() == Promotion("rejected", None, [f"A302 guarantee: none: {WHY}"])
+    assert first_candidates.promote() == Promotion(
+        "rejected", None, [f"A302 the check `guarantee` failed: none: {WHY}"]
+    )
     assert workspace.on_origin().prod is None and frozen == []
     assert list((workspace.path / paths.APPROVALS).glob("rejected-*.json"))
     candidate = sha256(workspace.path / paths.ONNX)[:12]
@@ -152,7 +156,7 @@ def test_one_that_cannot_be_checked_replaces_none_that_was(
     first_candidates.write(1.6, drop=FEW)
     outcome = first_candidates.promote(new_holdout="fewer answers")
     assert (outcome.status, outcome.version) == ("rejected", "v1.0.0")
-    assert any(reason.startswith("A402 error rate: ") for reason in outcome.reasons)
+    assert any(reason.startswith("A402 the check `error rate` failed: ") for reason in outcome.reasons)
 
 
 def test_where_versions_must_be_guaranteed_too_few_shown_answers_are_a_rejection(
@@ -161,7 +165,9 @@ def test_where_versions_must_be_guaranteed_too_few_shown_answers_are_a_rejection
     set_on_infeasible(workspace, "fail")
     first_candidates.write(1.5, drop=FEW)
     outcome = first_candidates.promote()
-    assert outcome.status == "rejected" and any(reason.startswith("A402 error rate: ") for reason in outcome.reasons)
+    assert outcome.status == "rejected" and any(
+        reason.startswith("A402 the check `error rate` failed: ") for reason in outcome.reasons
+    )
     assert workspace.on_origin().prod is None
 
 

@@ -33,20 +33,21 @@ from abstain.core.contracts import Row
 from abstain.core.errors import AbstainError
 from abstain.core.files import to_json, write_atomically
 from abstain.core.json_lines import as_lines
+from abstain.core.reasons import Kind, Reason, Reasons
 from abstain.data.store.dataset import Staging, read_rows
-from abstain.data.validation.checks import TOO_LATE, TOO_LONG, UNKNOWN_CONTEXTS
-from abstain.ingest.pipeline.deduplicate import SAME_MOMENT
-from abstain.ingest.pipeline.parsing import BLANK, ParsedRow, is_document, reparse
+from abstain.ingest.pipeline.parsing import ParsedRow, invalid, is_document, reparse
 from abstain.ingest.pipeline.report import count_reasons
 from abstain.ingest.privacy.refused_json import named_in
 
 FOLDER = "quarantine"
 _TYPED = frozenset({"question", "answer", "comment", "ideal_answer"})
-_HALF = (
-    "invalid JSON: lone leading surrogate",
-    "invalid JSON: unexpected end of hex escape",
-)  # of an emoji that was cut
-NOT_KEPT = "row: its text was not kept, because it cannot be parsed: fix it at the source and ingest that again"
+_BY_PERSON = frozenset({Kind.HALF_CHARACTER, Kind.SAME_MOMENT, Kind.TOO_LARGE})
+_BY_PERSON_IN = frozenset(
+    {(kind, field) for kind in (Kind.BLANK, Kind.TOO_LONG) for field in _TYPED} | {(Kind.TOO_LATE, "given_at")}
+)
+NOT_KEPT = invalid(
+    "row", "its text was not kept, because it cannot be parsed: fix it at the source and ingest that again"
+)
 
 
 class QuarantinedRow(Row):
@@ -61,10 +62,10 @@ class QuarantinedRow(Row):
     digest: str
     size: int
     raw: str | None
-    reasons: tuple[str, ...]
+    reasons: Reasons
 
     @classmethod
-    def of(cls, row: ParsedRow, reasons: Iterable[str], raw: str | None) -> QuarantinedRow:
+    def of(cls, row: ParsedRow, reasons: Iterable[Reason], raw: str | None) -> QuarantinedRow:
         size = len(row.raw) if row.size is None else row.size
         place = {"source": row.source, "line": row.line, "digest": digest_of(row)}
         return cls(**place, size=size, raw=raw, reasons=tuple(reasons))
@@ -72,7 +73,7 @@ class QuarantinedRow(Row):
     @property
     def waits(self) -> bool:
         """Whether it is refused only because no ingested document holds its chunks."""
-        return waits_for_documents(reason.partition(" ")[2] for reason in self.reasons)
+        return waits_for_documents(self.reasons)
 
     def reparse(self) -> ParsedRow:
         """The row once more, as it is kept."""
@@ -244,29 +245,21 @@ def require_unblocked(data: Path) -> None:
         )
 
 
-def waits_for_documents(reasons: Iterable[str]) -> bool:
-    """Whether all of `reasons`, without codes, are that no ingested document holds the row's chunks."""
-    return all(reason.startswith(UNKNOWN_CONTEXTS) for reason in reasons)
+def waits_for_documents(reasons: Iterable[Reason]) -> bool:
+    """Whether all of `reasons` are that no ingested document holds the row's chunks."""
+    return all(reason.kind is Kind.UNKNOWN_CONTEXTS for reason in reasons)
 
 
-def caused_by_person(row: ParsedRow, reasons: Sequence[str]) -> bool:
+def caused_by_person(reasons: Iterable[Reason]) -> bool:
     """Whether a person can cause all of `reasons`: by what they type (a long or blank text, half a character), by a
     thumb on an old answer, or by two thumbs within a moment.
 
     Such rows do not count towards the failure limit, which is meant for exporters: one person could refuse every batch.
     """
-    return all(_by_person(row, reason) for reason in reasons)
-
-
-def _by_person(row: ParsedRow, reason: str) -> bool:
-    field, _, problem = reason.partition(": ")
-    if field in ("row", "line"):
-        return row.code is Code.TOO_LARGE or problem.startswith(_HALF)
-    if field == "thumb":
-        return problem.startswith(SAME_MOMENT)
-    if field == "given_at":
-        return problem.endswith(TOO_LATE)
-    return field.rpartition(".")[2] in _TYPED and (problem.endswith(TOO_LONG) or problem == BLANK)
+    return all(
+        reason.kind in _BY_PERSON or (reason.kind, reason.field.rpartition(".")[2]) in _BY_PERSON_IN
+        for reason in reasons
+    )
 
 
 def digest_of(row: ParsedRow) -> str:

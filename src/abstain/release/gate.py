@@ -15,6 +15,7 @@ from typing import Literal
 
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
+from abstain.core.reasons import Reason
 from abstain.core.scorer_names import LENGTH_ONLY
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.metrics import weighted_metrics as metrics
@@ -63,8 +64,9 @@ class GateDecision:
         return next((check.message for check in self.checks if check.name == GUARANTEE), None)
 
     @property
-    def reasons(self) -> list[str]:
-        return [f"{check.code} {check.name}: {check.message}" for check in self.checks if check.passed is False]
+    def reasons(self) -> list[Reason]:
+        """The failed checks: the field of a reason is the name of its check."""
+        return [Reason(check.code, check.name, check.message) for check in self.checks if check.passed is False]
 
     def to_dict(self) -> dict[str, object]:
         checks = [{k: None if v != v else v for k, v in asdict(check).items()} for check in self.checks]
@@ -73,20 +75,15 @@ class GateDecision:
             "guaranteed": self.guaranteed,
             "no_guarantee": self.no_guarantee,
             "more_reviews": self.more_reviews,
-            "reasons": self.reasons,
+            "reasons": list(map(asdict, self.reasons)),
             "checks": checks,
             "comparison": [one.to_dict() for one in self.comparison],
         }
 
 
-def failed_check(reason: str) -> str:
-    """One of `GateDecision.reasons`, which names what was asked for, as a sentence that says it was not met.
-
-    `A401 better than champion v1.0.0: ...` becomes ``A401 the check `better than champion v1.0.0` failed: ...``.
-    """
-    code, _, said = reason.partition(" ")
-    name, _, message = said.partition(": ")
-    return f"{code} the check `{name}` failed: {message}"
+def describe_failure(reason: Reason) -> str:
+    """One of `GateDecision.reasons`, which names what was asked for, as a sentence that says it was not met."""
+    return f"the check `{reason.field}` failed: {reason.message}"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def test_every_check_looks_at_a_column_that_is_there(with_documents: bool) -> No
         assert row["row"].startswith(f"{name}/")
         assert [check.column for check in checks if check.column not in row] == []
         for check in checks:  # told of a row that fails, whatever it held
-            assert "{" not in check.reason.format(value="v", percent="p", row="r"), check.reason
+            assert "{" not in check.reason.message.format(value="v", percent="p", row="r"), check.reason
     looked_at = {check.column for check in expected["interactions"]}
     assert ({"unknown_contexts", "outdated_contexts"} <= looked_at) == with_documents
 

@@ -1,8 +1,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.core.codes import Code
+from abstain.core.reasons import Reason
 from abstain.data.validation.results import LISTED, SAMPLE, CheckResult, ValidationResult, condition
 from abstain.reports.data_reports.validation import validation_report
+
+EMPTY = Reason(Code.FAILED_CHECK, "text", "this field is empty")
 
 
 def found(suite: str, column: str, failing: list[str], severity: str = "error") -> CheckResult:
@@ -18,11 +22,12 @@ def found(suite: str, column: str, failing: list[str], severity: str = "error") 
         sample=keys[:SAMPLE],
         messages=tuple(f"{key}: empty" for key in keys[:SAMPLE]),
         note=f"{column}: this field is empty",
+        code=Code.DRIFT if suite == "drift" else Code.FAILED_CHECK,
     )
 
 
 def result(*checks: CheckResult, rows: int = 10) -> ValidationResult:
-    reasons = {key: (check.note,) for check in checks if check.severity == "error" for key in check.sample}
+    reasons = {key: (EMPTY,) for check in checks if check.severity == "error" for key in check.sample}
     return ValidationResult({check.suite: rows for check in checks}, checks, reasons)
 
 
@@ -50,9 +55,9 @@ def test_a_merged_result_has_the_counts_of_all(results: list[ValidationResult]) 
 
 
 def test_a_merged_result_keeps_the_reasons_of_the_first_rows_only() -> None:
-    many = {f"interactions/{at:05d}": ("why",) for at in range(LISTED)}
+    many = {f"interactions/{at:05d}": (EMPTY,) for at in range(LISTED)}
     first = ValidationResult({"interactions": LISTED}, reasons=many)
-    more = ValidationResult({"interactions": 3}, reasons={f"interactions/x{at}": ("why",) for at in range(3)})
+    more = ValidationResult({"interactions": 3}, reasons={f"interactions/x{at}": (EMPTY,) for at in range(3)})
     merged = ValidationResult.merge([first, more, more.merge([ValidationResult({"feedback": 0})])])
     assert merged.reasons == many
     assert (merged.failing, merged.unlisted) == (LISTED + 3, 3)

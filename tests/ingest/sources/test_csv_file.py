@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import ParsedRow, parse_line, reparse
+from abstain.ingest.pipeline.parsing import ParsedRow, invalid, parse_line, reparse
 from abstain.ingest.sources import csv_file
 from abstain.ingest.sources.csv_file import read_csv
 from abstain.ingest.sources.lines import lines, utf8
@@ -54,7 +54,7 @@ def test_csv_repeated_key_in_a_cell_is_refused() -> None:
     header = "interaction_id,asked_at,question,answer,contexts,model"
     cell = '[{""chunk_id"": ""a"", ""chunk_id"": ""b""}]'
     (found,) = read(f'{header}\ni-1,2026-09-01T12:00:00Z,What is the fee?,None.,"{cell}",m@1\n')
-    assert found.reasons == ("contexts: chunk_id: this key comes twice in one object",)
+    assert found.reasons == (invalid("contexts", "chunk_id: this key comes twice in one object"),)
     assert reparse(found.raw, "a.csv", 2).reasons == found.reasons
 
 
@@ -76,14 +76,14 @@ def test_csv_record_over_lines_has_the_number_of_its_first() -> None:
 def test_csv_row_of_wrong_length_is_refused_with_its_line(row: str, cells: int) -> None:
     rows = read(f"{THUMBS}\n{given_row('i-1')}\n{row}\n{given_row('i-3')}\n")
     assert keys(rows) == ["i-1", None, "i-3"]
-    assert rows[1].reasons == (f"line: {cells} cells, but the header names 5 columns: they are shifted",)
+    assert rows[1].reasons == (invalid("line", f"{cells} cells, but the header names 5 columns: they are shifted"),)
     assert (rows[1].line, rows[1].raw) == (3, row.encode())
 
 
 def test_csv_invalid_utf8_refuses_its_row_only() -> None:
     rows = read("\n".join([THUMBS, given_row("i-1"), given_row("i-2", "caf\xe9"), given_row("i-3")]).encode("latin-1"))
     assert keys(rows) == ["i-1", None, "i-3"]
-    assert rows[1].reasons[0].startswith("line: not valid UTF-8 (byte ")
+    assert str(rows[1].reasons[0]).startswith("line: not valid UTF-8 (byte ")
     assert b'"caf\xe9"' in rows[1].raw
 
 
@@ -92,11 +92,11 @@ def test_csv_unclosed_quote_refuses_its_row_only() -> None:
         "\n".join([THUMBS, given_row("i-1"), given_row("i-2", '"no end'), *(given_row(f"i-{n}") for n in range(3, 50))])
     )
     assert keys(rows) == ["i-1", None, *(f"i-{n}" for n in range(3, 50))]
-    assert rows[1].reasons == ("line: invalid CSV: unexpected end of data",)
+    assert rows[1].reasons == (invalid("line", "invalid CSV: unexpected end of data"),)
     assert rows[1].raw.endswith(b'"no end')
     rows = read("\n".join([THUMBS, given_row("i-1", '"no end'), given_row("i-2", '"fine"'), given_row("i-3", '"a"b')]))
     assert keys(rows) == [None, "i-2", None]
-    assert rows[2].reasons == ("line: invalid CSV: ',' expected after '\"'",)
+    assert rows[2].reasons == (invalid("line", "invalid CSV: ',' expected after '\"'"),)
 
 
 def test_csv_too_many_unclosed_quotes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_csv_record_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(csv_file.csv, "field_size_limit", lambda size: None)
     rows = read("\n".join([THUMBS, given_row("i-1", '"no end'), *(given_row(f"i-{n}") for n in range(2, 30))]))
     assert keys(rows) == [None, *(f"i-{n}" for n in range(2, 30))]
-    assert rows[0].reasons == ("line: invalid CSV: a row of more than 300 bytes: is a quote not closed?",)
+    assert rows[0].reasons == (invalid("line", "invalid CSV: a row of more than 300 bytes: is a quote not closed?"),)
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
@@ -126,7 +126,7 @@ def test_csv_lines_without_a_filled_cell_are_skipped(ends: str) -> None:
 
 def test_csv_wrong_cell_is_refused_by_its_column() -> None:
     (found,) = read(f"{THUMBS}\n,02.09.2026,up,12,\n")
-    assert [reason.partition(":")[0] for reason in found.reasons] == ["interaction_id", "given_at"]
+    assert [reason.field for reason in found.reasons] == ["interaction_id", "given_at"]
     assert json.loads(found.raw) == {"given_at": "02.09.2026", "thumb": "up", "user": "12"}
     assert reparse(found.raw, found.source, found.line) == found
 
@@ -155,7 +155,7 @@ def test_csv_endless_first_line_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 def test_csv_unknown_column_refuses_rows_that_fill_it() -> None:
     rows = read(f"{THUMBS},coment\n{given_row('i-1')},\n{given_row('i-2')},?\n")
     assert keys(rows) == ["i-1", None]
-    assert rows[1].reasons == ("coment: unknown field, did you mean 'comment'?",)
+    assert rows[1].reasons == (invalid("coment", "unknown field, did you mean 'comment'?"),)
 
 
 def flat(fields: dict[str, Any]) -> dict[str, str]:

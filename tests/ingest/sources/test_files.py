@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.reasons import Reason
 from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.sources import SourceReader, files
 from abstain.ingest.sources.files import ExplicitFiles, FileSource, explicit_sources
@@ -63,7 +64,7 @@ def test_files_json_that_is_no_json_lines_is_an_error(tmp_path: Path, content: s
     with pytest.raises(AbstainError, match=f"a.jsonl: {says}.*: write one object a line"):
         read(file)
     (refused,), _ = read(file, scheduled=True)
-    assert says in refused.reasons[0]
+    assert says in refused.reasons[0].message
 
 
 @pytest.mark.heavy
@@ -179,7 +180,7 @@ def test_files_mirror_reports_present_and_vanished_documents(tmp_path: Path) -> 
     rows, second = read(tmp_path, dict(reading.outcome.state), mirror=True, scheduled=True)
     assert [found.source for found in rows if found.reasons] == ["cards.md", "rates.md"]
     assert [found.source for found in rows if found.document] == ["times.md"]
-    assert rows[0].is_document and rows[0].reasons == ("file: the file is empty",)
+    assert rows[0].is_document and rows[0].reasons == (Reason(Code.WRONG_FORMAT, "file", "the file is empty"),)
     assert (second.outcome.present, second.outcome.vanished) == (names - {"fees"}, {"fees"})
     rows, third = read(tmp_path, dict(second.outcome.state), mirror=True, scheduled=True)
     assert rows == []
@@ -232,7 +233,8 @@ def test_files_unreadable_file_is_an_error_or_a_refused_row(tmp_path: Path) -> N
     assert len({found.digest for found in refused.values()}) == len(UNREADABLE)
     for name, found in refused.items():
         assert found.line == 1
-        assert found.reasons[0].startswith(f"file: {UNREADABLE[name][1]}") and str(tmp_path) not in found.reasons[0]
+        reason = str(found.reasons[0])
+        assert reason.startswith(f"file: {UNREADABLE[name][1]}") and str(tmp_path) not in reason
     again, second = read(tmp_path, dict(reading.outcome.state), scheduled=True)
     assert again == [], "what cannot be read is not read again until it changes"
     assert second.outcome.state == reading.outcome.state
@@ -247,7 +249,7 @@ def test_files_file_that_could_not_be_reached_is_tried_again(tmp_path: Path, mon
         broken.setattr("fsspec.implementations.local.LocalFileOpener.read", lambda *_: os.read(-1, 1))
         broken.setattr("pyarrow.parquet.ParquetFile.iter_batches", lambda *_, **__: os.read(-1, 1))
         rows, reading = read(tmp_path, scheduled=True)
-    assert [found.code for found in rows] == [Code.NOT_READABLE, Code.NOT_READABLE]
+    assert [reason.code for found in rows for reason in found.reasons] == [Code.NOT_READABLE, Code.NOT_READABLE]
     assert contents(read(tmp_path, dict(reading.outcome.state), scheduled=True)[0]) == ["Interaction", "Interaction"]
 
 
@@ -265,7 +267,8 @@ def test_files_unfinished_file_is_read_when_complete(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     rows, reading = read(tmp_path, scheduled=True)
     assert 0 < len(contents(rows)) < 3000
-    assert [found.reasons[0][:38] for found in rows if found.reasons] == ["file: cannot be read: Compressed file "]
+    reasons = [str(reason) for found in rows for reason in found.reasons]
+    assert [reason[:38] for reason in reasons] == ["file: cannot be read: Compressed file "]
     (tmp_path / "a.jsonl.gz").write_bytes(whole)
     rows, reading = read(tmp_path, dict(reading.outcome.state), scheduled=True)
     assert (len(contents(rows)), [found for found in rows if found.reasons]) == (3000, [])
@@ -349,7 +352,7 @@ def test_files_document_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("abstain.ingest.sources.lines.LIMIT", 5000)
     (tmp_path / "a.md").write_text(markdown(body="word " * 2000))
     ((found,), _) = read(tmp_path)
-    assert found.is_document and found.reasons[0].startswith("line: 10,")
+    assert found.is_document and str(found.reasons[0]).startswith("line: 10,")
 
 
 def test_reading_has_an_outcome_after_its_last_row(tmp_path: Path) -> None:
@@ -420,7 +423,8 @@ def test_files_any_bytes_are_rows_or_one_error(
         rows, _ = read(file)
     except AbstainError as error:
         assert str(error).startswith(str(file)) and "\n" not in str(error)
-        assert found_anyway[-1].reasons == (str(error).replace(f"{file}: ", "file: ", 1),)
+        (reason,) = found_anyway[-1].reasons
+        assert str(reason) == str(error).replace(f"{file}: ", "file: ", 1)
         return
     assert found_anyway == rows
     assert all(bool(found.reasons) != bool(list(found.contents())) for found in rows)
@@ -435,7 +439,7 @@ def test_files_link_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> N
     secret.write_text("secret")
     (folder / name).symlink_to(secret)
     (found,), _ = read(folder, scheduled=True)
-    assert found.reasons[0].startswith(f"file: is a link out of {folder}") and b"secret" not in found.raw
+    assert str(found.reasons[0]).startswith(f"file: is a link out of {folder}") and b"secret" not in found.raw
     with pytest.raises(AbstainError, match="is a link out of"):
         read(folder)
 

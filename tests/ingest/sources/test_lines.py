@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.ingest.pipeline.parsing import too_large_reason
 from abstain.ingest.sources import lines as module
 from abstain.ingest.sources.lines import TooLong, lines, utf8, whole
 
@@ -56,7 +57,7 @@ def test_lines_too_long_line_is_counted_and_hashed(monkeypatch: pytest.MonkeyPat
     assert whole([long[:99], long[99:]]) == found
     assert isinstance(found, TooLong)
     row = found.row("a.jsonl", 7)
-    assert row.reasons == ("line: 19,000 bytes, 10,000 allowed",)
+    assert row.reasons == (too_large_reason("line", "19,000 bytes, 10,000 allowed"),)
     assert (row.source, row.line, row.raw, row.size, row.digest) == ("a.jsonl", 7, b"", len(long), found.sha256)
     exactly = long[:10_000]
     assert list(lines([exactly])) == [exactly]

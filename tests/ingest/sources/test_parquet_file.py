@@ -85,7 +85,7 @@ def test_parquet_zones_are_converted_and_nanoseconds_cut_off() -> None:
 )
 def test_parquet_wrong_value_is_refused_by_its_column(column: dict[str, Any], reason: str) -> None:
     (row,) = read(OWN | {"contexts": [[]]} | column)
-    assert any(one.startswith(reason) for one in row.reasons), row.reasons
+    assert any(str(one).startswith(reason) for one in row.reasons), row.reasons
     assert reparse(row.raw, row.source, 1) == row
 
 
@@ -98,7 +98,7 @@ def test_parquet_unreadable_value_refuses_its_row(field: str, values: pa.Array) 
     table = {"interaction_id": ["i-1", "i-2", "i-3"], "given_at": [later(1)] * 3, "thumb": ["up"] * 3}
     first, second, third = read(table | {field: values})
     assert first.feedback is not None and third.feedback is not None
-    assert second.reasons[0].startswith(f"{field}: ")
+    assert second.reasons[0].field == field
     assert b"unreadable" in second.raw and b'"i-2"' in second.raw
     assert reparse(second.raw, second.source, second.line) == second
 

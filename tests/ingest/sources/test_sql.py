@@ -181,7 +181,7 @@ def test_sql_bad_cell_refuses_its_row_only(database: Path) -> None:
     )
     run(database, "UPDATE thumbs SET interaction_id = CAST(x'ff' AS TEXT) WHERE id = 6")
     rows, _ = read(database)
-    assert [row.reasons[0].partition(":")[0] if row.reasons else None for row in rows] == [
+    assert [row.reasons[0].field if row.reasons else None for row in rows] == [
         None,
         "interaction_id",
         "given_at",

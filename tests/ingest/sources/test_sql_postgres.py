@@ -82,7 +82,7 @@ def test_postgres_native_types_are_read(url: str) -> None:
     assert state["tables"]["reviews"]["since"] == "2026-09-02T12:00:00"
     assert len(read(url, state, tables, naive_is_utc=True)[0]) == 4
     refused = read(url, tables=TablesConfig(reviews=TableConfig(table="sme.reviews")))[0]
-    assert refused[0].reasons[0].startswith("reviewed_at: value error, timestamp without a time zone")
+    assert str(refused[0].reasons[0]).startswith("reviewed_at: value error, timestamp without a time zone")
 
 
 def test_postgres_documented_warehouse_is_read(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.core.codes import Code
+from abstain.core.reasons import Reason, Reasons
 from abstain.data.store.profile import MEASURES
 from abstain.data.validation.results import SHOWN, CheckResult, ValidationResult
 from abstain.ingest.pipeline.report import IngestReport
@@ -47,6 +49,7 @@ def check(suite: str, column: str, unexpected: int = 0, severity: str = "error",
         sample=keys,
         messages=(told,) if told else keys,
         note=f"{column}: not liked",
+        code=Code.DRIFT if suite == "drift" else Code.FAILED_CHECK,
     )
 
 
@@ -55,6 +58,10 @@ def page_of(*results: ValidationResult) -> Page:
     markdown, page = validation_report(read, "retrain shiny-fox")
     assert said_on_page(page) == said_in_markdown(markdown)
     return Page(page)
+
+
+def failed(field: str, message: str) -> Reasons:
+    return (Reason(Code.FAILED_CHECK, field, message),)
 
 
 def rows_result(**changes: Any) -> ValidationResult:
@@ -73,9 +80,9 @@ FAILED = ValidationResult.merge(
         rows_result(
             checks=(check("interactions", "question_chars"), check("interactions", "answer_chars", 3)),
             reasons={
-                "interactions/q-17": ("answer: 31,204 characters, 20,000 allowed (validation.max_text_chars)",),
-                f"interactions/{HOSTILE}": ("asked_at: 86,400 s in the future",),
-                f"interactions/{'long' * 60}": ("contexts: no ingested document holds 'fees#1'",),
+                "interactions/q-17": failed("answer", "31,204 characters, 20,000 allowed (validation.max_text_chars)"),
+                f"interactions/{HOSTILE}": failed("asked_at", "86,400 s in the future"),
+                f"interactions/{'long' * 60}": failed("contexts", "no ingested document holds 'fees#1'"),
             },
         ),
         ValidationResult(
@@ -97,7 +104,7 @@ def test_a_sound_store_has_passed() -> None:
 def test_the_verdict_comes_first_then_the_rows_that_fail() -> None:
     failing = rows_result(
         checks=(check("interactions", "question_chars"), check("interactions", "answer_chars", 60)),
-        reasons={f"interactions/row-{at:03d}": (f"answer: reason {at}",) for at in range(60)},
+        reasons={f"interactions/row-{at:03d}": failed("answer", f"reason {at}") for at in range(60)},
     )
     words = page_of(failing).prose
     assert "✗ 1 expectation failed, by 60 rows interactions: answer_chars: not liked (60)" in words
@@ -148,8 +155,8 @@ def test_bars_are_shares_scaled_to_the_highest() -> None:
 
 @given(st.text(min_size=1), st.text())
 def test_whatever_a_row_holds_is_text_and_nothing_else(key: str, reason: str) -> None:
-    sound = page_of(rows_result(reasons={"interactions/x": ("y",)}))
-    page = page_of(rows_result(reasons={f"interactions/{key}": (reason,)}, notes=(reason,), figures={}))
+    sound = page_of(rows_result(reasons={"interactions/x": failed("y", "z")}))
+    page = page_of(rows_result(reasons={f"interactions/{key}": failed("y", reason)}, notes=(reason,), figures={}))
     assert set(page.tags) <= {*sound.tags, "ul", "li"} - {"script", "img", "iframe"}
     assert page.attributes("src") == []
     assert {*page.attributes("href")} <= {"data:,", *(f"#{name}" for name in page.attributes("id"))}
@@ -161,13 +168,14 @@ def report(**changes: Any) -> IngestReport:
     return IngestReport(**{**counts, "contracts": contracts, **changes})
 
 
-def refused(line: int, raw: str, reason: str) -> QuarantinedRow:
-    return QuarantinedRow(source="a.jsonl", line=line, digest=str(line), size=len(raw), raw=raw, reasons=(reason,))
+def refused(line: int, raw: str, field: str, message: str) -> QuarantinedRow:
+    reasons = (Reason(Code.INVALID_ROW, field, message),)
+    return QuarantinedRow(source="a.jsonl", line=line, digest=str(line), size=len(raw), raw=raw, reasons=reasons)
 
 
 REFUSED = [
-    refused(7, '{"question": "<script>alert(1)</script>"}', "answer: this field is missing"),
-    refused(9, "\\xff", "line: not valid UTF-8"),
+    refused(7, '{"question": "<script>alert(1)</script>"}', "answer", "this field is missing"),
+    refused(9, "\\xff", "line", "not valid UTF-8"),
 ]
 
 
@@ -181,7 +189,7 @@ def test_an_accepted_batch_says_what_it_brought() -> None:
     assert "New: 12 interactions, 3 feedback, 0 reviews, 0 documents." in words
     assert "20 read 12 accepted 1 duplicate 2 held 5 quarantined" in words
     assert "5 x answer: missing" in words
-    assert "a.jsonl, line 7 answer: this field is missing" in words and "and 3 more" in words
+    assert "a.jsonl, line 7 A103 answer: this field is missing" in words and "and 3 more" in words
     assert "2 thumbs and reviews wait for their interaction" in words
     assert "abstain quarantine retry ID" in words
     assert "alert(1)" not in words

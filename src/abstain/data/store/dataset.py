@@ -266,7 +266,7 @@ def file_name_problem(doc_id: str) -> str | None:
     """Why `doc_id` cannot name a file in data/documents; None where it can."""
     if _FILE_NAME.fullmatch(doc_id):
         return None
-    return f"doc_id: '{doc_id}' cannot name a file: use letters, digits, '.', '_' and '-', 128 at most"
+    return f"'{doc_id}' cannot name a file: use letters, digits, '.', '_' and '-', 128 at most"
 
 
 def read_rows(path: Path, contract: type[R]) -> Iterator[R]:

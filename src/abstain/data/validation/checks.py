@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from abstain.config.params import ValidationParams
+from abstain.core.codes import Code
 from abstain.core.contracts import SMALLEST_INCLUSION, Chunk, Document
+from abstain.core.reasons import Kind, Reason
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import Record
 
@@ -30,16 +32,16 @@ TABLES = ("interactions", "feedback", "reviews", "documents", "chunks")
 
 @dataclass(frozen=True)
 class Expectation:
-    """One expectation on one column; `reason` is the message for a row that fails.
+    """One expectation on one column; `reason` is that of a row that fails.
 
-    In it, `{value}` is the row's value, `{percent}` the value as a share, and `{row}` the row's name.
+    In its message, `{value}` is the row's value, `{percent}` the value as a share, and `{row}` the row's name.
 
     A missing value (None, nan) satisfies every expectation but `present`: there is nothing to check.
     """
 
     column: str
     expectation: str
-    reason: str
+    reason: Reason
     severity: Severity = "error"
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -65,18 +67,18 @@ class Known:
 
 
 def present(column: str) -> Expectation:
-    return Expectation(column, "ExpectColumnValuesToNotBeNull", f"{column}: this field is empty")
+    return Expectation(column, "ExpectColumnValuesToNotBeNull", _empty(column))
 
 
-def unique(column: str, reason: str) -> Expectation:
+def unique(column: str, reason: Reason) -> Expectation:
     return Expectation(column, "ExpectColumnValuesToBeUnique", reason)
 
 
-def one_of(column: str, values: list[Any], reason: str, severity: Severity = "error") -> Expectation:
+def one_of(column: str, values: list[Any], reason: Reason, severity: Severity = "error") -> Expectation:
     return Expectation(column, "ExpectColumnValuesToBeInSet", reason, severity, {"value_set": values})
 
 
-def between(column: str, reason: str, severity: Severity = "error", **bounds: Any) -> Expectation:
+def between(column: str, reason: Reason, severity: Severity = "error", **bounds: Any) -> Expectation:
     return Expectation(column, "ExpectColumnValuesToBeBetween", reason, severity, bounds)
 
 
@@ -85,44 +87,44 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-TOO_LONG = "allowed (validation.max_text_chars)"
-"""The end of the reason of a text that is too long."""
+def _failed(name: str, message: str, kind: Kind = Kind.OTHER) -> Reason:
+    return Reason(Code.FAILED_CHECK, name, message, kind)
+
+
+def _empty(name: str) -> Reason:
+    return _failed(name, "this field is empty")
+
+
+def _twice(name: str) -> Reason:
+    return _failed(name, "'{value}' occurs more than once")
 
 
 def _no_longer(name: str, params: ValidationParams, column: str | None = None) -> Expectation:
     limit = params.max_text_chars
-    reason = f"{name}: {{value}} characters, {limit} {TOO_LONG}"
-    return between(column or f"{name}_chars", reason, max_value=limit)
+    message = f"{{value}} characters, {limit} allowed (validation.max_text_chars)"
+    return between(column or f"{name}_chars", _failed(name, message, Kind.TOO_LONG), max_value=limit)
 
 
 def _not_ahead(name: str, params: ValidationParams) -> Expectation:
     skew = params.max_clock_skew_seconds
-    reason = f"{name}: {{value}} s in the future, {skew:g} allowed (validation.max_clock_skew_seconds)"
-    return between(f"{name}_seconds_ahead", reason, max_value=skew)
+    message = f"{{value}} s in the future, {skew:g} allowed (validation.max_clock_skew_seconds)"
+    return between(f"{name}_seconds_ahead", _failed(name, message), max_value=skew)
 
 
-def _new(column: str, reason: str) -> tuple[Expectation, Expectation]:
-    """Unique in this batch and in earlier ones."""
-    return unique(column, reason), one_of("known_before", [False], reason.replace("'{value}' ", ""))
-
-
-TOO_LATE = "allowed (validation.max_feedback_delay_days)"
-"""The end of the reason of a thumb or a review that came too late."""
+def _new(column: str, twice: Reason, known: Reason | None = None) -> tuple[Expectation, Expectation]:
+    """Unique in this batch, else `twice`, and in earlier ones, else `known`."""
+    return unique(column, twice), one_of("known_before", [False], known or twice)
 
 
 def _timely(name: str, params: ValidationParams) -> list[Expectation]:
     days = params.max_feedback_delay_days
-    late = f"{name}: {{value}} days after the question, {days:g} {TOO_LATE}"
-    skew = params.max_clock_skew_seconds / 86400
+    early = _failed(name, "before the question was asked ({value} days)")
+    message = f"{{value}} days after the question, {days:g} allowed (validation.max_feedback_delay_days)"
     return [
-        between("delay_days", f"{name}: before the question was asked ({{value}} days)", min_value=-skew),
-        between("delay_days", late, max_value=days),
+        between("delay_days", early, min_value=-params.max_clock_skew_seconds / 86400),
+        between("delay_days", _failed(name, message, Kind.TOO_LATE), max_value=days),
         _not_ahead(name, params),
     ]
-
-
-UNKNOWN_CONTEXTS = "contexts: no ingested document holds"
-"""The reason, before the chunks, of an answer whose documents may still come."""
 
 
 def suites(
@@ -135,65 +137,77 @@ def suites(
     """
     interactions = [
         present("interaction_id"),
-        *_new("interaction_id", "interaction_id: '{value}' occurs more than once"),
+        *_new("interaction_id", _twice("interaction_id"), _failed("interaction_id", "occurs more than once")),
         present("asked_at"),
         _not_ahead("asked_at", params),
-        between("question_chars", "question: this field is empty", min_value=1),
+        between("question_chars", _empty("question"), min_value=1),
         _no_longer("question", params),
-        between("answer_chars", "answer: this field is empty", min_value=1),
+        between("answer_chars", _empty("answer"), min_value=1),
         _no_longer("answer", params),
         _no_longer("contexts", params, "longest_context_chars"),
         present("model"),
-        between("contexts", "contexts: answered without any context", "warning", min_value=1),
-        one_of("scores_not_finite", [""], "writer: {value} is no finite number"),
-        between("largest_token_log_prob", "token_log_probs: {value} is above 0: no log-probability is", max_value=0),
-        one_of("decision", ["shown", "withheld"], "decision: '{value}' is neither shown nor withheld"),
-        between("propensity", "propensity: {value} is not in (0, 1]", min_value=0, max_value=1, strict_min=True),
-        one_of("decided", [True], "propensity: there is no decision beside it: shown or withheld"),
+        between("contexts", _failed("contexts", "answered without any context"), "warning", min_value=1),
+        one_of("scores_not_finite", [""], _failed("writer", "{value} is no finite number")),
+        between(
+            "largest_token_log_prob",
+            _failed("token_log_probs", "{value} is above 0: no log-probability is"),
+            max_value=0,
+        ),
+        one_of("decision", ["shown", "withheld"], _failed("decision", "'{value}' is neither shown nor withheld")),
+        between(
+            "propensity", _failed("propensity", "{value} is not in (0, 1]"), min_value=0, max_value=1, strict_min=True
+        ),
+        one_of("decided", [True], _failed("propensity", "there is no decision beside it: shown or withheld")),
     ]
     if with_documents:
+        unknown = _failed("contexts", "no ingested document holds {value}", Kind.UNKNOWN_CONTEXTS)
+        outdated = _failed("contexts", "{value} is not retrievable any more, or never was")
         interactions += [
-            one_of("unknown_contexts", [""], f"{UNKNOWN_CONTEXTS} {{value}}", unknown_contexts),
-            one_of("outdated_contexts", [""], "contexts: {value} is not retrievable any more, or never was", "warning"),
+            one_of("unknown_contexts", [""], unknown, unknown_contexts),
+            one_of("outdated_contexts", [""], outdated, "warning"),
         ]
-    known = one_of("interaction_known", [True], "interaction_id: there is no such interaction")
+    known = one_of("interaction_known", [True], _failed("interaction_id", "there is no such interaction"))
     return {
         "interactions": tuple(interactions),
         "feedback": (
             present("interaction_id"),
             known,
-            *_new("identity", "thumb: this user gave two thumbs at the same time"),
-            one_of("thumb", ["up", "down"], "thumb: '{value}' is neither up nor down"),
+            *_new("identity", _failed("thumb", "this user gave two thumbs at the same time")),
+            one_of("thumb", ["up", "down"], _failed("thumb", "'{value}' is neither up nor down")),
             *_timely("given_at", params),
             _no_longer("comment", params),
         ),
         "reviews": (
             present("interaction_id"),
             known,
-            *_new("identity", "review: this reviewer gave two verdicts at the same time"),
+            *_new("identity", _failed("review", "this reviewer gave two verdicts at the same time")),
             present("reviewer"),
             *_timely("reviewed_at", params),
             _no_longer("ideal_answer", params),
             between(
                 "inclusion_probability",
-                f"inclusion_probability: {{value}} is not in [{SMALLEST_INCLUSION:g}, 1]",
+                _failed("inclusion_probability", f"{{value}} is not in [{SMALLEST_INCLUSION:g}, 1]"),
                 min_value=SMALLEST_INCLUSION,
                 max_value=1,
             ),
         ),
         "documents": (
             present("doc_id"),
-            unique("doc_id", "doc_id: '{value}' occurs more than once"),
+            unique("doc_id", _twice("doc_id")),
             _not_ahead("updated_at", params),
-            between("chunks", "document: nothing in it can be retrieved: write text below a heading", min_value=1),
+            between(
+                "chunks",
+                _failed("document", "nothing in it can be retrieved: write text below a heading"),
+                min_value=1,
+            ),
         ),
         "chunks": (
             present("chunk_id"),
-            unique("chunk_id", "chunk_id: '{value}' occurs more than once"),
-            one_of("kind", ["text", "table", "list"], "kind: '{value}' is neither text, table nor list"),
-            between("text_chars", "text: this field is empty", min_value=1),
+            unique("chunk_id", _twice("chunk_id")),
+            one_of("kind", ["text", "table", "list"], _failed("kind", "'{value}' is neither text, table nor list")),
+            between("text_chars", _empty("text"), min_value=1),
             _no_longer("text", params),
-            one_of("document_known", [True], "doc_id: there is no such document"),
-            one_of("document_named", [True], "chunk_id: does not open with its doc_id and '#'"),
+            one_of("document_known", [True], _failed("doc_id", "there is no such document")),
+            one_of("document_named", [True], _failed("chunk_id", "does not open with its doc_id and '#'")),
         ),
     }

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from abstain.config.params import QualityParams
+from abstain.core.codes import Code
+from abstain.core.reasons import Reason
 from abstain.data.store.profile import MEASURES, Profile
 from abstain.data.validation.checks import between
 from abstain.data.validation.runner import ValidationResult, run_suites
@@ -30,10 +32,10 @@ def validate_drift(profiles: Sequence[Profile], params: QualityParams) -> Valida
         note = f"drift: not judged before there are two batches of {params.min_drift_rows:,} interactions each"
         return ValidationResult({"drift": 0}, notes=(note,))
     shifts = {name: stability_index(*(side.of(name) for side in compared)) for name in MEASURES}
-    reason = f"{{row}}: {{value}} from the batches before, {params.max_drift:g} allowed (quality.max_drift)"
+    message = f"{{row}}: {{value}} from the batches before, {params.max_drift:g} allowed (quality.max_drift)"
     return run_suites(
         {"drift": [{"row": f"drift/{name}", "shift": shift} for name, shift in shifts.items()]},
-        {"drift": (between("shift", reason, "warning", max_value=params.max_drift),)},
+        {"drift": (between("shift", Reason(Code.DRIFT, "", message), "warning", max_value=params.max_drift),)},
         figures={"drift": _figures(shifts, *compared, limit=params.max_drift)},
     )
 

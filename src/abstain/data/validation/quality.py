@@ -19,7 +19,9 @@ import numpy as np
 import pandas as pd
 
 from abstain.config.params import QualityParams
+from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
+from abstain.core.reasons import Reason
 from abstain.data.validation.checks import Expectation, Severity, between, one_of, percent
 from abstain.data.validation.runner import ValidationResult, run_suites
 
@@ -120,22 +122,35 @@ def _people(contradicting: Mapping[str, Any]) -> pd.DataFrame:
 def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
     low, experts = params.min_class_share, params.min_reviewed_share
 
+    def low_quality(message: str, field: str = "") -> Reason:
+        return Reason(Code.LOW_QUALITY, field, message)
+
     def at_most(column: str, name: str, message: str, severity: Severity = "warning") -> Expectation:
         bound = getattr(params, name)
-        return between(column, f"{message}, {percent(bound)} allowed (quality.{name})", severity, max_value=bound)
+        reason = low_quality(f"{message}, {percent(bound)} allowed (quality.{name})")
+        return between(column, reason, severity, max_value=bound)
 
     def expected(column: str, name: str, message: str, **bounds: float) -> Expectation:
         wanted = " to ".join(percent(bound) for bound in bounds.values())
-        return between(column, f"{message}, {wanted} expected (quality.{name})", "warning", **bounds)
+        return between(column, low_quality(f"{message}, {wanted} expected (quality.{name})"), "warning", **bounds)
 
     message = "{row}: {percent} of the answers are correct"
     return {
         "labels": (
-            one_of("straddles", [""], "group: {value}: a group may be on one side only (split.by, split.seed)"),
-            one_of("leaked", [False], "{row}: the same question and answer are trained on", "warning"),
+            one_of(
+                "straddles",
+                [""],
+                low_quality("{value}: a group may be on one side only (split.by, split.seed)", "group"),
+            ),
+            one_of("leaked", [False], low_quality("{row}: the same question and answer are trained on"), "warning"),
         ),
         "people": (
-            one_of("contradicts", [""], "judgements that contradict the others' beyond chance: {value}", "warning"),
+            one_of(
+                "contradicts",
+                [""],
+                Reason(Code.CONTRADICTS_OTHERS, "", "judgements that contradict the others' beyond chance: {value}"),
+                "warning",
+            ),
         ),
         "splits": (
             at_most("leaked_share", "max_leaked_share", "{row}: {percent} of the answers are trained on too", "error"),

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from abstain.core.codes import Code
+from abstain.core.reasons import Reasons
 from abstain.data.validation.checks import TABLES, Severity
 
 SAMPLE = 5
@@ -26,20 +27,11 @@ UNITS = {"drift": "measures", "splits": "splits", "labels": "labelled answers", 
 """Names for the rows of tables other than those of data/."""
 
 
-CODES = {
-    "drift": Code.DRIFT,
-    "splits": Code.LOW_QUALITY,
-    "labels": Code.LOW_QUALITY,
-    "people": Code.CONTRADICTS_OTHERS,
-}
-"""The cause of a failed check, by its suite; for the tables of data/ it is `FAILED_CHECK`."""
-
-
 @dataclass(frozen=True)
 class CheckResult:
     """One expectation's outcome. `sample` holds the keys of the first failing rows, `messages` what is wrong with them.
 
-    `note` is the message for a failing row without its value.
+    `note` is the message for a failing row without its value, `code` the cause.
     """
 
     suite: str
@@ -52,6 +44,7 @@ class CheckResult:
     sample: tuple[str, ...]
     messages: tuple[str, ...]
     note: str
+    code: Code
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ class ValidationResult:
 
     rows: Mapping[str, int]
     checks: tuple[CheckResult, ...] = ()
-    reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reasons: Mapping[str, Reasons] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
     unlisted: int = 0
@@ -107,15 +100,15 @@ class ValidationResult:
         for check in self.warnings:
             if check.suite in TABLES:
                 share = f"{check.unexpected:,} of {self.rows[check.suite]:,} {check.suite}"
-                lines.append(f"{Code.FAILED_CHECK} {share}: {check.note}")
+                lines.append(f"{check.code} {share}: {check.note}")
             else:
-                lines += [f"{CODES[check.suite]} {message}" for message in check.messages]
+                lines += [f"{check.code} {message}" for message in check.messages]
         return lines
 
     def first_failure(self) -> str:
         """One line about the first row that fails, in the order of their names."""
         key = min(self.reasons)
-        return f"{' '.join(key.split())} first: {'; '.join(self.reasons[key])}"
+        return f"{' '.join(key.split())} first: {'; '.join(map(str, self.reasons[key]))}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the same rows give the same dictionary, in the same order."""
@@ -127,7 +120,7 @@ class ValidationResult:
             "warnings": self.warning_lines(),
             "expectations": [asdict(check) for check in self.checks],
             "failing": self.failing,
-            "reasons": {key: list(self.reasons[key]) for key in sorted(self.reasons)},
+            "reasons": {key: list(map(str, self.reasons[key])) for key in sorted(self.reasons)},
             "figures": dict(self.figures),
         }
 

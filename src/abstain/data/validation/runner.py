@@ -15,10 +15,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from abstain.config.params import ValidationParams
+from abstain.core.reasons import Reason
 from abstain.data.validation.checks import Expectation, Known, Severity, ValidatedRows, percent, suites
 from abstain.data.validation.columns import Table, tables
 from abstain.data.validation.results import SAMPLE, CheckResult, ValidationResult
@@ -58,11 +60,12 @@ def run_suites(
     """Check each table, which has a column `row` of unique keys, against the suite of its name; skip empty ones."""
     filled = {name: table for name, table in tables.items() if len(table)}
     checks: list[CheckResult] = []
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[Reason]] = {}
     for name, failures in _evaluate(filled, suites).items():
         for check, failing in zip(suites[name], failures, strict=True):
-            messages = [
-                _tell(check, row, value) for row, value in failing[: SAMPLE if check.severity == "warning" else None]
+            failed = [
+                _reason_of(check, row, value)
+                for row, value in failing[: SAMPLE if check.severity == "warning" else None]
             ]
             checks.append(
                 CheckResult(
@@ -74,12 +77,13 @@ def run_suites(
                     success=not failing,
                     unexpected=len(failing),
                     sample=tuple(row for row, _ in failing[:SAMPLE]),
-                    messages=tuple(messages[:SAMPLE]),
-                    note=check.reason.format(value="…", percent="…", row="…"),
+                    messages=tuple(map(str, failed[:SAMPLE])),
+                    note=str(_filled(check.reason, value="…", percent="…", row="…")),
+                    code=check.reason.code,
                 )
             )
             if check.severity == "error":
-                for (row, _), reason in zip(failing, messages, strict=True):
+                for (row, _), reason in zip(failing, failed, strict=True):
                     reasons.setdefault(row, []).append(reason)
     return ValidationResult(
         rows={name: len(table) for name, table in tables.items()},
@@ -137,9 +141,13 @@ def _failing(result: Any, check: Expectation) -> Failing:
     return [(index["row"], index[check.column]) for index in indices]
 
 
-def _tell(check: Expectation, row: str, value: Any) -> str:
+def _reason_of(check: Expectation, row: str, value: Any) -> Reason:
     share = percent(value) if isinstance(value, float) else ""
-    return check.reason.format(value=_readable(value), percent=share, row=_readable(row.partition("/")[2]))
+    return _filled(check.reason, value=_readable(value), percent=share, row=_readable(row.partition("/")[2]))
+
+
+def _filled(reason: Reason, **values: str) -> Reason:
+    return replace(reason, message=reason.message.format(**values))
 
 
 def _readable(value: Any) -> str:

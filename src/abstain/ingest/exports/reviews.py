@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from abstain.core.contracts import VERDICTS
-from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
+from abstain.ingest.pipeline.parsing import ParsedRow, invalid, parse_object
 
 _OLDEST = datetime.min.replace(tzinfo=UTC)
 
@@ -46,7 +46,8 @@ def review_row(key: ReviewKey, parts: list[ScoredPart]) -> ParsedRow:
         fields |= part.says
     row = parse_object(fields, ordered[-1].source, ordered[-1].number)
     contradicted = sorted({name for name in fields if len(_last_values(ordered, name)) > 1})
-    reasons = [f"review: two scores of the same time contradict each other about {name}" for name in contradicted]
+    message = "two scores of the same time contradict each other about"
+    reasons = [invalid("review", f"{message} {name}") for name in contradicted]
     return replace(row, review=None, reasons=(*row.reasons, *reasons)) if reasons else row
 
 

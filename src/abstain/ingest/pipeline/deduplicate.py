@@ -17,17 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Document, Feedback, Interaction, Review
+from abstain.core.reasons import Kind, Reason, Reasons
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import Record, Stored, interaction_identity, line_of
 from abstain.ingest.pipeline.parsing import ParsedRow
 
 Outcome = Literal["accepted", "duplicate", "held", "quarantined"]
-Reasons = tuple[str, ...]
 Decision = tuple[Outcome, Reasons]
-
-SAME_MOMENT = "this user's thumb of the same time is known"
-"""The beginning of the reason, after its field, of a thumb that contradicts another one of the same user and time."""
 
 
 @dataclass(frozen=True)
@@ -143,22 +141,26 @@ def settle_documents(
         if is_known(doc_id, version):
             return "duplicate", ()
         if document.updated_at < best.updated_at:
-            return "quarantined", (f"updated_at: a newer version of the document '{doc_id}' is known",)
-        return "quarantined", (
-            f"updated_at: other content of the document '{doc_id}' has the same date: write a newer one",
-        )
+            return "quarantined", (_conflict("updated_at", f"a newer version of the document '{doc_id}' is known"),)
+        message = f"other content of the document '{doc_id}' has the same date: write a newer one"
+        return "quarantined", (_conflict("updated_at", message),)
 
     decisions = tuple(decide(row, version) for row, version in zip(rows, versions, strict=True))
     return decisions, winners
 
 
-def _difference(row: Stored, known: Stored) -> str:
+def _difference(row: Stored, known: Stored) -> Reason:
     differing = ", ".join(name for name in type(row).model_fields if getattr(row, name) != getattr(known, name))
     match row:
         case Interaction():
             one_line = " ".join(row.interaction_id.split())
-            return f"interaction_id: '{one_line}' is known with other content (differs in {differing})"
+            return _conflict("interaction_id", f"'{one_line}' is known with other content (differs in {differing})")
         case Feedback():
-            return f"thumb: {SAME_MOMENT} with other content (differs in {differing})"
+            message = f"this user's thumb of the same time is known with other content (differs in {differing})"
+            return _conflict("thumb", message, Kind.SAME_MOMENT)
         case Review():
-            return f"review: this reviewer's verdict of the same time is known (differs in {differing})"
+            return _conflict("review", f"this reviewer's verdict of the same time is known (differs in {differing})")
+
+
+def _conflict(field: str, message: str, kind: Kind = Kind.OTHER) -> Reason:
+    return Reason(Code.FAILED_CHECK, field, message, kind)

@@ -18,6 +18,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Chunk, Document, Interaction, Review, document_of
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import as_lines, read_lines
+from abstain.core.reasons import Reason, Reasons
 from abstain.data.store.dataset import DataStore, DocumentVersion, Staging, suffix_of
 from abstain.data.store.key_index import AT_ONCE, IndexedWriter, KeyIndex
 from abstain.data.store.profile import Profiler
@@ -27,13 +28,12 @@ from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.pipeline.deduplicate import (
     Decision,
     Parsed,
-    Reasons,
     resolve_duplicates,
     settle_documents,
     version_of,
 )
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_line
-from abstain.ingest.pipeline.report import kinds
+from abstain.ingest.pipeline.report import without_particulars
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.refused_json import named_in
 from abstain.ingest.quarantine import (
@@ -54,7 +54,7 @@ BLOCK_BYTES = 64 * 1024 * 1024
 """Rows that are in memory together have about as many bytes at most: 20,000 of 3 kB each."""
 
 FORGOTTEN = ParsedRow(
-    "", 0, b"", reasons=("user: erasure was requested, so the row was not kept",), code=Code.ERASED_USER
+    "", 0, b"", reasons=(Reason(Code.ERASED_USER, "user", "erasure was requested, so the row was not kept"),)
 )
 """The record of a row from an erased user: only that it came."""
 
@@ -140,7 +140,7 @@ class IngestPipeline:
             try:
                 revised[doc_id] = self._revise(doc_id, row.document)
             except AbstainError as error:
-                uncut[version_of(row.raw)] = (f"document: {error}",)
+                uncut[version_of(row.raw)] = (Reason(Code.FAILED_CHECK, "document", str(error)),)
         return revised, uncut
 
     def _adopt(self, doc_id: str, row: ParsedRow | None, chunks: tuple[Chunk, ...]) -> None:
@@ -260,15 +260,14 @@ class IngestPipeline:
             if file:
                 self._cleared.add(digest_of(row))
             return
-        code = row.code if row.reasons else Code.FAILED_CHECK
-        redacted = tuple(f"{code} {self._privacy.redact_message(reason)}" for reason in reasons)
+        redacted = tuple(map(self._privacy.redact_reason, reasons))
         if waits:
             self.waiting += outcomes is self.outcomes
         else:
-            self.reasons.update(kinds(redacted))
+            self.reasons.update(without_particulars(redacted))
         if reasons == FORGOTTEN.reasons:
             return
-        is_new = not waits and not caused_by_person(row, reasons) and not self.quarantine.was_seen(row)
+        is_new = not waits and not caused_by_person(reasons) and not self.quarantine.was_seen(row)
         if outcomes is self.outcomes and is_new:
             self.newly_refused += 1
             self.refused_before = self.refused_before or (file.stem if file else "")

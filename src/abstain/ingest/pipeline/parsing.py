@@ -38,6 +38,7 @@ from abstain.core.contracts import (
 )
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import one_line, repeated_keys
+from abstain.core.reasons import Kind, Reason, Reasons
 from abstain.core.text import did_you_mean
 from abstain.data.store.dataset import file_name_problem
 from abstain.knowledge.documents.reader import KINDS, parse_document
@@ -56,9 +57,6 @@ ROW_VALUES = 5_000
 ROW_TOKENS = 100_000
 """The most values of `token_log_probs`."""
 
-BLANK = "only white space"
-"""The reason of a text without a word that a person can send: something was typed, or what may stay empty is."""
-
 _MAY_STAY_EMPTY = frozenset({"comment", "ideal_answer"})
 
 REASONS = 20
@@ -72,13 +70,13 @@ class ParsedRow:
     `source` and `line` are its position: file and line (from 1), or table and key. `digest` is the sha256 of the
     original text and `size` its length in bytes, where `raw` is not that text: because personal data was redacted (the
     row comes from the quarantine), or because it was too long to be held. `is_sampled`: the probability of its
-    review is the one with which it was drawn here. `code` is the cause of `reasons`.
+    review is the one with which it was drawn here.
     """
 
     source: str
     line: int
     raw: bytes
-    reasons: tuple[str, ...] = ()
+    reasons: Reasons = ()
     interaction: Interaction | None = None
     feedback: Feedback | None = None
     review: Review | None = None
@@ -86,7 +84,6 @@ class ParsedRow:
     digest: str | None = None
     size: int | None = None
     is_sampled: bool = False
-    code: Code = Code.INVALID_ROW
 
     @property
     def is_document(self) -> bool:
@@ -118,7 +115,7 @@ def parse_line(line: bytes, source: str, number: int) -> ParsedRow:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
-        return ParsedRow(source, number, line, (f"line: not valid UTF-8 ({where})",))
+        return ParsedRow(source, number, line, (invalid("line", f"not valid UTF-8 ({where})"),))
     fields = _fields_of(text)
     if too_many := _too_many(text, fields):
         return too_large(line, source, number, too_many)
@@ -128,9 +125,9 @@ def parse_line(line: bytes, source: str, number: int) -> ParsedRow:
     except ValidationError as error:
         reasons += tuple(_reason(problem, contract) for problem in islice(error.errors(), REASONS + 1))
     except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
-        reasons += ("line: a timestamp lies outside the years 1 to 9999",)
+        reasons += (invalid("line", "a timestamp lies outside the years 1 to 9999"),)
     if len(reasons) > REASONS:
-        reasons = (*reasons[:REASONS], f"row: it has more problems than these {REASONS}")
+        reasons = (*reasons[:REASONS], invalid("row", f"it has more problems than these {REASONS}"))
     if reasons:
         return ParsedRow(source, number, line, reasons)
     if isinstance(row, Feedback):
@@ -157,30 +154,40 @@ def read_document(content: bytes, source: str) -> ParsedRow:
     try:
         document = parse_document(content, source)
     except AbstainError as error:
-        reason = str(error).removeprefix(f"{source}: ")
-    else:
-        problem = file_name_problem(document.doc_id) or _control_problem(document)
-        if problem is None:
-            return ParsedRow(source, 1, content, document=document)
-        reason = problem
-    return ParsedRow(source, 1, content, reasons=(reason,))
+        problem = invalid("", str(error).removeprefix(f"{source}: "))
+        return ParsedRow(source, 1, content, (problem,))
+    if problems := _problems_of(document):
+        return ParsedRow(source, 1, content, problems)
+    return ParsedRow(source, 1, content, document=document)
 
 
-def _control_problem(document: Document) -> str | None:
-    """The field of `document`, besides its body, that holds a control character: a database refuses the first of them,
-    and a terminal obeys others."""
+def _problems_of(document: Document) -> Reasons:
+    """An id that names no file, and control characters in fields besides the body: a database refuses the first of
+    them, and a terminal obeys others."""
+    if problem := file_name_problem(document.doc_id):
+        return (invalid("doc_id", problem),)
     fields = {name: getattr(document, name) or "" for name in ("title", "product")}
     for name, value in {**fields, "entitlements": "".join(document.entitlements)}.items():
         if found := _CONTROL.search(value):
-            return f"'{name}' holds the control character U+{ord(found[0]):04X}: write it without"
-    return None
+            return (invalid(name, f"holds the control character U+{ord(found[0]):04X}: write it without"),)
+    return ()
+
+
+def invalid(field: str, message: str, kind: Kind = Kind.OTHER) -> Reason:
+    """A reason of the contract or of the format."""
+    return Reason(Code.INVALID_ROW, field, message, kind)
 
 
 def too_large(line: bytes, source: str, number: int, problem: str) -> ParsedRow:
     """The refused row for `line`, of which nothing but digest and size is kept."""
     digest = hashlib.sha256(line).hexdigest()
-    reason = f"row: {problem}: divide it, or leave out what is not needed"
-    return ParsedRow(source, number, b"", (reason,), digest=digest, size=len(line), code=Code.TOO_LARGE)
+    reason = too_large_reason("row", f"{problem}: divide it, or leave out what is not needed")
+    return ParsedRow(source, number, b"", (reason,), digest=digest, size=len(line))
+
+
+def too_large_reason(field: str, message: str) -> Reason:
+    """The reason of a row that is beyond a limit of what is read."""
+    return Reason(Code.TOO_LARGE, field, message, Kind.TOO_LARGE)
 
 
 def _fields_of(text: str) -> Any:
@@ -222,27 +229,38 @@ def _contract_of(fields: Any) -> type[Row]:
     return Feedback if is_thumb else ImportedInteraction
 
 
-def _said_twice(text: str) -> tuple[str, ...]:
+def _said_twice(text: str) -> Reasons:
     """A reason for each key that one object of `text` has twice: which of its values is meant is unknown."""
-    return tuple(f"{one_line(key)}: this key comes twice in one object" for key in repeated_keys(text))
+    return tuple(invalid(one_line(key), "this key comes twice in one object") for key in repeated_keys(text))
 
 
-def _reason(problem: Any, contract: type[BaseModel]) -> str:
-    """A pydantic problem as one line that begins with the field."""
+def _reason(problem: Any, contract: type[BaseModel]) -> Reason:
+    """A pydantic problem as a reason."""
     where = ".".join(one_line(str(part)) for part in problem["loc"]) or "row"
     message = " ".join(str(problem["msg"]).split())
     if isinstance(problem["input"], str) and (twice := _said_twice(problem["input"])):
-        return f"{where}: {twice[0]}"  # JSON in a cell of a table, which was left as it is
+        return invalid(where, str(twice[0]))  # JSON in a cell of a table, which was left as it is
     if problem["type"] == "json_invalid":
-        detail = str(problem["ctx"]["error"])
-        return f"line: {'truncated' if detail.startswith('EOF') else 'invalid'} JSON: {detail}"
+        kind = Kind.HALF_CHARACTER if _has_half_character(problem["input"]) else Kind.OTHER
+        return invalid("line", f"invalid JSON: {problem['ctx']['error']}", kind)
     if problem["type"] == "string_too_short" and (problem["input"] or problem["loc"][-1] in _MAY_STAY_EMPTY):
-        return f"{where}: {BLANK}"
+        return invalid(where, "only white space", Kind.BLANK)  # something was typed, or what may stay empty is
     if problem["type"] == "missing":
-        return f"{where}: this field is missing"
+        return invalid(where, "this field is missing")
     if problem["type"] == "extra_forbidden":
         *parents, name = problem["loc"]
         model = _PARTS.get(str(parents[0]), contract) if parents else contract
         hint = did_you_mean(str(name), model.model_fields, "known fields")
-        return f"{where}: unknown field, {hint}"
-    return f"{where}: {message[0].lower()}{message[1:]}"
+        return invalid(where, f"unknown field, {hint}")
+    return invalid(where, f"{message[0].lower()}{message[1:]}")
+
+
+def _has_half_character(text: str) -> bool:
+    """Whether `text` is JSON but for half of a character, as of an emoji that was cut."""
+    try:
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from abstain.core.markdown import document, heading, key_figures, list_section, paragraph, points
+from abstain.core.reasons import Reason
 from abstain.data.validation.runner import ValidationResult
 
-# A reason begins with its field; quoted values and figures after that distinguish rows, not reasons;
+# Quoted values and figures in a message distinguish rows, not reasons;
 # the hint of a misspelt field, and an example of how to write it, stay.
 _PARTICULARS = re.compile(r"(as in \S+)|(?<!mean )'[^']*'|(?<![\w.])-?\d[\d,.]*(?:e[+-]?\d+)?")
 
@@ -102,12 +103,12 @@ class IngestReport:
         return [*notes, *self.source_notes]
 
 
-def kinds(reasons: Iterable[str]) -> list[str]:
-    """Reasons grouped into kinds: values are blanked, and each kind counts once a row."""
-    return list(dict.fromkeys(_PARTICULARS.sub(lambda found: found[1] or "…", reason) for reason in reasons))
+def without_particulars(reasons: Iterable[Reason]) -> list[str]:
+    """Reasons as they are counted: values are blanked, and equal ones of a row count once."""
+    return list(dict.fromkeys(_PARTICULARS.sub(lambda found: found[1] or "…", reason.coded) for reason in reasons))
 
 
-def count_reasons(reasons: Iterable[Iterable[str]]) -> dict[str, int]:
-    """The number of rows refused for each kind of reason, the commonest first."""
-    found = Counter(kind for row in reasons for kind in kinds(row))
+def count_reasons(reasons: Iterable[Iterable[Reason]]) -> dict[str, int]:
+    """The number of rows refused for each reason without its particulars, the commonest first."""
+    found = Counter(text for row in reasons for text in without_particulars(row))
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))

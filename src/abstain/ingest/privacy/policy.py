@@ -21,13 +21,14 @@ from abstain.config.params import PrivacyParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Feedback, Interaction, Review, Row
 from abstain.core.markdown import plain
+from abstain.core.reasons import Reason
 from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
 from abstain.ingest.privacy.redaction import Redactor
 from abstain.ingest.privacy.refused_json import Rules, redact_json
 
 LONGEST_MESSAGE = 1_000
-"""Characters of a reason or error: a field's name may be as long as a row."""
+"""Characters of a reason's message or of an error: a field's name may be as long as a row."""
 
 R = TypeVar("R", bound=Row)
 Change = Callable[[str], str]
@@ -107,6 +108,10 @@ class Privacy:
         """`message`, which may quote what somebody typed, as it may be reported: redacted, printable, on one line."""
         shown = plain(self.redact(message))
         return shown if len(shown) <= LONGEST_MESSAGE else f"{shown[:LONGEST_MESSAGE]}…"
+
+    def redact_reason(self, reason: Reason) -> Reason:
+        """`reason` with its field and message as they may be reported."""
+        return replace(reason, field=self.redact_message(reason.field), message=self.redact_message(reason.message))
 
     def redact_refused(self, row: ParsedRow) -> str | None:
         """The text of a refused `row` that may be kept; None where it cannot be parsed. Nothing is counted.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, ImportedFeedback, ImportedInteraction, ImportedReview, Review
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
+from abstain.ingest.pipeline.parsing import ParsedRow, invalid, parse_object
 from abstain.ingest.sources.cells import TableRecord, column_problem, object_of
 from abstain.ingest.sources.lines import LIMIT, TooLong
 
@@ -73,7 +73,7 @@ def csv_records(
             if isinstance(line, TooLong):
                 yield line.row(source, number)
             else:
-                yield ParsedRow(source, number, line.rstrip(b"\r\n"), (f"line: invalid CSV: {error}",))
+                yield ParsedRow(source, number, line.rstrip(b"\r\n"), (invalid("line", f"invalid CSV: {error}"),))
             continue
         if not any(cell.strip() for cell in cells):
             continue
@@ -82,8 +82,8 @@ def csv_records(
             yield TableRecord(number, dict(zip(columns, cells, strict=True)))
         else:
             raw = b"\n".join(line for _, line in feed.record if isinstance(line, bytes)).rstrip(b"\r\n")
-            reason = f"line: {len(cells)} cells, but the header names {len(columns)} columns: they are shifted"
-            yield ParsedRow(source, number, raw, (reason,))
+            problem = f"{len(cells)} cells, but the header names {len(columns)} columns: they are shifted"
+            yield ParsedRow(source, number, raw, (invalid("line", problem),))
 
 
 def _read_header(feed: _Feed, shown: str, known: frozenset[str] | None) -> tuple[str, list[str]]:

@@ -163,7 +163,7 @@ def _records(storage: Storage, file: Stored) -> Iterator[ExportRecord]:
         for number, line in enumerate(lines(chunks), start=1):
             where = f"{file.shown} line {number}"
             if isinstance(line, TooLong):
-                raise _damaged(where, line.row(file.name, number).reasons[0].removeprefix("line: "))
+                raise _damaged(where, line.row(file.name, number).reasons[0].message)
             if line.strip():
                 yield _object(_parse(line, where), file, number)
 
@@ -172,7 +172,7 @@ def _whole(records: Iterable[TableRecord | ParsedRow], file: Stored) -> Iterator
     """Yield `records`. Raises `AbstainError` at one that cannot be read."""
     for record in records:
         if isinstance(record, ParsedRow):
-            raise _damaged(f"{file.shown} line {record.line}", record.reasons[0].partition(": ")[2])
+            raise _damaged(f"{file.shown} line {record.line}", record.reasons[0].message)
         yield record
 
 

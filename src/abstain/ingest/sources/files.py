@@ -19,6 +19,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import make_home
 from abstain.core.filesystem import is_url, name_at
 from abstain.core.json_lines import no_lines
+from abstain.core.reasons import Reason
 from abstain.ingest.pipeline.parsing import ParsedRow, is_document, parse_line, read_document
 from abstain.ingest.sources import SourceModel, SourceReader, SourceState
 from abstain.ingest.sources.csv_file import read_csv
@@ -148,8 +149,8 @@ def known_version(file: Stored, error: AbstainError) -> str | None:
 def refused_file(file: Stored, error: AbstainError) -> ParsedRow:
     """Return the row that stands for an unreadable file; its `digest` is the same for every attempt at this version."""
     digest = hashlib.sha256(f"{file.name}\0{file.version}".encode("utf-8", "surrogateescape")).hexdigest()
-    reason = f"file: {error.message.removeprefix(f'{file.shown}: ')}"
-    return ParsedRow(file.name, 1, b"", (reason,), digest=digest, code=error.code)
+    reason = Reason(error.code, "file", error.message.removeprefix(f"{file.shown}: "))
+    return ParsedRow(file.name, 1, b"", (reason,), digest=digest)
 
 
 def _read_file(storage: Storage, file: Stored) -> Iterator[ParsedRow]:

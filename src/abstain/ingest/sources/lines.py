@@ -7,8 +7,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from abstain.core.codes import Code
-from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.pipeline.parsing import ParsedRow, too_large_reason
 
 LIMIT = 16 * 1024 * 1024
 """The longest line or document, in bytes."""
@@ -26,8 +25,8 @@ class TooLong:
 
     def row(self, source: str, number: int) -> ParsedRow:
         """The refused row that stands for it."""
-        reason = f"line: {self.size:,} bytes, {LIMIT:,} allowed"
-        return ParsedRow(source, number, b"", (reason,), digest=self.sha256, size=self.size, code=Code.TOO_LARGE)
+        reason = too_large_reason("line", f"{self.size:,} bytes, {LIMIT:,} allowed")
+        return ParsedRow(source, number, b"", (reason,), digest=self.sha256, size=self.size)
 
 
 def utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import translate_errors
-from abstain.ingest.pipeline.parsing import ROW_BYTES, ParsedRow, parse_object
+from abstain.ingest.pipeline.parsing import ROW_BYTES, ParsedRow, parse_object, too_large_reason
 from abstain.ingest.sources.cells import TableRecord, column_problem, object_of
 from abstain.ingest.sources.lines import LIMIT
 from abstain.ingest.sources.storage import RATIO, UNPACKED
@@ -105,11 +105,9 @@ def parquet_records(file: IO[bytes], source: str, shown: str, limit: int = LIMIT
                 problem = f"its first {number:,} rows unpack to {taken:,} bytes, {10 * RATIO:,} times the file allowed"
                 raise AbstainError(Code.TOO_LARGE, f"{shown}: {problem}: write less into one file")
             if cells is None:
-                reason = (
-                    f"row: about {bytes_of_it:,} bytes, {limit:,} allowed: divide it, or leave out what is not needed"
-                )
+                problem = f"about {bytes_of_it:,} bytes, {limit:,} allowed: divide it, or leave out what is not needed"
                 raw = f"{source} row {number}".encode()
-                yield ParsedRow(source, number, raw, (reason,), size=bytes_of_it, code=Code.TOO_LARGE)
+                yield ParsedRow(source, number, raw, (too_large_reason("row", problem),), size=bytes_of_it)
             else:
                 yield TableRecord(number, cells)
 

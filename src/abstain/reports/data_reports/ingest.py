@@ -30,7 +30,7 @@ def ingest_report(
         rows: those in the quarantine. Their raw text is not shown: more people may read the report than the data.
         refused: why the batch was refused whole; None where it was not.
     """
-    failing = ((f"{row.source}, line {row.line:,}", row.reasons) for row in rows)
+    failing = ((f"{row.source}, line {row.line:,}", [reason.coded for reason in row.reasons]) for row in rows)
     result = report.validation.to_dict() if report.validation else None
     drift = result["figures"].get("drift") if result else None
     markdown = document(
