@@ -1,5 +1,6 @@
 import hashlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import Quarantine
 from abstain.ingest.sources.files import explicit_sources
-from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, row, thumb, verdict, write_lines
+from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, interaction, row, thumb, verdict, write_lines
 
 LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
 
@@ -37,52 +38,42 @@ def file(tmp_path: Path) -> Path:
         row("i-3", thumb=thumb("down")),
         alone(thumb(user="ann"), "i-9"),
         alone(thumb(user="bob"), "i-9"),
-        {**alone(thumb(user="ann")), "mood": "bad"},
+        alone(thumb("down", user="ann", comment="as Ann said"), "i-1"),  # not what she had said at that time
     )
 
 
 OF_ANN = [
     '{"interaction_id": "a", "thumb": "up", "given_at": "x", "user": ["ann"]}',
     '{"thumb": {"user": {"id": "ann"}, "comment": "as Ann said"}}',
-    '{"thumb": {"user": {"ann": true}}}',
     '{"user_id": "ann", "coment": "as Ann said"}',
     '{"User": " ann ", "note": "as Ann said"}',
-    '{"events": [{"by": [{"userId": "ann"}]}, {"text": "as Ann said"}]}',
     '{"question": 1, "thumb": {"given_at": "x", "thumb": "up", "user": "ann", "comment": "as Ann said"}}',
     '{"payload": "{\\"user\\": \\"ann\\", \\"text\\": \\"as Ann said\\"}"}',
     '[{"user": "ann", "comment": "as Ann said"}]',
     '{"user": "ann", "user": "bob", "comment": "as Ann said"}',
     '{"user": "ann", "comment": "as Ann sa',
-    "[" * 3000,
-    '{"a":' * 3000,
 ]
-"""Refused lines of Ann, however they are broken; of the last six nothing is kept, so there is nothing to remove."""
+"""Lines of Ann that break their contract."""
 
 
 @pytest.mark.parametrize("pseudonym", ["ann", "u-5eed"])
-def test_refused_rows_of_any_shape_go_and_do_not_come_back(tmp_path: Path, pseudonym: str) -> None:
+def test_of_a_row_that_breaks_its_contract_nothing_is_kept(tmp_path: Path, pseudonym: str) -> None:
     data, file = tmp_path / "data", tmp_path / "a.jsonl"
-    others = ['{"user": "annette", "note": "no"}', '{"user": "Ann", "note": "no"}', '{"note": "I am ann"}']
-    file.write_text("\n".join([*OF_ANN, *others]))
+    file.write_text("\n".join(OF_ANN))
     privacy = Privacy(user=lambda name: "u-5eed" if name.strip() == "ann" else name) if pseudonym != "ann" else None
-    ingest(explicit_sources([str(file)]), data, LENIENT, NOW, privacy=privacy, validate=accept_all)
-    assert erase_rows(DataStore(data), "ann", pseudonym) == {"feedback": 0, "quarantine": 7}
-    kept = [row.raw for path in Quarantine(data).files() for row in Quarantine(data).rows(path) if row.raw]
-    assert kept == others and "as Ann said" not in everything(data)
-    again = ingest(explicit_sources([str(file)]), data, LENIENT, NOW, privacy=privacy, validate=accept_all)
-    assert again.reasons["A106 user: erasure was requested, so the row was not kept"] == 7
-    late = write_lines(tmp_path / "late.jsonl", {"usr": ["ann"], "note": "as Ann said, later"})
-    report = ingest(explicit_sources([str(late)]), data, LENIENT, NOW, privacy=privacy, validate=accept_all)
-    assert report.quarantined == 1 and "as Ann said" not in everything(data)
+    report = ingest(explicit_sources([str(file)]), data, LENIENT, NOW, privacy=privacy, validate=accept_all)
+    assert report.quarantined == len(OF_ANN)
+    assert not re.search(r"\bann\b|Ann|5eed", everything(data))
+    assert [row.raw for path in Quarantine(data).files() for row in Quarantine(data).rows(path)] == [None] * len(OF_ANN)
 
 
 def test_refused_rows_of_a_removed_interaction_go_with_it(tmp_path: Path, file: Path) -> None:
     data, lines = tmp_path / "data", tmp_path / "b.jsonl"
     take(data, file)
-    lines.write_text('{"interaction_id": "i-1", "reviewer": "sme", "ideal_answer": "as Ann said"}\n')
-    take(data, lines)
+    write_lines(lines, row("i-1", answer="as Ann said"))  # another answer than is known
+    assert take(data, lines).quarantined == 1 and "as Ann said" in everything(data)
     assert erase_rows(DataStore(data), "ann", "ann", with_interactions=True)["quarantine"] == 2
-    lines.write_text('{"interaction_id": " i-1", "reviewer": "sme", "ideal_answer": "as Ann said, too"}\n')
+    write_lines(lines, row(" i-1", answer="as Ann said, too"))
     assert take(data, lines).quarantined == 1 and "as Ann said" not in everything(data)
 
 
@@ -99,7 +90,7 @@ def test_a_valid_row_that_waits_is_kept_without_the_thumb_of_an_erased_user(tmp_
 
     assert ingest(explicit_sources([str(late)]), data, LENIENT, NOW, validate=refuse_all).quarantined == 1
     (kept,) = (one for path in Quarantine(data).files() for one in Quarantine(data).rows(path))
-    assert kept.raw and json.loads(kept.raw) == {key: value for key, value in waits.items() if key != "thumb"}
+    assert list(kept.reparse().contents()) == [interaction("i-7")] and "as Ann said" not in everything(data)
     assert kept.digest == digest and kept.size == len(json.dumps(waits))
 
 

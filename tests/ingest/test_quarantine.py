@@ -1,14 +1,16 @@
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.reasons import Kind, Reason
+from abstain.core.reasons import Reason, ReasonKind
 from abstain.data.store.dataset import DataStore, Staging
-from abstain.ingest.pipeline.parsing import ParsedRow, invalid
-from abstain.ingest.privacy.policy import Privacy
+from abstain.ingest.pipeline.parsing import ParsedRow, invalid, parse_line
 from abstain.ingest.quarantine import NOT_KEPT, Quarantine, QuarantinedRow, Writer, digest_of, require_unblocked
+from tests.data.builders import alone, row, thumb, verdict
 
 
 def at(raw: bytes) -> ParsedRow:
@@ -20,10 +22,8 @@ def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
     with Staging(DataStore(data)) as staging:
         writer = Writer(staging)
         for number, raw in enumerate(raws, start=1):
-            row = ParsedRow("a.jsonl", number, raw)
-            writer.add(
-                QuarantinedRow.of(row, [invalid("field", f"'{number}' is odd")], Privacy.off().redact_refused(row))
-            )
+            row = parse_line(raw, "a.jsonl", number)
+            writer.add(QuarantinedRow.of(row, [invalid("field", f"'{number}' is odd")]))
         name = writer.close()
         assert name
         if blocking:
@@ -34,17 +34,26 @@ def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
     return name
 
 
-@pytest.mark.parametrize("kept", ['{"a": "<M>"}', None])
-def test_quarantined_row_is_known_by_what_came(kept: str | None) -> None:
-    came = ParsedRow("a.jsonl", 7, b'{"a": "a@b.example"}')
-    why = (Reason(Code.FAILED_CHECK, "given_at", "too late", Kind.TOO_LATE), invalid("line", "why"))
-    row = QuarantinedRow.model_validate_json(QuarantinedRow.of(came, why, kept).canonical(), strict=True)
-    assert (row.source, row.line, row.size, row.raw, row.reasons) == ("a.jsonl", 7, len(came.raw), kept, why)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        row(thumb=thumb(user="u-1"), review=verdict()),
+        alone(thumb(user="u-1", comment="a \u2028 b")),
+        alone(verdict()),
+        row(anwser="no"),
+        alone(thumb(user_id="u-1")),
+    ],
+)
+def test_quarantined_row_is_known_by_what_came(fields: dict[str, Any]) -> None:
+    came = parse_line(json.dumps(fields).encode(), "a.jsonl", 7)
+    why = (Reason(Code.FAILED_CHECK, "given_at", "too late", ReasonKind.TOO_LATE), invalid("line", "why"))
+    row = QuarantinedRow.model_validate_json(QuarantinedRow.of(came, why).canonical(), strict=True)
+    assert (row.source, row.line, row.size, row.reasons) == ("a.jsonl", 7, len(came.raw), why)
     again = row.reparse()  # when it is tried again
     assert row.digest == digest_of(came) == digest_of(again)
-    assert again.raw == (kept or "").encode() and again.reasons
-    assert (again.reasons == (NOT_KEPT,)) == (kept is None)
-    assert QuarantinedRow.of(again, why, kept) == row
+    assert (again.reasons == (NOT_KEPT,)) == (row.raw is None) == bool(came.reasons)
+    assert list(again.contents()) == list(came.contents())
+    assert QuarantinedRow.of(again, why) == row
 
 
 def test_the_same_rows_make_the_same_file_and_others_another(tmp_path: Path) -> None:
@@ -101,24 +110,29 @@ def test_a_block_is_lifted_by_a_good_batch_of_its_sources_alone(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "goes"),
+    ("fields", "goes"),
     [
-        ('{"user": "u-1"}', True),
-        ('{"thumb": {"user": "u-1", "thumb": 3}}', True),
-        ('{"user": "u-12"}', False),
-        ('{"interaction_id": "u-1"}', False),
+        (alone(thumb(user="u-1")), True),
+        (alone(thumb(user=" u-1 ")), True),
+        (row(thumb=thumb(user="u-1")), True),
+        (alone(thumb(user="u-12")), False),
+        (alone(verdict(reviewer="u-1")), False),
+        (row("u-1"), False),
+        (row("gone"), True),
+        (alone(verdict(), "gone"), True),
     ],
 )
-def test_the_rows_of_a_user_are_dropped(tmp_path: Path, text: str, goes: bool) -> None:
-    refuse(tmp_path, text.encode(), b"{")
-    assert Quarantine(tmp_path).drop_of({"u-1"}) == int(goes)
-    left = [row.raw for row in Quarantine(tmp_path).rows(Quarantine(tmp_path).find(""))]
-    assert left == ([] if goes else [text]) + [None]
-    assert Quarantine(tmp_path).was_discarded(at(text.encode())) == goes
+def test_the_rows_of_a_user_are_dropped(tmp_path: Path, fields: dict[str, Any], goes: bool) -> None:
+    text = json.dumps(fields).encode()
+    refuse(tmp_path, text, b"{")
+    assert Quarantine(tmp_path).drop_of({"u-1"}, {"gone"}) == int(goes)
+    left = [row.line for row in Quarantine(tmp_path).rows(Quarantine(tmp_path).find(""))]
+    assert left == [2] if goes else left == [1, 2]
+    assert Quarantine(tmp_path).was_discarded(parse_line(text, "a.jsonl", 1)) == goes
 
 
 def test_with_a_users_last_row_goes_what_it_blocked(tmp_path: Path) -> None:
-    refuse(tmp_path, b'{"user": "u-1"}', blocking="too many")
+    refuse(tmp_path, json.dumps(alone(thumb(user="u-1"))).encode(), blocking="too many")
     assert Quarantine(tmp_path).drop_of({"u-1"}) == 1
     require_unblocked(tmp_path)
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from abstain.core.codes import Code
 
 
-class Kind(StrEnum):
+class ReasonKind(StrEnum):
     """What a reason is about, as far as something depends on it."""
 
     BLANK = "blank"
@@ -28,7 +28,7 @@ class Reason:
     code: Code
     field: str
     message: str
-    kind: Kind = Kind.OTHER
+    kind: ReasonKind = ReasonKind.OTHER
 
     def __str__(self) -> str:
         """Return the field, if there is one, and the message."""

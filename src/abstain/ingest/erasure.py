@@ -2,9 +2,9 @@
 
 Notes:
 
-* A user's rows are those that carry the pseudonym: thumbs with their comments, accepted, held or refused; a refused
-  row anywhere in it, under any spelling of `user` that redaction recognises. An interaction carries no user; on
-  request, those that the user rated are removed too, with all verdicts on them.
+* A user's rows are those that carry the pseudonym: thumbs with their comments, accepted, held or refused. A refused row
+  that breaks its contract was not kept. An interaction carries no user; on request, those that the user rated are
+  removed too, with all verdicts on them.
 * Erased users are stored by pseudonym alone, and removed interactions by their identity: rows re-sent by a source are
   rejected.
 * Earlier versions of data/ stay in the DVC cache and remote until `dvc gc`: history is not rewritten.

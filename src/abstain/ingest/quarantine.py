@@ -6,8 +6,8 @@
 
 Notes:
 
-* Only text that can be parsed is kept, redacted. Of any other row there are its place, digest, length and reasons: it
-  can be fixed at its source alone.
+* Only the text of a row that meets its contract is kept, redacted. Of any other row there are its place, digest, length
+  and reasons: it can be fixed at its source alone.
 * A row is stored once, however often a source gives it again: its key is the digest of its raw text. The key of a thumb
   or review that came alone is the digest of its contents, because a held one has no other text.
 * A row that is refused for what a person did does not count towards the failure limit (`caused_by_person`).
@@ -33,20 +33,21 @@ from abstain.core.contracts import Row
 from abstain.core.errors import AbstainError
 from abstain.core.files import to_json, write_atomically
 from abstain.core.json_lines import as_lines
-from abstain.core.reasons import Kind, Reason, Reasons
+from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.data.store.dataset import Staging, read_rows
-from abstain.ingest.pipeline.parsing import ParsedRow, invalid, is_document, reparse
+from abstain.ingest.pipeline.parsing import ParsedRow, invalid, kept_text, reparse
 from abstain.ingest.pipeline.report import count_reasons
-from abstain.ingest.privacy.refused_json import named_in
+from abstain.ingest.privacy.pseudonyms import bare_name
 
 FOLDER = "quarantine"
 _TYPED = frozenset({"question", "answer", "comment", "ideal_answer"})
-_BY_PERSON = frozenset({Kind.HALF_CHARACTER, Kind.SAME_MOMENT, Kind.TOO_LARGE})
+_BY_PERSON = frozenset({ReasonKind.HALF_CHARACTER, ReasonKind.SAME_MOMENT, ReasonKind.TOO_LARGE})
 _BY_PERSON_IN = frozenset(
-    {(kind, field) for kind in (Kind.BLANK, Kind.TOO_LONG) for field in _TYPED} | {(Kind.TOO_LATE, "given_at")}
+    {(kind, field) for kind in (ReasonKind.BLANK, ReasonKind.TOO_LONG) for field in _TYPED}
+    | {(ReasonKind.TOO_LATE, "given_at")}
 )
 NOT_KEPT = invalid(
-    "row", "its text was not kept, because it cannot be parsed: fix it at the source and ingest that again"
+    "row", "its text was not kept, because it breaks its contract: fix it at the source and ingest that again"
 )
 
 
@@ -54,7 +55,7 @@ class QuarantinedRow(Row):
     """A refused line or document, with its position and every reason.
 
     `digest` is the row's key (`digest_of`), `size` its length in bytes, `raw` its text with personal data redacted;
-    None where it cannot be parsed.
+    None where it breaks its contract.
     """
 
     source: str
@@ -65,10 +66,11 @@ class QuarantinedRow(Row):
     reasons: Reasons
 
     @classmethod
-    def of(cls, row: ParsedRow, reasons: Iterable[Reason], raw: str | None) -> QuarantinedRow:
+    def of(cls, row: ParsedRow, reasons: Iterable[Reason]) -> QuarantinedRow:
+        """The record of `row`, whose contents are redacted."""
         size = len(row.raw) if row.size is None else row.size
         place = {"source": row.source, "line": row.line, "digest": digest_of(row)}
-        return cls(**place, size=size, raw=raw, reasons=tuple(reasons))
+        return cls(**place, size=size, raw=kept_text(row), reasons=tuple(reasons))
 
     @property
     def waits(self) -> bool:
@@ -156,10 +158,10 @@ class Quarantine:
         """
 
         def is_theirs(row: QuarantinedRow) -> bool:
-            if row.raw is None or is_document(row.source):  # a row whose text was not kept names no one
-                return False
-            named = named_in(row.raw.encode())
-            return not named.users.isdisjoint(names) or not named.interactions.isdisjoint(interactions)
+            parsed = row.reparse()  # a row whose text was not kept names no one
+            is_from_user = parsed.feedback is not None and bare_name(parsed.feedback.user or "") in names
+            about = parsed.interaction or parsed.feedback or parsed.review
+            return is_from_user or (about is not None and about.interaction_id in interactions)
 
         return sum(self._drop(path, is_theirs) for path in self.files())
 
@@ -247,7 +249,7 @@ def require_unblocked(data: Path) -> None:
 
 def waits_for_documents(reasons: Iterable[Reason]) -> bool:
     """Whether all of `reasons` are that no ingested document holds the row's chunks."""
-    return all(reason.kind is Kind.UNKNOWN_CONTEXTS for reason in reasons)
+    return all(reason.kind is ReasonKind.UNKNOWN_CONTEXTS for reason in reasons)
 
 
 def caused_by_person(reasons: Iterable[Reason]) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from abstain.config.params import ValidationParams
 from abstain.core.codes import Code
 from abstain.core.contracts import SMALLEST_INCLUSION, Chunk, Document
-from abstain.core.reasons import Kind, Reason
+from abstain.core.reasons import Reason, ReasonKind
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import Record
 
@@ -87,7 +87,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _failed(name: str, message: str, kind: Kind = Kind.OTHER) -> Reason:
+def _failed(name: str, message: str, kind: ReasonKind = ReasonKind.OTHER) -> Reason:
     return Reason(Code.FAILED_CHECK, name, message, kind)
 
 
@@ -102,7 +102,7 @@ def _twice(name: str) -> Reason:
 def _no_longer(name: str, params: ValidationParams, column: str | None = None) -> Expectation:
     limit = params.max_text_chars
     message = f"{{value}} characters, {limit} allowed (validation.max_text_chars)"
-    return between(column or f"{name}_chars", _failed(name, message, Kind.TOO_LONG), max_value=limit)
+    return between(column or f"{name}_chars", _failed(name, message, ReasonKind.TOO_LONG), max_value=limit)
 
 
 def _not_ahead(name: str, params: ValidationParams) -> Expectation:
@@ -122,7 +122,7 @@ def _timely(name: str, params: ValidationParams) -> list[Expectation]:
     message = f"{{value}} days after the question, {days:g} allowed (validation.max_feedback_delay_days)"
     return [
         between("delay_days", early, min_value=-params.max_clock_skew_seconds / 86400),
-        between("delay_days", _failed(name, message, Kind.TOO_LATE), max_value=days),
+        between("delay_days", _failed(name, message, ReasonKind.TOO_LATE), max_value=days),
         _not_ahead(name, params),
     ]
 
@@ -160,7 +160,7 @@ def suites(
         one_of("decided", [True], _failed("propensity", "there is no decision beside it: shown or withheld")),
     ]
     if with_documents:
-        unknown = _failed("contexts", "no ingested document holds {value}", Kind.UNKNOWN_CONTEXTS)
+        unknown = _failed("contexts", "no ingested document holds {value}", ReasonKind.UNKNOWN_CONTEXTS)
         outdated = _failed("contexts", "{value} is not retrievable any more, or never was")
         interactions += [
             one_of("unknown_contexts", [""], unknown, unknown_contexts),

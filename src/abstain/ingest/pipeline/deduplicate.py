@@ -19,7 +19,7 @@ from typing import Literal
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Document, Feedback, Interaction, Review
-from abstain.core.reasons import Kind, Reason, Reasons
+from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import Record, Stored, interaction_identity, line_of
 from abstain.ingest.pipeline.parsing import ParsedRow
@@ -157,10 +157,10 @@ def _difference(row: Stored, known: Stored) -> Reason:
             return _conflict("interaction_id", f"'{one_line}' is known with other content (differs in {differing})")
         case Feedback():
             message = f"this user's thumb of the same time is known with other content (differs in {differing})"
-            return _conflict("thumb", message, Kind.SAME_MOMENT)
+            return _conflict("thumb", message, ReasonKind.SAME_MOMENT)
         case Review():
             return _conflict("review", f"this reviewer's verdict of the same time is known (differs in {differing})")
 
 
-def _conflict(field: str, message: str, kind: Kind = Kind.OTHER) -> Reason:
+def _conflict(field: str, message: str, kind: ReasonKind = ReasonKind.OTHER) -> Reason:
     return Reason(Code.FAILED_CHECK, field, message, kind)

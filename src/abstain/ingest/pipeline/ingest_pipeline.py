@@ -7,7 +7,6 @@ earlier batches.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +34,6 @@ from abstain.ingest.pipeline.deduplicate import (
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_line
 from abstain.ingest.pipeline.report import without_particulars
 from abstain.ingest.privacy.policy import Privacy
-from abstain.ingest.privacy.refused_json import named_in
 from abstain.ingest.quarantine import (
     Quarantine,
     QuarantinedRow,
@@ -231,24 +229,13 @@ class IngestPipeline:
 
     def _admit(self, row: ParsedRow) -> ParsedRow:
         """`row` without content that must not be kept: personal data, and all content from an erased user."""
-        if row.reasons:
-            return replace(FORGOTTEN, source=row.source, line=row.line) if self._names_erased(row) else row
         admitted = self._privacy.apply(row)
         part = admitted.interaction or admitted.feedback or admitted.review
         is_gone = part is not None and interaction_identity(part.interaction_id).hex() in self._gone
         is_theirs = admitted.feedback is not None and admitted.feedback.user in self._forgotten
         if is_gone or (is_theirs and admitted.interaction is None):
             return replace(FORGOTTEN, source=row.source, line=row.line)
-        return _without_thumb(admitted) if is_theirs else admitted
-
-    def _names_erased(self, row: ParsedRow) -> bool:
-        """Whether a row that cannot be parsed names an erased user, or is about a removed interaction."""
-        if row.is_document or not (self._forgotten or self._gone):
-            return False
-        named = named_in(row.raw)
-        return any(self._privacy.pseudonym(user) in self._forgotten for user in named.users) or any(
-            interaction_identity(about).hex() in self._gone for about in named.interactions
-        )
+        return replace(admitted, feedback=None) if is_theirs else admitted
 
     def _count(self, row: ParsedRow, decision: Decision, outcomes: Counter[str]) -> None:
         """Count the outcome of a row, and keep it if it is refused. Only rows of this batch count towards the limit."""
@@ -272,7 +259,7 @@ class IngestPipeline:
             self.newly_refused += 1
             self.refused_before = self.refused_before or (file.stem if file else "")
         if file is None and not self.quarantine.was_discarded(row):
-            self._writer.add(QuarantinedRow.of(row, redacted, self._privacy.redact_refused(row)))
+            self._writer.add(QuarantinedRow.of(row, redacted))
 
     # The end
 
@@ -320,14 +307,6 @@ def blocks(rows: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
 def _rows(lines: Sequence[Record]) -> ValidatedRows:
     interactions, feedback, reviews = ([line for line in lines if type(line.row) is contract] for contract in TABLES)
     return ValidatedRows(interactions, feedback, reviews)
-
-
-def _without_thumb(row: ParsedRow) -> ParsedRow:
-    """`row` without its thumb, in its text as well: that is what stays of it where it is refused."""
-    fields = {name: value for name, value in json.loads(row.raw).items() if name != "thumb"}
-    raw = json.dumps(fields, ensure_ascii=False).encode()
-    size = len(row.raw) if row.size is None else row.size
-    return replace(row, feedback=None, raw=raw, digest=digest_of(row), size=size)
 
 
 def _document_of(key: str) -> str:

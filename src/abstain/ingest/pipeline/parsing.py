@@ -38,7 +38,7 @@ from abstain.core.contracts import (
 )
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import one_line, repeated_keys
-from abstain.core.reasons import Kind, Reason, Reasons
+from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.core.text import did_you_mean
 from abstain.data.store.dataset import file_name_problem
 from abstain.knowledge.documents.reader import KINDS, parse_document
@@ -107,6 +107,26 @@ def reparse(raw: bytes, source: str, number: int) -> ParsedRow:
     return read_document(raw, source) if is_document(source) else parse_line(raw, source, number)
 
 
+def kept_text(row: ParsedRow) -> str | None:
+    """The text of `row` from which it can be parsed again as it is now; None where it has no contents.
+
+    A document has the text in which it came, if that is UTF-8.
+    """
+    if row.document is not None:
+        try:
+            return row.raw.decode("utf-8")
+        except UnicodeDecodeError:  # a page of HTML declares its own encoding
+            return None
+    if row.interaction is None:
+        part = row.feedback or row.review
+        return part.canonical() if part else None
+    fields = row.interaction.model_dump(mode="json")
+    for name, part in (("thumb", row.feedback), ("review", row.review)):
+        if part is not None:
+            fields[name] = part.model_dump(mode="json", exclude={"interaction_id"})
+    return json.dumps(fields, ensure_ascii=False)
+
+
 def parse_line(line: bytes, source: str, number: int) -> ParsedRow:
     """One JSON object: a row of the import format, a `Feedback` or a `Review`, distinguished by its fields."""
     if len(line) > ROW_BYTES:
@@ -173,7 +193,7 @@ def _problems_of(document: Document) -> Reasons:
     return ()
 
 
-def invalid(field: str, message: str, kind: Kind = Kind.OTHER) -> Reason:
+def invalid(field: str, message: str, kind: ReasonKind = ReasonKind.OTHER) -> Reason:
     """A reason of the contract or of the format."""
     return Reason(Code.INVALID_ROW, field, message, kind)
 
@@ -187,7 +207,7 @@ def too_large(line: bytes, source: str, number: int, problem: str) -> ParsedRow:
 
 def too_large_reason(field: str, message: str) -> Reason:
     """The reason of a row that is beyond a limit of what is read."""
-    return Reason(Code.TOO_LARGE, field, message, Kind.TOO_LARGE)
+    return Reason(Code.TOO_LARGE, field, message, ReasonKind.TOO_LARGE)
 
 
 def _fields_of(text: str) -> Any:
@@ -241,10 +261,10 @@ def _reason(problem: Any, contract: type[BaseModel]) -> Reason:
     if isinstance(problem["input"], str) and (twice := _said_twice(problem["input"])):
         return invalid(where, str(twice[0]))  # JSON in a cell of a table, which was left as it is
     if problem["type"] == "json_invalid":
-        kind = Kind.HALF_CHARACTER if _has_half_character(problem["input"]) else Kind.OTHER
+        kind = ReasonKind.HALF_CHARACTER if _has_half_character(problem["input"]) else ReasonKind.OTHER
         return invalid("line", f"invalid JSON: {problem['ctx']['error']}", kind)
     if problem["type"] == "string_too_short" and (problem["input"] or problem["loc"][-1] in _MAY_STAY_EMPTY):
-        return invalid(where, "only white space", Kind.BLANK)  # something was typed, or what may stay empty is
+        return invalid(where, "only white space", ReasonKind.BLANK)  # something was typed, or what may stay empty is
     if problem["type"] == "missing":
         return invalid(where, "this field is missing")
     if problem["type"] == "extra_forbidden":

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.text import did_you_mean
-from abstain.ingest.privacy.pieces import Pieces, cards, emails, hinted, ibans, ssns, windows
+from abstain.ingest.privacy.pieces import Pieces, cards, emails, hinted, ibans, matching, phones, windows
 from abstain.ingest.privacy.recognizers import NAMES, pattern_recognizers
 
 RARE: dict[str, float] = {
@@ -24,11 +24,16 @@ RARE: dict[str, float] = {
     "PHONE_NUMBER": 0.4,
     "US_SSN": 0.5,
 }
-"""Entities that are possible only where `pieces.may_hold_any` is true (of phone numbers, the international ones), with
-the best score of each."""
+"""Entities that have pieces of their own, with the best score of each."""
 
-_INTERNATIONAL_PHONE = hinted(r"[+\uff0b]\W{0,8}\d")
-_NATIONAL_PHONE = hinted(r"\d(?:\W{0,4}\d){6}")
+_PIECES: dict[str, Pieces] = {
+    "CREDIT_CARD": cards,
+    "EMAIL_ADDRESS": emails,
+    "IBAN_CODE": ibans,
+    "PHONE_NUMBER": phones,
+    "US_SSN": matching(r"\b\d{3}[- .]?\d{2}[- .]?\d{4}\b"),
+}
+_NATIONAL_PHONES = hinted(r"\d(?:\W{0,4}\d){6}")
 
 
 def require_known(names: Collection[str], min_score: float) -> None:
@@ -50,17 +55,7 @@ def require_known(names: Collection[str], min_score: float) -> None:
 
 
 def pieces_of(name: str, *, national_phones: bool) -> Pieces:
-    """The pieces of a text that the recognizer of `name` has to search."""
-    match name:
-        case "CREDIT_CARD":
-            return cards
-        case "EMAIL_ADDRESS":
-            return emails
-        case "IBAN_CODE":
-            return ibans
-        case "PHONE_NUMBER":
-            return _NATIONAL_PHONE if national_phones else _INTERNATIONAL_PHONE
-        case "US_SSN":
-            return ssns
-        case _:
-            return windows
+    """The pieces of a view that the recognizer of `name` has to search."""
+    if name == "PHONE_NUMBER" and national_phones:
+        return _NATIONAL_PHONES
+    return _PIECES.get(name, windows)

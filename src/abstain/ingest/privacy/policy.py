@@ -5,7 +5,7 @@ Notes:
 * Question, answer, comment and ideal answer are redacted. Contexts are the handbook's text, which is not secret and
   must stay as the base model read it; `privacy.redact_contexts` is for other retrieved content.
 * Redaction comes before deduplication, so that a row ingested again is a duplicate, and held, refused or reported rows
-  contain no more than an accepted row. Of a refused row that cannot be parsed nothing is kept, since a user's id in it
+  contain no more than an accepted row. Of a refused row that breaks its contract nothing is kept: a user's id in it
   cannot be told from other text.
 * Reviewers are accountable for their verdicts, so their names stay unless `privacy.pseudonymise_reviewers` is set.
 """
@@ -25,7 +25,6 @@ from abstain.core.reasons import Reason
 from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
 from abstain.ingest.privacy.redaction import Redactor
-from abstain.ingest.privacy.refused_json import Rules, redact_json
 
 LONGEST_MESSAGE = 1_000
 """Characters of a reason's message or of an error: a field's name may be as long as a row."""
@@ -47,7 +46,6 @@ class Privacy:
     ) -> None:
         self._redactor, self._contexts, self._user, self._reviewer = redactor, contexts, user, reviewer
         self._counts: Counter[str] = Counter()
-        self._rules = Rules(text=self._quietly, user=user, reviewer=reviewer, contexts=contexts)
         self._is_off = redactor is None and user is None and reviewer is None
 
     @classmethod
@@ -113,18 +111,6 @@ class Privacy:
         """`reason` with its field and message as they may be reported."""
         return replace(reason, field=self.redact_message(reason.field), message=self.redact_message(reason.message))
 
-    def redact_refused(self, row: ParsedRow) -> str | None:
-        """The text of a refused `row` that may be kept; None where it cannot be parsed. Nothing is counted.
-
-        Of a row it is JSON; parsing that gives the row that `apply` gives. A document's text stays as it is.
-        """
-        if not row.is_document:
-            return redact_json(row.raw, self._rules)
-        try:
-            return row.raw.decode("utf-8") if row.document else None
-        except UnicodeDecodeError:  # a page of HTML declares its own encoding
-            return None
-
     def pseudonym(self, user: str) -> str:
         """The name of `user` in data/: the id itself where `privacy.pseudonymise` is off."""
         return self._user(user) if self._user else user
@@ -146,9 +132,6 @@ class Privacy:
 
     def _maybe(self, text: str | None) -> str | None:
         return None if text is None else self.redact(text)
-
-    def _quietly(self, text: str) -> str:
-        return text if self._redactor is None else self._redactor.redact(text)[0]
 
 
 def _with(row: R, **values: str | tuple[Context, ...] | None) -> R:

@@ -90,8 +90,11 @@ def pattern_finder(entity: str, phone_regions: Sequence[str] = ()) -> Find:
             recognizer = kind()
 
     def find(text: str) -> list[EntityHit]:
-        # Upper case where case means nothing: Presidio reads no IBAN in small letters.
-        found = recognizer.analyze(text.upper() if entity == "IBAN_CODE" else text, [entity])
+        if entity == "IBAN_CODE":  # Presidio reads none in small letters
+            text = text.upper()
+        elif entity == "EMAIL_ADDRESS":  # nor a domain with two hyphens together, as in xn--mnchen-3ya.de
+            text = text.replace("--", "-0")
+        found = recognizer.analyze(text, [entity])
         return [EntityHit(entity, hit.start, hit.end, hit.score) for hit in found]
 
     return find

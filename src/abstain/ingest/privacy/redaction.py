@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from abstain.config.params import PrivacyParams
 from abstain.ingest.privacy.entities import RARE, pieces_of, require_known
-from abstain.ingest.privacy.pieces import canonical, may_hold_any, windows
-from abstain.ingest.privacy.plain import joined, may_be_joined, plain
+from abstain.ingest.privacy.pieces import canonical, windows
 from abstain.ingest.privacy.recognizers import (
     NAMES,
     EntityHit,
@@ -27,6 +26,7 @@ from abstain.ingest.privacy.recognizers import (
     require_names,
     require_regions,
 )
+from abstain.ingest.privacy.view import view_of
 
 _ANY_NAME = "names"
 
@@ -47,16 +47,13 @@ class Redactor:
         if self._names:
             require_names(params.names_pipeline)
         national = bool(params.phone_regions)
-        self._always = bool(self._names) or not RARE.keys() >= set(wanted) or national
         self._patterns = [(name, pieces_of(name, national_phones=national)) for name in wanted if name not in NAMES]
-        self._keep = {kept.strip().casefold() for kept in params.keep}
+        self._keep = {view_of(kept).text.strip().casefold() for kept in params.keep}
         self._finders: dict[str, Find] = {}
 
     def redact(self, text: str) -> tuple[str, Counter[str]]:
         """`text` without the entities, and how many of each were in it; the same object where there was none."""
         removed: Counter[str] = Counter()
-        if not self._always and not may_hold_any(text):
-            return text, removed
         while spans := merge(self._hits(text)):  # each turn leaves less outside of placeholders, so it ends
             parts, done = [], 0
             for entity, start, end, _ in spans:
@@ -68,21 +65,15 @@ class Redactor:
 
     def _hits(self, text: str) -> Iterator[EntityHit]:
         seen = self._placeholder.sub(lambda match: "\n" * len(match[0]), text) if "<" in text else text
-        views = dict.fromkeys((seen, plain(seen)))
         if self._names:  # first, since without them Presidio is imported without torch, which a pipeline may need
             for start, ends in windows(seen):
                 yield from self._first(_ANY_NAME, seen, start, ends)
-        for view in views:
-            yield from self._patterned(view)
-        if may_be_joined(seen):
-            view, begins, finishes = joined(seen)
-            for hit in self._patterned(view) if view not in views else ():
-                yield hit._replace(start=begins[hit.start], end=finishes[hit.end - 1])
-
-    def _patterned(self, view: str) -> Iterator[EntityHit]:
+        view = view_of(seen)
         for entity, pieces in self._patterns:
-            for start, ends in pieces(view):
-                yield from self._first(entity, view, start, ends)
+            for start, ends in pieces(view.text):
+                for hit in self._first(entity, view.text, start, ends):
+                    begin, end = view.place(hit.start, hit.end)
+                    yield hit._replace(start=begin, end=end)
 
     def _first(self, entity: str, text: str, start: int, ends: Iterable[int]) -> Iterator[EntityHit]:
         """The hits from `start` to the first of `ends` that gives any."""

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.ingest.privacy.view import view_of
+
+ODD = "aZ9@ .-\n\u00ad\u0301\u00e9\uff21\u24ea\u2469\ufb01\u0660\u8bf7\u0430%40&#64;"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Ann & 5 %, a%4x &#6;", "Ann & 5 %, a%4x &#6;"),
+        ("ann&#64;b.de c%40d.de e&#X40;f.de", "ann@b.de c@d.de e@f.de"),
+        ("\uff21\uff11\u2460\u00b2\u0664\u0967\u277a", "A112415"),
+        ("so\u00adft\u200b wo\ufeffrd", "soft word"),
+        ("M\u00fcller Mu\u0308ller", "Muller Muller"),
+        ("\u8bf7ann\u8c22 \u0e02 \u0645", "\nann\n \n \n"),
+        ("\u0430\u043d\u043d \u03bd", "\u0430\u043d\u043d \u03bd"),
+        ("\u00a0\u2011\u2013\u3000|\u3002\uff0e", " -- |.."),
+        ("\ufb01\u338f", "fikg"),
+    ],
+)
+def test_view_shows_what_patterns_read(text: str, shown: str) -> None:
+    assert view_of(text).text == shown
+
+
+@given(st.text() | st.text(alphabet=ODD))
+def test_view_places_cover_the_text_in_order(text: str) -> None:
+    view = view_of(text)
+    assert len(view.starts) == len(view.text) + 1 and view.starts[-1] == len(text)
+    places = [view.place(at, at + 1) for at in range(len(view.text))]
+    assert all(start < end for start, end in places)
+    assert all(one == other or one[1] == other[0] for one, other in pairwise(places))
+
+
+def test_view_place_takes_whole_characters() -> None:
+    view = view_of("x\u00ad of\ufb01ce\u0301!")
+    at = view.text.index("fi")
+    assert view.text == "x office!"
+    assert view.place(at, at + 1) == view.place(at, at + 2) == (5, 6)
+    assert view.place(view.text.index("e"), len(view.text) - 1) == (7, 9)
