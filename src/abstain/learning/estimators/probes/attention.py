@@ -40,7 +40,7 @@ class AttentionProbe(DescentProbe):
 
     @classmethod
     def description(cls, params: ProbeParams) -> str:
-        return f"attention pooling with {HEADS} heads, {cls.training(params)}"
+        return f"attention pooling with {HEADS} heads, {cls.describe_training(params)}"
 
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         standard = self.dropout(self.standardised(states))

@@ -31,7 +31,7 @@ class DescentProbe(Probe):
     """A probe whose path is its epochs."""
 
     @classmethod
-    def training(cls, params: ProbeParams) -> str:
+    def describe_training(cls, params: ProbeParams) -> str:
         """The end of its description: how it is trained."""
         huber = f" + {params.huber_lambda:g} x Huber (delta {HUBER_DELTA:g})" if params.huber_lambda else " alone"
         return f"cross-entropy{huber}; dropout {params.dropout:g}, seed {params.seed}"

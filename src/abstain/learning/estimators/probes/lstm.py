@@ -34,7 +34,7 @@ class LSTMProbe(DescentProbe):
 
     @classmethod
     def description(cls, params: ProbeParams) -> str:
-        return f"LSTM({params.hidden}), {cls.training(params)}"
+        return f"LSTM({params.hidden}), {cls.describe_training(params)}"
 
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         return self.reader(self.standardised(states), lengths)  # type: ignore[no-any-return]

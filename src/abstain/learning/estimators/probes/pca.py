@@ -51,7 +51,7 @@ class PCAProbe(DescentProbe):
 
     @classmethod
     def description(cls, params: ProbeParams) -> str:
-        return f"LSTM({params.hidden}) on {COMPONENTS} principal components, {cls.training(params)}"
+        return f"LSTM({params.hidden}) on {COMPONENTS} principal components, {cls.describe_training(params)}"
 
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         return self.reader(self.standardised(states) @ self.projection, lengths)  # type: ignore[no-any-return]
