@@ -31,7 +31,7 @@ _PIECES: dict[str, Pieces] = {
     "EMAIL_ADDRESS": emails,
     "IBAN_CODE": ibans,
     "PHONE_NUMBER": phones,
-    "US_SSN": matching(r"\b\d{3}[- .]?\d{2}[- .]?\d{4}\b"),
+    "US_SSN": matching(r"\d{3}(?<!\w...)[- .]?\d{2}[- .]?\d{4}\b"),
 }
 _NATIONAL_PHONES = hinted(r"\d(?:\W{0,4}\d){6}")
 

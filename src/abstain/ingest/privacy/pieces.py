@@ -42,8 +42,13 @@ _CARDS = tuple(
 )
 _DOUBLED = bytes.maketrans(b"0123456789", b"0246813579")
 
-_IBAN = rf"[A-Za-z]{{2}}\d\d(?=((?:{_SEPARATOR}{{0,3}}[A-Za-z0-9]){{11,30}}))"
-_FIRST_IBAN, _NEXT_IBAN = re.compile(rf"(?<![^\W_]){_IBAN}"), re.compile(_IBAN)
+_TWELVE = re.compile(rf"\d(?:{_SEPARATOR}{{0,3}}\d){{11}}")
+
+_ACCOUNT = rf"(?=((?:{_SEPARATOR}{{0,3}}[A-Za-z0-9]){{11,30}}))"
+_FIRST_IBAN = re.compile(
+    rf"\d\d(?<=[A-Za-z]{{2}}..)(?<![^\W_]....){_ACCOUNT}"
+)  # few texts have digits, all have letters
+_NEXT_IBAN = re.compile(rf"(?<=[A-Za-z]{{2}})\d\d{_ACCOUNT}")
 _NUMBERS = {code: str(int(chr(code), 36)) for code in b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 LENGTHS = {
     country: int(length)
@@ -115,7 +120,7 @@ def phones(text: str) -> Iterator[Piece]:
 
 def cards(text: str) -> Iterator[Piece]:
     """Digits with a right check digit, grouped as on a card with one separator, or as Presidio reads them."""
-    for pattern in _CARDS:
+    for pattern in _CARDS if _TWELVE.search(text) else ():
         for match in pattern.finditer(text):
             if _luhn(_SEPARATORS.sub("", match[0] + match[1])):
                 yield match.start(), (match.end(1),)
@@ -129,13 +134,13 @@ def ibans(text: str) -> Iterator[Piece]:
     for first in _FIRST_IBAN.finditer(text):
         match: re.Match[str] | None = first
         while match is not None and (end := _end_of_iban(match)):
-            yield match.start(), (end,)
-            match = _NEXT_IBAN.match(text, end)
+            yield match.start() - 2, (end,)
+            match = _NEXT_IBAN.match(text, end + 2)
 
 
 def _end_of_iban(match: re.Match[str]) -> int | None:
-    """Where the IBAN ends that begins with `match`; None where its length or its checksum (ISO 7064) is wrong."""
-    head = match[0].upper()
+    """Where the IBAN ends whose digits begin with `match`; None where its length or checksum (ISO 7064) is wrong."""
+    head = match.string[match.start() - 2 : match.end()].upper()
     left = LENGTHS.get(head[:2], 99) - len(head)
     account = _SEPARATORS.sub("", match[1])[:left].upper()
     if len(account) < left or int((account + head).translate(_NUMBERS)) % 97 != 1:
