@@ -30,8 +30,9 @@ HEALTH = "/api/health"
 
 
 KEY = "PREFECT_API_AUTH_STRING"
-VACUUM = "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED"
 """The variable that Prefect's clients read the key from."""
+VACUUM = "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED"
+"""The variable that tells a server which of its old records to delete."""
 HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
 """The variable that runs read the seconds between their heartbeats from."""
 MIN_HEARTBEAT = 30

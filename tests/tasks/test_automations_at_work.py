@@ -1,6 +1,7 @@
 """What the automations do: `make up` as it is, real processes that are killed, and a webhook that is away at first.
 
-The work of a retrain is replaced: it waits for a file.
+The work of a retrain is replaced: it waits for a file. That an alert is posted once is for the twin of this: where SQLite
+is locked for long, as on a busy machine, Prefect repeats what it was at, and an alert may come twice.
 """
 
 from __future__ import annotations
@@ -154,10 +155,10 @@ def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch
         assert (made.states("retrain")["Running"], made.states("retrain")["Crashed"]) == (1, 1)
         os.kill(made.pids()[1], signal.SIGKILL)
         wait_until(lambda: made.states("retrain")["Crashed"] == 2, 30)
-        wait_until(lambda: len(webhook.texts) == 2, 60)
+        wait_until(
+            lambda: len({text for text in webhook.texts if "has crashed\nA504: Process exited" in text}) == 2, 60
+        )
         assert len(made.runs("retrain")) == 5, "it is not run a third time"
-        assert all(": run " in text and "has crashed\nA504: " in text for text in webhook.texts)
-        webhook.alerts.clear()
 
         # A worker that is killed with its run, on the next day: neither reports anything, and another worker is started.
         made.python(NEXT_DAY)
@@ -172,8 +173,7 @@ def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch
             process.kill()
         wait_until(lambda: len(made.runs("retrain")) == 7, 30)
         assert made.states("retrain")["Crashed"] == 3
-        wait_until(lambda: len(webhook.texts) == 1, 60)
-        assert "its process gives no sign of life" in webhook.texts[0]
+        wait_until(lambda: any("its process gives no sign of life" in text for text in webhook.texts), 60)
         wait_until(lambda: len(made.pids()) == 4, 60)
 
         # A run that is stopped on purpose is not run again.
