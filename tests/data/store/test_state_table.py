@@ -187,6 +187,38 @@ def test_the_whole_size_is_reserved(file: Path, monkeypatch: pytest.MonkeyPatch)
     assert reserved == [write(file, ragged(LENGTHS)).stat().st_size]
 
 
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_fills_up_later_is_named_too(
+    file: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(AbstainError) as caught:
+        write(file, ragged(LENGTHS))
+    assert str(caught.value) == (
+        f"{file.parent} has no room for features.npy (0.00 GiB): free some, and run `abstain retrain` again"
+    )
+    assert list(file.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
+def test_short_writes_without_reservation_give_the_same_file(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    expected = write(tmp_path / "plain", ragged(LENGTHS)).read_bytes()
+    whole = os.pwrite
+
+    def unsupported(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, content, at: whole(descriptor, content[:3], at))
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    assert write(file, ragged(LENGTHS)).read_bytes() == expected
+
+
 def test_a_full_disk_elsewhere_is_not_blamed_on_this_one(file: Path) -> None:
     def broken() -> Iterator[tuple[int, Tensor]]:
         yield 0, torch.zeros(2, D)

@@ -18,7 +18,8 @@ import errno
 import io
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, overload
 
@@ -53,7 +54,7 @@ def write_table(
         model: `name@revision` of the base model.
 
     Raises:
-        AbstainError: the disk is full; this is known before the first row is computed.
+        AbstainError: the disk is full; where the file system can reserve room, before the first row is computed.
         ValueError: a row is missing, doubled, unknown or not of its shape or dtype.
     """
     if dtype not in STORED:
@@ -71,8 +72,10 @@ def write_table(
     scratch = file.with_name(f".{file.name}.part")
     try:
         with scratch.open("wb") as out:
-            _reserve(out, size, file)
-            out.write(head.getvalue())
+            descriptor = out.fileno()
+            with _naming_full_disk(file, size):
+                _reserve(descriptor, size)
+                _write(descriptor, memoryview(head.getvalue()), 0)
             came = np.zeros(len(missing), bool)
             for index, row in rows:
                 if not 0 <= index < len(came):
@@ -83,25 +86,41 @@ def write_table(
                     expected = f"{(int(lengths[index]), width)} of {dtype}"
                     raise ValueError(f"row {index} is {tuple(row.shape)} of {row.dtype}, not {expected}")
                 came[index] = True
-                out.seek(head.tell() + int(offsets[index]) * token)
-                out.write(row.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+                bits = row.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+                with _naming_full_disk(file, size):
+                    _write(descriptor, bits, head.tell() + int(offsets[index]) * token)
             missing &= ~came
             if missing.any():
                 raise ValueError(f"{missing.sum()} of {len(came)} rows never came, row {missing.argmax()} first")
-            out.flush()
-            os.fsync(out.fileno())
+            with _naming_full_disk(file, size):
+                os.fsync(descriptor)
         scratch.replace(file)
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
 
 
-def _reserve(out: BinaryIO, size: int, file: Path) -> None:
-    """Reserve the size of `file`: a disk that is too small fails before the first row is computed, not at the last."""
+def _reserve(descriptor: int, size: int) -> None:
+    """Reserve the size of a file: a disk that is too small fails before the first row is computed, not at the last."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:
-        os.posix_fallocate(out.fileno(), 0, size)
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # file systems that reserve nothing
+            raise
+
+
+def _write(descriptor: int, content: memoryview, at: int) -> None:
+    while content:  # a write may be short
+        written = os.pwrite(descriptor, content, at)
+        content, at = content[written:], at + written
+
+
+@contextmanager
+def _naming_full_disk(file: Path, size: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
