@@ -14,6 +14,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -308,6 +309,36 @@ def test_a_shard_that_another_process_pruned_is_no_damage(tmp_path: Path) -> Non
     assert read(cache, "a") == {}
     assert cache.missing("a") == ["a"]
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("gone", [FileNotFoundError, NotADirectoryError])
+def test_a_folder_that_vanishes_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: type) -> None:
+    store = file_store.FileStore(tmp_path)
+    for name in ("a/one", "b/two"):
+        store.write(name, b"x")
+    listed = LocalFileSystem.ls
+
+    def ls(self: LocalFileSystem, path: str, **options: Any) -> list:
+        if path in broken:
+            raise broken[path]
+        return listed(self, path, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "ls", ls)
+    broken = {str(tmp_path / "a"): gone()}
+    assert [entry.name for entry in store.list()] == ["b/two"]
+    for folder in (tmp_path, tmp_path / "a"):
+        broken = {str(folder): PermissionError(13, "Permission denied")}
+        with pytest.raises(AbstainError, match="cannot read the feature cache in .*Permission denied"):
+            store.list()
+
+
+def test_a_file_that_is_a_link_is_listed(tmp_path: Path) -> None:
+    store = file_store.FileStore(tmp_path / "cache")
+    store.write("a/own", b"x")
+    (tmp_path / "elsewhere").write_bytes(b"four")
+    (tmp_path / "cache/a/link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "cache/a/nothing").symlink_to(tmp_path / "gone")
+    assert [(entry.name, entry.size) for entry in store.list()] == [("a/link", 4), ("a/own", 1)]
 
 
 def test_what_a_network_garbles_once_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

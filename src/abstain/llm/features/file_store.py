@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -78,22 +78,18 @@ class FileStore:
     def list(self, folder: str = "") -> list[StoredFile]:
         """Return all files below `folder`, by name; none where it does not exist."""
         fs, base = self._connect()
-        found: dict[str, dict] = {}
+        place, entries = f"{base}/{folder}".rstrip("/"), []
         with self._translate_errors("read"):
             fs.invalidate_cache()
-            try:
-                # A folder that may not be read is not empty.
-                strictly = {} if self._protocol in BUCKETS else {"on_error": "raise"}
-                found = fs.find(f"{base}/{folder}".rstrip("/"), detail=True, **strictly)
-            except (FileNotFoundError, NotADirectoryError) as error:
-                if self._protocol in BUCKETS:  # a prefix without objects is no error there: it is the bucket
-                    raise PermissionError("no such bucket") from error
-        return [
-            # One without a time is new: too young to be pruned.
-            StoredFile(name[len(base) :].lstrip("/"), info["size"], modified_at(info) or datetime.now(UTC))
-            for name, info in sorted(found.items())
-            if info["type"] == "file"
-        ]
+            for info in _bucket_files(fs, place) if self._protocol in BUCKETS else _folder_files(fs, place):
+                with suppress(FileNotFoundError):  # a link to nothing
+                    if info.get("islink"):  # the listing describes the link
+                        info = fs.info(info["name"])
+                    if info["type"] == "file":
+                        # One without a time is new: too young to be pruned.
+                        written = modified_at(info) or datetime.now(UTC)
+                        entries.append(StoredFile(info["name"][len(base) :].lstrip("/"), info["size"], written))
+        return sorted(entries, key=lambda entry: entry.name)
 
     def heads(self, entries: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, bytes | None]]:
         """Yield the first bytes of each safetensors file, at least to the header's end; None where it is gone."""
@@ -195,3 +191,23 @@ class FileStore:
 
         code = Code.NOT_READABLE if verb == "read" else Code.NOT_WRITABLE
         return translate_errors(code, message, FileNotFoundError)
+
+
+def _bucket_files(fs: Any, prefix: str) -> Iterable[dict[str, Any]]:
+    try:
+        return list(fs.find(prefix, detail=True).values())
+    except (FileNotFoundError, NotADirectoryError) as error:  # a prefix without objects is none: it is the bucket
+        raise PermissionError("no such bucket") from error
+
+
+def _folder_files(fs: Any, folder: str) -> Iterator[dict[str, Any]]:
+    """Yield what is below `folder` and no folder. fsspec's `find` takes a subfolder that may not be read for empty."""
+    try:
+        listing = fs.ls(folder, detail=True)
+    except (FileNotFoundError, NotADirectoryError):  # another process removed it
+        return
+    for info in listing:
+        if info["type"] == "directory":
+            yield from _folder_files(fs, info["name"])
+        else:
+            yield info
