@@ -75,7 +75,7 @@ def probe_only(loaded: LoadedModel, rows: Sequence[Row], what: str, repeats: int
     expected, found = naive.states(loaded, passes, LAYER), dict(engine.run(requests))
     agreement = _agree(expected, [found[f"{at}"] for at in range(len(passes))])  # type: ignore[misc]
     work = copy.deepcopy(engine.work)
-    floor = flops(loaded, work.token_layers)
+    floor = flops(loaded, work.layer_tokens.total())
     other, own, ratio = in_turns(
         lambda: naive.states(loaded, passes, LAYER), lambda: list(engine.run(requests)), repeats
     )

@@ -55,7 +55,7 @@ def measure_throughput(loaded: LoadedModel, lengths: Sequence[int], count: int, 
             _run(engine, requests)
             work = copy.deepcopy(engine.work)
             projection = 2.0 * work.vocabulary_rows * config.vocab_size * config.hidden_size
-            operations = flops(loaded, work.token_layers) + projection
+            operations = flops(loaded, work.layer_tokens.total()) + projection
 
             def run_naively(prompts: list[Pass] = prompts, layer: int = layer, everything: bool = everything) -> None:
                 naive.states(loaded, prompts, layer)

@@ -61,11 +61,6 @@ class ComputeStats:
     layer_tokens: Counter[int] = field(default_factory=Counter)
     vocabulary_rows: int = 0
 
-    @property
-    def token_layers(self) -> int:
-        """The sum over layers of the tokens that went through each."""
-        return self.layer_tokens.total()
-
 
 class _DeepestLayerSeen(Exception):
     """Raised by a hook to leave the forward pass early."""
