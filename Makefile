@@ -2,9 +2,9 @@
 PYTHON ?= python3
 UV := 0.13.9
 BIN := .venv/bin
-READY := .venv/ready
 NUMERIC := $(addprefix tests/,learning llm release) # tests of numerical code
 LOCK ?= requirements-dev.lock
+READY = .venv/ready-$(LOCK)
 EXTRAS := s3 dask postgres names familiarity otel # of which there are tests
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --excludes requirements.excludes.txt --no-header \
   --no-annotate pyproject.toml
@@ -59,7 +59,7 @@ gpu-rehearsal: setup ## run benchmarks/gpu.sh on the CPU with a small model, in 
 	@$(BIN)/uv venv -q --clear --seed -p $(BIN)/python .venv-gpu
 	@$(BIN)/uv pip install -q -p .venv-gpu -c requirements.lock --excludes requirements.excludes.txt torch transformers
 	@PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" benchmarks/gpu.sh --prepare \
-	  "$$($(BIN)/python -c 'import platform; print(platform.python_version())')"
+	  "$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
 	@PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" benchmarks/gpu.sh --small
 
 lint: setup ## run ruff, with its security rules, and hadolint
@@ -98,7 +98,7 @@ $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "Python 3.11 or newer is needed, and $(PYTHON) is not: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@echo "installing into .venv ..."
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -e $@ || $(PYTHON) -m venv --clear .venv # nothing stays of another lock file
 	@$(BIN)/pip install -q --disable-pip-version-check uv==$(UV)
 	@$(BIN)/uv pip install -q --no-deps -r $(LOCK)
 	@$(BIN)/uv pip install -q --no-deps -e .

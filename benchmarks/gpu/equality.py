@@ -44,13 +44,10 @@ class Differences:
     largest: dict[str, float] = field(default_factory=dict)
 
     def add(self, what: str, difference: Tensor | float) -> None:
-        """Note one difference; nan counts as infinite, and nothing compared as no difference."""
-        value = float(torch.as_tensor(difference).nan_to_num(nan=torch.inf).max()) if _size(difference) else 0.0
+        """Note one difference; nan counts as infinite, and so does a comparison of nothing."""
+        values = torch.as_tensor(difference)
+        value = float(values.nan_to_num(nan=torch.inf).max()) if values.numel() else torch.inf
         self.largest[what] = max(value, self.largest.get(what, 0.0))
-
-
-def _size(difference: Tensor | float) -> int:
-    return difference.numel() if isinstance(difference, Tensor) else 1
 
 
 def check_equality(device: torch.device) -> Iterator[tuple[str, bool]]:
@@ -134,8 +131,10 @@ def _compare_with_cpu(ask: Ask, result: Result, expected: Result, differences: D
             differences.add("choices", (result.log() - expected.log()).abs())  # type: ignore[operator]
         case Generate() if exact:
             (own,), (other,) = result, expected
-            if own.tokens == other.tokens:
-                differences.add("answers", (own.log_probs - other.log_probs).abs())
+            pairs = zip(own.tokens, other.tokens, strict=False)
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(own.tokens))
+            # Of two tokens that are equally likely, each side may take another: they are compared, what follows is not.
+            differences.add("answers", (own.log_probs[: same + 1] - other.log_probs[: same + 1]).abs())
         case Guess() if exact:
             differences.add("beams", (result[:, 1].mean() - expected[:, 1].mean()).abs())  # type: ignore[call-overload]
 
