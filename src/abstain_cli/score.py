@@ -38,6 +38,7 @@ def score(
     _require_one_input(file, (question, answer), context, no_context, "--question and --answer")
     from dataclasses import asdict
 
+    from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import load_settings
     from abstain.serving.gate import DecisionInput, Gate
     from abstain.serving.requests import from_flags, read_interactions
@@ -45,7 +46,7 @@ def score(
 
     requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()
-    gate = Gate.open(bundle, load_settings())
+    gate = Gate.open(bundle, load_settings(), load_serve_settings().on_unavailable)
     _warn_of_no_context(gate, requests, no_context)
     for start in range(0, len(requests), AT_ONCE):
         rows = requests[start : start + AT_ONCE]
@@ -73,6 +74,7 @@ def generate(
         raise AbstainError(Code.USAGE, str(error)) from None
     from dataclasses import asdict
 
+    from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import load_settings
     from abstain.serving.gate import Gate
     from abstain.serving.generate import generate_answers, room_for
@@ -81,7 +83,7 @@ def generate(
 
     questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
     bundle, _ = production()
-    gate = Gate.open(bundle, load_settings())
+    gate = Gate.open(bundle, load_settings(), load_serve_settings().on_unavailable)
     if excess := room_for(gate.predictor, ask):
         raise AbstainError(Code.USAGE, f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
     _warn_of_no_context(gate, questions, no_context)

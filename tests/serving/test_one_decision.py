@@ -246,3 +246,13 @@ def test_what_is_not_finite_is_decided_at_no_door(
             with pytest.raises(AbstainError) as raised:
                 door(doors, CASES["shown"])
             assert raised.value.code is Code.NOT_FINITE, door
+
+
+def test_the_command_line_shows_undecided_answers_as_told(
+    open_doors: Callable[[Case], Doors], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doors = open_doors(CASES["no context"])
+    monkeypatch.setenv("ABSTAIN_SERVE_ON_UNAVAILABLE", "show")
+    for door in (Doors.abstain_score, Doors.abstain_generate):
+        decision = door(doors, CASES["no context"])
+        assert (decision["decision"], decision["show"]) == ("unavailable", True), door

@@ -162,8 +162,8 @@ class Gatherer:
 
     def explain_lack_of_context(self, pending: PendingRequest[GateRequest], decision: Decision) -> Decision:
         """`decision`, whose reason says why there is no context although the request named where to find some."""
-        request, row = pending.request, pending.row
-        if decision.decision != "unavailable" or row is None or row.contexts or request.no_context:
+        request, row, live = pending.request, pending.row, pending.live
+        if row is None or live is None or not live.gate.lacks_context(row, request.no_context):
             return decision
         reasons = [decision.reason] if decision.reason else []
         if request.call_id is not None:
