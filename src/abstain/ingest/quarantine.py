@@ -44,7 +44,7 @@ _TYPED = frozenset({"question", "answer", "comment", "ideal_answer"})
 _BY_PERSON = frozenset({ReasonKind.HALF_CHARACTER, ReasonKind.SAME_MOMENT, ReasonKind.TOO_LARGE})
 _BY_PERSON_IN = frozenset(
     {(kind, field) for kind in (ReasonKind.BLANK, ReasonKind.TOO_LONG) for field in _TYPED}
-    | {(ReasonKind.TOO_LATE, "given_at")}
+    | {(ReasonKind.TOO_LATE, field) for field in ("given_at", "reviewed_at")}
 )
 NOT_KEPT = invalid(
     "row", "its text was not kept, because it breaks its contract: fix it at the source and ingest that again"
@@ -254,7 +254,7 @@ def waits_for_documents(reasons: Iterable[Reason]) -> bool:
 
 def caused_by_person(reasons: Iterable[Reason]) -> bool:
     """Whether a person can cause all of `reasons`: by what they type (a long or blank text, half a character), by a
-    thumb on an old answer, or by two thumbs within a moment.
+    thumb or a review on an old answer, or by two thumbs within a moment.
 
     Such rows do not count towards the failure limit, which is meant for exporters: one person could refuse every batch.
     """

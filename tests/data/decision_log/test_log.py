@@ -414,9 +414,9 @@ def test_redaction_comes_before_the_disk(tmp_path: Path) -> None:
 def test_another_layout_is_one_line(tmp_path: Path) -> None:
     open_log(url_of(tmp_path)).close()
     with closing(sqlite3.connect(tmp_path / "decisions.sqlite")) as connection, connection:
-        connection.execute("UPDATE decision_log SET content = '2' WHERE name = 'version'")
+        connection.execute("UPDATE decision_log SET content = '1' WHERE name = 'version'")
     for opening in (open_log, LogDatabase.existing):
-        with pytest.raises(AbstainError, match="its layout has version 2, this release knows 1") as refused:
+        with pytest.raises(AbstainError, match="its layout has version 1, this release knows 2") as refused:
             opening(url_of(tmp_path))
         assert refused.value.code is Code.OTHER_VERSION and "\n" not in str(refused.value)
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queue
+from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.erasure import erase
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.queue import DrawnAnswer, fill, find_queued, next_open, progress, reviewed_ids
@@ -106,8 +108,9 @@ def test_an_answer_that_nobody_put_there_is_refused(log: DecisionLog) -> None:
     put(log, "a")
     with pytest.raises(AbstainError, match="in the queue no more"):
         log.review(review("b", reviewer="ann")).result()
-    with pytest.raises(AbstainError, match="ids that begin with page/"):
-        log.feedback("page/drawn/x", review("a", reviewer="ann")).result()
+    for name in ("page/drawn/x", "PAGE/drawn/x"):
+        with pytest.raises(AbstainError, match="ids that begin with page/"):
+            log.feedback(name, review("a", reviewer="ann")).result()
     assert log.count()["feedback"] == 0
 
 
@@ -133,6 +136,41 @@ def test_a_moved_weight_comes_again_with_its_reviews(tmp_path: Path, log: Decisi
     assert found[2].reviewed_at - found[0].reviewed_at == timedelta(microseconds=1)
     log.review(review("a", reviewer="ann")).result()
     assert len(ingested(tmp_path)) == 5, "the same verdict, known with its new weight"
+
+
+def test_a_corrected_verdict_keeps_its_weight(tmp_path: Path, log: DecisionLog) -> None:
+    put(log, "a", probability=0.25)
+    log.record(decision("a", shown=False)).result()
+    log.review(review("a", reviewer="ann")).result()
+    put(log, "b")
+    corrected = review("a", reviewer="ann", right=False)
+    outcomes = [log.review(row).result() for row in (corrected, corrected, review("a", reviewer="bob"))]
+    assert outcomes == ["recorded", "known", "recorded"]
+    weights = [(row.reviewer, row.correct, row.inclusion_probability) for row in ingested(tmp_path)]
+    assert weights == [("ann", True, 0.25), ("ann", False, 0.25), ("bob", True, 0.25)]
+
+
+def test_a_moved_weight_is_that_of_the_last_verdict(tmp_path: Path, log: DecisionLog) -> None:
+    put(log, "a", probability=0.25)
+    first, last = review("a", reviewer="ann"), review("a", days=3, right=False, reviewer="ann")
+    log.review(first).result()
+    log.review(last).result()  # ingest does not know it yet
+    for weight in (0.5, 0.5, 0.75):
+        later = first.reviewed_at + timedelta(microseconds=1)
+        moved = first.model_copy(update={"inclusion_probability": weight, "reviewed_at": later})
+        put(log, "b", moved=(moved,))
+    found = ingested(tmp_path)
+    assert [row.inclusion_probability for row in found] == [0.25, 0.25, 0.5, 0.75]
+    newest = max(found, key=lambda row: row.reviewed_at)
+    assert newest is found[-1] and not newest.correct and newest.reviewed_at > last.reviewed_at
+
+
+def test_an_id_that_postgres_cannot_hold_is_one_line(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert put(log, "a", "b\0c") == 2
+    monkeypatch.setattr(LogDatabase, "is_file", False)
+    with pytest.raises(AbstainError, match=r"as in the id 'b\\x00c': leave out --queue") as refused:
+        put(log, "a", "b\0c")
+    assert refused.value.code is Code.INVALID_ROW
 
 
 def test_erasure_and_days_take_texts_from_the_queue(tmp_path: Path, log: DecisionLog) -> None:

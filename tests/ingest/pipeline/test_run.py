@@ -406,17 +406,18 @@ def test_a_batch_of_nothing_but_what_people_type_says_that_no_row_is_left(tmp_pa
 
 CLICKED = {
     "thumb on an old answer": [alone(thumb("down", days=0))],
+    "review of an old answer": [alone(verdict(days=0))],
     "two thumbs within a second": [alone(thumb(value, days=-365, user="u-1")) for value in ("up", "down")],
 }
-"""Thumbs of which one is refused, on an answer of a year ago."""
+"""Thumbs and reviews of which one is refused, on an answer of a year ago."""
 
 
-@pytest.mark.parametrize("thumbs", CLICKED.values(), ids=CLICKED)
-def test_what_people_click_refuses_its_thumb_and_never_the_batch(tmp_path: Path, thumbs: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("rows", CLICKED.values(), ids=CLICKED)
+def test_what_people_click_refuses_its_row_and_never_the_batch(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     data = tmp_path / "data"
     take(data, write_lines(tmp_path / "a.jsonl", row(asked_at=later(-365).isoformat())))
-    report = take(data, write_lines(tmp_path / "b.jsonl", *thumbs), params=STRICT, validate=validate)
-    assert (report.accepted, report.quarantined, report.newly_refused) == (len(thumbs) - 1, 1, 0)
+    report = take(data, write_lines(tmp_path / "b.jsonl", *rows), params=STRICT, validate=validate)
+    assert (report.accepted, report.quarantined, report.newly_refused) == (len(rows) - 1, 1, 0)
 
 
 @pytest.mark.parametrize(

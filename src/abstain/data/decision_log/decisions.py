@@ -126,7 +126,7 @@ def feedback_row(feedback_id: str, row: Feedback | Review, redact: Redact, now: 
     Raises:
         AbstainError: the id is one that the log itself gives.
     """
-    if feedback_id.startswith(OWN_IDS):
+    if feedback_id.casefold().startswith(OWN_IDS):
         raise AbstainError(
             Code.FAILED_CHECK, f"ids that begin with {OWN_IDS} are those of the gate's page: give another one"
         )

@@ -4,7 +4,7 @@ Notes:
 
 * The queue holds one sample: `fill` replaces it. A sample's answers may come from elsewhere than this log, so a row has
   the texts itself; it goes with the days of the log's texts, with an erasure, and with the next sample.
-* The inclusion probability is the queue's: no caller can give one (`write_reviews`).
+* The inclusion probability is the queue's: no caller can give one (`write_review`).
 * A reviewer holds the answer that they look at for some time, so that two reviewers work on different ones. Nothing
   rests on it: a verdict counts, whoever holds the answer.
 """
@@ -23,6 +23,7 @@ from sqlalchemy import Connection, delete, func, select, update
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Review
 from abstain.core.errors import AbstainError
+from abstain.core.json_lines import one_line
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import OWN_IDS, Recorded, reply_row
 from abstain.data.decision_log.schema import DECISIONS, FEEDBACK, QUEUE
@@ -30,6 +31,7 @@ from abstain.data.store.record_keys import microseconds
 
 HELD_FOR = timedelta(minutes=30)
 """How long an answer is kept for the reviewer who looks at it."""
+_DRAWN, _CHOSEN = f"{OWN_IDS}drawn/", f"{OWN_IDS}chosen/"
 
 
 @dataclass(frozen=True)
@@ -49,20 +51,26 @@ class QueuedAnswer:
     is_reviewed: bool
 
 
-def fill(database: LogDatabase, answers: Sequence[DrawnAnswer], moved: Iterable[Review], now: datetime) -> int:
+def fill(database: LogDatabase, answers: Sequence[DrawnAnswer], moved: Sequence[Review], now: datetime) -> int:
     """Make `answers` the queue, in this order, in place of what was in it; returns how many are open.
 
     An answer that a reviewer holds stays until it is reviewed. Where the probability of an answer has changed that was
     reviewed on the page, its reviews come again with the new one, a microsecond later; so do `moved`, reviews in data/
-    whose weight has changed.
+    whose weight has changed, unless the log has a later one.
 
     Raises:
-        AbstainError: the database is away; then nothing has changed.
+        AbstainError: the database is away, or PostgreSQL cannot hold an id; then nothing has changed.
     """
     new = {answer.interaction.interaction_id: answer for answer in answers}
+    weights = {review.interaction_id: review.inclusion_probability for review in moved}
+    weights |= {key: answer.probability for key, answer in new.items()}
+    if not database.is_file and (refused := [key for key in weights if "\0" in key]):
+        key = repr(one_line(refused[0]))
+        problem = f"PostgreSQL holds no NUL, as in the id {key}: leave out --queue, and have it reviewed in a workbook"
+        raise database.error(problem, Code.INVALID_ROW)
     with database.writing() as connection:
         held = {row.interaction_id: row._asdict() for row in connection.execute(select(QUEUE).where(_is_held(now)))}
-        last = _last_reviews(connection, new)
+        last = _last_reviews(connection, weights)
         rows = [
             {
                 "interaction_id": key,
@@ -79,18 +87,24 @@ def fill(database: LogDatabase, answers: Sequence[DrawnAnswer], moved: Iterable[
         connection.execute(delete(QUEUE))
         if rows:
             connection.execute(QUEUE.insert(), rows)
-        outdated = (
+        outdated = [
             review.model_copy(
                 update={
-                    "inclusion_probability": new[key].probability,
+                    "inclusion_probability": weights[key],
                     "reviewed_at": review.reviewed_at + timedelta(microseconds=1),
                 }
             )
-            for key, reviews in last.items()
-            for review in reviews
-            if review.inclusion_probability != new[key].probability
-        )
-        _write_again(connection, [*outdated, *moved], now)
+            for key, by_reviewer in last.items()
+            for review in by_reviewer.values()
+            if review.inclusion_probability != weights[key]
+        ]
+        outdated += [
+            review
+            for review in moved
+            if (known := last.get(review.interaction_id, {}).get(review.reviewer)) is None
+            or known.reviewed_at < review.reviewed_at
+        ]
+        _write_again(connection, outdated, now)
     database.overwrite_removed()
     return sum(not row["is_reviewed"] for row in rows)
 
@@ -121,56 +135,55 @@ def find_queued(database: LogDatabase, interaction_id: str) -> QueuedAnswer | No
 
 def progress(database: LogDatabase) -> tuple[int, int]:
     """The number of reviewed answers of the queue, and that of all. Raises `AbstainError` as `find_queued`."""
+    own = QUEUE.c
     with database.reading() as connection:
-        total = connection.scalar(select(func.count()).select_from(QUEUE)) or 0
-        done = connection.scalar(select(func.count()).select_from(QUEUE).where(QUEUE.c.is_reviewed)) or 0
+        done, total = connection.execute(select(func.count(own.seq).filter(own.is_reviewed), func.count(own.seq))).one()
     return done, total
 
 
 def reviewed_ids(database: LogDatabase) -> frozenset[str]:
     """The answers that were reviewed in the queue at some time, as far as the log knows."""
     with database.reading() as connection:
-        return frozenset(connection.scalars(select(FEEDBACK.c.interaction_id).where(_of_queue())))
+        return frozenset(connection.scalars(select(FEEDBACK.c.interaction_id).where(_is_review(_DRAWN))))
 
 
-def write_reviews(
-    connection: Connection, rows: Sequence[Mapping[str, Any]], gone: Collection[str]
-) -> list[Recorded | AbstainError]:
-    """Write reviews that were given on the page; each gets the probability that its answer has in the queue.
+def write_review(connection: Connection, row: Mapping[str, Any], gone: Collection[str]) -> Recorded | AbstainError:
+    """Write a review that was given on the page, with the probability that its answer has in the queue, or had there.
 
     The last verdict of a reviewer on an answer is `known` where it comes again; another one is recorded beside it, and
     counts in its place.
 
     Args:
-        rows: of `reply_row`.
+        row: of `reply_row`.
         gone: answers that were erased.
-
-    Returns:
-        The outcome of each.
     """
-    return [_write_review(connection, dict(row), gone) for row in rows]
-
-
-def _write_review(connection: Connection, row: dict[str, Any], gone: Collection[str]) -> Recorded | AbstainError:
     key = row["interaction_id"]
     probability = connection.scalar(select(QUEUE.c.probability).where(QUEUE.c.interaction_id == key))
+    if probability is None:
+        probability = _last_probability(connection, key)
     is_logged = connection.scalar(select(DECISIONS.c.seq).where(DECISIONS.c.interaction_id == key)) is not None
     if key in gone or (probability is None and not is_logged):
         return AbstainError(Code.UNKNOWN_NAME, "this answer is in the queue no more: go on with the next one")
     review = Review.model_validate_json(row["content"])
     prefix = _id_prefix(review, is_drawn=probability is not None)
     own = FEEDBACK.c
-    is_own = (own.interaction_id == key) & own.feedback_id.startswith(prefix, autoescape=True)
-    last = select(own.digest).where(is_own).order_by(own.seq.desc()).limit(1)
+    last = select(own.digest).where(own.interaction_id == key, _is_review(prefix)).order_by(own.seq.desc()).limit(1)
     connection.execute(
         update(QUEUE).where(QUEUE.c.interaction_id == key).values(is_reviewed=True, held_by=None, held_until=0)
     )
     if connection.scalar(last) == row["digest"]:
         return "known"
     content = review.model_copy(update={"inclusion_probability": probability}).canonical()
-    new = {**row, "feedback_id": prefix + secrets.token_hex(8), "content": content}
-    connection.execute(FEEDBACK.insert(), [new])
+    connection.execute(FEEDBACK.insert(), [{**row, "feedback_id": prefix + secrets.token_hex(8), "content": content}])
     return "recorded"
+
+
+def _last_probability(connection: Connection, interaction_id: str) -> float | None:
+    """With which probability an answer was reviewed in the queue last; None where it was not, or its texts are gone."""
+    own = FEEDBACK.c
+    rows = select(own.content).where(own.interaction_id == interaction_id, own.content.is_not(None), _is_review(_DRAWN))
+    content = connection.scalar(rows.order_by(own.seq.desc()).limit(1))
+    return Review.model_validate_json(content).inclusion_probability if content else None
 
 
 def _write_again(connection: Connection, reviews: Iterable[Review], now: datetime) -> None:
@@ -183,9 +196,9 @@ def _write_again(connection: Connection, reviews: Iterable[Review], now: datetim
             connection.execute(FEEDBACK.insert(), [{**row, "content": review.canonical()}])
 
 
-def _last_reviews(connection: Connection, ids: Collection[str]) -> dict[str, list[Review]]:
+def _last_reviews(connection: Connection, ids: Collection[str]) -> dict[str, dict[str, Review]]:
     """The last review that each reviewer gave in the queue of those of `ids` that have one."""
-    rows = select(FEEDBACK.c.interaction_id, FEEDBACK.c.content).where(_of_queue()).order_by(FEEDBACK.c.seq)
+    rows = select(FEEDBACK.c.interaction_id, FEEDBACK.c.content).where(_is_review(_DRAWN)).order_by(FEEDBACK.c.seq)
     last: dict[str, dict[str, Review]] = {}
     for key, content in connection.execute(rows):
         if key in ids:
@@ -193,17 +206,18 @@ def _last_reviews(connection: Connection, ids: Collection[str]) -> dict[str, lis
             if content is not None:
                 review = Review.model_validate_json(content)
                 own[review.reviewer] = review
-    return {key: list(own.values()) for key, own in last.items()}
+    return last
 
 
 def _id_prefix(review: Review, *, is_drawn: bool) -> str:
     """How the ids of all reviews begin that this reviewer gave of this answer."""
     by = hashlib.sha256("\0".join((review.interaction_id, review.reviewer)).encode()).hexdigest()[:32]
-    return f"{OWN_IDS}{'drawn' if is_drawn else 'chosen'}/{by}/"
+    return f"{_DRAWN if is_drawn else _CHOSEN}{by}/"
 
 
-def _of_queue() -> Any:
-    return FEEDBACK.c.feedback_id.startswith(f"{OWN_IDS}drawn/", autoescape=True)
+def _is_review(prefix: str) -> Any:
+    """Whether a row is a review whose id begins with `prefix`, in its case: SQLite's LIKE ignores it."""
+    return (FEEDBACK.c.kind == "review") & (func.substr(FEEDBACK.c.feedback_id, 1, len(prefix)) == prefix)
 
 
 def _is_held(now: datetime) -> Any:

@@ -29,7 +29,7 @@ from sqlalchemy import (
     select,
 )
 
-VERSION = "1"
+VERSION = "2"
 
 _NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up by itself in a column of this type alone
 _TABLES = MetaData()

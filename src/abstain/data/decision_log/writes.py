@@ -17,7 +17,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.json_lines import one_line
 from abstain.data.decision_log.decisions import Recorded
 from abstain.data.decision_log.erasure import erased_users
-from abstain.data.decision_log.queue import write_reviews
+from abstain.data.decision_log.queue import write_review
 from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, QUEUE, SHADOWS
 from abstain.data.store.record_keys import microseconds
 
@@ -42,7 +42,7 @@ def write(connection: Connection, rows: Sequence[tuple[Table, Fields]]) -> list[
     outcomes = {
         DECISIONS: iter(_write_decisions(connection, of(DECISIONS), erased, gone)),
         FEEDBACK: iter(_write_feedback(connection, of(FEEDBACK), erased, gone)),
-        QUEUE: iter(write_reviews(connection, of(QUEUE), gone)),
+        QUEUE: iter([write_review(connection, row, gone) for row in of(QUEUE)]),
     }
     _remember(connection, of(CALLS), erased)
     _add_shadows(connection, [row for row in of(SHADOWS) if row["interaction_id"] not in gone])
