@@ -51,7 +51,7 @@ def copies_of(workspace: Workspace, removed: Collection[str]) -> Iterator[str]:
             yield f"{evaluation.parent}: the report of {version} shows removed answers: promote another, then delete it"
     yield (
         f"{load_settings().features}: may hold features of removed answers: `abstain cache prune --older-than-days 0` "
-        "after the next retrain"
+        "after the next retrain; jobs/ there, where a distributed run was killed, the texts: delete it while none runs"
     )
 
 

@@ -10,6 +10,8 @@ from abstain.config.settings import decision_log_url, load_settings
 from abstain.core import paths
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.expiry import count_expired, delete_expired
+from abstain.llm.features.file_store import FileStore
+from abstain.llm.features.job_files import JOBS, left_jobs
 from abstain.release.registry import load_registry
 from tasks.progress import observe
 from tasks.retention.expired import Expired, bytes_of, remove_all
@@ -61,10 +63,15 @@ def clear_reports(days: int, now: datetime, *, apply: bool) -> Expired:
 
 
 def clear_features(days: int, *, apply: bool) -> Expired:
-    """Of a cache outside of the home, which other projects may fill, nothing."""
+    """Of a cache outside of the home, which other projects may fill, only the jobs of killed runs, which hold texts."""
     kind, settings = "files of the feature cache", load_settings()
     if settings.features_url is not None:
-        return Expired(kind, 0, 0, "ABSTAIN_FEATURES may be shared: `abstain cache prune` deletes there")
+        store = FileStore(settings.features)
+        left = left_jobs(store.list(JOBS))
+        for file in left if apply else ():
+            store.delete(file.name)
+        kept = "ABSTAIN_FEATURES may be shared: `abstain cache prune` deletes features there"
+        return Expired(kind, len(left), sum(file.size for file in left), kept)
     if not Path(settings.features).is_dir():
         return Expired(kind, 0, 0)
     from abstain.llm.features.maintenance import prune  # torch

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from abstain.llm.engine.prompts import Segment
+from abstain.llm.engine.requests import HiddenStates, Request
+from abstain.llm.features.shard_job import ShardJob
 from abstain.release.registry import Registry
 from tasks.progress import observed_by
 from tasks.retention.policy import clear_features, clear_reports
@@ -116,3 +120,23 @@ def test_a_cache_that_others_may_fill_is_left_alone(tmp_path: Path, monkeypatch:
     os.utime(shard, (0, 0))
     said = clear_features(30, apply=True)
     assert (said.count, shard.exists()) == (0, True) and "may be shared" in said.kept
+
+
+def test_the_texts_of_a_killed_run_go_from_a_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_FEATURES", str(tmp_path))
+    text = "What does Ann owe?"
+    work = ShardJob("m", "m@1", "float32", 24, (Request((Segment("question", text),), HiddenStates(1), "i-1"),))
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    written = time.time() - timedelta(days=7).total_seconds()
+    for name, at in (
+        (f"{work.name}.job", written - 60),
+        (f".{work.name}.job.{'5e' * 8}", written - 60),
+        (f"{'7a' * 16}.job", written + 60),
+    ):
+        (jobs / name).write_text(work.to_json())
+        os.utime(jobs / name, (at, at))
+    would = clear_features(30, apply=False)
+    assert (would.count, would.bytes) == (2, 2 * len(work.to_json())) and len(names(jobs)) == 3
+    assert clear_features(30, apply=True) == would
+    assert names(jobs) == {f"{'7a' * 16}.job"}, "which may be at work"

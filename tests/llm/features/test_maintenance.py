@@ -79,18 +79,20 @@ def test_prune_takes_what_is_old_and_not_needed(tmp_path: Path) -> None:
     age(broken, 40)
     left = [
         tmp_path / "jobs" / f"{'5e' * 16}.job",
+        tmp_path / "jobs" / f".{'5e' * 16}.job.{'5e' * 8}",
         tmp_path / "quarantine" / f"{SPACE.digest}-{old.name}",
         old.with_name(f".{old.name}.ab12_x"),
         old.with_name(f".{young.name}.k"),
     ]
     mine = [tmp_path / "notes.txt", old.with_name("other.safetensors"), tmp_path / "x.safetensors"]
+    mine += [tmp_path / "jobs" / name for name in ("batch-17.job", f"{'5e' * 16}.txt")]
     for file in (*left, *mine):
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(b"12345")
         age(file, 40)
     age(left[-1], 1)
 
-    before, doomed = files(tmp_path), sorted([old, other, broken, *left[:3]])
+    before, doomed = files(tmp_path), sorted([old, other, broken, *left[:-1]])
     keep = {SPACE.digest: {"b", "x"}}
     names = tuple(sorted(file.relative_to(tmp_path).as_posix() for file in doomed))
     expected = Pruned(names, sum(file.stat().st_size for file in doomed))
@@ -101,3 +103,13 @@ def test_prune_takes_what_is_old_and_not_needed(tmp_path: Path) -> None:
     assert needed.exists() and young.exists() and all(file.exists() for file in mine)
     assert prune(tmp_path, keep, 30 * DAY) == Pruned((), 0)
     assert FeatureCache(tmp_path, SPACE).missing("abcdef") == ["c", "d"]
+
+
+def test_prune_takes_no_job_that_may_be_at_work(tmp_path: Path) -> None:
+    live, killed = (tmp_path / "jobs" / f"{digest * 16}.job" for digest in ("5e", "7a"))
+    live.parent.mkdir()
+    for file, days in ((live, 6.9), (killed, 7.1)):
+        file.write_bytes(b"12345")
+        age(file, days)
+    assert prune(tmp_path, {}, timedelta(0)).names == (f"jobs/{killed.name}",)
+    assert files(tmp_path) == [live]

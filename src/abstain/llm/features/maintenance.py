@@ -16,11 +16,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from abstain.llm.features.file_store import FileStore, StoredFile
+from abstain.llm.features.job_files import left_jobs
 from abstain.llm.features.shard import NAME, CacheNamespace, DamagedShard, Header, load_shard, parse_header, shards
 
 LEFT_BEHIND = re.compile(
     r"quarantine/[0-9a-f]{16}-[0-9a-f]{32}\.safetensors|[0-9a-f]{16}/\.[0-9a-f]{32}\.safetensors\.\w+"
-    r"|jobs/[0-9a-f]{32}\.(job|cost)"
 )
 
 
@@ -97,13 +97,14 @@ def verify(root: str | Path, progress: Callable[[int, int], None] = lambda done,
 def prune(root: str | Path, keep: Mapping[str, Set[str]], older_than: timedelta, dry_run: bool = False) -> Pruned:
     """Delete the shards that were last written more than `older_than` ago and hold no row that `keep` names.
 
-    `keep` maps a space's digest to keys. Quarantined shards and what killed writers and runs left are deleted at that
-    age, too. A row that is deleted in error costs one forward pass.
+    `keep` maps a space's digest to keys. Quarantined shards and what killed writers left are deleted at that age, too;
+    the jobs of killed runs after a week, whatever `older_than` is. A row deleted in error costs one forward pass.
     """
     store = FileStore(root)
     before = datetime.now(UTC) - older_than
-    old = [entry for entry in store.list() if entry.written < before]
-    doomed = [entry for entry in old if LEFT_BEHIND.fullmatch(entry.name)]
+    entries = store.list()
+    old = [entry for entry in entries if entry.written < before]
+    doomed = left_jobs(entries) + [entry for entry in old if LEFT_BEHIND.fullmatch(entry.name)]
     for entry, header in _headers(store, [entry for entry in old if NAME.fullmatch(entry.name)]):
         kept = keep.get(entry.name.partition("/")[0], frozenset())
         if header is None or kept.isdisjoint(header.rows):
