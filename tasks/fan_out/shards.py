@@ -12,6 +12,7 @@ Notes:
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import threading
@@ -19,8 +20,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from uuid import UUID
 
 import torch
@@ -37,15 +37,17 @@ from abstain.config.settings import Settings, load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_coded
 from abstain.llm.features.file_store import FileStore
+from abstain.llm.features.job_files import JOBS, left_jobs
 from abstain.llm.features.shard_job import JobStats, ShardJob, compute
 from tasks.stopping import require_going_on
 
-JOBS = "jobs"
-LEFT_BEHIND = timedelta(days=7)
-"""The jobs of a run that was killed, and did not go on, are removed after that time."""
 DEPLOYMENT = "extract/gpu"
 ROUNDS = 3
 POLL_SECONDS = 1.0
+PATIENCE_SECONDS = 300.0
+"""A flow run that has not begun after that time is worth a warning."""
+PAGE = 200  # the server answers with no more flow runs at once
+Kind = Literal["job", "cost"]
 Round = Generator[JobStats, None, str]
 """Yields what finished shards cost; its result is why a process ended too early, empty where none did."""
 _alone = threading.Lock()
@@ -89,22 +91,17 @@ class DistributedRunner:
         with _task_runner(self._settings) as runner:
             parameters = [{"name": name, "features": self._settings.features} for name in waiting]
             futures = [runner.submit(compute_shard, each) for each in parameters]
-            try:
-                while futures:
-                    yield from self._look(waiting)
-                    done = [future for future in futures if future.wrapped_future.done()]
-                    futures = [future for future in futures if future not in done]
-                    for future in done:
-                        try:
-                            future.result()  # not `wait`, in which Dask's swallows exceptions
-                        except AbstainError:
-                            raise
-                        except Exception as error:
-                            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            except BaseException:
-                for process in multiprocessing.active_children():
-                    process.kill()  # else the pool would wait for the shards that they are at
-                raise
+            while futures:
+                yield from self._look(waiting)
+                done = [future for future in futures if future.wrapped_future.done()]
+                futures = [future for future in futures if future not in done]
+                for future in done:
+                    try:
+                        future.result()  # not `wait`, in which Dask's swallows exceptions
+                    except AbstainError:
+                        raise
+                    except Exception as error:
+                        reason = " ".join(f"{type(error).__name__}: {error}".split())
         return reason
 
     def _on_work_pool(self, waiting: dict[str, str]) -> Round:
@@ -112,13 +109,25 @@ class DistributedRunner:
         with get_client(sync_client=True) as client:
             _require_deployment(client)
             live = {_start(names[at::count]) for at in range(count)}
+            patience = time.monotonic() + PATIENCE_SECONDS
             while live:
                 yield from self._look(waiting)
-                found = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=list(live))))
+                page = list(live)[:PAGE]
+                found = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=page)))
+                if deleted := set(page).difference(flow_run.id for flow_run in found):
+                    live -= deleted
+                    reason = f"a flow run of {DEPLOYMENT} was deleted"
                 for flow_run in found:
                     if flow_run.state and flow_run.state.is_final():
                         live.remove(flow_run.id)
                         reason = _early_end(flow_run) or reason
+                if time.monotonic() > patience and (late := [each.name for each in found if _is_queued(each)]):
+                    patience = math.inf
+                    get_run_logger().warning(
+                        "%s of %s have not begun: the workers of its pool are busy, or there is none (`make worker`)",
+                        ", ".join(late),
+                        DEPLOYMENT,
+                    )
         return reason
 
     def _look(self, waiting: dict[str, str]) -> Iterator[JobStats]:
@@ -138,10 +147,10 @@ class DistributedRunner:
 
     def _remove(self, sent: set[str]) -> None:
         """Remove the files of the shards that were `sent`, and those that were left behind."""
-        before = datetime.now(UTC) - LEFT_BEHIND
-        for entry in self._store.list(JOBS):
-            if entry.name.split("/")[1].split(".")[0] in sent or entry.written < before:
-                self._store.delete(entry.name)
+        entries = self._store.list(JOBS)
+        own = {_file(name, kind) for name in sent for kind in get_args(Kind)}
+        for name in own.intersection(entry.name for entry in entries).union(entry.name for entry in left_jobs(entries)):
+            self._store.delete(name)
 
 
 def compute_job(name: str, features: str) -> None:
@@ -165,7 +174,7 @@ def begin_process(started: Any, threads: int, gpus: Sequence[str]) -> None:
     """Begin a process of the pool, which ends with its parent and has its share of the processors and of the GPUs.
 
     Args:
-        started: the number of processes that have begun, which they share.
+        started: the number of processes that have begun, which they share; below 0 where the pool was stopped.
         threads: the threads of torch; OMP_NUM_THREADS, where it is set, wins.
         gpus: the names of the GPUs, of which it takes one; none where there is nothing to share.
     """
@@ -176,6 +185,8 @@ def begin_process(started: Any, threads: int, gpus: Sequence[str]) -> None:
     with started.get_lock():
         number = started.value
         started.value += 1
+    if number < 0:
+        os._exit(1)
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
         torch.cuda.init()  # reads the variable; Prefect then gives each task that of the run
@@ -200,7 +211,13 @@ def _task_runner(settings: Settings) -> Iterator[TaskRunner[Any]]:
         started = multiprocessing.get_context("spawn").Value("i", 0)
         initargs = (started, threads, shared_gpus(settings))
         with _alone, ProcessPoolTaskRunner(settings.workers, initializer=begin_process, initargs=initargs) as pool:
-            yield pool
+            try:
+                yield pool
+            except BaseException:  # the pool would wait for the shards that they are at
+                started.value = -(10**6)  # for processes that are not up yet: a thread of Prefect's may start some
+                for process in multiprocessing.active_children():
+                    process.kill()
+                raise
         return
     try:
         from dask.base import annotate
@@ -254,6 +271,10 @@ def _start(names: list[str]) -> UUID:
     return flow_run.id
 
 
+def _is_queued(flow_run: FlowRun) -> bool:
+    return flow_run.state is not None and (flow_run.state.is_scheduled() or flow_run.state.is_pending())
+
+
 def _early_end(flow_run: FlowRun) -> str:
     """Why `flow_run` ended before its part was done, empty where it was. Raises `AbstainError` where a person
     cancelled it, and where it cannot do its part."""
@@ -288,5 +309,5 @@ def _require_another_round(waiting: dict[str, str], reason: str, failures: int) 
     get_run_logger().warning("%s shards are computed again, because a process ended: %s", len(waiting), reason)
 
 
-def _file(name: str, kind: Literal["job", "cost"]) -> str:
+def _file(name: str, kind: Kind) -> str:
     return f"{JOBS}/{name}.{kind}"

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ import psutil
 import pytest
 import torch
 from distributed import Client
+from prefect import task
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
@@ -57,6 +59,36 @@ def run():
     fan_out.submit().result()
 
 run()
+"""
+
+STOP = """
+import multiprocessing, sys, time
+from contextlib import suppress
+from pathlib import Path
+from prefect import flow, task
+from abstain.config.settings import load_settings
+from tasks.fan_out import runner_for, shards
+from tasks.stopping import stopping_together
+from tests.flows.test_fan_out import hanging, rows, source_in
+home, model = map(Path, sys.argv[1:])
+shards.compute_shard = hanging
+
+@task
+def fan_out():
+    list(runner_for(load_settings()).run(source_in(home, model).shards(rows(4 * 64))))
+
+@flow
+def run():
+    with suppress(KeyboardInterrupt), stopping_together():
+        future = fan_out.submit()
+        while not (list(home.glob("features/*.begun")) or future.state.is_final()):
+            time.sleep(0.1)
+        raise KeyboardInterrupt
+    future.wait(60)
+    error = future.result(raise_on_failure=False) if future.state.is_final() else None
+    print("found", future.state.name, type(error).__name__, multiprocessing.active_children(), flush=True)
+
+run(return_state=True)
 """
 
 HOOK = """
@@ -246,6 +278,22 @@ def test_a_killed_run_goes_on(host: Host, alone: FeatureSource) -> None:
     assert host.run("processes", shards=5).finish()["rows"] == 64 * (5 - len(before))
     assert before.items() <= written(host.source).items(), "a finished shard was computed again"
     assert contents(host.source) == contents(alone) and list(host.jobs.glob("*.job")) == []
+
+
+def never_end(name: str, features: str) -> None:
+    (Path(features) / f"{name}.begun").touch()
+    time.sleep(300)
+
+
+hanging = task(name="hanging")(never_end)
+
+
+def test_a_stopped_run_leaves_no_process(host: Host) -> None:
+    variables = [f"{name}={value}" for name, value in host.environment.items()]
+    words = [sys.executable, "-c", STOP, str(host.project.home), str(host.model)]
+    done = host.project.command(["env", *variables, "ABSTAIN_RUNNER=processes", "ABSTAIN_WORKERS=2", *words])
+    assert "found Failed Stopped []\n" in done.stdout, done.stdout + done.stderr
+    assert list(host.jobs.iterdir()) == []
 
 
 def restrictions(dask_scheduler: Any) -> list[Any]:

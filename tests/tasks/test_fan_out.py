@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.states import Cancelled, Completed, Crashed, Failed, Running
+from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
 
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
@@ -62,7 +62,7 @@ class Server:
         return SimpleNamespace(name=name, status=SimpleNamespace(value="NOT_READY"))
 
     def read_flow_runs(self, flow_run_filter: Any) -> list[FlowRun]:
-        return [self.flow_runs[key] for key in flow_run_filter.id.any_]
+        return [self.flow_runs[key] for key in flow_run_filter.id.any_ if key in self.flow_runs]
 
 
 Serve = Callable[..., tuple[Server, shards.DistributedRunner]]
@@ -83,6 +83,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
         return server, shards.DistributedRunner(settings)
 
     monkeypatch.setattr(shards, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(shards, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(shards, "get_run_logger", logging.getLogger)
     return build
 
@@ -122,6 +123,31 @@ def test_what_died_is_computed_again(serve: Serve, caplog: pytest.LogCaptureFixt
     assert "no worker polls the work pool gpu: " in caplog.text
     assert "2 shards are computed again, because a process ended: killed" in caplog.text
     assert list(server.jobs.iterdir()) == []
+
+
+def test_what_was_deleted_or_does_not_begin_is_told(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    server, runner = serve(Pending(), Completed())
+    with caplog.at_level(logging.WARNING), ThreadPoolExecutor() as threads:
+        run = threads.submit(list, runner.run(jobs(1)))
+        while "run-0 of extract/gpu have not begun: " not in caplog.text:
+            assert not run.done(), run.exception()
+        server.flow_runs.clear()
+        assert run.result(100) == [COST]
+    assert caplog.text.count("have not begun") == 1
+    assert "1 shards are computed again, because a process ended: a flow run of extract/gpu was deleted" in caplog.text
+
+
+def test_what_others_keep_among_the_jobs_stays(serve: Serve) -> None:
+    server, runner = serve()
+    server.jobs.mkdir()
+    digest = job(0).name
+    mine, young = {"batch-17.job", f"{digest}.txt"}, f"{digest}.job"
+    for name in (*mine, f"{digest}.cost", f".{digest}.job.{'5e' * 8}", young):
+        (server.jobs / name).touch()
+        if name != young:
+            os.utime(server.jobs / name, (0, 0))
+    assert list(runner.run([])) == []
+    assert {file.name for file in server.jobs.iterdir()} == {*mine, young}
 
 
 def test_three_rounds_without_progress_are_one_line(serve: Serve) -> None:
@@ -216,3 +242,7 @@ def test_processes_take_turns_with_gpus_and_share_cores(monkeypatch: pytest.Monk
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     shards.begin_process(started, 3, ["4", "7"])
     assert taken == ["4", "7", "4"] and threads == [3, 3], "what is set already wins"
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    started.value = -5
+    with pytest.raises(SystemExit):
+        shards.begin_process(started, 3, ["4", "7"])
