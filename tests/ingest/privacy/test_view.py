@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.ingest.privacy.view import view_of
+from abstain.ingest.privacy.view import view_of, views_of
 
 ODD = "aZ9@ .-\n\u00ad\u0301\u00e9\uff21\u24ea\u2469\ufb01\u0660\u8bf7\u0430%40&#64;"
 
@@ -29,13 +29,26 @@ def test_view_shows_what_patterns_read(text: str, shown: str) -> None:
     assert view_of(text).text == shown
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\u2460 x\u00b2 \u2122 \u2116 \u00bd \u00aa", ["1 x2 TM No 1\n2 a", "\n x\n \n \n \n \n"]),
+        ("1\ufe0f\u20e32", ["12", "1\n2"]),
+        ("\u00e9 \uff11 \u0664 \ufb01 \u8bf7 \u2013 %40", ["e 1 4 fi \n - @"]),
+        ("a 1 &#64;", ["a 1 @"]),
+    ],
+)
+def test_signs_that_show_letters_are_also_line_breaks(text: str, shown: list[str]) -> None:
+    assert [view.text for view in views_of(text)] == shown
+
+
 @given(st.text() | st.text(alphabet=ODD))
-def test_view_places_cover_the_text_in_order(text: str) -> None:
-    view = view_of(text)
-    assert len(view.starts) == len(view.text) + 1 and view.starts[-1] == len(text)
-    places = [view.place(at, at + 1) for at in range(len(view.text))]
-    assert all(start < end for start, end in places)
-    assert all(one == other or one[1] == other[0] for one, other in pairwise(places))
+def test_places_of_views_cover_the_text_in_order(text: str) -> None:
+    for view in views_of(text):
+        assert len(view.starts) == len(view.text) + 1 and view.starts[-1] == len(text)
+        places = [view.place(at, at + 1) for at in range(len(view.text))]
+        assert all(start < end for start, end in places)
+        assert all(one == other or one[1] == other[0] for one, other in pairwise(places))
 
 
 def test_view_place_takes_whole_characters() -> None:

@@ -44,11 +44,9 @@ _DOUBLED = bytes.maketrans(b"0123456789", b"0246813579")
 
 _TWELVE = re.compile(rf"\d(?:{_SEPARATOR}{{0,3}}\d){{11}}")
 
-_ACCOUNT = rf"(?=((?:{_SEPARATOR}{{0,3}}[A-Za-z0-9]){{11,30}}))"
-_FIRST_IBAN = re.compile(
-    rf"\d\d(?<=[A-Za-z]{{2}}..)(?<![^\W_]....){_ACCOUNT}"
-)  # few texts have digits, all have letters
-_NEXT_IBAN = re.compile(rf"(?<=[A-Za-z]{{2}})\d\d{_ACCOUNT}")
+_IBAN = re.compile(  # from its digits on: few texts have any, all have letters
+    rf"\d\d(?<=[A-Za-z]{{2}}..)(?=((?:{_SEPARATOR}{{0,3}}[A-Za-z0-9]){{11,30}}))"
+)
 _NUMBERS = {code: str(int(chr(code), 36)) for code in b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 LENGTHS = {
     country: int(length)
@@ -129,13 +127,11 @@ def cards(text: str) -> Iterator[Piece]:
 def ibans(text: str) -> Iterator[Piece]:
     """Two letters, two digits and what follows, as long as the country has it, with the right checksum.
 
-    After one the next may begin at once: after it is taken out, it would.
+    A word or another number may stand right before it: `IBANDE89370400440532013000`.
     """
-    for first in _FIRST_IBAN.finditer(text):
-        match: re.Match[str] | None = first
-        while match is not None and (end := _end_of_iban(match)):
+    for match in _IBAN.finditer(text):
+        if end := _end_of_iban(match):
             yield match.start() - 2, (end,)
-            match = _NEXT_IBAN.match(text, end + 2)
 
 
 def _end_of_iban(match: re.Match[str]) -> int | None:

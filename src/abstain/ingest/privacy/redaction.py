@@ -26,7 +26,7 @@ from abstain.ingest.privacy.recognizers import (
     require_names,
     require_regions,
 )
-from abstain.ingest.privacy.view import view_of
+from abstain.ingest.privacy.view import view_of, views_of
 
 _ANY_NAME = "names"
 
@@ -68,12 +68,12 @@ class Redactor:
         if self._names:  # first, since without them Presidio is imported without torch, which a pipeline may need
             for start, ends in windows(seen):
                 yield from self._first(_ANY_NAME, seen, start, ends)
-        view = view_of(seen)
-        for entity, pieces in self._patterns:
-            for start, ends in pieces(view.text):
-                for hit in self._first(entity, view.text, start, ends):
-                    begin, end = view.place(hit.start, hit.end)
-                    yield hit._replace(start=begin, end=end)
+        for view in views_of(seen):
+            for entity, pieces in self._patterns:
+                for start, ends in pieces(view.text):
+                    for hit in self._first(entity, view.text, start, ends):
+                        begin, end = view.place(hit.start, hit.end)
+                        yield hit._replace(start=begin, end=end)
 
     def _first(self, entity: str, text: str, start: int, ends: Iterable[int]) -> Iterator[EntityHit]:
         """The hits from `start` to the first of `ends` that gives any."""
