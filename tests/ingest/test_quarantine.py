@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason, ReasonKind
 from abstain.data.store.dataset import DataStore, Staging
-from abstain.ingest.pipeline.parsing import ParsedRow, invalid, parse_line
-from abstain.ingest.quarantine import NOT_KEPT, Quarantine, QuarantinedRow, Writer, digest_of, require_unblocked
+from abstain.ingest.pipeline.parsing import ROW_BYTES, ROW_VALUES, ParsedRow, invalid, parse_line
+from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of, require_unblocked
 from tests.data.builders import alone, row, thumb, verdict
 
 
@@ -51,7 +52,8 @@ def test_quarantined_row_is_known_by_what_came(fields: dict[str, Any]) -> None:
     assert (row.source, row.line, row.size, row.reasons) == ("a.jsonl", 7, len(came.raw), why)
     again = row.reparse()  # when it is tried again
     assert row.digest == digest_of(came) == digest_of(again)
-    assert (again.reasons == (NOT_KEPT,)) == (row.raw is None) == bool(came.reasons)
+    assert (row.raw is None) == bool(came.reasons)
+    assert again.reasons == (why if came.reasons else ())
     assert list(again.contents()) == list(came.contents())
     assert QuarantinedRow.of(again, why) == row
 
@@ -129,6 +131,25 @@ def test_the_rows_of_a_user_are_dropped(tmp_path: Path, fields: dict[str, Any], 
     left = [row.line for row in Quarantine(tmp_path).rows(Quarantine(tmp_path).find(""))]
     assert left == [2] if goes else left == [1, 2]
     assert Quarantine(tmp_path).was_discarded(parse_line(text, "a.jsonl", 1)) == goes
+
+
+LONG = row(question="", thumb=thumb(user="u-1"))
+AT_LIMIT = {
+    "bytes": LONG | {"question": "x" * (ROW_BYTES - len(json.dumps(LONG, separators=(",", ":"))))},
+    "values": LONG | {"question": "x", "writer": {f"s{at}": 1.0 for at in range(ROW_VALUES - len(LONG) - 4)}},
+}
+
+
+@pytest.mark.parametrize("fields", AT_LIMIT.values(), ids=AT_LIMIT)
+def test_a_row_at_a_limit_is_tried_again_and_dropped(tmp_path: Path, fields: dict[str, Any]) -> None:
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    came = parse_line(text, "a.jsonl", 1)
+    assert came.feedback is not None, "within the limits"
+    longer = replace(came, feedback=came.feedback.model_copy(update={"comment": "<EMAIL_ADDRESS>" * 9}))
+    again = QuarantinedRow.of(longer, [invalid("line", "why")]).reparse()
+    assert list(again.contents()) == list(longer.contents())
+    refuse(tmp_path, text)
+    assert Quarantine(tmp_path).drop_of({"u-1"}) == 1
 
 
 def test_with_a_users_last_row_goes_what_it_blocked(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from abstain.core.files import to_json, write_atomically
 from abstain.core.json_lines import as_lines
 from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.data.store.dataset import Staging, read_rows
-from abstain.ingest.pipeline.parsing import ParsedRow, invalid, kept_text, reparse
+from abstain.ingest.pipeline.parsing import ParsedRow, kept_text, reparse
 from abstain.ingest.pipeline.report import count_reasons
 from abstain.ingest.privacy.pseudonyms import bare_name
 
@@ -45,9 +45,6 @@ _BY_PERSON = frozenset({ReasonKind.HALF_CHARACTER, ReasonKind.SAME_MOMENT, Reaso
 _BY_PERSON_IN = frozenset(
     {(kind, field) for kind in (ReasonKind.BLANK, ReasonKind.TOO_LONG) for field in _TYPED}
     | {(ReasonKind.TOO_LATE, field) for field in ("given_at", "reviewed_at")}
-)
-NOT_KEPT = invalid(
-    "row", "its text was not kept, because it breaks its contract: fix it at the source and ingest that again"
 )
 
 
@@ -78,9 +75,9 @@ class QuarantinedRow(Row):
         return waits_for_documents(self.reasons)
 
     def reparse(self) -> ParsedRow:
-        """The row once more, as it is kept."""
+        """The row once more, as it is kept: without its text it is refused for the same reasons."""
         if self.raw is None:
-            return ParsedRow(self.source, self.line, b"", (NOT_KEPT,), digest=self.digest, size=self.size)
+            return ParsedRow(self.source, self.line, b"", self.reasons, digest=self.digest, size=self.size)
         row = reparse(self.raw.encode(), self.source, self.line)
         return replace(row, digest=self.digest, size=self.size)
 

@@ -21,7 +21,7 @@ from abstain.data.validation.runner import ValidationResult, validate
 from abstain.ingest.pipeline.parsing import invalid
 from abstain.ingest.pipeline.report import IngestReport, count_reasons
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.quarantine import NOT_KEPT, Quarantine, QuarantinedRow, require_unblocked
+from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
 from abstain.ingest.sources.files import FileSource, explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 from abstain.knowledge.documents.reader import read_documents
@@ -465,7 +465,21 @@ def test_released_rows_are_judged_again_and_what_fails_stays(tmp_path: Path) -> 
     assert (again.read, again.accepted, again.quarantined, again.newly_refused) == (3, 1, 2, 0)
     assert {refused.source for refused in refused_in(data, report)} == {"a.jsonl", "bad.md"}
     assert len(refused_in(data, report)) == 2
-    assert again.reasons == {NOT_KEPT.coded: 2}
+    assert again.reasons == count_reasons(refused.reasons for refused in refused_in(data, report))
+    assert again.source_notes == ("the text of 2 rows was not kept: fix these at the source and ingest that again",)
+
+
+def test_blank_rows_refuse_no_batch_that_is_tried_again(tmp_path: Path) -> None:
+    data, limit = tmp_path / "data", PARAMS.model_copy(update={"max_failed_fraction": 0.1})
+    rows = [row(f"{kind}-{at}") for kind, count in (("good", 20), ("bad", 12)) for at in range(count)]
+    file = write_lines(tmp_path / "a.jsonl", *rows, *(row(f"blank-{at}", answer=" ") for at in range(10)))
+    with pytest.raises(AbstainError, match="12 of 32 new rows fail"):
+        take(data, file, params=limit, validate=refusing("interactions/bad"))
+    quarantine = Quarantine(data)
+    path = quarantine.find("")
+    again = ingest([QuarantineSource(path.stem, tuple(quarantine.rows(path)))], data, limit, NOW, validate=accept_all)
+    assert (again.accepted, again.quarantined, again.newly_refused) == (12, 10, 0)
+    assert [listed.rows for listed in Quarantine(data).listing()] == [10]
 
 
 def test_thumbs_and_reviews_that_come_before_their_interaction_are_held_and_joined(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from abstain.ingest.pipeline.deduplicate import (
     settle_documents,
     version_of,
 )
-from abstain.ingest.pipeline.parsing import ParsedRow, parse_line
+from abstain.ingest.pipeline.parsing import ParsedRow, reparse
 from abstain.ingest.pipeline.report import without_particulars
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import (
@@ -185,7 +185,7 @@ class IngestPipeline:
             rows.close()
             for path, outcomes in ((before.get(table), self.joined), (rows.path, self.outcomes)):
                 for block in blocks((text for _, text in read_lines(path)) if path else (), len):
-                    parsed = [Parsed.of(parse_line(text, "held", 0)) for text in block]
+                    parsed = [Parsed.of(reparse(text, "held", 0)) for text in block]
                     self._settle(parsed, known, outcomes, is_last=True)
         for left in self._pending.values():
             left.close()

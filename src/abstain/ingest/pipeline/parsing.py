@@ -103,8 +103,8 @@ def is_document(source: str) -> bool:
 
 
 def reparse(raw: bytes, source: str, number: int) -> ParsedRow:
-    """Parse a `ParsedRow`'s `raw` again."""
-    return read_document(raw, source) if is_document(source) else parse_line(raw, source, number)
+    """Parse a `ParsedRow`'s `raw` again, however long its redaction has made it."""
+    return read_document(raw, source) if is_document(source) else parse_line(raw, source, number, is_limited=False)
 
 
 def kept_text(row: ParsedRow) -> str | None:
@@ -120,16 +120,19 @@ def kept_text(row: ParsedRow) -> str | None:
     if row.interaction is None:
         part = row.feedback or row.review
         return part.canonical() if part else None
-    fields = row.interaction.model_dump(mode="json")
+    fields = row.interaction.model_dump(mode="json", exclude_none=True)
     for name, part in (("thumb", row.feedback), ("review", row.review)):
         if part is not None:
-            fields[name] = part.model_dump(mode="json", exclude={"interaction_id"})
+            fields[name] = part.model_dump(mode="json", exclude={"interaction_id"}, exclude_none=True)
     return json.dumps(fields, ensure_ascii=False)
 
 
-def parse_line(line: bytes, source: str, number: int) -> ParsedRow:
-    """One JSON object: a row of the import format, a `Feedback` or a `Review`, distinguished by its fields."""
-    if len(line) > ROW_BYTES:
+def parse_line(line: bytes, source: str, number: int, *, is_limited: bool = True) -> ParsedRow:
+    """One JSON object: a row of the import format, a `Feedback` or a `Review`, distinguished by its fields.
+
+    `is_limited`: one beyond `ROW_BYTES`, `ROW_VALUES` or `ROW_TOKENS` is refused.
+    """
+    if is_limited and len(line) > ROW_BYTES:
         return too_large(line, source, number, f"{len(line):,} bytes, {ROW_BYTES:,} allowed")
     try:
         text = line.decode("utf-8")
@@ -137,7 +140,7 @@ def parse_line(line: bytes, source: str, number: int) -> ParsedRow:
         where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
         return ParsedRow(source, number, line, (invalid("line", f"not valid UTF-8 ({where})"),))
     fields = _fields_of(text)
-    if too_many := _too_many(text, fields):
+    if is_limited and (too_many := _too_many(text, fields)):
         return too_large(line, source, number, too_many)
     contract, reasons = _contract_of(fields), _said_twice(text)
     try:

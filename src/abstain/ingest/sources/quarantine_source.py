@@ -25,4 +25,6 @@ class QuarantineSource:
     def _parse(self) -> Generator[ParsedRow, None, SourceState]:
         for row in sorted(self.rows, key=lambda row: not is_document(row.source)):
             yield row.reparse()
-        return SourceState()
+        lost = sum(row.raw is None for row in self.rows)
+        note = f"the text of {lost:,} rows was not kept: fix these at the source and ingest that again"
+        return SourceState(notes=(note,) if lost else ())
