@@ -38,17 +38,19 @@ from tasks.server.addresses import (
     with_login,
 )
 from tasks.server.processes import (
+    alone,
     answers,
     control,
     end_remaining,
     home,
+    is_running,
     is_up,
     log_of,
     note,
     shut_down,
     start,
-    starting_alone,
     wait_for,
+    write_note,
 )
 from tasks.shell import environment, run
 from tasks.workspace import project_root
@@ -64,14 +66,18 @@ WORKER, ALERTS, GATE = f"{WORK}:worker", f"{WORK}:alerts", f"{WORK}:gate"
 def up() -> None:
     """Start everything, deploy prefect.yaml, and print the addresses. Raises `AbstainError`.
 
-    Where everything is up, the alerts and the automations are brought in step alone.
+    Where everything is up, the alerts and the automations are brought in step alone. What is missing, since a start was
+    cut off or a program died for good, is made up for.
     """
     root = project_root()
     receiver = webhook.receiver()
-    with starting_alone():
+    with alone("starting"):
+        (home() / "inbox").mkdir(exist_ok=True)
         if is_up():
-            report_to(note()["server"])
-            print(f"already up: {note()['server']}\ngate         {note()['gate']}\n{_automate(receiver)}")
+            served = note()
+            started = _complete(root, served)
+            done = f"started {', '.join(started)}" if started else "already up"
+            print(f"{done}: {served['server']}\ngate         {served['gate']}\n{_automate(receiver)}")
             return
         end_remaining()
         served = _prepare()
@@ -80,16 +86,15 @@ def up() -> None:
                 start(root, served)
                 wait_for("server", UI + HEALTH)
             with _step("starting the worker, deploying"):
-                _start_worker(root)
+                _start_worker(root, served)
             watched = _automate(receiver)
             with _step("starting the gate"):
-                wait_for(GATE, f"{served['gate']}/healthz")
-                wait_for("reports", served["reports"])
+                for program, address in _addresses(served).items():
+                    wait_for(program, address)
         except BaseException:
             print()
             down()
             raise
-    (home() / "inbox").mkdir(exist_ok=True)
     deployments = _deployments(root)
     print(f"\nPrefect UI   {with_login(UI)}")
     print(f"gate         {served['gate']}\nreports      {served['reports']}\n{watched}")
@@ -106,16 +111,17 @@ def up() -> None:
 
 def down() -> None:
     """Stop the worker, the runs that it is at, and the servers."""
-    address = running_server()
-    if address:
-        report_to(address)
-        automation_sync.forget_run_again()
-    if is_up():
-        control().stopProcessGroup(WORK)
-    end_remaining("server", "reports")
-    if address:
-        _end_lost_runs(address)
-    print("stopped" if shut_down() else "nothing is up")
+    with alone("stopping"):
+        address = running_server()
+        if address:
+            report_to(address)
+            automation_sync.forget_run_again()
+        if is_up():
+            control().stopProcessGroup(WORK)
+        end_remaining("server", "reports")
+        if address:
+            _end_lost_runs(address)
+        print("stopped" if shut_down() else "nothing is up")
 
 
 def worker(pool: str = GPU_POOL) -> None:
@@ -132,7 +138,7 @@ def worker(pool: str = GPU_POOL) -> None:
 def automations() -> None:
     """Bring alerts and automations in step on the server of `make up`, or one that others started."""
     receiver = webhook.receiver()
-    with starting_alone():
+    with alone("starting"):
         print(_automate(receiver))
 
 
@@ -182,15 +188,44 @@ def _step(name: str) -> Iterator[None]:
     print(f"done after {time.monotonic() - began:.0f} s")
 
 
-def _start_worker(root: Path) -> None:
+def _addresses(served: dict[str, str]) -> dict[str, str]:
+    """What answers when a program is up, for those that serve something."""
+    return {"server": served["server"] + HEALTH, GATE: f"{served['gate']}/healthz", "reports": served["reports"]}
+
+
+def _complete(root: Path, served: dict[str, str]) -> list[str]:
+    """Start the programs that do not run, under the supervisor that does, and deploy where that is due; what was done.
+
+    Raises `AbstainError` where one does not start; the others go on.
+    """
+    report_to(served["server"])
+    addresses = _addresses(served)
+    missing = [program for program in (*addresses, WORKER) if not is_running(program)]
+    for program in missing:
+        if program != WORKER:
+            with suppress(Fault):  # it cannot be started, which is reported by:
+                control().startProcess(program, False)
+    for program, address in addresses.items():
+        wait_for(program, address)
+    done = [log_of(program).stem for program in missing]
+    if WORKER in missing or "deployed" not in served:
+        _start_worker(root, served)
+        done.append("deployments")
+    return done
+
+
+def _start_worker(root: Path, served: dict[str, str]) -> None:
     """The worker makes its work pool, into which prefect.yaml is deployed then."""
-    _end_lost_runs(UI)
-    control().startProcess(WORKER, False)
+    address = served["server"]
+    if not is_running(WORKER):
+        _end_lost_runs(address)
+        control().startProcess(WORKER, False)
     wait_for(WORKER, _pool(POOL))
     for name in (GPU_POOL, ALERT_POOL):
         if not answers(_pool(name)):  # its first worker completes it
-            post(f"{UI}/api/work_pools/", {"name": name, "type": "process"})
+            post(f"{address}/api/work_pools/", {"name": name, "type": "process"})
     run(["prefect", "--no-prompt", "deploy", "--all"], root)
+    write_note(served | {"deployed": "yes"})
 
 
 def _automate(receiver: str | None) -> str:

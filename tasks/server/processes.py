@@ -15,8 +15,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.request import Request, urlopen
+from xmlrpc.client import Error
 
 import psutil  # type: ignore[import-untyped]
 
@@ -29,7 +30,7 @@ from tasks.shell import run
 START_SECONDS = 120
 STOP_SECONDS = 20
 MAX_SOCKET = 95
-"""Characters of the socket's path on every system, with those that supervisor appends while it makes it."""
+"""Bytes of the socket's path on every system, with those that supervisor appends while it makes it."""
 
 
 def home() -> Path:
@@ -57,11 +58,19 @@ def note() -> dict[str, str]:
     return noted
 
 
+def write_note(noted: dict[str, str]) -> None:
+    """Note what those that use the programs have to know."""
+    write_json(_note(), noted)
+
+
 @contextmanager
-def starting_alone() -> Iterator[None]:
-    """One server starts at a time: two would create the tables of a new database at once."""
+def alone(act: Literal["starting", "stopping"]) -> Iterator[None]:
+    """One server starts at a time, since two would create the tables of a new database at once; one process stops it.
+
+    A start does not make a stop wait.
+    """
     make_home(home())
-    with (home() / "starting.lock").open("w") as lock:
+    with (home() / f"{act}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -76,13 +85,15 @@ def start(root: Path, noted: dict[str, str]) -> None:
     Raises:
         AbstainError: It does not start.
     """
-    if len(str(_socket())) > MAX_SOCKET:
+    if "%" in str(home()):  # supervisor takes it for a variable
+        raise AbstainError(Code.BAD_SETTING, f"ABSTAIN_HOME: {home()} has a % in its path: choose one without")
+    if len(os.fsencode(_socket())) > MAX_SOCKET:
         raise AbstainError(
             Code.BAD_SETTING,
             f"ABSTAIN_HOME: {home()} is too long a path for a socket in it: choose one of at most "
-            f"{MAX_SOCKET - len(_socket().name) - 1} characters",
+            f"{MAX_SOCKET - len(_socket().name) - 1} bytes",
         )
-    write_json(_note(), noted)
+    write_note(noted)
     umask = os.umask(0o077)
     os.umask(umask)
     config = Path(__file__).with_name("supervisord.conf")
@@ -96,11 +107,16 @@ def control() -> Any:
     return getRPCInterface({"SUPERVISOR_SERVER_URL": _url()}).supervisor
 
 
+def is_running(program: str) -> bool:
+    """Whether the program runs, or supervisor is about to start it. Raises `AbstainError` as supervisor stops."""
+    return _state(program) in ("STARTING", "RUNNING", "BACKOFF")
+
+
 def wait_for(program: str, ready: str | Request) -> None:
     """Wait until `ready` responds, as it does when `program` is up. Raises `AbstainError` where that is not to be."""
     deadline = time.monotonic() + START_SECONDS
     while not answers(ready):
-        if control().getProcessInfo(program)["statename"] == "FATAL" or time.monotonic() > deadline:
+        if _state(program) == "FATAL" or time.monotonic() > deadline:
             raise AbstainError(Code.NO_SERVICE, f"the {log_of(program).stem} did not start: see {log_of(program)}")
         time.sleep(0.2)
 
@@ -120,7 +136,9 @@ def shut_down() -> bool:
     if is_up():
         daemon = psutil.Process(control().getPID())
         control().shutdown()
-        psutil.wait_procs([daemon])
+        _, left = psutil.wait_procs([daemon], 3 * STOP_SECONDS)
+        for process in left:
+            process.kill()
     end_remaining()
     for file in (_socket(), _socket().with_suffix(".pid"), _note()):
         file.unlink(missing_ok=True)
@@ -143,6 +161,16 @@ def end_remaining(*but: str) -> None:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
         _, left = psutil.wait_procs(left, STOP_SECONDS)
+
+
+def _state(program: str) -> str:
+    try:
+        return str(control().getProcessInfo(program)["statename"])
+    except (OSError, Error):
+        raise AbstainError(
+            Code.NO_SERVICE,
+            f"the {log_of(program).stem} has been stopped meanwhile, as `make down` does: run `make up`",
+        ) from None
 
 
 def _socket() -> Path:

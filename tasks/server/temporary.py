@@ -18,7 +18,7 @@ from abstain.core.errors import AbstainError
 from tasks import webhook
 from tasks.server.addresses import HEALTH, HOST, guard, own_server, post, report_to, require_key
 from tasks.server.automations import FLOWS
-from tasks.server.processes import START_SECONDS, STOP_SECONDS, answers, log_of, starting_alone
+from tasks.server.processes import START_SECONDS, STOP_SECONDS, alone, answers, log_of
 from tasks.shell import environment
 from tasks.workspace import project_root
 
@@ -44,7 +44,7 @@ def server_for_run() -> Iterator[None]:
         yield
         return
     webhook.receiver()  # an invalid one is reported before the run
-    with starting_alone():
+    with alone("starting"):
         process, address = _start()
         report_to(address)
         yield

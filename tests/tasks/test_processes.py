@@ -11,7 +11,8 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
-from tasks.server.processes import MAX_SOCKET, end_remaining, is_up, shut_down, start
+from tasks.server.processes import MAX_SOCKET, end_remaining, is_up, shut_down, start, wait_for
+from tests.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,22 @@ def test_programs_of_a_killed_supervisor_end(home: Path, programs: dict[str, sub
     assert list(home.glob("up.*")) == []
 
 
-def test_home_whose_path_is_too_long_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ABSTAIN_HOME", str(home / ("a" * MAX_SOCKET)))
-    with pytest.raises(AbstainError, match="^ABSTAIN_HOME: .* is too long a path for a socket in it: choose one of"):
+@pytest.mark.parametrize("letter", ["a", "ü"])
+def test_home_whose_path_is_too_long_is_one_line(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = MAX_SOCKET - len("/up.sock")
+    monkeypatch.setenv("ABSTAIN_HOME", "/" + letter * (longest // len(letter.encode()) + 1))
+    with pytest.raises(
+        AbstainError, match="^ABSTAIN_HOME: .* is too long a path for a socket in it: choose one of at "
+    ):
+        start(Path("/"), {})
+
+
+def test_home_that_supervisor_would_expand_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_HOME", str(home / "100%"))
+    with pytest.raises(AbstainError, match="^ABSTAIN_HOME: .*/100% has a % in its path: choose one without$"):
         start(home, {})
+
+
+def test_wait_for_what_another_process_stops_is_one_line() -> None:
+    with pytest.raises(AbstainError, match="^the gate has been stopped meanwhile, as `make down` does: run `make up`$"):
+        wait_for("work:gate", f"http://127.0.0.1:{free_port()}")

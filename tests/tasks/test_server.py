@@ -26,6 +26,7 @@ from urllib.error import HTTPError
 import psutil
 import pytest
 import yaml
+from supervisor.childutils import getRPCInterface  # type: ignore[import-untyped]
 
 from tasks.server.addresses import KEY, post
 from tasks.server.processes import answers
@@ -195,6 +196,17 @@ def test_up_outlives_its_terminal_and_down_leaves_nothing(
     assert (project.home / "up.sock").stat().st_mode & 0o777 == 0o700
     again = server("up")
     assert again.returncode == 0 and again.stdout.startswith(f"already up: {api[1].removesuffix('/api')}\n"), again
+    supervisor = getRPCInterface({"SUPERVISOR_SERVER_URL": f"unix://{project.home}/up.sock"}).supervisor
+    for program in ("work:gate", "work:worker"):
+        supervisor.stopProcess(program)
+    again = server("up")
+    assert again.stdout.startswith(f"started gate, worker, deployments: {api[1].removesuffix('/api')}\n"), again
+    assert answers(f"{gate[1]}/healthz")
+    served = json.loads((project.home / "up.json").read_text())
+    assert served.pop("deployed")  # as where it was cut off after the worker had started
+    (project.home / "up.json").write_text(json.dumps(served))
+    again = server("up")
+    assert again.stdout.startswith(f"started deployments: {api[1].removesuffix('/api')}\n"), again
     killed = process_of(project, "server", "start")
     killed.kill()
     wait_until(lambda: not killed.is_running() and answers(f"{api[1]}/health"), 15)
