@@ -124,7 +124,7 @@ def connect(url: str, remedy: str = URL_REMEDY) -> tuple[Any, str]:
     try:
         fs, root = fsspec.url_to_fs(url, **(_S3_OPTIONS if is_s3 else {}))
     except ImportError as error:
-        package = "`pip install s3fs`" if is_s3 else f"{error}"
+        package = '`pip install "abstain[s3]"`' if is_s3 else f"{error}"
         raise AbstainError(Code.NO_PACKAGE, f"{redacted_url(url)}: another package is needed: {package}") from error
     except ValueError as error:
         raise AbstainError(Code.NOT_READABLE, f"{redacted_url(url)}: {without_secrets(str(error))}: {remedy}") from None

@@ -230,7 +230,7 @@ def test_without_s3fs_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec, "url_to_fs", not_installed)
-    with pytest.raises(AbstainError, match=r"s3://bucket: .*`pip install s3fs`"):
+    with pytest.raises(AbstainError, match=r's3://bucket: .*`pip install "abstain\[s3\]"`'):
         FeatureCache("s3://bucket", SPACE)
 
 
