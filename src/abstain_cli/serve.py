@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -40,6 +41,7 @@ def serve(
     from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import load_settings
     from abstain.core import paths
+    from abstain.data.decision_log import queries
     from abstain.serving.api.app import make_app
     from abstain.serving.api.keys import Keys
     from abstain.serving.api.live_gate import LiveGate
@@ -70,7 +72,7 @@ def serve(
         exporting(),
         listen(host, port) as listening,
         _retriever(retrieve) as chunks,
-        KeptResults(log.interactions, serving.kept_a_day) as kept,
+        KeptResults(partial(queries.interactions, log.database), serving.kept_a_day) as kept,
     ):
         live, shadow = LiveGate(OriginReleases(), lambda bundle: open_gate(bundle, kept.keep)), None
         if serving.shadow != "off":

@@ -18,6 +18,7 @@ from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_coded
+from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.learning.estimators.onnx_logistic import logistic_to_onnx
 from abstain.llm.engine.engine import Engine
@@ -161,7 +162,7 @@ class Doors:
         return call_id
 
     def _logged(self, interaction_id: str, is_shown: bool) -> dict[str, Any]:
-        found = self.log.find(interaction_id)
+        found = queries.find(self.log.database, interaction_id)
         assert found is not None and found.decision.shown is is_shown
         return {**vars(found.decision), "show": is_shown}
 

@@ -19,6 +19,7 @@ from abstain.core.contracts import Feedback, Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from abstain.core.markdown import numbered
+from abstain.data.decision_log import queries
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import interaction_identity
 from abstain.ingest.pipeline.run import ingest
@@ -349,7 +350,7 @@ def test_what_the_decision_log_has_of_the_user_goes_after_the_commit(
         log.feedback(f"f-{key}", feedback(key, user="u-ann")).result()
 
     def texts() -> dict[str, str]:
-        found = {key: log.find(key) for key in ("i-1", "i-3", "asked", "rated", "other")}
+        found = {key: queries.find(log.database, key) for key in ("i-1", "i-3", "asked", "rated", "other")}
         return {key: one.texts for key, one in found.items() if one}
 
     with monkeypatch.context() as broken:

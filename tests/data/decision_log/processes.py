@@ -9,6 +9,7 @@ import sys
 import time
 
 from abstain.core.contracts import Feedback
+from abstain.data.decision_log import queries
 from tests.conftest import ROOT
 from tests.data.decision_log.builders import open_log
 
@@ -36,9 +37,9 @@ def assert_all_there(url: str, acknowledged: list[str]) -> None:
     log = open_log(url)
     assert acknowledged
     for key in acknowledged:
-        found = log.find(key)
+        found = queries.find(log.database, key)
         assert found and found.decision.interaction and found.decision.interaction.interaction_id == key
         assert [row.comment for row in found.feedback if isinstance(row, Feedback)] == [key]
-    counts = log.count()
+    counts = queries.count(log.database)
     assert counts["show"] >= len(acknowledged) <= counts["feedback"]
     log.close()

@@ -18,7 +18,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Context, Feedback
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import log as module
-from abstain.data.decision_log import writes
+from abstain.data.decision_log import queries, writes
 from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision, Shares, decision_row
@@ -65,18 +65,18 @@ def test_what_is_recorded_is_found_with_its_feedback(log: DecisionLog) -> None:
     assert log.record(logged).result() == "recorded"
     replies = [feedback(user="u-1"), review(inclusion_probability=0.5)]
     assert [log.feedback(f"f-{at}", row).result() for at, row in enumerate(replies)] == ["recorded", "recorded"]
-    found = log.find("i-1")
+    found = queries.find(log.database, "i-1")
     assert found and found.texts == "kept" and found.share == 0.15
     assert found.decision == replace(logged, user="u-ann", interaction=interaction(decision="withheld"))
     assert found.feedback == (replies[0], review()), "no review of the log was drawn"
-    assert log.find("i-2") is None
+    assert queries.find(log.database, "i-2") is None
 
 
 def test_a_shown_answer_has_propensity_1_and_a_withheld_one_has_none(log: DecisionLog) -> None:
     for key, shown, kind in (("a", True, "show"), ("b", False, "abstain"), ("c", True, "unavailable")):
         log.record(decision(key, shown, decision=kind, interaction=interaction(key, propensity=0.5, decision="shown")))
     log.record(decision("d", False)).result()
-    rows = [found.decision.interaction for key in "abcd" if (found := log.find(key))]
+    rows = [found.decision.interaction for key in "abcd" if (found := queries.find(log.database, key))]
     assert [(row.decision, row.propensity) for row in rows if row] == [
         ("shown", 1),
         ("withheld", None),
@@ -91,9 +91,9 @@ def test_the_same_request_is_known_and_the_first_decision_stays(log: DecisionLog
     assert log.record(again).result() == "known"
     assert code_of(log.record(decision(interaction=interaction(answer="Ten euros.")))) is Code.FAILED_CHECK
     assert code_of(log.record(decision(interaction=None))) is Code.FAILED_CHECK
-    found = log.find("i-1")
+    found = queries.find(log.database, "i-1")
     assert found and found.decision == decision(interaction=interaction(decision="shown", propensity=1.0))
-    assert log.count() == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
+    assert queries.count(log.database) == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
 
 
 def test_without_texts_the_digest_of_what_was_given_tells_another_request(log: DecisionLog) -> None:
@@ -103,7 +103,7 @@ def test_without_texts_the_digest_of_what_was_given_tells_another_request(log: D
     assert [log.record(states(digest)).result() for digest in ("5e", "5e")] == ["recorded", "known"]
     assert code_of(log.record(states("ed"))) is Code.FAILED_CHECK
     assert code_of(log.record(decision())) is Code.FAILED_CHECK
-    found = log.find("i-1")
+    found = queries.find(log.database, "i-1")
     assert found and (found.texts, found.decision.interaction) == ("none", None)
 
 
@@ -111,14 +111,14 @@ def test_a_decision_takes_the_place_of_one_of_which_nothing_is_known(log: Decisi
     refused = decision(shown=False, decision="unavailable", interaction=None, took_ms=1.0)
     assert log.record(refused).result() == "recorded"
     assert log.record(replace(refused, took_ms=2.0)).result() == "recorded"
-    found = log.find("i-1")
+    found = queries.find(log.database, "i-1")
     assert found and found.decision == replace(refused, took_ms=2.0)
     assert log.record(decision(interaction=None, given_sha256="5e")).result() == "recorded"
     assert code_of(log.record(decision(interaction=None, given_sha256="ed"))) is Code.FAILED_CHECK
     assert code_of(log.record(refused)) is Code.FAILED_CHECK
-    found = log.find("i-1")
+    found = queries.find(log.database, "i-1")
     assert found and found.decision.decision == "show"
-    assert log.count() == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
+    assert queries.count(log.database) == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
 
 
 def test_an_unavailable_decision_about_a_known_answer_stays(log: DecisionLog) -> None:
@@ -140,7 +140,7 @@ def test_what_waits_together_is_compared_in_its_order(tmp_path: Path) -> None:
     held.go.set()
     assert [futures[at].result() for at in range(3)] == ["recorded", "recorded", "known"]
     assert [code_of(futures[at]) for at in (3, 4)] == [Code.FAILED_CHECK] * 2
-    assert log.count()["show"] == 2 and log.count()["unavailable"] == 0
+    assert queries.count(log.database)["show"] == 2 and queries.count(log.database)["unavailable"] == 0
     log.close()
 
 
@@ -149,7 +149,7 @@ def test_feedback_is_recorded_once_by_its_id(log: DecisionLog) -> None:
     assert log.feedback("f-1", feedback(comment="good", days=2)).result() == "known"
     assert code_of(log.feedback("f-1", feedback(comment="bad"))) is Code.FAILED_CHECK
     assert log.feedback("f-2", feedback(comment="good")).result() == "recorded"
-    assert log.count()["feedback"] == 2
+    assert queries.count(log.database)["feedback"] == 2
 
 
 def test_a_conflict_and_a_row_that_cannot_be_written_fail_alone(log: DecisionLog) -> None:
@@ -158,7 +158,7 @@ def test_a_conflict_and_a_row_that_cannot_be_written_fail_alone(log: DecisionLog
     futures = [log.record(row) for row in rows]
     assert [futures[at].result() for at in (0, 3)] == ["recorded", "recorded"]
     assert [code_of(futures[at]) for at in (1, 2)] == [Code.FAILED_CHECK, Code.INVALID_ROW]
-    assert log.find("a") and log.find("c") and not log.find("b")
+    assert queries.find(log.database, "a") and queries.find(log.database, "c") and not queries.find(log.database, "b")
 
 
 def test_a_redaction_that_fails_fails_its_row_alone(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_all_that_waits_is_one_commit(tmp_path: Path, monkeypatch: pytest.Monkey
     futures += [log.record(decision(f"i-{at}")) for at in range(50)]
     held.go.set()
     assert {future.result() for future in futures} == {"recorded"}
-    assert len(commits) - before == 2 and log.count()["show"] == 51
+    assert len(commits) - before == 2 and queries.count(log.database)["show"] == 51
     log.close()
 
 
@@ -222,7 +222,7 @@ def test_who_no_longer_waits_is_not_recorded(tmp_path: Path) -> None:
     held.go.set()
     log.close()
     log = open_log(url_of(tmp_path))
-    assert log.find("a") and not log.find("b")
+    assert queries.find(log.database, "a") and not queries.find(log.database, "b")
     log.close()
 
 
@@ -297,7 +297,7 @@ def test_the_share_is_drawn(shown: bool, share: float) -> None:
 def test_newest_withheld_come_first(log: DecisionLog) -> None:
     for at in range(6):
         log.record(decision(f"i-{at}", at % 2 == 0)).result()
-    assert [row.interaction_id for row in log.newest_withheld(2)] == ["i-5", "i-3"]
+    assert [row.interaction_id for row in queries.newest_withheld(log.database, 2)] == ["i-5", "i-3"]
 
 
 @pytest.mark.heavy
@@ -309,7 +309,7 @@ def test_figures_over_time_are_those_of_the_rows(tmp_path_factory: pytest.TempPa
         log.record(decision(f"i-{at}", decided_at=moment, decision=kind, took_ms=took, interaction=None))
     log.record(decision("before", decided_at=AT - timedelta(microseconds=1)))
     log.record(decision("after", decided_at=AT + timedelta(hours=1))).result()
-    steps = log.over_time(AT, AT + timedelta(hours=1), timedelta(minutes=15))
+    steps = queries.over_time(log.database, AT, AT + timedelta(hours=1), timedelta(minutes=15))
     log.close()
     expected = []
     for quarter in range(4):
@@ -331,7 +331,7 @@ def rounded(took_ms: float) -> Any:
 def test_figures_tell_how_many_were_shown_without_a_decision(log: DecisionLog) -> None:
     for at, shown in enumerate((True, True, False)):
         log.record(decision(f"i-{at}", shown, decision="unavailable")).result()
-    (step,) = log.over_time(AT, AT + timedelta(hours=1), timedelta(hours=1))
+    (step,) = queries.over_time(log.database, AT, AT + timedelta(hours=1), timedelta(hours=1))
     assert (step.show, step.unavailable, step.shown) == (0, 3, 2)
 
 
@@ -348,29 +348,29 @@ def test_reviews_of_what_a_version_showed_are_found(log: DecisionLog) -> None:
         log.feedback(f"f-{number}", review(f"i-{number}"))
     log.feedback("thumb", feedback("i-0"))
     log.feedback("again", review("i-0", right=False)).result()
-    assert log.reviews_of_shown("v1.0.0", AT) == [review("i-0"), review("i-0", right=False)]
+    assert queries.reviews_of_shown(log.database, "v1.0.0", AT) == [review("i-0"), review("i-0", right=False)]
     log.purge(datetime.now(UTC) + timedelta(days=40_000))
-    assert log.reviews_of_shown("v1.0.0", AT) == [], "verdicts go with the texts"
+    assert queries.reviews_of_shown(log.database, "v1.0.0", AT) == [], "verdicts go with the texts"
 
 
 def test_reviewed_are_those_with_a_review(log: DecisionLog) -> None:
     log.feedback("f-1", review("i-1"))
     log.feedback("f-2", feedback("i-2"))
     log.feedback("f-3", review("i-3")).result()
-    assert log.reviewed(["i-1", "i-2", "i-4"]) == {"i-1"}
+    assert queries.reviewed(log.database, ["i-1", "i-2", "i-4"]) == {"i-1"}
 
 
 def test_counts_are_of_the_decisions_since_a_moment(log: DecisionLog) -> None:
     log.record(decision("old", decided_at=AT - timedelta(days=1)))
     log.record(decision("new", shown=False))
     log.feedback("f", feedback("new")).result()
-    assert log.count(AT) == {"show": 0, "abstain": 1, "unavailable": 0, "feedback": 1}
-    assert log.count(datetime.now(UTC) + timedelta(days=1))["feedback"] == 0
+    assert queries.count(log.database, AT) == {"show": 0, "abstain": 1, "unavailable": 0, "feedback": 1}
+    assert queries.count(log.database, datetime.now(UTC) + timedelta(days=1))["feedback"] == 0
 
 
 def test_a_step_of_no_length_is_a_mistake_of_the_caller(log: DecisionLog) -> None:
     with pytest.raises(ValueError, match="above 0"):
-        log.over_time(AT, AT, timedelta(0))
+        queries.over_time(log.database, AT, AT, timedelta(0))
 
 
 # The database
@@ -455,7 +455,7 @@ def test_while_the_database_is_away_rows_fail_and_later_ones_are_written(
         other.execute("PRAGMA locking_mode=NORMAL")
         other.execute("SELECT count(*) FROM decision_log").fetchone()
     assert log.record(decision("a")).result() == "recorded"
-    assert log.count() == {"show": 2, "abstain": 0, "unavailable": 0, "feedback": 0}
+    assert queries.count(log.database) == {"show": 2, "abstain": 0, "unavailable": 0, "feedback": 0}
 
 
 def test_a_file_that_was_removed_is_made_anew(tmp_path: Path, log: DecisionLog) -> None:
@@ -464,7 +464,7 @@ def test_a_file_that_was_removed_is_made_anew(tmp_path: Path, log: DecisionLog) 
         file.unlink()
     assert log.record(decision("b")).result() == "recorded"
     other = open_log(url_of(tmp_path))
-    assert other.find("b") and not other.find("a")
+    assert queries.find(other.database, "b") and not queries.find(other.database, "a")
     other.close()
 
 
@@ -474,7 +474,7 @@ def test_the_log_purges_itself(tmp_path: Path) -> None:
     log.close()
     log = open_log(url_of(tmp_path), keep_days=1)  # AT is before yesterday
     deadline = time.monotonic() + 20
-    while (found := log.find("i-1")) and found.texts == "kept" and time.monotonic() < deadline:
+    while (found := queries.find(log.database, "i-1")) and found.texts == "kept" and time.monotonic() < deadline:
         time.sleep(0.01)
     assert found and found.texts == "expired"
     log.close()
@@ -486,7 +486,7 @@ def test_two_logs_on_one_file_record_every_row_once(tmp_path: Path) -> None:
     futures += [log.feedback(f"f-{at}", feedback(f"i-{at}")) for at in range(100) for log in logs]
     outcomes = [future.result() for future in futures]
     assert outcomes.count("recorded") == outcomes.count("known") == 200
-    assert logs[0].count() == {"show": 100, "abstain": 0, "unavailable": 0, "feedback": 100}
+    assert queries.count(logs[0].database) == {"show": 100, "abstain": 0, "unavailable": 0, "feedback": 100}
     for log in logs:
         log.close()
 
@@ -495,5 +495,5 @@ def test_feedback_of_any_text_comes_back(log: DecisionLog) -> None:
     comment = "it's \x00 'quoted' \u2028 \U0001f600"
     log.feedback("f", feedback(comment=comment)).result()
     log.record(decision()).result()
-    found = log.find("i-1")
+    found = queries.find(log.database, "i-1")
     assert found and isinstance(found.feedback[0], Feedback) and found.feedback[0].comment == comment

@@ -11,6 +11,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.data.decision_log import queries
 from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.erasure import rows_of_user
@@ -47,9 +48,9 @@ def test_postgres_what_is_recorded_is_found_given_to_ingest_and_erased(url: str,
     log.remember("c", CallContent(question="one"), 60)
     log.remember("c", CallContent(question="two"), 60).result()
     assert log.recall("c") == CallContent(question="two")
-    (step,) = log.over_time(AT, AT + timedelta(hours=1), timedelta(minutes=5))
+    (step,) = queries.over_time(log.database, AT, AT + timedelta(hours=1), timedelta(minutes=5))
     assert (step.start, step.show, step.abstain, step.p50_ms, step.p99_ms) == (AT, 1, 1, 3.0, 5.0)
-    assert [row.interaction_id for row in log.newest_withheld(5)] == ["b"]
+    assert [row.interaction_id for row in queries.newest_withheld(log.database, 5)] == ["b"]
     source = DecisionLogSource(name="decisions", url=url)
     reading = source.read({})
     assert [row.interaction and row.interaction.interaction_id for row in reading] == ["b", "a"]
@@ -58,9 +59,9 @@ def test_postgres_what_is_recorded_is_found_given_to_ingest_and_erased(url: str,
     assert existing and rows_of_user(existing, ["u-ann"]).feedback == 1
     assert log.erase(["ann"], with_interactions=True) == 2
     assert log.purge(AT + timedelta(days=31)) == 1
-    found = [log.find(key) for key in "ab"]
+    found = [queries.find(log.database, key) for key in "ab"]
     assert [one.texts for one in found if one] == ["erased", "expired"]
-    assert log.count() == {"show": 1, "abstain": 1, "unavailable": 0, "feedback": 1}
+    assert queries.count(log.database) == {"show": 1, "abstain": 1, "unavailable": 0, "feedback": 1}
 
 
 def test_postgres_a_row_that_it_refuses_fails_alone(log: DecisionLog) -> None:
@@ -121,10 +122,10 @@ def test_postgres_while_it_is_away_rows_fail_and_later_ones_are_written() -> Non
         error = log.record(decision("a")).exception()
         assert isinstance(error, AbstainError) and error.code is Code.NO_SERVICE and "\n" not in str(error)
         with pytest.raises(AbstainError):
-            log.find("before")
+            queries.find(log.database, "before")
         with start_postgres(Path(folder) / "data"):
             assert log.record(decision("a")).result() == "recorded"
-            assert log.find("before") and log.count()["show"] == 2
+            assert queries.find(log.database, "before") and queries.count(log.database)["show"] == 2
             log.close()
 
 
@@ -139,6 +140,6 @@ def test_postgres_texts_of_any_language_come_back(log: DecisionLog) -> None:
     asked = interaction("a", question="Wie hoch? \U0001f600 \u2028 'x'")
     log.record(decision("a", interaction=asked))
     log.feedback("f", review("a", ideal_answer="Zehn €")).result()
-    found = log.find("a")
+    found = queries.find(log.database, "a")
     assert found and found.decision.interaction and found.decision.interaction.question == asked.question
     assert found.feedback == (review("a", ideal_answer="Zehn €"),)

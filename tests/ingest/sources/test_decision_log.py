@@ -13,6 +13,7 @@ from abstain.config.settings import load_settings
 from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import changes as module
+from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.erasure import erase_rows
@@ -176,7 +177,7 @@ def test_every_row_is_in_the_data_once_whenever_it_is_read(
             log.feedback(f"f-{at}", row).result()
             replies[step].append(key)
     take(folder)
-    drawn = {key for key in decided if (found := log.find(key)) and found.drawn}
+    drawn = {key for key in decided if (found := queries.find(log.database, key)) and found.drawn}
     log.close()
     known, rated = decided & {*drawn, *replies["thumb"], *replies["review"]}, replies
     interactions, thumbs, reviews = stored(folder)
@@ -277,7 +278,7 @@ def test_rows_as_ingest_redacts_them_are_duplicates_of_themselves(
     kept = [part for row in rows for part in row.contents()]
     assert [privacy.redact_row(part) for part in kept] == kept
     assert b"ann@example.org" not in bytes_in(tmp_path)
-    found = log.find("a")
+    found = queries.find(log.database, "a")
     assert found and isinstance(found.feedback[0], Feedback)
     assert found.decision.user == found.feedback[0].user == privacy.pseudonym("ann") != "ann"
     assert take(tmp_path, privacy).accepted == 2

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, Review
 from abstain.core.errors import AbstainError
+from abstain.data.decision_log import queries
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.service import GateService
@@ -60,7 +61,7 @@ def test_an_answer_is_told_where_it_is_shown_or_the_key_may_see_withheld_ones(
     is_shown = threshold == "0.0"
     assert seen["ask",]["show"] is is_shown
     assert seen["ask",]["answer"] == (seen["ask", "withheld"]["answer"] if is_shown else None)
-    assert sum(answering.log.count().values()) == 2
+    assert sum(queries.count(answering.log.database).values()) == 2
 
 
 @pytest.mark.parametrize("stream", ["buffered", "optimistic"])
@@ -99,7 +100,7 @@ def test_feedback_is_recorded_once_by_its_id(client: TestClient, service: GateSe
     review |= {"complete": True, "correct": False, "truthful": True}
     assert client.post("/v1/feedback", json=review).json()["outcome"] == "recorded"
     client.post("/v1/gate", json={"interaction_id": "i-1", "question": "?", "contexts": ["c"], "answer": "5"})
-    found = service.log.find("i-1")
+    found = queries.find(service.log.database, "i-1")
     assert found is not None
     kinds = [type(row) for row in found.feedback]
     assert sorted(kinds, key=str) == sorted([Feedback, Review], key=str)

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from abstain.config.settings import Settings
+from abstain.data.decision_log import queries
 from tests.checkout import ROOT
 from tests.data.decision_log.builders import open_log
 from tests.serving.api.test_gate_route import ASKED
@@ -110,7 +111,7 @@ def kill_under_load(folder: Path, settings: Settings, seconds: float) -> int:
             process.send_signal(signal.SIGKILL)
             process.wait()
     log = open_log(f"sqlite:///{folder / 'log.sqlite'}")
-    lost = [key for key in load.acknowledged if log.find(key) is None]
+    lost = [key for key in load.acknowledged if queries.find(log.database, key) is None]
     log.close()
     assert not lost
     return len(load.acknowledged)
@@ -141,7 +142,7 @@ def test_a_server_that_is_told_to_end_answers_what_it_has_begun(folder: Path, se
             assert process.wait(30) in (0, -signal.SIGTERM)
         assert all("Connect" in one or "disconnected" in one for one in load.failed), load.failed[:3]
     log = open_log(f"sqlite:///{folder / 'log.sqlite'}")
-    assert all(log.find(key) is not None for key in load.acknowledged)
+    assert all(queries.find(log.database, key) is not None for key in load.acknowledged)
     log.close()
 
 

@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 from safetensors.torch import save
 from torch import Tensor
 
+from abstain.data.decision_log import queries
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
@@ -94,7 +95,7 @@ def test_states_of_every_door_give_the_confidence_of_the_texts(
         assert found["confidence"] == pytest.approx(expected, abs=1e-5) and found["forward_tokens"] == 0
     assert engine.work.pass_tokens == before and raw["interaction_id"] == "i-raw"
     assert list(states_folder.iterdir()) == []
-    logged = without_eos.log.find("i-raw")
+    logged = queries.find(without_eos.log.database, "i-raw")
     assert logged is not None and logged.decision.interaction is None
 
 
@@ -115,7 +116,7 @@ def test_states_of_another_answer_or_shape_are_refused_and_not_logged(
     outside = engine_client.post("/v1/gate", json={"states": {**described, "path": "/etc/passwd"}})
     assert outside.status_code == 422
     assert engine_client.post("/v1/gate/states", content=b"no states").status_code == 422
-    assert sum(without_eos.log.count().values()) == 0
+    assert sum(queries.count(without_eos.log.database).values()) == 0
 
 
 def test_no_file_is_read_where_no_folder_is_allowed(client: TestClient) -> None:

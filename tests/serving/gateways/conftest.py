@@ -14,6 +14,7 @@ from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.core import paths
 from abstain.core.contracts import Context
+from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
@@ -120,4 +121,4 @@ def nearest(question: str, entitlements: tuple[str, ...], k: int) -> list[Contex
 
 def counted(worker: GateService) -> dict[str, int]:
     """How many decisions of each kind the log holds."""
-    return {kind: number for kind, number in worker.log.count().items() if number}
+    return {kind: number for kind, number in queries.count(worker.log.database).items() if number}

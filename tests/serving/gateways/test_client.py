@@ -19,6 +19,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from abstain.config.serve_settings import OnUnavailable
+from abstain.data.decision_log import queries
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.service import GateService
 from abstain.serving.decision import Decision
@@ -90,7 +91,7 @@ def test_a_server_is_asked_with_a_key_and_its_decision_comes_back(
     assert (shown.show, shown.decision) == (True, "show")
     assert (withheld.show, withheld.decision) == (False, "abstain")
     assert shown.confidence is not None and withheld.confidence is not None
-    logged = worker.log.find(shown.interaction_id)
+    logged = queries.find(worker.log.database, shown.interaction_id)
     assert logged is not None and logged.decision.user == "u-anna"
     refused = HttpGate("http://127.0.0.1", "another", transport=server).decide(QUESTION, CONTEXTS, answers[0])
     assert (refused.show, refused.decision) == (False, "unavailable")

@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from abstain.config.serve_settings import ServeSettings
+from abstain.data.decision_log import queries
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
 from abstain.serving.gateways.portkey import GRACE_S
@@ -57,7 +58,7 @@ def test_a_shown_answer_passes_unchanged(
     found = verdict(client, after(recorded, answers[0]))
     assert found["verdict"] is True and "transformedData" not in found
     (told,) = found["data"]["answers"]
-    logged = worker.log.find(told["interaction_id"])
+    logged = queries.find(worker.log.database, told["interaction_id"])
     assert logged is not None and (logged.decision.decision, logged.decision.source) == ("show", "portkey")
 
 
@@ -68,7 +69,7 @@ def test_a_question_that_was_registered_goes_before_the_last_message(
     client = connect(worker)
     client.post("/v1/contexts", json=registered("call-1", question="How long may a company's be overdrawn?"))
     (told,) = verdict(client, after(recorded, answers[0]))["data"]["answers"]
-    logged = worker.log.find(told["interaction_id"])
+    logged = queries.find(worker.log.database, told["interaction_id"])
     assert logged is not None and logged.decision.interaction is not None
     assert logged.decision.interaction.question == "How long may a company's be overdrawn?"
 

@@ -18,6 +18,7 @@ import pytest
 import uvicorn
 import yaml
 
+from abstain.data.decision_log import queries
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.service import GateService
@@ -149,7 +150,7 @@ def test_a_litellm_proxy_shows_and_withholds_plain_and_streamed(
             assert chat(proxy, gates, "withheld", kind, stream=stream) == (status, WITHHELD)
     _, _, worker = gates
     assert counted(worker) == {"show": 4, "abstain": 4}
-    decided = worker.log.find("withheld-block-True")
+    decided = queries.find(worker.log.database, "withheld-block-True")
     assert decided is not None and decided.decision.source == "litellm"
 
 

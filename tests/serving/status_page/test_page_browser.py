@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from abstain.config.settings import Settings
 from abstain.core.contracts import Review
+from abstain.data.decision_log import queries
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.live_gate import Release
@@ -117,7 +118,7 @@ def press_access_key(page: Page, key: str) -> None:
 
 
 def test_an_answer_is_tried_by_keyboard_and_is_no_traffic(browser: Browser, service: GateService) -> None:
-    before = dict(service.log.count())
+    before = dict(queries.count(service.log.database))
     with listening(make_server(service, Keys())) as address, opened(browser, address) as page:
         page.keyboard.press("Tab")
         expect(page.get_by_role("link", name="To the content")).to_be_focused()
@@ -131,7 +132,7 @@ def test_an_answer_is_tried_by_keyboard_and_is_no_traffic(browser: Browser, serv
             expect(page.get_by_role("rowheader", name=signal, exact=True)).to_be_visible()
         expect(page.locator("#pieces")).to_have_text("None, é.")
         expect(page.get_by_role("textbox", name="Answer")).to_have_value("None, é.")
-    assert service.log.count() == before
+    assert queries.count(service.log.database) == before
 
 
 def test_a_withheld_answer_is_reviewed_by_keyboard(browser: Browser, service: GateService) -> None:
@@ -148,7 +149,7 @@ def test_a_withheld_answer_is_reviewed_by_keyboard(browser: Browser, service: Ga
         tab_to(page, page.get_by_role("link", name="Back to the newest withheld answers"))
         page.keyboard.press("Enter")
         expect(page.get_by_role("listitem").filter(has_text="May I pay late?")).to_contain_text("reviewed")
-    found = service.log.find(NEWEST)
+    found = queries.find(service.log.database, NEWEST)
     assert found and [one.correct for one in found.feedback if isinstance(one, Review)] == [False]
 
 

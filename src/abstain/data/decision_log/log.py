@@ -13,19 +13,19 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Table, select
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Feedback, Review
 from abstain.core.errors import AbstainError
-from abstain.data.decision_log import erasure, queries
+from abstain.data.decision_log import erasure
 from abstain.data.decision_log.calls import CallContent, call_row
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import (
@@ -39,8 +39,6 @@ from abstain.data.decision_log.decisions import (
     reply_row,
     shadow_row,
 )
-from abstain.data.decision_log.monitored import MonitoredWindow, read_windows
-from abstain.data.decision_log.queries import DecisionsInStep, FoundDecision
 from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, QUEUE, SHADOWS
 from abstain.data.decision_log.writes import write
 from abstain.data.store.record_keys import microseconds
@@ -171,38 +169,6 @@ class DecisionLog:
         with self.database.reading() as connection:
             content: str | None = connection.scalar(known)
         return CallContent.model_validate_json(content) if content else None
-
-    def find(self, interaction_id: str) -> FoundDecision | None:
-        """See `queries.find`."""
-        return queries.find(self.database, interaction_id)
-
-    def interactions(self, interaction_ids: Sequence[str]) -> Mapping[str, Interaction]:
-        """See `queries.interactions`."""
-        return queries.interactions(self.database, interaction_ids)
-
-    def newest_withheld(self, limit: int) -> list[LoggedDecision]:
-        """See `queries.newest_withheld`."""
-        return queries.newest_withheld(self.database, limit)
-
-    def reviewed(self, interaction_ids: Collection[str]) -> frozenset[str]:
-        """See `queries.reviewed`."""
-        return queries.reviewed(self.database, interaction_ids)
-
-    def reviews_of_shown(self, version: str, since: datetime) -> list[Review]:
-        """See `queries.reviews_of_shown`."""
-        return queries.reviews_of_shown(self.database, version, since)
-
-    def over_time(self, since: datetime, until: datetime, step: timedelta) -> Sequence[DecisionsInStep]:
-        """See `queries.over_time`."""
-        return queries.over_time(self.database, since, until, step)
-
-    def windows(self, newest: int) -> Sequence[MonitoredWindow]:
-        """See `monitored.read_windows`."""
-        return read_windows(self.database, newest)
-
-    def count(self, since: datetime | None = None) -> Mapping[str, int]:
-        """See `queries.count`."""
-        return queries.count(self.database, since)
 
     def erase(self, names: Collection[str], *, with_interactions: bool) -> int:
         """Erase the user with any of `names`, ids or pseudonyms: see `erasure.erase`."""

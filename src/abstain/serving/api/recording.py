@@ -11,6 +11,7 @@ from typing import Any
 from opentelemetry.context import Context as TraceContext
 
 from abstain.core.errors import parse_coded
+from abstain.data.decision_log import queries
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.gathering import PendingRequest
@@ -72,7 +73,7 @@ class Recorder:
 
     async def _as_before(self, decision: Decision) -> Decision:
         """The decision that the log has for a request that came again, whatever would be decided now."""
-        found = await asyncio.to_thread(self._log.find, decision.interaction_id)
+        found = await asyncio.to_thread(queries.find, self._log.database, decision.interaction_id)
         if found is None:  # it was there a moment ago
             return replace(decision, show=False)
         before = found.decision

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from abstain.config.params import LabelParams
 from abstain.core.contracts import Review
+from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.live_gate import Release
 
@@ -58,7 +59,7 @@ def days(log: DecisionLog, now: datetime) -> list[Day]:
     """The last `DAYS` days. Raises `AbstainError` where the log cannot be read."""
     today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     first, step = today - timedelta(days=DAYS - 1), timedelta(days=1)
-    found = {one.start: one for one in log.over_time(first, today + step, step)}
+    found = {one.start: one for one in queries.over_time(log.database, first, today + step, step)}
     return [
         Day(at, one.show, one.abstain, one.unavailable, one.shown, one.p50_ms, one.p99_ms)
         if (one := found.get(at))
@@ -72,7 +73,7 @@ def reviewed_of(log: DecisionLog, release: Release, labels: LabelParams) -> Revi
 
     Raises `AbstainError` where the log cannot be read.
     """
-    reviews = log.reviews_of_shown(release.version, release.since)
+    reviews = queries.reviews_of_shown(log.database, release.version, release.since)
     return _judged(reviews, labels) if reviews else None
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from abstain.config.params import LabelParams
 from abstain.data.decision_log.log import DecisionLog
-from abstain.data.decision_log.monitored import MonitoredWindow
+from abstain.data.decision_log.monitored import MonitoredWindow, read_windows
 from abstain.serving.api.live_gate import Release
 from abstain.serving.status_page.figures import Day, Reviewed, days, reviewed_of
 
@@ -53,6 +53,6 @@ class KeptFigures:
     def _compute(self, release: Release | None) -> Figures:
         try:
             reviewed = reviewed_of(self._log, release, self._labels) if release else None
-            return Figures(days(self._log, datetime.now(UTC)), reviewed, self._log.windows(WINDOWS))
+            return Figures(days(self._log, datetime.now(UTC)), reviewed, read_windows(self._log.database, WINDOWS))
         finally:
             self._done_at = time.monotonic()

@@ -33,7 +33,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.core.markdown import plain
-from abstain.data.decision_log import queue
+from abstain.data.decision_log import queries, queue
 from abstain.data.decision_log.monitored import MonitoredWindow
 from abstain.data.decision_log.queries import FoundDecision
 from abstain.data.decision_log.queue import QueuedAnswer
@@ -113,10 +113,10 @@ class _Page:
         Raises `AbstainError` where the log cannot be read.
         """
         log = self._service.log
-        withheld = log.newest_withheld(LISTED) if visitor.may("withheld") else []
+        withheld = queries.newest_withheld(log.database, LISTED) if visitor.may("withheld") else []
         return {
             "withheld": withheld,
-            "is_reviewed": log.reviewed([one.interaction_id for one in withheld]),
+            "is_reviewed": queries.reviewed(log.database, [one.interaction_id for one in withheld]),
             "queue": queue.progress(log.database) if visitor.may("review") else None,
         }
 
@@ -157,7 +157,7 @@ class _Page:
         """
         log = self._service.log
         queued = queue.find_queued(log.database, key) if visitor.may("review") else None
-        withheld = log.find(key) if visitor.may("withheld") else None
+        withheld = queries.find(log.database, key) if visitor.may("withheld") else None
         if withheld is not None and withheld.decision.shown:
             withheld = None
         if queued is None and withheld is None:
