@@ -10,7 +10,7 @@ from rich.table import Table
 
 from abstain_cli.terminal import Terminal
 from tests.checkout import ROOT
-from tests.core.test_terminal import ATTACKS
+from tests.core.test_text import ATTACKS
 
 STYLE = re.compile("\x1b\\[[\\d;]*m")
 

@@ -215,6 +215,7 @@ def test_status_says_what_the_live_version_was_trained_on(
 ) -> None:
     figures = {"scorers": {"probe": dict.fromkeys(("auroc", "auroc_low", "auroc_high"), 0.8)}, "rows": 400}
     figures["at_threshold"] = dict.fromkeys(("threshold", "precision", "coverage"), 0.5)
+    figures["served"] = {"name": "probe"}
     for version in ("v1.0.0", "v1.1.0"):
         file = workspace.path / paths.APPROVALS / f"{version}.json"
         record = json.loads((workspace.path / paths.APPROVALS / "v1.0.0.json").read_text())
@@ -241,7 +242,7 @@ def test_status_of_a_version_judged_on_a_handful_of_answers_names_what_is_not_de
     workspace: Plain, candidates: Candidates, flows_here: Callable[[], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = {"scorers": {"probe": dict.fromkeys(("auroc", "auroc_low", "auroc_high"))}, "rows": 3}
-    figures["at_threshold"] = {"threshold": 0.5, "precision": None, "coverage": 0.0}
+    figures |= {"at_threshold": {"threshold": 0.5, "precision": None, "coverage": 0.0}, "served": {"name": "probe"}}
     record = {"metrics": {"holdout": figures}}
     (workspace.path / paths.APPROVALS / "v1.0.0.json").write_text(json.dumps(record))
     commit(workspace, "Figures", paths.APPROVALS)
