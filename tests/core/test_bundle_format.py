@@ -6,13 +6,15 @@ from abstain.core.bundle_format import BUNDLE_FORMAT, require_format
 from abstain.core.errors import AbstainError
 
 
-def test_bundle_of_this_format_is_read() -> None:
-    require_format({"format": BUNDLE_FORMAT, "version": "v2.0.0"})
-
-
 @pytest.mark.parametrize("metadata", [{}, {"format": ""}, {"format": f"{BUNDLE_FORMAT}0"}, {"format": "two"}])
 def test_bundle_of_any_other_format_is_refused(metadata: dict[str, str]) -> None:
     with pytest.raises(
         AbstainError, match=rf"has format {metadata.get('format', 'none')}, .* or run `abstain retrain`$"
     ):
         require_format(metadata)
+
+
+def test_bundle_of_this_format_is_read() -> None:
+    metadata = {"format": BUNDLE_FORMAT}
+    require_format(metadata)
+    assert metadata == {"format": BUNDLE_FORMAT}

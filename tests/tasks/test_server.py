@@ -112,6 +112,7 @@ def up_in_a_terminal(project: Project, **settings: int) -> str:
     while not re.search(rb"ended with \d+\.", printed):
         printed += os.read(terminal, 65536)
     os.close(terminal)
+    shell.send_signal(signal.SIGHUP)  # the kernel's own waits where a process elsewhere still has the other end
     assert shell.wait(60) == -signal.SIGHUP
     assert b"ended with 0." in printed, printed
     return printed.decode().replace("\r\n", "\n")
