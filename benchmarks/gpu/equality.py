@@ -96,10 +96,10 @@ def make_requests(vocabulary: int, layers: int) -> dict[str, Request]:
     }
     requests = {f"{name} {i}": Request(p, ask, name) for i, p in enumerate(prompts) for name, ask in asks.items()}
     for i, prompt in enumerate(prompts):
-        asked = prompt[:2]
+        question = prompt[:2]
         answer = Generate(8, states=HiddenStates(layers // 2), choices=CHOICES)
-        requests[f"answer {i}"] = Request(asked, answer, "answer")
-        requests[f"beams {i}"] = Request((*asked, Segment("target", f"{20 + i} 7")), Guess(4, 6), "beams")
+        requests[f"answer {i}"] = Request(question, answer, "answer")
+        requests[f"beams {i}"] = Request((*question, Segment("target", f"{20 + i} 7")), Guess(4, 6), "beams")
     return requests
 
 
@@ -110,7 +110,7 @@ def compare(
     by_transformers, by_cpu = Differences(), Differences()
     plain = PlainForward(loaded)
     alone = Engine(loaded, BATCHES[-1])
-    ways = [{key: result for one in requests for key, result in alone.run({one: requests[one]})}]
+    ways = [{key: result for name in requests for key, result in alone.run({name: requests[name]})}]
     ways += [dict(Engine(loaded, tokens).run(requests)) for tokens in BATCHES]
     exact = loaded.model.dtype == torch.float32
     for results in ways:
