@@ -18,7 +18,7 @@ export UV_TORCH_BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-older-cpu soak mutations bench gpu-rehearsal lint types contracts docs up down worker lock clean
+.PHONY: help setup demo test test-fast attacks test-older-cpu soak mutations bench gpu-rehearsal lint types contracts docs up down worker lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,9 @@ soak: setup ## run the tests that take an hour: kills at every stage, full sizes
 
 mutations: setup ## apply the defects of tests/mutations.yaml to a copy, one by one, and check that the tests catch each
 	@$(BIN)/python -m tests.mutations
+
+attacks: setup ## try what a stranger may try, and write the table of attempts in docs/security.md
+	@$(PYTEST) tests/attacks -m "" --attempts docs/security.md
 
 test-older-cpu: setup ## run the numerical tests as on an older processor, with one thread and with two
 	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m "numeric and not soak" $(NUMERIC)

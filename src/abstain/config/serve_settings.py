@@ -33,6 +33,21 @@ class GatewayPaths(BaseModel):
     model: str = Field("", description="the model that wrote the answer")
 
 
+class CallerLimits(BaseModel):
+    """What one caller may take of the server: one key, or one address where there are no keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    connections: Annotated[int, Field(ge=1)] = Field(
+        512, description="open connections of one address, of 1,024 in all; behind a proxy all have the proxy's"
+    )
+    waiting: Annotated[int, Field(ge=1)] = Field(64, description="requests that wait for the base model")
+    rows_a_minute: Annotated[int, Field(ge=1)] = Field(
+        6000, description="decisions, thumbs, reviews and registered calls that the log takes"
+    )
+    calls: Annotated[int, Field(ge=1)] = Field(2500, description="registered calls that are kept, of 10,000 in all")
+
+
 LAST_OF_USER = "messages[?role=='user'] | [-1].content"
 
 
@@ -72,6 +87,7 @@ class ServeSettings(BaseSettings):
     body_limit: Annotated[int, Field(ge=1024)] = Field(
         8 * MIB, description="bytes of a request's body; states may have 64 MiB"
     )
+    caller: CallerLimits = Field(CallerLimits(), description="what one caller may take: see docs/howto/serve.md")
     text_limit: Annotated[int, Field(ge=1)] = Field(100_000, description="characters of the texts of one answer")
     shadow: Literal["off", "shared", "full"] = Field(
         "off",

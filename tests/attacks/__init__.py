@@ -1,0 +1,1 @@
+"""What a stranger may try, each with its number of attempts, all of which must fail."""

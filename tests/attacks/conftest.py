@@ -1,0 +1,45 @@
+"""The table of attempts and outcomes in docs/security.md, made of what the tests here count: `make attacks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+BEGIN, END = "<!-- attempts: made by `make attacks` -->\n", "<!-- end of attempts -->\n"
+Count = Callable[[str, int, int], None]
+
+
+@pytest.fixture
+def count_attempts(record_property: Callable[[str, object], None]) -> Count:
+    """Count attempts for the table, and assert that all were repelled: (what was tried, attempts, repelled)."""
+
+    def count(tried: str, attempts: int, repelled: int) -> None:
+        record_property("attempts", [tried, attempts, repelled])
+        assert attempts > 0 and repelled == attempts, f"{tried}: {repelled} of {attempts} were repelled"
+
+    return count
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--attempts", type=Path, help="a page whose table of attempts is written anew")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    page: Path | None = config.getoption("--attempts", None)
+    if page is None:
+        return
+    rows = sorted(
+        (*value, report.nodeid.partition("::")[0])
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "teardown"
+        for name, value in report.user_properties
+        if name == "attempts"
+    )
+    cells = [("what was tried", "attempts", "repelled", "test"), ("---", "--:", "--:", "---")]
+    cells += [(tried, f"{attempts:,}", f"{repelled:,}", f"`{file}`") for tried, attempts, repelled, file in rows]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in cells)
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
