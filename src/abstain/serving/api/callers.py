@@ -1,0 +1,62 @@
+"""Who asks, and what one caller may take: the holder of a key, or where there are no keys, an address."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from starlette.types import Scope
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.serving.api.keys import ANYBODY_HERE, ApiKey
+
+REMEMBERED = 1024
+"""From so many callers on, those are forgotten who have asked for nothing in the last minute."""
+
+
+def caller_of(scope: Scope, holder: ApiKey | None) -> str:
+    """Return by which name the limits of a caller count: that of the key, else the address of the connection."""
+    if holder is not None and holder is not ANYBODY_HERE:
+        return f"key {holder.name}"
+    return f"address {scope['client'][0] if scope.get('client') else 'unknown'}"
+
+
+class OverQuota(AbstainError):
+    """A caller has taken what it may: in `retry_after` seconds there is room again."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(Code.BUSY, message)
+        self.retry_after = retry_after
+
+
+class Quota:
+    """A number of `things` that each caller may take in a minute: at once, or evenly. For the event loop's thread."""
+
+    def __init__(self, a_minute: int, things: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._a_minute, self._things, self._clock = a_minute, things, clock
+        self._taken: dict[str, tuple[float, float]] = {}  # caller -> how much is taken, and when that was
+
+    def take(self, caller: str, amount: int = 1) -> None:
+        """Count `amount` more of `caller`. Raises `OverQuota` where it is too much, and then counts nothing.
+
+        More than a minute's at once is taken by who has taken nothing before.
+        """
+        now = self._clock()
+        taken = self._left(caller, now)
+        if taken and taken + amount > self._a_minute:
+            wait = (taken + min(amount, self._a_minute) - self._a_minute) / self._a_minute * 60
+            raise OverQuota(
+                f"{caller} has sent {self._a_minute:,} {self._things} within a minute, which is all that one caller "
+                "may: send fewer, or later",
+                max(1, math.ceil(wait)),
+            )
+        if len(self._taken) >= REMEMBERED:
+            self._taken = {one: known for one, known in self._taken.items() if self._left(one, now)}
+        self._taken[caller] = taken + amount, now
+
+    def _left(self, caller: str, now: float) -> float:
+        """How much of what `caller` has taken still counts."""
+        taken, at = self._taken.get(caller, (0.0, now))
+        return max(0.0, taken - (now - at) * self._a_minute / 60)
