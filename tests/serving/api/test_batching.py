@@ -32,8 +32,8 @@ def test_what_waits_while_the_model_is_busy_is_read_together() -> None:
     model = Model()
 
     async def ask() -> list[int]:
-        batcher = Batcher(4, 100)
-        found = await asyncio.gather(*(batcher.run("a", model.run, number) for number in range(9)))
+        batcher = Batcher(4, 100, 100)
+        found = await asyncio.gather(*(batcher.run("a", model.run, number, caller="ann") for number in range(9)))
         await batcher.close()
         return list(found)
 
@@ -45,9 +45,9 @@ def test_a_lone_request_waits_for_no_company() -> None:
     model = Model()
 
     async def ask() -> float:
-        batcher = Batcher(32, 100)
+        batcher = Batcher(32, 100, 100)
         began = time.monotonic()
-        await batcher.run("a", model.run, 1)
+        await batcher.run("a", model.run, 1, caller="ann")
         return time.monotonic() - began
 
     assert asyncio.run(ask()) < 1 and model.batches == [[1]]
@@ -57,8 +57,10 @@ def test_kinds_are_not_mixed() -> None:
     model = Model()
 
     async def ask() -> None:
-        batcher = Batcher(10, 100)
-        await asyncio.gather(*(batcher.run("odd" if number % 2 else "even", model.run, number) for number in range(6)))
+        batcher = Batcher(10, 100, 100)
+        await asyncio.gather(
+            *(batcher.run("odd" if number % 2 else "even", model.run, number, caller="ann") for number in range(6))
+        )
 
     asyncio.run(ask())
     assert all(len({number % 2 for number in of}) == 1 for of in model.batches)
@@ -69,9 +71,9 @@ def test_one_bad_item_is_no_error_of_the_others() -> None:
     model = Model()
 
     async def ask() -> list[object]:
-        batcher = Batcher(10, 100)
+        batcher = Batcher(10, 100, 100)
         return await asyncio.gather(
-            *(batcher.run("a", model.run, number) for number in (0, 1, -1, 2)), return_exceptions=True
+            *(batcher.run("a", model.run, number, caller="ann") for number in (0, 1, -1, 2)), return_exceptions=True
         )
 
     zero, two, bad, four = asyncio.run(ask())
@@ -82,14 +84,14 @@ def test_one_more_than_may_wait_is_refused_and_who_gives_up_makes_room() -> None
     model = Model()
 
     async def ask() -> None:
-        batcher = Batcher(1, 3)
-        tasks = [asyncio.create_task(batcher.run("a", model.run, number)) for number in range(3)]
+        batcher = Batcher(1, 3, 3)
+        tasks = [asyncio.create_task(batcher.run("a", model.run, number, caller="ann")) for number in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(AbstainError, match="3 requests wait"):
-            await batcher.run("a", model.run, 3)
+            await batcher.run("a", model.run, 3, caller="ann")
         tasks[2].cancel()
         await asyncio.sleep(0)
-        assert await batcher.run("a", model.run, 4) == 8
+        assert await batcher.run("a", model.run, 4, caller="ann") == 8
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(ask())

@@ -21,6 +21,7 @@ from torch import Tensor
 from abstain.llm.engine.attention import KeysValues
 from abstain.llm.engine.decoder import Decoder
 from abstain.llm.engine.incremental_decoder import beam_decoder
+from abstain.llm.engine.pauses import pause
 from abstain.llm.engine.requests import Guess
 from abstain.llm.engine.tokenization import ENCODING
 
@@ -61,6 +62,7 @@ def search(decoder: Decoder, prompts: Sequence[Sought], eos: int | None) -> list
     while True:
         going_on: list[tuple[int, int]] = []  # the row that each new beam continues, and its new token
         first = 0
+        pause()
         for one in searches:
             here = len(one.beams)
             if here:  # one search at a time: the probabilities of a large vocabulary for all take gigabytes

@@ -14,6 +14,7 @@ from abstain.llm.engine.decoder import ComputeStats, Decoder, Hook, log_probabil
 from abstain.llm.engine.device import copies_done, to_host
 from abstain.llm.engine.generation import Generated, Prompt, Tell, decode
 from abstain.llm.engine.loading import LoadedModel
+from abstain.llm.engine.pauses import pause
 from abstain.llm.engine.planner import EncodedRequest, RequestPlan, by_depth
 from abstain.llm.engine.prefix_tree import Node
 from abstain.llm.engine.requests import (
@@ -121,6 +122,7 @@ class Engine:
 
     def _launch(self, plan: RequestPlan, number: int, depth: int) -> Callable[[], None]:
         """Run one batch; what it gives may be read once the returned function has been called."""
+        pause()
         batch = plan.batches[number]
         wanted = {run: plan.wanted[run] for run in batch if run in plan.wanted}
         node_states = self.decoder.read(batch, wanted, depth, plan.kept, plan.keep(number))

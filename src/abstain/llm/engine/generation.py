@@ -14,6 +14,7 @@ from abstain.llm.engine.attention import KeysValues
 from abstain.llm.engine.beams import Sought, search
 from abstain.llm.engine.decoder import Decoder, Hook
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder
+from abstain.llm.engine.pauses import pause
 from abstain.llm.engine.requests import Generate, Guess
 
 DECODE_ROWS = 32
@@ -146,6 +147,7 @@ def _finish(decoder: Decoder, rows: list[_DecodedRow], eos: int | None, tell: Te
         row.prompt.keys_values = None
     final = torch.cat([row.prompt.state for row in rows])
     while True:
+        pause()
         _choose(decoder, rows, final, eos)
         if tell is not None:
             for row in rows:

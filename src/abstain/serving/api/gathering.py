@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -30,6 +31,8 @@ Retrieve = Callable[[str, Sequence[str], int], Sequence[Context]]
 """The chunks nearest to a question that a user with these entitlements may read, at most so many, best first."""
 CHUNKS = 5
 """How many are retrieved for a request without any."""
+FILES = 8
+"""Files of states that are read, or waited for, at once."""
 REGISTERED = ("question", "user", "product")
 """What a request takes from what was registered for its call, beside contexts."""
 
@@ -69,6 +72,11 @@ class Gatherer:
 
     def __init__(self, log: DecisionLog, settings: ServeSettings, retrieve: Retrieve | None) -> None:
         self._log, self._settings, self._retrieve = log, settings, retrieve
+        self._files = ThreadPoolExecutor(FILES, "states")  # of its own: a file that is not whole is waited for
+
+    def close(self) -> None:
+        """Leave the files that are waited for."""
+        self._files.shutdown(wait=False, cancel_futures=True)
 
     def require_texts(self, request: GateRequest, has_body: bool = False) -> None:
         """Raise `AbstainError` for a request that cannot be decided about, as far as it says so itself."""
@@ -134,7 +142,7 @@ class Gatherer:
         if states is not None and states.path is not None:
             most, folder = self._settings.states_limit, self._settings.states_folder
             with suppress(AbstainError):
-                await asyncio.to_thread(take_file, states.path, folder, most)
+                await asyncio.get_running_loop().run_in_executor(self._files, take_file, states.path, folder, most)
 
     async def gather_given(
         self, pending: PendingRequest[GateRequest], gate: Gate, body: RawStates | None
@@ -154,9 +162,12 @@ class Gatherer:
                 log_probs = gate.log_probs(request.response, row)
             return DecisionInput(pending.key, row, request.no_context, states, log_probs)
 
-        waits = row is not None and (body or request.states or request.response)
-        has_file = request.states is not None and request.states.path
-        decision_input = await asyncio.to_thread(read) if waits or has_file else read()
+        if request.states is not None and request.states.path:
+            decision_input = await asyncio.get_running_loop().run_in_executor(self._files, read)
+        elif row is not None and (body or request.states or request.response):
+            decision_input = await asyncio.to_thread(read)
+        else:
+            decision_input = read()
         pending.given_sha256 = _digest(decision_input, request)
         return decision_input
 

@@ -23,6 +23,7 @@ from abstain.core.errors import AbstainError
 
 Role = Literal["ask", "feedback", "review", "withheld"]
 ROLES: frozenset[Role] = frozenset(get_args(Role))
+_NEVER = (0, 0, 0, 0)
 _log = logging.getLogger("abstain.serve")
 _LINE = re.compile(r"(?P<name>[\w.-]{1,64})\s+(?P<roles>[a-z,]+)\s+(?P<digest>[0-9a-f]{64})")
 
@@ -79,7 +80,7 @@ class Keys:
     def __init__(self, text: str | None = None, file: Path | None = None) -> None:
         self._given = parse_keys(text or "", "ABSTAIN_SERVE_KEYS")
         self.required = text is not None or file is not None
-        self._file, self._stamp = file, (0, 0)
+        self._file, self._stamp = file, _NEVER
         self._read: tuple[ApiKey, ...] = ()
         self._reload()
 
@@ -114,11 +115,12 @@ class Keys:
             return
         try:
             stat = self._file.stat()
-            if (stamp := (stat.st_mtime_ns, stat.st_size)) != self._stamp:
+            # Who copies a file with its time changes neither that nor, with lines of equal length, its size.
+            if (stamp := (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino)) != self._stamp:
                 self._read, self._stamp = (), stamp
                 self._read = parse_keys(self._file.read_text(encoding="utf-8"), str(self._file))
         except (OSError, UnicodeDecodeError) as error:
-            self._read, self._stamp = (), (0, 0)
+            self._read, self._stamp = (), _NEVER
             raise AbstainError(Code.BAD_SETTING, f"{self._file}: the API keys cannot be read ({error})") from None
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from json import detect_encoding
 from urllib.parse import urlsplit
 
-from prometheus_client import Counter
+import prometheus_client
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.serving.api.callers import current_caller, set_caller
 from abstain.serving.api.keys import Keys
 from abstain.serving.api.problems import Problem, problem_response
 
@@ -19,56 +23,113 @@ OF_ALL = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff
 """Headers of every response that does not say otherwise."""
 BODY_SECONDS = 10.0
 """A body that has not arrived by then is given up."""
+BODIES = 256 * 1024 * 1024
+"""The most bytes of all bodies that are in memory."""
+BODIES_OF_CALLER = BODIES // 2
+"""Those of one caller: two have to join to leave no room for others."""
+DRAINED = 1024 * 1024
+"""Bytes beyond the limit that are read of a refused body, and thrown away."""
 ARRIVED = "arrived"
-"""Key of a request's state: when its body was complete, by `time.perf_counter`."""
+"""Likewise: when its body was complete, by `time.perf_counter`."""
 BODY = "body"
-"""Likewise its bytes: `Request.body` would copy them once more, a megabyte of states."""
+"""Likewise: its bytes. `Request.body` would copy them once more, a megabyte of states."""
 
 
 class BodyLimits:
-    """Refuse a body that is longer than `most` bytes (413) or takes longer than `BODY_SECONDS` to arrive (408).
+    """Read bodies into memory, and refuse one that has too many bytes (413), arrives too late (408) or finds no room.
 
-    A body without a length is counted as it comes: nothing is read beyond the limit.
+    Room is counted as bytes come, for all bodies that are read or being answered (503), and for those of one caller
+    (429). A path that takes no body is answered without reading any.
     """
 
-    def __init__(self, app: ASGIApp, most: int, larger: Mapping[str, int]) -> None:
-        """`larger`: the limits of the paths that have another one."""
-        self._app, self._most, self._larger = app, most, larger
+    def __init__(self, app: ASGIApp, limit_of: Callable[[Scope], int]) -> None:
+        """`limit_of`: the most bytes of the body of a request; 0: it takes none."""
+        self._app, self._limit_of = app, limit_of
+        self._held: Counter[str] = Counter()  # bytes in memory, by caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        most = self._limit_of(scope) if scope["type"] == "http" else 0
+        if not most:
             await self._app(scope, receive, send)
             return
-        most = self._larger.get(scope["path"], self._most)
-        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        body = _Body(receive, current_caller())
+        try:
+            try:
+                await self._read(body, dict(scope["headers"]), most)
+            except Problem as refused:
+                self._release(body)
+                await _refuse(refused, body, most + DRAINED, scope, send)
+                return
+            if body.is_left:
+                return
+            scope.setdefault("state", {}).update({ARRIVED: time.perf_counter(), BODY: body.content})
+            rest: list[Message] = [{"type": "http.request", "body": body.content, "more_body": False}]
+
+            async def whole() -> Message:
+                return rest.pop() if rest else await receive()
+
+            await self._app(scope, whole, send)
+        finally:
+            self._release(body)
+
+    async def _read(self, body: _Body, headers: Mapping[bytes, bytes], most: int) -> None:
+        """Read `body` until it is whole, or its caller has left. Raises `Problem` where it is refused."""
+        declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > most:
-            await _refuse(413, f"the body has {int(declared):,} bytes, {most:,} are allowed", scope, receive, send)
-            return
-        parts: list[bytes] = []
-        size, more = 0, True
+            raise _closing(413, f"the body has {int(declared):,} bytes, {most:,} are allowed")
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                while more and size <= most:
-                    message = await receive()
-                    if message["type"] != "http.request":  # the caller is gone
-                        return
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    more = message.get("more_body", False)
+                while not body.is_whole:
+                    size = await body.receive()
+                    self._held[body.caller] += size
+                    if body.size > most:
+                        raise _closing(413, f"the body has more than the {most:,} bytes that are allowed")
+                    self._require_room(body.caller)
         except TimeoutError:
-            await _refuse(408, f"the body did not arrive within {BODY_SECONDS:g} s", scope, receive, send)
-            return
-        if size > most:
-            await _refuse(413, f"the body has more than the {most:,} bytes that are allowed", scope, receive, send)
-            return
-        body = b"".join(parts)
-        scope.setdefault("state", {}).update({ARRIVED: time.perf_counter(), BODY: body})
-        rest: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+            raise _closing(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        if b"json" in headers.get(b"content-type", b"") and not detect_encoding(body.content).startswith("utf-8"):
+            raise Problem(400, Code.WRONG_FORMAT, "the body is no UTF-8: send JSON as UTF-8")
 
-        async def whole() -> Message:
-            return rest.pop() if rest else await receive()
+    def _require_room(self, caller: str) -> None:
+        if self._held[caller] > BODIES_OF_CALLER:
+            raise _closing(429, f"{caller} sends more than {BODIES_OF_CALLER:,} bytes at once: wait for the answers")
+        if self._held.total() > BODIES:
+            raise _closing(
+                503, f"all bodies that are read have more than {BODIES:,} bytes: send yours again in a moment"
+            )
 
-        await self._app(scope, whole, send)
+    def _release(self, body: _Body) -> None:
+        """Let go of what is known of `body`."""
+        self._held[body.caller] -= body.size
+        if not self._held[body.caller]:
+            del self._held[body.caller]
+        body.forget()
+
+
+class _Body:
+    """A body on its way from `caller`: its `size` so far, whether it `is_whole`, and whether its caller `is_left`."""
+
+    def __init__(self, receive: Receive, caller: str) -> None:
+        self._receive, self.caller = receive, caller
+        self._parts: list[bytes] = []
+        self.size, self.is_whole, self.is_left = 0, False, False
+
+    async def receive(self) -> int:
+        """Read on: the number of bytes that came."""
+        message = await self._receive()
+        self.is_left = message["type"] != "http.request"
+        self.is_whole = self.is_left or not message.get("more_body", False)
+        self._parts.append(message.get("body", b""))
+        self.size += len(self._parts[-1])
+        return len(self._parts[-1])
+
+    @property
+    def content(self) -> bytes:
+        self._parts = [b"".join(self._parts)]  # not both: it may be megabytes
+        return self._parts[0]
+
+    def forget(self) -> None:
+        self._parts, self.size = [], 0
 
 
 class CountedResponses:
@@ -77,7 +138,7 @@ class CountedResponses:
     `/readyz` refuses while a server starts, which is no problem of a caller.
     """
 
-    def __init__(self, app: ASGIApp, problems: Counter) -> None:
+    def __init__(self, app: ASGIApp, problems: prometheus_client.Counter) -> None:
         self._app, self._problems = app, problems
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +158,7 @@ class CountedResponses:
 
 
 class KeyFirst:
-    """Refuse a request to one of `paths` without a valid key (401) before its body is read.
+    """Tell who sends a request, and refuse one to `paths` without a valid key (401) before its body is read.
 
     The routes check the key's role.
     """
@@ -106,7 +167,8 @@ class KeyFirst:
         self._app, self._keys, self._paths = app, keys, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(self._paths):
+        holder = None
+        if scope["type"] == "http" and self._keys.required and scope["path"].startswith(self._paths):
             sent = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
             scheme, _, key = sent.partition(" ")
             try:
@@ -117,6 +179,7 @@ class KeyFirst:
             if holder is None:
                 await no_key().response()(scope, receive, send)
                 return
+        set_caller(scope, holder)
         await self._app(scope, receive, send)
 
 
@@ -157,5 +220,22 @@ def _name_in(host: str) -> str:
     return host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
 
 
-async def _refuse(status: int, detail: str, scope: Scope, receive: Receive, send: Send) -> None:
-    await problem_response(status, Code.TOO_LARGE, detail, {"Connection": "close"})(scope, receive, send)
+def _closing(status: int, detail: str) -> Problem:
+    """A problem after which nothing can be asked on this connection: a part of the body may be on its way."""
+    retry = {"Retry-After": "1"} if status in (429, 503) else {}
+    return Problem(status, Code.BUSY if retry else Code.TOO_LARGE, detail, {"Connection": "close", **retry})
+
+
+async def _refuse(refused: Problem, body: _Body, most: int, scope: Scope, send: Send) -> None:
+    """Answer, and read `most` bytes more for nothing: who is still writing when a connection closes sees no answer."""
+
+    async def keep_open(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+    await refused.response()(scope, body.receive, keep_open)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(BODY_SECONDS):
+            while refused.status != 408 and not body.is_whole and most > 0:
+                most -= await body.receive()
+                body.forget()
+    await send({"type": "http.response.body", "body": b""})

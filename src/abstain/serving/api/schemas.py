@@ -72,7 +72,8 @@ class AnswerRequest(AskedAbout):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     stream: Literal["buffered", "optimistic"] | None = Field(
-        None, description="server-sent events: the text after the decision, or as it is written, to be retracted"
+        None,
+        description="server-sent events: text after the decision, or at once, for who has the role `withheld`",
     )
 
     @property

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import socket
+from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -23,6 +26,9 @@ CONNECTIONS = 1024
 """Open connections; more get status 503."""
 GRACE_SECONDS = 20
 """Requests that run at the end may take so long."""
+LINES_A_MINUTE = 10
+LOGGERS = ("uvicorn.error", "abstain.serve")
+"""Where what callers do is logged."""
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -30,15 +36,30 @@ class ImpatientProtocol(HttpToolsProtocol):
     """uvicorn's faster HTTP protocol, which closes a connection whose request head does not arrive, or does not end.
 
     uvicorn limits how long a connection may be idle after a response, but not how long its first line may take, nor,
-    in this protocol, how long its headers may be.
+    in this protocol, how long its headers may be, nor how many connections an address may have.
     """
 
     _head: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _awaits_head = True
 
+    def __init__(self, *given: Any, of_address: int, **named: Any) -> None:
+        """`of_address`: the open connections that one address may have; one more is closed at once."""
+        super().__init__(*given, **named)
+        self._of_address = of_address
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        address = self.client[0] if self.client else None
+        if sum(one.client is not None and one.client[0] == address for one in self.connections) > self._of_address:
+            self.logger.warning(
+                "%s has more than %d connections, which is all that one address may: raise "
+                "ABSTAIN_SERVE_CALLER__CONNECTIONS for a proxy",
+                address,
+                self._of_address,
+            )
+            transport.abort()
+            return
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
@@ -53,6 +74,9 @@ class ImpatientProtocol(HttpToolsProtocol):
             self._await_head()
 
     def on_headers_complete(self) -> None:
+        # A head that came in one packet is parsed before its bytes are counted; an error here is status 400.
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > HEADER_BYTES:
+            raise ValueError("the head is too long")
         self._awaits_head = False
         super().on_headers_complete()
 
@@ -113,11 +137,34 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
+class FewLines(logging.Filter):
+    """Lets few lines a minute of each place in the code pass: callers may cause as many as they like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._minute, self._lines = 0, Counter[tuple[str, int]]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        minute = int(record.created // 60)
+        if minute != self._minute:
+            self._minute, self._lines = minute, Counter()
+        place = record.pathname, record.lineno
+        self._lines[place] += 1
+        if self._lines[place] == LINES_A_MINUTE:
+            record.msg = f"{record.msg} (more of these are left out for a minute)"
+        return self._lines[place] <= LINES_A_MINUTE
+
+
+_few_lines = FewLines()
+
+
 def config_of(app: FastAPI) -> uvicorn.Config:
-    """How `app` is served: requests that run at its end are answered."""
+    """How `app`, one of `make_app`, is served: requests that run at its end are answered."""
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_few_lines)
     return uvicorn.Config(
         app,
-        http=ImpatientProtocol,
+        http=partial(ImpatientProtocol, of_address=app.state.connections),  # type: ignore[arg-type]  # it is only called
         ws="none",
         log_level="warning",
         access_log=False,

@@ -23,6 +23,7 @@ from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.log import DecisionLog
 from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
 from abstain.serving.api.batching import Batcher
+from abstain.serving.api.callers import current_caller
 from abstain.serving.api.gathering import Gatherer, PendingRequest, RawStates, Retrieve
 from abstain.serving.api.live_gate import Live, LiveGate
 from abstain.serving.api.metrics import Metrics
@@ -34,6 +35,8 @@ from abstain.serving.explanation import Explanation
 from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, as_contexts, new_id
 from abstain.serving.generate import generate_answers, room_for
 
+Leaving = Callable[[], Awaitable[object]]
+"""What it returns ends when nobody waits any more for what was asked."""
 OnText = Callable[[str], None]
 """Is given more and more of an answer while it is written."""
 CALLERS = frozenset(
@@ -62,7 +65,7 @@ class GateService:
         self.metrics = Metrics()
         self.gatherer = Gatherer(log, settings, retrieve)
         self._recorder = Recorder(log, self.metrics)
-        self._batcher = Batcher(settings.batch, settings.waiting)
+        self._batcher = Batcher(settings.batch, settings.waiting, settings.caller.waiting)
         own_passes = self._batcher if settings.shadow == "full" else None
         self.shadow = None if shadow is None else ShadowGate(shadow, log, self.metrics, own_passes)
         self._familiarity: tuple[Live, SelfFamiliarity] | None = None
@@ -87,6 +90,7 @@ class GateService:
         if self.shadow is not None:
             await self.shadow.close()
         await self._batcher.close()
+        self.gatherer.close()
         await asyncio.to_thread(self.log.close)
 
     async def decide(
@@ -132,14 +136,16 @@ class GateService:
             await self.gatherer.discard(states)
             return None
         if states and states.path:
-            self._batcher.require_room()  # else the file would be gone when the caller asks again
+            self._batcher.require_room(current_caller())  # else the file would be gone when the caller asks again
         return await self.gatherer.gather_given(pending, live.gate, body)
 
     async def _score(self, live: Live, decision_input: DecisionInput) -> ScoredAnswer:
         """The decision of the version that is live, by the base model where it has to read the answer."""
         scored = live.gate.score_without_model(decision_input)
         if isinstance(scored, UnreadAnswer):
-            scored = await self._batcher.run(("gate", live), live.gate.score_with_model, scored)
+            scored = await self._batcher.run(
+                ("gate", live), live.gate.score_with_model, scored, caller=current_caller(), is_decision=True
+            )
         return scored
 
     async def _record(
@@ -173,11 +179,20 @@ class GateService:
             return decision
 
     async def answer(
-        self, request: AnswerRequest, trace: TraceContext | None = None, on_text: OnText | None = None
+        self,
+        request: AnswerRequest,
+        leaving: Leaving,
+        trace: TraceContext | None = None,
+        on_text: OnText | None = None,
     ) -> tuple[str, Timed]:
-        """The base model's answer and the decision about it, logged. `on_text`: called from another thread.
+        """The base model's answer and the decision about it, logged.
 
-        Raises `AbstainError` as `decide` does.
+        Args:
+            leaving: what ends when nobody waits for the answer any more: it is not written to its end then.
+            on_text: called from another thread.
+
+        Raises:
+            AbstainError: As `decide` does.
         """
         pending = PendingRequest(request.interaction_id or new_id(), request)
         question = Question(
@@ -192,7 +207,8 @@ class GateService:
                 raise AbstainError(Code.TOO_LONG, f"max_new_tokens {request.max_new_tokens} leaves no room: {excess}")
             settings: dict[str, Any] = {"ask": request.ask, "no_context": request.no_context, "on_text": on_text}
             run = partial(generate_answers, live.gate, **settings)
-            generated = await self._batcher.run(("answer", live, *settings.values()), run, question)
+            asked = self._batcher.run(("answer", live, *settings.values()), run, question, caller=current_caller())
+            generated = await _unless_left(asked, leaving)
             pending.live, pending.scored = live, generated.scored
             if generated.row is not None:
                 more = {name: getattr(request, name) for name in ("product", "line_of_business", "group")}
@@ -212,7 +228,8 @@ class GateService:
         self.gatherer.limit(row.question, row.answer, row.contexts)
         live = self._require_live()
         run = partial(_explain_all, live.gate)
-        return await _within(self.settings.timeout_s, self._batcher.run(("explain", live), run, (row, no_context)))
+        asked = self._batcher.run(("explain", live), run, (row, no_context), caller=current_caller())
+        return await _within(self.settings.timeout_s, asked)
 
     async def feedback(self, given: FeedbackRequest) -> str:
         """Record a thumb or a review: `recorded`, or `known` where it was before.
@@ -253,19 +270,19 @@ class GateService:
         content = CallContent(question=given.question, contexts=given.contexts, user=given.user, product=given.product)
         await asyncio.wrap_future(self.log.remember(given.call_id, content, given.ttl_s))
 
-    async def familiarity(self, instruction: str) -> tuple[Familiarity, float | None]:
+    async def familiarity(self, instruction: str, leaving: Leaving) -> tuple[Familiarity, float | None]:
         """How familiar the live version's base model is with an instruction, and h where it is known already.
 
-        Raises `AbstainError` where nothing is live, where the extra `familiarity` is not installed, and where it is not
-        known in time.
+        `leaving`: as of `answer`. Raises `AbstainError` where nothing is live, where the extra `familiarity` is not
+        installed, and where it is not known in time, or nobody waits for it any more.
         """
         live = self._require_live()
         if self._familiarity is None or self._familiarity[0] is not live:
             llm, source = live.gate.predictor.source.params, live.gate.predictor.source
             self._familiarity = live, SelfFamiliarity(llm.model, llm.layout, source.settings)
         scorer = self._familiarity[1]
-        asked = self._batcher.run(("familiarity", live), scorer.familiarity_of, instruction)
-        found: Familiarity = await _within(self.settings.answer_timeout_s, asked)
+        asked = self._batcher.run(("familiarity", live), scorer.familiarity_of, instruction, caller=current_caller())
+        found: Familiarity = await _within(self.settings.answer_timeout_s, _unless_left(asked, leaving))
         return found, await asyncio.to_thread(scorer.known_threshold)
 
     def _require_live(self) -> Live:
@@ -287,6 +304,8 @@ class GateService:
             reason = self.live.trouble or f"{Code.NO_VERSION}: nothing is live"
         except TimeoutError:
             reason = f"{Code.BUSY}: there was no decision within {timeout_s:g} s"
+        except CallerLeft as error:
+            reason = error.coded
         except AbstainError as error:
             if error.code in CALLERS:
                 raise
@@ -315,6 +334,26 @@ class GateService:
         self.live.refresh()
         if self.shadow is not None:
             self.shadow.follow.refresh()
+
+
+class CallerLeft(AbstainError):
+    """Nobody waits any more for what was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.BUSY, "who asked has left before the end")
+
+
+async def _unless_left(work: Coroutine[Any, Any, T], leaving: Leaving) -> T:
+    """The result of `work`, which is cancelled where that of `leaving` ends before it. Raises `CallerLeft` then."""
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(leaving())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise CallerLeft
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _within(seconds: float, work: Awaitable[T]) -> T:

@@ -98,7 +98,9 @@ class ShadowGate:
         elif self._batcher is not None and job.row is not None:
             while not self._batcher.is_idle:
                 await asyncio.sleep(IDLE_S)
-            decision = await self._batcher.run(("shadow", shadow), shadow.gate.predictor.score, job.row)
+            decision = await self._batcher.run(
+                ("shadow", shadow), shadow.gate.predictor.score, job.row, caller="the shadow"
+            )
             self._metrics.shadow_tokens.inc(decision.forward_tokens)
         else:
             return "skipped"

@@ -30,8 +30,8 @@ async def answer_events(
     """Server-sent events: `text` (the whole answer so far), then `decision`; `retract` where text that was sent is not
     shown, also because of a `problem`.
 
-    `buffered` sends text only after the decision to show it. Who does not stay to the end may have seen text: the
-    answer is finished and logged all the same.
+    `buffered` sends text only after the decision to show it. Who leaves before that ends the answer: it is logged as
+    `unavailable`.
     """
     loop = asyncio.get_running_loop()
     written: asyncio.Queue[str | None] = asyncio.Queue()
@@ -40,12 +40,16 @@ async def answer_events(
     def on_text(text: str) -> None:
         loop.call_soon_threadsafe(written.put_nowait, text)
 
-    running = service.start(service.answer(asked, trace, on_text if optimistic else None))
+    left = asyncio.Event()
+    running = service.start(service.answer(asked, left.wait, trace, on_text if optimistic else None))
     running.add_done_callback(lambda _: written.put_nowait(None))
     sent = False
-    while (text := await written.get()) is not None:
-        yield _event("text", {"text": text})
-        sent = True
+    try:
+        while (text := await written.get()) is not None:
+            yield _event("text", {"text": text})
+            sent = True
+    finally:
+        left.set()
     try:
         text, timed = running.result()
     except Exception as error:  # an unexpected one is logged by the service

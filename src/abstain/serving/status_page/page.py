@@ -386,5 +386,6 @@ def _hidden(token: str) -> Any:
 
 
 def _set_cookie(request: Request, response: Response, name: str, value: str) -> None:
-    is_encrypted = request.url.scheme == "https"
+    # TLS ends at a proxy, whose headers are not trusted; what a browser says matters to its own cookie alone.
+    is_encrypted = request.headers.get("origin", "").startswith("https://")
     response.set_cookie(name, value, max_age=int(HOURS * 3600), httponly=True, samesite="strict", secure=is_encrypted)
