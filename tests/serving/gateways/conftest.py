@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
@@ -111,6 +112,16 @@ def recorded() -> Callable[..., dict[str, Any]]:
 def registered(call_id: str, **changes: Any) -> Mapping[str, Any]:
     """The body of `/v1/contexts`."""
     return {"call_id": call_id, "contexts": CONTEXTS, **changes}
+
+
+def through(client: TestClient) -> httpx.MockTransport:
+    """What brings the requests of an `HttpGate` to a worker."""
+
+    def send(request: httpx.Request) -> httpx.Response:
+        given = client.post(request.url.path, content=request.content, headers=dict(request.headers))
+        return httpx.Response(given.status_code, content=given.content)
+
+    return httpx.MockTransport(send)
 
 
 def nearest(question: str, entitlements: tuple[str, ...], k: int) -> list[Context]:

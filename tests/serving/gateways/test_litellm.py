@@ -147,7 +147,8 @@ def test_a_body_of_wrong_elements_is_refused_by_its_first(
 
 def test_a_call_of_tools_has_no_answer_to_withhold(make_worker: Worker, connect: Connect, recorded: Recorded) -> None:
     worker = make_worker()
-    assert verdict(connect(worker), recorded("litellm_response", texts=None)) == {"action": "NONE"}
+    called = recorded("litellm_response", texts=None, tool_calls=[{"id": "t", "function": {"name": "find"}}])
+    assert verdict(connect(worker), called) == {"action": "NONE"}
     assert counted(worker) == {}
 
 

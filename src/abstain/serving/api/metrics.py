@@ -19,6 +19,12 @@ class Metrics:
             ("decision", "shown", "code", "source", "version"),
             registry=self.registry,
         )
+        self.passed = Counter(
+            "abstain_passed_undecided_total",
+            "What a gateway let pass without a decision: requests, calls of tools, answers without any text.",
+            ("source", "why"),
+            registry=self.registry,
+        )
         self.seconds = Histogram(
             "abstain_decision_seconds",
             "Time of a decision, its log included.",

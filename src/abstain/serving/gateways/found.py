@@ -29,6 +29,7 @@ from abstain.serving.api.schemas import ANSWERS, ContextsRequest, GateRequest
 from abstain.serving.api.service import GateService
 from abstain.serving.decision import Decision, no_decision
 from abstain.serving.gate import new_id
+from abstain.serving.gateways.answers import Answer, Passed, text_of
 
 _log = logging.getLogger("abstain.serve")
 REMEMBERED_S = 1800.0
@@ -75,6 +76,11 @@ class Finder:
         return Found(contexts=tuple(contexts) or None, entitlements=tuple(entitlements) or None, **texts)
 
 
+def count_passed(service: GateService, source: str, why: Passed) -> None:
+    """Count what passes without a decision, in the figures."""
+    service.metrics.passed.labels(source, why.value).inc()
+
+
 async def register(service: GateService, found: Found) -> None:
     """Remember what a request before its answer holds, with what the assistant registered: its question goes first.
 
@@ -98,22 +104,40 @@ async def decide(
     service: GateService,
     finder: Finder,
     request: Mapping[str, Any],
-    answers: Sequence[str],
+    answers: Sequence[Answer],
     source: str,
     *,
     named: bool = False,
     timeout_s: float | None = None,
-) -> list[Decision]:
+) -> list[Decision | None]:
     """The decision about each answer, in order; `unavailable`, with the reason, where there is none. Never raises.
 
-    More answers than are allowed in one request are withheld by one decision, whatever `on_unavailable` says.
+    What passes has None, and is counted. More answers than are allowed in one request are withheld by one decision,
+    whatever `on_unavailable` says.
 
     Args:
         request: what the gateway sent.
-        answers: those to one question, none of them blank.
-        source: the gateway's name, for the log.
+        answers: those to one question.
+        source: the gateway's name, for the log and the figures.
         named: whether the call's id becomes that of the first answer's interaction, so that feedback can name it.
     """
+    for answer in answers:
+        if isinstance(answer, Passed):
+            count_passed(service, source, answer)
+    to_decide = [answer for answer in answers if not isinstance(answer, Passed)]
+    decided = iter(await _decide(service, finder, request, to_decide, source, named, timeout_s) if to_decide else ())
+    return [None if isinstance(answer, Passed) else next(decided) for answer in answers]
+
+
+async def _decide(
+    service: GateService,
+    finder: Finder,
+    request: Mapping[str, Any],
+    answers: Sequence[str | AbstainError],
+    source: str,
+    named: bool,
+    timeout_s: float | None,
+) -> list[Decision]:
     if len(answers) > ANSWERS:
         excess = f"{len(answers):,} answers in one request, {ANSWERS} are allowed: ask for fewer"
         error = AbstainError(Code.TOO_LARGE, excess)
@@ -126,7 +150,9 @@ async def decide(
 
     question = (known.question if known else None) or found.question
 
-    async def one(at: int, answer: str) -> Decision:
+    async def one(at: int, answer: str | AbstainError) -> Decision:
+        if isinstance(answer, AbstainError):
+            return await _undecided(service, GateRequest(), answer, source)
         key = (found.call_id if at == 0 else f"{found.call_id}#{at}") if named and found.call_id else None
         asked = GateRequest()
         try:
@@ -163,14 +189,6 @@ def with_headers(body: Mapping[str, Any], request: Request) -> dict[str, Any]:
 def as_json(value: Any) -> Any:
     """A copy of `value` that can be sent: half a surrogate pair, which is no character, becomes a question mark."""
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
-
-
-def text_of(value: Any) -> str | None:
-    """The text that `value` is or has: a message's content may be a list of parts. None where there is none."""
-    if isinstance(value, list):
-        parts = [part.get("text") for part in value if isinstance(part, dict)]
-        value = "\n".join(part for part in parts if isinstance(part, str))
-    return value.strip() or None if isinstance(value, str) else None
 
 
 def _listed(value: Any) -> list[Any]:

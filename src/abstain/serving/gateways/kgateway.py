@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
-from abstain.serving.gateways.found import LISTED, Finder, as_json, decide, register, with_headers
+from abstain.serving.gateways.answers import Passed, read_answers, with_text
+from abstain.serving.gateways.found import LISTED, Finder, as_json, count_passed, decide, register, with_headers
 
 SOURCE = "kgateway"
 PREFIX = "/gateways/kgateway"
@@ -46,6 +47,8 @@ class Messages(BaseModel):
 
 
 class ChoicesBody(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
     choices: Annotated[list[Choice], Field(max_length=LISTED, fail_fast=True)] = []
 
 
@@ -88,6 +91,7 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
     @routes.post("/request", operation_id="kgateway_request")
     async def prompt(asked: PromptRequest, request: Request) -> PromptResponse:
         """Remember a question; it passes."""
+        count_passed(service, SOURCE, Passed.REQUEST)
         try:
             await register(service, finder.find(with_headers(asked.body.model_dump(), request)))
         except AbstainError as error:  # its answer will be `unavailable`
@@ -100,22 +104,18 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
 
         A further piece of a streamed answer comes under the id of the first one and is withheld: it is no answer.
         """
-        choices = given.body.choices
-        answers = {at: text for at, choice in enumerate(choices) if (text := (choice.message.content or "").strip())}
-        found = with_headers(given.body.model_dump(), request)
-        decisions = dict(
-            zip(answers, await decide(service, finder, found, list(answers.values()), SOURCE, named=True), strict=True)
-        )
-        if all(decision.show for decision in decisions.values()):
+        response = given.body.model_dump()
+        found = with_headers(response, request)
+        decisions = await decide(service, finder, found, read_answers(response), SOURCE, named=True)
+        withheld = {at: one for at, one in enumerate(decisions) if one and not one.show}
+        if not withheld:
             return ResponseResponse(action=PassAction(reason="shown"))
         text = service.settings.withheld_text
-        reason = "; ".join(one.reason or one.decision for one in decisions.values() if not one.show)
+        reason = "; ".join(one.reason or one.decision for one in withheld.values())
         if service.settings.kgateway_withheld == "reject":
             return ResponseResponse(action=RejectAction(body=text, status_code=REFUSED, reason=reason))
-        masked = [
-            _with_text(choice, text if at in decisions and not decisions[at].show else choice.message.content or "")
-            for at, choice in enumerate(choices)
-        ]
+        choices = response["choices"] or [{}]  # what has none is masked by one
+        masked = [with_text(choice, text) if at in withheld else _filled(choice) for at, choice in enumerate(choices)]
         body = ChoicesBody.model_validate(as_json({"choices": masked}))
         return ResponseResponse(action=MaskAction(body=body, reason=reason))
 
@@ -125,5 +125,6 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
     return both
 
 
-def _with_text(choice: Choice, text: str) -> dict[str, Any]:
-    return {**choice.model_dump(), "message": {**choice.message.model_dump(), "content": text}}
+def _filled(choice: dict[str, Any]) -> dict[str, Any]:
+    """A choice that is shown, with a content in any case."""
+    return {**choice, "message": {**choice["message"], "content": choice["message"]["content"] or ""}}

@@ -7,15 +7,17 @@ after it. Both have the call's id, by which they are joined.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
-from abstain.serving.gateways.found import LISTED, Finder, decide, register
+from abstain.serving.gateways.answers import Answer, Passed, read_answers
+from abstain.serving.gateways.found import LISTED, Finder, count_passed, decide, register
 
 SOURCE = "litellm"
 NOT_FORWARDED = "[present]"
@@ -51,21 +53,30 @@ def litellm_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
         if isinstance(headers, dict):
             request["request_headers"] = {name: value for name, value in headers.items() if value != NOT_FORWARDED}
         if call.input_type == "request":
+            count_passed(service, SOURCE, Passed.REQUEST)
             try:
                 await register(service, finder.find(request))
             except AbstainError as error:  # its answer will be `unavailable`
                 _log.warning("%s: a question is not remembered: %s", SOURCE, error.coded)
             return GuardrailVerdict(action="NONE")
-        texts = call.texts or []  # none: a call of tools, which no user reads
-        answers = {at: text for at, text in enumerate(texts) if text.strip()}
-        decisions = await decide(service, finder, request, list(answers.values()), SOURCE, named=True)
-        withheld = {at for at, decision in zip(answers, decisions, strict=True) if not decision.show}
+        answers = _answers(request)
+        decisions = await decide(service, finder, request, answers, SOURCE, named=True)
+        withheld = {at for at, one in enumerate(decisions) if one and not one.show}
         if not withheld:
             return GuardrailVerdict(action="NONE")
         replacement = service.settings.withheld_text
-        if service.settings.litellm_withheld == "block":  # a replaced text does not reach the readers of a stream
+        # a replaced text does not reach the readers of a stream, and takes the place of no image
+        if service.settings.litellm_withheld == "block" or any(isinstance(one, AbstainError) for one in answers):
             return GuardrailVerdict(action="BLOCKED", blocked_reason=replacement)
-        shown = [replacement if at in withheld else text for at, text in enumerate(texts)]
+        shown = [replacement if at in withheld else text for at, text in enumerate(call.texts or ())]
         return GuardrailVerdict(action="GUARDRAIL_INTERVENED", texts=shown)
 
     return routes
+
+
+def _answers(call: Mapping[str, Any]) -> list[Answer]:
+    """What LiteLLM found in a response: its texts, and its calls of tools. It sends nothing without either."""
+    texts, others = call["texts"] or (), {name: call.get(name) for name in ("images", "tool_calls")}
+    if not texts and not others["tool_calls"]:
+        return [AbstainError(Code.INVALID_ROW, "answer: neither texts nor calls of tools were sent: send either")]
+    return read_answers({"choices": [{"text": text} for text in texts], **others})

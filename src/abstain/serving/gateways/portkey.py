@@ -7,14 +7,17 @@ that the answer to it has to be in time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Request
 from pydantic import BaseModel
 
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
-from abstain.serving.gateways.found import Finder, as_json, decide, text_of, with_headers
+from abstain.serving.gateways.answers import Answer, Passed, choices_of, quiet, read_answers, text_of, with_text
+from abstain.serving.gateways.found import Finder, as_json, count_passed, decide, with_headers
 
 SOURCE = "portkey"
 GRACE_S = 0.5
@@ -43,18 +46,20 @@ def portkey_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
     async def webhook(event: Annotated[dict[str, Any], Body()], request: Request) -> WebhookVerdict:
         """Decide about the answers after a call; what comes before it passes."""
         if event.get("eventType") == "beforeRequestHook":
+            count_passed(service, SOURCE, Passed.REQUEST)
             return WebhookVerdict(verdict=True)
-        response = event["response"] if isinstance(event.get("response"), dict) else {}
-        answers = _answers(response)
-        deciding = decide(
-            service, finder, with_headers(event, request), list(answers.values()), SOURCE, timeout_s=within
-        )
+        response = event.get("response")
+        deciding = decide(service, finder, with_headers(event, request), _answers(response), SOURCE, timeout_s=within)
         try:
             decisions = await asyncio.wait_for(deciding, within + GRACE_S)
         except TimeoutError:
             return WebhookVerdict(verdict=service.settings.on_unavailable == "show", data={"decision": "unavailable"})
-        told = [{"interaction_id": one.interaction_id, "decision": one.decision, "show": one.show} for one in decisions]
-        withheld = {at for at, one in zip(answers, decisions, strict=True) if not one.show}
+        told = [
+            {"interaction_id": one.interaction_id, "decision": one.decision, "show": one.show}
+            for one in decisions
+            if one
+        ]
+        withheld = {at for at, one in enumerate(decisions) if one and not one.show}
         if not withheld:
             return WebhookVerdict(verdict=True, data={"answers": told})
         transformed = {"response": _replaced(response, withheld, service.settings.withheld_text)}
@@ -63,51 +68,19 @@ def portkey_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
     return routes
 
 
-def _answers(response: Mapping[str, Any]) -> dict[int, str]:
-    """The text of each choice that has an answer, by its place; of a response without choices, its text.
-
-    What holds neither is an answer that cannot be read, so that it is not taken for a good one: it counts as blank.
-    """
-    choices = _choices(response)
-    if not choices:
-        return {0: text_of(response.get("text")) or ""}
-    return {at: text for at, choice in enumerate(choices) if (text := _answer(choice)) is not None}
+def _answers(response: Any) -> list[Answer]:
+    """What a response has for its reader; `text` is what Portkey found in it itself."""
+    if not isinstance(response, dict):
+        return [AbstainError(Code.INVALID_ROW, "answer: no response was sent: send what the model answered")]
+    return read_answers(response.get("json"), text_of(response.get("text")))
 
 
-def _answer(choice: Any) -> str | None:
-    """The text of a choice, blank where it cannot be read; None of a call of tools, and where its content is empty."""
-    holder, name = _holder(choice)
-    if not isinstance(holder, dict):
-        return ""
-    content = holder.get(name)
-    if content is None or content == [] or (isinstance(content, str) and not content.strip()):
-        return None if name in holder or holder.get("tool_calls") or holder.get("function_call") else ""
-    return text_of(content) or ""
-
-
-def _replaced(response: Mapping[str, Any], withheld: Collection[int], text: str) -> dict[str, Any]:
+def _replaced(response: Any, withheld: Collection[int], text: str) -> dict[str, Any]:
     """The response with `text` at the places `withheld`: complete, since it takes the place of the one that came."""
-    changed: dict[str, Any] = as_json(response)
-    choices = _choices(changed)
-    for at in withheld:
-        if at < len(choices):
-            holder, name = _holder(choices[at])
-            if isinstance(holder, dict):
-                holder[name] = text
-            else:
-                choices[at] = {"index": at, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-    changed["text"] = text
-    return changed
-
-
-def _choices(response: Mapping[str, Any]) -> list[Any]:
-    body = response.get("json")
-    choices = body.get("choices") if isinstance(body, dict) else None
-    return choices if isinstance(choices, list) else []
-
-
-def _holder(choice: Any) -> tuple[Any, str]:
-    """What should be an object with the text of a choice, a message or the choice of a completion itself, and where."""
-    if isinstance(choice, dict) and "message" in choice:
-        return choice["message"], "content"
-    return choice, "text"
+    changed: dict[str, Any] = as_json(response) if isinstance(response, dict) else {}
+    body = changed.get("json")
+    choices = [
+        {"index": at, "finish_reason": "stop", **with_text(choice, text)} if at in withheld else choice
+        for at, choice in enumerate(choices_of(body) or [{}])
+    ]
+    return {**changed, "json": {**quiet(body), "choices": choices}, "text": text}
