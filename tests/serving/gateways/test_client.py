@@ -10,9 +10,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
@@ -26,10 +27,12 @@ from abstain.serving.decision import Decision
 from abstain.serving.gateways.callbacks import AnswerWithheld, langchain_callback, llamaindex_callback
 from abstain.serving.gateways.client import HttpGate
 from abstain.serving.gateways.nemo import abstain_action
-from tests.serving.gateways.conftest import CONTEXTS, QUESTION, WITHHELD
+from tests.serving.gateways.conftest import CONTEXTS, QUESTION, WITHHELD, through
 
 Worker = Callable[..., GateService]
 Connect = Callable[..., TestClient]
+STACK: ContextVar[Sequence[str]] = ContextVar("stack", default=())
+"""The ids of LlamaIndex's events that have begun."""
 
 
 class StandIn:
@@ -59,25 +62,19 @@ def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
         block=lambda reason=None, metadata=None: ("block", reason, metadata),
     )
     handler = type("BaseCallbackHandler", (), {"__init__": lambda self, *_: None})
-    events, payload = SimpleNamespace(QUERY="query"), SimpleNamespace(QUERY_STR="query_str", RESPONSE="response")
+    events = SimpleNamespace(QUERY="query", LLM="llm", SYNTHESIZE="synthesize")
+    payload = SimpleNamespace(QUERY_STR="query_str", RESPONSE="response")
     for package in ("nemoguardrails", "nemoguardrails.actions", "langchain_core", "llama_index", "llama_index.core"):
         module(package)
     module("nemoguardrails.actions.rail_outcome", RailOutcome=outcome)
     module("langchain_core.callbacks", BaseCallbackHandler=handler)
     module("llama_index.core.callbacks", CBEventType=events)
+    module("llama_index.core.callbacks.base", global_stack_trace=STACK)
     module("llama_index.core.callbacks.base_handler", BaseCallbackHandler=handler)
     module("llama_index.core.callbacks.schema", EventPayload=payload)
 
 
 # A server, asked
-
-
-def through(client: TestClient) -> httpx.MockTransport:
-    def send(request: httpx.Request) -> httpx.Response:
-        given = client.post(request.url.path, content=request.content, headers=dict(request.headers))
-        return httpx.Response(given.status_code, content=given.content)
-
-    return httpx.MockTransport(send)
 
 
 def test_a_server_is_asked_with_a_key_and_its_decision_comes_back(
@@ -182,6 +179,7 @@ def run_chain(callback: Any, answer: Any, question: Any = None, *, chunks: Seque
     callback.on_chain_start({}, {"input": QUESTION} if question is None else question, run_id=root)
     callback.on_chain_start({}, {"input": "Other?"}, run_id=other)
     callback.on_chain_start({}, {}, run_id=inner, parent_run_id=root)
+    callback.on_chat_model_start({}, [], run_id=uuid4(), parent_run_id=inner)
     callback.on_tool_start({}, "", run_id=tool, parent_run_id=inner)
     callback.on_retriever_start({}, QUESTION, run_id=retriever, parent_run_id=tool)
     callback.on_retriever_end(documents, run_id=retriever)
@@ -199,6 +197,7 @@ def test_a_chain_returns_what_is_shown_and_raises_for_what_is_withheld(framework
     with pytest.raises(AnswerWithheld, match=WITHHELD) as withheld:
         run_chain(callback, {"answer": "wrong"})
     assert withheld.value.decision.decision == "abstain"
+    assert not callback._chains, "nothing is kept of runs that have ended"
 
 
 def test_a_chain_may_have_plain_texts_and_messages(frameworks: None) -> None:
@@ -222,12 +221,42 @@ def test_a_chain_that_retrieved_nothing_is_judged_without_contexts(frameworks: N
         run_chain(langchain_callback(StandIn()), {"answer": "right"}, chunks=())  # type: ignore[arg-type]
 
 
+def test_a_chain_inside_of_another_is_decided_about(frameworks: None) -> None:
+    gate, run = StandIn(), uuid4()
+    callback = langchain_callback(gate)  # type: ignore[arg-type]
+    callback.on_chain_start({}, {"input": QUESTION}, run_id=run, parent_run_id=uuid4())
+    with pytest.raises(AnswerWithheld):
+        callback.on_chain_end({"answer": "wrong"}, run_id=run)
+    assert gate.asked == [(QUESTION, [], "wrong")] and not callback._chains
+
+
+@pytest.mark.parametrize("start", ["on_llm_start", "on_chat_model_start", "on_tool_start", "on_retriever_start"])
+@pytest.mark.parametrize("parent", [None, uuid4()])
+def test_what_runs_outside_of_a_chain_is_refused(frameworks: None, start: str, parent: UUID | None) -> None:
+    callback = langchain_callback(StandIn("show"), withheld_text=WITHHELD)  # type: ignore[arg-type]
+    with pytest.raises(AnswerWithheld, match=WITHHELD) as refused:
+        getattr(callback, start)({}, "", run_id=uuid4(), parent_run_id=parent)
+    assert "give the callback to the chain" in refused.value.__notes__[0] and not callback._chains
+
+
+def test_a_chain_without_a_question_is_refused_when_it_begins(frameworks: None) -> None:
+    start = {"run_id": uuid4(), "serialized": {}, "inputs": {"input": ""}}  # as that of a stream
+    with pytest.raises(AnswerWithheld, match=WITHHELD) as withheld:
+        langchain_callback(StandIn(), withheld_text=WITHHELD).on_chain_start(**start)  # type: ignore[arg-type]
+    assert withheld.value.decision.decision == "unavailable"
+    langchain_callback(StandIn("show")).on_chain_start(**start)  # type: ignore[arg-type]
+
+
 # LlamaIndex
 
 
 def run_query(callback: Any, response: Any) -> None:
     callback.on_event_start("query", {"query_str": QUESTION}, event_id="q")
+    STACK.set(["root", "q"])
     callback.on_event_start("retrieve", {"query_str": QUESTION}, event_id="r")
+    callback.on_event_start("synthesize", {}, event_id="s")
+    callback.on_event_start("llm", {}, event_id="l")
+    STACK.set(["root"])
     callback.on_event_end("retrieve", {}, event_id="r")
     callback.on_event_end("query", {"response": response}, event_id="q")
 
@@ -257,6 +286,22 @@ def test_a_query_that_failed_has_no_answer_to_judge(frameworks: None) -> None:
     gate = StandIn()
     run_query(llamaindex_callback(gate), None)  # type: ignore[arg-type]
     assert gate.asked == []
+
+
+@pytest.mark.parametrize("kind", ["llm", "synthesize"])
+def test_a_model_outside_of_a_query_is_refused(frameworks: None, kind: str) -> None:
+    callback = llamaindex_callback(StandIn("show"))  # type: ignore[arg-type]
+    callback.on_event_start("query", {"query_str": QUESTION}, event_id="of another task")
+    with pytest.raises(AnswerWithheld) as refused:
+        callback.on_event_start(kind, {}, event_id="l")
+    assert "ask a query engine" in refused.value.__notes__[0]
+
+
+def test_a_chat_engine_is_refused(frameworks: None) -> None:
+    callback = llamaindex_callback(StandIn("show"))  # type: ignore[arg-type]
+    callback.start_trace("query")
+    with pytest.raises(AnswerWithheld):
+        callback.start_trace("chat")
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 409, 413, 422, 429])

@@ -27,6 +27,8 @@ from tests.ports import free_port
 from tests.serving.gateways.conftest import QUESTION, WITHHELD, counted, registered
 
 STARTS_WITHIN_S = 180
+FRAMEWORKS = ("nemoguardrails", "langchain-core", "llama-index-core", "pydantic-settings")
+"""What an environment of the client's adapters needs; the last is a dependency of this project."""
 Worker = Callable[..., GateService]
 
 
@@ -156,7 +158,7 @@ def test_a_litellm_proxy_shows_and_withholds_plain_and_streamed(
 
 @pytest.mark.soak(twin="test_a_rail_allows_what_is_shown_and_blocks_what_is_withheld")
 def test_nemo_langchain_and_llamaindex_show_and_withhold(tmp_path: Path) -> None:
-    python = environment(tmp_path / "frameworks", "nemoguardrails", "langchain-core", "llama-index-core") / "python"
+    python = environment(tmp_path / "frameworks", *FRAMEWORKS) / "python"
     run = subprocess.run(
         [python, ROOT / "tests" / "serving" / "gateways" / "frameworks.py"],
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},

@@ -1,26 +1,44 @@
 """Callbacks for LangChain and LlamaIndex: the gate decides about an answer when the chain or the query ends.
 
 LangChain's callbacks may watch an answer but not change it: a withheld one is an error, `AnswerWithheld`. LlamaIndex
-hands over the response itself, whose text is replaced. An answer that is streamed has been read when its callback runs.
+hands over the response itself, whose text is replaced.
+
+Where a callback would not see the answer, it refuses by the same error: a model runs outside of a chain or query, or a
+chain begins without its question, as one that streams does, whose answer would have been read when it ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 from uuid import UUID
 
+from abstain.core.codes import Code
 from abstain.core.text import WITHHELD_TEXT
-from abstain.serving.decision import Decision
-from abstain.serving.gateways.client import AsksGate, ask
+from abstain.serving.decision import Decision, no_decision
+from abstain.serving.gateways.client import AsksGate, ask, unavailable
+
+_NO_QUESTION = "none was found where the chain begins: invoke it, since a stream begins without its input"
 
 
 class AnswerWithheld(Exception):
-    """An answer is not to be shown. Its text is what to show in its place; `decision`: why."""
+    """An answer is not to be shown. Its text is what to show in its place; `decision`: why, which is a note to it."""
 
     def __init__(self, text: str, decision: Decision) -> None:
         super().__init__(text)
         self.decision = decision
+        if decision.reason:
+            self.add_note(decision.reason)
+
+
+@dataclass
+class _Chain:
+    """A chain that is running. `runs`: its own, which is the first, and those inside of it."""
+
+    question: str | None
+    runs: list[UUID]
+    contexts: list[str] = field(default_factory=list)
 
 
 def langchain_callback(
@@ -38,49 +56,61 @@ def langchain_callback(
         run_inline = True
 
         def __init__(self) -> None:
-            self._runs: dict[UUID, UUID] = {}
-            """Run -> the outermost run that it belongs to."""
-            self._asked: dict[UUID, tuple[str | None, list[str]]] = {}
+            self._chains: dict[UUID, _Chain] = {}
+            """Run -> the outermost chain that this callback has seen it in."""
 
         def on_chain_start(
             self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **_: Any
         ) -> None:
-            self._follow(run_id, parent_run_id)
-            if parent_run_id is None:
-                self._asked[run_id] = (_of(inputs, question), [])
+            if self._follow(run_id, parent_run_id):
+                return
+            chain = _Chain(_of(inputs, question), [run_id])
+            if not (chain.question or "").strip():  # before anybody reads a part of the answer
+                _require_shown(unavailable(gate, f"{Code.INVALID_ROW}: question: {_NO_QUESTION}"), withheld_text)
+            self._chains[run_id] = chain
 
-        def on_tool_start(
-            self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None, **_: Any
-        ) -> None:
-            self._follow(run_id, parent_run_id)
+        def on_llm_start(self, *_: Any, run_id: UUID, parent_run_id: UUID | None = None, **__: Any) -> None:
+            self._require_chain("model", run_id, parent_run_id)
 
-        def on_retriever_start(
-            self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **_: Any
-        ) -> None:
-            self._follow(run_id, parent_run_id)
+        def on_chat_model_start(self, *_: Any, run_id: UUID, parent_run_id: UUID | None = None, **__: Any) -> None:
+            self._require_chain("model", run_id, parent_run_id)
+
+        def on_tool_start(self, *_: Any, run_id: UUID, parent_run_id: UUID | None = None, **__: Any) -> None:
+            self._require_chain("tool", run_id, parent_run_id)
+
+        def on_retriever_start(self, *_: Any, run_id: UUID, parent_run_id: UUID | None = None, **__: Any) -> None:
+            self._require_chain("retriever", run_id, parent_run_id)
 
         def on_retriever_end(self, documents: Sequence[Any], *, run_id: UUID, **_: Any) -> None:
-            if asked := self._asked.get(self._runs.get(run_id, run_id)):
-                asked[1].extend(document.page_content for document in documents)
+            if chain := self._chains.get(run_id):
+                chain.contexts.extend(document.page_content for document in documents)
 
         def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-            self._forget(run_id)
+            self._end(run_id)
 
         def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
-            if run_id not in self._asked:
-                return
-            asked, contexts = self._asked[run_id]
-            self._forget(run_id)
-            decision = ask(gate, asked, contexts, _of(outputs, answer))
-            if not decision.show:
-                raise AnswerWithheld(withheld_text, decision)
+            if chain := self._end(run_id):
+                _require_shown(ask(gate, chain.question, chain.contexts, _of(outputs, answer)), withheld_text)
 
-        def _follow(self, run_id: UUID, parent: UUID | None) -> None:
-            self._runs[run_id] = self._runs.get(parent, parent) if parent else run_id
+        def _require_chain(self, kind: str, run_id: UUID, parent: UUID | None) -> None:
+            if not self._follow(run_id, parent):
+                _refuse(f"a {kind} runs outside of any chain: give the callback to the chain", withheld_text)
 
-        def _forget(self, root: UUID) -> None:
-            if self._asked.pop(root, None) is not None:
-                self._runs = {run: its_root for run, its_root in self._runs.items() if its_root != root}
+        def _follow(self, run_id: UUID, parent: UUID | None) -> bool:
+            """Whether a run is inside of a chain that this callback has seen."""
+            if chain := self._chains.get(parent) if parent else None:
+                chain.runs.append(run_id)
+                self._chains[run_id] = chain
+            return chain is not None
+
+        def _end(self, run_id: UUID) -> _Chain | None:
+            """The outermost chain that ends with this run, which is forgotten; None where it is no such chain."""
+            chain = self._chains.get(run_id)
+            if chain is None or chain.runs[0] != run_id:
+                return None
+            for run in chain.runs:
+                self._chains.pop(run, None)
+            return chain
 
     return Callback()
 
@@ -88,9 +118,11 @@ def langchain_callback(
 def llamaindex_callback(gate: AsksGate, *, withheld_text: str = WITHHELD_TEXT) -> Any:
     """A `BaseCallbackHandler` for `CallbackManager([...])`: the text of a withheld response is replaced.
 
-    It raises `AnswerWithheld` for a response whose text it cannot replace, such as one that is streamed.
+    It raises `AnswerWithheld` for a response whose text it cannot replace, such as one that is streamed, and where a
+    model, a synthesizer or a chat engine begins outside of a query.
     """
     from llama_index.core.callbacks import CBEventType
+    from llama_index.core.callbacks.base import global_stack_trace
     from llama_index.core.callbacks.base_handler import BaseCallbackHandler
     from llama_index.core.callbacks.schema import EventPayload
 
@@ -104,6 +136,10 @@ def llamaindex_callback(gate: AsksGate, *, withheld_text: str = WITHHELD_TEXT) -
         ) -> str:
             if event_type == CBEventType.QUERY:
                 self._asked[event_id] = str((payload or {}).get(EventPayload.QUERY_STR) or "")
+                return event_id
+            in_query = any(event in self._asked for event in global_stack_trace.get())
+            if event_type in (CBEventType.LLM, CBEventType.SYNTHESIZE) and not in_query:
+                _refuse("a model or synthesizer runs outside of any query: ask a query engine", withheld_text)
             return event_id
 
         def on_event_end(
@@ -124,12 +160,22 @@ def llamaindex_callback(gate: AsksGate, *, withheld_text: str = WITHHELD_TEXT) -
             response.response = withheld_text
 
         def start_trace(self, trace_id: str | None = None) -> None:
-            """Nothing is traced."""
+            if trace_id == "chat":
+                _refuse("a chat engine's answer is in no event: ask a query engine", withheld_text)
 
         def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None:
             """Nothing is traced."""
 
     return Callback()
+
+
+def _require_shown(decision: Decision, withheld_text: str) -> None:
+    if not decision.show:
+        raise AnswerWithheld(withheld_text, decision)
+
+
+def _refuse(cause: str, withheld_text: str) -> NoReturn:
+    raise AnswerWithheld(withheld_text, no_decision("", f"{Code.USAGE}: the gate does not see the answer: {cause}"))
 
 
 def _of(value: Any, key: str) -> str | None:
