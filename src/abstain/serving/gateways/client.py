@@ -5,6 +5,7 @@ This module imports nothing of the base model, so that it costs a chain or a rai
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol
@@ -28,7 +29,8 @@ class HttpGate:
     """A gate server at `url`. Each of `more` (`user`, `product`, `entitlements`, ...) goes with every request.
 
     Contexts are retrieved under `entitlements` where an answer comes without any. `on_unavailable`: what is done where
-    the server cannot be asked; what is done where it could not decide is set on the server.
+    the server cannot be asked; what is done where it could not decide is set on the server. What cannot be sent, or is
+    refused, is withheld in any case, since who asks could bring that about.
     """
 
     def __init__(
@@ -41,15 +43,20 @@ class HttpGate:
         transport: httpx.BaseTransport | None = None,
         **more: Any,
     ) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, transport=transport)
         self.on_unavailable, self._more = on_unavailable, more
 
     def decide(self, question: str, contexts: Sequence[str], answer: str) -> Decision:
         """The server's decision about one answer."""
-        texts = {"question": question, "answer": answer, **({"contexts": list(contexts)} if contexts else {})}
         try:
-            sent = self._client.post("/v1/gate", json={**self._more, **texts})
+            texts = {"question": question, "answer": answer, **({"contexts": list(contexts)} if contexts else {})}
+            # half a surrogate pair, which is no character, becomes a question mark
+            content = json.dumps({**self._more, **texts}, ensure_ascii=False).encode(errors="replace")
+        except (TypeError, ValueError) as error:
+            return no_decision("", f"{Code.INVALID_ROW}: the request cannot be sent ({error}): give texts")
+        try:
+            sent = self._client.post("/v1/gate", content=content)
             if sent.is_client_error:  # the server is there and refuses: nothing that may be shown unseen
                 return no_decision("", _refusal(sent))
             sent.raise_for_status()
@@ -61,7 +68,10 @@ class HttpGate:
 
 
 def ask(gate: AsksGate, question: str | None, contexts: Sequence[str], answer: str | None) -> Decision:
-    """The decision about an answer: `unavailable` where no question, or no answer, was found."""
+    """The decision about an answer: `unavailable` where no question, or no answer, was found, or it is no text."""
+    for name, text in (("question", question), ("answer", answer)):
+        if not isinstance(text, str | None):
+            return no_decision("", f"{Code.INVALID_ROW}: {name}: a {type(text).__name__} is no text: give a str")
     if not (question and question.strip()) or not (answer and answer.strip()):
         absent = "answer" if question and question.strip() else "question"
         return unavailable(gate, f"{Code.INVALID_ROW}: {absent}: none was found")

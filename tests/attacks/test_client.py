@@ -1,0 +1,56 @@
+"""Texts that keep `HttpGate` from asking: none is a way to have an answer shown, whatever `on_unavailable` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from abstain.serving.api.service import GateService
+from abstain.serving.gateways.client import HttpGate, ask
+from tests.attacks.conftest import Count
+from tests.serving.conftest import model, settings  # noqa: F401
+from tests.serving.gateways.conftest import (  # noqa: F401
+    CONTEXTS,
+    QUESTION,
+    answers,
+    connect,
+    gate_folder,
+    make_worker,
+    open_log,
+    through,
+)
+
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
+
+def test_no_text_keeps_the_client_from_asking(
+    make_worker: Callable[..., GateService],  # noqa: F811
+    connect: Callable[..., TestClient],  # noqa: F811
+    answers: tuple[str, str],  # noqa: F811
+    count_attempts: Count,
+) -> None:
+    gate = HttpGate("http://127.0.0.1", on_unavailable="show", transport=through(connect(make_worker())))
+    shown, bad = answers
+    asked: list[tuple[Any, Any, Any]] = [
+        (QUESTION, CONTEXTS, bad),
+        (QUESTION, CONTEXTS, f"{bad} \ud83d"),
+        (f"{QUESTION} \ud83d", CONTEXTS, bad),
+        (QUESTION, [f"{text} \ud83d" for text in CONTEXTS], bad),
+        (QUESTION, CONTEXTS, bad * 2_000),
+        (QUESTION, CONTEXTS, bad * 1_000_000),
+        (QUESTION, [CONTEXTS[0] * 200_000], bad),
+        (QUESTION, CONTEXTS * 501, bad),
+        (QUESTION, CONTEXTS, [bad]),
+        (QUESTION, CONTEXTS, {"text": bad}),
+        (QUESTION, CONTEXTS, bad.encode()),
+        ([QUESTION], CONTEXTS, bad),
+        (QUESTION, [None], bad),
+        (QUESTION, [bad.encode()], bad),
+        (QUESTION, 5, bad),
+    ]
+    assert ask(gate, QUESTION, CONTEXTS, shown).show
+    withheld = [not ask(gate, *texts).show for texts in asked]
+    count_attempts("texts that cannot be sent, or are refused, with on_unavailable=show", len(asked), sum(withheld))
