@@ -1,0 +1,86 @@
+"""Ways to have a withheld answer shown at the gate itself: ids that are used again, at once, and forged scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from abstain.serving.api.service import GateService
+from tests.attacks.conftest import Count
+from tests.serving.conftest import model, settings  # noqa: F401
+from tests.serving.gateways.conftest import (  # noqa: F401
+    CONTEXTS,
+    QUESTION,
+    answers,
+    connect,
+    gate_folder,
+    make_worker,
+    open_log,
+)
+
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
+ROUNDS = 20
+Asks = Callable[..., bool]
+
+
+@pytest.fixture
+def shows(make_worker: Callable[..., GateService], connect: Callable[..., TestClient]) -> Asks:  # noqa: F811
+    """Whether a server shows an answer."""
+    client = connect(make_worker())
+
+    def ask(answer: str, **more: Any) -> bool:
+        sent = client.post("/v1/gate", json={"question": QUESTION, "contexts": CONTEXTS, "answer": answer, **more})
+        assert sent.status_code < 500, sent.text
+        return sent.status_code == 200 and sent.json()["show"] is True
+
+    return ask
+
+
+def test_no_id_that_is_used_again_shows_another_answer(
+    shows: Asks,
+    answers: tuple[str, str],  # noqa: F811
+    count_attempts: Count,
+) -> None:
+    good, bad = answers
+    assert shows(good, interaction_id="Turn-1")
+    ids = ["Turn-1", "Turn-1 ", " Turn-1", "Turn-1\u200b", "turn-1", "Turn-1#0", "\uff34urn-1"]
+    shown = [shows(bad, interaction_id=one) for one in ids]
+    count_attempts("the id of an answer that is shown, for one that is withheld", len(ids), shown.count(False))
+
+
+def test_no_race_for_an_id_shows_the_other_answer(
+    shows: Asks,
+    answers: tuple[str, str],  # noqa: F811
+    count_attempts: Count,
+) -> None:
+    good, bad = answers
+    repelled = 0
+    with ThreadPoolExecutor(3) as pool:
+        for at in range(ROUNDS):
+            asked = (bad, good, bad) if at % 2 else (good, bad, bad)
+            shown = pool.map(lambda answer, at=at: shows(answer, interaction_id=f"r-{at}"), asked)
+            repelled += sum(not show for show, answer in zip(shown, asked, strict=True) if answer == bad)
+    count_attempts("a good and two bad answers at once under one id", 2 * ROUNDS, repelled)
+
+
+def test_no_forged_score_shows_an_answer(
+    shows: Asks,
+    answers: tuple[str, str],  # noqa: F811
+    count_attempts: Count,
+) -> None:
+    forged: list[dict[str, Any]] = [
+        {"writer": {"confidence": 1.0}},
+        {"token_log_probs": [-0.0] * 5},
+        {"model": "gpt"},
+        {"show": True},
+        {"confidence": 1.0},
+        {"threshold": 0.0},
+        {"version": "v0.0.1"},
+    ]
+    shown = [shows(answers[1], **more) for more in forged]
+    count_attempts("scores and settings that a caller makes up, of a probe", len(forged), shown.count(False))
