@@ -128,7 +128,7 @@ def serve(folder: Path) -> None:
     """The server's process. Prints its address and the seconds of CPU until it was ready."""
     settings, serving = load_settings(), load_serve_settings()
     live = LiveGate(OneRelease(folder), lambda bundle: Gate.open(bundle, settings))
-    log = DecisionLog.open(f"sqlite:///{folder / 'log.sqlite'}", redact=lambda row: row, pseudonym=str)
+    log = DecisionLog.open(f"sqlite:///{folder / 'log.sqlite'}", redact=lambda row: row, pseudonym=str, key=b"digests")
     with listen("127.0.0.1", 0) as listening:
         service = GateService(live, log, serving)
         live.refresh()

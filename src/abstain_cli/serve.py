@@ -114,6 +114,7 @@ def _open_log(params: PrivacyParams) -> DecisionLog:
     from abstain.config.settings import decision_log_url, load_settings
     from abstain.data.decision_log.log import DecisionLog
     from abstain.ingest.privacy.policy import Privacy
+    from abstain.ingest.privacy.pseudonyms import log_key
 
     settings, serving = load_settings(), load_serve_settings()
     privacy = Privacy.open(params, settings)
@@ -121,8 +122,10 @@ def _open_log(params: PrivacyParams) -> DecisionLog:
         decision_log_url(settings),
         redact=privacy.redact_row,
         pseudonym=privacy.pseudonym,
+        key=log_key(settings),
         withheld_share=serving.withheld_share,
         keep_days=serving.keep_days,
+        calls_each=serving.caller.calls,
     )
 
 

@@ -190,7 +190,9 @@ def open_doors(
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     monkeypatch.setattr(cli, "_prepare", lambda: None)
     monkeypatch.setattr("tasks.release_bundle.production", lambda: (tmp_path, None))
-    log = DecisionLog.open(f"sqlite:///{tmp_path / 'log.sqlite'}", redact=lambda row: row, pseudonym=str)
+    log = DecisionLog.open(
+        f"sqlite:///{tmp_path / 'log.sqlite'}", redact=lambda row: row, pseudonym=str, key=b"digests"
+    )
     clients = []
 
     def opened(case: Case) -> Doors:

@@ -11,6 +11,7 @@ from abstain.data.decision_log.log import DecisionLog
 from tests.data.builders import interaction
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
+KEY = b"of the digests"
 
 
 def decision(key: str = "i-1", shown: bool = True, **changes: Any) -> LoggedDecision:
@@ -40,7 +41,7 @@ def url_of(folder: Path) -> str:
 
 
 def open_log(url: str, **options: Any) -> DecisionLog:
-    defaults: dict[str, Any] = {"redact": lambda row: row, "pseudonym": pseudonym, "keep_days": 36_500}
+    defaults: dict[str, Any] = {"redact": lambda row: row, "pseudonym": pseudonym, "key": KEY, "keep_days": 36_500}
     return DecisionLog.open(url, **{**defaults, **options})
 
 

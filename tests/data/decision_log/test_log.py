@@ -2,9 +2,9 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,9 +24,12 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision, Shares, decision_row
 from abstain.data.decision_log.log import DecisionLog, LogFull
 from tests.data.builders import feedback, interaction, review
-from tests.data.decision_log.builders import AT, bytes_in, decision, open_log, pseudonym, url_of
+from tests.data.decision_log.builders import AT, KEY, bytes_in, decision, open_log, pseudonym, url_of
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
+
+REDACTED = frozenset({"question", "answer", "comment"})
 
 
 @pytest.fixture
@@ -36,6 +39,13 @@ def log(tmp_path: Path) -> Iterator[DecisionLog]:
     opened.close()
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def code_of(future: Future[Any]) -> Code:
     error = future.exception(timeout=20)
     assert isinstance(error, AbstainError) and "\n" not in str(error)
@@ -43,19 +53,17 @@ def code_of(future: Future[Any]) -> Code:
 
 
 def row_of(**changes: Any) -> dict[str, Any]:
-    return decision_row(decision(**changes), lambda row: row, pseudonym, Shares(0.15, 0.05))
+    return decision_row(decision(**changes), lambda row: row, pseudonym, Shares(0.15, 0.05), KEY)
 
 
-class Held:
-    """A redaction that waits until it is let go: what comes meanwhile has to wait for the thread that writes."""
-
-    def __init__(self) -> None:
-        self.entered, self.go = threading.Event(), threading.Event()
-
-    def __call__(self, row: Any) -> Any:
-        self.entered.set()
-        assert self.go.wait(20)
-        return row
+@contextmanager
+def held(log: DecisionLog) -> Iterator[None]:
+    """Within the block the thread that writes is held up with the decision `first`: what comes has to wait for it."""
+    with log.database.writing():
+        log.record(decision("first"))
+        while not log._queue.empty():
+            time.sleep(0.001)
+        yield
 
 
 def test_what_is_recorded_is_found_with_its_feedback(log: DecisionLog) -> None:
@@ -96,6 +104,24 @@ def test_the_same_request_is_known_and_the_first_decision_stays(log: DecisionLog
     assert queries.count(log.database) == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
 
 
+def test_answers_that_differ_in_what_is_redacted_are_two(tmp_path: Path) -> None:
+    """Redaction makes one text of both, and the decision on one is not that on the other."""
+    log = open_log(
+        url_of(tmp_path),
+        redact=lambda row: row.model_copy(update=dict.fromkeys(REDACTED & row.model_fields_set, "<X>")),
+    )
+    one, other = (decision(interaction=interaction(answer=answer)) for answer in ("Call 1.", "Call 2."))
+    assert [log.record(row).result() for row in (one, one)] == ["recorded", "known"]
+    assert code_of(log.record(other)) is Code.FAILED_CHECK
+    assert [log.feedback("f", feedback(comment="mail a")).result() for _ in range(2)] == ["recorded", "known"]
+    assert code_of(log.feedback("f", feedback(comment="mail b"))) is Code.FAILED_CHECK
+    assert b"Call" not in bytes_in(tmp_path) and b"mail" not in bytes_in(tmp_path)
+    log.close()
+    log = open_log(url_of(tmp_path), key=b"of another home")
+    assert code_of(log.record(one)) is Code.FAILED_CHECK, "without its key nothing is recognised by a digest"
+    log.close()
+
+
 def test_without_texts_the_digest_of_what_was_given_tells_another_request(log: DecisionLog) -> None:
     def states(digest: str) -> LoggedDecision:
         return decision(interaction=None, given_sha256=digest)
@@ -129,19 +155,14 @@ def test_an_unavailable_decision_about_a_known_answer_stays(log: DecisionLog) ->
     assert log.record(decision("i-2")).result() == "known"
 
 
-def test_what_waits_together_is_compared_in_its_order(tmp_path: Path) -> None:
-    held = Held()
-    log = open_log(url_of(tmp_path), redact=held)
-    log.record(decision("first"))
-    assert held.entered.wait(20)
+def test_what_waits_together_is_compared_in_its_order(log: DecisionLog) -> None:
     refused = decision(shown=False, decision="unavailable", interaction=None)
     rows = [refused, decision(), decision(), decision(interaction=interaction(answer="Ten euros.")), refused]
-    futures = [log.record(row) for row in rows]
-    held.go.set()
+    with held(log):
+        futures = [log.record(row) for row in rows]
     assert [futures[at].result() for at in range(3)] == ["recorded", "recorded", "known"]
     assert [code_of(futures[at]) for at in (3, 4)] == [Code.FAILED_CHECK] * 2
     assert queries.count(log.database)["show"] == 2 and queries.count(log.database)["unavailable"] == 0
-    log.close()
 
 
 def test_feedback_is_recorded_once_by_its_id(log: DecisionLog) -> None:
@@ -168,37 +189,29 @@ def test_a_redaction_that_fails_fails_its_row_alone(tmp_path: Path) -> None:
         return row
 
     log = open_log(url_of(tmp_path), redact=redact)
-    first, second = log.record(decision("b")), log.record(decision("a"))
-    assert code_of(first) is Code.NO_PACKAGE and second.result() == "recorded"
+    with pytest.raises(AbstainError, match="no pipeline"):
+        log.record(decision("b"))
+    assert log.record(decision("a")).result() == "recorded"
     log.close()
 
 
-def test_all_that_waits_is_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = []
+def test_all_that_waits_is_one_commit(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits: list[int] = []
     writing = LogDatabase.writing
-    monkeypatch.setattr(LogDatabase, "writing", lambda self: commits.append(1) or writing(self))
-    held = Held()
-    log = open_log(url_of(tmp_path), redact=held)
-    futures = [log.record(decision("first"))]
-    assert held.entered.wait(20)
-    before = len(commits)
-    futures += [log.record(decision(f"i-{at}")) for at in range(50)]
-    held.go.set()
+    with held(log):
+        monkeypatch.setattr(LogDatabase, "writing", lambda self: commits.append(1) or writing(self))
+        futures = [log.record(decision(f"i-{at}")) for at in range(50)]
     assert {future.result() for future in futures} == {"recorded"}
-    assert len(commits) - before == 2 and queries.count(log.database)["show"] == 51
-    log.close()
+    assert len(commits) == 1 and queries.count(log.database)["show"] == 51
 
 
 def test_a_full_queue_is_an_error_at_once_and_later_rows_are_taken(tmp_path: Path) -> None:
-    held = Held()
-    log = open_log(url_of(tmp_path), redact=held, pending=2)
-    futures = [log.record(decision("a"))]
-    assert held.entered.wait(20)
-    futures += [log.record(decision("b")), log.feedback("f", feedback("b"))]
-    with pytest.raises(LogFull, match="2 rows wait for it"):
-        log.record(decision("c"))
-    held.go.set()
-    assert [future.result() for future in futures] == ["recorded"] * 3
+    log = open_log(url_of(tmp_path), pending=2)
+    with held(log):
+        futures = [log.record(decision("b")), log.feedback("f", feedback("b"))]
+        with pytest.raises(LogFull, match="2 rows wait for the decision log"):
+            log.record(decision("c"))
+    assert [future.result() for future in futures] == ["recorded"] * 2
     assert log.record(decision("c")).result() == "recorded"
     log.close()
 
@@ -209,21 +222,19 @@ def test_closing_writes_what_waits_and_refuses_what_comes_later(tmp_path: Path) 
     log.close()
     log.close()
     assert all(future.done() and future.result() == "recorded" for future in futures)
-    with pytest.raises(AbstainError, match="the log is closed"):
+    with pytest.raises(AbstainError, match="log is closed"):
         log.record(decision("late"))
 
 
-def test_who_no_longer_waits_is_not_recorded(tmp_path: Path) -> None:
-    held = Held()
-    log = open_log(url_of(tmp_path), redact=held)
-    log.record(decision("a"))
-    assert held.entered.wait(20)
-    assert log.record(decision("b")).cancel()
-    held.go.set()
-    log.close()
-    log = open_log(url_of(tmp_path))
-    assert queries.find(log.database, "a") and not queries.find(log.database, "b")
-    log.close()
+def test_who_no_longer_waits_is_not_recorded(log: DecisionLog) -> None:
+    with held(log):
+        assert log.record(decision("b")).cancel()
+    late: Future[Any] = Future()
+    assert late.cancel()
+    log.record(decision("c"), late)
+    assert log.record(decision("d")).result() == "recorded"
+    assert queries.find(log.database, "first")
+    assert not queries.find(log.database, "b") and not queries.find(log.database, "c")
 
 
 def test_a_decision_that_is_of_another_interaction_is_a_mistake_of_the_caller(log: DecisionLog) -> None:
@@ -235,40 +246,57 @@ def test_a_decision_that_is_of_another_interaction_is_a_mistake_of_the_caller(lo
 
 
 def test_the_last_contexts_of_a_call_are_recalled_until_they_expire(log: DecisionLog) -> None:
-    assert log.recall("c") is None
+    assert log.recall("ann", "c") is None
     one, two, three = (CallContent(question=text) for text in ("one", "two", "three"))
-    log.remember("c", one, 60)
-    log.remember("c", two, 60)
-    log.remember("d", one, -1).result()
-    assert (log.recall("c"), log.recall("d")) == (two, None)
-    log.remember("c", three, 60).result()
-    assert log.recall("c") == three
+    log.remember("ann", "c", one, 60)
+    log.remember("ann", "c", two, 60)
+    log.remember("ann", "d", one, -1).result()
+    assert (log.recall("ann", "c"), log.recall("ann", "d")) == (two, None)
+    log.remember("ann", "c", three, 60).result()
+    assert log.recall("ann", "c") == three
+
+
+def test_a_call_is_its_owners_alone(log: DecisionLog) -> None:
+    for owner in ("ann", "bob"):
+        log.remember(owner, "c", CallContent(question=owner), 60).result()
+    found = [log.recall(owner, "c") for owner in ("ann", "bob", "cy")]
+    assert [one.question if one else None for one in found] == ["ann", "bob", None]
 
 
 def test_what_is_recalled_is_what_was_remembered_with_the_user_by_pseudonym(log: DecisionLog) -> None:
     contexts = (Context(chunk_id="c1", text="one"), "two")
-    log.remember("c", CallContent(question="Why?", contexts=contexts, user="ann", product="cards"), 60)
-    log.remember("d", CallContent(contexts=("two",)), 60).result()
-    assert log.recall("c") == CallContent(question="Why?", contexts=contexts, user="u-ann", product="cards")
-    assert log.recall("d") == CallContent(contexts=("two",))
+    log.remember("ann", "c", CallContent(question="Why?", contexts=contexts, user="ann", product="cards"), 60)
+    log.remember("ann", "d", CallContent(contexts=("two",)), 60).result()
+    assert log.recall("ann", "c") == CallContent(question="Why?", contexts=contexts, user="u-ann", product="cards")
+    assert log.recall("ann", "d") == CallContent(contexts=("two",))
 
 
 def test_another_process_recalls_what_one_has_registered(tmp_path: Path, log: DecisionLog) -> None:
     other = open_log(url_of(tmp_path))
-    log.remember("c", CallContent(question="one"), 60).result()
-    assert other.recall("c") == CallContent(question="one")
+    log.remember("ann", "c", CallContent(question="one"), 60).result()
+    assert other.recall("ann", "c") == CallContent(question="one")
     other.close()
 
 
-def test_contexts_are_bounded_in_number_and_length(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writes, "CALLS_KEPT", 3)
+def test_contexts_are_bounded_in_number_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner who registers one call again and again, or more than its share, takes the place of nobody else's."""
+    monkeypatch.setattr(writes, "CALLS_KEPT", 5)
     monkeypatch.setattr(module, "CALL_CHARS", 100)
-    for at in range(5):
-        log.remember(f"c-{at}", CallContent(question=str(at)), 60).result()
-    found = [log.recall(f"c-{at}") for at in range(5)]
-    assert [one.question if one else None for one in found] == [None, None, "2", "3", "4"]
+    log = open_log(url_of(tmp_path), calls_each=3)
+
+    def kept(owner: str) -> list[int]:
+        return [at for at in range(5) if log.recall(owner, f"c-{at}")]
+
+    for at in range(2):
+        log.remember("ann", f"c-{at}", CallContent(question="?"), 60)
+    for at in (0, 0, 0, 0, 0, 0, 1, 2, 3, 4):
+        log.remember("eve", f"c-{at}", CallContent(question="?"), 60).result()
+    assert (kept("ann"), kept("eve")) == ([0, 1], [2, 3, 4])
+    log.remember("bob", "c-0", CallContent(question="?"), 60).result()
+    assert (kept("ann"), kept("eve"), kept("bob")) == ([1], [2, 3, 4], [0]), "the oldest of all has gone"
     with pytest.raises(AbstainError, match="characters, 100 allowed"):
-        log.remember("c", CallContent(contexts=("x" * 100,)), 60)
+        log.remember("ann", "c", CallContent(contexts=("x" * 100,)), 60)
+    log.close()
 
 
 # Who is drawn
@@ -277,7 +305,8 @@ def test_contexts_are_bounded_in_number_and_length(log: DecisionLog, monkeypatch
 @given(st.text(min_size=1, max_size=20).filter(str.strip), st.booleans())
 def test_a_larger_share_draws_the_same_and_more(key: str, shown: bool) -> None:
     def drawn(share: float) -> bool:
-        row = decision_row(decision(key, shown, interaction=None), lambda row: row, pseudonym, Shares(share, share))
+        told = decision(key, shown, interaction=None)
+        row = decision_row(told, lambda row: row, pseudonym, Shares(share, share), KEY)
         assert row["share"] == share
         return bool(row["drawn"])
 
@@ -401,7 +430,7 @@ def test_redaction_comes_before_the_disk(tmp_path: Path) -> None:
         log.record(decision(interaction=asked, user="ann@example.org")),
         log.feedback("f-1", feedback(comment=f"my {secret}")),
         log.feedback("f-2", review(ideal_answer=f"it is {secret}")),
-        log.remember("c", CallContent(question=f"Is {secret} mine?", contexts=(f"{secret} is.",)), 60),
+        log.remember("key", "c", CallContent(question=f"Is {secret} mine?", contexts=(f"{secret} is.",)), 60),
     ]
     assert [future.result() for future in futures] == ["recorded"] * 4
     assert (tmp_path / "decisions.sqlite-wal").stat().st_size > 0
@@ -416,7 +445,7 @@ def test_another_layout_is_one_line(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "decisions.sqlite")) as connection, connection:
         connection.execute("UPDATE decision_log SET content = '1' WHERE name = 'version'")
     for opening in (open_log, LogDatabase.existing):
-        with pytest.raises(AbstainError, match="its layout has version 1, this release knows 2") as refused:
+        with pytest.raises(AbstainError, match="its layout has version 1, this release knows 3") as refused:
             opening(url_of(tmp_path))
         assert refused.value.code is Code.OTHER_VERSION and "\n" not in str(refused.value)
 
@@ -451,18 +480,44 @@ def test_while_the_database_is_away_rows_fail_and_later_ones_are_written(
         other.execute("BEGIN EXCLUSIVE")
         away = [log.record(decision("a")), log.feedback("f", feedback("a"))]
         assert [code_of(future) for future in away] == [Code.NO_SERVICE] * 2
+        assert log.trouble == str(away[0].exception().coded)
         other.execute("ROLLBACK")
         other.execute("PRAGMA locking_mode=NORMAL")
         other.execute("SELECT count(*) FROM decision_log").fetchone()
-    assert log.record(decision("a")).result() == "recorded"
+    assert log.record(decision("a")).result() == "recorded" and log.trouble is None
     assert queries.count(log.database) == {"show": 2, "abstain": 0, "unavailable": 0, "feedback": 0}
 
 
-def test_a_file_that_was_removed_is_made_anew(tmp_path: Path, log: DecisionLog) -> None:
+def test_a_log_that_takes_no_rows_is_noticed_before_one_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Callers learn no place; the server's log has it."""
+    monkeypatch.setattr(module, "CHECK_EVERY_S", 0.02)
+    log = open_log(url_of(tmp_path))
+    file = tmp_path / "decisions.sqlite"
+    for name in ("decisions.sqlite-wal", "decisions.sqlite-shm", "decisions.sqlite"):
+        (tmp_path / name).unlink(missing_ok=True)
+    file.write_bytes(b"junk" * 5000)
+    wait_until(lambda: log.trouble is not None)
+    with pytest.raises(AbstainError) as refused:
+        queries.find(log.database, "i-1")
+    for told in (log.trouble, str(refused.value)):
+        assert "see the server's log" in (told or "") and str(tmp_path) not in (told or "")
+    assert f"decision log {file}: file is not a database" in caplog.text
+    file.unlink()
+    wait_until(lambda: log.trouble is None)
+    assert log.record(decision()).result() == "recorded"
+    log.close()
+
+
+def test_a_file_that_was_removed_is_made_anew(
+    tmp_path: Path, log: DecisionLog, caplog: pytest.LogCaptureFixture
+) -> None:
     log.record(decision("a")).result()
     for file in tmp_path.iterdir():
         file.unlink()
     assert log.record(decision("b")).result() == "recorded"
+    assert log.database.replaced == 1 and "the file was removed or replaced" in caplog.text
     other = open_log(url_of(tmp_path))
     assert queries.find(other.database, "b") and not queries.find(other.database, "a")
     other.close()

@@ -45,9 +45,9 @@ def test_postgres_what_is_recorded_is_found_given_to_ingest_and_erased(url: str,
     assert log.record(decision("b", shown=False, took_ms=5.0)).result() == "recorded"
     assert log.feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "recorded"
     assert log.feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "known"
-    log.remember("c", CallContent(question="one"), 60)
-    log.remember("c", CallContent(question="two"), 60).result()
-    assert log.recall("c") == CallContent(question="two")
+    log.remember("key", "c", CallContent(question="one"), 60)
+    log.remember("key", "c", CallContent(question="two"), 60).result()
+    assert log.recall("key", "c") == CallContent(question="two")
     (step,) = queries.over_time(log.database, AT, AT + timedelta(hours=1), timedelta(minutes=5))
     assert (step.start, step.show, step.abstain, step.p50_ms, step.p99_ms) == (AT, 1, 1, 3.0, 5.0)
     assert [row.interaction_id for row in queries.newest_withheld(log.database, 5)] == ["b"]

@@ -64,7 +64,10 @@ def releases(tmp_path: Path) -> MadeUpReleases:
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[DecisionLog]:
     opened = DecisionLog.open(
-        f"sqlite:///{tmp_path / 'log.sqlite'}", redact=lambda row: row, pseudonym=lambda name: f"u-{name}"
+        f"sqlite:///{tmp_path / 'log.sqlite'}",
+        redact=lambda row: row,
+        pseudonym=lambda name: f"u-{name}",
+        key=b"digests",
     )
     yield opened
     opened.close()

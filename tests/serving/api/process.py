@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     settings, serving = load_settings(), load_serve_settings()
     live = LiveGate(FolderReleases(folder), lambda bundle: Gate.open(bundle, settings))
     log = DecisionLog.open(
-        f"sqlite:///{folder / 'log.sqlite'}", redact=lambda row: row, pseudonym=lambda name: f"u-{name}"
+        f"sqlite:///{folder / 'log.sqlite'}", redact=lambda row: row, pseudonym=lambda name: f"u-{name}", key=b"digests"
     )
     with listen("127.0.0.1", 0) as listening:
         service = GateService(live, log, serving)

@@ -63,15 +63,18 @@ def test_a_key_for_thumbs_gives_no_review(guarded: TestClient, file: Path) -> No
     review_key, review_line = make_key("ann", ["review"])
     file.write_text(f"{file.read_text()}\n{feedback_line}\n{review_line}\n")
     thumb = {"feedback_id": "f-1", "interaction_id": "i-1", "thumb": "up"}
-    review = {"feedback_id": "f-2", "interaction_id": "i-1", "reviewer": "eve"}
+    review = {"feedback_id": "f-2", "interaction_id": "i-1"}
     review |= {"complete": True, "correct": True, "truthful": True}
     replies = [
         guarded.post("/v1/feedback", json=body, headers=bearer(key)).status_code
         for body, key in ((thumb, feedback_key), (review, feedback_key), (thumb, review_key), (review, review_key))
     ]
     assert replies == [200, 403, 403, 200]
-    again = guarded.post("/v1/feedback", json={**review, "reviewer": "ann"}, headers=bearer(review_key))
-    assert again.json()["outcome"] == "known", "the reviewer is the key's name, whatever the request says"
+    named = {name: {**review, "reviewer": name} for name in ("ann", "eve")}
+    again = guarded.post("/v1/feedback", json=named["ann"], headers=bearer(review_key))
+    assert again.json()["outcome"] == "known", "the reviewer is the key's name"
+    other = guarded.post("/v1/feedback", json=named["eve"], headers=bearer(review_key))
+    assert other.status_code == 403 and other.json()["detail"].startswith("reviewer: with the key ann it is ann")
 
 
 def test_two_keys_are_valid_while_one_replaces_the_other(guarded: TestClient, file: Path, asker: str) -> None:

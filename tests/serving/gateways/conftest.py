@@ -57,7 +57,7 @@ def open_log(tmp_path: Path) -> Iterator[Callable[[], DecisionLog]]:
 
     def make() -> DecisionLog:
         url = f"sqlite:///{tmp_path / 'log.sqlite'}"
-        opened.append(DecisionLog.open(url, redact=lambda row: row, pseudonym=lambda name: f"u-{name}"))
+        opened.append(DecisionLog.open(url, redact=lambda row: row, pseudonym=lambda name: f"u-{name}", key=b"digests"))
         return opened[-1]
 
     yield make

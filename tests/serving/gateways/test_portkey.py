@@ -232,6 +232,6 @@ def test_a_log_that_takes_too_long_is_no_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = connect(hurried)
-    monkeypatch.setattr(hurried.log, "recall", lambda _: stuck.wait(30))
+    monkeypatch.setattr(hurried.log, "recall", lambda *_: stuck.wait(30))
     assert verdict(client, after(recorded, answers[0]))["verdict"] is False
     stuck.set()

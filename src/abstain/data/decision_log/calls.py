@@ -23,7 +23,7 @@ class CallContent(Row):
 
 
 def call_row(
-    call_id: str, content: CallContent, ttl_s: float, redact: Redact, pseudonym: Callable[[str], str]
+    owner: str, call_id: str, content: CallContent, ttl_s: float, redact: Redact, pseudonym: Callable[[str], str]
 ) -> dict[str, Any]:
     """`content` as a row of `CALLS`, to be forgotten after `ttl_s` seconds: texts redacted, the user by pseudonym."""
     now = datetime.now(UTC)
@@ -50,6 +50,7 @@ def call_row(
         product=content.product,
     )
     return {
+        "owner": owner,
         "call_id": call_id,
         "user": user,
         "content": kept.canonical(),

@@ -12,6 +12,7 @@ Notes:
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from abstain.data.decision_log.schema import VERSION, make_tables, version_of
 WAIT_S = 10
 """Seconds that a writer waits for another one, and that a server may take to answer."""
 
+_log = logging.getLogger("abstain.serve")
 _FILE = "sqlite:///"
 _LOCK = 0x61627374_6C6F67  # "abstlog"
 _OF_ONE_ROW = (exc.DataError, exc.IntegrityError, exc.InterfaceError)
@@ -44,6 +46,10 @@ class LogDatabase:
     """One database; `open` makes its tables.
 
     All methods may be called by several threads.
+
+    Attributes:
+        is_served: whether errors reach callers of a server: then their place and cause are in the server's log alone.
+        replaced: how often the file was removed or replaced while this process had it open.
     """
 
     def __init__(self, url: str) -> None:
@@ -54,6 +60,7 @@ class LogDatabase:
         self._secret = parsed.password
         self._engine = self._connect(parsed)
         self._inode: tuple[int, int] | None = None
+        self.is_served, self.replaced = False, 0
 
     @classmethod
     def open(cls, url: str) -> LogDatabase:
@@ -90,8 +97,14 @@ class LogDatabase:
         Raises `AbstainError` where the database is away; errors of one row's values as they come.
         """
         if self._file is not None and self._inode != _inode(self._file):
-            self.close()  # the file was removed or replaced: what is written into it now, nobody would find
+            self.close()  # what is written into the old file now, nobody would find
             self._prepare()
+            self.replaced += 1
+            _log.warning(
+                "decision log %s: the file was removed or replaced, and the ids and the history before are unknown: if "
+                "you have the old one, stop the server, put it back and start again",
+                self._shown,
+            )
         with self._transaction(is_writer=True) as connection:
             yield connection
 
@@ -115,7 +128,12 @@ class LogDatabase:
         """The one-line error about this database, without its password."""
         message = " ".join(str(problem).split())
         shown = message.replace(self._secret, "***") if self._secret else message
-        return AbstainError(code, f"decision log {self._shown}: {shown}")
+        if not self.is_served:
+            return AbstainError(code, f"decision log {self._shown}: {shown}")
+        _log.warning("decision log %s: %s", self._shown, shown)
+        return AbstainError(
+            Code.NO_SERVICE, "the decision log cannot be used now: see the server's log, and send it again later"
+        )
 
     def _prepare(self) -> None:
         if self._file is not None:

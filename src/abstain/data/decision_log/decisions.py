@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -91,9 +91,12 @@ _FIGURES = (
 
 
 def decision_row(
-    decision: LoggedDecision, redact: Redact, pseudonym: Callable[[str], str], shares: Shares
+    decision: LoggedDecision, redact: Redact, pseudonym: Callable[[str], str], shares: Shares, key: bytes
 ) -> dict[str, Any]:
-    """`decision` as a row of `DECISIONS`: its texts redacted, its user by pseudonym."""
+    """`decision` as a row of `DECISIONS`: its texts redacted, its user by pseudonym.
+
+    Its digest by `key` is that of its texts as they came: two answers may differ in what redaction takes out.
+    """
     content = None
     asked = f"given {decision.given_sha256}" if decision.given_sha256 else None
     if decision.interaction is not None:
@@ -101,10 +104,9 @@ def decision_row(
         gate = (
             {"decision": "shown", "propensity": 1.0} if decision.shown else {"decision": "withheld", "propensity": None}
         )
-        interaction = redact(decision.interaction.model_copy(update=gate))
-        content = interaction.canonical()
+        content = redact(decision.interaction.model_copy(update=gate)).canonical()
         # A request that is repeated may be decided differently, and get another time where it gives none.
-        asked = interaction.model_copy(update={"decision": None, "propensity": None}).model_dump_json(
+        asked = decision.interaction.model_copy(update={"decision": None, "propensity": None}).model_dump_json(
             exclude={"asked_at"}
         )
     share = shares.shown if decision.shown else shares.withheld
@@ -116,11 +118,11 @@ def decision_row(
         "drawn": uniform(0, f"decision log/{decision.interaction_id}") < share,
         "texts": "none" if content is None else "kept",
         "content": content,
-        "digest": _digest(asked) if asked else None,
+        "digest": _digest(key, asked) if asked else None,
     }
 
 
-def feedback_row(feedback_id: str, row: Feedback | Review, redact: Redact, now: datetime) -> dict[str, Any]:
+def feedback_row(feedback_id: str, row: Feedback | Review, redact: Redact, key: bytes, now: datetime) -> dict[str, Any]:
     """`row`, redacted, as a row of `FEEDBACK`; a review without an inclusion probability, since it was not drawn.
 
     Raises:
@@ -132,14 +134,19 @@ def feedback_row(feedback_id: str, row: Feedback | Review, redact: Redact, now: 
         )
     if isinstance(row, Review):
         row = row.model_copy(update={"inclusion_probability": None})
-    return {"feedback_id": feedback_id, **reply_row(redact(row), now)}
+    return {"feedback_id": feedback_id, **reply_row(redact(row), reply_digest(row, key), now)}
 
 
-def reply_row(row: Feedback | Review, now: datetime) -> dict[str, Any]:
-    """A redacted thumb or review as a row of `FEEDBACK` without its id.
+def reply_digest(row: Feedback | Review, key: bytes) -> str:
+    """What recognises a thumb or a review as it came.
 
-    What recognises it leaves out its moment, which a caller need not give, and how it was drawn.
+    It leaves out its moment, which a caller need not give, and how it was drawn.
     """
+    return _digest(key, row.model_dump_json(exclude={"given_at", "reviewed_at", "inclusion_probability"}))
+
+
+def reply_row(row: Feedback | Review, digest: str | None, now: datetime) -> dict[str, Any]:
+    """A redacted thumb or review as a row of `FEEDBACK` without its id."""
     return {
         "interaction_id": row.interaction_id,
         "recorded_at": microseconds(now),
@@ -147,7 +154,7 @@ def reply_row(row: Feedback | Review, now: datetime) -> dict[str, Any]:
         "user": row.user if isinstance(row, Feedback) else None,
         "texts": "kept",
         "content": row.canonical(),
-        "digest": _digest(row.model_dump_json(exclude={"given_at", "reviewed_at", "inclusion_probability"})),
+        "digest": digest,
     }
 
 
@@ -171,5 +178,5 @@ def read_feedback(kind: str, content: str) -> Feedback | Review:
     return (Feedback if kind == "thumb" else Review).model_validate_json(content)
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(key: bytes, text: str) -> str:
+    return hmac.digest(key, text.encode(), "sha256").hex()

@@ -1,8 +1,7 @@
 """Texts that leave the log: because their days are over, or because a user's erasure was requested.
 
-Ids, figures and versions stay. The user's pseudonym goes, too. The digest by which a row that is sent again is compared
-stays where its days are over, so that another answer under its id is still seen to be another. On an erasure it goes:
-by it a guessed text could be confirmed. No decision is taken under that id from then on.
+Ids, figures and versions stay. The user's pseudonym goes, too, and the digest by which a row that is sent again is
+compared: with the key a guessed text could be confirmed by it. No decision is taken under that id from then on.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, case, delete, func, or_, select, update
+from sqlalchemy import Connection, case, delete, func, null, or_, select, update
 
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import CALLS, DECISIONS, ERASED, FEEDBACK, QUEUE, SHADOWS
@@ -95,9 +94,13 @@ def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
     with database.writing() as connection:
         for table, moment in ((DECISIONS, DECISIONS.c.decided_at), (FEEDBACK, FEEDBACK.c.recorded_at)):
             has_some = or_(table.c.content.is_not(None), table.c.user.is_not(None))
-            texts = case((table.c.texts == "kept", "expired"), else_=table.c.texts)
-            expired = update(table).where(moment < oldest, has_some).values(**_GONE, texts=texts)
-            count += connection.execute(expired).rowcount
+            had_texts = table.c.texts == "kept"
+            values = {
+                **_GONE,
+                "texts": case((had_texts, "expired"), else_=table.c.texts),
+                "digest": case((had_texts, null()), else_=table.c.digest),
+            }
+            count += connection.execute(update(table).where(moment < oldest, has_some).values(values)).rowcount
         count += connection.execute(delete(SHADOWS).where(SHADOWS.c.decided_at < oldest)).rowcount
         count += connection.execute(delete(QUEUE).where(QUEUE.c.drawn_at < oldest)).rowcount
         over = connection.execute(delete(CALLS).where(CALLS.c.expires_at <= microseconds(now))).rowcount

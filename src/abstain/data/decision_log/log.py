@@ -4,8 +4,10 @@ Notes:
 
 * A row is acknowledged when its future is done, which is after the commit: an acknowledged row survives the death of
   the process. A row that was not acknowledged may be there or not; sent again, it is known by its id.
-* Rows are redacted by the thread that writes, before any of them touches the disk.
+* A row is redacted by the thread that brings it, before it waits for the one that writes: a text that takes long to
+  redact delays nobody's row.
 * Requests bring rows faster than a failing disk takes them: the queue is bounded, and a full one is an error at once.
+* Where nothing comes, a mark is written now and then, so that a log that takes no rows is known before one comes.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Table, select
+from sqlalchemy import Connection, Table, select, update
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, Review
@@ -36,18 +38,24 @@ from abstain.data.decision_log.decisions import (
     Shares,
     decision_row,
     feedback_row,
+    reply_digest,
     reply_row,
     shadow_row,
 )
-from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, QUEUE, SHADOWS
+from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, PROPERTIES, QUEUE, SHADOWS
 from abstain.data.decision_log.writes import write
 from abstain.data.store.record_keys import microseconds
 
 BATCH = 1000
 """The most rows of one commit: other processes wait for it."""
 PURGE_EVERY_S = 3600
+CHECK_EVERY_S = 10
+"""How often it is tried whether rows can be written, where none come."""
 CALL_CHARS = 1 << 20
 """The longest content of one."""
+
+
+Answer = Future[Recorded] | None
 
 
 class LogFull(AbstainError):
@@ -56,30 +64,37 @@ class LogFull(AbstainError):
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A row on its way: `make` gives it as the `table` has it, by the thread that writes."""
+    """A row on its way, as the `table` has it."""
 
     table: Table
-    make: Callable[[], dict[str, Any]]
-    future: Future[Any] = field(default_factory=Future)
-
-
-_Made = tuple[_Waiting, dict[str, Any]]
+    row: dict[str, Any]
+    future: Future[Any]
 
 
 class DecisionLog:
-    """A log that a server writes into. Any thread may call its methods; those that ask wait for the database."""
+    """A log that a server writes into. Any thread may call its methods; those that ask wait for the database.
+
+    Methods that bring a row redact it, and then it waits to be written. They may be given the future that they return:
+    a row whose future is cancelled before it is written is not recorded.
+
+    `trouble`: why the last rows could not be written; None where they could.
+    """
 
     def __init__(
         self,
         database: LogDatabase,
         redact: Redact,
         pseudonym: Callable[[str], str],
+        key: bytes,
         shares: Shares,
         keep_days: float,
+        calls_each: int,
         pending: int,
     ) -> None:
-        self.database, self._redact, self._pseudonym = database, redact, pseudonym
-        self._shares, self._keep_days = shares, keep_days
+        self.database, self._redact, self._pseudonym, self._key = database, redact, pseudonym, key
+        self._shares, self._keep_days, self._calls_each = shares, keep_days, calls_each
+        self.trouble: str | None = None
+        database.is_served = True
         self._queue: queue.Queue[_Waiting | None] = queue.Queue(pending)
         self._lock, self._is_closed = threading.Lock(), False
         self._thread = threading.Thread(target=self._run, name="decision log", daemon=True)
@@ -92,26 +107,30 @@ class DecisionLog:
         *,
         redact: Redact,
         pseudonym: Callable[[str], str],
+        key: bytes,
         withheld_share: float = 0.15,
         shown_share: float = 0.05,
         keep_days: float = 90,
+        calls_each: int = 2500,
         pending: int = 4096,
     ) -> DecisionLog:
         """The log at `url`, made where there is none: `sqlite:///` and a path, or postgresql://...
 
         Args:
-            redact: a row as it may be stored, its people by pseudonym; called by one thread.
+            redact: a row as it may be stored, its people by pseudonym; called by several threads.
+            key: of the digests by which a row that comes again is recognised, the same in all processes.
             withheld_share: with which probability a withheld answer is drawn for the data, feedback or not.
             shown_share: the same of a shown one.
             keep_days: how long texts are kept.
+            calls_each: how many calls of one owner are remembered.
             pending: how many rows may wait.
 
         Raises `AbstainError` where the database cannot be made or reached, or has a layout of another release.
         """
         shares = Shares(withheld_share, shown_share)
-        return cls(LogDatabase.open(url), redact, pseudonym, shares, keep_days, pending)
+        return cls(LogDatabase.open(url), redact, pseudonym, key, shares, keep_days, calls_each, pending)
 
-    def record(self, decision: LoggedDecision) -> Future[Recorded]:
+    def record(self, decision: LoggedDecision, answer: Answer = None) -> Future[Recorded]:
         """Record a decision; `known` where the same request was decided before: that decision stays.
 
         It takes the place of an `unavailable` one under its id of which neither texts nor anything else is known.
@@ -122,36 +141,40 @@ class DecisionLog:
         """
         if decision.interaction is not None and decision.interaction.interaction_id != decision.interaction_id:
             raise ValueError("the interaction of a decision has its id")
-        return self._put(DECISIONS, lambda: decision_row(decision, self._redact, self._pseudonym, self._shares))
+        row = decision_row(decision, self._redact, self._pseudonym, self._shares, self._key)
+        return self._put(DECISIONS, row, answer)
 
-    def feedback(self, feedback_id: str, row: Feedback | Review) -> Future[Recorded]:
+    def feedback(self, feedback_id: str, row: Feedback | Review, answer: Answer = None) -> Future[Recorded]:
         """Record a thumb or a review once by its id; `known` where the same was recorded before.
 
         The future raises `AbstainError` where this id has another content, and where the database is away. Raises
-        `LogFull` where too many rows wait.
+        `AbstainError` for an id that the log itself gives, and `LogFull` where too many rows wait.
         """
-        return self._put(FEEDBACK, lambda: feedback_row(feedback_id, row, self._redact, datetime.now(UTC)))
+        return self._put(FEEDBACK, feedback_row(feedback_id, row, self._redact, self._key, datetime.now(UTC)), answer)
 
-    def review(self, row: Review) -> Future[Recorded]:
+    def review(self, row: Review, answer: Answer = None) -> Future[Recorded]:
         """Record a review that was given on the page, with the probability that its answer has in the queue; `known`
         where it is its reviewer's last one of this answer.
 
         The future raises `AbstainError` where the answer is neither in the queue nor in the log, and where the database
         is away. Raises `LogFull` where too many rows wait.
         """
-        return self._put(QUEUE, lambda: reply_row(self._redact(row), datetime.now(UTC)))
+        digest = reply_digest(row, self._key)
+        return self._put(QUEUE, reply_row(self._redact(row), digest, datetime.now(UTC)), answer)
 
     def shadow(self, decision: ShadowDecision) -> Future[Recorded]:
         """Record what a candidate would have decided, once for each answer; not about one whose texts were erased.
 
         The future raises `AbstainError` where the database is away. Raises `LogFull` where too many rows wait.
         """
-        return self._put(SHADOWS, lambda: shadow_row(decision))
+        return self._put(SHADOWS, shadow_row(decision))
 
-    def remember(self, call_id: str, content: CallContent, ttl_s: float) -> Future[Recorded]:
+    def remember(
+        self, owner: str, call_id: str, content: CallContent, ttl_s: float, answer: Answer = None
+    ) -> Future[Recorded]:
         """Remember what the answer of a call will rest on, for `ttl_s` seconds; the last content of a call counts.
 
-        Of a user who was erased with what they asked, nothing is remembered.
+        Calls with one id of two owners are two. Of a user who was erased with what they asked, nothing is remembered.
 
         Raises `AbstainError` for a content of more than `CALL_CHARS`, and `LogFull` where too many rows wait.
         """
@@ -160,12 +183,12 @@ class DecisionLog:
                 Code.TOO_LARGE,
                 f"the contexts of a call have {length:,} characters, {CALL_CHARS:,} allowed: send less",
             )
-        return self._put(CALLS, lambda: call_row(call_id, content, ttl_s, self._redact, self._pseudonym))
+        return self._put(CALLS, call_row(owner, call_id, content, ttl_s, self._redact, self._pseudonym), answer)
 
-    def recall(self, call_id: str) -> CallContent | None:
-        """What is remembered of a call, redacted; None where nothing is, or no more."""
-        now = microseconds(datetime.now(UTC))
-        known = select(CALLS.c.content).where(CALLS.c.call_id == call_id, CALLS.c.expires_at > now)
+    def recall(self, owner: str, call_id: str) -> CallContent | None:
+        """What is remembered of a call of `owner`, redacted; None where nothing is, or no more."""
+        now, own = microseconds(datetime.now(UTC)), CALLS.c
+        known = select(own.content).where(own.owner == owner, own.call_id == call_id, own.expires_at > now)
         with self.database.reading() as connection:
             content: str | None = connection.scalar(known)
         return CallContent.model_validate_json(content) if content else None
@@ -188,16 +211,16 @@ class DecisionLog:
             self._thread.join()
             self.database.close()
 
-    def _put(self, table: Table, make: Callable[[], dict[str, Any]]) -> Future[Any]:
-        waiting = _Waiting(table, make)
+    def _put(self, table: Table, row: dict[str, Any], answer: Answer = None) -> Future[Any]:
+        waiting = _Waiting(table, row, answer or Future())
         with self._lock:  # nothing comes behind the mark of the end
             if self._is_closed:
-                raise self.database.error("the log is closed: the server is shutting down")
+                raise AbstainError(Code.NO_SERVICE, "the decision log is closed: the server is shutting down")
             try:
                 self._queue.put_nowait(waiting)
             except queue.Full:
-                full = f"{self._queue.maxsize:,} rows wait for it: send fewer requests, or see why it is slow"
-                raise LogFull(Code.BUSY, self.database.error(full).message) from None
+                most = f"{self._queue.maxsize:,} rows wait for the decision log"
+                raise LogFull(Code.BUSY, f"{most}: send fewer requests, or see why it is slow") from None
         return waiting.future
 
     # The thread that writes
@@ -206,8 +229,11 @@ class DecisionLog:
         next_purge = time.monotonic()
         is_open = True
         while is_open:
-            batch, is_open = self._take(max(0.0, next_purge - time.monotonic()))
-            self._commit([waiting for waiting in batch if waiting.future.set_running_or_notify_cancel()])
+            batch, is_open = self._take(min(CHECK_EVERY_S, max(0.0, next_purge - time.monotonic())))
+            if rows := [waiting for waiting in batch if waiting.future.set_running_or_notify_cancel()]:
+                self._write_all(rows)
+            elif is_open and not batch:
+                self._check()
             if time.monotonic() >= next_purge:
                 next_purge = time.monotonic() + PURGE_EVERY_S
                 with suppress(AbstainError):  # the database is away: what is due now is due then
@@ -224,35 +250,42 @@ class DecisionLog:
                 batch.append(waiting)
         return batch, True
 
-    def _commit(self, batch: Sequence[_Waiting]) -> None:
-        made: list[_Made] = []
-        for waiting in batch:
-            try:
-                made.append((waiting, waiting.make()))
-            except Exception as error:  # of one row, whatever it is: the others are written
-                waiting.future.set_exception(error)
-        if made:
-            self._write_all(made)
-
-    def _write_all(self, made: Sequence[_Made]) -> None:
+    def _write_all(self, batch: Sequence[_Waiting]) -> None:
         """Write the rows in one commit; then each future is done. A row that the database refuses fails alone."""
         try:
-            with self.database.writing() as connection:
-                outcomes = write(connection, [(waiting.table, row) for waiting, row in made])
+            with self._writing() as connection:
+                outcomes = write(connection, [(waiting.table, waiting.row) for waiting in batch], self._calls_each)
         except AbstainError as error:
-            for waiting, _ in made:
+            for waiting in batch:
                 waiting.future.set_exception(AbstainError(error.code, error.message))
         except Exception as error:
-            if len(made) > 1:
-                for one in made:
+            if len(batch) > 1:
+                for one in batch:
                     self._write_all([one])
             else:
-                cause = getattr(error, "orig", error)
-                problem = f"refuses a row ({cause}): correct its ids and texts"
-                made[0][0].future.set_exception(self.database.error(problem, Code.INVALID_ROW))
+                cause = " ".join(str(getattr(error, "orig", error)).split())
+                problem = f"the decision log refuses a row ({cause}): correct its ids and texts"
+                batch[0].future.set_exception(AbstainError(Code.INVALID_ROW, problem))
         else:
-            for (waiting, _), outcome in zip(made, outcomes, strict=True):
+            for waiting, outcome in zip(batch, outcomes, strict=True):
                 if isinstance(outcome, AbstainError):
                     waiting.future.set_exception(outcome)
                 else:
                     waiting.future.set_result(outcome)
+
+    def _check(self) -> None:
+        """Write a mark, and so learn whether rows can be written."""
+        mark = update(PROPERTIES).where(PROPERTIES.c.name == "checked").values(content=datetime.now(UTC).isoformat())
+        with suppress(AbstainError), self._writing() as connection:
+            connection.execute(mark)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A transaction of the database, which tells whether there is trouble with it."""
+        try:
+            with self.database.writing() as connection:
+                yield connection
+        except AbstainError as error:
+            self.trouble = error.coded
+            raise
+        self.trouble = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -67,7 +67,7 @@ def fill(database: LogDatabase, answers: Sequence[DrawnAnswer], moved: Sequence[
     if not database.is_file and (refused := [key for key in weights if "\0" in key]):
         key = repr(one_line(refused[0]))
         problem = f"PostgreSQL holds no NUL, as in the id {key}: leave out --queue, and have it reviewed in a workbook"
-        raise database.error(problem, Code.INVALID_ROW)
+        raise AbstainError(Code.INVALID_ROW, f"decision log: {problem}")
     with database.writing() as connection:
         held = {row.interaction_id: row._asdict() for row in connection.execute(select(QUEUE).where(_is_held(now)))}
         last = _last_reviews(connection, weights)
@@ -87,23 +87,21 @@ def fill(database: LogDatabase, answers: Sequence[DrawnAnswer], moved: Sequence[
         connection.execute(delete(QUEUE))
         if rows:
             connection.execute(QUEUE.insert(), rows)
-        outdated = [
+        outdated: dict[Review, str | None] = {
             review.model_copy(
                 update={
                     "inclusion_probability": weights[key],
                     "reviewed_at": review.reviewed_at + timedelta(microseconds=1),
                 }
-            )
+            ): digest
             for key, by_reviewer in last.items()
-            for review in by_reviewer.values()
+            for review, digest in by_reviewer.values()
             if review.inclusion_probability != weights[key]
-        ]
-        outdated += [
-            review
-            for review in moved
-            if (known := last.get(review.interaction_id, {}).get(review.reviewer)) is None
-            or known.reviewed_at < review.reviewed_at
-        ]
+        }
+        for review in moved:
+            known = last.get(review.interaction_id, {}).get(review.reviewer)
+            if known is None or known[0].reviewed_at < review.reviewed_at:
+                outdated[review] = None  # of what it was before redaction nothing is known
         _write_again(connection, outdated, now)
     database.overwrite_removed()
     return sum(not row["is_reviewed"] for row in rows)
@@ -186,26 +184,26 @@ def _last_probability(connection: Connection, interaction_id: str) -> float | No
     return Review.model_validate_json(content).inclusion_probability if content else None
 
 
-def _write_again(connection: Connection, reviews: Iterable[Review], now: datetime) -> None:
-    """Write reviews as they are, each once: the same one may be known to the log and to data/."""
-    for review in reviews:
-        row = reply_row(review, now)
+def _write_again(connection: Connection, reviews: Mapping[Review, str | None], now: datetime) -> None:
+    """Write reviews as they are, with their digests, each once: the same one may be known to the log and to data/."""
+    for review, digest in reviews.items():
+        row = reply_row(review, digest, now)
         mark = hashlib.sha256(review.canonical().encode()).hexdigest()[:16]
         row["feedback_id"] = f"{_id_prefix(review, is_drawn=True)}{mark}"
         if connection.scalar(select(FEEDBACK.c.seq).where(FEEDBACK.c.feedback_id == row["feedback_id"])) is None:
             connection.execute(FEEDBACK.insert(), [{**row, "content": review.canonical()}])
 
 
-def _last_reviews(connection: Connection, ids: Collection[str]) -> dict[str, dict[str, Review]]:
-    """The last review that each reviewer gave in the queue of those of `ids` that have one."""
-    rows = select(FEEDBACK.c.interaction_id, FEEDBACK.c.content).where(_is_review(_DRAWN)).order_by(FEEDBACK.c.seq)
-    last: dict[str, dict[str, Review]] = {}
-    for key, content in connection.execute(rows):
+def _last_reviews(connection: Connection, ids: Collection[str]) -> dict[str, dict[str, tuple[Review, str | None]]]:
+    """The last review that each reviewer gave in the queue of those of `ids` that have one, and its digest."""
+    columns = (FEEDBACK.c.interaction_id, FEEDBACK.c.content, FEEDBACK.c.digest)
+    last: dict[str, dict[str, tuple[Review, str | None]]] = {}
+    for key, content, digest in connection.execute(select(*columns).where(_is_review(_DRAWN)).order_by(FEEDBACK.c.seq)):
         if key in ids:
             own = last.setdefault(key, {})
             if content is not None:
                 review = Review.model_validate_json(content)
-                own[review.reviewer] = review
+                own[review.reviewer] = review, digest
     return last
 
 

@@ -5,7 +5,8 @@ Notes:
 * `seq` rises in the order of commits, because writers take turns (`LogDatabase.writing`): a reader that has seen n has
   seen all below n.
 * A text is one JSON cell, so that it can go, and the figures beside it stay. Moments are microseconds since 1970.
-* `digest` recognises a row that is sent again. An erasure removes it: by it a guessed text could be confirmed.
+* `digest` recognises a row that is sent again: the keyed digest of its content as it came, before redaction. It goes
+  with the texts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sqlalchemy import (
     select,
 )
 
-VERSION = "2"
+VERSION = "3"
 
 _NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up by itself in a column of this type alone
 _TABLES = MetaData()
@@ -37,7 +38,8 @@ _TABLES = MetaData()
 PROPERTIES = Table(
     "decision_log", _TABLES, Column("name", String, primary_key=True), Column("content", String, nullable=False)
 )
-"""`version`, and `id`, by which a reader knows that it is another log than before."""
+"""`version`; `id`, by which a reader knows that it is another log than before; `checked`, when a server that had
+nothing else to write has seen that it can write."""
 
 DECISIONS = Table(
     "decision_log_decisions",
@@ -111,10 +113,13 @@ CALLS = Table(
     "decision_log_calls",
     _TABLES,
     Column("seq", _NUMBER, primary_key=True, autoincrement=True),
-    Column("call_id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),  # the key that registered it
+    Column("call_id", Text, nullable=False),
     Column("user", Text, index=True),
     Column("content", Text, nullable=False),
     Column("expires_at", BigInteger, nullable=False, index=True),
+    UniqueConstraint("owner", "call_id"),
+    Index("decision_log_calls_of_owner", "owner", "seq"),
     sqlite_autoincrement=True,
 )
 """What the answers of calls will rest on, for a short time."""
@@ -154,7 +159,7 @@ def make_tables(connection: Connection) -> None:
     if version_of(connection) is not None:
         return
     _TABLES.create_all(connection)
-    rows = {"version": VERSION, "id": secrets.token_hex(16)}
+    rows = {"version": VERSION, "id": secrets.token_hex(16), "checked": ""}
     connection.execute(PROPERTIES.insert(), [{"name": name, "content": content} for name, content in rows.items()])
 
 

@@ -25,12 +25,12 @@ Outcome = Recorded | AbstainError
 Fields = dict[str, Any]
 
 CALLS_KEPT = 10_000
-"""The most calls whose content is remembered; the oldest go first."""
+"""The most calls of all owners whose content is remembered; the oldest go first."""
 GONE: Fields = {"texts": "erased", "content": None, "digest": None, "user": None}
 
 
-def write(connection: Connection, rows: Sequence[tuple[Table, Fields]]) -> list[Outcome]:
-    """Write what is new of `rows`; the outcome of each, in order."""
+def write(connection: Connection, rows: Sequence[tuple[Table, Fields]], calls_each: int) -> list[Outcome]:
+    """Write what is new of `rows`; the outcome of each, in order. `calls_each`: the most calls of one owner."""
 
     def of(table: Table) -> list[Fields]:
         return [row for of_table, row in rows if of_table is table]
@@ -44,7 +44,7 @@ def write(connection: Connection, rows: Sequence[tuple[Table, Fields]]) -> list[
         FEEDBACK: iter(_write_feedback(connection, of(FEEDBACK), erased, gone)),
         QUEUE: iter([write_review(connection, row, gone) for row in of(QUEUE)]),
     }
-    _remember(connection, of(CALLS), erased)
+    _remember(connection, of(CALLS), erased, calls_each)
     _add_shadows(connection, [row for row in of(SHADOWS) if row["interaction_id"] not in gone])
     return [next(outcomes[table]) if table in outcomes else "recorded" for table, _ in rows]
 
@@ -61,8 +61,8 @@ def _write_decisions(
     outcomes: list[Outcome] = []
     for key, row in zip(ids, rows, strict=True):
         if key in known and key not in empty:
-            # An erased answer has no digest, and cannot be told from another.
-            is_same = known[key] == row["digest"]
+            # An answer whose texts are gone has no digest, and cannot be told from another.
+            is_same = known[key] is not None and known[key] == row["digest"]
             outcomes.append("known" if is_same else _conflict("interaction_id", key))
             continue
         if erased.get(row["user"], False):
@@ -87,7 +87,7 @@ def _write_feedback(
     outcomes: list[Outcome] = []
     for key, row in zip(ids, rows, strict=True):
         if key in known:
-            # Erased feedback has no digest, and is known by its id alone.
+            # Feedback whose texts are gone has no digest, and is known by its id alone.
             outcomes.append("known" if known[key] in (row["digest"], None) else _conflict("feedback id", key))
             continue
         is_gone = row["user"] in erased or row["interaction_id"] in gone
@@ -100,7 +100,7 @@ def _write_feedback(
 
 
 def _digests(connection: Connection, table: Table, key: str, ids: Collection[str]) -> dict[str, str | None]:
-    """The digests of those of `ids` that are there; None where a text was erased."""
+    """The digests of those of `ids` that are there; None where the texts are gone."""
     if not ids:
         return {}
     rows = connection.execute(select(table.c[key], table.c.digest).where(table.c[key].in_(ids)))
@@ -131,20 +131,27 @@ def _erased_answers(connection: Connection, ids: Collection[str]) -> set[str]:
     return set(connection.scalars(select(DECISIONS.c.interaction_id).where(is_erased)))
 
 
-def _remember(connection: Connection, rows: Sequence[Fields], erased: Mapping[str, bool]) -> None:
-    """Write the last content of each call, and make room: no more than `CALLS_KEPT`, none that has expired.
+def _remember(connection: Connection, rows: Sequence[Fields], erased: Mapping[str, bool], most: int) -> None:
+    """Write the last content of each call, and make room: no more than `most` of an owner, `CALLS_KEPT` in all, none
+    that has expired.
 
     Of a call of a user whose interactions are erased nothing is kept.
     """
     if not rows:
         return
-    calls = {row["call_id"]: row for row in rows}
-    connection.execute(delete(CALLS).where(CALLS.c.call_id.in_(list(calls))))
+    own, calls = CALLS.c, {(row["owner"], row["call_id"]): row for row in rows}
+    for owner in {owner for owner, _ in calls}:
+        ids = [call_id for of, call_id in calls if of == owner]
+        connection.execute(delete(CALLS).where(own.owner == owner, own.call_id.in_(ids)))
     if kept := [row for row in calls.values() if not erased.get(row["user"])]:
         connection.execute(CALLS.insert(), kept)
-    newest = connection.scalar(select(func.max(CALLS.c.seq))) or 0
-    is_over = (CALLS.c.expires_at <= microseconds(datetime.now(UTC))) | (CALLS.c.seq <= newest - CALLS_KEPT)
-    connection.execute(delete(CALLS).where(is_over))
+    connection.execute(delete(CALLS).where(own.expires_at <= microseconds(datetime.now(UTC))))
+    for owner in {owner for owner, _ in calls}:
+        newest = select(own.seq).where(own.owner == owner).order_by(own.seq.desc())
+        first_over = connection.scalar(newest.offset(most).limit(1)) or 0
+        connection.execute(delete(CALLS).where(own.owner == owner, own.seq <= first_over))
+    if (excess := (connection.scalar(select(func.count()).select_from(CALLS)) or 0) - CALLS_KEPT) > 0:
+        connection.execute(delete(CALLS).where(own.seq.in_(select(own.seq).order_by(own.seq).limit(excess))))
 
 
 def _add_shadows(connection: Connection, rows: Sequence[Fields]) -> None:

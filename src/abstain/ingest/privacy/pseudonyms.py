@@ -41,6 +41,14 @@ def seal_key(settings: Settings) -> bytes:
     return hmac.digest(user_key(settings), b"review file", "sha256")
 
 
+def log_key(settings: Settings) -> bytes:
+    """The key by which the decision log recognises a row that comes again, derived likewise.
+
+    Raises `AbstainError` as `user_key` does.
+    """
+    return hmac.digest(user_key(settings), b"decision log", "sha256")
+
+
 class Pseudonyms:
     """Names for users (`u-...`) and reviewers (`r-...`): a person who is both has two unlinkable names."""
 

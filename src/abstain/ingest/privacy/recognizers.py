@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -141,9 +142,11 @@ def name_finder(entities: Sequence[str], pipeline: str) -> Find:
     engine: Any = SpacyNlpEngine(models=[{"lang_code": "en", "model_name": pipeline}])
     engine.nlp = {"en": loaded}  # its own load() would download a pipeline that is missing
     recognizer = SpacyRecognizer(supported_entities=list(entities))
+    running = threading.Lock()  # spaCy does not promise that a pipeline may be run by several threads
 
     def find(text: str) -> list[EntityHit]:
-        found = recognizer.analyze(text, list(entities), engine.process_text(text, "en"))
+        with running:
+            found = recognizer.analyze(text, list(entities), engine.process_text(text, "en"))
         return [EntityHit(hit.entity_type, hit.start, hit.end, hit.score) for hit in found]
 
     return find

@@ -11,6 +11,7 @@ Notes:
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -32,7 +33,7 @@ _ANY_NAME = "names"
 
 
 class Redactor:
-    """Removes the entities of `params.redact`. Recognizers are made when the first text needs them.
+    """Removes the entities of `params.redact`, for any thread. Recognizers are made when the first text needs them.
 
     Raises `AbstainError` for an unknown entity or phone region, and for a spaCy pipeline that is missing.
     """
@@ -50,6 +51,7 @@ class Redactor:
         self._patterns = [(name, pieces_of(name, national_phones=national)) for name in wanted if name not in NAMES]
         self._keep = {view_of(kept).text.strip().casefold() for kept in params.keep}
         self._finders: dict[str, Find] = {}
+        self._making = threading.Lock()
 
     def redact(self, text: str) -> tuple[str, Counter[str]]:
         """`text` without the entities, and how many of each were in it; the same object where there was none."""
@@ -94,12 +96,15 @@ class Redactor:
                 return
 
     def _finder(self, entity: str) -> Find:
-        if entity not in self._finders:
-            self._finders[entity] = (
-                name_finder(self._names, self._params.names_pipeline)
-                if entity == _ANY_NAME
-                else pattern_finder(entity, self._params.phone_regions)
-            )
+        if entity in self._finders:
+            return self._finders[entity]
+        with self._making:
+            if entity not in self._finders:
+                self._finders[entity] = (
+                    name_finder(self._names, self._params.names_pipeline)
+                    if entity == _ANY_NAME
+                    else pattern_finder(entity, self._params.phone_regions)
+                )
         return self._finders[entity]
 
 

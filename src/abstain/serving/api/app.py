@@ -20,6 +20,7 @@ from starlette.types import Scope
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.serving.api.callers import current_caller
 from abstain.serving.api.gathering import RawStates
 from abstain.serving.api.keys import ApiKey, Keys, Role
 from abstain.serving.api.limits import ARRIVED, BODY, BodyLimits, CountedResponses, KeyFirst, OwnOriginOnly, no_key
@@ -163,8 +164,10 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
             raise AbstainError(Code.TOO_LARGE, f"{len(many)} answers in one request, {ANSWERS} are allowed")
         for each in many:  # before any is decided about
             service.gatherer.require_texts(each)
+        service.rows.take(current_caller(), len(many))
         trace = context_of(request.headers)
-        found = await asyncio.gather(*(service.decide(one, trace=trace) for one in many), return_exceptions=True)
+        deciding = (service.decide(one, trace=trace) for one in many)
+        found = await asyncio.gather(*deciding, return_exceptions=True)
         for one in found:
             if isinstance(one, BaseException):
                 raise one
@@ -188,6 +191,7 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
         """
         content: bytes = request.scope["state"][BODY]
         asked, described = described_by(content)
+        service.rows.take(current_caller())
         trace = context_of(request.headers)
         timed = await service.decide(asked, trace=trace, body=RawStates(content, described))
         told = DecisionResponse(**vars(timed.decision)).model_dump_json()
@@ -198,10 +202,11 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
     @routes.post("/answer", operation_id="answer", response_model=AnswerResponse, responses={200: events})
     async def answer(asked: AnswerRequest, holder: Asker, request: Request) -> Response:
         """Let the base model answer and decide about its answer, in one pass where the scorer is a probe."""
+        if asked.stream == "optimistic":
+            require_role(holder, "withheld")
+        service.rows.take(current_caller())
         trace = context_of(request.headers)
         if asked.stream is not None:
-            if asked.stream == "optimistic":
-                require_role(holder, "withheld")
             sent = answer_events(service, asked, holder, trace)
             return StreamingResponse(sent, media_type="text/event-stream", headers=trace_headers(trace))
         text, timed = await service.answer(asked, partial(leaving, request), trace)
@@ -211,13 +216,19 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
     async def feedback(given: FeedbackRequest, holder: Teller) -> FeedbackResponse:
         """Record a thumb or a review, once by its id; with keys, the reviewer is the key's name."""
         require_role(holder, "review" if given.is_review else "feedback")
-        if given.is_review and (keys.required or given.reviewer is None):
+        if keys.required and given.reviewer not in (None, holder.name):
+            raise Problem(
+                403, Code.NO_ACCESS, f"reviewer: with the key {holder.name} it is {holder.name}: leave it out"
+            )
+        if given.is_review and given.reviewer is None:
             given = given.model_copy(update={"reviewer": holder.name})
+        service.rows.take(current_caller())
         return FeedbackResponse(feedback_id=given.feedback_id, outcome=await service.feedback(given))
 
     @routes.post("/contexts", operation_id="contexts", status_code=204)
     async def contexts(given: ContextsRequest, _: Asker) -> Response:
-        """Register what an answer will rest on, by the id of its call."""
+        """Register what an answer will rest on, by the id of its call: for requests with the same key."""
+        service.rows.take(current_caller())
         await service.register(given)
         return Response(status_code=204)
 
@@ -266,9 +277,11 @@ def _health_routes(service: GateService) -> APIRouter:
 
     @routes.get("/readyz", operation_id="readyz")
     async def readyz() -> HealthResponse:
-        """Whether a version is live."""
+        """Whether a version is live, and its decisions can be logged."""
         if service.live.now is None:
             raise AbstainError(Code.NO_VERSION, service.live.trouble or "the first version is being opened")
+        if service.log.trouble is not None:
+            raise AbstainError(Code.NO_SERVICE, service.log.trouble)
         return HealthResponse(status="ready")
 
     @routes.get("/metrics", operation_id="metrics", response_class=PlainTextResponse)

@@ -19,6 +19,7 @@ from abstain.core.contracts import Context, Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.log import DecisionLog
+from abstain.serving.api.callers import current_caller
 from abstain.serving.api.live_gate import Live
 from abstain.serving.api.schemas import AskedAbout, GateRequest
 from abstain.serving.decision import Decision
@@ -89,11 +90,11 @@ class Gatherer:
             absent = "question" if not has_question else "answer"
             rest = "; of states without texts, leave all texts out" if of_engine else ", or states"
             raise AbstainError(Code.INVALID_ROW, f"{absent}: missing: give question, contexts and answer{rest}")
-        self.limit(request.question or "", request.answer, as_contexts(request.contexts or ()))
+        self.limit(length_of(request.question, request.answer, as_contexts(request.contexts or ())))
 
     async def registered(self, call_id: str) -> CallContent | None:
-        """What was registered for a call and is not forgotten yet; None where nothing is."""
-        return await asyncio.to_thread(self._log.recall, call_id)
+        """What this caller has registered for a call, and is not forgotten yet; None where nothing is."""
+        return await asyncio.to_thread(self._log.recall, current_caller(), call_id)
 
     async def gather_texts(self, pending: PendingRequest[GateRequest]) -> None:
         """Add what was registered for the call, where the request does not say so itself, and the texts as a row.
@@ -127,7 +128,7 @@ class Gatherer:
             writer=request.writer,
             token_log_probs=request.token_log_probs,
         )
-        self.limit(row.question, row.answer, row.contexts)
+        self.limit(length_of(row.question, row.answer, row.contexts))
         pending.row = row
 
     async def _contexts(self, request: GateRequest) -> tuple[Context, ...]:
@@ -183,14 +184,19 @@ class Gatherer:
             reasons.append("entitlements need a server that was started with --retrieve")
         return replace(decision, reason="; ".join(reasons))
 
-    def limit(self, question: str, answer: str, contexts: Sequence[Context]) -> None:
-        """Raise `AbstainError` where the texts of one answer are longer than they may be."""
-        length = len(question) + len(answer) + sum(len(context.text) + len(context.chunk_id) for context in contexts)
-        if length > self._settings.text_limit:
+    def limit(self, characters: int) -> None:
+        """Raise `AbstainError` for more than the texts of one request may have."""
+        if characters > self._settings.text_limit:
             raise AbstainError(
                 Code.TOO_LARGE,
-                f"the texts have {length:,} characters, {self._settings.text_limit:,} are allowed: retrieve less",
+                f"the texts have {characters:,} characters, {self._settings.text_limit:,} are allowed: send less",
             )
+
+
+def length_of(question: str | None, answer: str | None, contexts: Sequence[Context]) -> int:
+    """The characters of texts that belong together."""
+    named = sum(len(context.text) + len(context.chunk_id) for context in contexts)
+    return len(question or "") + len(answer or "") + named
 
 
 def _digest(decision_input: DecisionInput, request: GateRequest) -> str | None:

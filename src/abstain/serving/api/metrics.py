@@ -42,6 +42,14 @@ class Metrics:
             "abstain_problems_total", "Requests that were refused.", ("status",), registry=self.registry
         )
         self.waiting = Gauge("abstain_waiting", "Requests that wait for the base model.", registry=self.registry)
+        self.writable = Gauge(
+            "abstain_log_writable", "Whether the decision log took the last rows, 1 or 0.", registry=self.registry
+        )
+        self.replaced = Gauge(
+            "abstain_log_replaced",
+            "How often the file of the decision log was removed or replaced since the start.",
+            registry=self.registry,
+        )
         self.live = Gauge("abstain_live_info", "The version that decides.", ("version",), registry=self.registry)
         self.swaps = Gauge("abstain_swaps", "Versions that took over since the start.", registry=self.registry)
         self.refused = Gauge("abstain_versions_refused", "Versions that were refused.", registry=self.registry)

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.markdown import plain
+from abstain.serving.api.callers import OverQuota
 
 MEDIA_TYPE = "application/problem+json"
 STATUS = {
@@ -51,7 +52,8 @@ class Problem(Exception):
     @classmethod
     def of(cls, error: AbstainError) -> Problem:
         status = STATUS.get(error.code, 500)
-        return cls(status, error.code, error.message, {"Retry-After": "1"} if status in (429, 503) else None)
+        later = error.retry_after if isinstance(error, OverQuota) else 1
+        return cls(status, error.code, error.message, {"Retry-After": str(later)} if status in (429, 503) else None)
 
     def response(self) -> JSONResponse:
         return problem_response(self.status, self.code, self.detail, self.headers)

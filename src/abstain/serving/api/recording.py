@@ -14,8 +14,9 @@ from abstain.core.errors import parse_coded
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.gathering import PendingRequest
+from abstain.serving.api.gathering import PendingRequest, length_of
 from abstain.serving.api.metrics import Metrics
+from abstain.serving.api.redactions import Redactions
 from abstain.serving.api.telemetry import emit
 from abstain.serving.decision import Decision
 
@@ -32,15 +33,16 @@ class Timed:
 class Recorder:
     """Records decisions in `log` and `metrics`."""
 
-    def __init__(self, log: DecisionLog, metrics: Metrics) -> None:
-        self._log, self._metrics = log, metrics
+    def __init__(self, log: DecisionLog, metrics: Metrics, redactions: Redactions) -> None:
+        self._log, self._metrics, self._redactions = log, metrics, redactions
 
     async def record(
-        self, pending: PendingRequest[Any], decision: Decision, source: str, trace: TraceContext | None
+        self, pending: PendingRequest[Any], decision: Decision, source: str, trace: TraceContext | None, seconds: float
     ) -> Timed:
         """Log `decision`, count it, and emit its event; one that the log knew is answered as it was, and not counted.
 
-        Raises `AbstainError` where the log cannot take it.
+        Raises `AbstainError` where the log cannot take it, and `TimeoutError` where its texts are not redacted within
+        `seconds`.
         """
         before_log = time.perf_counter()
         logged = LoggedDecision(
@@ -63,7 +65,9 @@ class Recorder:
             interaction=pending.row,
             given_sha256=pending.given_sha256,
         )
-        outcome = await asyncio.wrap_future(self._log.record(logged))
+        row = pending.row
+        characters = length_of(row.question, row.answer, row.contexts) if row else 0
+        outcome = await self._redactions.bring(characters, seconds, self._log.record, logged)
         log_s = time.perf_counter() - before_log
         if outcome == "known":
             return Timed(await self._as_before(decision), log_s, known=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import Field, StrictBool, StringConstraints, model_validator
 
 from abstain.core.contracts import Context, Id, LogProbability, Name, Number, Row, Text
 from abstain.llm.engine.requests import Generate
@@ -14,8 +14,13 @@ from abstain.serving.feature_spec import FeatureSpec
 
 MOST = 1000
 """Items of a list in a request. A list is given up at its first wrong item: there may be a million of them."""
+SCORES = 100
+"""Scores of one answer that the assistant gives."""
 ANSWERS = 64
 """Answers in one request; of a gateway, too."""
+Label = Annotated[Text, StringConstraints(max_length=200)]
+"""A name, not a text: it is stored as it comes, and some of them for good."""
+ScoreName = Annotated[Name, StringConstraints(max_length=200)]
 Contexts = Annotated[tuple[Context | Text, ...], Field(max_length=MOST, fail_fast=True)]
 
 
@@ -25,10 +30,10 @@ class AskedAbout(Row):
     interaction_id: Id | None = Field(
         None, description="yours, for feedback and repeats; one is made where it is absent"
     )
-    user: Text | None = Field(None, description="who asked; stored as a pseudonym")
-    product: Text | None = None
-    line_of_business: Text | None = None
-    group: Text | None = Field(None, description="what may not straddle train and test, such as a document")
+    user: Label | None = Field(None, description="who asked; stored as a pseudonym")
+    product: Label | None = None
+    line_of_business: Label | None = None
+    group: Label | None = Field(None, description="what may not straddle train and test, such as a document")
 
 
 class GateRequest(AskedAbout):
@@ -44,15 +49,15 @@ class GateRequest(AskedAbout):
     answer: Text | None = None
     no_context: bool = Field(False, description="an answer without any context is meant to be decided on")
     call_id: Id | None = Field(None, description="of contexts that were registered before")
-    entitlements: Annotated[tuple[Text, ...], Field(max_length=MOST, fail_fast=True)] | None = Field(
+    entitlements: Annotated[tuple[Label, ...], Field(max_length=MOST, fail_fast=True)] | None = Field(
         None, description="of the asker, to retrieve contexts from the index"
     )
     states: StatesGiven | None = Field(None, description="hidden states that the engine has computed of the answer")
     response: dict[str, Any] | None = Field(
         None, description="of an OpenAI-style API, whose log-probabilities are used for scorers that read these alone"
     )
-    model: Text | None = Field(None, description="the model that wrote the answer, id@revision")
-    writer: Annotated[dict[Name, Number], Field(max_length=MOST)] | None = Field(
+    model: Label | None = Field(None, description="the model that wrote the answer, id@revision")
+    writer: Annotated[dict[ScoreName, Number], Field(max_length=SCORES)] | None = Field(
         None, description="scores that the assistant gave its answer"
     )
     token_log_probs: Annotated[tuple[LogProbability, ...], Field(max_length=100_000, fail_fast=True)] | None = None
@@ -120,9 +125,9 @@ class FeedbackRequest(Row):
     feedback_id: Id
     interaction_id: Id
     thumb: Literal["up", "down"] | None = None
-    user: Text | None = Field(None, description="who gave the thumb; stored as a pseudonym")
+    user: Label | None = Field(None, description="who gave the thumb; stored as a pseudonym")
     comment: Text | None = None
-    reviewer: Text | None = Field(None, description="on a server without keys; with keys it is the key's name")
+    reviewer: Label | None = Field(None, description="on a server without keys; with keys it is the key's name")
     complete: StrictBool | None = None
     correct: StrictBool | None = None
     truthful: StrictBool | None = None
@@ -155,8 +160,8 @@ class ContextsRequest(Row):
     call_id: Id
     question: Text | None = None
     contexts: Contexts
-    user: Text | None = None
-    product: Text | None = None
+    user: Label | None = None
+    product: Label | None = None
     ttl_s: Annotated[float, Field(gt=0, le=3600)] = 300.0
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,14 +22,16 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, Interaction, Question, Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.calls import CallContent
+from abstain.data.decision_log.decisions import Recorded
 from abstain.data.decision_log.log import DecisionLog
 from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
 from abstain.serving.api.batching import Batcher
-from abstain.serving.api.callers import current_caller
-from abstain.serving.api.gathering import Gatherer, PendingRequest, RawStates, Retrieve
+from abstain.serving.api.callers import Quota, current_caller
+from abstain.serving.api.gathering import Gatherer, PendingRequest, RawStates, Retrieve, length_of
 from abstain.serving.api.live_gate import Live, LiveGate
 from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.recording import Recorder, Timed
+from abstain.serving.api.redactions import Redactions
 from abstain.serving.api.schemas import AnswerRequest, ContextsRequest, FeedbackRequest, GateRequest
 from abstain.serving.api.shadow import ShadowGate
 from abstain.serving.decision import Decision, no_decision
@@ -46,12 +50,17 @@ CALLERS = frozenset(
     }
 )
 """What a caller can do something about is an error; whatever else goes wrong makes the decision `unavailable`."""
+LEAST_S = 0.25
+"""How long the texts of a decision may be redacted that has come at the end of its time."""
 T = TypeVar("T")
 _log = logging.getLogger("abstain.serve")
 
 
 class GateService:
-    """Decisions of the live version, logged and counted."""
+    """Decisions of the live version, logged and counted.
+
+    `rows`: how many the log takes of one caller; who brings some asks there first.
+    """
 
     def __init__(
         self,
@@ -64,7 +73,9 @@ class GateService:
         self.live, self.log, self.settings = live, log, settings
         self.metrics = Metrics()
         self.gatherer = Gatherer(log, settings, retrieve)
-        self._recorder = Recorder(log, self.metrics)
+        self.rows = Quota(settings.caller.rows_a_minute, "rows of the decision log")
+        self._redactions = Redactions()
+        self._recorder = Recorder(log, self.metrics, self._redactions)
         self._batcher = Batcher(settings.batch, settings.waiting, settings.caller.waiting)
         own_passes = self._batcher if settings.shadow == "full" else None
         self.shadow = None if shadow is None else ShadowGate(shadow, log, self.metrics, own_passes)
@@ -91,6 +102,7 @@ class GateService:
             await self.shadow.close()
         await self._batcher.close()
         self.gatherer.close()
+        self._redactions.close()
         await asyncio.to_thread(self.log.close)
 
     async def decide(
@@ -124,7 +136,7 @@ class GateService:
 
         within = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
         decision = await self._decide_in_time(pending.key, gather_and_score, within)
-        return await self._record(pending, decision, source, trace)
+        return await self._record(pending, decision, source, trace, within)
 
     async def _gather(
         self, pending: PendingRequest[GateRequest], live: Live | None, body: RawStates | None
@@ -149,10 +161,25 @@ class GateService:
         return scored
 
     async def _record(
-        self, pending: PendingRequest[Any], decision: Decision, source: str, trace: TraceContext | None
+        self,
+        pending: PendingRequest[Any],
+        decision: Decision,
+        source: str,
+        trace: TraceContext | None,
+        timeout_s: float,
     ) -> Timed:
-        """Log the decision, and give the shadow what production has just decided about."""
-        timed = await self._recorder.record(pending, decision, source, trace)
+        """Log the decision, and give the shadow what production has just decided about.
+
+        An answer whose texts are not redacted in what is left of `timeout_s` is withheld, and logged without them.
+        """
+        left = max(LEAST_S, timeout_s - (time.perf_counter() - pending.started_at))
+        try:
+            timed = await self._recorder.record(pending, decision, source, trace, left)
+        except TimeoutError:
+            reason = f"{Code.BUSY}: its texts were not redacted within {timeout_s:g} s"
+            withheld = replace(self._unavailable(self.live.now, pending.key, reason), show=False)
+            unread = replace(pending, row=None, given_sha256=None)
+            return await self._recorder.record(unread, withheld, source, trace, left)
         if self.shadow is not None and pending.live and pending.scored and not timed.known:
             self.shadow.offer(pending.live, replace(pending.scored, decision=timed.decision), pending.row)
         return timed
@@ -167,16 +194,21 @@ class GateService:
         `may_show`.
         """
         used = error.code is Code.FAILED_CHECK
-        pending = PendingRequest(request.interaction_id if request.interaction_id and not used else new_id(), request)
+        key = request.interaction_id if request.interaction_id and not used else new_id()
+        pending = PendingRequest(key, request)
         decision = self._unavailable(self.live.now, pending.key, error.coded)
         decision = replace(decision, show=decision.show and may_show and not used)
         try:
-            return (await self._recorder.record(pending, decision, source, None)).decision
-        except AbstainError as failure:  # what is not in the log is not shown
+            return (await self._recorder.record(pending, decision, source, None, LEAST_S)).decision
+        except AbstainError as failure:
             _log.warning("a decision of %s is not in the log: %s", source, failure.coded)
-            decision = replace(decision, show=False)
-            self._recorder.count(decision, source, pending.started_at)
-            return decision
+            return self.withhold(pending.key, error, source)
+
+    def withhold(self, key: str, error: AbstainError, source: str) -> Decision:
+        """`unavailable`, for an answer whose decision the log does not take: what is not in it is not shown."""
+        decision = replace(self._unavailable(self.live.now, key, error.coded), show=False)
+        self._recorder.count(decision, source, time.perf_counter())
+        return decision
 
     async def answer(
         self,
@@ -198,7 +230,7 @@ class GateService:
         question = Question(
             interaction_id=pending.key, question=request.question, contexts=as_contexts(request.contexts)
         )
-        self.gatherer.limit(question.question, "", question.contexts)
+        self.gatherer.limit(length_of(question.question, None, question.contexts))
 
         async def generate(live: Live | None) -> Decision | None:
             if live is None:
@@ -216,7 +248,7 @@ class GateService:
             return generated.decision
 
         decision = await self._decide_in_time(pending.key, generate, self.settings.answer_timeout_s)
-        timed = await self._record(pending, decision, "answer", trace)
+        timed = await self._record(pending, decision, "answer", trace, self.settings.answer_timeout_s)
         return pending.row.answer if pending.row else "", timed
 
     async def explain(self, row: Interaction, no_context: bool = False) -> Explanation:
@@ -225,7 +257,7 @@ class GateService:
         Raises `AbstainError` for texts that are too long, where nothing is live, and where there is no decision in
         time.
         """
-        self.gatherer.limit(row.question, row.answer, row.contexts)
+        self.gatherer.limit(length_of(row.question, row.answer, row.contexts))
         live = self._require_live()
         run = partial(_explain_all, live.gate)
         asked = self._batcher.run(("explain", live), run, (row, no_context), caller=current_caller())
@@ -234,7 +266,8 @@ class GateService:
     async def feedback(self, given: FeedbackRequest) -> str:
         """Record a thumb or a review: `recorded`, or `known` where it was before.
 
-        Raises `AbstainError` where the id was used for another one, and where the log cannot be written.
+        Raises `AbstainError` where the id was used for another one, for a text that is too long or is not redacted in
+        time, and where the log cannot be written.
         """
         now, row = datetime.now(UTC), None
         if given.thumb is not None:
@@ -246,11 +279,11 @@ class GateService:
                 comment=given.comment,
             )
         verdicts = given.model_dump(include={"reviewer", "complete", "correct", "truthful", "ideal_answer"})
-        outcome = await asyncio.wrap_future(
-            self.log.feedback(
-                given.feedback_id,
-                row or Review(interaction_id=given.interaction_id, reviewed_at=now, **verdicts),
-            )
+        outcome = await self._bring(
+            len(given.comment or "") + len(given.ideal_answer or ""),
+            self.log.feedback,
+            given.feedback_id,
+            row or Review(interaction_id=given.interaction_id, reviewed_at=now, **verdicts),
         )
         self.metrics.feedback.labels("review" if given.is_review else "thumb", outcome).inc()
         return outcome
@@ -258,17 +291,27 @@ class GateService:
     async def review(self, row: Review) -> str:
         """Record a review that was given on the page: `recorded`, or `known` where it is its reviewer's last one.
 
-        Raises `AbstainError` where its answer is neither in the queue nor in the log, and where that cannot be written.
+        Raises `AbstainError` where its answer is neither in the queue nor in the log, and as `feedback`.
         """
-        outcome = await asyncio.wrap_future(self.log.review(row))
+        outcome = await self._bring(len(row.ideal_answer or ""), self.log.review, row)
         self.metrics.feedback.labels("review", outcome).inc()
         return outcome
 
     async def register(self, given: ContextsRequest) -> None:
-        """Remember what an answer will rest on. Raises `AbstainError` where the log cannot be written."""
-        self.gatherer.limit(given.question or "", "", as_contexts(given.contexts))
+        """Remember what an answer of this caller will rest on. Raises `AbstainError` as `feedback`."""
+        length = length_of(given.question, None, as_contexts(given.contexts))
         content = CallContent(question=given.question, contexts=given.contexts, user=given.user, product=given.product)
-        await asyncio.wrap_future(self.log.remember(given.call_id, content, given.ttl_s))
+        await self._bring(length, self.log.remember, current_caller(), given.call_id, content, given.ttl_s)
+
+    async def _bring(self, characters: int, put: Callable[..., Future[Recorded]], *given: Any) -> Recorded:
+        """What becomes of a row that is no decision, as `Redactions.bring` says."""
+        self.gatherer.limit(characters)
+        within = self.settings.timeout_s
+        try:
+            return await self._redactions.bring(characters, within, put, *given)
+        except TimeoutError:
+            late = f"the texts were not redacted within {within:g} s: send less text, or the same again later"
+            raise AbstainError(Code.NO_SERVICE, late) from None
 
     async def familiarity(self, instruction: str, leaving: Leaving) -> tuple[Familiarity, float | None]:
         """How familiar the live version's base model is with an instruction, and h where it is known already.
@@ -320,6 +363,8 @@ class GateService:
     def count_waiting(self) -> None:
         """Bring the figures up to date that are read, not counted."""
         self.metrics.waiting.set(len(self._batcher))
+        self.metrics.writable.set(self.log.trouble is None)
+        self.metrics.replaced.set(self.log.database.replaced)
         self.metrics.live.clear()
         if self.live.now:
             self.metrics.live.labels(self.live.now.release.version).set(1)

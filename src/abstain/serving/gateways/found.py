@@ -25,6 +25,7 @@ from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.calls import CallContent
 from abstain.ingest.exports.expressions import Expression
+from abstain.serving.api.callers import OverQuota, current_caller
 from abstain.serving.api.schemas import ANSWERS, ContextsRequest, GateRequest
 from abstain.serving.api.service import GateService
 from abstain.serving.decision import Decision, no_decision
@@ -82,12 +83,14 @@ def count_passed(service: GateService, source: str, why: Passed) -> None:
 
 
 async def register(service: GateService, found: Found) -> None:
-    """Remember what a request before its answer holds, with what the assistant registered: its question goes first.
+    """Remember what a request before its answer holds, with what the assistant registered by the same key: its question
+    goes first.
 
-    Raises `AbstainError` where the log cannot be written.
+    Raises `AbstainError` where the log cannot be written, or the caller has sent too many rows.
     """
     if found.call_id is None:
         return
+    service.rows.take(current_caller())
     known = await service.gatherer.registered(found.call_id) or CallContent()
     given = {
         "call_id": found.call_id,
@@ -113,7 +116,7 @@ async def decide(
     """The decision about each answer, in order; `unavailable`, with the reason, where there is none. Never raises.
 
     What passes has None, and is counted. More answers than are allowed in one request are withheld by one decision,
-    whatever `on_unavailable` says.
+    whatever `on_unavailable` says; so are those of a caller who has sent too many rows, which are not logged.
 
     Args:
         request: what the gateway sent.
@@ -138,10 +141,15 @@ async def _decide(
     named: bool,
     timeout_s: float | None,
 ) -> list[Decision]:
+    try:
+        service.rows.take(current_caller(), len(answers))
+    except OverQuota as error:
+        return [service.withhold(new_id(), error, source) for _ in answers]
     if len(answers) > ANSWERS:
-        excess = f"{len(answers):,} answers in one request, {ANSWERS} are allowed: ask for fewer"
-        error = AbstainError(Code.TOO_LARGE, excess)
-        return [await _undecided(service, GateRequest(), error, source, may_show=False)] * len(answers)
+        excess = AbstainError(
+            Code.TOO_LARGE, f"{len(answers):,} answers in one request, {ANSWERS} are allowed: ask for fewer"
+        )
+        return [await _undecided(service, GateRequest(), excess, source, may_show=False)] * len(answers)
     try:
         found = finder.find(request)
         known = await service.gatherer.registered(found.call_id) if found.call_id and found.question else None

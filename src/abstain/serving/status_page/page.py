@@ -38,6 +38,7 @@ from abstain.data.decision_log.monitored import MonitoredWindow
 from abstain.data.decision_log.queries import FoundDecision
 from abstain.data.decision_log.queue import QueuedAnswer
 from abstain.reports.monitored import history_rows, title, window_lines
+from abstain.serving.api.callers import caller_of
 from abstain.serving.api.keys import Keys, Role
 from abstain.serving.api.problems import LONGEST, STATUS, Problem
 from abstain.serving.api.service import GateService
@@ -88,7 +89,7 @@ class _Page:
         """What is live, how it does, what it withheld, and the form to try an answer."""
         visitor = self.visitor(request)
         live, trouble = self._service.live.now, self._service.live.trouble
-        told: dict[str, Any] = {"log_trouble": None}
+        told: dict[str, Any] = {"log_trouble": None, "log_replaced": self._service.log.database.replaced}
         try:
             figures = await self._figures.of(live.release if live else None)
             told |= {"days": figures.days, "charts": _charts(figures.days), "reviewed": figures.reviewed}
@@ -203,6 +204,7 @@ class _Page:
             )
         except ValidationError as error:
             raise _invalid(error) from None
+        self._service.rows.take(caller_of(request.scope, visitor.holder))
         await self._service.review(row)
         address = quote(key, safe="")
         return RedirectResponse(
