@@ -1,6 +1,5 @@
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
