@@ -232,7 +232,7 @@ class DecisionLog:
             batch, is_open = self._take(min(CHECK_EVERY_S, max(0.0, next_purge - time.monotonic())))
             if rows := [waiting for waiting in batch if waiting.future.set_running_or_notify_cancel()]:
                 self._write_all(rows)
-            elif is_open and not batch:
+            elif is_open and not batch and time.monotonic() < next_purge:
                 self._check()
             if time.monotonic() >= next_purge:
                 next_purge = time.monotonic() + PURGE_EVERY_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from abstain.data.decision_log.decisions import Recorded
@@ -39,7 +40,7 @@ class Redactions:
             return await asyncio.wrap_future(put(*given))
         answer: Future[Recorded] = Future()
         lane = self._long if characters > SHORT else self._short
-        redacting = asyncio.get_running_loop().run_in_executor(lane, put, *given, answer)
+        redacting = asyncio.get_running_loop().run_in_executor(lane, partial(put, *given, answer))
         try:
             await asyncio.wait_for(redacting, seconds)
         except BaseException as error:
