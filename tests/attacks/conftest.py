@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.serving.api.conftest import log, make_release, make_service, releases, service
+from tests.serving.conftest import model, settings
+
+__all__ = ["log", "make_release", "make_service", "model", "releases", "service", "settings"]
 BEGIN, END = "<!-- attempts: made by `make attacks` -->\n", "<!-- end of attempts -->\n"
 Count = Callable[[str, int, int], None]
 

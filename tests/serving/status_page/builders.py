@@ -25,7 +25,7 @@ from abstain.learning.estimators.onnx_logistic import fusion_to_onnx
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
 from abstain.serving.api.live_gate import LiveGate, Release
-from abstain.serving.api.server import LOOPBACK_NAMES
+from abstain.serving.api.server import LOOPBACK_NAMES, config_of
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
 from abstain.serving.status_page.page import make_routes
@@ -105,7 +105,7 @@ def fill_queue(service: GateService, *keys: str, probability: float = 3 / 17) ->
 def listening(app: FastAPI) -> Iterator[str]:
     """The address of `app`, served on this machine while the block runs."""
     port = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    server = uvicorn.Server(config_of(app))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [port]})
     thread.start()
     try:

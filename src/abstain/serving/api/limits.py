@@ -58,7 +58,7 @@ class BodyLimits:
                 await self._read(body, dict(scope["headers"]), most)
             except Problem as refused:
                 self._release(body)
-                await _refuse(refused, body, most + DRAINED, scope, send)
+                await _refuse(refused, body, most + DRAINED, scope, receive, send)
                 return
             if body.is_left:
                 return
@@ -226,13 +226,13 @@ def _closing(status: int, detail: str) -> Problem:
     return Problem(status, Code.BUSY if retry else Code.TOO_LARGE, detail, {"Connection": "close", **retry})
 
 
-async def _refuse(refused: Problem, body: _Body, most: int, scope: Scope, send: Send) -> None:
+async def _refuse(refused: Problem, body: _Body, most: int, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer, and read `most` bytes more for nothing: who is still writing when a connection closes sees no answer."""
 
     async def keep_open(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
 
-    await refused.response()(scope, body.receive, keep_open)
+    await refused.response()(scope, receive, keep_open)
     with suppress(TimeoutError):
         async with asyncio.timeout(BODY_SECONDS):
             while refused.status != 408 and not body.is_whole and most > 0:
