@@ -9,6 +9,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.llm.engine.pauses import pause
 from abstain.serving.api.batching import Batcher
 
 
@@ -96,3 +97,78 @@ def test_one_more_than_may_wait_is_refused_and_who_gives_up_makes_room() -> None
 
     asyncio.run(ask())
     assert [2] not in model.batches
+
+
+class Pausing:
+    """Answers whose tokens take a moment each, with a pause after it; keeps what was read, in order."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    def run(self, items: Sequence[str]) -> Sequence[str]:
+        for _ in range(50):
+            self.read.append(",".join(items))
+            time.sleep(0.01)
+            pause()
+        return items
+
+
+def test_decisions_go_first_and_into_the_pauses() -> None:
+    answers, decisions = Pausing(), Model()
+
+    async def ask() -> None:
+        batcher = Batcher(10, 100, 100)
+        tasks = [asyncio.create_task(batcher.run(text, answers.run, text, caller="ann")) for text in ("a", "b")]
+        await asyncio.sleep(0.05)
+        found = [await batcher.run("gate", decisions.run, number, caller="bob", is_decision=True) for number in (1, 2)]
+        assert found == [2, 4] and set(answers.read) == {"a"} and not tasks[0].done()
+        assert await asyncio.gather(*tasks) == ["a", "b"]
+        await batcher.close()
+
+    asyncio.run(ask())
+    assert answers.read == ["a"] * 50 + ["b"] * 50 and len(decisions.threads) == 1
+
+
+def test_a_bad_decision_in_a_pause_is_no_error_of_the_answer() -> None:
+    answers, decisions = Pausing(), Model()
+
+    async def ask() -> None:
+        batcher = Batcher(10, 100, 100)
+        answer = asyncio.create_task(batcher.run("a", answers.run, "a", caller="ann"))
+        await asyncio.sleep(0.05)
+        with pytest.raises(AbstainError, match="-1"):
+            await batcher.run("gate", decisions.run, -1, caller="bob", is_decision=True)
+        assert await answer == "a"
+
+    asyncio.run(ask())
+
+
+def test_what_nobody_waits_for_any_more_ends_in_its_pause() -> None:
+    answers = Pausing()
+
+    async def ask() -> None:
+        batcher = Batcher(10, 100, 100)
+        tasks = [asyncio.create_task(batcher.run("a", answers.run, text, caller="ann")) for text in ("x", "y", "z")]
+        await asyncio.sleep(0.05)
+        tasks[1].cancel()
+        assert await tasks[0] == "x" and await tasks[2] == "z", "others wait for the batch"
+        alone = asyncio.create_task(batcher.run("b", answers.run, "alone", caller="ann"))
+        await asyncio.sleep(0.05)
+        alone.cancel()
+        await batcher.close()
+
+    asyncio.run(ask())
+    assert answers.read.count("x,y,z") == 50 and 0 < answers.read.count("alone") < 20
+
+
+def test_one_caller_cannot_take_the_place_of_others() -> None:
+    async def ask() -> None:
+        batcher, model = Batcher(1, 4, 2), Model()
+        tasks = [asyncio.create_task(batcher.run("a", model.run, number, caller="ann")) for number in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(AbstainError, match="2 requests of ann wait"):
+            await batcher.run("a", model.run, 3, caller="ann")
+        assert await batcher.run("a", model.run, 4, caller="bob") == 8
+        await asyncio.gather(*tasks)
+
+    asyncio.run(ask())
