@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from abstain.config.serve_settings import CallerLimits
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
 from tests.serving.conftest import model, settings  # noqa: F401
@@ -84,3 +85,26 @@ def test_no_forged_score_shows_an_answer(
     ]
     shown = [shows(answers[1], **more) for more in forged]
     count_attempts("scores and settings that a caller makes up, of a probe", len(forged), shown.count(False))
+
+
+@pytest.mark.parametrize("on_unavailable", ["abstain", "show"])
+def test_no_more_tries_than_a_conversation_has(
+    make_worker: Callable[..., GateService],  # noqa: F811
+    connect: Callable[..., TestClient],  # noqa: F811
+    answers: tuple[str, str],  # noqa: F811
+    on_unavailable: str,
+    count_attempts: Count,
+) -> None:
+    client = connect(make_worker(caller=CallerLimits(tries=2), on_unavailable=on_unavailable))
+    good, bad = answers
+
+    def ask(answer: str, conversation: str) -> bool:
+        asked = {"question": QUESTION, "contexts": CONTEXTS, "answer": answer, "conversation": conversation}
+        sent = client.post("/v1/gate", json=asked)
+        assert sent.status_code in (200, 409), sent.text
+        return sent.status_code == 200 and sent.json()["show"] is True
+
+    assert [ask(bad, "c1"), ask(bad, "c1")] == [False, False]
+    shown = [ask(good, "c1") for _ in range(5)]
+    assert ask(good, "c2")
+    count_attempts(f"one more answer in a conversation, on_unavailable={on_unavailable}", 5, shown.count(False))

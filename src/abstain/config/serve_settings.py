@@ -28,6 +28,7 @@ class GatewayPaths(BaseModel):
     question: str = ""
     contexts: str = Field("", description="texts, or objects with a text")
     entitlements: str = Field("", description="of the asker: a path that callers of the gateway cannot write to")
+    conversation: str = Field("", description="in which the tries of one question are limited")
     user: str = ""
     product: str = ""
     model: str = Field("", description="the model that wrote the answer")
@@ -46,6 +47,9 @@ class CallerLimits(BaseModel):
         6000, description="decisions, thumbs, reviews and registered calls that the log takes"
     )
     calls: Annotated[int, Field(ge=1)] = Field(2500, description="registered calls that are kept, of 10,000 in all")
+    tries: Annotated[int, Field(ge=0)] = Field(
+        0, description="answers to one question of a `conversation` that are decided about within an hour; 0: no limit"
+    )
 
 
 LAST_OF_USER = "messages[?role=='user'] | [-1].content"

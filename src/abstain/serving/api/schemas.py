@@ -30,6 +30,7 @@ class AskedAbout(Row):
     interaction_id: Id | None = Field(
         None, description="yours, for feedback and repeats; one is made where it is absent"
     )
+    conversation: Id | None = Field(None, description="in which the tries of one question are limited; not stored")
     user: Label | None = Field(None, description="who asked; stored as a pseudonym")
     product: Label | None = None
     line_of_business: Label | None = None

@@ -34,6 +34,7 @@ from abstain.serving.api.recording import Recorder, Timed
 from abstain.serving.api.redactions import Redactions
 from abstain.serving.api.schemas import AnswerRequest, ContextsRequest, FeedbackRequest, GateRequest
 from abstain.serving.api.shadow import ShadowGate
+from abstain.serving.api.tries import Tries
 from abstain.serving.decision import Decision, no_decision
 from abstain.serving.explanation import Explanation
 from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, as_contexts, new_id
@@ -46,7 +47,7 @@ OnText = Callable[[str], None]
 CALLERS = frozenset(
     {
         *(Code.BUSY, Code.TOO_LONG, Code.TOO_LARGE, Code.INVALID_ROW, Code.WRONG_FORMAT, Code.OTHER_STATES),
-        *(Code.NOT_FINITE, Code.NOT_READABLE, Code.NO_ACCESS),
+        *(Code.NOT_FINITE, Code.NOT_READABLE, Code.NO_ACCESS, Code.FAILED_CHECK),
     }
 )
 """What a caller can do something about is an error; whatever else goes wrong makes the decision `unavailable`."""
@@ -74,6 +75,7 @@ class GateService:
         self.metrics = Metrics()
         self.gatherer = Gatherer(log, settings, retrieve)
         self.rows = Quota(settings.caller.rows_a_minute, "rows of the decision log")
+        self._tries = Tries(settings.caller.tries)
         self._redactions = Redactions()
         self._recorder = Recorder(log, self.metrics, self._redactions)
         self._batcher = Batcher(settings.batch, settings.waiting, settings.caller.waiting)
@@ -143,6 +145,8 @@ class GateService:
     ) -> DecisionInput | None:
         """What the decision rests on; None where nothing is live."""
         await self.gatherer.gather_texts(pending)
+        if pending.row is not None:
+            self._require_another_try(pending, pending.row.question)
         states = pending.request.states
         if live is None:
             await self.gatherer.discard(states)
@@ -150,6 +154,9 @@ class GateService:
         if states and states.path:
             self._batcher.require_room(current_caller())  # else the file would be gone when the caller asks again
         return await self.gatherer.gather_given(pending, live.gate, body)
+
+    def _require_another_try(self, pending: PendingRequest[Any], question: str) -> None:
+        self._tries.require_another(current_caller(), pending.request.conversation, question, pending.key)
 
     async def _score(self, live: Live, decision_input: DecisionInput) -> ScoredAnswer:
         """The decision of the version that is live, by the base model where it has to read the answer."""
@@ -231,6 +238,7 @@ class GateService:
             interaction_id=pending.key, question=request.question, contexts=as_contexts(request.contexts)
         )
         self.gatherer.limit(length_of(question.question, None, question.contexts))
+        self._require_another_try(pending, question.question)
 
         async def generate(live: Live | None) -> Decision | None:
             if live is None:

@@ -49,6 +49,7 @@ class Found:
     question: str | None
     contexts: tuple[str | Context, ...] | None
     entitlements: tuple[str, ...] | None
+    conversation: str | None
     user: str | None
     product: str | None
     model: str | None
@@ -72,7 +73,7 @@ class Finder:
         values = {name: path.of(request) for name, path in self._paths.items()}
         contexts = [_context(one) for one in _listed(values.get("contexts"))]
         entitlements = [_entitlement(one) for one in _listed(values.get("entitlements"))]
-        names = ("call_id", "question", "user", "product", "model")
+        names = ("call_id", "question", "conversation", "user", "product", "model")
         texts = {name: text_of(values.get(name)) for name in names}
         return Found(contexts=tuple(contexts) or None, entitlements=tuple(entitlements) or None, **texts)
 
