@@ -1,0 +1,162 @@
+"""Who gets past the keys, the roles and the sessions of the gate server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from abstain.serving.api.keys import ROLES, Keys, make_key
+from abstain.serving.api.service import GateService
+from tests.attacks.conftest import Count
+from tests.serving.api.conftest import BASE, MadeUpReleases
+from tests.serving.api.test_answer_and_feedback import QUESTION
+from tests.serving.api.test_gate_route import ASKED
+from tests.serving.api.test_keys import bearer
+from tests.serving.status_page.builders import make_server
+from tests.serving.status_page.test_page import log_in, token_of
+
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
+OPEN = ("/healthz", "/readyz", "/metrics", "/openapi.json", "/")
+API: dict[str, Any] = {
+    "/v1/gate": ASKED,
+    "/v1/gate/states": {},
+    "/v1/answer": QUESTION,
+    "/v1/feedback": {"feedback_id": "f", "interaction_id": "i", "thumb": "up"},
+    "/v1/contexts": {"call_id": "c", "contexts": ["x"]},
+    "/v1/familiarity": {"instruction": "hi"},
+    "/beta/litellm_basic_guardrail_api": {"input_type": "response", "texts": ["x"]},
+    "/gateways/kgateway/request": {"body": {"messages": []}},
+    "/gateways/kgateway/response": {"body": {"choices": []}},
+    "/request": {"body": {"messages": []}},
+    "/response": {"body": {"choices": []}},
+    "/gateways/portkey": {"eventType": "afterRequestHook"},
+}
+SPELLINGS = [
+    *("//v1/gate", "/v1//gate", "/V1/gate", "/v1/gate/", "/v1/%67ate", "/%761/gate", "/v1/./gate", "/x/../v1/gate"),
+    *("/v1/gate;a", "/v1/gate%00", "/v1/gate?x", "/gateways/../v1/gate", "/v1%2fgate", "/beta/../v1/gate"),
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def keys(file: Path) -> dict[str, str]:
+    """A key of each role, and one of all, by its name."""
+    made = {role: make_key(role, [role]) for role in sorted(ROLES)} | {"all": make_key("all", ROLES)}
+    file.write_text("".join(f"{line}\n" for _, line in made.values()))
+    return {name: key for name, (key, _) in made.items()}
+
+
+@pytest.fixture
+def withholding(
+    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
+) -> GateService:
+    releases.promote("v1.0.0", make_release(threshold="1.1"))
+    return make_service()
+
+
+@pytest.fixture
+def client(withholding: GateService, file: Path, keys: dict[str, str]) -> Iterator[TestClient]:
+    with TestClient(make_server(withholding, Keys(file=file)), BASE) as opened:
+        yield opened
+
+
+def test_nobody_without_a_key_is_answered(client: TestClient, keys: dict[str, str], count_attempts: Count) -> None:
+    key = keys["ask"]
+    headers = [
+        *({}, bearer(""), bearer("None"), bearer(key[:-1]), bearer(key.upper()), bearer(f"{key} x")),
+        *({"Authorization": text} for text in ("", key, f"Basic {key}", f"Digest {key}")),
+        *({"X-API-Key": key}, {"Cookie": f"abstain-gate={key}"}, {"X-Forwarded-For": "127.0.0.1"}),
+    ]
+    attempts = [client.post(path, json=body, headers=sent) for path, body in API.items() for sent in headers]
+    attempts += [client.get("/v1/version", headers=sent) for sent in headers]
+    count_attempts("requests without a key", len(attempts), sum(one.status_code == 401 for one in attempts))
+
+
+def test_no_spelling_of_a_path_goes_past_the_key(client: TestClient, count_attempts: Count) -> None:
+    replies = [client.post(path, json=ASKED) for path in SPELLINGS]
+    replies += [client.request(method, "/v1/gate") for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD")]
+    repelled = sum(400 <= one.status_code < 500 for one in replies)
+    count_attempts("other spellings of a path, other methods", len(replies), repelled)
+
+
+def test_what_needs_no_key_is_open_beside_all_gateways(client: TestClient, keys: dict[str, str]) -> None:
+    found = {path: client.get(path).status_code for path in OPEN}
+    assert found == {**dict.fromkeys(OPEN, 200), "/": 403}, "the page asks for a key"
+    assert log_in(client, keys["ask"]).status_code == 200
+
+
+def test_a_role_opens_nothing_else(client: TestClient, keys: dict[str, str], count_attempts: Count) -> None:
+    needed = {path: "feedback" if path == "/v1/feedback" else "ask" for path in API}
+    attempts = [(role, path) for path in API for role in keys if role not in (needed[path], "all")]
+    replies = [client.post(path, json=API[path], headers=bearer(keys[role])) for role, path in attempts]
+    count_attempts("a key of another role", len(replies), sum(one.status_code == 403 for one in replies))
+
+
+@pytest.mark.parametrize("stream", [None, "buffered", "optimistic"])
+def test_who_may_only_ask_reads_no_withheld_text(
+    client: TestClient, keys: dict[str, str], stream: str | None, count_attempts: Count
+) -> None:
+    asked = {**QUESTION, "stream": stream}
+    may = client.post("/v1/answer", json=asked, headers=bearer(keys["all"]))
+    assert may.status_code == 200 and '"answer":null' not in may.text.replace(": ", ":")
+    seen = client.post("/v1/answer", json=asked, headers=bearer(keys["ask"]))
+    is_held = "event: text" not in seen.text and '"answer":null' in seen.text.replace(": ", ":")
+    count_attempts("text of withheld answers for the role `ask`", 1, seen.status_code == 403 or is_held)
+
+
+def test_who_may_only_ask_sees_no_withheld_text_on_the_page(
+    client: TestClient, keys: dict[str, str], count_attempts: Count
+) -> None:
+    asked = {**ASKED, "answer": "a secret answer", "interaction_id": "w-1"}
+    assert client.post("/v1/gate", json=asked, headers=bearer(keys["ask"])).json()["show"] is False
+    repelled, roles = 0, ("ask", "feedback", "review")
+    for role in roles:
+        client.cookies.clear()
+        log_in(client, keys[role])
+        repelled += all("a secret answer" not in client.get(path).text for path in ("/", "/review?id=w-1"))
+    count_attempts("text of withheld answers on the page", len(roles), repelled)
+
+
+@pytest.mark.parametrize("way", ["rewritten", "replaced"])
+def test_a_revoked_key_is_refused_at_once(
+    client: TestClient, keys: dict[str, str], file: Path, way: str, count_attempts: Count
+) -> None:
+    headers = bearer(keys["ask"])
+    assert log_in(client, keys["ask"]).status_code == 200
+    assert client.get("/v1/version", headers=headers).status_code == 200
+    before, (_, other) = file.stat(), make_key("ask", ["ask"])
+    lines = [other if line.startswith("ask ") else line for line in file.read_text().splitlines()]
+    target = file if way == "rewritten" else file.with_suffix(".new")
+    target.write_text("".join(f"{line}\n" for line in lines))
+    os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
+    target.rename(file)
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    repelled = (client.get("/v1/version", headers=headers).status_code == 401) + (client.get("/").status_code == 403)
+    count_attempts("a revoked key, its file with the old size and time", 2, repelled)
+
+
+def test_a_session_is_neither_made_up_nor_kept(client: TestClient, keys: dict[str, str], count_attempts: Count) -> None:
+    repelled = client.get("/", headers={"Cookie": "abstain-gate=made-up"}).status_code == 403
+    form = {"token": token_of(client.get("/")), "key": keys["ask"]}
+    nonce = client.cookies["abstain-gate-login"]
+    client.cookies.clear()
+    repelled += client.post("/login", data=form).status_code == 403
+    wrong = {**form, "key": "abstain_guess"}
+    cookie = {"Cookie": f"abstain-gate-login={nonce}"}
+    repelled += all(client.post("/login", data=wrong, headers=cookie).status_code == 403 for _ in range(50))
+    log_in(client, keys["ask"])
+    session = client.cookies["abstain-gate"]
+    client.post("/logout", data={"token": token_of(client.get("/"))})
+    client.cookies.clear()
+    repelled += client.get("/", headers={"Cookie": f"abstain-gate={session}"}).status_code == 403
+    count_attempts("sessions that nobody opened", 4, repelled)

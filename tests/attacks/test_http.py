@@ -1,0 +1,191 @@
+"""What a socket of the gate server can be sent: heads, bodies and JSON that no client of ours would send."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import http.client
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from abstain.serving.api.keys import Keys
+from abstain.serving.api.server import LINES_A_MINUTE, LOGGERS, FewLines
+from abstain.serving.api.service import GateService
+from tests.attacks.conftest import Count
+from tests.serving.api.test_gate_route import ASKED
+from tests.serving.api.test_server import sent
+from tests.serving.status_page.builders import listening, make_server
+
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
+HOST = b"Host: localhost\r\nConnection: close\r\n"
+GET = b"GET /healthz HTTP/1.1\r\n" + HOST
+POST = b"POST /v1/gate HTTP/1.1\r\n" + HOST
+HEADS = {
+    "a head of 70,000 bytes in one packet": GET + b"X: " + b"a" * 70_000 + b"\r\n\r\n",
+    "10,000 headers in one packet": GET + b"".join(b"X%d: a\r\n" % n for n in range(10_000)) + b"\r\n",
+    "a path of 70,000 bytes": b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n",
+    "length and chunks": POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + GET + b"\r\n",
+    "two lengths": POST + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde",
+    "a signed length": POST + b"Content-Length: +4\r\n\r\nabcd",
+    "a negative length": POST + b"Content-Length: -1\r\n\r\nabcd",
+    "another encoding": POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "a space before the colon": POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    "an endless chunk": POST + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFFF\r\nabc\r\n",
+    "NUL in a header": GET + b"X: a\0b\r\n\r\n",
+    "a bare CR in a header": GET + b"X: a\rb\r\n\r\n",
+    "no host": b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n",
+    "another host": b"GET /healthz HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
+    "a host that begins like ours": b"GET / HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\nConnection: close\r\n\r\n",
+    "CONNECT": b"CONNECT evil:443 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a body beyond the limit that is announced": POST + b"Expect: 100-continue\r\nContent-Length: 99999999\r\n\r\n",
+}
+TEXT = '{"question": "q", "answer": "a", "contexts": ["c"], %s}'
+
+
+def states(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+def described(**changes: Any) -> dict[str, Any]:
+    return {"states": {"engine": "vllm", "layers": [2], "prompt_tokens": 1, **changes}}
+
+
+JSON_BODIES: dict[str, bytes] = {
+    "gzip": gzip.compress(json.dumps(ASKED).encode()),
+    "a deep list": b'{"question": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep objects": (TEXT % ('"response": ' + '{"a": ' * 5000 + "1" + "}" * 5000)).encode(),
+    "NaN": (TEXT % '"writer": {"x": NaN}').encode(),
+    "Infinity": (TEXT % '"writer": {"x": Infinity}').encode(),
+    "1e999": (TEXT % '"writer": {"x": 1e999}').encode(),
+    "bytes of a surrogate": b'{"question": "q \xed\xa0\x80", "answer": "a", "contexts": ["c"]}',
+    "no UTF-8": b'{"question": "q \xff", "answer": "a", "contexts": ["c"]}',
+    **{of: json.dumps(ASKED).encode(of) for of in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le")},
+    "a text above the limit": json.dumps({**ASKED, "answer": "x" * 100_001}).encode(),
+    "65 answers": json.dumps([ASKED] * 65).encode(),
+    "a million numbers": b"[" + b",".join([b"1"] * 1_000_000) + b"]",
+    "a million contexts": (TEXT % ('"entitlements": [' + ",".join(['""'] * 1_000_000) + "]")).encode(),
+    "an id of 1,001": json.dumps({**ASKED, "interaction_id": "i" * 1001}).encode(),
+    "a blank id": json.dumps({**ASKED, "interaction_id": "  "}).encode(),
+    "5,000 unknown fields": json.dumps({**ASKED, **{f"k{n}": 1 for n in range(5000)}}).encode(),
+    "a number": b"1",
+    "a text": b'"x"',
+    "null": b"null",
+    "nothing": b"",
+    "states that are no base64": json.dumps(described(safetensors="!!")).encode(),
+    "states with a huge header": json.dumps(
+        described(safetensors=base64.b64encode((2**62).to_bytes(8, "little") + b"{}").decode())
+    ).encode(),
+    "layer 1e9": json.dumps(described(layers=[10**9], safetensors="")).encode(),
+    "a path of the machine": json.dumps(described(path="/etc/passwd")).encode(),
+}
+STATES_BODIES = {
+    "deep metadata": states(b'{"__metadata__":{"request":"' + b"[" * 20_000 + b'"}}'),
+    "a header without end": b"\xff" * 8 + b"{}",
+    "a list as request": states(b'{"__metadata__":{"request":"[]"}}'),
+    "NaN in metadata": states(
+        json.dumps({"__metadata__": {"request": '{"writer":{"a":NaN},"states":{"engine":"vllm"}}'}}).encode()
+    ),
+    "a surrogate in metadata": states(
+        json.dumps({"__metadata__": {"request": json.dumps({**ASKED, "question": "\ud800", **described()})}}).encode()
+    ),
+}
+
+
+@pytest.fixture
+def address(service: GateService) -> Iterator[str]:
+    with listening(make_server(service, Keys())) as found:
+        yield found
+
+
+def is_alive(address: str) -> bool:
+    return httpx.get(f"{address}/healthz", timeout=10).status_code == 200
+
+
+def pair(address: str) -> tuple[str, int]:
+    parts = urlsplit(address)
+    assert parts.hostname and parts.port
+    return parts.hostname, parts.port
+
+
+def test_a_hostile_head_is_refused(address: str, count_attempts: Count) -> None:
+    replies = {name: sent(pair(address), content) for name, content in HEADS.items()}
+    taken = [name for name, reply in replies.items() if reply and reply.split()[1][:1] != b"4"]
+    taken += [name for name, reply in replies.items() if reply.count(b"HTTP/1.1 ") > 1]
+    assert taken == [] and is_alive(address)
+    count_attempts("heads that are too long, split requests or lie", len(HEADS), len(HEADS) - len(taken))
+
+
+def test_a_long_head_that_is_allowed_is_answered(address: str) -> None:
+    content = GET + b"X: " + b"a" * 60_000 + b"\r\n\r\n"
+    assert sent(pair(address), content).startswith(b"HTTP/1.1 200")
+
+
+def test_a_hostile_body_is_a_problem(address: str, count_attempts: Count) -> None:
+    kinds = {
+        "/v1/gate": ("application/json", JSON_BODIES),
+        "/v1/gate/states": ("application/octet-stream", STATES_BODIES),
+    }
+    taken, tried = [], 0
+    with httpx.Client(base_url=address, timeout=20) as client:
+        for path, (kind, bodies) in kinds.items():
+            for name, content in bodies.items():
+                reply = client.post(path, content=content, headers={"Content-Type": kind})
+                is_problem = reply.headers["content-type"] == "application/problem+json" and len(reply.content) < 10_000
+                taken += [] if is_problem and 400 <= reply.status_code < 500 else [f"{name}: {reply.status_code}"]
+                tried += 1
+    assert taken == [] and is_alive(address)
+    count_attempts("bodies that are no request", tried, tried - len(taken))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_json_is_utf_8(address: str, encoding: str) -> None:
+    kind = {"Content-Type": "application/json"}
+    reply = httpx.post(f"{address}/v1/gate", content=json.dumps(ASKED).encode(encoding), headers=kind)
+    assert reply.status_code == 400 and "UTF-8" in reply.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "size"),
+    [("/v1/gate", 9 * 1024 * 1024), ("/login", 1024 * 1024), ("/v1/gate/states", 65 * 1024 * 1024)],
+)
+def test_who_writes_first_sees_that_it_was_too_much(address: str, path: str, size: int) -> None:
+    connection = http.client.HTTPConnection(*pair(address), timeout=20)
+    connection.request("POST", path, b"x" * size)
+    reply = connection.getresponse()
+    assert reply.status == 413 and "are allowed" in json.loads(reply.read())["detail"]
+    connection.close()
+
+
+def test_what_is_sent_comes_back_in_no_header(address: str, count_attempts: Count) -> None:
+    content = b"GET /v1/version HTTP/1.1\r\n" + HOST
+    content += b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"
+    content += b"tracestate: a=b%0d%0aX-Evil: 1\r\nbaggage: a=%0d%0aX-Evil:1\r\n\r\n"
+    repelled = b"\r\nX-Evil" not in sent(pair(address), content)
+    count_attempts("headers split the response", 1, repelled)
+
+
+def test_invalid_requests_are_few_lines_of_the_log(address: str, count_attempts: Count) -> None:
+    lines: list[str] = []
+    counter = logging.Handler()
+    counter.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    few = [one for one in logging.getLogger(LOGGERS[0]).filters if isinstance(one, FewLines)]
+    assert len(few) == 1, "as `config_of` adds it, once for all servers of a process"
+    logging.getLogger(LOGGERS[0]).addHandler(counter)
+    try:
+        upgrade = (
+            b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"Connection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
+        )
+        for content in (b"\x00\xff\x16\x03", upgrade) * 40:
+            sent(pair(address), content)
+    finally:
+        logging.getLogger(LOGGERS[0]).removeHandler(counter)
+    assert lines
+    most = 2 * 3 * LINES_A_MINUTE  # of three places in the code, and a minute may begin meanwhile
+    count_attempts("invalid requests fill the log", 80, 80 if len(lines) <= most else 0)
