@@ -1,0 +1,95 @@
+"""Text of callers on the gate's pages and in Markdown: it stays text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from urllib.parse import quote
+
+import pytest
+from fastapi.testclient import TestClient
+
+from abstain.core.markdown import escape, paragraph, plain, points, records_table
+from abstain.serving.api.keys import Keys
+from abstain.serving.api.service import GateService
+from tests.attacks.conftest import Count
+from tests.serving.api.conftest import BASE
+from tests.serving.status_page.builders import make_server
+from tests.serving.status_page.test_page import send
+
+HOSTILE = [
+    *("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "'-alert(1)-'", "javascript:alert(1)"),
+    *("{{7*7}}${7*7}", "</textarea><svg/onload=alert(1)>", "</title><script>x</script>", "&lt;b&gt;"),
+    *("\u202eevil\u2066", "]]><!--", "%0d%0aSet-Cookie:a=b"),
+]
+LINKS = ("href", "src", "action", "formaction")
+OTHER_SITES = ("https://evil.example", "null", "http://localhost:8700", "http://127.0.0.1:9999")
+
+
+class Found(HTMLParser):
+    """What a page would run or load."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        runs = tag in ("script", "img", "iframe", "object", "embed")
+        handlers = [name for name, _ in attrs if name.startswith("on")]
+        handlers += [name for name, value in attrs if name in LINKS and "javascript:" in (value or "").lower()]
+        self.found += [tag] * runs + handlers
+
+
+@pytest.fixture
+def page(service: GateService) -> Iterator[TestClient]:
+    with TestClient(make_server(service, Keys()), BASE) as opened:
+        yield opened
+
+
+@pytest.mark.heavy
+def test_text_of_callers_runs_nothing_on_a_page(page: TestClient, count_attempts: Count) -> None:
+    pages = []
+    for number, text in enumerate(HOSTILE):
+        key = f"x{number}{text}"
+        asked = {"question": f"{text} q?", "answer": text, "contexts": [{"chunk_id": text, "text": text}]}
+        asked |= dict.fromkeys(("product", "group", "user", "model"), text) | {"interaction_id": key}
+        assert page.post("/v1/gate", json=asked).status_code == 200
+        review = {"feedback_id": key, "interaction_id": key, "reviewer": text, "ideal_answer": text}
+        review |= dict.fromkeys(("complete", "correct", "truthful"), True)
+        assert page.post("/v1/feedback", json=review).status_code == 200
+        pages += [page.get(f"/review?id={quote(key, safe='')}"), page.get(f"/review?id={quote(text, safe='')}")]
+        pages.append(send(page, "/try", question=f"{text}?", contexts=text, answer=text))
+    pages.append(page.get("/"))
+    held = [one for one in pages if not Found(one.text).found and ">49$" not in one.text]
+    assert all("default-src 'none'" in one.headers["content-security-policy"] for one in pages)
+    count_attempts("scripts in what callers send, on the pages", len(pages), len(held))
+
+
+@pytest.mark.heavy
+def test_other_sites_and_their_forms_are_refused(page: TestClient, count_attempts: Count) -> None:
+    token = re.search(r'name="token" value="(\w+)"', page.get("/").text)
+    assert token
+    form = {"interaction_id": "i", "complete": "yes", "correct": "yes", "truthful": "yes"}
+    thumb = {"feedback_id": "f", "interaction_id": "i", "thumb": "up"}
+    replies = [page.post("/review", data=form)]
+    for origin in OTHER_SITES:
+        headers = {"Origin": origin}
+        replies.append(page.post("/review", data={**form, "token": token[1]}, headers=headers))
+        replies.append(page.post("/v1/feedback", json=thumb, headers={**headers, "Content-Type": "text/plain"}))
+        replies.append(page.get("/v1/version", headers=headers))
+        replies.append(page.options("/v1/gate", headers={**headers, "Access-Control-Request-Method": "POST"}))
+    replies += [page.get("/", headers={"Host": host}) for host in ("evil.example", "127.0.0.1.evil.example:8700")]
+    held = [
+        one for one in replies if one.status_code in (400, 403) and "access-control-allow-origin" not in one.headers
+    ]
+    count_attempts("forms and requests of other sites", len(replies), len(held))
+
+
+def test_text_of_callers_is_text_in_markdown(count_attempts: Count) -> None:
+    text = "<img src=x onerror=alert(1)> [x](http://evil/) ![i](http://evil/p.png) `a` | b \x1b[2J \u202e http://evil.example"
+    made = [escape(text), records_table([{"product": text, "n": 1}]), points([text]), paragraph(text)]
+    held = [one for one in made if not re.search(r"(?<!\\)[<\[]|\x1b|\u202e|(?<!\\)\]\(", one)]
+    assert "\x1b" not in plain(text) and "\u202e" not in plain(text)
+    count_attempts("HTML, links and control characters in Markdown", len(made), len(held))
