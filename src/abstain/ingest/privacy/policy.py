@@ -23,6 +23,7 @@ from abstain.core.contracts import Context, Feedback, Interaction, Review, Row
 from abstain.core.markdown import plain
 from abstain.core.reasons import Reason
 from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.privacy.pieces import OVERLAP
 from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
 from abstain.ingest.privacy.redaction import Redactor
 
@@ -103,9 +104,16 @@ class Privacy:
         return redacted
 
     def redact_message(self, message: str) -> str:
-        """`message`, which may quote what somebody typed, as it may be reported: redacted, printable, on one line."""
-        shown = plain(self.redact(message))
-        return shown if len(shown) <= LONGEST_MESSAGE else f"{shown[:LONGEST_MESSAGE]}…"
+        """`message`, which may quote what somebody typed, as it may be reported: redacted, printable, on one line.
+
+        Of a long one no more is redacted than may be reported.
+        """
+        shown = self.redact(message[: LONGEST_MESSAGE + OVERLAP])
+        if len(message) > LONGEST_MESSAGE + OVERLAP:
+            shown = shown[:-OVERLAP]  # where something may have been cut in two, and so was not recognised
+        elif len(shown := plain(shown)) <= LONGEST_MESSAGE:
+            return shown
+        return f"{plain(shown)[:LONGEST_MESSAGE]}…"
 
     def redact_reason(self, reason: Reason) -> Reason:
         """`reason` with its field and message as they may be reported."""
