@@ -37,7 +37,7 @@ from safetensors.torch import save
 
 from abstain.config.serve_settings import load_serve_settings
 from abstain.config.settings import load_settings
-from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
+from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY, write_digest
 from abstain.core.contracts import Interaction
 from abstain.data.decision_log.log import DecisionLog
 from abstain.learning.estimators.onnx_probe import export_probe
@@ -62,15 +62,18 @@ CALLERS = 8
 
 @dataclass(frozen=True)
 class OneRelease:
-    """Releases, of which there is one, in `folder`."""
+    """Releases, of which there is one."""
 
-    folder: Path
+    bundle: Path
 
     def live(self) -> Release:
         return Release("v1.0.0", "", datetime(2026, 1, 1, tzinfo=UTC))
 
+    def folder(self, release: Release) -> Path:
+        return self.bundle
+
     def fetch(self, release: Release) -> Path:
-        return self.folder
+        return self.bundle
 
 
 @dataclass(frozen=True)
@@ -122,13 +125,16 @@ def write_release(folder: Path) -> None:
         "scorer": json.dumps({"name": "probe", "kinds": {"probe": "probe"}, "sha256": {}, "forward_tokens": None}),
     }
     export_probe(drawn("lstm", width_of()), folder / "probe.onnx", metadata)
+    write_digest(folder)
 
 
 def serve(folder: Path) -> None:
     """The server's process. Prints its address and the seconds of CPU until it was ready."""
     settings, serving = load_settings(), load_serve_settings()
     live = LiveGate(OneRelease(folder), lambda bundle: Gate.open(bundle, settings))
-    log = DecisionLog.open(f"sqlite:///{folder / 'log.sqlite'}", redact=lambda row: row, pseudonym=str, key=b"digests")
+    log = DecisionLog.open(
+        f"sqlite:///{folder.parent / 'log.sqlite'}", redact=lambda row: row, pseudonym=str, key=b"digests"
+    )
     with listen("127.0.0.1", 0) as listening:
         service = GateService(live, log, serving)
         live.refresh()
@@ -224,8 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_release(chosen.export) if chosen.export else serve(chosen.serve)
         return
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        subprocess.run([sys.executable, "-m", "benchmarks.serving", "--export", name], check=True)
+        folder = Path(name) / "bundle"
+        folder.mkdir()
+        subprocess.run([sys.executable, "-m", "benchmarks.serving", "--export", str(folder)], check=True)
         rows = of_sample(list(answered_questions(build_handbook()))).interactions[: chosen.answers]
         gate = Gate.open(folder)
         gate.warm()

@@ -20,10 +20,11 @@ import yaml
 
 from abstain.config.settings import load_settings
 from abstain.core import paths
+from abstain.core.bundle_format import write_digest
 from abstain.learning.estimators.onnx_probe import stamp
 from abstain.release.registry import Event, Registry, load_registry, tag_of
 from tasks.decision_record import write_record
-from tasks.release_bundle import bundle_digest, sha256
+from tasks.release_bundle import sha256
 from tasks.shell import git, run
 from tasks.workspace import BRANCH, Workspace
 
@@ -115,13 +116,14 @@ class NightlyHistory:
             (bundle / name).parent.mkdir(parents=True, exist_ok=True)
             (bundle / name).write_bytes(content)
         stamp(bundle / paths.RELEASED_ONNX.name, bundle / paths.RELEASED_ONNX.name, {"version": version})
+        digest = write_digest(bundle)
         entries = {
             one.relative_to(bundle).as_posix(): self.objects.add(one.read_bytes())
             for one in bundle.rglob("*")
             if one.is_file()
         }
         first = self.registry.history[0]
-        own = {"sha256": sha256(bundle / paths.RELEASED_ONNX.name), "bundle_sha256": bundle_digest(bundle)}
+        own = {"sha256": sha256(bundle / paths.RELEASED_ONNX.name), "bundle_sha256": digest}
         event = Event(**{**first.model_dump(), "version": version, "candidate": candidate, "at": at, **own})
         self.registry = self.registry.promoted(event)
         name = paths.APPROVALS / f"{version}.json"

@@ -8,7 +8,7 @@ from abstain.core import paths
 from abstain.release.registry import Event, parse_registry
 from abstain.release.shadow import Shadow
 from abstain.serving.api.live_gate import Release
-from tasks.release_bundle import fetch_release, fetch_shadow, smoke_test
+from tasks.release_bundle import fetch_release, fetch_shadow, smoke_test, stored
 from tasks.shadow import shadow_at
 from tasks.shell import git
 from tasks.workspace import origin_snapshot
@@ -21,15 +21,17 @@ class OriginReleases:
         self._event: Event | None = None
         self._repository = Path()
 
-    def live(self) -> Release | None:
-        """The version in production; None where nothing is."""
+    def live(self) -> Release:
+        """The version in production. Raises `AbstainError` as `Registry.require_prod` does."""
         self._repository, revision = origin_snapshot()
         registry = parse_registry(git(self._repository, "show", f"{revision}:{paths.REGISTRY}"))
-        event = self._event = registry.prod
-        if event is None:
-            return None
+        event = self._event = registry.require_prod()
         marks = (event.mark, str(registry.taint or ""))
         return Release(event.version, event.bundle_sha256, event.at, "; ".join(filter(None, marks)))
+
+    def folder(self, release: Release) -> Path:
+        """The folder of `release` in the local store."""
+        return stored(release.version)
 
     def fetch(self, release: Release) -> Path:
         """The folder of what `live` gave last. Raises `AbstainError` where it is not what was promoted."""
@@ -55,6 +57,11 @@ class OriginShadow:
         if shadow is None or shadow.beside != registry.version:
             return None
         return Release(shadow.version, shadow.bundle_sha256, shadow.at)
+
+    def folder(self, release: Release) -> Path:
+        """The folder in the local store of what `live` gave last."""
+        assert self._shadow is not None
+        return stored(self._shadow.tag)
 
     def fetch(self, release: Release) -> Path:
         """The folder of what `live` gave last. Raises `AbstainError` where it is not what was set."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from abstain.config.settings import load_settings
 from abstain.core import paths
+from abstain.core.bundle_format import is_whole, write_digest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
@@ -37,13 +38,11 @@ SMOKE_TOLERANCE = 1e-5
 def production() -> tuple[Path, Event]:
     """The bundle in production by the origin's registry, fetched and checksummed, and the event that promoted it.
 
-    Raises `AbstainError` where nothing is in production.
+    Raises `AbstainError` as `Registry.require_prod` and `fetch_release` do.
     """
     repository, revision = origin_snapshot()
-    registry = parse_registry(git(repository, "show", f"{revision}:{paths.REGISTRY}"))
-    if registry.prod is None:
-        raise AbstainError(Code.NO_VERSION, "nothing is in production yet: run `abstain retrain` first")
-    return fetch_release(repository, registry.prod), registry.prod
+    event = parse_registry(git(repository, "show", f"{revision}:{paths.REGISTRY}")).require_prod()
+    return fetch_release(repository, event), event
 
 
 class Bundled(Protocol):
@@ -60,48 +59,54 @@ class Bundled(Protocol):
 
 
 def fetch_release(repository: Path, event: Event) -> Path:
-    """The bundle of one version, in the local store of releases; fetched with DVC where it is not there yet.
+    """The bundle of one version, in the local store of releases; fetched with DVC where it is missing or damaged there.
 
-    Raises `AbstainError` where its files are not those that were promoted; such a bundle is not put into the store.
+    Raises `AbstainError` where the files that DVC gives are not those that were promoted; the store stays as it is.
     """
-    return _fetch(repository, event, event.version, paths.RELEASE, tag_of(event.version), "`abstain rollback`")
+    target = stored(event.version)
+    return _fetch(repository, event, target, paths.RELEASE, tag_of(event.version), "`abstain rollback`")
 
 
 def fetch_shadow(repository: Path, shadow: Shadow) -> Path:
     """The bundle of a shadow, as `fetch_release` gives that of a version."""
-    return _fetch(repository, shadow, shadow.tag.replace("/", "-"), paths.SHADOW, shadow.tag, "`abstain shadow clear`")
+    return _fetch(repository, shadow, stored(shadow.tag), paths.SHADOW, shadow.tag, "`abstain shadow clear`")
 
 
-def _fetch(repository: Path, event: Bundled, name: str, folder: Path, tag: str, remedy: str) -> Path:
-    """`folder` as it is under `tag`, in the local store of releases as `name`."""
-    target = load_settings().home.resolve() / "releases" / name
-    if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".fetching-"))
-        bundle = scratch / "release"
-        command = ["dvc", "get", str(repository), str(folder), "--rev", tag, "-o", str(bundle)]
-        try:
-            run(command, repository)
-            changed = f"the tag {tag} or the DVC remote was changed: restore it, or {remedy}"
-            _require_promoted(bundle, event, changed)
-            bundle.rename(target)
-        except OSError:
-            if not target.is_dir():  # otherwise another process fetched the same version first
-                raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    _require_promoted(target, event, f"delete the folder {target} and try again")
+def stored(name: str) -> Path:
+    """The folder of the local store of releases for a version, or for the tag of a shadow."""
+    return load_settings().home.resolve() / "releases" / name.replace("/", "-")
+
+
+def _fetch(repository: Path, event: Bundled, target: Path, folder: Path, tag: str, remedy: str) -> Path:
+    """`target`, with `folder` as it is under `tag`."""
+    if _is_promoted(target, event):
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".fetching-"))
+    bundle = scratch / "release"
+    try:
+        run(["dvc", "get", str(repository), str(folder), "--rev", tag, "-o", str(bundle)], repository)
+        if not _is_promoted(bundle, event):
+            raise AbstainError(
+                Code.BAD_ARTIFACT,
+                f"the files of {event.version} are not those that were promoted: the tag {tag} or the DVC remote was "
+                f"changed: restore it, or {remedy}",
+            )
+        if target.exists() and not _is_promoted(target, event):
+            target.rename(scratch / "damaged")
+        bundle.rename(target)
+    except OSError:
+        if not _is_promoted(target, event):  # otherwise another process fetched the same version first
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     return target
 
 
-def _require_promoted(bundle: Path, event: Bundled, remedy: str) -> None:
-    """Raise `AbstainError`, which ends with `remedy`, unless the files of `bundle` are those that were promoted."""
+def _is_promoted(bundle: Path, event: Bundled) -> bool:
+    """Whether the files of `bundle` are those that were promoted."""
     onnx = bundle / paths.RELEASED_ONNX.name
-    same = onnx.is_file() and sha256(onnx) == event.sha256
-    if not same or event.bundle_sha256 != bundle_digest(bundle):
-        raise AbstainError(
-            Code.BAD_ARTIFACT, f"the files of {event.version} are not those that were promoted: {remedy}"
-        )
+    return onnx.is_file() and sha256(onnx) == event.sha256 and is_whole(bundle, event.bundle_sha256)
 
 
 def smoke_test(bundle: Path, event: Bundled) -> None:
@@ -141,7 +146,7 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
         guaranteed=record["guaranteed"],
         more_reviews=record["more_reviews"],
         kind=json.loads((root / paths.SERVED).read_text())["kind"],
-        bundle_sha256=bundle_digest(bundle),
+        bundle_sha256=write_digest(bundle),
     )
     smoke_test(bundle, event)
     return event
@@ -159,7 +164,7 @@ def build_shadow(root: Path, beside: str) -> Shadow:
         beside=beside,
         at=datetime.now(UTC),
         sha256=sha256(onnx),
-        bundle_sha256=bundle_digest(bundle),
+        bundle_sha256=write_digest(bundle),
     )
     smoke_test(bundle, shadow)
     return shadow
@@ -219,13 +224,6 @@ def _smoke_confidences(scorer: LiveScorer, states: Path) -> dict[str, list[float
 
     live = np.nan_to_num(scorer.score(made_up_answer(scorer)), nan=-1.0)
     return {"probe": scorer.head.confidence(StateTable(states)).tolist(), "live": live.tolist()}
-
-
-def bundle_digest(bundle: Path) -> str:
-    """The SHA-256 (hex) over names and contents of all files of `bundle`: one more, one less or another changes it."""
-    files = [file for file in bundle.rglob("*") if file.is_file()]
-    listed = sorted((file.relative_to(bundle).as_posix(), sha256(file)) for file in files)
-    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
 def sha256(file: Path) -> str:

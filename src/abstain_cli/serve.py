@@ -78,7 +78,7 @@ def serve(
         if serving.shadow != "off":
             # Without passes of its own it needs no base model, which may be another one.
             warm = Gate.warm if serving.shadow == "full" else lambda gate: None
-            shadow = LiveGate(OriginShadow(), open_gate, warm, nothing=None)
+            shadow = LiveGate(OriginShadow(), open_gate, warm)
         service = GateService(live, log, serving, chunks, shadow)
         app = make_app(service, keys, None if keys.required else names_of(host))
         app.include_router(make_routes(service, keys, params.labels))

@@ -185,8 +185,8 @@ def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe on a tiny model, as if it were in production."""
     for name, value in (("HOME", str(tmp_path / "home")), ("DEVICE", "cpu"), ("DTYPE", "float32")):
         monkeypatch.setenv(f"ABSTAIN_{name}", value)
-    release(tmp_path, save_tiny_model(tmp_path / "tiny-bank"), Settings(), guarantee=GUARANTEE)
-    monkeypatch.setattr("tasks.release_bundle.production", lambda: (tmp_path, None))
+    file = release(tmp_path / "bundle", save_tiny_model(tmp_path / "tiny-bank"), Settings(), guarantee=GUARANTEE)
+    monkeypatch.setattr("tasks.release_bundle.production", lambda: (file.parent, None))
 
 
 def test_rows_without_context_are_unavailable_and_warned_of(

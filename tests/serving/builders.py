@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from abstain.config.settings import Settings
-from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
+from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY, write_digest
 from abstain.core.contracts import Interaction
 from abstain.learning.estimators.fusion import Fusion
 from abstain.llm.engine.loading import resolve
@@ -43,8 +43,12 @@ def metadata(model: Path, settings: Settings) -> dict[str, str]:
 
 
 def release(folder: Path, base: Path, settings: Settings, **changes: str | None) -> Path:
+    """Finish the bundle `folder`, which may have parts already; returns its probe's file."""
+    folder.mkdir(parents=True, exist_ok=True)
     own = {**metadata(base, settings), **changes}
-    return write_mean_probe(folder / "probe.onnx", WIDTH, {k: v for k, v in own.items() if v is not None})
+    file = write_mean_probe(folder / "probe.onnx", WIDTH, {k: v for k, v in own.items() if v is not None})
+    write_digest(folder)
+    return file
 
 
 def requests(count: int = 6) -> list[Interaction]:

@@ -28,7 +28,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def opened(model: Path, settings: Settings, tmp_path: Path) -> Callable[..., Predictor]:
     """Open a release of `model` with these changes of its metadata; None leaves a key out."""
-    return lambda **changes: Predictor.open(release(tmp_path, model, settings, **changes), settings)
+    return lambda **changes: Predictor.open(release(tmp_path / "bundle", model, settings, **changes), settings)
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def open_gate(model: Path, settings: Settings, tmp_path: Path) -> Callable[..., 
     """The same as a gate; with a guarantee, unless changed."""
 
     def open_(on_unavailable: OnUnavailable = "abstain", **changes: str | None) -> Gate:
-        release(tmp_path, model, settings, **{"guarantee": GUARANTEE, **changes})
-        return Gate.open(tmp_path, settings, on_unavailable)
+        file = release(tmp_path / "bundle", model, settings, **{"guarantee": GUARANTEE, **changes})
+        return Gate.open(file.parent, settings, on_unavailable)
 
     return open_
 

@@ -418,8 +418,8 @@ def test_the_page_decides_by_a_file_of_vllm(
 ) -> None:
     predictor = without_eos(guarantee='{"guaranteed": true, "message": "m"}')
     folder = tmp_path / ".abstain" / "releases" / "v1.0.0"
-    folder.mkdir(parents=True)
-    (tmp_path / "probe.onnx").rename(folder / "probe.onnx")
+    folder.parent.mkdir(parents=True)
+    (tmp_path / "bundle").rename(folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("abstain.serving.gate.load_settings", lambda: settings)
     code = (

@@ -30,9 +30,9 @@ class Kept:
 
 def decided(folder: Path, model: Path, settings: Settings, kept: KeptResults, rows: Sequence[Interaction]) -> Gate:
     """A gate that has decided about `rows`, and the end of `kept`."""
-    release(folder, model, settings, guarantee=GUARANTEE)
+    file = release(folder / "bundle", model, settings, guarantee=GUARANTEE)
     with kept:
-        gate = Gate.open(folder, settings, keep=kept.keep)
+        gate = Gate.open(file.parent, settings, keep=kept.keep)
         gate.decide_all([DecisionInput(row.interaction_id, row) for row in rows])
     return gate
 
@@ -41,7 +41,7 @@ def test_states_of_decisions_are_in_the_cache(tmp_path: Path, model: Path, setti
     rows = requests()[1:]
     kept = KeptResults(Kept(rows), 100)
     gate = decided(tmp_path, model, settings, kept, rows)
-    source = Gate.open(tmp_path, settings).predictor.source
+    source = Gate.open(tmp_path / "bundle", settings).predictor.source
     assert source.missing(rows) == 0 and kept.counts["written"] == len(rows)
     read = dict(source.read(rows))
     (again,) = gate.predictor.reader.read(rows).answers.results.values()
@@ -57,7 +57,7 @@ def test_redacted_and_unlogged_answers_are_left_out(tmp_path: Path, model: Path,
     logged = Kept([same, other.model_copy(update={"question": "Question of <PERSON>?"})])
     kept = KeptResults(logged, 100)
     decided(tmp_path, model, settings, kept, [same, other, unlogged])
-    source = Gate.open(tmp_path, settings).predictor.source
+    source = Gate.open(tmp_path / "bundle", settings).predictor.source
     assert source.missing([same]) == 0 and source.missing([other, unlogged, *logged.rows.values()]) == 3
     assert kept.counts == {"written": 1, "left_out": 2}
 
@@ -65,7 +65,7 @@ def test_redacted_and_unlogged_answers_are_left_out(tmp_path: Path, model: Path,
 def test_no_more_than_so_many_a_day(tmp_path: Path, model: Path, settings: Settings) -> None:
     rows = requests()[1:]
     decided(tmp_path, model, settings, KeptResults(Kept(rows), 2), rows)
-    assert Gate.open(tmp_path, settings).predictor.source.missing(rows) == len(rows) - 2
+    assert Gate.open(tmp_path / "bundle", settings).predictor.source.missing(rows) == len(rows) - 2
 
 
 def test_a_full_queue_and_a_log_that_is_away_cost_no_decision(

@@ -189,28 +189,29 @@ def open_doors(
         monkeypatch.setenv(f"ABSTAIN_{name}", str(getattr(settings, name.lower())))
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     monkeypatch.setattr(cli, "_prepare", lambda: None)
-    monkeypatch.setattr("tasks.release_bundle.production", lambda: (tmp_path, None))
+    monkeypatch.setattr("tasks.release_bundle.production", lambda: (tmp_path / "bundle", None))
     log = DecisionLog.open(
         f"sqlite:///{tmp_path / 'log.sqlite'}", redact=lambda row: row, pseudonym=str, key=b"digests"
     )
     clients = []
 
     def opened(case: Case) -> Doors:
+        bundle = tmp_path / "bundle"
         changes: dict[str, str | None] = {"version": "v1.0.0", "threshold": "0.0", "guarantee": case.guarantee}
         if case.scorer == "writer":
             content = logistic_to_onnx(WRITER.coefficient, WRITER.intercept, WRITER.to_dict())
             digests = {"writer": hashlib.sha256(content).hexdigest()}
             scorer = {"name": "writer", "kinds": {"writer": "writer"}, "forward_tokens": 0.0, "sha256": digests}
             changes |= {"scorer": json.dumps(scorer)}
-            (tmp_path / "parts").mkdir()
-            (tmp_path / "parts" / "writer.onnx").write_bytes(content)
-        releases = MadeUpReleases(tmp_path)
-        releases.promote("v1.0.0", release(tmp_path, model, settings, **changes))
+            (bundle / "parts").mkdir(parents=True)
+            (bundle / "parts" / "writer.onnx").write_bytes(content)
+        releases = MadeUpReleases()
+        releases.promote("v1.0.0", release(bundle, model, settings, **changes))
         live = LiveGate(releases, lambda folder: Gate.open(folder, settings))
         service = GateService(live, log, ServeSettings(timeout_s=60, portkey_timeout_s=60))
         service.refresh()
         clients.append(TestClient(make_app(service, Keys()), BASE).__enter__())
-        return Doors(tmp_path, settings, log, clients[-1], monkeypatch, capsys)
+        return Doors(bundle, settings, log, clients[-1], monkeypatch, capsys)
 
     yield opened
     for client in clients:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from abstain.core import paths
+from abstain.core.bundle_format import is_whole, write_digest
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Event
 from tasks import release_bundle
 from tasks.promotion import Promotion
-from tasks.release_bundle import bundle_digest, fetch_release
+from tasks.release_bundle import fetch_release
 from tests.release.events import promotion
 from tests.tasks.conftest import Candidates, Plain
 
@@ -27,6 +28,7 @@ def write(bundle: Path) -> Path:
     for name, content in FILES.items():
         (bundle / name).parent.mkdir(parents=True, exist_ok=True)
         (bundle / name).write_bytes(content)
+    write_digest(bundle)
     return bundle
 
 
@@ -59,7 +61,7 @@ CHANGES = [add, remove, change, rename, exchange]
 def event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Event:
     """Of the bundle with `FILES`; the home is `tmp_path`."""
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
-    digest = bundle_digest(write(tmp_path / "promoted"))
+    digest = write_digest(write(tmp_path / "promoted"))
     return PROMOTED.model_copy(update={"bundle_sha256": digest})
 
 
@@ -74,14 +76,19 @@ def on_tag(monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]) -> N
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_release_that_is_not_what_was_promoted_is_not_used(
-    event: Event, tmp_path: Path, change: Callable[[Path], None]
+def test_a_damaged_local_copy_is_replaced_by_what_was_promoted(
+    event: Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
     bundle = write(tmp_path / "releases" / "v1.0.0")
     assert fetch_release(tmp_path, event) == bundle
     change(bundle)
-    with pytest.raises(AbstainError, match=r"v1\.0\.0 are not those that were promoted: delete the folder .*v1\.0\.0"):
+    on_tag(monkeypatch, change)
+    with pytest.raises(AbstainError, match=r"v1\.0\.0 are not those that were promoted: the tag"):
         fetch_release(tmp_path, event)
+    assert not is_whole(bundle, event.bundle_sha256), "it stays as it is"
+    on_tag(monkeypatch, lambda _: None)
+    assert fetch_release(tmp_path, event) == bundle and is_whole(bundle, event.bundle_sha256)
+    assert list(bundle.parent.iterdir()) == [bundle]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -102,10 +109,9 @@ def test_the_event_of_a_promotion_has_the_digest_of_the_whole_bundle(
     first_candidates.write()
     assert first_candidates.promote() == Promotion("promoted", "v1.0.0", [])
     live = workspace.on_origin().prod
-    assert live is not None and live.bundle_sha256 == bundle_digest(workspace.path / paths.RELEASE)
+    assert live is not None and is_whole(workspace.path / paths.RELEASE, live.bundle_sha256)
     store = tmp_path / "home" / "releases" / "v1.0.0"
     shutil.copytree(workspace.path / paths.RELEASE, store)
     assert fetch_release(workspace.path, live) == store
     (store / "params.yaml").write_text("threshold: {}")
-    with pytest.raises(AbstainError, match="are not those that were promoted"):
-        fetch_release(workspace.path, live)
+    assert not is_whole(store, live.bundle_sha256)

@@ -86,7 +86,7 @@ def test_a_refused_candidate_becomes_the_shadow_of_what_is_in_production(workspa
     assert shadow_at(workspace.path, f"origin/{BRANCH}") == shadow and shadow.beside == "v1.0.0"
     assert shadow.tag in workspace.git("ls-remote", "--tags", "origin")
     there = {file.name for file in (workspace.path / paths.SHADOW).iterdir()}
-    assert there == {"probe.onnx", "parts", "smoke.npy", "smoke.json"}, "nothing that shows answers"
+    assert there == {"probe.onnx", "parts", "smoke.npy", "smoke.json", "bundle.sha256"}, "nothing that shows answers"
     before = head(workspace)
     assert set_shadow(workspace).tag == shadow.tag, "its files are under this tag already"
     assert clear_shadow(workspace) and shadow_at(workspace.path, f"origin/{BRANCH}") is None

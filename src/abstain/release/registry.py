@@ -116,6 +116,18 @@ class Registry(BaseModel):
         """The warning of a report while a tainted version is in production."""
         return f"In production when this was written: probe {self.version}, {self.taint}" if self.taint else None
 
+    def require_prod(self) -> Event:
+        """The event of the version that decides. Raises `AbstainError` where none is in production or it is blocked."""
+        if self.prod is None:
+            raise AbstainError(Code.NO_VERSION, "nothing is in production yet: run `abstain retrain` first")
+        if self.prod.version in self.blocked:
+            raise AbstainError(
+                Code.NO_VERSION,
+                f"{self.prod.version} is in production and blocked in registry.json "
+                f"({self.blocked[self.prod.version]}), so it is not used: run `abstain rollback`",
+            )
+        return self.prod
+
     def promoted(self, event: Event) -> Registry:
         """The registry after promoting a version that was never promoted and is not blocked."""
         if event.version in self.blocked or any(past.version == event.version for past in self.history):

@@ -20,6 +20,7 @@ from torch import Tensor
 from abstain.config.serve_settings import OnUnavailable
 from abstain.config.settings import Settings, load_settings
 from abstain.core import paths
+from abstain.core.bundle_format import is_whole
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Interaction, Question, unnamed_context
 from abstain.core.errors import AbstainError
@@ -88,8 +89,23 @@ class Gate:
         settings: Settings | None = None,
         on_unavailable: OnUnavailable = "abstain",
         keep: Keep | None = None,
+        digest: str | None = None,
     ) -> Gate:
-        """The gate of a release's folder. Raises `AbstainError` as `Predictor.open` does, which is given `keep`."""
+        """The gate of a release's folder.
+
+        Args:
+            keep: given to `Predictor.open`.
+            digest: `bundle_sha256` of the event in registry.json that promoted it. Without it the files are compared
+                with the digest in the folder alone, which tells damage, but not who writes all of them.
+
+        Raises:
+            AbstainError: the files are not those that were released; and as `Predictor.open` does.
+        """
+        if not is_whole(bundle, digest):
+            raise AbstainError(
+                Code.BAD_ARTIFACT,
+                f"the files in {bundle} are missing, or not those that were released: fetch the release again",
+            )
         settings = settings or load_settings()
         predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings, keep)
         return cls(predictor, FeatureSpec.of(predictor.scorer, settings), on_unavailable)

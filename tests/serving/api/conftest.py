@@ -25,23 +25,27 @@ BASE = "http://127.0.0.1"
 
 
 class MadeUpReleases:
-    """Releases in a folder, one of which is live."""
+    """Releases in folders, one of which is live."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.now: Release | None = None
         self.away = False
 
     def promote(self, version: str, file: Path) -> None:
         self.now = Release(version, str(file), datetime(2026, 11, 1, tzinfo=UTC))
 
-    def live(self) -> Release | None:
+    def live(self) -> Release:
         if self.away:
             raise AbstainError(Code.NOT_READABLE, "the origin cannot be reached")
+        if self.now is None:
+            raise AbstainError(Code.NO_VERSION, "nothing is in production yet")
         return self.now
 
-    def fetch(self, release: Release) -> Path:
+    def folder(self, release: Release) -> Path:
         return Path(release.digest).parent
+
+    def fetch(self, release: Release) -> Path:
+        return self.folder(release)
 
 
 @pytest.fixture
@@ -57,8 +61,8 @@ def make_release(tmp_path: Path, model: Path, settings: Settings) -> Callable[..
 
 
 @pytest.fixture
-def releases(tmp_path: Path) -> MadeUpReleases:
-    return MadeUpReleases(tmp_path / "releases")
+def releases() -> MadeUpReleases:
+    return MadeUpReleases()
 
 
 @pytest.fixture

@@ -21,15 +21,18 @@ from abstain.serving.gate import Gate
 
 
 class FolderReleases:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
     def live(self) -> Release | None:
-        version = (self.folder / "live").read_text().strip()
+        version = (self.root / "live").read_text().strip()
         return Release(version, version, datetime(2026, 11, 1, tzinfo=UTC))
 
+    def folder(self, release: Release) -> Path:
+        return self.root / release.version
+
     def fetch(self, release: Release) -> Path:
-        return self.folder / release.version
+        return self.folder(release)
 
 
 def main(folder: Path) -> None:

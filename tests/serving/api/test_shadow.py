@@ -45,7 +45,7 @@ def start(
     @contextmanager
     def opened(mode: str = "shared", **changes: str) -> Iterator[tuple[TestClient, GateService]]:
         releases.promote("v1.0.0", make_release())
-        candidates = MadeUpReleases(tmp_path / "candidates")
+        candidates = MadeUpReleases()
         candidates.promote(SHADOW, make_release(SHADOW, **{"threshold": "0.0", **changes}))
         serving = ServeSettings(shadow=mode)  # type: ignore[arg-type]
         live, shadow = (LiveGate(of, lambda bundle: Gate.open(bundle, settings)) for of in (releases, candidates))

@@ -34,12 +34,13 @@ WITHHELD = "Ask a colleague."
 @pytest.fixture
 def gate_folder(tmp_path: Path, model: Path, settings: Settings) -> Path:
     """A release that decides differently about the two `ANSWERS`."""
-    file = release(tmp_path, model, settings, guarantee=GUARANTEE)
-    gate = Gate.open(tmp_path, settings)
+    folder = tmp_path / "bundle"
+    release(folder, model, settings, guarantee=GUARANTEE)
+    gate = Gate.open(folder, settings)
     found = [gate.decide(QUESTION, CONTEXTS, answer).confidence for answer in ANSWERS]
     assert None not in found and found[0] != found[1]
-    release(tmp_path, model, settings, guarantee=GUARANTEE, threshold=repr((found[0] + found[1]) / 2))
-    return file.parent
+    release(folder, model, settings, guarantee=GUARANTEE, threshold=repr((found[0] + found[1]) / 2))
+    return folder
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def make_worker(
 
     def make(retrieve: Retrieve | None = None, **changes: Any) -> GateService:
         serving = ServeSettings(**{"withheld_text": WITHHELD, **changes})
-        releases = MadeUpReleases(gate_folder.parent)
+        releases = MadeUpReleases()
         releases.promote("v1.0.0", gate_folder / paths.RELEASED_ONNX.name)
         live = LiveGate(releases, lambda folder: Gate.open(folder, settings, serving.on_unavailable))
         service = GateService(live, open_log(), serving, retrieve)

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from abstain.config.params import LabelParams
 from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.queue import DrawnAnswer, fill
@@ -54,8 +55,13 @@ class FixedReleases:
     def __init__(self, now: Release | None, bundle: Path, trouble: AbstainError | None = None) -> None:
         self.now, self.bundle, self.trouble = now, bundle, trouble
 
-    def live(self) -> Release | None:
+    def live(self) -> Release:
+        if self.now is None:
+            raise AbstainError(Code.NO_VERSION, "nothing is in production yet")
         return self.now
+
+    def folder(self, release: Release) -> Path:
+        return self.bundle
 
     def fetch(self, release: Release) -> Path:
         if self.trouble:

@@ -61,7 +61,7 @@ TRIED = {"question": "What is the fee?", "contexts": "There is no fee.\n\nAsk.",
 @pytest.fixture(scope="module")
 def bundle(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("release")
-    return fused_release(folder, model, Settings(home=folder / "home", device="cpu", dtype="float32"))
+    return fused_release(folder / "bundle", model, Settings(home=folder / "home", device="cpu", dtype="float32"))
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 Where versions come from is not known here: `Releases` is given by who starts the server. A new version is fetched,
 opened, smoke-tested and warmed beside the old one, and takes over between two requests. One that fails is refused, and
-the old one goes on. It is tried again after a pause that doubles, unless its files are what is wrong.
+the old one goes on. It is tried again once its files here are others, and after a pause: one that doubles, or the
+longest where its files are what is wrong.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -23,8 +23,11 @@ from abstain.serving.gate import Gate
 
 _log = logging.getLogger("abstain.serve")
 BAD = frozenset({Code.BAD_ARTIFACT, Code.OTHER_VERSION, Code.EXPORT_DIFFERS})
-"""What makes a version bad for good: another try would read the same files."""
+"""What is wrong with the files of a version: another try would read the same ones."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 600.0
+
+_Files = tuple[tuple[str, int, int, int], ...]
+"""Name, inode, size and time of each file."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,16 @@ class Releases(Protocol):
     """Where released versions come from."""
 
     def live(self) -> Release | None:
-        """What is in production; None where nothing is. Raises `AbstainError` where the registry cannot be read."""
+        """What decides; None where nothing is meant to.
+
+        Raises `AbstainError` with `Code.NO_VERSION` where no version may decide, and where the registry cannot be read.
+        """
+
+    def folder(self, release: Release) -> Path:
+        """Where the files of `release` are once they were fetched."""
 
     def fetch(self, release: Release) -> Path:
-        """The folder of `release`, complete, verified and smoke-tested. Raises `AbstainError` for a bad one."""
+        """`folder`, complete, verified and smoke-tested. Raises `AbstainError` for a bad one."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +65,10 @@ class Live:
     gate: Gate
 
 
-NOTHING_LIVE = f"{Code.NO_VERSION}: nothing is in production yet: run `abstain retrain` first"
-
-
 class LiveGate:
     """The live version; `refresh` follows the registry. Reading `now` needs no lock.
 
-    `warm`: what is done with a gate before it takes over. `nothing`: the trouble where there is no version, None where
-    that is none.
+    `warm`: what is done with a gate before it takes over.
     """
 
     def __init__(
@@ -71,9 +76,8 @@ class LiveGate:
         releases: Releases,
         open_gate: Callable[[Path], Gate],
         warm: Callable[[Gate], None] = Gate.warm,
-        nothing: str | None = NOTHING_LIVE,
     ) -> None:
-        self._releases, self._open, self._warm, self._nothing = releases, open_gate, warm, nothing
+        self._releases, self._open, self._warm = releases, open_gate, warm
         self._refreshing = threading.Lock()
         self.now: Live | None = None
         self.trouble: str | None = None
@@ -82,19 +86,22 @@ class LiveGate:
         self._failed: _Failed | None = None
 
     def refresh(self) -> None:
-        """Follow the registry. It never raises: what goes wrong is in `trouble`, and the version so far stays."""
+        """Follow the registry. It never raises: what goes wrong is in `trouble`, and the version so far stays, unless
+        the registry says that none may decide."""
         with self._refreshing:
             try:
                 release = self._releases.live()
             except Exception as error:  # whatever it is, the next time may be better
+                if isinstance(error, AbstainError) and error.code is Code.NO_VERSION:
+                    self.now = None
                 self._say(_told(error))
                 return
             if release is None:
                 self.now = None
-                self._say(self._nothing)
+                self._say(None)
             elif self.now and release == self.now.release:
                 self._say(None)
-            elif self._failed and self._failed.waits(release):
+            elif self._failed and self._failed.waits(release, _state(self._releases.folder(release))):
                 self._say(self._failed.message)
             else:
                 self._exchange(release)
@@ -106,8 +113,9 @@ class LiveGate:
         except Exception as error:  # whatever is wrong with it, the version so far must go on
             is_bad = isinstance(error, AbstainError) and error.code in BAD
             times = self._failed.times + 1 if self._failed and self._failed.release == release else 1
-            again = math.inf if is_bad else time.monotonic() + min(FIRST_PAUSE_S * 2 ** (times - 1), LONGEST_PAUSE_S)
-            self._failed = _Failed(release, f"{release.version} is refused: {_told(error)}", times, again)
+            pause = LONGEST_PAUSE_S if is_bad else min(FIRST_PAUSE_S * 2 ** (times - 1), LONGEST_PAUSE_S)
+            files, message = _state(self._releases.folder(release)), f"{release.version} is refused: {_told(error)}"
+            self._failed = _Failed(release, files, message, times, time.monotonic() + pause)
             self.refused += 1
             self._say(self._failed.message)
             return
@@ -124,15 +132,25 @@ class LiveGate:
 
 @dataclass(frozen=True)
 class _Failed:
-    """A version that could not take over, and when it is tried again: never, where its files are wrong."""
+    """A version that could not take over with these `files`, and when it is tried `again`."""
 
     release: Release
+    files: _Files
     message: str
     times: int
     again: float
 
-    def waits(self, release: Release) -> bool:
-        return release == self.release and time.monotonic() < self.again
+    def waits(self, release: Release, files: _Files) -> bool:
+        return (release, files) == (self.release, self.files) and time.monotonic() < self.again
+
+
+def _state(folder: Path) -> _Files:
+    """What differs once a file in `folder` was changed; empty where there is none."""
+    try:
+        found = [(str(file), file.stat()) for file in folder.rglob("*")]
+    except OSError:  # it is being changed
+        return ()
+    return tuple(sorted((name, own.st_ino, own.st_size, own.st_mtime_ns) for name, own in found))
 
 
 def _told(error: Exception) -> str:
