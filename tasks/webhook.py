@@ -1,7 +1,8 @@
 """Messages to the webhook `ABSTAIN_ALERT_URL`, posted again until the receiver has taken them.
 
 The payload is `{"text": ...}`, the format of Slack, Mattermost and Rocket.Chat. The URL may be a secret: the server
-keeps it in a Secret block, and only its host is ever printed.
+keeps it in a Secret block, and only its host is ever printed. A redirect is not followed: it would be a GET without the
+text, of any address that the receiver names.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -30,6 +31,16 @@ SOON = (1, 3)
 TIMEOUT = 20
 BUSY = (408, 425, 429)
 """Statuses below 500 with which a receiver asks for another attempt."""
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Takes no redirect, so that it is an error as other statuses are."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = build_opener(_NoRedirects)
 
 
 def receiver() -> str | None:
@@ -108,10 +119,10 @@ def deliver(url: str, text: str, waits: Sequence[float] = WAITS) -> None:
     request = Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})
     for wait in (*waits, None):
         try:
-            with urlopen(request, timeout=TIMEOUT):
+            with _OPENER.open(request, timeout=TIMEOUT):
                 return
         except HTTPError as error:
-            problem = f"it answers {error.code}"
+            problem = f"it answers {error.code}{', a redirect' if 300 <= error.code < 400 else ''}"
             is_lasting = error.code < 500 and error.code not in BUSY
         except OSError as error:
             problem = f"it is not reached ({getattr(error, 'reason', error)})"

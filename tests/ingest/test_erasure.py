@@ -47,6 +47,7 @@ OF_ANN = [
     '{"thumb": {"user": {"id": "ann"}, "comment": "as Ann said"}}',
     '{"user_id": "ann", "coment": "as Ann said"}',
     '{"User": " ann ", "note": "as Ann said"}',
+    '{"ＵＳＥＲ": "ann", "note": "as Ann said"}',
     '{"question": 1, "thumb": {"given_at": "x", "thumb": "up", "user": "ann", "comment": "as Ann said"}}',
     '{"payload": "{\\"user\\": \\"ann\\", \\"text\\": \\"as Ann said\\"}"}',
     '[{"user": "ann", "comment": "as Ann said"}]',

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +25,8 @@ BUCKETS = (*S3, "gs", "gcs", "abfs", "abfss", "az", "oss")
 _PASSWORD = re.compile(r":(?!\d*$)[^\]]*$")
 """A colon before the first `/` or `@` that no port follows: there a password begins."""
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"`<>()]+", re.IGNORECASE)
+_WEB = re.compile(r"(?:^|::)(https?)://")
+"""A web server, behind other protocols or not."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 URL_REMEDY = "name a folder, a file, or a URL such as s3://bucket/prefix"
 
@@ -120,9 +123,10 @@ def connect(url: str, remedy: str = URL_REMEDY) -> tuple[Any, str]:
         from fsspec.implementations.local import LocalFileSystem
 
         return LocalFileSystem(), str(path)
-    is_s3 = protocol_of(url) in S3
+    is_s3, web = protocol_of(url) in S3, _WEB.search(url)
     try:
-        fs, root = fsspec.url_to_fs(url, **(_S3_OPTIONS if is_s3 else {}))
+        options = {web[1]: _http_options()} if web else _S3_OPTIONS if is_s3 else {}
+        fs, root = fsspec.url_to_fs(url, **options)
     except ImportError as error:
         package = '`pip install "abstain[s3]"`' if is_s3 else f"{error}"
         raise AbstainError(Code.NO_PACKAGE, f"{redacted_url(url)}: another package is needed: {package}") from error
@@ -131,6 +135,26 @@ def connect(url: str, remedy: str = URL_REMEDY) -> tuple[Any, str]:
     if is_s3:
         fs.retries = _S3_RETRIES
     return fs, root.rstrip("/")
+
+
+@cache
+def _http_options() -> dict[str, Any]:
+    """Options of fsspec's file system for web servers."""
+    import aiohttp
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(_require_same_host)
+    return {"client_kwargs": {"trace_configs": [trace]}}
+
+
+async def _require_same_host(_session: Any, _context: Any, redirect: Any) -> None:
+    """Raise `AbstainError` at a redirect to another host or port, unless it is to https: it may be an internal one."""
+    asked, headers = redirect.url, redirect.response.headers
+    to = asked.join(type(asked)(headers.get("Location") or headers.get("URI", "")))
+    if (to.scheme, to.host, to.port) not in ((asked.scheme, asked.host, asked.port), ("https", asked.host, 443)):
+        raise AbstainError(
+            Code.NOT_READABLE, f"the server redirects to another host, {to.host}: name the file as it is there"
+        )
 
 
 @contextmanager

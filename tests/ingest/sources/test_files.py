@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -319,6 +320,22 @@ def test_files_links_are_followed_and_broken_ones_skipped(tmp_path: Path) -> Non
     assert [found.source for found in rows] == ["a.jsonl"]
     write_lines(elsewhere / "x.jsonl", row("x"), row("y"))
     assert len(read(here, dict(reading.outcome.state))[0]) == 2
+
+
+def test_files_a_folder_that_may_not_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in" / "of-may").mkdir(parents=True)
+    (tmp_path / "in" / ".hidden").mkdir()
+    write_lines(tmp_path / "in" / "a.jsonl", row("a"))
+    ls = LocalFileSystem.ls
+
+    def closed(fs: LocalFileSystem, path: str, **options: Any) -> Any:
+        if path.endswith(("of-may", ".hidden")):  # root may list any folder
+            raise PermissionError(13, "Permission denied")
+        return ls(fs, path, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "ls", closed)
+    with pytest.raises(AbstainError, match=r"in/of-may: cannot be read: Permission denied: check its place"):
+        read(tmp_path / "in")
 
 
 READ_AND_MEASURE = """

@@ -48,7 +48,11 @@ _KINDS = "JSON (.json), JSON Lines (.jsonl), CSV (.csv), these packed too (.gz),
 
 
 class ExportSource(SourceModel):
-    """A folder or file of exports that scheduled runs read. A file that cannot be read is one refused row."""
+    """A folder or file of exports that scheduled runs read.
+
+    A file that cannot be read is one refused row, and so is an export that the mapping does not fit: who writes here
+    does not hold up other sources.
+    """
 
     kind: Literal["export"] = "export"
     url: str = Field(min_length=1, description="a path, or an fsspec URL, `${VARIABLE}` from the environment")
@@ -69,8 +73,8 @@ class ExportSource(SourceModel):
         """Read all files where one of them or the mapping has changed since the reading that gave `state`.
 
         Raises:
-            AbstainError: the place or the mapping is missing or wrong; while iterating, the mapping does not fit the
-                files; and, unless `scheduled`, a file cannot be read to its end, or nothing in the files is mapped.
+            AbstainError: the place or the mapping is missing or wrong; and, while iterating, unless `scheduled`, a file
+                cannot be read to its end, the mapping does not fit the files, or nothing in them is mapped.
         """
         path = Path(self.mapping)
         mapping = load_mapping(path)
@@ -94,6 +98,25 @@ class ExportSource(SourceModel):
     def _rows(
         self, files: Sequence[_File], export: ExportRows, state: dict[str, Any], ignored: tuple[str, ...]
     ) -> Generator[ParsedRow, None, SourceState]:
+        try:
+            read = yield from self._survey(files, export, state)
+        except AbstainError as error:
+            if not self.scheduled or error.code is not Code.BAD_SETTING:
+                raise
+            misfit = Stored(self.name, "", "", json.dumps(state, sort_keys=True))
+            yield refused_file(misfit, error)
+            return SourceState(state, ignored)
+        if not self.scheduled:
+            export.require_rows(self.name)
+        for storage, file in read:
+            yield from export.rows(export.parts(_records(storage, file), file.shown))
+        yield from export.reviews()
+        return SourceState(state, ignored, notes=export.notes())
+
+    def _survey(
+        self, files: Sequence[_File], export: ExportRows, state: dict[str, Any]
+    ) -> Generator[ParsedRow, None, list[_File]]:
+        """Survey `files`; yields a row for each that cannot be read, and returns the others."""
         read: list[_File] = []
         for storage, file in files:
             try:
@@ -105,12 +128,7 @@ class ExportSource(SourceModel):
                 state["files"][file.name] = known_version(file, error)
                 yield refused_file(file, error)
         export.check()
-        if not self.scheduled:
-            export.require_rows(self.name)
-        for storage, file in read:
-            yield from export.rows(export.parts(_records(storage, file), file.shown))
-        yield from export.reviews()
-        return SourceState(state, ignored, notes=export.notes())
+        return read
 
 
 class ExplicitExport(ExportSource):

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import connect, redacted_url, translate_errors, with_variables
+from abstain.core.filesystem import BUCKETS, connect, redacted_url, translate_errors, with_variables
 
 _CHUNK = 1 << 20
 
@@ -69,10 +69,8 @@ class Storage:
             if here["type"] != "directory":
                 only = Stored(self.url.rstrip("/").rpartition("/")[2], self._root, self.url, _version(here))
                 return Listing((only,), is_folder=False)
-            # A folder that may not be listed is an error, not empty.
-            found = self._fs.find(self._root, detail=True, **({"on_error": "raise"} if self.is_local else {}))
             files = []
-            for path, info in sorted(found.items()):
+            for path, info in sorted(self._find()):
                 name = path[len(self._root) :].lstrip("/")
                 if any(part.startswith(".") for part in name.split("/")):
                     continue
@@ -84,6 +82,23 @@ class Storage:
                 if info["type"] == "file":
                     files.append(Stored(name, path, f"{self.url.rstrip('/')}/{name}", _version(info)))
         return Listing(tuple(files), is_folder=True)
+
+    def _find(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Every file with its path; folders of a bucket are only names. One that may not be listed is an error."""
+        if set(BUCKETS) & set(self._protocols):
+            yield from self._fs.find(self._root, detail=True).items()
+            return
+        folders = [self._root]
+        while folders:
+            folder = folders.pop()
+            with _translate_errors(self.url.rstrip("/") + folder[len(self._root) :]):
+                listed = self._fs.ls(folder, detail=True)
+            for info in listed:
+                path = info["name"].rstrip("/")
+                if info["type"] != "directory":
+                    yield path, info
+                elif not path.rpartition("/")[2].startswith("."):
+                    folders.append(path)
 
     @contextmanager
     def open(self, file: Stored) -> Iterator[IO[bytes]]:
@@ -137,6 +152,8 @@ class Storage:
         cause = error.__cause__
         if "http" not in self._protocols or cause is None:
             return "no such file or folder"
+        if isinstance(cause, AbstainError):
+            return cause.message
         status = getattr(cause, "status", None)
         if isinstance(status, int) and status:
             return "no such file or folder" if status in (404, 410) else f"the server answers with HTTP status {status}"
