@@ -15,10 +15,10 @@ from abstain.core.errors import AbstainError
 
 QUIET = frozenset(
     (
-        *("role", "type", "id", "object", "index", "created", "model", "usage", "status", "metadata", "signature"),
+        *("role", "type", "id", "object", "index", "created", "model", "usage", "status", "signature"),
         *("finish_reason", "native_finish_reason", "stop_reason", "matched_stop", "thought_signature", "logprobs"),
         *("tool_calls", "function_call", "content_filter_results", "prompt_filter_results", "hook_results"),
-        *("provider", "service_tier", "system_fingerprint"),
+        *("provider", "service_tier", "system_fingerprint", "weight_version"),
     )
 )
 """What may stand beside an answer: programs read it, and no text in it is for the reader of the answer."""
