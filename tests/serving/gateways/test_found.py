@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.serving.gateways.found import Finder, Found
 
-NOTHING = Found(None, None, None, None, None, None, None)
+NOTHING = Found(**dict.fromkeys(field.name for field in fields(Found)))
 
 
 def found(request: dict[str, Any], **paths: str) -> Found:
