@@ -145,14 +145,14 @@ def serve(folder: Path) -> None:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[tuple[str, float]]:
-    """A server of the release in `folder`: its address, and the seconds of CPU until it was ready."""
+def server(folder: Path) -> Iterator[tuple[str, float, int]]:
+    """A server of the release in `folder`: its address, the seconds of CPU until it was ready, and its process."""
     command = [sys.executable, "-m", "benchmarks.serving", "--serve", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         address, ready = process.stdout.readline().split()
-        yield address, float(ready)
+        yield address, float(ready), process.pid
     finally:
         process.terminate()
         process.wait()
@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         gate.warm()
         runs, served, alone, ready = [], [], [], []
         for _ in range(chosen.repeats):
-            with server(folder) as (address, started):
+            with server(folder) as (address, started, _):
                 ready.append(started)
                 at_rate(address, chosen.rate, 2.0)
                 runs.append(at_rate(address, chosen.rate, chosen.seconds))

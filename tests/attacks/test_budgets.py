@@ -223,7 +223,10 @@ def test_one_address_does_not_take_all_connections(
             except ConnectionResetError:
                 closed += 1
         assert closed == 24
-    count_attempts("one address opens all connections", 1, repelled)
+        for _ in range(20):
+            stack.enter_context(connected(address, OTHER))
+        repelled += decides(address, "127.0.0.3")
+    count_attempts("one address, or two together, open all connections", 2, repelled)
 
 
 def test_files_that_are_locked_hold_up_nobody(

@@ -36,7 +36,8 @@ class ImpatientProtocol(HttpToolsProtocol):
     """uvicorn's faster HTTP protocol, which closes a connection whose request head does not arrive, or does not end.
 
     uvicorn limits how long a connection may be idle after a response, but not how long its first line may take, nor,
-    in this protocol, how long its headers may be, nor how many connections an address may have.
+    in this protocol, how long its headers may be, nor how many connections an address may have. Where there are as many
+    as may be, the address with the most gives one up for a new one: who has few is always let in.
     """
 
     _head: asyncio.TimerHandle | None = None
@@ -50,17 +51,32 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        address = self.client[0] if self.client else None
-        if sum(one.client is not None and one.client[0] == address for one in self.connections) > self._of_address:
+        opened = [
+            one for one in self.connections if isinstance(one, ImpatientProtocol) and not one.transport.is_closing()
+        ]
+        of_address = Counter(one._address for one in opened)
+        if of_address[self._address] > self._of_address:
             self.logger.warning(
                 "%s has more than %d connections, which is all that one address may: raise "
                 "ABSTAIN_SERVE_CALLER__CONNECTIONS for a proxy",
-                address,
+                self._address,
                 self._of_address,
             )
             transport.abort()
             return
         self._await_head()
+        if len(opened) >= CONNECTIONS:
+            ((most, _),) = of_address.most_common(1)
+            min((one for one in opened if one._address == most), key=lambda one: one._is_busy).transport.abort()
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a request is being read or answered."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

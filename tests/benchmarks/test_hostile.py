@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from abstain.serving.api.keys import Keys
+from abstain.serving.api.service import GateService
+from benchmarks import hostile
+from tests.serving.api.conftest import log, make_release, make_service, releases, service  # noqa: F401
+from tests.serving.conftest import model, settings  # noqa: F401
+from tests.serving.status_page.builders import listening, make_server
+
+pytestmark = pytest.mark.heavy  # a server of a tiny model
+
+
+def test_every_attack_is_made(service: GateService, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(hostile, "HOSTILE", len(hostile.KINDS))
+    monkeypatch.setattr(hostile, "LONG", {**hostile.LONG, "contexts": ["word"], "max_new_tokens": 300})
+    with listening(make_server(service, Keys())) as address:
+
+        async def attack() -> None:
+            await asyncio.wait_for(hostile.attack(address, hostile.KINDS), 2)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(attack())
+    counted = service.metrics.text().decode()
+    assert 'abstain_feedback_total{kind="thumb",outcome="recorded"}' in counted
+    assert 'source="answer"' in counted
