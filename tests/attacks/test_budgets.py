@@ -98,6 +98,16 @@ def answer_on(connection: socket.socket, wait_s: float = 5) -> bytes:
         return b""
 
 
+def is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(0.1)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
 def happens(what: Callable[[], bool], within_s: float = 10) -> bool:
     until = time.monotonic() + within_s
     while not what() and time.monotonic() < until:
@@ -215,18 +225,33 @@ def test_one_address_does_not_take_all_connections(
     with listening(make_server(service, Keys())) as address, ExitStack() as stack:
         idle = [stack.enter_context(connected(address)) for _ in range(40)]
         repelled = decides(address, OTHER)
-        closed = 0
-        for connection in idle[16:]:
-            connection.settimeout(2)
-            try:
-                closed += connection.recv(1) == b""
-            except ConnectionResetError:
-                closed += 1
-        assert closed == 24
+        assert sum(map(is_closed, idle)) == 24
         for _ in range(20):
             stack.enter_context(connected(address, OTHER))
         repelled += decides(address, "127.0.0.3")
     count_attempts("one address, or two together, open all connections", 2, repelled)
+
+
+def test_slow_heads_and_bodies_are_ended(
+    make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, count_attempts: Count
+) -> None:
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.5)
+    with listening(make_server(make(), Keys())) as address, ExitStack() as stack:
+        heads = [stack.enter_context(connected(address)) for _ in range(40)]
+        bodies = [stack.enter_context(unfinished(address, "/v1/gate", 1)) for _ in range(40)]
+        for connection in heads:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127")
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            for connection in heads:
+                with suppress(OSError):
+                    connection.sendall(b"a")
+            time.sleep(0.1)
+        repelled = sum(map(is_closed, heads))
+        repelled += sum(b" 408 " in answer_on(connection, 0.1) for connection in bodies)
+        assert decides(address)
+    count_attempts("heads and bodies that come byte by byte", len(heads + bodies), repelled)
 
 
 def test_files_that_are_locked_hold_up_nobody(
