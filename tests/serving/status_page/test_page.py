@@ -281,6 +281,14 @@ def test_a_log_that_is_away_does_not_take_the_page_with_it(
     assert reply.status_code == 200 and "v1.2.0 is live" in text_of(reply) and "disk I/O error" in text_of(reply)
 
 
+def test_a_log_that_was_removed_is_said_on_the_page(service: GateService, page: TestClient, tmp_path: Path) -> None:
+    assert "was removed or replaced" not in text_of(page.get("/"))
+    for file in tmp_path.glob("decisions.sqlite*"):
+        file.unlink()
+    service.log.record(decision("new")).result()
+    assert "The decision log was removed or replaced while this server ran" in text_of(page.get("/"))
+
+
 @pytest.mark.parametrize("text", [*HOSTILE, "\u05e9\u05dc\u05d5\u05dd \u202eabc", "long " * 5000, "x" * 20_000])
 def test_what_people_wrote_is_shown_as_text(service: GateService, page: TestClient, text: str) -> None:
     service.log.record(
