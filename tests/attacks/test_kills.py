@@ -1,0 +1,137 @@
+"""A promotion or roll-back that is killed at any call of git or DVC: the same command again leaves it done, once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from abstain.core.errors import AbstainError
+from abstain.release.registry import parse_registry, tag_of
+from tasks import promotion
+from tasks.promotion import roll_back
+from tasks.shell import git, succeeds
+from tasks.workspace import BRANCH, _synchronise
+from tests.attacks.conftest import Count
+from tests.tasks.conftest import Candidates, Plain, candidates, first_candidates, workspace
+
+__all__ = ["candidates", "first_candidates", "workspace"]
+
+pytestmark = pytest.mark.heavy
+
+STATE = ("origin.git", "workspace", "kept")
+
+
+class Killed(BaseException):
+    """What no command catches."""
+
+
+class Killer:
+    """Kills a command of `workspace` before any of its calls of git and DVC, and puts back what was before it."""
+
+    def __init__(self, workspace: Plain, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.workspace, self._folder, self._monkeypatch = workspace, folder, monkeypatch
+        for name in STATE:
+            if (folder / name).exists():
+                shutil.copytree(folder / name, folder / "before" / name, symlinks=True)
+
+    def calls_of(self, command: Callable[[], object], kill_at: int | None = None) -> list[str]:
+        """Run `command`; what it calls, up to the call that is not made any more."""
+        calls: list[str] = []
+
+        def watched(program: str, real: Callable[..., str]) -> Callable[..., str]:
+            def call(own: Plain, *arguments: str) -> str:
+                calls.append(f"{program} {arguments[0]}")
+                if len(calls) - 1 == kill_at:
+                    raise Killed
+                return real(own, *arguments)
+
+            return call
+
+        with self._monkeypatch.context() as patched, suppress(Killed):
+            for program in ("git", "dvc"):
+                patched.setattr(Plain, program, watched(program, getattr(Plain, program)))
+            command()
+        return calls
+
+    def restore(self) -> None:
+        for name in STATE:
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+            if (self._folder / "before" / name).exists():
+                shutil.copytree(self._folder / "before" / name, self._folder / name, symlinks=True)
+
+    def is_done_again(self, command: Callable[[], object], kill_at: int, live: str) -> bool:
+        """Whether `command`, killed and then run again as every command begins, leaves `live` and a whole origin."""
+        self.restore()
+        self.calls_of(command, kill_at)
+        whole = self._is_whole()
+        _synchronise(self.workspace, None)
+        with suppress(AbstainError):  # it was done already
+            command()
+        return whole and self._is_whole() and self.workspace.on_origin().version == live
+
+    def _is_whole(self) -> bool:
+        """Whether the origin has for each promoted version its tag, bundle and record, and nothing else."""
+        origin = self._folder / "origin.git"
+        registry = parse_registry(git(origin, "show", f"{BRANCH}:registry.json"))
+        tags = {tag_of(event.version) for event in registry.history}
+        files = set(git(origin, "ls-tree", "-r", "--name-only", BRANCH).split())
+        shown = [f"{name}:release.dvc" for name in ([BRANCH, tag_of(registry.version)] if registry.version else [])]
+        return (
+            succeeds(origin, "git", "fsck", "--strict")
+            and set(git(origin, "tag", "--list").split()) == tags
+            and all(succeeds(origin, "git", "merge-base", "--is-ancestor", tag, BRANCH) for tag in tags)
+            and files >= {f"approvals/{event.version}.json" for event in registry.history}
+            and len({git(origin, "show", name) for name in shown}) == bool(shown)
+        )
+
+
+def count_kills(killer: Killer, command: Callable[[], object], calls: slice, tried: str, count: Count) -> None:
+    """Kill `command`, which leaves v1.0.0 live, before each of `calls`."""
+    made = killer.calls_of(command)
+    assert made[-2:] == ["dvc push", "git push"]
+    done = [killer.is_done_again(command, number, "v1.0.0") for number in range(len(made))[calls]]
+    count(tried, len(done), sum(done))
+
+
+@pytest.fixture
+def promotes(
+    workspace: Plain, first_candidates: Candidates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Killer, Callable[[], object]]:
+    """The promotion of the first version."""
+    first_candidates.write()
+    return Killer(workspace, tmp_path, monkeypatch), first_candidates.promote
+
+
+@pytest.fixture
+def rolls_back(
+    workspace: Plain, candidates: Candidates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Killer, Callable[[], object]]:
+    """The roll-back from v1.1.0 to v1.0.0."""
+    candidates.write(1.8)
+    assert candidates.promote().version == "v1.1.0"
+    monkeypatch.setattr(promotion, "fetch_release", lambda *_: Path())
+    monkeypatch.setattr(promotion, "smoke_test", lambda *_: None)
+    return Killer(workspace, tmp_path, monkeypatch), lambda: roll_back(workspace, None, "complaints")
+
+
+def test_killed_at_its_commit_or_push_it_is_done_once(
+    promotes: tuple[Killer, Callable[[], object]], count_attempts: Count
+) -> None:
+    count_kills(*promotes, slice(-4, None), "a promotion killed at its commit or push", count_attempts)
+
+
+@pytest.mark.soak(twin="test_killed_at_its_commit_or_push_it_is_done_once")
+def test_a_killed_promotion_is_done_once(promotes: tuple[Killer, Callable[[], object]], count_attempts: Count) -> None:
+    count_kills(*promotes, slice(None), "a promotion killed at any call of git and DVC", count_attempts)
+
+
+@pytest.mark.soak(twin="test_killed_at_its_commit_or_push_it_is_done_once")
+def test_a_killed_roll_back_is_done_once(
+    rolls_back: tuple[Killer, Callable[[], object]], workspace: Plain, count_attempts: Count
+) -> None:
+    count_kills(*rolls_back, slice(None), "a roll-back killed at any call of git and DVC", count_attempts)
+    assert workspace.on_origin().blocked == {"v1.1.0": "complaints"}
