@@ -61,9 +61,9 @@ def serving(opened: Callable[..., Predictor], tmp_path: Path) -> Callable[..., P
                 Fusion(tuple(names), many, (1.0,) * len(names), (0.7,) * len(names), many, 0.2, 1.0)
             )
             kinds["all"] = "fusion"
-        (tmp_path / "parts").mkdir(exist_ok=True)
+        (tmp_path / "bundle" / "parts").mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            (tmp_path / "parts" / f"{name}.onnx").write_bytes(content)
+            (tmp_path / "bundle" / "parts" / f"{name}.onnx").write_bytes(content)
         sha256 = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         name = "all" if len(names) > 1 else names[0]
         described: dict[str, Any] = {"name": name, "kinds": kinds, "forward_tokens": 1.0, "sha256": sha256}

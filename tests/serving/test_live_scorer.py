@@ -43,9 +43,9 @@ def serving(opened: Callable[..., Predictor], tmp_path: Path) -> Callable[..., P
     """Open a release of this live scorer, whose files have these contents."""
 
     def open_(name: str, kind: str, **files: bytes) -> Predictor:
-        (tmp_path / "parts").mkdir(exist_ok=True)
+        (tmp_path / "bundle" / "parts").mkdir(parents=True, exist_ok=True)
         for part, content in files.items():
-            (tmp_path / "parts" / f"{part}.onnx").write_bytes(content)
+            (tmp_path / "bundle" / "parts" / f"{part}.onnx").write_bytes(content)
         sha256 = {part: hashlib.sha256(content).hexdigest() for part, content in files.items()}
         described = {"name": name, "kinds": {name: kind, **KINDS}, "forward_tokens": 40.0, "sha256": sha256}
         return opened(scorer=json.dumps(described))
@@ -144,7 +144,7 @@ def test_latency_is_of_all_parts(fused: Predictor, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("content", [b"", b"another"])
 def test_a_part_that_is_missing_or_another_one_is_refused(fused: Predictor, tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "parts" / "fusion_one_pass.onnx"
+    file = tmp_path / "bundle" / "parts" / "fusion_one_pass.onnx"
     file.write_bytes(content) if content else file.unlink()
     with pytest.raises(AbstainError, match=r"fusion_one_pass.onnx is missing or another file than was released: fetch"):
-        LiveScorer.open(tmp_path / "probe.onnx")
+        LiveScorer.open(tmp_path / "bundle" / "probe.onnx")
