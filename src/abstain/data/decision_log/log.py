@@ -53,9 +53,8 @@ CHECK_EVERY_S = 10
 """How often it is tried whether rows can be written, where none come."""
 CALL_CHARS = 1 << 20
 """The longest content of one."""
-
-
 Answer = Future[Recorded] | None
+"""The future that a method is to return; None: a new one."""
 
 
 class LogFull(AbstainError):
@@ -135,7 +134,7 @@ class DecisionLog:
 
         It takes the place of an `unavailable` one under its id of which neither texts nor anything else is known.
 
-        The future raises `AbstainError` where another request has this id or one whose texts were erased, and where the
+        The future raises `AbstainError` where another request has this id or one whose texts are gone, and where the
         database is away. Raises `LogFull` where too many rows wait, and `ValueError` where the ids of decision and
         interaction differ.
         """
