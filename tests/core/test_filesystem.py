@@ -40,10 +40,10 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
 def test_what_a_backend_says_is_shown_without_secrets_and_so_is_its_traceback() -> None:
     with (
         pytest.raises(AbstainError) as raised,
-        translate_errors(Code.NOT_READABLE, lambda cause: f"a.jsonl: {cause}"),
+        translate_errors(Code.NOT_READABLE, "a.jsonl", "check it"),
     ):
         raise ValueError("404, url=URL('https://host/a.jsonl?X-Amz-Signature=secret')")
-    assert raised.value.message == "a.jsonl: 404, url=URL('https://host/a.jsonl')"
+    assert raised.value.message == "a.jsonl: 404, url=URL('https://host/a.jsonl'): check it"
     assert raised.value.__suppress_context__, "Prefect logs the traceback of a failed run"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -158,8 +158,8 @@ async def _require_same_host(_session: Any, _context: Any, redirect: Any) -> Non
 
 
 @contextmanager
-def translate_errors(code: Code, message: Callable[[str], str], *passed: type[Exception]) -> Iterator[None]:
-    """Raise a backend's errors as an `AbstainError` of `code` with `message` of the cause; `passed` are unchanged."""
+def translate_errors(code: Code, problem: str, remedy: str, *passed: type[Exception]) -> Iterator[None]:
+    """Raise a backend's errors as an `AbstainError`: `problem`, the cause, `remedy`; `passed` are left as they are."""
     try:
         yield
     except Exception as error:
@@ -167,7 +167,8 @@ def translate_errors(code: Code, message: Callable[[str], str], *passed: type[Ex
             raise
         cause = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
         # Not `from error`: a traceback would show its URL, signature included, in the run's log.
-        raise AbstainError(code, message(without_secrets(cause)[:200] or type(error).__name__)) from None
+        cause = without_secrets(cause)[:200] or type(error).__name__
+        raise AbstainError(code, f"{problem}: {cause}: {remedy}") from None
 
 
 def modified_at(info: Mapping[str, Any]) -> datetime | None:

@@ -207,7 +207,7 @@ def test_a_full_disk_is_named_and_keeps_what_it_has(
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cache = FeatureCache(tmp_path / "file", SPACE)
-    with pytest.raises(AbstainError, match="cannot write the feature cache in .*file .*ABSTAIN_FEATURES"):
+    with pytest.raises(AbstainError, match="cannot write the feature cache in .*file: .*ABSTAIN_FEATURES"):
         cache.put(rows("a"))
 
 
@@ -391,7 +391,7 @@ def test_a_host_without_an_atomic_put_gets_a_rename(monkeypatch: pytest.MonkeyPa
         raise ConnectionResetError("gone")
 
     monkeypatch.setattr(Host, "pipe_file", half)
-    with pytest.raises(AbstainError, match=r"testhost://features \(gone\)"):
+    with pytest.raises(AbstainError, match=r"testhost://features: gone: "):
         cache.put(rows("b"))
     assert len(Host.store) == 1
 

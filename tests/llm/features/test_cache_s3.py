@@ -160,7 +160,7 @@ def test_a_bucket_that_is_not_there(s3: str) -> None:
         FeatureCache(f"{s3}-x/f", SPACE)
     cache = FeatureCache(s3, SPACE)
     boto3.client("s3").delete_bucket(Bucket=s3.removeprefix("s3://"))
-    with pytest.raises(AbstainError, match=f"cannot write the feature cache in {s3} "):
+    with pytest.raises(AbstainError, match=f"cannot write the feature cache in {s3}: "):
         cache.put(rows("a"))
 
 

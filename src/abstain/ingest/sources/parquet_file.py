@@ -228,13 +228,11 @@ def _translate_errors(shown: str) -> Iterator[None]:
     place."""
     import pyarrow as pa
 
-    def message(cause: str) -> str:
-        return f"{shown}: cannot be read: {cause}: write it again"
-
-    with translate_errors(Code.NOT_READABLE, message):
+    told = f"{shown}: cannot be read", "write it again"
+    with translate_errors(Code.NOT_READABLE, *told):
         try:
             yield
         except (pa.ArrowException, OSError, IndexError) as error:  # an IndexError of a place that a page makes up
             is_of_place = isinstance(error, ConnectionError | TimeoutError) or getattr(error, "errno", None) is not None
-            with translate_errors(Code.NOT_READABLE if is_of_place else Code.WRONG_FORMAT, message):
+            with translate_errors(Code.NOT_READABLE if is_of_place else Code.WRONG_FORMAT, *told):
                 raise

@@ -174,7 +174,7 @@ class Storage:
 def _translate_errors(name: str, *passed: type[Exception]) -> AbstractContextManager[None]:
     """Translate errors of reading `name`. Only around reads, so that a bug in this module stays visible."""
     remedy = "check its place and permissions, or write it again"
-    return translate_errors(Code.NOT_READABLE, lambda cause: f"{name}: cannot be read: {cause}: {remedy}", *passed)
+    return translate_errors(Code.NOT_READABLE, f"{name}: cannot be read", remedy, *passed)
 
 
 def _is_inside(path: str, root: str) -> bool:

@@ -186,11 +186,10 @@ class FileStore:
         elif self._protocol in S3:
             check += " and AWS_ENDPOINT_URL (the AWS_* variables)"
 
-        def message(cause: str) -> str:
-            return f"cannot {verb} the feature cache in {self.url} ({cause}): check {check}"
-
         code = Code.NOT_READABLE if verb == "read" else Code.NOT_WRITABLE
-        return translate_errors(code, message, FileNotFoundError)
+        return translate_errors(
+            code, f"cannot {verb} the feature cache in {self.url}", f"check {check}", FileNotFoundError
+        )
 
 
 def _bucket_files(fs: Any, prefix: str) -> Iterable[dict[str, Any]]:
