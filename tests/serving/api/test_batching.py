@@ -172,3 +172,16 @@ def test_one_caller_cannot_take_the_place_of_others() -> None:
         await asyncio.gather(*tasks)
 
     asyncio.run(ask())
+
+
+def test_callers_take_turns() -> None:
+    model = Model()
+
+    async def ask() -> None:
+        batcher = Batcher(4, 100, 100)
+        asked = [*((number, "ann") for number in range(9)), (20, "bob"), (21, "bob"), (30, "eve")]
+        await asyncio.gather(*(batcher.run("a", model.run, number, caller=caller) for number, caller in asked))
+        await batcher.close()
+
+    asyncio.run(ask())
+    assert model.batches == [[0, 20, 30, 1], [2, 21, 3, 4], [5, 6, 7, 8]]

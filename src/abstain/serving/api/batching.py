@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -105,12 +105,19 @@ class Batcher:
             await loop.run_in_executor(self._thread, self._run, jobs, loop)
 
     def _next(self, *, decisions_only: bool = False) -> list[_Job[Any, Any]]:
-        """Take what is run next from the queue: the decisions, else what has waited longest."""
+        """Take what is run next from the queue: the decisions, else what has waited longest; callers take turns."""
+        before = Counter[str]()
+
+        def turn(job: _Job[Any, Any]) -> int:
+            before[job.caller] += 1
+            return before[job.caller]
+
         with self._lock:
             first = next((job for job in self._waiting if job.is_decision), None)
             if first is None and self._waiting and not decisions_only:
                 first = self._waiting[0]
-            chosen = [job for job in self._waiting if first is not None and job.kind == first.kind][: self._size]
+            of_kind = [job for job in self._waiting if first is not None and job.kind == first.kind]
+            chosen = sorted(of_kind, key=turn)[: self._size]
             for job in chosen:
                 self._waiting.remove(job)
         return chosen
