@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ from fastapi.testclient import TestClient
 
 from abstain.config.params import load_params
 from abstain.config.settings import Settings
+from abstain.data.decision_log import database, queries
 from abstain.data.decision_log import log as module
-from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.pseudonyms import log_key
@@ -248,12 +250,52 @@ def test_one_caller_fills_the_log_no_faster_than_allowed(
     count_attempts("rows of the log beyond those of one caller", len(tried) + 1, repelled)
 
 
-@pytest.mark.parametrize("damage", ["junk", "deleted"])
-def test_a_log_that_was_spoilt_shows_nothing_and_says_so(
+def test_a_log_that_was_deleted_is_missed(
     make_worker: MakeWorker,  # noqa: F811
     connect: Connect,  # noqa: F811
     answers: Answers,  # noqa: F811
-    damage: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    count_attempts: Count,
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY_S", 0.02)
+    client, times = connect(make_worker()), 3
+    for at in range(times):
+        assert client.post("/v1/gate", json=asked(answers[0], interaction_id="i")).json()["show"] is True
+        for one in tmp_path.glob("log.sqlite*"):
+            one.unlink()
+        wait_until(lambda at=at: f"abstain_log_replaced {at + 1}.0" in client.get("/metrics").text)
+    assert client.get("/readyz").status_code == 200
+    said = caplog.text.count("the file was removed or replaced")
+    count_attempts("the log's file deleted under the server", times, said)
+
+
+@contextmanager
+def junk(log: DecisionLog, file: Path, _: pytest.MonkeyPatch) -> Iterator[None]:
+    for one in file.parent.glob("log.sqlite*"):
+        one.unlink()
+    file.write_bytes(b"junk" * 5000)
+    yield
+    file.unlink()
+
+
+@contextmanager
+def locked(log: DecisionLog, file: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    patch.setattr(database, "_PRAGMAS", ("busy_timeout=1",))
+    log.database.close()
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+        other.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("spoilt", [junk, locked])
+def test_a_log_that_takes_no_rows_shows_nothing(
+    make_worker: MakeWorker,  # noqa: F811
+    connect: Connect,  # noqa: F811
+    answers: Answers,  # noqa: F811
+    spoilt: Callable[[DecisionLog, Path, pytest.MonkeyPatch], AbstractContextManager[None]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     count_attempts: Count,
@@ -262,30 +304,22 @@ def test_a_log_that_was_spoilt_shows_nothing_and_says_so(
     worker = make_worker(on_unavailable="show")
     client, file = connect(worker), tmp_path / "log.sqlite"
     assert client.get("/readyz").status_code == 200
-    for one in tmp_path.glob("log.sqlite*"):
-        one.unlink()
-    if damage == "deleted":
-        wait_until(lambda: "abstain_log_replaced 1.0" in client.get("/metrics").text)
-        assert client.get("/readyz").status_code == 200
-        assert client.post("/v1/gate", json=asked(answers[0])).json()["show"] is True
-        count_attempts("the log's file deleted under the server, unsaid", 1, 1)
-        return
-    file.write_bytes(b"junk" * 5000)
-    wait_until(lambda: client.get("/readyz").status_code == 503)
     litellm = {"input_type": "response", "litellm_call_id": "c", "texts": [answers[0]]}
-    replies = [
-        client.post("/v1/gate", json=asked(answers[0])),
-        client.post("/v1/gate", json={"call_id": "c", "answer": answers[0]}),
-        client.post("/v1/feedback", json=thumb("f", comment="no")),
-        client.post("/v1/contexts", json=registered("c")),
-        client.get("/readyz"),
-        client.post("/beta/litellm_basic_guardrail_api", json=litellm),
-    ]
-    repelled = sum(str(tmp_path) not in one.text and '"show":true' not in one.text for one in replies)
+    with spoilt(worker.log, file, monkeypatch):
+        wait_until(lambda: client.get("/readyz").status_code == 503)
+        replies = [
+            client.post("/v1/gate", json=asked(answers[0])),
+            client.post("/v1/gate", json={"call_id": "c", "answer": answers[0]}),
+            client.post("/v1/feedback", json=thumb("f", comment="no")),
+            client.post("/v1/contexts", json=registered("c")),
+            client.get("/readyz"),
+            client.post("/beta/litellm_basic_guardrail_api", json=litellm),
+        ]
+        assert "abstain_log_writable 0.0" in client.get("/metrics").text
     assert replies[0].status_code == replies[2].status_code == replies[3].status_code == 503
     assert replies[-1].json()["action"] == "BLOCKED"
-    assert "abstain_log_writable 0.0" in client.get("/metrics").text
-    file.unlink()
+    repelled = sum(str(tmp_path) not in one.text and '"show":true' not in one.text for one in replies)
     wait_until(lambda: client.get("/readyz").status_code == 200)
     assert client.post("/v1/gate", json=asked(answers[0])).json()["show"] is True
-    count_attempts("an answer shown, or a path told, while the log cannot be used", len(replies), repelled)
+    tried = f"an answer shown, or a path told, while the log is {spoilt.__name__}"
+    count_attempts(tried, len(replies), repelled)
