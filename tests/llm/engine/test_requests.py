@@ -444,6 +444,14 @@ def test_threads_that_share_a_model_wait_for_each_other() -> None:
             close(found[key], states)
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-40, 1e-320])
+def test_the_coldest_sample_is_the_likeliest_answer(temperature: float) -> None:
+    prompt = tiny_pass()[PROMPT]
+    (likeliest,) = run(shared_model(), Generate(4), {"a": prompt})["a"]
+    (coldest,) = run(shared_model(), Generate(4, temperature=temperature), {"a": prompt})["a"]
+    assert coldest.tokens == likeliest.tokens
+
+
 def test_many_samples_of_long_prompts_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
     honest = KVCacheDecoder.__init__
