@@ -17,8 +17,6 @@ from abstain.llm.engine.incremental_decoder import KVCacheDecoder
 from abstain.llm.engine.pauses import pause
 from abstain.llm.engine.requests import Generate, Guess
 
-COLDEST = 1e-4
-"""A lower temperature draws the likeliest token as well, but divides logits beyond float32."""
 DECODE_ROWS = 32
 """Answers that are decoded side by side: a step reads all weights, however few rows it is for."""
 BEAM_ROWS = 256
@@ -201,8 +199,9 @@ def _choose(decoder: Decoder, rows: Sequence[_DecodedRow], final: Tensor, eos: i
 
 def _sample(logits: Tensor, ask: Generate, generator: torch.Generator) -> int:
     """A token drawn from the smallest set that holds `top_p` of the probability at `temperature`."""
-    probabilities, order = (logits.cpu() / max(ask.temperature, COLDEST)).softmax(-1).sort(descending=True)
+    probabilities, order = (logits.cpu() / ask.temperature).softmax(-1).sort(descending=True)
     outside = probabilities.cumsum(-1) - probabilities >= ask.top_p
+    outside[0] = False  # where `top_p` is below the smallest float32
     probabilities = probabilities.masked_fill(outside, 0.0)
     return int(order[torch.multinomial(probabilities, 1, generator=generator)])
 
