@@ -97,7 +97,7 @@ class Storage:
                 path = info["name"].rstrip("/")
                 if info["type"] != "directory":
                     yield path, info
-                elif not path.rpartition("/")[2].startswith("."):
+                elif path != folder and not path.rpartition("/")[2].startswith("."):  # some list themselves
                     folders.append(path)
 
     @contextmanager
