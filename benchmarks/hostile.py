@@ -34,7 +34,7 @@ LIMITS = CallerLimits()
 HOSTILE = 20
 LONG = {"question": "Tell me everything.", "contexts": ["word " * 300], "max_new_tokens": 1024, "temperature": 2.0}
 FORM_BYTES = 64 * 1024
-AGAIN_S = 0.5
+AGAIN_S = 5.0
 """How long a caller waits after it was refused."""
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -60,7 +60,7 @@ class BodyLimits:
                 self._release(body)
                 await _refuse(refused, body, most + DRAINED, scope, receive, send)
                 return
-            if body.is_left:
+            if body.is_abandoned:
                 return
             scope.setdefault("state", {}).update({ARRIVED: time.perf_counter(), BODY: body.content})
             rest: list[Message] = [{"type": "http.request", "body": body.content, "more_body": False}]
@@ -107,18 +107,18 @@ class BodyLimits:
 
 
 class _Body:
-    """A body on its way from `caller`: its `size` so far, whether it `is_whole`, and whether its caller `is_left`."""
+    """A body on its way from `caller`: its `size` so far, whether it `is_whole`, and whether it `is_abandoned`."""
 
     def __init__(self, receive: Receive, caller: str) -> None:
         self._receive, self.caller = receive, caller
         self._parts: list[bytes] = []
-        self.size, self.is_whole, self.is_left = 0, False, False
+        self.size, self.is_whole, self.is_abandoned = 0, False, False
 
     async def receive(self) -> int:
         """Read on: the number of bytes that came."""
         message = await self._receive()
-        self.is_left = message["type"] != "http.request"
-        self.is_whole = self.is_left or not message.get("more_body", False)
+        self.is_abandoned = message["type"] != "http.request"
+        self.is_whole = self.is_abandoned or not message.get("more_body", False)
         self._parts.append(message.get("body", b""))
         self.size += len(self._parts[-1])
         return len(self._parts[-1])

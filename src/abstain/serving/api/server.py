@@ -23,7 +23,7 @@ HEADER_SECONDS = 10.0
 HEADER_BYTES = 64 * 1024
 """So is one whose request head is longer."""
 CONNECTIONS = 1024
-"""Open connections; more get status 503."""
+"""Open connections."""
 GRACE_SECONDS = 20
 """Requests that run at the end may take so long."""
 LINES_A_MINUTE = 10
@@ -36,45 +36,30 @@ class ImpatientProtocol(HttpToolsProtocol):
     """uvicorn's faster HTTP protocol, which closes a connection whose request head does not arrive, or does not end.
 
     uvicorn limits how long a connection may be idle after a response, but not how long its first line may take, nor,
-    in this protocol, how long its headers may be, nor how many connections an address may have. Where there are as many
-    as may be, the address with the most gives one up for a new one: who has few is always let in.
+    in this protocol, how long its headers may be, nor how many connections an address may have.
     """
 
     _head: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _awaits_head = True
 
-    def __init__(self, *given: Any, of_address: int, **named: Any) -> None:
-        """`of_address`: the open connections that one address may have; one more is closed at once."""
+    def __init__(self, *given: Any, opened: OpenConnections, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._of_address = of_address
+        self._opened = opened
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        opened = [
-            one for one in self.connections if isinstance(one, ImpatientProtocol) and not one.transport.is_closing()
-        ]
-        of_address = Counter(one._address for one in opened)
-        if of_address[self._address] > self._of_address:
-            self.logger.warning(
-                "%s has more than %d connections, which is all that one address may: raise "
-                "ABSTAIN_SERVE_CALLER__CONNECTIONS for a proxy",
-                self._address,
-                self._of_address,
-            )
-            transport.abort()
-            return
-        self._await_head()
-        if len(opened) >= CONNECTIONS:
-            ((most, _),) = of_address.most_common(1)
-            min((one for one in opened if one._address == most), key=lambda one: one._is_busy).transport.abort()
+        if (excess := self._opened.add(self)) is not None:
+            excess.transport.abort()
+        if excess is not self:
+            self._await_head()
 
     @property
-    def _address(self) -> str:
+    def address(self) -> str:
         return self.client[0] if self.client else ""
 
     @property
-    def _is_busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a request is being read or answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -107,6 +92,7 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head()
+        self._opened.remove(self)
         super().connection_lost(exc)
 
     def _await_head(self) -> None:
@@ -116,6 +102,45 @@ class ImpatientProtocol(HttpToolsProtocol):
         if self._head is not None:
             self._head.cancel()
             self._head = None
+
+
+class OpenConnections:
+    """The open connections of a server, by address.
+
+    One address may have `most` of them. Where there are as many as there may be, the address with the most gives one up
+    for a new one: who has few is always let in.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of: dict[str, dict[ImpatientProtocol, None]] = {}
+
+    def add(self, one: ImpatientProtocol) -> ImpatientProtocol | None:
+        """Count `one`. Returns the one that has to go for it, `one` itself where its address has too many."""
+        mine = self._of.setdefault(one.address, {})
+        mine[one] = None
+        if len(mine) > self._most:
+            one.logger.warning(
+                "%s has more than %d connections, which is all that one address may: raise "
+                "ABSTAIN_SERVE_CALLER__CONNECTIONS for a proxy",
+                one.address,
+                self._most,
+            )
+            excess = one
+        elif sum(map(len, self._of.values())) > CONNECTIONS:
+            longest = max(self._of.values(), key=len)
+            excess = next((other for other in longest if not other.is_busy), next(iter(longest)))
+        else:
+            return None
+        self.remove(excess)
+        return excess
+
+    def remove(self, one: ImpatientProtocol) -> None:
+        """Count `one` no more."""
+        mine = self._of.get(one.address, {})
+        mine.pop(one, None)
+        if not mine:
+            self._of.pop(one.address, None)
 
 
 def is_loopback(host: str) -> bool:
@@ -180,13 +205,12 @@ def config_of(app: FastAPI) -> uvicorn.Config:
         logging.getLogger(name).addFilter(_few_lines)
     return uvicorn.Config(
         app,
-        http=partial(ImpatientProtocol, of_address=app.state.connections),  # type: ignore[arg-type]  # it is only called
+        http=partial(ImpatientProtocol, opened=OpenConnections(app.state.connections)),  # type: ignore[arg-type]  # it is only called
         ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,  # who asks is known by the key, never by a header
-        limit_concurrency=CONNECTIONS,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
