@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ HOSTILE = 20
 LONG = {"question": "Tell me everything.", "contexts": ["word " * 300], "max_new_tokens": 1024, "temperature": 2.0}
 FORM_BYTES = 64 * 1024
 AGAIN_S = 5.0
-"""How long a caller waits after it was refused."""
+"""How long a caller waits after it was refused, in the mean: not all come again at once."""
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -68,9 +69,9 @@ class Attacker:
     async def _at_once(self, many: int, attack: Callable[[], Awaitable[None]]) -> None:
         async def again() -> None:
             while True:
+                await asyncio.sleep(random.uniform(0, 2 * AGAIN_S))
                 with suppress(OSError, asyncio.IncompleteReadError):
                     await attack()
-                await asyncio.sleep(AGAIN_S)
 
         await asyncio.gather(*(again() for _ in range(many)))
 
