@@ -184,4 +184,31 @@ def test_callers_take_turns() -> None:
         await batcher.close()
 
     asyncio.run(ask())
-    assert model.batches == [[0, 20, 30, 1], [2, 21, 3, 4], [5, 6, 7, 8]]
+    assert model.batches == [[0, 20, 30, 1], [21, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_callers_take_turns_with_answers_of_many_kinds() -> None:
+    model = Model()
+
+    async def ask() -> None:
+        batcher = Batcher(4, 100, 100)
+        asked = [*((number, "eve") for number in range(9)), (20, "ann"), (21, "ann"), (30, "bob")]
+        await asyncio.gather(*(batcher.run(number, model.run, number, caller=caller) for number, caller in asked))
+        await batcher.close()
+
+    asyncio.run(ask())
+    assert [number for (number,) in model.batches[:6]] == [0, 20, 30, 1, 21, 2]
+
+
+def test_who_asks_for_many_decisions_waits_no_longer_for_answers() -> None:
+    model = Model()
+
+    async def ask() -> None:
+        batcher = Batcher(1, 100, 100)
+        eve = [asyncio.create_task(batcher.run(number, model.run, number, caller="eve")) for number in range(4)]
+        await batcher.run("gate", model.run, 10, caller="ann", is_decision=True)
+        await asyncio.gather(batcher.run("a", model.run, 20, caller="ann"), *eve)
+        await batcher.close()
+
+    asyncio.run(ask())
+    assert model.batches.index([20]) <= 2

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.pauses import Unwanted, pausing
+from abstain.serving.api.callers import REMEMBERED
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,6 +47,7 @@ class Batcher:
     def __init__(self, size: int, waiting: int, of_caller: int) -> None:
         self._size, self._most, self._of_caller = size, waiting, of_caller
         self._waiting: deque[_Job[Any, Any]] = deque()
+        self._served: dict[str, None] = {}  # callers whose answers were begun, the one served last at the end
         self._lock = threading.Lock()  # of what waits: the thread takes decisions from it in its pauses
         self._thread = ThreadPoolExecutor(1, "base-model")
         self._runner: asyncio.Task | None = None
@@ -80,13 +82,13 @@ class Batcher:
                 if job in self._waiting:
                     self._waiting.remove(job)
 
-    def require_room(self, caller: str) -> None:
-        """Raise `AbstainError` where as many wait as may, of all or of `caller`."""
+    def require_room(self, caller: str, jobs: int = 1) -> None:
+        """Raise `AbstainError` where, with `jobs` more of `caller`, more would wait than may, of all or of `caller`."""
         with self._lock:
             of_caller = sum(job.caller == caller for job in self._waiting)
-        if len(self._waiting) >= self._most:
+        if len(self._waiting) + jobs > self._most:
             raise AbstainError(Code.BUSY, f"{self._most} requests wait for the base model: ask again in a moment")
-        if of_caller >= self._of_caller:
+        if of_caller + jobs > self._of_caller:
             raise AbstainError(
                 Code.BUSY,
                 f"{of_caller} requests of {caller} wait for the base model, which is all that one caller may have "
@@ -105,21 +107,30 @@ class Batcher:
             await loop.run_in_executor(self._thread, self._run, jobs, loop)
 
     def _next(self, *, decisions_only: bool = False) -> list[_Job[Any, Any]]:
-        """Take what is run next from the queue: the decisions, else what has waited longest; callers take turns."""
+        """Take what is run next from the queue: the decisions, else what the caller served least recently asks for.
+
+        Others of its kind are run with it; callers take turns there, too.
+        """
         before = Counter[str]()
 
-        def turn(job: _Job[Any, Any]) -> int:
+        def turn(job: _Job[Any, Any]) -> tuple[int, int]:
             before[job.caller] += 1
-            return before[job.caller]
+            return before[job.caller], last_served.get(job.caller, -1)
 
         with self._lock:
+            last_served = {caller: at for at, caller in enumerate(self._served)}
             first = next((job for job in self._waiting if job.is_decision), None)
             if first is None and self._waiting and not decisions_only:
-                first = self._waiting[0]
+                first = min(self._waiting, key=lambda job: last_served.get(job.caller, -1))
             of_kind = [job for job in self._waiting if first is not None and job.kind == first.kind]
             chosen = sorted(of_kind, key=turn)[: self._size]
             for job in chosen:
                 self._waiting.remove(job)
+                if not job.is_decision:
+                    self._served.pop(job.caller, None)
+                    self._served[job.caller] = None
+            while len(self._served) > REMEMBERED:
+                del self._served[next(iter(self._served))]
         return chosen
 
     def _run(self, jobs: list[_Job[Any, Any]], loop: asyncio.AbstractEventLoop) -> None:
