@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ from abstain.core.errors import AbstainError
 from abstain.serving.api import limits, server
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
-from abstain.serving.api.server import LOOPBACK_NAMES, config_of, listen
+from abstain.serving.api.server import LINES_A_MINUTE, LOOPBACK_NAMES, MESSAGES_A_MINUTE, FewLines, config_of, listen
 from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED
@@ -163,3 +164,14 @@ def test_what_is_sent_does_not_come_back_as_headers(small: GateService) -> None:
 def test_a_port_that_is_taken_is_named(small: GateService) -> None:
     with listen("127.0.0.1", 0) as taken, pytest.raises(AbstainError, match="--port"):
         listen("127.0.0.1", taken.getsockname()[1])
+
+
+def test_many_lines_of_one_cause_hide_no_other_of_its_place() -> None:
+    few = FewLines()
+
+    def passes(cause: object, level: int = logging.WARNING) -> bool:
+        return few.filter(logging.LogRecord("x", level, "log.py", 1, "decision log: %s", (cause,), None))
+
+    assert sum(passes("locked") for _ in range(100)) == LINES_A_MINUTE
+    assert passes("disk full") and passes("locked", logging.ERROR)
+    assert sum(passes(at) for at in range(10_000)) < LINES_A_MINUTE + MESSAGES_A_MINUTE, "callers may make up causes"

@@ -27,6 +27,9 @@ CONNECTIONS = 1024
 GRACE_SECONDS = 20
 """Requests that run at the end may take so long."""
 LINES_A_MINUTE = 10
+"""Lines of one message that are logged."""
+MESSAGES_A_MINUTE = 20
+"""Messages of one place in the code that are counted apart; further ones are counted as one."""
 LOGGERS = ("uvicorn.error", "abstain.serve")
 """Where what callers do is logged."""
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -179,21 +182,28 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class FewLines(logging.Filter):
-    """Lets few lines a minute of each place in the code pass: callers may cause as many as they like."""
+    """Lets few lines a minute of each message pass, and few messages of each place in the code.
+
+    Callers may cause as many as they like, and hide no other error of the same place with them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._minute, self._lines = 0, Counter[tuple[str, int]]()
+        self._minute = 0
+        self._lines: dict[tuple[str, int, int], Counter[int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         minute = int(record.created // 60)
         if minute != self._minute:
-            self._minute, self._lines = minute, Counter()
-        place = record.pathname, record.lineno
-        self._lines[place] += 1
-        if self._lines[place] == LINES_A_MINUTE:
+            self._minute, self._lines = minute, {}
+        lines = self._lines.setdefault((record.pathname, record.lineno, record.levelno), Counter())
+        message = hash((str(record.msg), str(record.args), record.exc_info and record.exc_info[0]))
+        if message not in lines and len(lines) >= MESSAGES_A_MINUTE:
+            message = 0
+        lines[message] += 1
+        if lines[message] == LINES_A_MINUTE:
             record.msg = f"{record.msg} (more of these are left out for a minute)"
-        return self._lines[place] <= LINES_A_MINUTE
+        return lines[message] <= LINES_A_MINUTE
 
 
 _few_lines = FewLines()
