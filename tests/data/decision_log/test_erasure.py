@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -13,6 +13,7 @@ from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.erasure import UsersRows, erase, rows_of_user
 from abstain.data.decision_log.log import DecisionLog
+from abstain.data.decision_log.schema import DECISIONS
 from abstain.data.store.record_keys import interaction_identity
 from tests.data.builders import feedback, interaction, review
 from tests.data.decision_log.builders import AT, bytes_in, decision, open_log, url_of
@@ -176,6 +177,26 @@ def test_texts_expire_and_figures_stay(tmp_path: Path, log: DecisionLog) -> None
     assert log.purge(datetime.now(UTC) + timedelta(days=31)) == 6
     assert b"<a>" not in bytes_in(tmp_path) and b"<f-3>" not in bytes_in(tmp_path)
     assert log.feedback("f-1", feedback("b", comment="else")).result() == "known", "by its id alone"
+
+
+def test_what_tells_an_answer_without_texts_expires_too(log: DecisionLog) -> None:
+    """Its digest goes, and no other answer takes its place."""
+    given = decision("old", decision="unavailable", interaction=None, given_sha256="of its states")
+    log.record(given).result()
+    with log.database.reading() as connection:
+        assert connection.scalar(select(DECISIONS.c.digest).where(DECISIONS.c.interaction_id == "old"))
+    assert [log.purge(AT + timedelta(days=31)) for _ in range(2)] == [1, 0]
+    with log.database.reading() as connection:
+        assert connection.scalar(select(DECISIONS.c.digest).where(DECISIONS.c.interaction_id == "old")) is None
+    for later in (given, decision("old")):
+        refused = log.record(later).exception()
+        assert isinstance(refused, AbstainError) and refused.code is Code.FAILED_CHECK
+
+
+def test_a_log_that_is_there_counts_as_the_one_it_was(tmp_path: Path, log: DecisionLog) -> None:
+    database = LogDatabase.existing(url_of(tmp_path))
+    assert database and erase(database, ["u-ann"], ["u-ann"], with_interactions=True) == 4
+    assert database.replaced == 0
 
 
 def test_where_there_is_no_log_there_is_nothing_to_erase(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -520,6 +520,46 @@ def test_a_file_that_was_removed_is_made_anew(
     other = open_log(url_of(tmp_path))
     assert queries.find(other.database, "b") and not queries.find(other.database, "a")
     other.close()
+
+
+def test_threads_that_write_count_a_removed_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = LogDatabase.open(url_of(tmp_path))
+    for file in tmp_path.iterdir():
+        file.unlink()
+    prepare = database._prepare
+    monkeypatch.setattr(database, "_prepare", lambda: time.sleep(0.1) or prepare())
+
+    def write(_: int) -> None:
+        with database.writing():
+            pass
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert database.replaced == 1
+
+
+@pytest.mark.parametrize(
+    ("often", "of", "failing"),
+    [("CHECK_EVERY_S", LogDatabase, "writing"), ("PURGE_EVERY_S", module.erasure, "purge")],
+)
+def test_the_thread_that_writes_survives_a_defect(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    often: str,
+    of: Any,
+    failing: str,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, often, 0.02)
+        log = open_log(url_of(tmp_path))
+        patch.setattr(of, failing, fail)
+        wait_until(lambda: "a defect" in caplog.text)
+    assert log.record(decision()).result(20) == "recorded"
+    log.close()
 
 
 def test_the_log_purges_itself(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,7 @@ class LogDatabase:
         self._secret = parsed.password
         self._engine = self._connect(parsed)
         self._inode: tuple[int, int] | None = None
+        self._looking = threading.Lock()  # one replaced file is one, however many threads come to write
         self.is_served, self.replaced = False, 0
 
     @classmethod
@@ -78,6 +80,7 @@ class LogDatabase:
         database = cls(url)
         if database._file is not None and not database._file.exists():
             return None
+        database._inode = _inode(database._file)
         with database.reading() as connection:
             version = version_of(connection)
         if version is None:
@@ -96,15 +99,16 @@ class LogDatabase:
 
         Raises `AbstainError` where the database is away; errors of one row's values as they come.
         """
-        if self._file is not None and self._inode != _inode(self._file):
-            self.close()  # what is written into the old file now, nobody would find
-            self._prepare()
-            self.replaced += 1
-            _log.warning(
-                "decision log %s: the file was removed or replaced, and the ids and the history before are unknown: if "
-                "you have the old one, stop the server, put it back and start again",
-                self._shown,
-            )
+        with self._looking:
+            if self._inode != _inode(self._file):
+                self.close()  # what is written into the old file now, nobody would find
+                self._prepare()
+                self.replaced += 1
+                _log.warning(
+                    "decision log %s: the file was removed or replaced, and the ids and the history before are "
+                    "unknown: if you have the old one, stop the server, put it back and start again",
+                    self._shown,
+                )
         with self._transaction(is_writer=True) as connection:
             yield connection
 
@@ -146,7 +150,7 @@ class LogDatabase:
         with self._transaction(is_writer=True) as connection:
             make_tables(connection)
             self._require(version_of(connection))
-        self._inode = _inode(self._file) if self._file else None
+        self._inode = _inode(self._file)
 
     def _require(self, version: str | None) -> None:
         if version != VERSION:
@@ -207,12 +211,12 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writer else "BEGIN")
 
 
-def _inode(file: Path) -> tuple[int, int] | None:
+def _inode(file: Path | None) -> tuple[int, int] | None:
     try:
-        found = file.stat()
+        found = file.stat() if file else None
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return (found.st_dev, found.st_ino) if found else None
 
 
 def _parse(url: str) -> URL:

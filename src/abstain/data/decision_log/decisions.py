@@ -17,7 +17,8 @@ from abstain.data.store.record_keys import microseconds, moment_of
 from abstain.data.store.splits import uniform
 
 Texts = Literal["kept", "none", "expired", "erased"]
-"""Whether the log has a row's text: none, because only states were given; expired, because its days are over."""
+"""Whether the log has a row's text: none, because only states were given; expired, because its days are over,
+of texts and of states."""
 
 Recorded = Literal["recorded", "known"]
 """Whether a row was written, or was there before."""

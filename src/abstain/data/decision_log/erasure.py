@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, case, delete, func, null, or_, select, update
+from sqlalchemy import Connection, case, delete, func, or_, select, update
 
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import CALLS, DECISIONS, ERASED, FEEDBACK, QUEUE, SHADOWS
@@ -20,7 +20,8 @@ from abstain.data.store.record_keys import interaction_identity, microseconds
 AT_ONCE = 500
 """Ids that one statement names."""
 
-_GONE: dict[str, Any] = {"content": None, "user": None}
+GONE: dict[str, Any] = {"texts": "erased", "content": None, "digest": None, "user": None}
+"""What becomes of a row that is erased."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,7 @@ def erase(
     with database.writing() as connection:
         _keep_out(connection, pseudonyms, with_interactions=with_interactions)
         gone = sorted(_rows_of(connection, names).interactions | others) if with_interactions else []
-        erased = {**_GONE, "digest": None, "texts": "erased"}
-        count = connection.execute(update(FEEDBACK).where(FEEDBACK.c.user.in_(names)).values(erased)).rowcount
+        count = connection.execute(update(FEEDBACK).where(FEEDBACK.c.user.in_(names)).values(GONE)).rowcount
         count += connection.execute(delete(CALLS).where(CALLS.c.user.in_(names))).rowcount
         for start in range(0, len(gone), AT_ONCE):
             ids = gone[start : start + AT_ONCE]
@@ -77,15 +77,15 @@ def erase(
             count += connection.execute(delete(QUEUE).where(QUEUE.c.interaction_id.in_(ids))).rowcount
             for table in (FEEDBACK, DECISIONS):
                 is_theirs = table.c.interaction_id.in_(ids) & (table.c.texts != "erased")
-                count += connection.execute(update(table).where(is_theirs).values(erased)).rowcount
+                count += connection.execute(update(table).where(is_theirs).values(GONE)).rowcount
         connection.execute(update(DECISIONS).where(DECISIONS.c.user.in_(names)).values(user=None))
     database.overwrite_removed()
     return count
 
 
 def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
-    """Remove the texts of decisions and feedback older than `keep_days`, what shadows would have decided then, and
-    the answers that were put into the review queue then; returns the number of rows.
+    """Remove texts, users and digests of decisions and feedback older than `keep_days`, what shadows would have decided
+    then, and the answers that were put into the review queue then; returns the number of rows.
 
     What is remembered of calls goes, too, where its time is over. Raises `AbstainError` where the database is away.
     """
@@ -93,13 +93,9 @@ def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
     count = 0
     with database.writing() as connection:
         for table, moment in ((DECISIONS, DECISIONS.c.decided_at), (FEEDBACK, FEEDBACK.c.recorded_at)):
-            has_some = or_(table.c.content.is_not(None), table.c.user.is_not(None))
-            had_texts = table.c.texts == "kept"
-            values = {
-                **_GONE,
-                "texts": case((had_texts, "expired"), else_=table.c.texts),
-                "digest": case((had_texts, null()), else_=table.c.digest),
-            }
+            is_known = or_(table.c.texts == "kept", table.c.digest.is_not(None))
+            has_some = or_(is_known, table.c.user.is_not(None))
+            values = {**GONE, "texts": case((is_known, "expired"), else_=table.c.texts)}
             count += connection.execute(update(table).where(moment < oldest, has_some).values(values)).rowcount
         count += connection.execute(delete(SHADOWS).where(SHADOWS.c.decided_at < oldest)).rowcount
         count += connection.execute(delete(QUEUE).where(QUEUE.c.drawn_at < oldest)).rowcount

@@ -12,6 +12,7 @@ Notes:
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -53,6 +54,7 @@ CHECK_EVERY_S = 10
 """How often it is tried whether rows can be written, where none come."""
 CALL_CHARS = 1 << 20
 """The longest content of one."""
+_log = logging.getLogger("abstain.serve")
 Answer = Future[Recorded] | None
 """The future that a method is to return; None: a new one."""
 
@@ -235,7 +237,7 @@ class DecisionLog:
                 self._check()
             if time.monotonic() >= next_purge:
                 next_purge = time.monotonic() + PURGE_EVERY_S
-                with suppress(AbstainError):  # the database is away: what is due now is due then
+                with _going_on("its old texts were not removed, and are due again in an hour"):
                     self.purge(datetime.now(UTC))
 
     def _take(self, timeout_s: float) -> tuple[list[_Waiting], bool]:
@@ -275,7 +277,7 @@ class DecisionLog:
     def _check(self) -> None:
         """Write a mark, and so learn whether rows can be written."""
         mark = update(PROPERTIES).where(PROPERTIES.c.name == "checked").values(content=datetime.now(UTC).isoformat())
-        with suppress(AbstainError), self._writing() as connection:
+        with _going_on("it is not known whether it takes rows"), self._writing() as connection:
             connection.execute(mark)
 
     @contextmanager
@@ -288,3 +290,18 @@ class DecisionLog:
             self.trouble = error.coded
             raise
         self.trouble = None
+
+
+@contextmanager
+def _going_on(failed: str) -> Iterator[None]:
+    """Go on after the block, whatever fails in it: without the thread that writes, every row would wait for ever.
+
+    Args:
+        failed: what is said in the server's log, of what is no error of the database.
+    """
+    try:
+        yield
+    except AbstainError:
+        pass  # the database is away: it has said so
+    except Exception:
+        _log.exception("decision log: %s", failed)

@@ -6,7 +6,7 @@ Notes:
   seen all below n.
 * A text is one JSON cell, so that it can go, and the figures beside it stay. Moments are microseconds since 1970.
 * `digest` recognises a row that is sent again: the keyed digest of its content as it came, before redaction. It goes
-  with the texts.
+  with the texts, or when their days would be over.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import one_line
 from abstain.data.decision_log.decisions import Recorded
-from abstain.data.decision_log.erasure import erased_users
+from abstain.data.decision_log.erasure import GONE, erased_users
 from abstain.data.decision_log.queue import write_review
 from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, QUEUE, SHADOWS
 from abstain.data.store.record_keys import microseconds
@@ -26,7 +26,6 @@ Fields = dict[str, Any]
 
 CALLS_KEPT = 10_000
 """The most calls of all owners whose content is remembered; the oldest go first."""
-GONE: Fields = {"texts": "erased", "content": None, "digest": None, "user": None}
 
 
 def write(connection: Connection, rows: Sequence[tuple[Table, Fields]], calls_each: int) -> list[Outcome]:
