@@ -85,7 +85,8 @@ def test_no_text_passes_undecided(
         if why is None:
             attempts += 1
             repelled += not shown and answers[1] not in sent.text
-            assert attempts == repelled and (sent.status_code == 422 or more["decided"]), name
+            is_refused = sent.status_code == 422 and (gateway == "litellm" or not isinstance(body, dict))
+            assert attempts == repelled and (is_refused or more["decided"]), name
         else:
             assert shown and {what: number for what, number in more.items() if number} == {why: 1}, name
     count_attempts(f"answers of {gateway} in fields that are not read, {withheld} if withheld", attempts, repelled)

@@ -131,3 +131,18 @@ def test_half_a_surrogate_pair_beside_the_text_is_no_error(make_worker: Worker, 
     content = json.dumps({"body": {"choices": [{**choices("Yes.")["body"]["choices"][0], "id": "\ud800"}]}})
     sent = client.post(f"{PREFIX}/response", content=content, headers={**CALL, "content-type": "application/json"})
     assert sent.status_code == 200 and sent.json()["action"]["body"]["choices"][0]["message"]["content"] == WITHHELD
+
+
+@pytest.mark.parametrize("how", ["mask", "reject"])
+@pytest.mark.parametrize(
+    "body", [{"choices": ["Yes.", {"message": "Yes."}]}, {"choices": {"0": "Yes."}}, "Yes.", None], ids=str
+)
+def test_a_body_of_another_schema_is_withheld_and_logged(
+    make_worker: Worker, connect: Connect, body: Any, how: str
+) -> None:
+    worker = make_worker(kgateway_withheld=how)
+    sent = connect(worker).post(f"{PREFIX}/response", json={"body": body}, headers=CALL)
+    number = 2 if isinstance(body, dict) and isinstance(body["choices"], list) else 1
+    told = {"body": choices(*[WITHHELD] * number)["body"]} if how == "mask" else {"body": WITHHELD, "status_code": 403}
+    assert sent.status_code == 200 and sent.json()["action"].items() >= told.items()
+    assert counted(worker) == {"unavailable": number}

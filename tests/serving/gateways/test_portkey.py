@@ -144,7 +144,7 @@ def test_a_choice_that_cannot_be_read_is_no_pass(
     assert WITHHELD in str(found["transformedData"]["response"]["json"]["choices"][1])
 
 
-@pytest.mark.parametrize("message", [{"content": ""}, {"content": []}, {"tool_calls": [{"id": "t"}]}])
+@pytest.mark.parametrize("message", [{"content": ""}, {"content": []}, {"tool_calls": [{"type": "function"}]}])
 def test_a_choice_without_an_answer_passes(
     make_worker: Worker, connect: Connect, recorded: Recorded, message: dict[str, Any]
 ) -> None:

@@ -17,11 +17,13 @@ QUIET = frozenset(
     (
         *("role", "type", "id", "object", "index", "created", "model", "usage", "status", "signature"),
         *("finish_reason", "native_finish_reason", "stop_reason", "matched_stop", "thought_signature", "logprobs"),
-        *("tool_calls", "function_call", "content_filter_results", "prompt_filter_results", "hook_results"),
+        *("content_filter_results", "prompt_filter_results", "hook_results"),
         *("provider", "service_tier", "system_fingerprint", "weight_version"),
     )
 )
 """What may stand beside an answer: programs read it, and no text in it is for the reader of the answer."""
+QUIET_OF_RESPONSE = ("request_id", "metadata", "model_info")
+"""The same, beside the choices of a response alone."""
 
 
 class Passed(Enum):
@@ -39,14 +41,15 @@ Answer = str | AbstainError | Passed
 def read_answers(response: Any, text: str | None = None) -> list[Answer]:
     """The answers in a model's response of OpenAI's form: one a choice, or `text` where it has no choices.
 
-    Text at a name that is neither an answer's nor `QUIET` makes unreadable what it stands beside: one choice, or all.
+    Text, or a number, at a name that is neither an answer's nor quiet makes unreadable what it stands beside: one
+    choice, or all.
 
     Args:
         response: a chat completion or a completion.
         text: what the gateway found in it; it is one more answer where the choices do not hold it.
     """
     choices = choices_of(response)
-    if name := _name_of_text(_without(response, "choices") if choices else response):
+    if name := _name_of_text(_without(response, "choices", *QUIET_OF_RESPONSE) if choices else response):
         return [_unreadable(name)] * max(1, len(choices))
     answers = [_read(choice) for choice in choices]
     read = "".join(answer for answer in answers if isinstance(answer, str))
@@ -95,7 +98,7 @@ def _read(choice: Any) -> Answer:
     parts = content if isinstance(content, list) else [{"text": content}]
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str | None) for part in parts):
         return _unreadable("content")
-    beside = [_without(choice, used), _without(message, "content"), *(_without(part, "text") for part in parts)]
+    beside = [_without(choice, used), _without(message, "content", "name"), *(_without(part, "text") for part in parts)]
     if name := _name_of_text(beside):
         return _unreadable(name)
     return text_of(content) or _passed(message)
@@ -109,26 +112,33 @@ def _unreadable(name: str) -> AbstainError:
 
 
 def _passed(response: Any) -> Passed:
-    called = isinstance(response, dict) and (response.get("tool_calls") or response.get("function_call"))
+    called = isinstance(response, dict) and any(_is_call(name, value) for name, value in response.items())
     return Passed.TOOL_CALL if called else Passed.NO_TEXT
 
 
+def _is_call(name: str, value: Any) -> bool:
+    """Whether a field is a call of tools or of a function, as programs read it."""
+    if name == "tool_calls" and isinstance(value, list):
+        return bool(value) and all(isinstance(one, dict) and ("function" in one or "type" in one) for one in value)
+    return name == "function_call" and isinstance(value, dict) and bool(value)
+
+
 def _name_of_text(value: Any) -> str | None:
-    """The name of a text in `value`, at any depth, that is not `QUIET`; None where there is none."""
+    """The name of a text or number in `value`, at any depth, that is not quiet; None where there is none."""
     left = [("response", value)]
     while left:
         name, value = left.pop()
-        if isinstance(value, str) and value.strip():
+        if isinstance(value, int | float) or (isinstance(value, str) and value.strip()):
             return name
         if isinstance(value, dict):
-            left += [pair for pair in value.items() if pair[0] not in QUIET]
+            left += [pair for pair in value.items() if pair[0] not in QUIET and not _is_call(*pair)]
         elif isinstance(value, list):
             left += [(name, item) for item in value]
     return None
 
 
-def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if key != name}
+def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in names}
 
 
 def _packed(text: str) -> str:

@@ -14,12 +14,13 @@ import logging
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Body, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
-from abstain.serving.gateways.answers import Passed, read_answers, with_text
+from abstain.serving.gateways.answers import Answer, Passed, choices_of, read_answers, with_text
 from abstain.serving.gateways.found import LISTED, Finder, as_json, count_passed, decide, register, with_headers
 
 SOURCE = "kgateway"
@@ -99,14 +100,13 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
         return PromptResponse(action=PassAction(reason="decided with the answer"))
 
     @routes.post("/response", operation_id="kgateway_response")
-    async def answer(given: ResponseRequest, request: Request) -> ResponseResponse:
+    async def answer(given: Annotated[dict[str, Any], Body()], request: Request) -> ResponseResponse:
         """Decide about each choice; mask those to be withheld, or reject the answer.
 
         A further piece of a streamed answer comes under the id of the first one and is withheld: it is no answer.
         """
-        response = given.body.model_dump()
-        found = with_headers(response, request)
-        decisions = await decide(service, finder, found, read_answers(response), SOURCE, named=True)
+        response, answers = _read(given)
+        decisions = await decide(service, finder, with_headers(response, request), answers, SOURCE, named=True)
         withheld = {at: one for at, one in enumerate(decisions) if one and not one.show}
         if not withheld:
             return ResponseResponse(action=PassAction(reason="shown"))
@@ -123,6 +123,19 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
     both.include_router(routes, prefix=PREFIX)
     both.include_router(routes, include_in_schema=False)  # for a gateway that knows a host and a port only
     return both
+
+
+def _read(given: dict[str, Any]) -> tuple[dict[str, Any], list[Answer]]:
+    """The response that was sent, and its answers; of one that is none of this webhook, as many that cannot be read."""
+    try:
+        response = ResponseRequest.model_validate(given).body.model_dump()
+        return response, read_answers(response)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        unread = AbstainError(Code.INVALID_ROW, f"answer: {where}: {problem['msg']}: send what the model answered")
+        choices = choices_of(given.get("body"))[:LISTED] or [{}]
+        return {"choices": [{} for _ in choices]}, [unread for _ in choices]
 
 
 def _filled(choice: dict[str, Any]) -> dict[str, Any]:
