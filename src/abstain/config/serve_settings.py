@@ -44,7 +44,9 @@ class CallerLimits(BaseModel):
     )
     waiting: Annotated[int, Field(ge=1)] = Field(64, description="requests that wait for the base model")
     rows_a_minute: Annotated[int, Field(ge=1)] = Field(
-        6000, description="decisions, thumbs, reviews and registered calls that the log takes"
+        6000,
+        description="decisions, thumbs, reviews and registered calls that the log takes; each 10,000 characters of one "
+        "count as one more",
     )
     calls: Annotated[int, Field(ge=1)] = Field(2500, description="registered calls that are kept, of 10,000 in all")
     tries: Annotated[int, Field(ge=0)] = Field(

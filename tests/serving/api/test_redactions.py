@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,10 @@ from fastapi.testclient import TestClient
 
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api import redactions
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.callers import Quota, set_caller
+from abstain.serving.api.keys import ApiKey, Keys
+from abstain.serving.api.redactions import PER_ROW, Redactions
 from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import BASE, MadeUpReleases
 
@@ -24,15 +29,27 @@ pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 SLOW = "a text that is slow to redact"
 
 
+LONG = 2 * PER_ROW
+"""Characters of a row that is in the lane of the longest."""
+
+
 class Stuck:
-    """A redaction that waits at a row with `SLOW` until it is let go."""
+    """A redaction that takes as long as it is let at a row with `SLOW`, and keeps a processor busy as a real one does.
+
+    `most`: of such rows that were redacted at once.
+    """
 
     def __init__(self) -> None:
         self.go = threading.Event()
+        self.most = self._running = 0
 
     def __call__(self, row: Any) -> Any:
         if SLOW in row.canonical():
-            self.go.wait(20)
+            self._running += 1
+            self.most, end = max(self.most, self._running), time.monotonic() + 20
+            while not self.go.is_set() and time.monotonic() < end:
+                pass
+            self._running -= 1
         return row
 
 
@@ -51,13 +68,18 @@ def log(tmp_path: Path, stuck: Stuck) -> Iterator[DecisionLog]:
 
 
 @pytest.fixture
-def client(
+def connect(
     make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
-) -> Iterator[TestClient]:
+) -> Iterator[Callable[..., TestClient]]:
+    """A client of a server with these settings."""
     releases.promote("v1.0.0", make_release(threshold="0.0"))
-    service = make_service(timeout_s=0.5, on_unavailable="show")
-    with TestClient(make_app(service, Keys()), BASE) as opened:
-        yield opened
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(TestClient(make_app(make_service(**settings), Keys()), BASE))
+
+
+@pytest.fixture
+def client(connect: Callable[..., TestClient]) -> TestClient:
+    return connect(timeout_s=0.5, on_unavailable="show")
 
 
 def asked(question: str, **more: Any) -> dict[str, Any]:
@@ -82,19 +104,22 @@ def test_what_is_not_redacted_in_time_is_withheld_or_refused(
     assert client.post("/v1/feedback", json=thumb).json()["outcome"] == "recorded", "what was refused was not recorded"
 
 
-def test_slow_rows_keep_the_threads_of_no_shorter_one(client: TestClient) -> None:
-    """More long rows than there are threads wait, and a decision is as quick as ever."""
+def test_slow_rows_keep_the_threads_of_no_shorter_one(connect: Callable[..., TestClient], stuck: Stuck) -> None:
+    """Long rows of one caller are redacted one by one, and meanwhile a decision is made."""
+    client = connect(timeout_s=15)
     thumbs = [
         {"feedback_id": f"f-{at}", "interaction_id": "i", "thumb": "up", "comment": SLOW + "." * 1000}
-        for at in range(3 * redactions.THREADS)
+        for at in range(6)
     ]
     waiting = [threading.Thread(target=lambda body=body: client.post("/v1/feedback", json=body)) for body in thumbs]
     for one in waiting:
         one.start()
     decided = client.post("/v1/gate", json=asked("What is the fee?")).json()
-    assert decided["decision"] == "show" and any(one.is_alive() for one in waiting)
+    assert decided["decision"] == "show" and all(one.is_alive() for one in waiting)
+    stuck.go.set()
     for one in waiting:
         one.join()
+    assert stuck.most == 1
 
 
 def test_a_row_that_was_just_redacted_in_time_is_answered(client: TestClient, stuck: Stuck) -> None:
@@ -102,3 +127,116 @@ def test_a_row_that_was_just_redacted_in_time_is_answered(client: TestClient, st
     began = time.monotonic()
     assert client.post("/v1/gate", json=asked(SLOW)).json()["show"] is True
     assert time.monotonic() - began >= 0.15
+
+
+def test_a_long_row_counts_as_several(connect: Callable[..., TestClient]) -> None:
+    client = connect(caller={"rows_a_minute": 5})
+    thumb = {"feedback_id": "f", "interaction_id": "i", "thumb": "up", "comment": "." * (4 * PER_ROW)}
+    assert client.post("/v1/feedback", json=thumb).status_code == 200
+    assert client.post("/v1/feedback", json=thumb | {"comment": None}).status_code == 429
+
+
+class Rows:
+    """Rows that are brought for several callers, each redacted by `work`.
+
+    The names of those that were redacted are in `done`, of those that were recorded in `recorded`, in order.
+    """
+
+    def __init__(self) -> None:
+        self.redactions = Redactions(Quota(10**9, "rows"))
+        self.done, self.recorded = list[str](), list[str]()
+
+    def bring(
+        self, caller: str, name: str, work: Callable[[], object], characters: int = LONG, seconds: float = 60
+    ) -> asyncio.Task[Any]:
+        async def bring() -> Any:
+            set_caller({}, ApiKey(caller, frozenset(), ""))
+            return await self.redactions.bring(characters, seconds, self._put, work, name)
+
+        return asyncio.create_task(bring())
+
+    def _put(self, work: Callable[[], object], name: str, answer: Future[Any]) -> Future[Any]:
+        work()
+        self.done.append(name)
+        if answer.set_running_or_notify_cancel():
+            self.recorded.append(name)
+            answer.set_result("recorded")
+        return answer
+
+
+def compute() -> None:
+    """Keep a processor busy for 0.03 s, however many share it."""
+    end = time.thread_time() + 0.03
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.parametrize("characters", [10, LONG])
+def test_a_row_waits_for_few_rows_of_another_caller(characters: int) -> None:
+    async def bring() -> None:
+        rows = Rows()
+        many = [rows.bring("eve", "long", compute) for _ in range(60)]
+        many += [rows.bring("eve", "short", compute, 10) for _ in range(60)]
+        while len(rows.done) < 4:
+            await asyncio.sleep(0)
+        before = len(rows.done)
+        await rows.bring("ann", "row", compute, characters)
+        assert len(rows.done) - before < 30, "of 120"
+        for one in many:
+            one.cancel()
+        await asyncio.gather(*many, return_exceptions=True)
+
+    asyncio.run(bring())
+
+
+def test_what_waits_of_a_caller_goes_shortest_first() -> None:
+    async def bring() -> None:
+        rows, go = Rows(), threading.Event()
+        first = rows.bring("eve", "first", lambda: go.wait(20), seconds=0.05)
+        await asyncio.sleep(0)
+        others = {kilo: rows.bring("eve", str(kilo), int, 1000 * kilo) for kilo in (30, 10, 50, 20, 40)}
+        late = rows.bring("eve", "late", int, 9000, seconds=0.05)
+        for one in (first, late):
+            with pytest.raises(TimeoutError):
+                await one
+        others.pop(20).cancel()
+        await asyncio.sleep(0.05)
+        assert rows.done == [], "a row whose caller has given up has its thread as long as it is redacted"
+        go.set()
+        await asyncio.wait(others.values())
+        assert rows.done == ["first", "10", "30", "40", "50"], "what nobody waits for is not begun"
+        assert rows.recorded == rows.done[1:]
+
+    asyncio.run(bring())
+
+
+def test_what_waits_for_a_thread_in_vain_is_not_begun() -> None:
+    async def bring() -> None:
+        rows, go = Rows(), threading.Event()
+        held = [rows.bring(name, name, lambda: go.wait(20)) for name in ("ann", "bob")]
+        await asyncio.sleep(0.05)
+        with pytest.raises(TimeoutError):
+            await rows.bring("eve", "late", int, seconds=0.05)
+        next_one = rows.bring("eve", "next", int)
+        go.set()
+        await asyncio.gather(*held, next_one)
+        assert sorted(rows.done) == ["ann", "bob", "next"]
+
+    asyncio.run(bring())
+
+
+def test_every_turn_is_given_on() -> None:
+    """Whenever who waits gives up."""
+
+    async def bring() -> None:
+        rows, drawn = Rows(), random.Random(7)
+        many = [
+            rows.bring("eve", "row", lambda: time.sleep(0.001), drawn.randrange(9000, 20_000), drawn.random() / 2)
+            for _ in range(400)
+        ]
+        for one in many[::3]:
+            asyncio.get_running_loop().call_later(drawn.random() / 2, one.cancel)
+        await asyncio.gather(*many, return_exceptions=True)
+        assert await rows.bring("eve", "last", int, seconds=20) == "recorded"
+
+    asyncio.run(bring())

@@ -57,8 +57,7 @@ class Quota:
 
         More than a minute's at once is taken by who has taken nothing before.
         """
-        now = self._clock()
-        taken = self._left(caller, now)
+        taken = self._left(caller, self._clock())
         if taken and taken + amount > self._a_minute:
             wait = (taken + min(amount, self._a_minute) - self._a_minute) / self._a_minute * 60
             raise OverQuota(
@@ -66,9 +65,14 @@ class Quota:
                 "may: send fewer, or later",
                 max(1, math.ceil(wait)),
             )
+        self.charge(caller, amount)
+
+    def charge(self, caller: str, amount: int) -> None:
+        """Count `amount` more of `caller`, of what was let in before: what comes next has to wait for it."""
+        now = self._clock()
         if len(self._taken) >= REMEMBERED:
             self._taken = {one: known for one, known in self._taken.items() if self._left(one, now)}
-        self._taken[caller] = taken + amount, now
+        self._taken[caller] = self._left(caller, now) + amount, now
 
     def _left(self, caller: str, now: float) -> float:
         """How much of what `caller` has taken still counts."""

@@ -76,7 +76,7 @@ class GateService:
         self.gatherer = Gatherer(log, settings, retrieve)
         self.rows = Quota(settings.caller.rows_a_minute, "rows of the decision log")
         self._tries = Tries(settings.caller.tries)
-        self._redactions = Redactions()
+        self._redactions = Redactions(self.rows)
         self._recorder = Recorder(log, self.metrics, self._redactions)
         self._batcher = Batcher(settings.batch, settings.waiting, settings.caller.waiting)
         own_passes = self._batcher if settings.shadow == "full" else None

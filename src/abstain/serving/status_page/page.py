@@ -38,7 +38,7 @@ from abstain.data.decision_log.monitored import MonitoredWindow
 from abstain.data.decision_log.queries import FoundDecision
 from abstain.data.decision_log.queue import QueuedAnswer
 from abstain.reports.monitored import history_rows, title, window_lines
-from abstain.serving.api.callers import caller_of
+from abstain.serving.api.callers import current_caller, set_caller
 from abstain.serving.api.keys import Keys, Role
 from abstain.serving.api.problems import LONGEST, STATUS, Problem
 from abstain.serving.api.service import GateService
@@ -204,7 +204,8 @@ class _Page:
             )
         except ValidationError as error:
             raise _invalid(error) from None
-        self._service.rows.take(caller_of(request.scope, visitor.holder))
+        set_caller(request.scope, visitor.holder)
+        self._service.rows.take(current_caller())
         await self._service.review(row)
         address = quote(key, safe="")
         return RedirectResponse(
