@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -223,15 +224,28 @@ def test_a_decision_that_takes_too_long_is_no_pass(
     stuck.set()
 
 
+@pytest.mark.parametrize("on_unavailable", ["abstain", "show"])
+@pytest.mark.parametrize("slow", ["recall", "record"])
 def test_a_log_that_takes_too_long_is_no_pass(
-    hurried: GateService,
+    make_worker: Worker,
     connect: Connect,
     recorded: Recorded,
     answers: tuple[str, str],
     stuck: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
+    on_unavailable: str,
+    slow: str,
 ) -> None:
-    client = connect(hurried)
-    monkeypatch.setattr(hurried.log, "recall", lambda *_: stuck.wait(30))
-    assert verdict(client, after(recorded, answers[0]))["verdict"] is False
+    """What the log does not take in time is withheld, and counted."""
+    worker = make_worker(portkey_timeout_s=0.5, on_unavailable=on_unavailable)
+    client = connect(worker)
+    client.post("/v1/contexts", json=registered("call-1"))
+    never: Callable[..., object] = (lambda *_: stuck.wait(30)) if slow == "recall" else (lambda *_: Future())
+    monkeypatch.setattr(worker.log, slow, never)
+    found = verdict(client, after(recorded, *answers))
+    assert found["verdict"] is False and found["transformedData"]["response"]["text"] == WITHHELD
+    assert [one["decision"] for one in found["data"]["answers"]] == ["unavailable"] * 2
+    counts = [line for line in client.get("/metrics").text.splitlines() if line.startswith("abstain_decisions_total")]
+    assert len(counts) == 1 and counts[0].endswith(" 2.0")
+    assert all(part in counts[0] for part in ('decision="unavailable"', 'shown="no"', 'source="portkey"'))
     stuck.set()

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
+from abstain.serving.gate import new_id
 from abstain.serving.gateways.answers import Answer, Passed, choices_of, quiet, read_answers, text_of, with_text
 from abstain.serving.gateways.found import Finder, as_json, count_passed, decide, with_headers
 
@@ -49,11 +50,15 @@ def portkey_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
             count_passed(service, SOURCE, Passed.REQUEST)
             return WebhookVerdict(verdict=True)
         response = event.get("response")
-        deciding = decide(service, finder, with_headers(event, request), _answers(response), SOURCE, timeout_s=within)
+        answers = _answers(response)
+        deciding = decide(service, finder, with_headers(event, request), answers, SOURCE, timeout_s=within)
         try:
             decisions = await asyncio.wait_for(deciding, within + GRACE_S)
         except TimeoutError:
-            return WebhookVerdict(verdict=service.settings.on_unavailable == "show", data={"decision": "unavailable"})
+            late = AbstainError(Code.BUSY, f"the log did not take a decision within {within + GRACE_S:g} s")
+            decisions = [
+                None if isinstance(one, Passed) else service.withhold(new_id(), late, SOURCE) for one in answers
+            ]
         told = [
             {"interaction_id": one.interaction_id, "decision": one.decision, "show": one.show}
             for one in decisions
