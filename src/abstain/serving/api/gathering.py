@@ -56,6 +56,7 @@ class PendingRequest(Generic[Asked]):
         row: its texts; None where there are none, or where they are not known yet.
         given_sha256: of what was given beside texts; None where nothing was.
         live, scored: by what it was decided; None where it was not.
+        end_try: what is told whether there is a decision; None where nothing counts it.
         started_at: when it came, by `time.perf_counter`.
     """
 
@@ -65,6 +66,7 @@ class PendingRequest(Generic[Asked]):
     given_sha256: str | None = None
     live: Live | None = None
     scored: ScoredAnswer | None = None
+    end_try: Callable[[bool], None] | None = None
     started_at: float = field(default_factory=time.perf_counter)
 
 

@@ -137,8 +137,7 @@ class GateService:
             return self.gatherer.explain_lack_of_context(pending, pending.scored.decision)
 
         within = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
-        decision = await self._decide_in_time(pending.key, gather_and_score, within)
-        return await self._record(pending, decision, source, trace, within)
+        return await self._decide_and_record(pending, gather_and_score, source, trace, within)
 
     async def _gather(
         self, pending: PendingRequest[GateRequest], live: Live | None, body: RawStates | None
@@ -146,7 +145,7 @@ class GateService:
         """What the decision rests on; None where nothing is live."""
         await self.gatherer.gather_texts(pending)
         if pending.row is not None:
-            self._require_another_try(pending, pending.row.question)
+            self._begin_try(pending, pending.row.question)
         states = pending.request.states
         if live is None:
             await self.gatherer.discard(states)
@@ -155,8 +154,8 @@ class GateService:
             self._batcher.require_room(current_caller())  # else the file would be gone when the caller asks again
         return await self.gatherer.gather_given(pending, live.gate, body)
 
-    def _require_another_try(self, pending: PendingRequest[Any], question: str) -> None:
-        self._tries.require_another(current_caller(), pending.request.conversation, question, pending.key)
+    def _begin_try(self, pending: PendingRequest[Any], question: str) -> None:
+        pending.end_try = self._tries.begin(current_caller(), pending.request.conversation, question, pending.key)
 
     async def _score(self, live: Live, decision_input: DecisionInput) -> ScoredAnswer:
         """The decision of the version that is live, by the base model where it has to read the answer."""
@@ -238,9 +237,9 @@ class GateService:
             interaction_id=pending.key, question=request.question, contexts=as_contexts(request.contexts)
         )
         self.gatherer.limit(length_of(question.question, None, question.contexts))
-        self._require_another_try(pending, question.question)
 
         async def generate(live: Live | None) -> Decision | None:
+            self._begin_try(pending, question.question)
             if live is None:
                 return None
             if excess := room_for(live.gate.predictor, request.ask):
@@ -255,8 +254,7 @@ class GateService:
                 pending.row = generated.row.model_copy(update=more)
             return generated.decision
 
-        decision = await self._decide_in_time(pending.key, generate, self.settings.answer_timeout_s)
-        timed = await self._record(pending, decision, "answer", trace, self.settings.answer_timeout_s)
+        timed = await self._decide_and_record(pending, generate, "answer", trace, self.settings.answer_timeout_s)
         return pending.row.answer if pending.row else "", timed
 
     async def explain(self, row: Interaction, no_context: bool = False) -> Explanation:
@@ -341,6 +339,25 @@ class GateService:
         if live is None:
             raise AbstainError(Code.NO_VERSION, self.live.trouble or "nothing is live")
         return live
+
+    async def _decide_and_record(
+        self,
+        pending: PendingRequest[Any],
+        decide: Callable[[Live | None], Awaitable[Decision | None]],
+        source: str,
+        trace: TraceContext | None,
+        timeout_s: float,
+    ) -> Timed:
+        """The decision, logged; where there is none, whatever the reason, no try of its conversation is used up."""
+        is_decided = False
+        try:
+            decision = await self._decide_in_time(pending.key, decide, timeout_s)
+            timed = await self._record(pending, decision, source, trace, timeout_s)
+            is_decided = timed.decision.decision != "unavailable"
+            return timed
+        finally:
+            if pending.end_try is not None:
+                pending.end_try(is_decided)
 
     async def _decide_in_time(
         self, key: str, decide: Callable[[Live | None], Awaitable[Decision | None]], timeout_s: float
