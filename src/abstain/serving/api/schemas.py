@@ -18,6 +18,8 @@ SCORES = 100
 """Scores of one answer that the assistant gives."""
 ANSWERS = 64
 """Answers in one request; of a gateway, too."""
+INSTRUCTION = 2000
+"""Characters of an instruction whose familiarity is asked for."""
 Label = Annotated[Text, StringConstraints(max_length=200)]
 """A name, not a text: it is stored as it comes, and some of them for good."""
 ScoreName = Annotated[Name, StringConstraints(max_length=200)]
@@ -167,7 +169,9 @@ class ContextsRequest(Row):
 
 
 class FamiliarityRequest(Row):
-    instruction: Text
+    instruction: Annotated[Text, StringConstraints(max_length=INSTRUCTION)] = Field(
+        description="is searched for concepts in one step, for which decisions wait"
+    )
 
 
 class ConceptResponse(Row):
