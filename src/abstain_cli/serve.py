@@ -50,7 +50,7 @@ def serve(
     from abstain.serving.api.telemetry import exporting
     from abstain.serving.gate import Gate
     from abstain.serving.kept_results import KeptResults
-    from abstain.serving.status_page.page import make_routes
+    from abstain.serving.status_page.page import add_page
     from tasks.live_release import OriginReleases, OriginShadow
     from tasks.workspace import project_root
 
@@ -81,7 +81,7 @@ def serve(
             shadow = LiveGate(OriginShadow(), open_gate, warm)
         service = GateService(live, log, serving, chunks, shadow)
         app = make_app(service, keys, None if keys.required else names_of(host))
-        app.include_router(make_routes(service, keys, params.labels))
+        add_page(app, service, keys, params.labels)
         shown = f"[{host}]" if ":" in host else host
         print(f"gate         http://{shown}:{listening.getsockname()[1]}", flush=True)
         run(app, listening)

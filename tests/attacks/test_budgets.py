@@ -20,7 +20,7 @@ import pytest
 from abstain.config.serve_settings import CallerLimits
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder
 from abstain.serving.api import limits, server
-from abstain.serving.api.app import FORM_BYTES
+from abstain.serving.api.app import FORM_BYTES, ROW_BYTES
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
@@ -33,6 +33,7 @@ pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 STEP_S = 0.03
 LONG = {"question": "Tell me everything.", "contexts": ["word"], "max_new_tokens": 300, "temperature": 2.0, "seed": 1}
 UNKNOWN = {"instruction": " ".join(f"Zorblax{n} of Quintar{n}." for n in range(9))}
+GATEWAYS = ("/beta/litellm_basic_guardrail_api", "/gateways/kgateway/response", "/gateways/portkey")
 OTHER = "127.0.0.2"
 """Another address of this machine."""
 
@@ -201,8 +202,8 @@ def test_all_bodies_have_one_budget(
     make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, count_attempts: Count
 ) -> None:
     monkeypatch.setattr(limits, "BODIES", 400_000)
-    monkeypatch.setattr(limits, "BODIES_OF_CALLER", 250_000)
-    with listening(make_server(make(), Keys())) as address:
+    service = make(caller=CallerLimits(bodies=250_000))
+    with listening(make_server(service, Keys())) as address:
         with ExitStack() as stack:
             held = [stack.enter_context(unfinished(address, "/v1/gate", 100_000)) for _ in range(2)]
             refused = answer_on(stack.enter_context(unfinished(address, "/v1/gate", 100_000)))
@@ -278,3 +279,28 @@ def test_files_that_are_locked_hold_up_nobody(
         fcntl.flock(lock, fcntl.LOCK_UN)
     count_attempts("locked files of states hold up decisions", 1, repelled)
     assert threading.active_count() < 100
+
+
+@pytest.mark.parametrize("name", ["response", "zz"])
+def test_json_of_many_tiny_values_is_not_parsed(
+    make: Callable[..., GateService], name: str, count_attempts: Count
+) -> None:
+    content = json.dumps({name: {"x": [[]] * (limits.VALUES // 2)}}).encode()
+    kind = {"Content-Type": "application/json"}
+    with listening(make_server(make(), Keys())) as address:
+        paths = ["/v1/gate", "/v1/contexts", *GATEWAYS]
+        refused = [httpx.post(address + path, content=content, headers=kind, timeout=20) for path in paths]
+        repelled = sum(one.status_code == 413 and " values, " in one.json()["detail"] for one in refused)
+    count_attempts("bodies of many tiny values", len(paths), repelled)
+
+
+def test_large_bodies_count_as_rows_also_those_refused(make: Callable[..., GateService], count_attempts: Count) -> None:
+    service = make(caller=CallerLimits(rows_a_minute=20))
+    content = json.dumps({"zz": "x" * 12 * ROW_BYTES}).encode()
+    kind = {"Content-Type": "application/json"}
+    with listening(make_server(service, Keys())) as address:
+        replies = [httpx.post(f"{address}/v1/gate", content=content, headers=kind) for _ in range(3)]
+        states = [httpx.post(f"{address}/v1/gate/states", content=content) for _ in range(3)]
+    assert [one.status_code for one in replies] == [422, 429, 429] and "retry-after" in replies[1].headers
+    assert {one.status_code for one in states} == {422}, "states are no JSON"
+    count_attempts("large bodies one after another", 2, 2)

@@ -42,11 +42,14 @@ class CallerLimits(BaseModel):
     connections: Annotated[int, Field(ge=1)] = Field(
         512, description="open connections of one address, of 1,024 in all; behind a proxy all have the proxy's"
     )
-    waiting: Annotated[int, Field(ge=1)] = Field(64, description="requests that wait for the base model")
+    waiting: Annotated[int, Field(ge=1)] = Field(192, description="requests that wait for the base model")
     rows_a_minute: Annotated[int, Field(ge=1)] = Field(
         6000,
         description="decisions, thumbs, reviews and registered calls that the log takes; each 10,000 characters of one "
-        "count as one more",
+        "count as one more, and so do each 64 KiB of JSON",
+    )
+    bodies: Annotated[int, Field(ge=1024)] = Field(
+        128 * MIB, description="bytes of its bodies that are in memory, of 256 MiB in all"
     )
     calls: Annotated[int, Field(ge=1)] = Field(2500, description="registered calls that are kept, of 10,000 in all")
     tries: Annotated[int, Field(ge=0)] = Field(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from abstain.data.decision_log import queries
+from abstain.serving.api import gathering
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
+from abstain.serving.api.schemas import ANSWERS, INSTRUCTION
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
 from tests.serving.api.conftest import BASE, MadeUpReleases
@@ -257,3 +260,52 @@ def test_the_time_limit_holds_for_what_is_retrieved_too(
         began = time.monotonic()
         found = ask(client, contexts=None, entitlements=["staff"])
         assert time.monotonic() - began < 4 and "A509" in found["reason"]
+
+
+def test_of_a_list_beyond_the_queue_nothing_is_decided(
+    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
+) -> None:
+    releases.promote("v1.0.0", make_release())
+    service = make_service(caller={"waiting": 3})
+    with TestClient(make_app(service, Keys()), BASE) as client:
+        asked = [{**ASKED, "interaction_id": f"i-{number}"} for number in range(4)]
+        refused = client.post("/v1/gate", json=asked)
+        assert refused.status_code == 429 and "3 of one caller may" in refused.json()["detail"]
+        assert not any(queries.count(service.log.database).values())
+        assert client.post("/v1/gate", json=asked[:3]).status_code == 200
+
+
+def test_lists_at_once_find_room(service: GateService, monkeypatch: pytest.MonkeyPatch) -> None:
+    score_with_model = Gate.score_with_model
+
+    def slowly(self: Gate, *unread: Any) -> Any:
+        time.sleep(0.1)
+        return score_with_model(self, *unread)
+
+    monkeypatch.setattr(Gate, "score_with_model", slowly)
+    with TestClient(make_app(service, Keys()), BASE) as client, ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: client.post("/v1/gate", json=[ASKED] * ANSWERS), range(3)))
+    assert {one.status_code for one in found} == {200}
+
+
+def test_a_response_is_digested_beside_the_event_loop(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    digest = gathering._digest
+
+    def noted(*given: Any) -> str | None:
+        threads.append(threading.get_ident())
+        return digest(*given)
+
+    async def loop_thread() -> int:
+        return threading.get_ident()
+
+    monkeypatch.setattr(gathering, "_digest", noted)
+    monkeypatch.setattr(Gate, "log_probs", lambda *_: None)
+    assert client.post("/v1/gate", json={"response": {"choices": []}}).json()["decision"] == "unavailable"
+    assert client.portal is not None
+    assert threads and client.portal.call(loop_thread) not in threads
+
+
+def test_a_long_instruction_is_refused(client: TestClient) -> None:
+    refused = client.post("/v1/familiarity", json={"instruction": "a " * INSTRUCTION})
+    assert refused.status_code == 422 and f"at most {INSTRUCTION} characters" in refused.json()["detail"]

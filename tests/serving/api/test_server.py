@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import httpx
 import pytest
 import uvicorn
+from starlette.types import Message
 
 from abstain.core.errors import AbstainError
 from abstain.serving.api import limits, server
@@ -175,3 +178,17 @@ def test_many_lines_of_one_cause_hide_no_other_of_its_place() -> None:
     assert sum(passes("locked") for _ in range(100)) == LINES_A_MINUTE
     assert passes("disk full") and passes("locked", logging.ERROR)
     assert sum(passes(at) for at in range(10_000)) < LINES_A_MINUTE + MESSAGES_A_MINUTE, "callers may make up causes"
+
+
+def test_parts_of_a_body_are_not_kept_beside_it() -> None:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": bytes(1_000_000), "more_body": True}
+
+    body = limits._Body(receive, "ann")
+    tracemalloc.start()
+    for _ in range(20):
+        asyncio.run(body.receive())
+    assert len(body.content) == 20_000_000
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 30_000_000

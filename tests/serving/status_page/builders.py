@@ -29,7 +29,7 @@ from abstain.serving.api.live_gate import LiveGate, Release
 from abstain.serving.api.server import LOOPBACK_NAMES, config_of
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
-from abstain.serving.status_page.page import make_routes
+from abstain.serving.status_page.page import add_page
 from tests.data.builders import cited, interaction
 from tests.data.decision_log.builders import decision, open_log, url_of
 from tests.serving.builders import FUSION, release
@@ -91,7 +91,7 @@ def make_service(folder: Path, releases: FixedReleases, settings: Settings) -> G
 def make_server(service: GateService, keys: Keys) -> FastAPI:
     """The app as `abstain serve` makes it."""
     app = make_app(service, keys, None if keys.required else (*LOOPBACK_NAMES, "testserver"))
-    app.include_router(make_routes(service, keys, LABELS))
+    add_page(app, service, keys, LABELS)
     return app
 
 

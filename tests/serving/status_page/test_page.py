@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 import pytest
 from bs4 import BeautifulSoup
-from fastapi.openapi.utils import get_openapi
 from httpx import Response
 from starlette.testclient import TestClient
 
@@ -31,11 +30,9 @@ from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.live_gate import Release
 from abstain.serving.api.service import GateService
-from abstain.serving.status_page.page import make_routes
 from tests.data.builders import cited, interaction
 from tests.data.decision_log.builders import decision, url_of
 from tests.serving.status_page.builders import (
-    LABELS,
     PROMISE,
     SINCE,
     FixedReleases,
@@ -633,5 +630,27 @@ def test_another_site_gets_nothing_of_a_server_without_keys(page: TestClient) ->
 
 
 def test_the_page_is_no_part_of_the_api(service: GateService) -> None:
-    routes = make_routes(service, Keys(), LABELS).routes
-    assert routes and get_openapi(title="t", version="1", routes=routes)["paths"] == {}
+    described = make_server(service, Keys()).openapi()["paths"]
+    assert "/v1/gate" in described and not {"/", "/try", "/review"} & set(described)
+
+
+CHINESE = "年费是多少" * 4000
+
+
+def test_long_texts_of_any_script_can_be_tried(page: TestClient) -> None:
+    assert send(page, "/try", **{**TRIED, "answer": CHINESE}).status_code == 200
+    assert_refused_by_a_page(page.post("/try", data={"answer": 6 * CHINESE}))
+
+
+def test_long_texts_need_a_session(guarded: Callable[..., tuple[TestClient, str]]) -> None:
+    browser, key = guarded("ask")
+    assert_refused_by_a_page(browser.post("/try", data={"answer": CHINESE}))
+    assert_refused_by_a_page(browser.post("/try", data={"answer": CHINESE}, headers={"Cookie": "abstain-gate=forged"}))
+    log_in(browser, key)
+    assert send(browser, "/try", **{**TRIED, "answer": CHINESE}).status_code == 200
+    assert_refused_by_a_page(browser.post("/login", data={"key": CHINESE}))
+
+
+def assert_refused_by_a_page(reply: Response) -> None:
+    assert reply.status_code == 413 and "are allowed" in text_of(reply)
+    assert reply.headers["content-type"].startswith("text/html")

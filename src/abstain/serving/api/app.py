@@ -23,7 +23,16 @@ from abstain.core.errors import AbstainError
 from abstain.serving.api.callers import current_caller
 from abstain.serving.api.gathering import RawStates
 from abstain.serving.api.keys import ApiKey, Keys, Role
-from abstain.serving.api.limits import ARRIVED, BODY, BodyLimits, CountedResponses, KeyFirst, OwnOriginOnly, no_key
+from abstain.serving.api.limits import (
+    ARRIVED,
+    BODY,
+    BodyLimits,
+    CountedResponses,
+    KeyFirst,
+    OwnOriginOnly,
+    no_key,
+    require_few_values,
+)
 from abstain.serving.api.problems import Problem, handle_problems
 from abstain.serving.api.recording import Timed
 from abstain.serving.api.schemas import (
@@ -52,11 +61,18 @@ from abstain.serving.gateways.portkey import portkey_routes
 
 API_PATHS = ("/v1/", "/beta/", "/gateways/", "/request", "/response")
 """What begins so is for programs, which send their key with each request."""
+STATES_PATH = "/v1/gate/states"
 STATES_BYTES = 64 * 1024 * 1024
-"""The longest body of `/v1/gate/states`, which are states."""
-FORMS = ("/try", "/review", "/login", "/logout")
+"""The longest body of `STATES_PATH`, which are states."""
+ROW_BYTES = 64 * 1024
+"""So many bytes of JSON count as a row of the log: they take time even if they are refused."""
+TEXT_FORMS = ("/try", "/review")
+FORMS = (*TEXT_FORMS, "/login", "/logout")
 """The forms of the page (serving/status_page): of all that needs no key, they alone have a body."""
 FORM_BYTES = 64 * 1024
+"""The longest form, but for the texts in `TEXT_FORMS` of who may send some."""
+CHARACTER_BYTES = 9
+"""Of a character in a form: most of those beyond Latin have three bytes, each written as three."""
 REFRESH_S = 15.0
 """How often the registry is asked for a new version."""
 _bearer = HTTPBearer(auto_error=False, description="a key of `abstain key`; none on a server without keys")
@@ -106,17 +122,36 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
         app.include_router(gateway_routes(service, requires(keys, "ask")))
     app.include_router(_health_routes(service))
     app.state.connections = service.settings.caller.connections
+    # The page sets both, for its forms.
+    app.state.has_visitor = lambda scope: not keys.required
+    app.state.problem_page = Problem.response
 
     def body_limit(scope: Scope) -> int:
+        path = scope["path"]
         if scope["method"] != "POST":
             return 0
-        if scope["path"] == "/v1/gate/states":
+        if path == STATES_PATH:
             return STATES_BYTES
-        is_api = scope["path"].startswith(API_PATHS)
-        return service.settings.body_limit if is_api else FORM_BYTES if scope["path"] in FORMS else 0
+        if path.startswith(API_PATHS):
+            return service.settings.body_limit
+        if path in TEXT_FORMS and app.state.has_visitor(scope):
+            return FORM_BYTES + CHARACTER_BYTES * service.settings.text_limit
+        return FORM_BYTES if path in FORMS else 0
 
-    app.add_middleware(BodyLimits, limit_of=body_limit)
-    app.add_middleware(KeyFirst, keys=keys, paths=API_PATHS)
+    def check(scope: Scope, content: bytes) -> None:
+        if not scope["path"].startswith(API_PATHS) or scope["path"] == STATES_PATH:
+            return
+        if rows := len(content) // ROW_BYTES:
+            service.rows.take(current_caller(), rows)
+        require_few_values(content)
+
+    def refusal(scope: Scope, problem: Problem) -> Response:
+        told: Response = app.state.problem_page(problem) if scope["path"] in FORMS else problem.response()
+        return told
+
+    of_caller = service.settings.caller.bodies
+    app.add_middleware(BodyLimits, limit_of=body_limit, of_caller=of_caller, check=check, refusal=refusal)
+    app.add_middleware(KeyFirst, keys=keys, paths=API_PATHS, limit_of=body_limit)
     if hosts is not None:
         app.add_middleware(OwnOriginOnly, hosts=hosts)
     app.add_middleware(CountedResponses, problems=service.metrics.problems)
@@ -164,6 +199,7 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
             raise AbstainError(Code.TOO_LARGE, f"{len(many)} answers in one request, {ANSWERS} are allowed")
         for each in many:  # before any is decided about
             service.gatherer.require_texts(each)
+        service.require_room(many)
         service.rows.take(current_caller(), len(many))
         trace = context_of(request.headers)
         deciding = (service.decide(one, trace=trace) for one in many)
@@ -235,8 +271,6 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
     @routes.post("/familiarity", operation_id="familiarity")
     async def familiarity(asked: FamiliarityRequest, _: Asker, request: Request) -> FamiliarityResponse:
         """Whether the base model knows the concepts of an instruction, before it answers."""
-        if len(asked.instruction) > service.settings.text_limit:
-            raise AbstainError(Code.TOO_LARGE, f"{service.settings.text_limit:,} characters are allowed")
         found, threshold = await service.familiarity(asked.instruction, partial(leaving, request))
         concepts = tuple(
             ConceptResponse(concept=one.concept, familiarity=one.score, guess=one.guess) for one in found.concepts

@@ -87,12 +87,15 @@ class Batcher:
         with self._lock:
             of_caller = sum(job.caller == caller for job in self._waiting)
         if len(self._waiting) + jobs > self._most:
-            raise AbstainError(Code.BUSY, f"{self._most} requests wait for the base model: ask again in a moment")
+            raise AbstainError(
+                Code.BUSY,
+                f"{len(self._waiting)} requests wait for the base model, {self._most} may: ask again in a moment",
+            )
         if of_caller + jobs > self._of_caller:
             raise AbstainError(
                 Code.BUSY,
-                f"{of_caller} requests of {caller} wait for the base model, which is all that one caller may have "
-                "there: ask again in a moment",
+                f"{of_caller} requests of {caller} wait for the base model, {self._of_caller} of one caller may: ask "
+                "for less at once, or again in a moment",
             )
 
     async def close(self) -> None:

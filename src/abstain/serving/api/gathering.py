@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
+from torch import Tensor
+
 from abstain.config.serve_settings import ServeSettings
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Interaction
@@ -150,10 +152,10 @@ class Gatherer:
     async def gather_given(
         self, pending: PendingRequest[GateRequest], gate: Gate, body: RawStates | None
     ) -> DecisionInput:
-        """What the decision rests on, checked. A file, and texts to compare with, are read beside the event loop."""
+        """What the decision rests on, checked. What is given beside texts is read beside the event loop."""
         request, row = pending.request, pending.row
 
-        def read() -> DecisionInput:
+        def read() -> tuple[DecisionInput, str | None]:
             states = log_probs = None
             tokens = gate.tokens(row) if row and (body or request.states) else None
             if body is not None:
@@ -163,15 +165,15 @@ class Gatherer:
                 states = read_states(request.states, gate.spec, folder, most, tokens)
             if request.response is not None:
                 log_probs = gate.log_probs(request.response, row)
-            return DecisionInput(pending.key, row, request.no_context, states, log_probs)
+            return DecisionInput(pending.key, row, request.no_context, states, log_probs), _digest(states, request)
 
         if request.states is not None and request.states.path:
-            decision_input = await asyncio.get_running_loop().run_in_executor(self._files, read)
-        elif row is not None and (body or request.states or request.response):
-            decision_input = await asyncio.to_thread(read)
+            found = await asyncio.get_running_loop().run_in_executor(self._files, read)
+        elif body is not None or request.states is not None or request.response is not None:
+            found = await asyncio.to_thread(read)
         else:
-            decision_input = read()
-        pending.given_sha256 = _digest(decision_input, request)
+            found = read()
+        decision_input, pending.given_sha256 = found
         return decision_input
 
     def explain_lack_of_context(self, pending: PendingRequest[GateRequest], decision: Decision) -> Decision:
@@ -201,10 +203,10 @@ def length_of(question: str | None, answer: str | None, contexts: Sequence[Conte
     return len(question or "") + len(answer or "") + named
 
 
-def _digest(decision_input: DecisionInput, request: GateRequest) -> str | None:
+def _digest(states: Tensor | None, request: GateRequest) -> str | None:
     """The SHA-256 (hex) of what was given beside texts; None where nothing was."""
-    if decision_input.states is None and request.response is None:
+    if states is None and request.response is None:
         return None
-    states = b"" if decision_input.states is None else decision_input.states.numpy().tobytes()
+    content = b"" if states is None else states.numpy().tobytes()
     response = json.dumps(request.response, sort_keys=True).encode()
-    return hashlib.sha256(states + response).hexdigest()
+    return hashlib.sha256(content + response).hexdigest()

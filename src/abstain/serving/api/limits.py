@@ -1,4 +1,4 @@
-"""Limits on what arrives, below the routes: bytes and time of a body, origins, and headers of every response."""
+"""Limits on what arrives, below the routes: size and time of a body, origins, and headers of every response."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from io import BytesIO
 from json import detect_encoding
 from urllib.parse import urlsplit
 
 import prometheus_client
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from abstain.core.codes import Code
@@ -25,8 +27,8 @@ BODY_SECONDS = 10.0
 """A body that has not arrived by then is given up."""
 BODIES = 256 * 1024 * 1024
 """The most bytes of all bodies that are in memory."""
-BODIES_OF_CALLER = BODIES // 2
-"""Those of one caller: two have to join to leave no room for others."""
+VALUES = 300_000
+"""The most values of a JSON body: tiny ones take far more memory and time than their bytes."""
 DRAINED = 1024 * 1024
 """Bytes beyond the limit that are read of a refused body, and thrown away."""
 ARRIVED = "arrived"
@@ -42,9 +44,24 @@ class BodyLimits:
     (429). A path that takes no body is answered without reading any.
     """
 
-    def __init__(self, app: ASGIApp, limit_of: Callable[[Scope], int]) -> None:
-        """`limit_of`: the most bytes of the body of a request; 0: it takes none."""
-        self._app, self._limit_of = app, limit_of
+    def __init__(
+        self,
+        app: ASGIApp,
+        limit_of: Callable[[Scope], int],
+        of_caller: int,
+        check: Callable[[Scope, bytes], None],
+        refusal: Callable[[Scope, Problem], Response],
+    ) -> None:
+        """Limit the bodies of `app`.
+
+        Args:
+            limit_of: the most bytes of the body of a request; 0: it takes none.
+            of_caller: the most bytes of one caller's bodies in memory.
+            check: is called with a body before it is parsed; raises `AbstainError` where it is refused.
+            refusal: the response of a problem.
+        """
+        self._app, self._limit_of, self._of_caller = app, limit_of, of_caller
+        self._check, self._refusal = check, refusal
         self._held: Counter[str] = Counter()  # bytes in memory, by caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,11 +73,13 @@ class BodyLimits:
         try:
             try:
                 await self._read(body, dict(scope["headers"]), most)
-            except Problem as refused:
+                if body.is_abandoned:
+                    return
+                self._check(scope, body.content)
+            except (Problem, AbstainError) as error:
+                refused = error if isinstance(error, Problem) else Problem.of(error)
                 self._release(body)
-                await _refuse(refused, body, most + DRAINED, scope, receive, send)
-                return
-            if body.is_abandoned:
+                await _refuse(self._refusal(scope, refused), body, most + DRAINED, scope, receive, send)
                 return
             scope.setdefault("state", {}).update({ARRIVED: time.perf_counter(), BODY: body.content})
             rest: list[Message] = [{"type": "http.request", "body": body.content, "more_body": False}]
@@ -91,8 +110,8 @@ class BodyLimits:
             raise Problem(400, Code.WRONG_FORMAT, "the body is no UTF-8: send JSON as UTF-8")
 
     def _require_room(self, caller: str) -> None:
-        if self._held[caller] > BODIES_OF_CALLER:
-            raise _closing(429, f"{caller} sends more than {BODIES_OF_CALLER:,} bytes at once: wait for the answers")
+        if self._held[caller] > self._of_caller:
+            raise _closing(429, f"{caller} sends more than {self._of_caller:,} bytes at once: wait for the answers")
         if self._held.total() > BODIES:
             raise _closing(
                 503, f"all bodies that are read have more than {BODIES:,} bytes: send yours again in a moment"
@@ -111,7 +130,7 @@ class _Body:
 
     def __init__(self, receive: Receive, caller: str) -> None:
         self._receive, self.caller = receive, caller
-        self._parts: list[bytes] = []
+        self._content = BytesIO()
         self.size, self.is_whole, self.is_abandoned = 0, False, False
 
     async def receive(self) -> int:
@@ -119,17 +138,16 @@ class _Body:
         message = await self._receive()
         self.is_abandoned = message["type"] != "http.request"
         self.is_whole = self.is_abandoned or not message.get("more_body", False)
-        self._parts.append(message.get("body", b""))
-        self.size += len(self._parts[-1])
-        return len(self._parts[-1])
+        size = self._content.write(message.get("body", b""))
+        self.size += size
+        return size
 
     @property
     def content(self) -> bytes:
-        self._parts = [b"".join(self._parts)]  # not both: it may be megabytes
-        return self._parts[0]
+        return self._content.getvalue()  # no copy: it may be megabytes
 
     def forget(self) -> None:
-        self._parts, self.size = [], 0
+        self._content, self.size = BytesIO(), 0
 
 
 class CountedResponses:
@@ -163,21 +181,23 @@ class KeyFirst:
     The routes check the key's role.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, paths: tuple[str, ...]) -> None:
-        self._app, self._keys, self._paths = app, keys, paths
+    def __init__(self, app: ASGIApp, keys: Keys, paths: tuple[str, ...], limit_of: Callable[[Scope], int]) -> None:
+        """`limit_of`: as of `BodyLimits`."""
+        self._app, self._keys, self._paths, self._limit_of = app, keys, paths, limit_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         holder = None
         if scope["type"] == "http" and self._keys.required and scope["path"].startswith(self._paths):
             sent = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
             scheme, _, key = sent.partition(" ")
+            refused = no_key()
             try:
                 holder = self._keys.holder(key.strip()) if scheme.lower() == "bearer" else None
             except AbstainError as error:
-                await Problem.of(error).response()(scope, receive, send)
-                return
+                refused = Problem.of(error)
             if holder is None:
-                await no_key().response()(scope, receive, send)
+                most = self._limit_of(scope) + DRAINED
+                await _refuse(refused.response(), _Body(receive, ""), most, scope, receive, send)
                 return
         set_caller(scope, holder)
         await self._app(scope, receive, send)
@@ -215,6 +235,15 @@ def no_key() -> Problem:
     return Problem(401, Code.NO_ACCESS, detail, {"WWW-Authenticate": "Bearer"})
 
 
+def require_few_values(content: bytes) -> None:
+    """Raise `AbstainError` for JSON of more than `VALUES` values, before it is parsed. Marks in texts count, too."""
+    values = content.count(b",") + content.count(b"[") + content.count(b"{")
+    if values > VALUES:
+        raise AbstainError(
+            Code.TOO_LARGE, f"the body has {values:,} values, {VALUES:,} are allowed: send it in several requests"
+        )
+
+
 def _name_in(host: str) -> str:
     """The name or address in the header `Host`, without the port, as browsers and programs write it."""
     return host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
@@ -226,16 +255,16 @@ def _closing(status: int, detail: str) -> Problem:
     return Problem(status, Code.BUSY if retry else Code.TOO_LARGE, detail, {"Connection": "close", **retry})
 
 
-async def _refuse(refused: Problem, body: _Body, most: int, scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(refusal: Response, body: _Body, most: int, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer, and read `most` bytes more for nothing: who is still writing when a connection closes sees no answer."""
 
     async def keep_open(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
 
-    await refused.response()(scope, receive, keep_open)
+    await refusal(scope, receive, keep_open)
     with suppress(TimeoutError):
         async with asyncio.timeout(BODY_SECONDS):
-            while refused.status != 408 and not body.is_whole and most > 0:
+            while refusal.status_code != 408 and not body.is_whole and most > 0:
                 most -= await body.receive()
                 body.forget()
     await send({"type": "http.response.body", "body": b""})

@@ -139,6 +139,17 @@ class GateService:
         within = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
         return await self._decide_and_record(pending, gather_and_score, source, trace, within)
 
+    def require_room(self, requests: Sequence[GateRequest]) -> None:
+        """Raise `AbstainError` where not all of several requests find room to wait for the base model.
+
+        So none of them is decided about, and logged, that its caller is not told of. Those with states need none.
+        """
+        live = self.live.now
+        if live is None or len(requests) < 2 or not live.gate.predictor.scorer.readings:
+            return
+        unread = sum(request.answer is not None and request.states is None for request in requests)
+        self._batcher.require_room(current_caller(), unread)
+
     async def _gather(
         self, pending: PendingRequest[GateRequest], live: Live | None, body: RawStates | None
     ) -> DecisionInput | None:

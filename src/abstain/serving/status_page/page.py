@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import ValidationError
+from starlette.types import Scope
 
 from abstain.config.params import LabelParams
 from abstain.core.codes import Code
@@ -63,8 +64,8 @@ _NOTHING = {"question": "", "contexts": "", "answer": "", "no_context": ""}
 _FOLDER = Path(__file__).parent
 
 
-def make_routes(service: GateService, keys: Keys, labels: LabelParams) -> APIRouter:
-    """The page of `service`. `labels`: when a reviewed answer counts as correct."""
+def add_page(app: FastAPI, service: GateService, keys: Keys, labels: LabelParams) -> None:
+    """Add the page of `service` to its app. `labels`: when a reviewed answer counts as correct."""
     page = _Page(service, Sessions(keys), labels)
     routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     handlers: tuple[tuple[str, str, Handler], ...] = (
@@ -77,7 +78,8 @@ def make_routes(service: GateService, keys: Keys, labels: LabelParams) -> APIRou
     )
     for path, method, handle in handlers:
         routes.add_api_route(path, _answering_problems(handle, page), methods=[method], response_model=None)
-    return routes
+    app.include_router(routes)
+    app.state.has_visitor, app.state.problem_page = page.has_visitor, _told
 
 
 class _Page:
@@ -242,6 +244,10 @@ class _Page:
         if not visitor.may(*roles):
             lacking = ", ".join(sorted(set(roles) - visitor.holder.roles))
             raise Problem(403, Code.NO_ACCESS, f"the key {visitor.holder.name} lacks the role {lacking}")
+
+    def has_visitor(self, scope: Scope) -> bool:
+        """Whether a request is of somebody known."""
+        return self._sessions.visitor(Request(scope).cookies.get(COOKIE)) is not None
 
     def ask_for_key(self, request: Request, problem: str = "") -> Response:
         """The form for a key."""
