@@ -12,8 +12,6 @@ from abstain.core.errors import AbstainError
 WITHIN_S = 3600.0
 REMEMBERED = 100_000
 """Questions of conversations that are remembered: the oldest go first, and all with the process."""
-
-
 Key = tuple[str, str, int]
 """Caller, conversation and question."""
 
