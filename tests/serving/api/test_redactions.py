@@ -225,6 +225,28 @@ def test_what_waits_for_a_thread_in_vain_is_not_begun() -> None:
     asyncio.run(bring())
 
 
+def test_a_turn_that_comes_as_its_row_is_left_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def bring() -> None:
+        rows, go = Rows(), threading.Event()
+        first = rows.bring("eve", "first", lambda: go.wait(20))
+        await asyncio.sleep(0)
+        left, later = rows.bring("eve", "left", int), rows.bring("eve", "later", int, seconds=5)
+        await asyncio.sleep(0)
+        give_turn = rows.redactions._give_turn
+
+        def give_and_leave(key: tuple[str, float]) -> None:
+            monkeypatch.undo()
+            give_turn(key)
+            left.cancel()
+
+        monkeypatch.setattr(rows.redactions, "_give_turn", give_and_leave)
+        go.set()
+        assert await asyncio.gather(first, later) == ["recorded"] * 2
+        assert rows.done == ["first", "later"]
+
+    asyncio.run(bring())
+
+
 def test_every_turn_is_given_on() -> None:
     """Whenever who waits gives up."""
 
