@@ -156,7 +156,7 @@ def test_a_damaged_object_is_moved_and_a_bucket_is_maintained(s3: str) -> None:
 
 
 def test_a_bucket_that_is_not_there(s3: str) -> None:
-    with pytest.raises(AbstainError, match=f"cannot read the feature cache in {s3}-x/f .*no such bucket.*AWS_"):
+    with pytest.raises(AbstainError, match=f"cannot read the feature cache in {s3}-x/f.*no such bucket.*AWS_"):
         FeatureCache(f"{s3}-x/f", SPACE)
     cache = FeatureCache(s3, SPACE)
     boto3.client("s3").delete_bucket(Bucket=s3.removeprefix("s3://"))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -106,20 +106,21 @@ def test_what_fails_for_a_while_is_tried_again_and_what_is_bad_is_not(
         return fetch(release)
 
     monkeypatch.setattr(releases, "fetch", fails_once)
-    monkeypatch.setattr(live_gate, "FIRST_PAUSE_S", 0.05)
+    now = [0.0]
+    monkeypatch.setattr(live_gate, "time", SimpleNamespace(monotonic=lambda: now[0]))
     releases.promote("v1.1.0", make_release("v1.1.0"))
     service.live.refresh()
     assert "v1.1.0 is refused: OSError" in client.get("/v1/version").json()["trouble"]
     service.live.refresh()
     assert tried == ["v1.1.0"], "not at once"
-    time.sleep(0.1)
+    now[0] += live_gate.FIRST_PAUSE_S
     service.live.refresh()
     assert ask(client)["version"] == "v1.1.0" and client.get("/v1/version").json()["trouble"] is None
     tried.append("past")
     releases.promote("v1.2.0", make_release("v1.2.0", layout_digest="another"))
     for _ in range(3):
         service.live.refresh()
-        time.sleep(0.06)
+        now[0] += live_gate.FIRST_PAUSE_S
     assert tried.count("v1.2.0") == 1
 
 

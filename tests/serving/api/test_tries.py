@@ -61,6 +61,7 @@ def test_without_a_limit_every_answer_is_decided_about() -> None:
     tries = Tries(0)
     for at in range(100):
         tries.begin(*FEE, str(at))(True)
+    assert tries.begin(*FEE, "one more") is not None
 
 
 @pytest.mark.heavy  # servers of a tiny model: not pure functions
