@@ -20,7 +20,7 @@ import pytest
 from abstain.config.serve_settings import CallerLimits
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder
 from abstain.serving.api import limits, server
-from abstain.serving.api.app import FORM_BYTES, ROW_BYTES
+from abstain.serving.api.app import FORM_BYTES, ROW_BYTES, ROW_VALUES
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
@@ -294,9 +294,12 @@ def test_json_of_many_tiny_values_is_not_parsed(
     count_attempts("bodies of many tiny values", len(paths), repelled)
 
 
-def test_large_bodies_count_as_rows_also_those_refused(make: Callable[..., GateService], count_attempts: Count) -> None:
+@pytest.mark.parametrize("sent", ["x" * 12 * ROW_BYTES, [1] * 12 * ROW_VALUES], ids=["bytes", "values"])
+def test_large_bodies_count_as_rows_also_those_refused(
+    make: Callable[..., GateService], sent: object, count_attempts: Count
+) -> None:
     service = make(caller=CallerLimits(rows_a_minute=20))
-    content = json.dumps({"zz": "x" * 12 * ROW_BYTES}).encode()
+    content = json.dumps({"zz": sent}).encode()
     kind = {"Content-Type": "application/json"}
     with listening(make_server(service, Keys())) as address:
         replies = [httpx.post(f"{address}/v1/gate", content=content, headers=kind) for _ in range(3)]

@@ -46,7 +46,7 @@ class CallerLimits(BaseModel):
     rows_a_minute: Annotated[int, Field(ge=1)] = Field(
         6000,
         description="decisions, thumbs, reviews and registered calls that the log takes; each 10,000 characters of one "
-        "count as one more, and so do each 64 KiB of JSON",
+        "count as one more, and so do each 64 KiB, or 1,000 values, of JSON",
     )
     bodies: Annotated[int, Field(ge=1024)] = Field(
         128 * MIB, description="bytes of its bodies that are in memory, of 256 MiB in all"

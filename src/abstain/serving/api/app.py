@@ -30,6 +30,7 @@ from abstain.serving.api.limits import (
     CountedResponses,
     KeyFirst,
     OwnOriginOnly,
+    count_values,
     no_key,
     require_few_values,
 )
@@ -64,8 +65,8 @@ API_PATHS = ("/v1/", "/beta/", "/gateways/", "/request", "/response")
 STATES_PATH = "/v1/gate/states"
 STATES_BYTES = 64 * 1024 * 1024
 """The longest body of `STATES_PATH`, which are states."""
-ROW_BYTES = 64 * 1024
-"""So many bytes of JSON count as a row of the log: they take time even if they are refused."""
+ROW_BYTES, ROW_VALUES = 64 * 1024, 1000
+"""So many bytes, and values, of JSON count as a row of the log: they take time even if they are refused."""
 TEXT_FORMS = ("/try", "/review")
 FORMS = (*TEXT_FORMS, "/login", "/logout")
 """The forms of the page (serving/status_page): of all that needs no key, they alone have a body."""
@@ -141,7 +142,7 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
     def check(scope: Scope, content: bytes) -> None:
         if not scope["path"].startswith(API_PATHS) or scope["path"] == STATES_PATH:
             return
-        if rows := len(content) // ROW_BYTES:
+        if rows := len(content) // ROW_BYTES + count_values(content) // ROW_VALUES:
             service.rows.take(current_caller(), rows)
         require_few_values(content)
 

@@ -235,9 +235,14 @@ def no_key() -> Problem:
     return Problem(401, Code.NO_ACCESS, detail, {"WWW-Authenticate": "Bearer"})
 
 
+def count_values(content: bytes) -> int:
+    """About how many values JSON has, before it is parsed: marks in texts count, too."""
+    return content.count(b",") + content.count(b"[") + content.count(b"{")
+
+
 def require_few_values(content: bytes) -> None:
-    """Raise `AbstainError` for JSON of more than `VALUES` values, before it is parsed. Marks in texts count, too."""
-    values = content.count(b",") + content.count(b"[") + content.count(b"{")
+    """Raise `AbstainError` for JSON of more than `VALUES` values, by `count_values`."""
+    values = count_values(content)
     if values > VALUES:
         raise AbstainError(
             Code.TOO_LARGE, f"the body has {values:,} values, {VALUES:,} are allowed: send it in several requests"
