@@ -16,8 +16,8 @@ Count = Callable[[str, int, int], None]
 
 
 @pytest.fixture
-def count_attempts(record_property: Callable[[str, object], None]) -> Count:
-    """Count attempts for the table, and assert that all were repelled: (what was tried, attempts, repelled)."""
+def assert_repelled(record_property: Callable[[str, object], None]) -> Count:
+    """Assert that all attempts were repelled, and count them for the table: (what was tried, attempts, repelled)."""
 
     def count(tried: str, attempts: int, repelled: int) -> None:
         record_property("attempts", [tried, attempts, repelled])

@@ -70,7 +70,7 @@ def client(withholding: GateService, file: Path, keys: dict[str, str]) -> Iterat
         yield opened
 
 
-def test_nobody_without_a_key_is_answered(client: TestClient, keys: dict[str, str], count_attempts: Count) -> None:
+def test_nobody_without_a_key_is_answered(client: TestClient, keys: dict[str, str], assert_repelled: Count) -> None:
     key = keys["ask"]
     headers = [
         *({}, bearer(""), bearer("None"), bearer(key[:-1]), bearer(key.upper()), bearer(f"{key} x")),
@@ -79,14 +79,14 @@ def test_nobody_without_a_key_is_answered(client: TestClient, keys: dict[str, st
     ]
     attempts = [client.post(path, json=body, headers=sent) for path, body in API.items() for sent in headers]
     attempts += [client.get("/v1/version", headers=sent) for sent in headers]
-    count_attempts("requests without a key", len(attempts), sum(one.status_code == 401 for one in attempts))
+    assert_repelled("requests without a key", len(attempts), sum(one.status_code == 401 for one in attempts))
 
 
-def test_no_spelling_of_a_path_goes_past_the_key(client: TestClient, count_attempts: Count) -> None:
+def test_no_spelling_of_a_path_goes_past_the_key(client: TestClient, assert_repelled: Count) -> None:
     replies = [client.post(path, json=ASKED) for path in SPELLINGS]
     replies += [client.request(method, "/v1/gate") for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD")]
     repelled = sum(400 <= one.status_code < 500 for one in replies)
-    count_attempts("other spellings of a path, other methods", len(replies), repelled)
+    assert_repelled("other spellings of a path, other methods", len(replies), repelled)
 
 
 def test_what_needs_no_key_is_open_beside_all_gateways(client: TestClient, keys: dict[str, str]) -> None:
@@ -95,27 +95,27 @@ def test_what_needs_no_key_is_open_beside_all_gateways(client: TestClient, keys:
     assert log_in(client, keys["ask"]).status_code == 200
 
 
-def test_a_role_opens_nothing_else(client: TestClient, keys: dict[str, str], count_attempts: Count) -> None:
+def test_a_role_opens_nothing_else(client: TestClient, keys: dict[str, str], assert_repelled: Count) -> None:
     needed = {path: "feedback" if path == "/v1/feedback" else "ask" for path in API}
     attempts = [(role, path) for path in API for role in keys if role not in (needed[path], "all")]
     replies = [client.post(path, json=API[path], headers=bearer(keys[role])) for role, path in attempts]
-    count_attempts("a key of another role", len(replies), sum(one.status_code == 403 for one in replies))
+    assert_repelled("a key of another role", len(replies), sum(one.status_code == 403 for one in replies))
 
 
 @pytest.mark.parametrize("stream", [None, "buffered", "optimistic"])
 def test_who_may_only_ask_reads_no_withheld_text(
-    client: TestClient, keys: dict[str, str], stream: str | None, count_attempts: Count
+    client: TestClient, keys: dict[str, str], stream: str | None, assert_repelled: Count
 ) -> None:
     asked = {**QUESTION, "stream": stream}
     may = client.post("/v1/answer", json=asked, headers=bearer(keys["all"]))
     assert may.status_code == 200 and '"answer":null' not in may.text.replace(": ", ":")
     seen = client.post("/v1/answer", json=asked, headers=bearer(keys["ask"]))
     is_held = "event: text" not in seen.text and '"answer":null' in seen.text.replace(": ", ":")
-    count_attempts("text of withheld answers for the role `ask`", 1, seen.status_code == 403 or is_held)
+    assert_repelled("text of withheld answers for the role `ask`", 1, seen.status_code == 403 or is_held)
 
 
 def test_who_may_only_ask_sees_no_withheld_text_on_the_page(
-    client: TestClient, keys: dict[str, str], count_attempts: Count
+    client: TestClient, keys: dict[str, str], assert_repelled: Count
 ) -> None:
     asked = {**ASKED, "answer": "a secret answer", "interaction_id": "w-1"}
     assert client.post("/v1/gate", json=asked, headers=bearer(keys["ask"])).json()["show"] is False
@@ -124,12 +124,12 @@ def test_who_may_only_ask_sees_no_withheld_text_on_the_page(
         client.cookies.clear()
         log_in(client, keys[role])
         repelled += all("a secret answer" not in client.get(path).text for path in ("/", "/review?id=w-1"))
-    count_attempts("text of withheld answers on the page", len(roles), repelled)
+    assert_repelled("text of withheld answers on the page", len(roles), repelled)
 
 
 @pytest.mark.parametrize("way", ["rewritten", "replaced"])
 def test_a_revoked_key_is_refused_at_once(
-    client: TestClient, keys: dict[str, str], file: Path, way: str, count_attempts: Count
+    client: TestClient, keys: dict[str, str], file: Path, way: str, assert_repelled: Count
 ) -> None:
     headers = bearer(keys["ask"])
     assert log_in(client, keys["ask"]).status_code == 200
@@ -142,10 +142,12 @@ def test_a_revoked_key_is_refused_at_once(
     target.rename(file)
     assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     repelled = (client.get("/v1/version", headers=headers).status_code == 401) + (client.get("/").status_code == 403)
-    count_attempts("a revoked key, its file with the old size and time", 2, repelled)
+    assert_repelled("a revoked key, its file with the old size and time", 2, repelled)
 
 
-def test_a_session_is_neither_made_up_nor_kept(client: TestClient, keys: dict[str, str], count_attempts: Count) -> None:
+def test_a_session_is_neither_made_up_nor_kept(
+    client: TestClient, keys: dict[str, str], assert_repelled: Count
+) -> None:
     repelled = client.get("/", headers={"Cookie": "abstain-gate=made-up"}).status_code == 403
     form = {"token": token_of(client.get("/")), "key": keys["ask"]}
     nonce = client.cookies["abstain-gate-login"]
@@ -159,4 +161,4 @@ def test_a_session_is_neither_made_up_nor_kept(client: TestClient, keys: dict[st
     client.post("/logout", data={"token": token_of(client.get("/"))})
     client.cookies.clear()
     repelled += client.get("/", headers={"Cookie": f"abstain-gate={session}"}).status_code == 403
-    count_attempts("sessions that nobody opened", 4, repelled)
+    assert_repelled("sessions that nobody opened", 4, repelled)

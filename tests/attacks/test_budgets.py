@@ -140,7 +140,7 @@ def test_long_work_ends_with_its_time_and_its_caller(
     path: str,
     body: dict[str, Any],
     seconds: float,
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     service = make(answer_timeout_s=seconds)
     with listening(make_server(service, Keys())) as address:
@@ -154,11 +154,11 @@ def test_long_work_ends_with_its_time_and_its_caller(
                 assert answer_on(connection)
                 time.sleep(seconds)
         repelled = happens(lambda: service._batcher.is_idle, 1) and decides(address)
-    count_attempts("work that nobody waits for goes on in the base model", 1, repelled)
+    assert_repelled("work that nobody waits for goes on in the base model", 1, repelled)
 
 
 def test_decisions_do_not_wait_for_answers(
-    make: Callable[..., GateService], steps: list[float], count_attempts: Count
+    make: Callable[..., GateService], steps: list[float], assert_repelled: Count
 ) -> None:
     service = make()
     with listening(make_server(service, Keys())) as address, ExitStack() as stack:
@@ -168,11 +168,11 @@ def test_decisions_do_not_wait_for_answers(
         began = time.monotonic()
         repelled = sum(decides(address) and time.monotonic() - began < 5 for _ in range(3))
         assert not service._batcher.is_idle, "the answers are still being written"
-    count_attempts("long answers hold up decisions", 3, repelled)
+    assert_repelled("long answers hold up decisions", 3, repelled)
 
 
 def test_one_caller_does_not_fill_the_queue(
-    make: Callable[..., GateService], steps: list[float], count_attempts: Count
+    make: Callable[..., GateService], steps: list[float], assert_repelled: Count
 ) -> None:
     service = make(waiting=8, caller=CallerLimits(waiting=4))
     with listening(make_server(service, Keys())) as address, ExitStack() as stack:
@@ -180,10 +180,10 @@ def test_one_caller_does_not_fill_the_queue(
         refused = sum(b" 429 " in answer_on(connection, 0.3) for connection in sent)
         assert refused >= 12 - 1 - 4, "one runs, four wait"
         repelled = decides(address, OTHER)
-    count_attempts("one caller fills the queue of the base model", 1, repelled)
+    assert_repelled("one caller fills the queue of the base model", 1, repelled)
 
 
-def test_what_needs_no_key_takes_no_memory(make: Callable[..., GateService], count_attempts: Count) -> None:
+def test_what_needs_no_key_takes_no_memory(make: Callable[..., GateService], assert_repelled: Count) -> None:
     service = make(body_limit=8 * 1024 * 1024)
     _, line = make_key("ann", ["ask"])
     with listening(make_server(service, Keys(line))) as address, ExitStack() as stack:
@@ -195,11 +195,11 @@ def test_what_needs_no_key_takes_no_memory(make: Callable[..., GateService], cou
         chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
         chunked.sendall(b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk * 5)
         repelled += b" 413 " in answer_on(chunked)
-    count_attempts("unfinished bodies without a key", len(tried) + 1, repelled)
+    assert_repelled("unfinished bodies without a key", len(tried) + 1, repelled)
 
 
 def test_all_bodies_have_one_budget(
-    make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, count_attempts: Count
+    make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
 ) -> None:
     monkeypatch.setattr(limits, "BODIES", 400_000)
     service = make(caller=CallerLimits(bodies=250_000))
@@ -215,11 +215,11 @@ def test_all_bodies_have_one_budget(
             assert not any(answer_on(connection, 0.1) for connection in held), "those before go on"
         time.sleep(0.2)
         repelled += decides(address)
-    count_attempts("bodies beyond the memory for them", 4, repelled)
+    assert_repelled("bodies beyond the memory for them", 4, repelled)
 
 
 def test_one_address_does_not_take_all_connections(
-    make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, count_attempts: Count
+    make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS", 24)
     service = make(caller=CallerLimits(connections=16))
@@ -230,11 +230,11 @@ def test_one_address_does_not_take_all_connections(
         for _ in range(20):
             stack.enter_context(connected(address, OTHER))
         repelled += decides(address, "127.0.0.3")
-    count_attempts("one address, or two together, open all connections", 2, repelled)
+    assert_repelled("one address, or two together, open all connections", 2, repelled)
 
 
 def test_slow_heads_and_bodies_are_ended(
-    make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, count_attempts: Count
+    make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
 ) -> None:
     monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
     monkeypatch.setattr(limits, "BODY_SECONDS", 0.5)
@@ -252,11 +252,11 @@ def test_slow_heads_and_bodies_are_ended(
         repelled = sum(map(is_closed, heads))
         repelled += sum(b" 408 " in answer_on(connection, 0.1) for connection in bodies)
         assert decides(address)
-    count_attempts("heads and bodies that come byte by byte", len(heads + bodies), repelled)
+    assert_repelled("heads and bodies that come byte by byte", len(heads + bodies), repelled)
 
 
 def test_files_that_are_locked_hold_up_nobody(
-    make: Callable[..., GateService], tmp_path: Path, count_attempts: Count
+    make: Callable[..., GateService], tmp_path: Path, assert_repelled: Count
 ) -> None:
     folder = tmp_path / "states"
     folder.mkdir()
@@ -277,13 +277,13 @@ def test_files_that_are_locked_hold_up_nobody(
         repelled = decides(address, call_id="c-1") and time.monotonic() - began < 1
         assert {one.result().json()["decision"] for one in asked} == {"unavailable"}
         fcntl.flock(lock, fcntl.LOCK_UN)
-    count_attempts("locked files of states hold up decisions", 1, repelled)
+    assert_repelled("locked files of states hold up decisions", 1, repelled)
     assert threading.active_count() < 100
 
 
 @pytest.mark.parametrize("name", ["response", "zz"])
 def test_json_of_many_tiny_values_is_not_parsed(
-    make: Callable[..., GateService], name: str, count_attempts: Count
+    make: Callable[..., GateService], name: str, assert_repelled: Count
 ) -> None:
     content = json.dumps({name: {"x": [[]] * (limits.VALUES // 2)}}).encode()
     kind = {"Content-Type": "application/json"}
@@ -291,12 +291,12 @@ def test_json_of_many_tiny_values_is_not_parsed(
         paths = ["/v1/gate", "/v1/contexts", *GATEWAYS]
         refused = [httpx.post(address + path, content=content, headers=kind, timeout=20) for path in paths]
         repelled = sum(one.status_code == 413 and " values, " in one.json()["detail"] for one in refused)
-    count_attempts("bodies of many tiny values", len(paths), repelled)
+    assert_repelled("bodies of many tiny values", len(paths), repelled)
 
 
 @pytest.mark.parametrize("sent", ["x" * 12 * ROW_BYTES, [1] * 12 * ROW_VALUES], ids=["bytes", "values"])
 def test_large_bodies_count_as_rows_also_those_refused(
-    make: Callable[..., GateService], sent: object, count_attempts: Count
+    make: Callable[..., GateService], sent: object, assert_repelled: Count
 ) -> None:
     service = make(caller=CallerLimits(rows_a_minute=20))
     content = json.dumps({"zz": sent}).encode()
@@ -306,4 +306,4 @@ def test_large_bodies_count_as_rows_also_those_refused(
         states = [httpx.post(f"{address}/v1/gate/states", content=content) for _ in range(3)]
     assert [one.status_code for one in replies] == [422, 429, 429] and "retry-after" in replies[1].headers
     assert {one.status_code for one in states} == {422}, "states are no JSON"
-    count_attempts("large bodies one after another", 2, 2)
+    assert_repelled("large bodies one after another", 2, 2)

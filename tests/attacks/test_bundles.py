@@ -119,7 +119,7 @@ def is_refused(open_: Callable[[], object], *codes: Code) -> bool:
 
 
 def test_no_changed_bundle_is_opened(
-    promoted: Path, settings: Settings, tmp_path: Path, count_attempts: Callable[..., None]
+    promoted: Path, settings: Settings, tmp_path: Path, assert_repelled: Callable[..., None]
 ) -> None:
     drawn, refused = random.Random(7), []
     names = sorted(file.relative_to(promoted) for file in promoted.rglob("*") if file.is_file())
@@ -131,13 +131,13 @@ def test_no_changed_bundle_is_opened(
         shutil.copytree(promoted, bundle)
         change(bundle / name, drawn)
         refused.append(is_refused(lambda bundle=bundle: Gate.open(bundle, settings), Code.BAD_ARTIFACT))  # type: ignore[misc]
-    count_attempts("a byte of a bundle flipped, then `Gate.open`", FLIPS, sum(refused[:FLIPS]))
-    count_attempts("a file of a bundle changed, added or removed", len(attempts) - FLIPS, sum(refused[FLIPS:]))
+    assert_repelled("a byte of a bundle flipped, then `Gate.open`", FLIPS, sum(refused[:FLIPS]))
+    assert_repelled("a file of a bundle changed, added or removed", len(attempts) - FLIPS, sum(refused[FLIPS:]))
     assert Gate.open(promoted, settings).version == "v1.2.0"
 
 
 def test_another_bundle_is_refused_by_the_registrys_digest(
-    promoted: Path, registry: dict[str, Any], settings: Settings, count_attempts: Count
+    promoted: Path, registry: dict[str, Any], settings: Settings, assert_repelled: Count
 ) -> None:
     digest = registry["history"][0]["bundle_sha256"]
     assert Gate.open(promoted, settings, digest=digest)
@@ -145,11 +145,11 @@ def test_another_bundle_is_refused_by_the_registrys_digest(
     write_digest(promoted)
     assert Gate.open(promoted, settings), "it is whole in itself"
     refused = is_refused(lambda: Gate.open(promoted, settings, digest=digest), Code.BAD_ARTIFACT)
-    count_attempts("a bundle changed together with its digest", 1, refused)
+    assert_repelled("a bundle changed together with its digest", 1, refused)
 
 
 def test_a_damaged_local_copy_is_fetched_anew(
-    origin: list[str], store: Path, promoted: Path, settings: Settings, count_attempts: Count
+    origin: list[str], store: Path, promoted: Path, settings: Settings, assert_repelled: Count
 ) -> None:
     drawn, ready = random.Random(8), 0
     names = sorted(file.relative_to(store) for file in store.rglob("*") if file.is_file())
@@ -160,7 +160,7 @@ def test_a_damaged_local_copy_is_fetched_anew(
         ready += live.now is not None
         assert (store / name).read_bytes() == (promoted / name).read_bytes()
     assert [folder.name for folder in store.parent.iterdir()] == ["v1.2.0"], "nothing is left beside it"
-    count_attempts("a damaged local bundle keeps a server down", len(names), ready)
+    assert_repelled("a damaged local bundle keeps a server down", len(names), ready)
 
 
 def test_a_server_is_ready_once_the_damage_is_repaired(
@@ -189,7 +189,7 @@ def changed(registry: dict[str, Any], **changes: Any) -> str:
 
 
 def test_no_edit_of_the_registry_serves_another_version(
-    origin: list[str], registry: dict[str, Any], store: Path, settings: Settings, count_attempts: Count
+    origin: list[str], registry: dict[str, Any], store: Path, settings: Settings, assert_repelled: Count
 ) -> None:
     live = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings))
     live.refresh()
@@ -213,14 +213,14 @@ def test_no_edit_of_the_registry_serves_another_version(
         live.refresh()
         assert is_refused(production), edit
         held += live.now is first is not None
-    count_attempts("registry.json edited under a running server", len(edits), held)
+    assert_repelled("registry.json edited under a running server", len(edits), held)
     origin.append(json.dumps(registry))
     live.refresh()
     assert live.now is first and live.trouble is None and production()[0] == store
 
 
 def test_a_blocked_or_withdrawn_version_decides_nowhere(
-    origin: list[str], registry: dict[str, Any], store: Path, settings: Settings, count_attempts: Count
+    origin: list[str], registry: dict[str, Any], store: Path, settings: Settings, assert_repelled: Count
 ) -> None:
     live, stopped = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings)), 0
     edits = {
@@ -235,4 +235,4 @@ def test_a_blocked_or_withdrawn_version_decides_nowhere(
         assert why in (live.trouble or "")
         stopped += live.now is None and is_refused(production, Code.NO_VERSION)
         origin.append(json.dumps(registry))
-    count_attempts("a blocked or withdrawn version in production", len(edits), stopped)
+    assert_repelled("a blocked or withdrawn version in production", len(edits), stopped)

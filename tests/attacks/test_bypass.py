@@ -45,19 +45,19 @@ def shows(make_worker: Callable[..., GateService], connect: Callable[..., TestCl
 def test_no_id_that_is_used_again_shows_another_answer(
     shows: Asks,
     answers: tuple[str, str],  # noqa: F811
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     good, bad = answers
     assert shows(good, interaction_id="Turn-1")
     ids = ["Turn-1", "Turn-1 ", " Turn-1", "Turn-1\u200b", "turn-1", "Turn-1#0", "\uff34urn-1"]
     shown = [shows(bad, interaction_id=one) for one in ids]
-    count_attempts("the id of an answer that is shown, for one that is withheld", len(ids), shown.count(False))
+    assert_repelled("the id of an answer that is shown, for one that is withheld", len(ids), shown.count(False))
 
 
 def test_no_race_for_an_id_shows_the_other_answer(
     shows: Asks,
     answers: tuple[str, str],  # noqa: F811
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     good, bad = answers
     repelled = 0
@@ -66,13 +66,13 @@ def test_no_race_for_an_id_shows_the_other_answer(
             asked = (bad, good, bad) if at % 2 else (good, bad, bad)
             shown = pool.map(lambda answer, at=at: shows(answer, interaction_id=f"r-{at}"), asked)
             repelled += sum(not show for show, answer in zip(shown, asked, strict=True) if answer == bad)
-    count_attempts("a good and two bad answers at once under one id", 2 * ROUNDS, repelled)
+    assert_repelled("a good and two bad answers at once under one id", 2 * ROUNDS, repelled)
 
 
 def test_no_forged_score_shows_an_answer(
     shows: Asks,
     answers: tuple[str, str],  # noqa: F811
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     forged: list[dict[str, Any]] = [
         {"writer": {"confidence": 1.0}},
@@ -84,7 +84,7 @@ def test_no_forged_score_shows_an_answer(
         {"version": "v0.0.1"},
     ]
     shown = [shows(answers[1], **more) for more in forged]
-    count_attempts("scores and settings that a caller makes up, of a probe", len(forged), shown.count(False))
+    assert_repelled("scores and settings that a caller makes up, of a probe", len(forged), shown.count(False))
 
 
 @pytest.mark.parametrize("on_unavailable", ["abstain", "show"])
@@ -93,7 +93,7 @@ def test_no_more_tries_than_a_conversation_has(
     connect: Callable[..., TestClient],  # noqa: F811
     answers: tuple[str, str],  # noqa: F811
     on_unavailable: str,
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     client = connect(make_worker(caller=CallerLimits(tries=2), on_unavailable=on_unavailable))
     good, bad = answers
@@ -107,4 +107,4 @@ def test_no_more_tries_than_a_conversation_has(
     assert [ask(bad, "c1"), ask(bad, "c1")] == [False, False]
     shown = [ask(good, "c1") for _ in range(5)]
     assert ask(good, "c2")
-    count_attempts(f"one more answer in a conversation, on_unavailable={on_unavailable}", 5, shown.count(False))
+    assert_repelled(f"one more answer in a conversation, on_unavailable={on_unavailable}", 5, shown.count(False))

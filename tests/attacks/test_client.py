@@ -30,7 +30,7 @@ def test_no_text_keeps_the_client_from_asking(
     make_worker: Callable[..., GateService],  # noqa: F811
     connect: Callable[..., TestClient],  # noqa: F811
     answers: tuple[str, str],  # noqa: F811
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     gate = HttpGate("http://127.0.0.1", on_unavailable="show", transport=through(connect(make_worker())))
     shown, bad = answers
@@ -53,4 +53,4 @@ def test_no_text_keeps_the_client_from_asking(
     ]
     assert ask(gate, QUESTION, CONTEXTS, shown).show
     withheld = [not ask(gate, *texts).show for texts in asked]
-    count_attempts("texts that cannot be sent, or are refused, with on_unavailable=show", len(asked), sum(withheld))
+    assert_repelled("texts that cannot be sent, or are refused, with on_unavailable=show", len(asked), sum(withheld))

@@ -103,7 +103,7 @@ def test_no_answer_gets_the_decision_on_another(
     make_worker: MakeWorker,  # noqa: F811
     connect: Connect,  # noqa: F811
     privacy: Privacy,
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     client, repelled = connect(make_worker()), 0
     for number, (one, other) in enumerate((*TWINS, *(twin[::-1] for twin in TWINS))):
@@ -117,14 +117,14 @@ def test_no_answer_gets_the_decision_on_another(
             replies = [status(client, path, body) for body in bodies]
             assert replies[:2] == [200, 200], "the same once more is no attempt"
             repelled += replies[2] == 409
-    count_attempts("a text that differs in what is redacted alone, under the id of another", 4 * len(TWINS), repelled)
+    assert_repelled("a text that differs in what is redacted alone, under the id of another", 4 * len(TWINS), repelled)
 
 
 def test_a_text_that_is_slow_to_redact_delays_nobody(
     make_worker: MakeWorker,  # noqa: F811
     connect: Connect,  # noqa: F811
     answers: Answers,  # noqa: F811
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     """Eve sends many at once; what Ann sends then, short or as long, is done before half of them."""
     (line, ann), (other, eve) = (key_of("ask", "feedback", name=name) for name in ("ann", "eve"))
@@ -146,13 +146,13 @@ def test_a_text_that_is_slow_to_redact_delays_nobody(
     for one in slow:
         one.join()
     assert replies == [200] * len(comments)
-    count_attempts("comments that are slow to redact, before a decision or a comment of another key", 2, repelled)
+    assert_repelled("comments that are slow to redact, before a decision or a comment of another key", 2, repelled)
 
 
 def test_no_field_takes_more_than_its_part_of_the_log(
     make_worker: MakeWorker,  # noqa: F811
     connect: Connect,  # noqa: F811
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     worker = make_worker()
     client, name, text = connect(worker), "n" * 201, "t" * (MOST + 1)
@@ -172,7 +172,7 @@ def test_no_field_takes_more_than_its_part_of_the_log(
         ("/v1/contexts", registered("c", contexts=[text])),
     ]
     refused = [status(client, path, body) for path, body in tried]
-    count_attempts(
+    assert_repelled(
         "a name or a text that is longer than its limit", len(tried), sum(one in (413, 422) for one in refused)
     )
     assert sum(queries.count(worker.log.database).values()) == 0
@@ -182,7 +182,7 @@ def test_a_registered_call_is_its_keys_alone(
     make_worker: MakeWorker,  # noqa: F811
     connect: Connect,  # noqa: F811
     answers: Answers,  # noqa: F811
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     """Eve registers the withheld answer as its own context, floods the log with calls, and asks by the id alone."""
     (line, ann), (other, eve) = (key_of("ask", name=name) for name in ("ann", "eve"))
@@ -200,13 +200,13 @@ def test_a_registered_call_is_its_keys_alone(
     assert theirs["decision"] == "unavailable", "of the ten calls of one key three are kept"
     read = client.post("/v1/gate", json=ours | {"question": QUESTION}, headers=ann | eve)
     repelled += read.json()["confidence"] != before["confidence"]
-    count_attempts("the registered call of another key: replaced, evicted or read", 12, repelled)
+    assert_repelled("the registered call of another key: replaced, evicted or read", 12, repelled)
 
 
 def test_nobody_reviews_under_another_name(
     make_worker: MakeWorker,  # noqa: F811
     connect: Connect,  # noqa: F811
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     """Nor are words taken for yes and no, or a time or a weight from a caller."""
     (of_thumbs, thumbs), (of_ann, ann) = key_of("feedback", name="thumbs"), key_of("review", name="ann")
@@ -229,14 +229,14 @@ def test_nobody_reviews_under_another_name(
     assert status(client, "/v1/feedback", thumb("f"), thumbs) == status(client, "/v1/feedback", review("r"), ann) == 200
     again = [thumb("f", thumb="down"), thumb("f", interaction_id="j"), thumb("f", comment="no"), thumb("r")]
     repelled += sum(status(client, "/v1/feedback", body, thumbs) == 409 for body in again)
-    count_attempts("feedback of another name, weight, time or kind", len(tried) + len(again), repelled)
+    assert_repelled("feedback of another name, weight, time or kind", len(tried) + len(again), repelled)
 
 
 def test_one_caller_fills_the_log_no_faster_than_allowed(
     make_worker: MakeWorker,  # noqa: F811
     connect: Connect,  # noqa: F811
     answers: Answers,  # noqa: F811
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     (line, eve), (other, ann) = (key_of("ask", "feedback", name=name) for name in ("eve", "ann"))
     worker = make_worker(caller={"rows_a_minute": 5}, on_unavailable="show")
@@ -256,7 +256,7 @@ def test_one_caller_fills_the_log_no_faster_than_allowed(
     repelled += verdict["action"] == "BLOCKED"
     assert status(client, "/v1/gate", asked(answers[0]), ann) == 200
     assert counted(worker) == {"show": 6}, "what is not decided on is not logged"
-    count_attempts("rows of the log beyond those of one caller", len(tried) + 1, repelled)
+    assert_repelled("rows of the log beyond those of one caller", len(tried) + 1, repelled)
 
 
 def test_a_log_that_was_deleted_is_missed(
@@ -266,7 +266,7 @@ def test_a_log_that_was_deleted_is_missed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     monkeypatch.setattr(module, "CHECK_EVERY_S", 0.02)
     client, times = connect(make_worker()), 3
@@ -277,7 +277,7 @@ def test_a_log_that_was_deleted_is_missed(
         wait_until(lambda at=at: f"abstain_log_replaced {at + 1}.0" in client.get("/metrics").text)
     assert client.get("/readyz").status_code == 200
     said = caplog.text.count("the file was removed or replaced")
-    count_attempts("the log's file deleted under the server", times, said)
+    assert_repelled("the log's file deleted under the server", times, said)
 
 
 @contextmanager
@@ -307,7 +307,7 @@ def test_a_log_that_takes_no_rows_shows_nothing(
     spoilt: Callable[[DecisionLog, Path, pytest.MonkeyPatch], AbstractContextManager[None]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     monkeypatch.setattr(module, "CHECK_EVERY_S", 0.02)
     worker = make_worker(on_unavailable="show")
@@ -331,4 +331,4 @@ def test_a_log_that_takes_no_rows_shows_nothing(
     wait_until(lambda: client.get("/readyz").status_code == 200)
     assert client.post("/v1/gate", json=asked(answers[0])).json()["show"] is True
     tried = f"an answer shown, or a path told, while the log is {spoilt.__name__}"
-    count_attempts(tried, len(replies), repelled)
+    assert_repelled(tried, len(replies), repelled)

@@ -19,7 +19,7 @@ EXCEPTIONS = {"LangChain": set(), "LlamaIndex": {"CustomQueryEngine"}, "NeMo Gua
 
 
 @pytest.mark.soak(twin="test_what_runs_outside_of_a_chain_is_refused")
-def test_no_way_of_calling_a_framework_shows_more(tmp_path: Path, count_attempts: Count) -> None:
+def test_no_way_of_calling_a_framework_shows_more(tmp_path: Path, assert_repelled: Count) -> None:
     python = environment(tmp_path / "frameworks", *FRAMEWORKS) / "python"
     run = subprocess.run(
         [python, ROOT / "tests" / "attacks" / "framework_ways.py"],
@@ -34,4 +34,4 @@ def test_no_way_of_calling_a_framework_shows_more(tmp_path: Path, count_attempts
     shown = {name: {way for way, text in of.items() if WRONG in text} for name, of in ways.items()}
     assert shown == EXCEPTIONS
     tried = sum(map(len, ways.values())) - sum(map(len, EXCEPTIONS.values()))
-    count_attempts("ways of calling LangChain, LlamaIndex and NeMo Guardrails", tried, tried)
+    assert_repelled("ways of calling LangChain, LlamaIndex and NeMo Guardrails", tried, tried)

@@ -219,11 +219,11 @@ KINDS = {
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("tried", KINDS)
-def test_mutated_files_are_rows_or_refused(tried: str, tmp_path: Path, count_attempts: Count) -> None:
-    KINDS[tried].count(tried, KINDS[tried].files, tmp_path, count_attempts)
+def test_mutated_files_are_rows_or_refused(tried: str, tmp_path: Path, assert_repelled: Count) -> None:
+    KINDS[tried].count(tried, KINDS[tried].files, tmp_path, assert_repelled)
 
 
 @pytest.mark.soak(twin="test_mutated_files_are_rows_or_refused")
 @pytest.mark.parametrize("tried", KINDS)
-def test_many_mutated_files_are_rows_or_refused(tried: str, tmp_path: Path, count_attempts: Count) -> None:
-    KINDS[tried].count(f"{tried}, in the soak", KINDS[tried].files * KINDS[tried].times, tmp_path, count_attempts)
+def test_many_mutated_files_are_rows_or_refused(tried: str, tmp_path: Path, assert_repelled: Count) -> None:
+    KINDS[tried].count(f"{tried}, in the soak", KINDS[tried].files * KINDS[tried].times, tmp_path, assert_repelled)

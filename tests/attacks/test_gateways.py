@@ -66,7 +66,7 @@ def test_no_text_passes_undecided(
     make_worker: Callable[..., GateService],  # noqa: F811
     connect: Callable[..., TestClient],  # noqa: F811
     answers: tuple[str, str],  # noqa: F811
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     refused = {"litellm_withheld": "block", "kgateway_withheld": "reject"}
     worker = make_worker(**(refused if withheld == "refused" else {"litellm_withheld": "replace"}))
@@ -89,14 +89,14 @@ def test_no_text_passes_undecided(
             assert attempts == repelled and (is_refused or more["decided"]), name
         else:
             assert shown and {what: number for what, number in more.items() if number} == {why: 1}, name
-    count_attempts(f"answers of {gateway} in fields that are not read, {withheld} if withheld", attempts, repelled)
+    assert_repelled(f"answers of {gateway} in fields that are not read, {withheld} if withheld", attempts, repelled)
 
 
 def test_no_answer_of_an_odd_size_passes(
     make_worker: Callable[..., GateService],  # noqa: F811
     connect: Callable[..., TestClient],  # noqa: F811
     answers: tuple[str, str],  # noqa: F811
-    count_attempts: Count,
+    assert_repelled: Count,
 ) -> None:
     client = connect(make_worker(on_unavailable="show"))
     bad = answers[1]
@@ -111,4 +111,4 @@ def test_no_answer_of_an_odd_size_passes(
     for at, (gateway, body) in enumerate(odd):
         sent = send(client, gateway, body, f"odd-{at}")
         repelled += sent.status_code == 422 or not is_shown(gateway, sent.json())
-    count_attempts("more answers than allowed in one request of a gateway", len(odd), repelled)
+    assert_repelled("more answers than allowed in one request of a gateway", len(odd), repelled)

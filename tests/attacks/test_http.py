@@ -114,12 +114,12 @@ def pair(address: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def test_a_hostile_head_is_refused(address: str, count_attempts: Count) -> None:
+def test_a_hostile_head_is_refused(address: str, assert_repelled: Count) -> None:
     replies = {name: sent(pair(address), content) for name, content in HEADS.items()}
     taken = [name for name, reply in replies.items() if reply and reply.split()[1][:1] != b"4"]
     taken += [name for name, reply in replies.items() if reply.count(b"HTTP/1.1 ") > 1]
     assert taken == [] and is_alive(address)
-    count_attempts("heads that are too long, split requests or lie", len(HEADS), len(HEADS) - len(taken))
+    assert_repelled("heads that are too long, split requests or lie", len(HEADS), len(HEADS) - len(taken))
 
 
 def test_a_long_head_that_is_allowed_is_answered(address: str) -> None:
@@ -127,7 +127,7 @@ def test_a_long_head_that_is_allowed_is_answered(address: str) -> None:
     assert sent(pair(address), content).startswith(b"HTTP/1.1 200")
 
 
-def test_a_hostile_body_is_a_problem(address: str, count_attempts: Count) -> None:
+def test_a_hostile_body_is_a_problem(address: str, assert_repelled: Count) -> None:
     kinds = {
         "/v1/gate": ("application/json", JSON_BODIES),
         "/v1/gate/states": ("application/octet-stream", STATES_BODIES),
@@ -141,7 +141,7 @@ def test_a_hostile_body_is_a_problem(address: str, count_attempts: Count) -> Non
                 taken += [] if is_problem and 400 <= reply.status_code < 500 else [f"{name}: {reply.status_code}"]
                 tried += 1
     assert taken == [] and is_alive(address)
-    count_attempts("bodies that are no request", tried, tried - len(taken))
+    assert_repelled("bodies that are no request", tried, tried - len(taken))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
@@ -163,15 +163,15 @@ def test_who_writes_first_sees_that_it_was_too_much(address: str, path: str, siz
     connection.close()
 
 
-def test_what_is_sent_comes_back_in_no_header(address: str, count_attempts: Count) -> None:
+def test_what_is_sent_comes_back_in_no_header(address: str, assert_repelled: Count) -> None:
     content = b"GET /v1/version HTTP/1.1\r\n" + HOST
     content += b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"
     content += b"tracestate: a=b%0d%0aX-Evil: 1\r\nbaggage: a=%0d%0aX-Evil:1\r\n\r\n"
     repelled = b"\r\nX-Evil" not in sent(pair(address), content)
-    count_attempts("headers split the response", 1, repelled)
+    assert_repelled("headers split the response", 1, repelled)
 
 
-def test_invalid_requests_are_few_lines_of_the_log(address: str, count_attempts: Count) -> None:
+def test_invalid_requests_are_few_lines_of_the_log(address: str, assert_repelled: Count) -> None:
     lines: list[str] = []
     counter = logging.Handler()
     counter.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -188,7 +188,7 @@ def test_invalid_requests_are_few_lines_of_the_log(address: str, count_attempts:
         logging.getLogger(LOGGERS[0]).removeHandler(counter)
     assert lines
     most = 2 * 3 * LINES_A_MINUTE  # of three places in the code, and a minute may begin meanwhile
-    count_attempts("invalid requests fill the log", 80, 80 if len(lines) <= most else 0)
+    assert_repelled("invalid requests fill the log", 80, 80 if len(lines) <= most else 0)
 
 
 def test_who_writes_first_sees_that_the_key_is_wrong(service: GateService) -> None:

@@ -119,19 +119,19 @@ def rolls_back(
 
 
 def test_killed_at_its_commit_or_push_it_is_done_once(
-    promotes: tuple[Killer, Callable[[], object]], count_attempts: Count
+    promotes: tuple[Killer, Callable[[], object]], assert_repelled: Count
 ) -> None:
-    count_kills(*promotes, slice(-4, None), "a promotion killed at its commit or push", count_attempts)
+    count_kills(*promotes, slice(-4, None), "a promotion killed at its commit or push", assert_repelled)
 
 
 @pytest.mark.soak(twin="test_killed_at_its_commit_or_push_it_is_done_once")
-def test_a_killed_promotion_is_done_once(promotes: tuple[Killer, Callable[[], object]], count_attempts: Count) -> None:
-    count_kills(*promotes, slice(None), "a promotion killed at any call of git and DVC", count_attempts)
+def test_a_killed_promotion_is_done_once(promotes: tuple[Killer, Callable[[], object]], assert_repelled: Count) -> None:
+    count_kills(*promotes, slice(None), "a promotion killed at any call of git and DVC", assert_repelled)
 
 
 @pytest.mark.soak(twin="test_killed_at_its_commit_or_push_it_is_done_once")
 def test_a_killed_roll_back_is_done_once(
-    rolls_back: tuple[Killer, Callable[[], object]], workspace: Plain, count_attempts: Count
+    rolls_back: tuple[Killer, Callable[[], object]], workspace: Plain, assert_repelled: Count
 ) -> None:
-    count_kills(*rolls_back, slice(None), "a roll-back killed at any call of git and DVC", count_attempts)
+    count_kills(*rolls_back, slice(None), "a roll-back killed at any call of git and DVC", assert_repelled)
     assert workspace.on_origin().blocked == {"v1.1.0": "complaints"}

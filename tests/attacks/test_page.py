@@ -49,7 +49,7 @@ def page(service: GateService) -> Iterator[TestClient]:
 
 
 @pytest.mark.heavy
-def test_text_of_callers_runs_nothing_on_a_page(page: TestClient, count_attempts: Count) -> None:
+def test_text_of_callers_runs_nothing_on_a_page(page: TestClient, assert_repelled: Count) -> None:
     pages = []
     for number, text in enumerate(HOSTILE):
         key = f"x{number}{text}"
@@ -64,11 +64,11 @@ def test_text_of_callers_runs_nothing_on_a_page(page: TestClient, count_attempts
     pages.append(page.get("/"))
     held = [one for one in pages if not Found(one.text).found and ">49$" not in one.text]
     assert all("default-src 'none'" in one.headers["content-security-policy"] for one in pages)
-    count_attempts("scripts in what callers send, on the pages", len(pages), len(held))
+    assert_repelled("scripts in what callers send, on the pages", len(pages), len(held))
 
 
 @pytest.mark.heavy
-def test_other_sites_and_their_forms_are_refused(page: TestClient, count_attempts: Count) -> None:
+def test_other_sites_and_their_forms_are_refused(page: TestClient, assert_repelled: Count) -> None:
     token = re.search(r'name="token" value="(\w+)"', page.get("/").text)
     assert token
     form = {"interaction_id": "i", "complete": "yes", "correct": "yes", "truthful": "yes"}
@@ -84,12 +84,12 @@ def test_other_sites_and_their_forms_are_refused(page: TestClient, count_attempt
     held = [
         one for one in replies if one.status_code in (400, 403) and "access-control-allow-origin" not in one.headers
     ]
-    count_attempts("forms and requests of other sites", len(replies), len(held))
+    assert_repelled("forms and requests of other sites", len(replies), len(held))
 
 
-def test_text_of_callers_is_text_in_markdown(count_attempts: Count) -> None:
+def test_text_of_callers_is_text_in_markdown(assert_repelled: Count) -> None:
     text = "<img src=x onerror=alert(1)> [x](http://evil/) ![i](http://evil/p.png) `a` | b \x1b[2J \u202e http://evil.example"
     made = [escape(text), records_table([{"product": text, "n": 1}]), points([text]), paragraph(text)]
     held = [one for one in made if not re.search(r"(?<!\\)[<\[]|\x1b|\u202e|(?<!\\)\]\(", one)]
     assert "\x1b" not in plain(text) and "\u202e" not in plain(text)
-    count_attempts("HTML, links and control characters in Markdown", len(made), len(held))
+    assert_repelled("HTML, links and control characters in Markdown", len(made), len(held))

@@ -32,17 +32,17 @@ def quarantined(line: bytes, privacy: Privacy) -> QuarantinedRow:
     return QuarantinedRow.of(row, map(privacy.redact_reason, row.reasons))
 
 
-def test_no_refused_row_keeps_who_said_it(count_attempts: Count) -> None:
+def test_no_refused_row_keeps_who_said_it(assert_repelled: Count) -> None:
     """An erasure could not find it by a key that is none of the contract's."""
     privacy, repelled = Privacy(Redactor(SHIPPED)), 0
     for key in KEYS:
         fields = {"interaction_id": "i", "given_at": "2026-11-20", "thumb": "sideways", key: USER, "comment": SECRET}
         kept = quarantined(json.dumps(fields).encode(), privacy)
         repelled += kept.raw is None and USER not in kept.canonical() and SECRET not in kept.canonical()
-    count_attempts("the user of a refused row, under another spelling of the key", len(KEYS), repelled)
+    assert_repelled("the user of a refused row, under another spelling of the key", len(KEYS), repelled)
 
 
-def test_no_refused_row_takes_long_to_report(count_attempts: Count) -> None:
+def test_no_refused_row_takes_long_to_report(assert_repelled: Count) -> None:
     privacy = Privacy(Redactor(SHIPPED))
     privacy.redact(f"{SECRET} +49 30 901820")  # what is imported is there
     units, repelled = ("k", "123 ", "+1 2 3 4 5 6 7 ", "a@b.c "), 0
@@ -52,14 +52,14 @@ def test_no_refused_row_takes_long_to_report(count_attempts: Count) -> None:
         kept = quarantined(line, privacy)
         took = time.process_time() - began
         repelled += took < 1 and all(len(one.field) <= LONGEST_MESSAGE + 1 for one in kept.reasons)
-    count_attempts("a row whose key has 3.9 million characters", len(units), repelled)
+    assert_repelled("a row whose key has 3.9 million characters", len(units), repelled)
 
 
-def test_no_message_shows_an_identifier_that_was_cut(count_attempts: Count) -> None:
+def test_no_message_shows_an_identifier_that_was_cut(assert_repelled: Count) -> None:
     """Wherever a long message is cut, a mail address before the cut is gone."""
     privacy, repelled = Privacy(Redactor(SHIPPED)), 0
     lengths = range(LONGEST_MESSAGE - 40, LONGEST_MESSAGE + 400, 4)
     for length in lengths:
         shown = privacy.redact_message("x" * 7 + " y" * (length // 2) + f" {SECRET} " + "z" * 5000)
         repelled += "ann" not in shown and len(shown) <= LONGEST_MESSAGE + 1
-    count_attempts("an identifier at the place where a long message is cut", len(lengths), repelled)
+    assert_repelled("an identifier at the place where a long message is cut", len(lengths), repelled)

@@ -86,7 +86,7 @@ def serving(content: bytes = b"") -> Iterator[Web]:
         web.shutdown()
 
 
-def test_a_redirected_alert_is_an_error_and_nobody_else_is_asked(count_attempts: Count) -> None:
+def test_a_redirected_alert_is_an_error_and_nobody_else_is_asked(assert_repelled: Count) -> None:
     refused = 0
     with serving() as receiver, serving() as inner:
         places = [f"{inner.url}/latest/meta-data", f"{receiver.url}/elsewhere", "file:///etc/passwd"]
@@ -98,10 +98,10 @@ def test_a_redirected_alert_is_an_error_and_nobody_else_is_asked(count_attempts:
                     deliver(f"{receiver.url}/begin.jsonl", "text", waits=())
                 refused += receiver.asked == ["POST /begin.jsonl"] and inner.asked == []
                 receiver.asked.clear()
-    count_attempts("a webhook's receiver redirects an alert", len(REDIRECTS) * len(places), refused)
+    assert_repelled("a webhook's receiver redirects an alert", len(REDIRECTS) * len(places), refused)
 
 
-def test_a_source_follows_no_redirect_to_another_host(count_attempts: Count) -> None:
+def test_a_source_follows_no_redirect_to_another_host(assert_repelled: Count) -> None:
     line, refused = json.dumps(row("secret")).encode(), 0
     with serving(line) as outer, serving(line) as inner:
         (source,) = explicit_sources([f"{outer.url}/begin.jsonl"])
@@ -113,7 +113,7 @@ def test_a_source_follows_no_redirect_to_another_host(count_attempts: Count) -> 
                 refused += inner.asked == []
         outer.to = "/moved.jsonl"
         assert [found.interaction is not None for found in source.read({})] == [True], "its own host may redirect"
-    count_attempts("a source's web server redirects to another host", len(REDIRECTS) * len(places), refused)
+    assert_repelled("a source's web server redirects to another host", len(REDIRECTS) * len(places), refused)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ UNFIT: dict[str, list[dict[str, Any]]] = {
 
 
 def test_no_export_stops_another_source(
-    sources: tuple[FileSource, ExportSource], tmp_path: Path, count_attempts: Count
+    sources: tuple[FileSource, ExportSource], tmp_path: Path, assert_repelled: Count
 ) -> None:
     params = PARAMS.model_copy(update={"min_failed_rows": 5})
     for number, records in enumerate(UNFIT.values()):
@@ -151,10 +151,10 @@ def test_no_export_stops_another_source(
         assert take() == (0, 0, []), "it is not read again until it changes"
         write_lines(tmp_path / "export" / "a.jsonl", ANSWER)
         assert take() == (1, 0, [])
-    count_attempts("an export that stops all sources", len(UNFIT), len(UNFIT))
+    assert_repelled("an export that stops all sources", len(UNFIT), len(UNFIT))
 
 
-def test_a_key_of_4_mb_is_refused_in_a_moment(tmp_path: Path, count_attempts: Count) -> None:
+def test_a_key_of_4_mb_is_refused_in_a_moment(tmp_path: Path, assert_repelled: Count) -> None:
     params = load_params(ROOT / "params.yaml")
     privacy, quick = Privacy.open(params.privacy, Settings(home=tmp_path / "home")), 0
     keys = ["k" * 3_900_000, "123 " * 970_000, "a@b.c " * 600_000, "1" * 3_900_000]
@@ -165,4 +165,4 @@ def test_a_key_of_4_mb_is_refused_in_a_moment(tmp_path: Path, count_attempts: Co
             explicit_sources([str(file)]), tmp_path / f"of-{number}", params.validation, NOW, privacy=privacy
         )
         quick += report.quarantined == 1 and time.process_time() - began < MOST_SECONDS
-    count_attempts("a row whose key has 4 million characters", len(keys), quick)
+    assert_repelled("a row whose key has 4 million characters", len(keys), quick)

@@ -22,7 +22,7 @@ def is_refused(path: str, folder: Path) -> bool:
     return False
 
 
-def test_no_path_leads_out_of_the_folder(tmp_path: Path, count_attempts: Count) -> None:
+def test_no_path_leads_out_of_the_folder(tmp_path: Path, assert_repelled: Count) -> None:
     folder, secret = tmp_path / "states", tmp_path / SECRET
     folder.mkdir()
     secret.write_bytes(b"secret")
@@ -39,4 +39,4 @@ def test_no_path_leads_out_of_the_folder(tmp_path: Path, count_attempts: Count) 
     ]
     repelled = sum(is_refused(path, folder) for path in paths)
     assert secret.read_bytes() == b"secret" and (folder / "link.safetensors").is_symlink()
-    count_attempts("paths of states that lead elsewhere", len(paths), repelled)
+    assert_repelled("paths of states that lead elsewhere", len(paths), repelled)
