@@ -41,6 +41,7 @@ def test_stage_closure_lies_inside_its_dependencies(stage: str) -> None:
     assert sorted(file for file in needed if not any(covers(dep, file) for dep in listed)) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("stage", STAGES)
 def test_stage_lists_no_source_that_it_does_not_use(stage: str) -> None:
     used = TREE.closure(f"abstain.stages.{stage}")

@@ -186,6 +186,7 @@ def soaked(file: Path) -> tuple[set[str], set[str], set[str]]:
     return in_ci, in_soak, twins
 
 
+@pytest.mark.heavy
 def test_every_soak_test_has_a_short_twin_in_ci() -> None:
     found = [soaked(file) for file in (ROOT / "tests").rglob("test_*.py")]
     in_ci, in_soak, twins = (set().union(*parts) for parts in zip(*found, strict=True))

@@ -78,10 +78,12 @@ def locked(name: str) -> dict[str, set[str]]:
     return versions
 
 
+@pytest.mark.heavy
 def test_imports_are_of_a_dependency_or_an_extra() -> None:
     assert missing(names_of(RUNTIME, *EXTRAS.values()), everywhere=True) == set()
 
 
+@pytest.mark.heavy
 def test_modules_import_without_extras_and_dev_packages() -> None:
     assert missing(names_of(RUNTIME), everywhere=False) == set()
 

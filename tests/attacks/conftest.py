@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,16 +36,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     page: Path | None = config.getoption("--attempts", None)
     if page is None:
         return
-    rows = sorted(
-        (*value, report.nodeid.partition("::")[0])
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        if isinstance(report, pytest.TestReport) and report.when == "teardown"
-        for name, value in report.user_properties
-        if name == "attempts"
-    )
+    counted: Counter[tuple[str, str, str]] = Counter()
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport) and report.when == "teardown":
+            for name, value in report.user_properties:
+                if name == "attempts":
+                    tried, attempts, repelled = value
+                    file = report.nodeid.partition("::")[0]
+                    counted[tried, file, "attempts"] += attempts
+                    counted[tried, file, "repelled"] += repelled
     cells = [("what was tried", "attempts", "repelled", "test"), ("---", "--:", "--:", "---")]
-    cells += [(tried, f"{attempts:,}", f"{repelled:,}", f"`{file}`") for tried, attempts, repelled, file in rows]
+    for tried, file in sorted({(tried, file) for tried, file, _ in counted}):
+        figures = [f"{counted[tried, file, of]:,}" for of in ("attempts", "repelled")]
+        cells.append((tried, *figures, f"`{file}`"))
     table = "".join(f"| {' | '.join(row)} |\n" for row in cells)
     before, _, rest = page.read_text().partition(BEGIN)
     page.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")

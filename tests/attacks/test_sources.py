@@ -154,6 +154,7 @@ def test_no_export_stops_another_source(
     assert_repelled("an export that stops all sources", len(UNFIT), len(UNFIT))
 
 
+@pytest.mark.heavy
 def test_a_key_of_4_mb_is_refused_in_a_moment(tmp_path: Path, assert_repelled: Count) -> None:
     params = load_params(ROOT / "params.yaml")
     privacy, quick = Privacy.open(params.privacy, Settings(home=tmp_path / "home")), 0

@@ -50,6 +50,7 @@ def test_every_code_is_used() -> None:
     assert used == set(Code.__members__)
 
 
+@pytest.mark.heavy
 def test_every_error_names_its_code_or_passes_one_on() -> None:
     trees = dict(modules())
     kinds = {"AbstainError"}

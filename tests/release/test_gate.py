@@ -422,6 +422,7 @@ def test_an_equal_challenger_replaces_a_tainted_champion() -> None:
     assert check(decision, "not worse than v1.0.0").value == 1
 
 
+@pytest.mark.heavy
 def test_an_equally_good_challenger_is_not_worse_with_enough_rows() -> None:
     passed = {rows: sum(erased(related(rows, 1.2, 1.2, seed)).approved for seed in range(20)) for rows in (60, 1000)}
     assert passed[1000] >= 19

@@ -176,6 +176,7 @@ def test_later_window_keeps_the_overlap_and_both_add_up(data: Path) -> None:
     assert (1 / found).sum() == pytest.approx(200, rel=0.1)
 
 
+@pytest.mark.heavy
 def test_review_by_other_means_is_left_alone(data: Path) -> None:
     take(
         data,

@@ -181,6 +181,7 @@ def test_a_frozen_hold_out_grows_by_no_review(
     assert "move split.holdout_frozen_at" in said and approval(workspace, "v1.0.0")["more_reviews"] is None
 
 
+@pytest.mark.heavy
 def test_every_comparison_on_the_hold_out_is_counted_and_the_last_one_promotes_nothing(
     workspace: Plain, candidates: Candidates
 ) -> None:
@@ -207,6 +208,7 @@ def test_every_comparison_on_the_hold_out_is_counted_and_the_last_one_promotes_n
     assert record["spent"] == pytest.approx(0.1), "the whole level"
 
 
+@pytest.mark.heavy
 def test_a_refilled_hold_out_is_compared_on_anew(workspace: Plain, candidates: Candidates) -> None:
     edit_params(workspace, {"gate": {"looks": 2, "false_promotions": 0.1}})
     commit(workspace, "Two looks", paths.PARAMS)

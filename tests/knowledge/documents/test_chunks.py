@@ -216,6 +216,7 @@ markup = st.sampled_from(
 )
 
 
+@pytest.mark.heavy
 @settings(max_examples=200, deadline=None)
 @given(st.lists(markup, min_size=1, max_size=30).map("".join).filter(str.strip), st.integers(1, 60))
 def test_no_markup_loses_a_letter_or_crashes(body: str, budget: int) -> None:

@@ -54,6 +54,7 @@ def test_the_figures_are_those_of_scikit_learn(rows: list[tuple[float, float, fl
         assert math.isnan(found["auroc"])
 
 
+@pytest.mark.heavy
 @given(rows, score, score)
 def test_with_a_buffer_the_rest_is_judged_and_the_others_are_counted(
     rows: list[tuple[float, float, float]], t: float, b: float

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,6 +154,7 @@ def test_bars_are_shares_scaled_to_the_highest() -> None:
     ]
 
 
+@pytest.mark.heavy
 @given(st.text(min_size=1), st.text())
 def test_whatever_a_row_holds_is_text_and_nothing_else(key: str, reason: str) -> None:
     sound = page_of(rows_result(reasons={"interactions/x": failed("y", "z")}))

@@ -113,6 +113,7 @@ class Pausing:
         return items
 
 
+@pytest.mark.heavy
 def test_decisions_go_first_and_into_the_pauses() -> None:
     answers, decisions = Pausing(), Model()
 
