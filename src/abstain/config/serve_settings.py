@@ -40,11 +40,11 @@ class CallerLimits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     connections: Annotated[int, Field(ge=1)] = Field(
-        512, description="open connections of one address, of 1,024 in all; behind a proxy all have the proxy's"
+        256, description="open connections of one address, of 1,024 in all; behind a proxy all have the proxy's"
     )
     waiting: Annotated[int, Field(ge=1)] = Field(192, description="requests that wait for the base model")
     rows_a_minute: Annotated[int, Field(ge=1)] = Field(
-        6000,
+        1200,
         description="decisions, thumbs, reviews and registered calls that the log takes; each 10,000 characters of one "
         "count as one more, and so do each 64 KiB, or 1,000 values, of JSON",
     )
