@@ -287,7 +287,8 @@ def test_json_of_many_tiny_values_is_not_parsed(
 ) -> None:
     content = json.dumps({name: {"x": [[]] * (limits.VALUES // 2)}}).encode()
     kind = {"Content-Type": "application/json"}
-    with listening(make_server(make(), Keys())) as address:
+    service = make(caller=CallerLimits(rows_a_minute=100_000))
+    with listening(make_server(service, Keys())) as address:
         paths = ["/v1/gate", "/v1/contexts", *GATEWAYS]
         refused = [httpx.post(address + path, content=content, headers=kind, timeout=20) for path in paths]
         repelled = sum(one.status_code == 413 and " values, " in one.json()["detail"] for one in refused)
