@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 
 from abstain.config.params import load_params
 from abstain.core import paths
+from abstain.core.bundle_format import sha256
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
@@ -37,7 +38,7 @@ from tasks.git_commit import commit, push
 from tasks.plan import LOCK, REQUIREMENTS
 from tasks.progress import observe
 from tasks.promotion_params import write_decided, write_rolled_back
-from tasks.release_bundle import build_bundle, fetch_release, sha256, smoke_test
+from tasks.release_bundle import build_bundle, fetch_release, smoke_test
 from tasks.run_params import restore_params, withdraw
 from tasks.shadow import set_shadow, shadow_at
 from tasks.workspace import Workspace

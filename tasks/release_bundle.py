@@ -5,7 +5,6 @@ It is one DVC-tracked folder, `release/`, immutable under its tag. torch and ONN
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import tempfile
@@ -17,7 +16,7 @@ import numpy as np
 
 from abstain.config.settings import load_settings
 from abstain.core import paths
-from abstain.core.bundle_format import is_whole, write_digest
+from abstain.core.bundle_format import is_whole, sha256, write_digest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
@@ -224,8 +223,3 @@ def _smoke_confidences(scorer: LiveScorer, states: Path) -> dict[str, list[float
 
     live = np.nan_to_num(scorer.score(made_up_answer(scorer)), nan=-1.0)
     return {"probe": scorer.head.confidence(StateTable(states)).tolist(), "live": live.tolist()}
-
-
-def sha256(file: Path) -> str:
-    """The SHA-256 of a file's bytes, hex."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()

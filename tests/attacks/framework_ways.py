@@ -40,19 +40,9 @@ from nemoguardrails import LLMRails, RailsConfig
 from abstain.serving.decision import Decision
 from abstain.serving.gateways.callbacks import AnswerWithheld, langchain_callback, llamaindex_callback
 from abstain.serving.gateways.nemo import abstain_action
+from tests.serving.gateways.frameworks import COLANG, RAILS
 
 WRONG, ASKED = "the wrong answer", {"input": "q"}
-COLANG = """
-define bot inform answer withheld
-  "Ask a colleague."
-
-define subflow check with abstain
-  $outcome = execute abstain_gate
-  if $outcome.is_blocked
-    bot inform answer withheld
-    stop
-"""
-RAILS = "models: []\nrails:\n  output:\n    flows:\n      - check with abstain\n"
 
 
 class Withholding:

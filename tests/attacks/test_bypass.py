@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from httpx import Response
 
 from abstain.config.serve_settings import CallerLimits
 from abstain.serving.api.service import GateService
@@ -29,17 +30,25 @@ ROUNDS = 20
 Asks = Callable[..., bool]
 
 
+def ask(client: TestClient, answer: str, **more: Any) -> Response:
+    return client.post("/v1/gate", json={"question": QUESTION, "contexts": CONTEXTS, "answer": answer, **more})
+
+
+def is_shown(sent: Response) -> bool:
+    return sent.status_code == 200 and sent.json()["show"] is True
+
+
 @pytest.fixture
 def shows(make_worker: Callable[..., GateService], connect: Callable[..., TestClient]) -> Asks:  # noqa: F811
     """Whether a server shows an answer."""
     client = connect(make_worker())
 
-    def ask(answer: str, **more: Any) -> bool:
-        sent = client.post("/v1/gate", json={"question": QUESTION, "contexts": CONTEXTS, "answer": answer, **more})
+    def shows(answer: str, **more: Any) -> bool:
+        sent = ask(client, answer, **more)
         assert sent.status_code < 500, sent.text
-        return sent.status_code == 200 and sent.json()["show"] is True
+        return is_shown(sent)
 
-    return ask
+    return shows
 
 
 def test_no_id_that_is_used_again_shows_another_answer(
@@ -98,13 +107,12 @@ def test_no_more_tries_than_a_conversation_has(
     client = connect(make_worker(caller=CallerLimits(tries=2), on_unavailable=on_unavailable))
     good, bad = answers
 
-    def ask(answer: str, conversation: str) -> bool:
-        asked = {"question": QUESTION, "contexts": CONTEXTS, "answer": answer, "conversation": conversation}
-        sent = client.post("/v1/gate", json=asked)
+    def shows(answer: str, conversation: str) -> bool:
+        sent = ask(client, answer, conversation=conversation)
         assert sent.status_code in (200, 409), sent.text
-        return sent.status_code == 200 and sent.json()["show"] is True
+        return is_shown(sent)
 
-    assert [ask(bad, "c1"), ask(bad, "c1")] == [False, False]
-    shown = [ask(good, "c1") for _ in range(5)]
-    assert ask(good, "c2")
+    assert [shows(bad, "c1"), shows(bad, "c1")] == [False, False]
+    shown = [shows(good, "c1") for _ in range(5)]
+    assert shows(good, "c2")
     assert_repelled(f"one more answer in a conversation, on_unavailable={on_unavailable}", 5, shown.count(False))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.attacks.conftest import Count
-from tests.conftest import ROOT
-from tests.serving.gateways.test_real import FRAMEWORKS, environment
+from tests.serving.gateways.test_real import FRAMEWORKS, environment, run_in
 
 WRONG = "the wrong answer"
 EXCEPTIONS = {"LangChain": set(), "LlamaIndex": {"CustomQueryEngine"}, "NeMo Guardrails": set()}
@@ -21,15 +17,7 @@ EXCEPTIONS = {"LangChain": set(), "LlamaIndex": {"CustomQueryEngine"}, "NeMo Gua
 @pytest.mark.soak(twin="test_what_runs_outside_of_a_chain_is_refused")
 def test_no_way_of_calling_a_framework_shows_more(tmp_path: Path, assert_repelled: Count) -> None:
     python = environment(tmp_path / "frameworks", *FRAMEWORKS) / "python"
-    run = subprocess.run(
-        [python, ROOT / "tests" / "attacks" / "framework_ways.py"],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    ways = json.loads(run.stdout)
+    ways = run_in(python, "attacks/framework_ways.py")
     assert all(WRONG in text for text in ways.pop("controls").values())
     shown = {name: {way for way, text in of.items() if WRONG in text} for name, of in ways.items()}
     assert shown == EXCEPTIONS

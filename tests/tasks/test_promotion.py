@@ -10,6 +10,7 @@ import pytest
 
 from abstain.config.params import load_params
 from abstain.core import paths
+from abstain.core.bundle_format import sha256
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Event, load_registry, tag_of
@@ -17,7 +18,6 @@ from tasks import gate_inputs, promotion
 from tasks.events import REFUSED
 from tasks.git_commit import commit
 from tasks.promotion import Promotion
-from tasks.release_bundle import sha256
 from tasks.run_params import edit_params
 from tests.tasks.conftest import Candidates, Plain
 

@@ -14,6 +14,7 @@ import pytest
 
 from abstain.config.settings import decision_log_url, load_settings
 from abstain.core import paths
+from abstain.core.bundle_format import sha256
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.decisions import ShadowDecision
@@ -24,7 +25,6 @@ from tasks import live_release, release_bundle
 from tasks.git_commit import commit
 from tasks.live_release import OriginShadow
 from tasks.promotion import Promotion
-from tasks.release_bundle import sha256
 from tasks.run_params import edit_params
 from tasks.shadow import clear_shadow, review_shadow, set_shadow, shadow_at
 from tasks.workspace import BRANCH

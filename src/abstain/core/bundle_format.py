@@ -44,10 +44,13 @@ def is_whole(bundle: Path, digest: str | None = None) -> bool:
     return file.is_file() and file.read_bytes() == f"{found}\n".encode() and digest in (None, found)
 
 
+def sha256(file: Path) -> str:
+    """The SHA-256 of a file's bytes, hex."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def _digest_of(bundle: Path) -> str:
     """The SHA-256 (hex) over names and contents of all other files: one more, one less or another changes it."""
     files = {file.relative_to(bundle).as_posix(): file for file in bundle.rglob("*") if file.is_file()}
-    listed = [
-        [name, hashlib.sha256(files[name].read_bytes()).hexdigest()] for name in sorted(files.keys() - {DIGEST_FILE})
-    ]
+    listed = [[name, sha256(files[name])] for name in sorted(files.keys() - {DIGEST_FILE})]
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()

@@ -25,6 +25,7 @@ define subflow check with abstain
     bot inform answer withheld
     stop
 """
+RAILS = "models: []\nrails:\n  output:\n    flows:\n      - check with abstain\n"
 
 
 class StandIn:
@@ -38,8 +39,7 @@ class StandIn:
 def nemo(answer: str) -> str:
     from nemoguardrails import LLMRails, RailsConfig
 
-    config = RailsConfig.from_content(COLANG, "models: []\nrails:\n  output:\n    flows:\n      - check with abstain\n")
-    rails = LLMRails(config)
+    rails = LLMRails(RailsConfig.from_content(COLANG, RAILS))
     rails.register_action(abstain_action(StandIn()), "abstain_gate")  # type: ignore[arg-type]
     context = {"relevant_chunks_sep": CHUNKS, "relevant_chunks": "\n".join(CHUNKS)}
     messages = [

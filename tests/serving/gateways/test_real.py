@@ -41,6 +41,19 @@ def environment(folder: Path, *packages: str) -> Path:
     return folder / "bin"
 
 
+def run_in(python: Path, script: str) -> Any:
+    """What a script of the tests prints as JSON, run by another interpreter."""
+    run = subprocess.run(
+        [python, ROOT / "tests" / script],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
 def serve(worker: GateService, keys: Keys) -> tuple[str, uvicorn.Server, threading.Thread]:
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(make_app(worker, keys), port=port, log_level="warning"))
@@ -159,13 +172,5 @@ def test_a_litellm_proxy_shows_and_withholds_plain_and_streamed(
 @pytest.mark.soak(twin="test_a_rail_allows_what_is_shown_and_blocks_what_is_withheld")
 def test_nemo_langchain_and_llamaindex_show_and_withhold(tmp_path: Path) -> None:
     python = environment(tmp_path / "frameworks", *FRAMEWORKS) / "python"
-    run = subprocess.run(
-        [python, ROOT / "tests" / "serving" / "gateways" / "frameworks.py"],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
+    found = run_in(python, "serving/gateways/frameworks.py")
     assert found == {name: ["right", "Ask a colleague."] for name in ("nemo", "langchain", "llamaindex")}

@@ -142,9 +142,10 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
     def check(scope: Scope, content: bytes) -> None:
         if not scope["path"].startswith(API_PATHS) or scope["path"] == STATES_PATH:
             return
-        if rows := len(content) // ROW_BYTES + count_values(content) // ROW_VALUES:
+        values = count_values(content)
+        if rows := len(content) // ROW_BYTES + values // ROW_VALUES:
             service.rows.take(current_caller(), rows)
-        require_few_values(content)
+        require_few_values(values)
 
     def refusal(scope: Scope, problem: Problem) -> Response:
         told: Response = app.state.problem_page(problem) if scope["path"] in FORMS else problem.response()

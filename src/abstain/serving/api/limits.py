@@ -32,7 +32,7 @@ VALUES = 300_000
 DRAINED = 1024 * 1024
 """Bytes beyond the limit that are read of a refused body, and thrown away."""
 ARRIVED = "arrived"
-"""Likewise: when its body was complete, by `time.perf_counter`."""
+"""Key of a request's state: when its body was complete, by `time.perf_counter`."""
 BODY = "body"
 """Likewise: its bytes. `Request.body` would copy them once more, a megabyte of states."""
 
@@ -240,9 +240,8 @@ def count_values(content: bytes) -> int:
     return content.count(b",") + content.count(b"[") + content.count(b"{")
 
 
-def require_few_values(content: bytes) -> None:
-    """Raise `AbstainError` for JSON of more than `VALUES` values, by `count_values`."""
-    values = count_values(content)
+def require_few_values(values: int) -> None:
+    """Raise `AbstainError` where JSON has more than `VALUES` values, by `count_values`."""
     if values > VALUES:
         raise AbstainError(
             Code.TOO_LARGE, f"the body has {values:,} values, {VALUES:,} are allowed: send it in several requests"
