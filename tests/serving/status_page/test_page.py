@@ -87,9 +87,11 @@ def guarded(service: GateService, tmp_path: Path) -> Iterator[Callable[..., tupl
     def of(*roles: str, name: str = "ann") -> tuple[TestClient, str]:
         key, line = make_key(name, roles)
         file.write_text(f"{file.read_text()}{line}\n")
-        return TestClient(app), key
+        browser = TestClient(app)
+        browser.portal = server.portal  # one event loop: a loop of each request's own ends before its tasks do
+        return browser, key
 
-    with TestClient(app):
+    with TestClient(app) as server:
         yield of
 
 
