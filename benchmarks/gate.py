@@ -25,11 +25,12 @@ from scipy.stats import norm
 from abstain.config.params import GateParams
 from abstain.config.template import template
 from abstain.learning.metrics.bootstrap import Resamples
-from abstain.release import drops, evaluation_window
-from abstain.release.against_champion import Looks
-from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
-from abstain.release.gate import CandidateMeasurements, GateDecision, decide
-from abstain.release.guarantee_check import precision_kept
+from abstain.release import degradation_checks as drops
+from abstain.release import evaluation_set as evaluation_window
+from abstain.release.champion_comparison import Looks
+from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow
+from abstain.release.holdout_guarantee import precision_kept
+from abstain.release.promotion_check import CandidateMeasurements, GateDecision, decide
 
 CHAMPION = "v1.0.0"
 BASE_RATE, TARGET, REACHED = 0.7, 0.8, 0.82

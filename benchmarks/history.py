@@ -4,7 +4,8 @@
 
 The project, as `abstain demo` leaves it, is copied twice: one copy gets 10 versions in 70 nights, the other 52 versions
 in 365 nights with about a hundred records (benchmarks/simulated_history.py). Each command runs in both by turns. CPU
-time is of the command with all processes that it has waited for; the calls of git and DVC are those of tasks/shell.py.
+time is of the command with all processes that it has waited for; the calls of git and DVC are those of
+tasks/runs/shell.py.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def copy_with_history(project: Path, copy: Path, which: str) -> Path:
     shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns("workspace", "releases"))
     nights, versions, rejected = HISTORIES[which]
     make = (
-        "from benchmarks.simulated_history import simulate; from tasks.workspace import open_workspace\n"
+        "from benchmarks.simulated_history import simulate; from tasks.runs.workspace import open_workspace\n"
         f"with open_workspace() as workspace: simulate(workspace, {nights}, {versions}, {rejected})"
     )
     subprocess.run([sys.executable, "-P", "-c", make], cwd=copy, env=environment(copy), check=True)
@@ -154,7 +155,7 @@ def some_user(project: Path) -> str:
 def run_counted() -> None:
     """`abstain` with the arguments of this process, its calls of git and DVC written to the file that COUNTS names."""
     from abstain_cli.app import main as abstain
-    from tasks import shell
+    from tasks.runs import shell
 
     if sys.argv[1] == OTHER:
         del sys.argv[1]
@@ -180,8 +181,8 @@ def _have_another_candidate() -> None:
     """Let what is in production have been made by another candidate than the workspace's."""
     from abstain.core import paths
     from abstain.release.registry import load_registry
-    from tasks.git_commit import commit, push
-    from tasks.workspace import open_workspace
+    from tasks.runs.git_commit import commit, push
+    from tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         file = workspace.path / paths.REGISTRY
@@ -194,7 +195,7 @@ def _have_another_candidate() -> None:
 
 def _open_release() -> None:
     """What `abstain serve` does before it answers: find, fetch and smoke-test the version in production."""
-    from tasks.live_release import OriginReleases
+    from tasks.release.version_source import OriginReleases
 
     releases = OriginReleases()
     live = releases.live()

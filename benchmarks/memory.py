@@ -173,7 +173,7 @@ def train(architecture: Architecture, asked: argparse.Namespace) -> str:
     from abstain.config.params import load_params
     from abstain.data.store.state_table import StateTable
     from abstain.learning.estimators.cross_validation import fit_probe
-    from abstain.learning.estimators.rows import TrainingRows
+    from abstain.learning.estimators.training_rows import TrainingRows
 
     _, correct = plan(asked)
     index = (torch.arange(asked.rows) % 5 > 0).nonzero().flatten()

@@ -18,10 +18,10 @@ from typing import Literal
 
 import numpy as np
 
-from abstain.monitoring import promise_test
+from abstain.monitoring import live_guarantee as promise_test
 from abstain.monitoring.drift import classifier_drift, new_share, one_alarm, permutation_drift
 from abstain.monitoring.expected_precision import calibration_check
-from abstain.monitoring.promise_test import Promise, ReviewBatch
+from abstain.monitoring.live_guarantee import Promise, ReviewBatch
 from benchmarks.guarantee import Population
 
 DAYS = 365

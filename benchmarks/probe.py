@@ -23,9 +23,9 @@ from torch import Tensor
 
 from abstain.config.params import Architecture, load_params
 from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, parity
+from abstain.learning.estimators.probe_registry import ZOO, load_probe, save_probe
 from abstain.learning.estimators.probes.base import Probe, confidence
-from abstain.learning.estimators.rows import pad
-from abstain.learning.estimators.zoo import ZOO, load_probe, save_probe
+from abstain.learning.estimators.training_rows import pad
 from abstain.serving.scorer_latency import p99_ms
 from benchmarks.measure import in_turns
 

@@ -19,11 +19,11 @@ from abstain.config.params import load_params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.monitored import MonitoredWindow
+from abstain.data.decision_log.monitoring_windows import MonitoredWindow
 from abstain.data.store.dataset import DataStore
 from abstain.monitoring.answer_source import LoggedAnswers
-from abstain.monitoring.promise_test import Promise
-from abstain.monitoring.reviewed import reviewed_answers
+from abstain.monitoring.live_guarantee import Promise
+from abstain.monitoring.reviewed_decisions import reviewed_answers
 from abstain.monitoring.run import MonitoringInputs, WatchedVersion, monitor
 from abstain.monitoring.traffic import read_traffic
 from tests.monitoring.builders import PARAMS, traffic, write_data, write_log

@@ -44,7 +44,7 @@ from abstain.monitoring.expected_precision import (
     calibration_check,
     expected_precision,
 )
-from abstain.monitoring.promise_test import Promise, PromiseTest, ReviewBatch, test_promise
+from abstain.monitoring.live_guarantee import Promise, PromiseTest, ReviewBatch, test_promise
 from abstain.reports.plots import paint
 from abstain.reports.theme import LIGHT, LINES, legend, shares
 from benchmarks.guarantee import asked, guaranteed, heuristic

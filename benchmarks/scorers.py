@@ -36,8 +36,8 @@ from abstain.learning.estimators.fusion import Fusion, fit_fusion
 from abstain.learning.estimators.probes.base import Probe, predict_confidence
 from abstain.learning.estimators.regressors.fitting import fit_regressor, regressor_fit
 from abstain.learning.estimators.regressors.onnx_regressor import Regressor
-from abstain.learning.estimators.rows import TrainingRows
-from abstain.learning.evaluation import reviewed_answers as evaluation
+from abstain.learning.estimators.training_rows import TrainingRows
+from abstain.learning.evaluation import reviewed_split as evaluation
 from abstain.learning.evaluation.leaderboard import leaderboard
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Resamples, bootstrap, paired

@@ -45,9 +45,9 @@ from abstain.llm.engine.loading import resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
-from abstain.serving.api.live_gate import LiveGate, Release
 from abstain.serving.api.server import LOOPBACK_NAMES, listen, run
 from abstain.serving.api.service import GateService
+from abstain.serving.api.version_follower import LiveGate, Release
 from abstain.serving.gate import Gate
 from benchmarks.probe import drawn
 from benchmarks.question_familiarity import of_sample

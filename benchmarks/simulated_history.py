@@ -23,10 +23,10 @@ from abstain.core import paths
 from abstain.core.bundle_format import write_digest
 from abstain.learning.estimators.onnx_probe import stamp
 from abstain.release.registry import Event, Registry, load_registry, tag_of
-from tasks.decision_record import write_record
-from tasks.release_bundle import sha256
-from tasks.shell import git, run
-from tasks.workspace import BRANCH, Workspace
+from tasks.release.bundles import sha256
+from tasks.release.promotion_records import write_record
+from tasks.runs.shell import git, run
+from tasks.runs.workspace import BRANCH, Workspace
 
 OUTPUT = "artifacts/choice.json"
 """The output of a stage that differs from night to night."""

@@ -17,8 +17,8 @@ from abstain.serving.decision import Decision
 from abstain.serving.gate import DecisionInput, Gate
 from flows.ingest import ingest
 from flows.retrain import Retrained, retrain
-from tasks.base_model import base_model_prepared
-from tasks.release_bundle import production
+from tasks.projects.base_model import base_model_prepared
+from tasks.release.bundles import production
 
 EXAMPLES = 40
 

@@ -13,10 +13,10 @@ from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.monitoring.traffic import read_traffic
-from tasks.failures import coded_failures
-from tasks.monitoring import Monitoring, open_log, patiently, read_workspace, run_monitoring
-from tasks.publish_monitoring import publish_monitoring
-from tasks.workspace import open_workspace
+from tasks.monitoring.monitor import Monitoring, open_log, patiently, read_workspace, run_monitoring
+from tasks.monitoring.publish_windows import publish_monitoring
+from tasks.runs.failures import coded_failures
+from tasks.runs.workspace import open_workspace
 
 
 @flow(validate_parameters=False)

@@ -12,8 +12,8 @@ from prefect.utilities.urls import url_for
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.failures import coded_failures
-from tasks.webhook import VARIABLE, deliver, message, stored_url
+from tasks.runs.failures import coded_failures
+from tasks.server.webhook import VARIABLE, deliver, message, stored_url
 
 
 @flow(validate_parameters=False)

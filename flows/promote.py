@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prefect import flow
 
-from tasks.failures import coded_failures
-from tasks.promotion import Promotion, promote_candidate, require_candidate
-from tasks.workspace import open_workspace
+from tasks.release.promotion import Promotion, promote_candidate, require_candidate
+from tasks.runs.failures import coded_failures
+from tasks.runs.workspace import open_workspace
 
 
 @flow(validate_parameters=False)

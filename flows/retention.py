@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 
 from prefect import flow, get_run_logger
 
-from tasks.failures import coded_failures
-from tasks.progress import observed_by
-from tasks.retention.expired import Expired
-from tasks.retention.policy import clear
+from tasks.data.retention.expired import Expired
+from tasks.data.retention.policy import clear
+from tasks.runs.failures import coded_failures
+from tasks.runs.progress import observed_by
 
 
 @flow(validate_parameters=False)

@@ -16,21 +16,21 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.ingest.quarantine import require_unblocked
-from tasks.contradictions import alarm_contradictions
-from tasks.failures import coded_failures
-from tasks.fan_out.stage import FANNED_OUT, fan_out, step_before
-from tasks.git_commit import commit, push
-from tasks.pipeline import StageResult, run_stage
-from tasks.plan import find_stale, read_graph, up_to
-from tasks.progress import observe
-from tasks.promotion import Promotion, promote_candidate
-from tasks.promotion_params import refill_holdout
-from tasks.publish import publish_artifacts, publish_validation
-from tasks.run_params import commit_params
-from tasks.site_choice import choose_site, wants_choice
-from tasks.stopping import stopping_together
-from tasks.waiting_runs import supersede_waiting
-from tasks.workspace import Workspace, open_workspace
+from tasks.data.contradictions import alarm_contradictions
+from tasks.monitoring.publish import publish_artifacts, publish_validation
+from tasks.release.promotion import Promotion, promote_candidate
+from tasks.release.promotion_params import refill_holdout
+from tasks.runs.duplicate_runs import supersede_waiting
+from tasks.runs.failures import coded_failures
+from tasks.runs.git_commit import commit, push
+from tasks.runs.progress import observe
+from tasks.runs.run_params import commit_params
+from tasks.runs.stopping import stopping_together
+from tasks.runs.workspace import Workspace, open_workspace
+from tasks.training.fan_out.stage import FANNED_OUT, fan_out, step_before
+from tasks.training.pipeline import StageResult, run_stage
+from tasks.training.plan import find_stale, read_graph, up_to
+from tasks.training.site_choice import choose_site, wants_choice
 
 OF_LABELS = "dataset"
 """The stage that makes the labels: by its training answers the probe's layer is chosen."""

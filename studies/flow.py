@@ -27,9 +27,9 @@ from studies.declared import ExperimentCell, load_study
 from studies.markdown import to_markdown
 from studies.results import Results, decided_by, file_digests
 from studies.tables import CellOutcome, tabulate
-from tasks.failures import coded_failures
-from tasks.fan_out import runner_for
-from tasks.progress import observe
+from tasks.runs.failures import coded_failures
+from tasks.runs.progress import observe
+from tasks.training.fan_out import runner_for
 
 ARTIFACT = "study"
 

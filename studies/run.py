@@ -73,8 +73,8 @@ def _size(text: str) -> tuple[str, tuple[int, int]]:
 @contextmanager
 def _progress(cells: int) -> Iterator[None]:
     """A line for each finished cell, and bars of cells and of the current cell's answers; lines without a terminal."""
-    from tasks.pipeline import PROGRESS
-    from tasks.progress import observed_by
+    from tasks.runs.progress import observed_by
+    from tasks.training.pipeline import PROGRESS
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         all_cells, answers = bars.add_task("cells", total=cells), bars.add_task("answers", total=None)

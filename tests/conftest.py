@@ -28,8 +28,8 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from abstain.config.yaml_editor import edit, parse
+from tasks.runs.shell import QUIET
 from tasks.server.addresses import KEY
-from tasks.shell import QUIET
 from tests.checkout import ROOT, copy_checkout
 from tests.ports import free_port
 from tests.postgres import postgres

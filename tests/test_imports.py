@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 ONNX = "onnx onnxruntime"
 EXPECTED = {
     "abstain": "",
-    "tasks.supervisor": "",
+    "tasks.runs.supervisor": "",
     "abstain.stages.validate.__main__": "pandas",
     "abstain.stages.dataset.__main__": "pandas scipy",
     "abstain.stages.choose_site": "pandas sklearn torch",
@@ -39,7 +39,7 @@ EXPECTED = {
     "abstain_cli.entry": "",
     "abstain_cli.explain": "",
     "abstain_cli.familiarity": "",
-    "abstain_cli.verdict": "pandas",
+    "abstain_cli.guarantee_summary": "pandas",
     "abstain_cli.score": "",
     "abstain_cli.serve": "",
     "abstain_cli.shadow": "",
@@ -62,9 +62,9 @@ EXPECTED = {
     "tasks.server.__main__": "",
     # What the commands that only look call, and what is imported where a cheap thing is wanted of a costly package.
     "abstain_cli.app:main --help": "",
-    "tasks.plan": "",
+    "tasks.training.plan": "",
     "abstain.serving.predictor": f"{ONNX} torch",
-    "tasks.workspace": "",
+    "tasks.runs.workspace": "",
     "abstain.ingest.pipeline.run": "",
     "abstain.learning.estimators.correctness_targets": "pandas",
     "abstain.learning.metrics.rouge": "",

@@ -154,7 +154,7 @@ def test_every_parameter_has_a_reader() -> None:
         "gate": ("src/abstain/release/*.py",),
         "privacy": ("src/abstain/ingest/privacy/*.py",),
         "shadow": ("src/abstain/release/*.py",),
-        "retention": ("tasks/retention/*.py",),
+        "retention": ("tasks/data/retention/*.py",),
         "monitoring": ("src/abstain/monitoring/*.py", "flows/*.py", "tasks/**/*.py"),
     }
     for section, keys in params().items():

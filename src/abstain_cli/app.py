@@ -36,7 +36,7 @@ from abstain_cli.terminal import console
 
 if TYPE_CHECKING:
     from abstain.release.registry import Registry
-    from tasks.promotion import Promotion
+    from tasks.release.promotion import Promotion
 
 app = typer.Typer(
     help="Should this RAG answer be shown, or withheld? Keep the confidence model that decides it fresh.",
@@ -68,7 +68,7 @@ NewHoldout = Annotated[
 @app.command()
 def demo() -> None:
     """Run the whole loop on the shipped sample, in a project of its own: ingest, retrain, promote, score."""
-    from tasks.demo_project import demo_project
+    from tasks.projects.demo_project import demo_project
     from tasks.server import server_for_run
 
     with server_for_run():
@@ -118,8 +118,8 @@ def erase_user(
     ] = False,
 ) -> None:
     """Remove a user's rows from the current data, reject them from now on, and mark the versions trained on them."""
-    from tasks.erasure import erase_user as erase
-    from tasks.workspace import open_workspace
+    from tasks.data.erasure import erase_user as erase
+    from tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         erasure = erase(workspace, user, with_interactions=with_interactions)
@@ -177,7 +177,7 @@ def retrain(
 def status() -> None:
     """Show the version in production, since when, and its metrics on the hold-out."""
     from abstain.core.formatting import figure, with_bounds
-    from tasks.status import read_status
+    from tasks.release.status import read_status
 
     registry, holdout = read_status()
     if registry.prod is None or holdout is None:
@@ -234,8 +234,8 @@ def rollback(
     reason: Annotated[str, typer.Option(help="why; goes on record")] = "rolled back by hand",
 ) -> None:
     """Roll back to an earlier version and block the current one."""
-    from tasks.promotion import roll_back
-    from tasks.workspace import open_workspace
+    from tasks.release.promotion import roll_back
+    from tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         registry = roll_back(workspace, version, reason)
@@ -261,7 +261,7 @@ def _prepare() -> None:
     if set(sys.argv[1:]) & {"--help"} or sys.argv[1:2] in ([], ["explain"]):
         return
     from abstain.config.settings import load_settings
-    from tasks.workspace import ensure_origin, project_root
+    from tasks.runs.workspace import ensure_origin, project_root
 
     prepare_run()
     if sys.argv[1] in {"ingest", "retrain", "promote", "rollback", "plan", "monitor"}:
@@ -269,8 +269,8 @@ def _prepare() -> None:
 
 
 def _keep_tainted(reason: str) -> None:
-    from tasks.promotion import keep_tainted
-    from tasks.workspace import open_workspace
+    from tasks.release.promotion import keep_tainted
+    from tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         registry = keep_tainted(workspace, reason)

@@ -69,7 +69,7 @@ def prune(
 
     from abstain.config.settings import load_settings
     from abstain.llm.features.maintenance import prune as remove
-    from tasks.cache import needed_keys
+    from tasks.data.feature_cache import needed_keys
 
     root = load_settings().features
     gone = remove(root, needed_keys(), timedelta(days=older_than_days), dry_run)

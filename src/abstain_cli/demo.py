@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from abstain_cli.verdict import holdout_verdict
+from abstain_cli.guarantee_summary import holdout_verdict
 from tasks.server import UI, running_server, with_login
 
 if TYPE_CHECKING:

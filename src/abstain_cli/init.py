@@ -17,7 +17,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 if TYPE_CHECKING:
-    from tasks.new_project import Choices
+    from tasks.projects.new_project import Choices
 
 
 def init(
@@ -44,8 +44,8 @@ def init(
     ] = False,
 ) -> None:
     """Replace the sample by an empty project of your own, in one commit; on a terminal, ask what no option gives."""
-    from tasks.new_project import Choices, start_project, upgrade_project, versions_of_the_sample
-    from tasks.workspace import project_root
+    from tasks.projects.new_project import Choices, start_project, upgrade_project, versions_of_the_sample
+    from tasks.runs.workspace import project_root
 
     given = Choices(model, layout, target, on_infeasible, source, remote)
     if upgrade:
@@ -70,7 +70,7 @@ def _ask(given: Choices) -> Choices:
     import yaml
 
     from abstain.config.template import template
-    from tasks.new_project import Choices
+    from tasks.projects.new_project import Choices
 
     params = yaml.safe_load(template("params.yaml"))
     questions: dict[str, tuple[str, Any]] = {

@@ -14,8 +14,8 @@ import typer
 from abstain_cli.terminal import console
 
 if TYPE_CHECKING:
-    from abstain.data.decision_log.monitored import MonitoredWindow
-    from tasks.monitoring import Monitoring
+    from abstain.data.decision_log.monitoring_windows import MonitoredWindow
+    from tasks.monitoring.monitor import Monitoring
 
 Since = Annotated[
     str | None, typer.Option(metavar="DAY", help="judge the windows again that end later than 2026-11-01, for instance")
@@ -41,7 +41,7 @@ def kept_questions(window: MonitoredWindow) -> Mapping[str, str]:
     """The questions of the alarms' examples by id, as the log keeps them; those whose texts are gone are left out."""
     from abstain.config.settings import load_settings
     from abstain.data.decision_log import queries
-    from tasks.monitoring import open_log, patiently
+    from tasks.monitoring.monitor import open_log, patiently
 
     ids = [key for alarm in window.alarms for key in alarm.examples]
     database = open_log(load_settings()) if ids else None
@@ -57,7 +57,7 @@ def lines(result: Monitoring | None, asked: Mapping[str, str]) -> Iterator[str]:
     `asked`: the questions of examples by id; an example without one is its id alone.
     """
     from abstain.core.markdown import plain
-    from abstain.reports.monitored import title, window_lines
+    from abstain.reports.monitoring_window import title, window_lines
 
     if result is None:
         yield "nothing to watch yet: the gate has logged no decision"

@@ -50,8 +50,8 @@ class RunLine:
     running: dict[str, Step] = field(default_factory=dict)
 
     def update(self, step: str, message: str) -> None:
-        """Take in what `tasks.progress.observe` reports."""
-        from tasks.pipeline import PROGRESS
+        """Take in what `tasks.runs.progress.observe` reports."""
+        from tasks.training.pipeline import PROGRESS
 
         if message == "waiting":
             self.stages[step] = False
@@ -90,7 +90,7 @@ def minutes(seconds: float) -> str:
 @contextmanager
 def step_progress(console: Console) -> Iterator[None]:
     """One line about the whole run, rewritten in place; without a terminal, a line now and then, and the steps' own."""
-    from tasks.progress import observed_by
+    from tasks.runs.progress import observed_by
 
     line = RunLine()
     if not console.is_terminal:
@@ -111,7 +111,7 @@ def step_progress(console: Console) -> Iterator[None]:
 
 def _printer(line: RunLine) -> Callable[[str, str], None]:
     """Prints a step's own lines, and how far it is once in `EVERY` seconds."""
-    from tasks.pipeline import PROGRESS
+    from tasks.training.pipeline import PROGRESS
 
     printed: dict[str, float] = {}
 

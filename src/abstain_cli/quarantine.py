@@ -20,7 +20,7 @@ def list_refused(
     """List what is in quarantine, why, and what it blocks."""
     from abstain.core import paths
     from abstain.ingest.quarantine import Quarantine
-    from tasks.workspace import open_workspace
+    from tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         quarantine = Quarantine(workspace.path / paths.DATA)
@@ -52,8 +52,8 @@ def retry(name: Name) -> None:
 @app.command()
 def discard(name: Name) -> None:
     """Delete these rows for good; the sources that they blocked may continue."""
-    from tasks.ingest import discard_quarantined
-    from tasks.workspace import open_workspace
+    from tasks.data.ingest import discard_quarantined
+    from tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         count = discard_quarantined(workspace, name)

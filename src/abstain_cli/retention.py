@@ -13,7 +13,7 @@ def retention(
     apply: Annotated[bool, typer.Option("--apply", help="delete it; else nothing is deleted")] = False,
 ) -> None:
     """Say what the policy in params.yaml (section `retention`) lets go, with its bytes; delete it with --apply."""
-    from tasks.progress import observed_by
+    from tasks.runs.progress import observed_by
     from tasks.server import server_for_run
 
     with server_for_run():

@@ -59,12 +59,12 @@ def export(
     from abstain.data.labels.training_table import uncounted_verdicts
     from abstain.data.store.dataset import DataStore
     from abstain.ingest.privacy.pseudonyms import seal_key
+    from abstain.review.candidates import read_time_window
     from abstain.review.export import collect_sample, describe_sample, make_review_file
     from abstain.review.sampling import draw
-    from abstain.review.time_window import read_time_window
     from abstain.review.workbook import to_bytes
-    from tasks.copies import remember_export
-    from tasks.workspace import open_workspace
+    from tasks.data.erasure_copies import remember_export
+    from tasks.runs.workspace import open_workspace
 
     if to_queue and output:
         raise AbstainError(Code.USAGE, "--queue writes no workbook: leave out -o, or --queue")
@@ -87,7 +87,7 @@ def export(
         log = LogDatabase.open(url) if to_queue else LogDatabase.existing(url)
         window = read_time_window(store, begin, end, oldest, uncounted, queue.reviewed_ids(log) if log else ())
         if random_share < 1:
-            from tasks.review import prioritise
+            from tasks.data.review import prioritise
 
             with bar(console, "read") as progress:
                 threshold, messages = prioritise(workspace, window, SEED, max_inference, progress)
@@ -114,9 +114,9 @@ def import_(
     from abstain.core.json_lines import as_lines
     from abstain.data.store.dataset import REVIEW_QUEUE
     from abstain.review.workbook import read_workbook
-    from tasks.review import check_verdicts
+    from tasks.data.review import check_verdicts
+    from tasks.runs.workspace import open_workspace
     from tasks.server import server_for_run
-    from tasks.workspace import open_workspace
 
     rows = read_workbook(file)
     with open_workspace() as workspace:

@@ -41,8 +41,8 @@ def score(
     from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import load_settings
     from abstain.serving.gate import DecisionInput, Gate
-    from abstain.serving.requests import from_flags, read_interactions
-    from tasks.release_bundle import production
+    from abstain.serving.request_files import from_flags, read_interactions
+    from tasks.release.bundles import production
 
     requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()
@@ -78,8 +78,8 @@ def generate(
     from abstain.config.settings import load_settings
     from abstain.serving.gate import Gate
     from abstain.serving.generate import generate_answers, room_for
-    from abstain.serving.requests import question_from_flags, read_questions
-    from tasks.release_bundle import production
+    from abstain.serving.request_files import question_from_flags, read_questions
+    from tasks.release.bundles import production
 
     questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
     bundle, _ = production()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from abstain.core.contracts import Context
     from abstain.data.decision_log.log import DecisionLog
     from abstain.llm.signals.compute_features import Keep
-    from abstain.serving.api.gathering import Retrieve
+    from abstain.serving.api.decision_inputs import Retrieve
 
 
 def serve(
@@ -44,15 +44,15 @@ def serve(
     from abstain.data.decision_log import queries
     from abstain.serving.api.app import make_app
     from abstain.serving.api.keys import Keys
-    from abstain.serving.api.live_gate import LiveGate
     from abstain.serving.api.server import listen, names_of, require_loopback, run
     from abstain.serving.api.service import GateService
     from abstain.serving.api.telemetry import exporting
+    from abstain.serving.api.version_follower import LiveGate
+    from abstain.serving.feature_writer import KeptResults
     from abstain.serving.gate import Gate
-    from abstain.serving.kept_results import KeptResults
     from abstain.serving.status_page.page import add_page
-    from tasks.live_release import OriginReleases, OriginShadow
-    from tasks.workspace import project_root
+    from tasks.release.version_source import OriginReleases, OriginShadow
+    from tasks.runs.workspace import project_root
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -26,9 +26,9 @@ MEANS = {
 @app.command("set")
 def set_() -> None:
     """Make the last candidate the shadow, refused or not, in place of another."""
-    from tasks.promotion import require_candidate
-    from tasks.shadow import set_shadow
-    from tasks.workspace import open_workspace
+    from tasks.release.promotion import require_candidate
+    from tasks.release.shadow import set_shadow
+    from tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         require_candidate(workspace)
@@ -39,8 +39,8 @@ def set_() -> None:
 @app.command()
 def show() -> None:
     """Show which candidate is the shadow, and about how many answers it has decided; no review is looked at."""
-    from tasks.shadow import pairs_of, shadow_at
-    from tasks.workspace import origin_snapshot
+    from tasks.release.shadow import pairs_of, shadow_at
+    from tasks.runs.workspace import origin_snapshot
 
     shadow = shadow_at(*origin_snapshot())
     if shadow is None:
@@ -55,8 +55,8 @@ def show() -> None:
 @app.command()
 def clear() -> None:
     """Have no shadow any more. What it would have decided stays in the log until its days are over."""
-    from tasks.shadow import clear_shadow
-    from tasks.workspace import open_workspace
+    from tasks.release.shadow import clear_shadow
+    from tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         was_there = clear_shadow(workspace)
@@ -66,8 +66,8 @@ def clear() -> None:
 @app.command()
 def compare() -> None:
     """Compare the shadow with production by reviews of answers that both decided about: one look at the hold-out."""
-    from tasks.shadow import review_shadow
-    from tasks.workspace import open_workspace
+    from tasks.release.shadow import review_shadow
+    from tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         found = review_shadow(workspace)

@@ -19,9 +19,9 @@ from urllib.request import Request, urlopen
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.secret_file import read_or_make
+from tasks.runs.shell import QUIET
+from tasks.runs.workspace import project_root
 from tasks.server.processes import START_SECONDS, answers, home, note
-from tasks.shell import QUIET
-from tasks.workspace import project_root
 
 HOST = "127.0.0.1"
 PORT = os.environ.get("ABSTAIN_UI_PORT", "4200")

@@ -15,8 +15,8 @@ from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from tasks.runs.workspace import project_root
 from tasks.server.automations import PREFIX, RUN_AGAIN, wanted
-from tasks.workspace import project_root
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -16,8 +16,9 @@ import yaml
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks import webhook
-from tasks.server import automation_sync, reports
+from tasks.runs.shell import environment, run
+from tasks.runs.workspace import project_root
+from tasks.server import automation_sync, reports, webhook
 from tasks.server.addresses import (
     HEALTH,
     HOST,
@@ -52,8 +53,6 @@ from tasks.server.processes import (
     wait_for,
     write_note,
 )
-from tasks.shell import environment, run
-from tasks.workspace import project_root
 
 POOL, GPU_POOL, ALERT_POOL = "local", "gpu", "alerts"
 LIMITS = {ALERT_POOL: "4"}

@@ -15,12 +15,12 @@ from datetime import UTC, datetime
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks import webhook
+from tasks.runs.shell import environment
+from tasks.runs.workspace import project_root
+from tasks.server import webhook
 from tasks.server.addresses import HEALTH, HOST, guard, own_server, post, report_to, require_key
 from tasks.server.automations import FLOWS
 from tasks.server.processes import START_SECONDS, STOP_SECONDS, alone, answers, log_of
-from tasks.shell import environment
-from tasks.workspace import project_root
 
 NAME = "temporary-server"
 NO_AUTOMATIONS = {"PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false"}

@@ -22,8 +22,8 @@ from abstain.core.errors import AbstainError
 from abstain.core.filesystem import name_at, with_variables
 from abstain.ingest.pipeline.report import IngestReport
 from abstain_cli import app as cli
-from tasks.shell import git
-from tasks.workspace import ensure_origin
+from tasks.runs.shell import git
+from tasks.runs.workspace import ensure_origin
 from tests.conftest import Project, new_project
 from tests.llm.builders import save_tiny_model
 from tests.serving.builders import GUARANTEE, release, requests
@@ -186,7 +186,7 @@ def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("HOME", str(tmp_path / "home")), ("DEVICE", "cpu"), ("DTYPE", "float32")):
         monkeypatch.setenv(f"ABSTAIN_{name}", value)
     file = release(tmp_path / "bundle", save_tiny_model(tmp_path / "tiny-bank"), Settings(), guarantee=GUARANTEE)
-    monkeypatch.setattr("tasks.release_bundle.production", lambda: (file.parent, None))
+    monkeypatch.setattr("tasks.release.bundles.production", lambda: (file.parent, None))
 
 
 def test_rows_without_context_are_unavailable_and_warned_of(

@@ -50,7 +50,7 @@ def test_verify(root: Path) -> None:
 
 
 def test_prune(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.cache.needed_keys", lambda: {SPACE.digest: {"a"}})
+    monkeypatch.setattr("tasks.data.feature_cache.needed_keys", lambda: {SPACE.digest: {"a"}})
     for key in "ab":
         FeatureCache(root, SPACE).put({key: torch.zeros(2, 4)})
     assert re.search(r"^0 files", abstain("prune"), re.MULTILINE)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from abstain.core.codes import Code
-from abstain.data.decision_log.monitored import Alarm, MonitoredWindow
+from abstain.data.decision_log.monitoring_windows import Alarm, MonitoredWindow
 from abstain_cli.monitor import kept_questions, lines
-from tasks.monitoring import Monitoring
+from tasks.monitoring.monitor import Monitoring
 from tests.data.decision_log.builders import decision, interaction, open_log, url_of
 
 FIGURES = {

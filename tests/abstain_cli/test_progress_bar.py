@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from abstain_cli.progress_bar import RunLine, step_progress
-from tasks.progress import observe
+from tasks.runs.progress import observe
 
 
 class Clock:

@@ -21,14 +21,14 @@ from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
-from abstain.review.verdicts import REMEDIES
+from abstain.review.import_reviews import REMEDIES
 from abstain.review.workbook import read_workbook
 from abstain_cli import review as review_cli
-from tasks.review import check_verdicts
+from tasks.data.review import check_verdicts
 from tests.checkout import SHIPPED
 from tests.data.builders import NOW, PARAMS, accept_all, later, row
 from tests.review.builders import YES, cells_of, fill
-from tests.review.test_time_window import take
+from tests.review.test_candidates import take
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tasks.workspace.open_workspace", open_workspace)
+    monkeypatch.setattr("tasks.runs.workspace.open_workspace", open_workspace)
     # In place of the modules: importing Prefect takes longer than all of these tests.
     monkeypatch.setitem(sys.modules, "tasks.server", SimpleNamespace(server_for_run=nullcontext))
     monkeypatch.setitem(sys.modules, "flows.ingest", SimpleNamespace(ingest=flow))

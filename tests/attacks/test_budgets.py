@@ -19,7 +19,8 @@ import pytest
 
 from abstain.config.serve_settings import CallerLimits
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder
-from abstain.serving.api import limits, server
+from abstain.serving.api import middleware as limits
+from abstain.serving.api import server
 from abstain.serving.api.app import FORM_BYTES, ROW_BYTES, ROW_VALUES
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.service import GateService

@@ -18,11 +18,12 @@ from abstain.core.bundle_format import DIGEST_FILE, write_digest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Registry
-from abstain.serving.api.live_gate import LiveGate
+from abstain.serving.api.version_follower import LiveGate
 from abstain.serving.gate import Gate
-from tasks import live_release, release_bundle
-from tasks.live_release import OriginReleases
-from tasks.release_bundle import production
+from tasks.release import bundles as release_bundle
+from tasks.release import version_source as live_release
+from tasks.release.bundles import production
+from tasks.release.version_source import OriginReleases
 from tests.attacks.conftest import Count
 from tests.llm.builders import save_tiny_model
 from tests.release.events import promotion

@@ -11,10 +11,10 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.release.registry import parse_registry, tag_of
-from tasks import promotion
-from tasks.promotion import roll_back
-from tasks.shell import git, succeeds
-from tasks.workspace import BRANCH, _synchronise
+from tasks.release import promotion
+from tasks.release.promotion import roll_back
+from tasks.runs.shell import git, succeeds
+from tasks.runs.workspace import BRANCH, _synchronise
 from tests.attacks.conftest import Count
 from tests.tasks.conftest import Candidates, Plain, candidates, first_candidates, workspace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from abstain.ingest.pipeline.parsing import parse_line
+from abstain.ingest.parsing import parse_line
 from abstain.ingest.privacy.policy import LONGEST_MESSAGE, Privacy
 from abstain.ingest.privacy.redaction import Redactor
 from abstain.ingest.quarantine import QuarantinedRow

@@ -28,7 +28,7 @@ from tasks.server.addresses import post
 from tests.conftest import Project, new_project, processes_of
 from tests.llm.builders import save_tiny_model
 from tests.ports import free_port
-from tests.tasks.test_server import wait_until
+from tests.tasks.server.test_server import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ from pathlib import Path
 from prefect import flow, task
 from abstain.config.settings import load_settings
 from abstain.core.errors import AbstainError
-from tasks.fan_out import runner_for
+from tasks.training.fan_out import runner_for
 from tests.flows.test_fan_out import rows, source_in
 home, model, count, revision = sys.argv[1:]
 
@@ -67,8 +67,9 @@ from contextlib import suppress
 from pathlib import Path
 from prefect import flow, task
 from abstain.config.settings import load_settings
-from tasks.fan_out import runner_for, shards
-from tasks.stopping import stopping_together
+from tasks.training.fan_out import runner_for
+from tasks.training.fan_out import shards
+from tasks.runs.stopping import stopping_together
 from tests.flows.test_fan_out import hanging, rows, source_in
 home, model = map(Path, sys.argv[1:])
 shards.compute_shard = hanging

@@ -10,15 +10,15 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.monitored import MonitoredWindow, read_windows
+from abstain.data.decision_log.monitoring_windows import MonitoredWindow, read_windows
 from abstain.release.registry import Registry
-from tasks.events import ALARM, DRIFT
+from tasks.runs.events import ALARM, DRIFT
 from tasks.server.addresses import post
 from tests.conftest import Project, new_project
 from tests.data.decision_log.builders import url_of
 from tests.monitoring.builders import traffic, write_data, write_log
 from tests.release.events import promotion
-from tests.tasks.test_server import wait_until
+from tests.tasks.server.test_server import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -34,9 +34,9 @@ prepare_environment()
 with server_for_run():
     from prefect import flow
     from flows.retrain import run_dag
-from tasks.progress import observed_by
-from tasks.git_commit import commit, push
-from tasks.workspace import open_workspace
+from tasks.runs.progress import observed_by
+from tasks.runs.git_commit import commit, push
+from tasks.runs.workspace import open_workspace
 
 @flow
 def train():

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.slow
 NIGHTS = """
 from datetime import UTC, datetime, timedelta
 from benchmarks.simulated_history import simulate
-from tasks.workspace import open_workspace
+from tasks.runs.workspace import open_workspace
 with open_workspace() as workspace:
     simulate(workspace, nights=6, versions=3, rejected=2, until=datetime.now(UTC) - timedelta(days=200))
 """
 OPEN = """
-from tasks.live_release import OriginReleases
+from tasks.release.version_source import OriginReleases
 releases = OriginReleases()
 print(releases.fetch(releases.live()).name)
 """

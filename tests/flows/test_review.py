@@ -19,13 +19,13 @@ from abstain.core.contracts import Review
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import QUEUE
 from abstain.data.store.dataset import DataStore
+from abstain.review.candidates import read_time_window
 from abstain.review.export import collect_sample, make_review_file
 from abstain.review.sampling import draw
-from abstain.review.time_window import read_time_window
 from abstain.review.workbook import read_rows
 from abstain.serving.api.keys import make_key
-from tasks.review import prioritise
-from tasks.workspace import Workspace
+from tasks.data.review import prioritise
+from tasks.runs.workspace import Workspace
 from tests.browser import headless
 from tests.conftest import Project
 from tests.ports import free_port

@@ -36,8 +36,8 @@ prepare_environment()
 with server_for_run():
     from prefect import flow
     from abstain.ingest.pipeline.report import IngestReport
-    from tasks.publish import publish_ingest, publish_validation
-    from tasks.workspace import Workspace
+    from tasks.monitoring.publish import publish_ingest, publish_validation
+    from tasks.runs.workspace import Workspace
 
 workspace = Workspace(Path(sys.argv[1]), 0)
 

@@ -14,7 +14,7 @@ from abstain.data.store.record_keys import interaction_identity
 from abstain.data.validation.checks import ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.erasure import erase_rows, erased_answers
-from abstain.ingest.pipeline.parsing import invalid
+from abstain.ingest.parsing import invalid
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.privacy.policy import Privacy

@@ -9,7 +9,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason, ReasonKind
 from abstain.data.store.dataset import DataStore, Staging
-from abstain.ingest.pipeline.parsing import ROW_BYTES, ROW_VALUES, ParsedRow, invalid, parse_line
+from abstain.ingest.parsing import ROW_BYTES, ROW_VALUES, ParsedRow, invalid, parse_line
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of, require_unblocked
 from tests.data.builders import alone, row, thumb, verdict
 

@@ -9,7 +9,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.monitoring.alarms import WindowFindings, alarms_of
-from abstain.monitoring.comparison import Difference
+from abstain.monitoring.window_comparison import Difference
 from tests.monitoring.builders import PARAMS
 
 FIGURES: Mapping[str, Any] = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from abstain.monitoring.drift import ROWS, classifier_drift, new_share, one_alarm, permutation_drift
-from abstain.monitoring.exchangeable import Sides
+from abstain.monitoring.group_permutation import Sides
 from benchmarks.monitoring import ALARMS, SHIFTS, Traffic, drift_alarms
 
 TESTS = [permutation_drift, classifier_drift, new_share]

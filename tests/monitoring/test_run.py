@@ -17,14 +17,14 @@ from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.monitored import MonitoredWindow
+from abstain.data.decision_log.monitoring_windows import MonitoredWindow
 from abstain.data.store.dataset import DataStore
-from abstain.monitoring.comparison import Difference
-from abstain.monitoring.promise_test import Promise
-from abstain.monitoring.reviewed import reviewed_answers
+from abstain.monitoring.live_guarantee import Promise
+from abstain.monitoring.reviewed_decisions import reviewed_answers
 from abstain.monitoring.run import YOUNG, MonitoringInputs, WatchedVersion, monitor
 from abstain.monitoring.traffic import read_traffic
-from abstain.reports.monitored import history_rows, window_lines, window_markdown
+from abstain.monitoring.window_comparison import Difference
+from abstain.reports.monitoring_window import history_rows, window_lines, window_markdown
 from tests.checkout import shipped_params
 from tests.data.decision_log.builders import url_of
 from tests.monitoring.builders import PARAMS, GateAnswer, traffic, write_data, write_log

@@ -14,7 +14,7 @@ from abstain.core.contracts import Feedback, Review
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.store.dataset import DataStore
-from abstain.monitoring.reviewed import review_batches, reviewed_answers, shown_that_count
+from abstain.monitoring.reviewed_decisions import review_batches, reviewed_answers, shown_that_count
 from abstain.monitoring.traffic import NO_VERSION, Traffic, read_traffic
 from tests.checkout import shipped_params
 from tests.data.builders import cited, interaction

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from abstain.learning.metrics.bootstrap import Resamples
-from abstain.release import drops, evaluation_window
+from abstain.release import degradation_checks as drops
+from abstain.release import evaluation_set as evaluation_window
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 
 from abstain.data.decision_log.queries import DecidedByBoth
 from abstain.data.store.dataframes import FEEDBACK, INTERACTIONS, REVIEWS, Frames
-from abstain.release.evaluation_window import CHALLENGER
+from abstain.release.evaluation_set import CHALLENGER
 from abstain.release.paired_reviews import paired_reviews, reviews_digest, window_of
 from tests.checkout import shipped_params
 from tests.data.builders import later

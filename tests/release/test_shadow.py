@@ -12,10 +12,10 @@ import pytest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.release.against_champion import NO_LOOKS, Looks
-from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
+from abstain.release.champion_comparison import NO_LOOKS, Looks
+from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow
 from abstain.release.shadow import ShadowComparison, compare_shadow, parse_shadow, require_enough
-from tests.release.test_gate import PARAMS, window
+from tests.release.test_promotion_check import PARAMS, window
 
 CHAMPION = "v1.0.0"
 THRESHOLDS = {CHALLENGER: 0.6, CHAMPION: 0.5}

@@ -19,16 +19,16 @@ from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.ingest.sources.files import explicit_sources
+from abstain.review.candidates import read_time_window
 from abstain.review.export import collect_sample, describe_sample, make_review_file
+from abstain.review.import_reviews import read_verdicts
 from abstain.review.sampling import Design, draw
-from abstain.review.time_window import read_time_window
-from abstain.review.verdicts import read_verdicts
 from abstain.review.workbook import to_bytes
 from tests.checkout import shipped_params
 from tests.data.builders import PARAMS, accept_all, later, row, thumb, verdict
 from tests.data.decision_log.builders import open_log, url_of
 from tests.review.builders import SEAL_KEY, cells_of, fill, rows_of
-from tests.review.test_time_window import take
+from tests.review.test_candidates import take
 
 FIRST = datetime(2026, 11, 10, 9, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -11,7 +11,7 @@ from abstain.core.contracts import Interaction
 from abstain.learning.estimators.fusion import Fusion
 from abstain.llm.engine.loading import resolve
 from abstain.llm.engine.prompts import load_layout
-from abstain.serving.requests import from_flags
+from abstain.serving.request_files import from_flags
 from tests.learning.estimators.builders import write_mean_probe
 from tests.llm.builders import WIDTH
 

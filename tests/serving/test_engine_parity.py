@@ -24,7 +24,7 @@ from abstain.serving.engine_states import StatesDescribed, states_in
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.log_probs import read_log_probs
 from abstain.serving.predictor import Predictor
-from abstain.serving.requests import from_flags
+from abstain.serving.request_files import from_flags
 from tests.llm.conftest import REPOSITORY
 from tests.serving.builders import metadata
 from tests.serving.engine_files import PlainModel, file_of

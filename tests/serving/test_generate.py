@@ -14,7 +14,7 @@ from abstain.llm.engine.requests import Generate
 from abstain.serving import generate as answers
 from abstain.serving.gate import Gate
 from abstain.serving.generate import EMPTY, generate_answers, room_for
-from abstain.serving.requests import from_flags, question_from_flags, read_questions
+from abstain.serving.request_files import from_flags, question_from_flags, read_questions
 
 ASK = Generate(max_new_tokens=8)
 

@@ -23,9 +23,9 @@ from abstain.serving.batch_scoring import score_backlog
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.gate import DecisionInput, Gate, UnreadAnswer
 from abstain.serving.generate import generate_answers
-from abstain.serving.given import WRITER as WRITER_NAME
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
+from abstain.serving.provided_features import WRITER as WRITER_NAME
 from abstain.serving.scorer_latency import latency_p99_ms, made_up_answer
 from tests.serving.builders import FUSION, requests
 

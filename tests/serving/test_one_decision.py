@@ -24,8 +24,8 @@ from abstain.learning.estimators.onnx_logistic import logistic_to_onnx
 from abstain.llm.engine.engine import Engine
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
-from abstain.serving.api.live_gate import LiveGate
 from abstain.serving.api.service import GateService
+from abstain.serving.api.version_follower import LiveGate
 from abstain.serving.gate import Gate, interaction
 from abstain.serving.gateways.client import HttpGate, ask
 from abstain_cli import app as cli
@@ -189,7 +189,7 @@ def open_doors(
         monkeypatch.setenv(f"ABSTAIN_{name}", str(getattr(settings, name.lower())))
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     monkeypatch.setattr(cli, "_prepare", lambda: None)
-    monkeypatch.setattr("tasks.release_bundle.production", lambda: (tmp_path / "bundle", None))
+    monkeypatch.setattr("tasks.release.bundles.production", lambda: (tmp_path / "bundle", None))
     log = DecisionLog.open(
         f"sqlite:///{tmp_path / 'log.sqlite'}", redact=lambda row: row, pseudonym=str, key=b"digests"
     )

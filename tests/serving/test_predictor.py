@@ -17,7 +17,7 @@ from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.serving import scorer_latency
 from abstain.serving.predictor import Predictor
-from abstain.serving.requests import from_flags
+from abstain.serving.request_files import from_flags
 from abstain.serving.scorer_latency import base_model_ms, latency_p99_ms
 from tests.llm.builders import save_tiny_model
 from tests.serving.builders import LAYOUT, release, requests

@@ -19,8 +19,8 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import holdout_digest, reviewed
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
+from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
-from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.signals.counterfactuals import answers_shuffled

@@ -15,8 +15,8 @@ from abstain.core.labels import Labels
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators import cross_validation
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
+from abstain.learning.estimators.probe_registry import ZooEntry, load_probe
 from abstain.learning.estimators.probes.linear import LinearProbe
-from abstain.learning.estimators.zoo import ZooEntry, load_probe
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.stages.report import __main__ as report
 from abstain.stages.shared import artifacts

@@ -19,8 +19,8 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.onnx_probe import OnnxProbe
+from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
-from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.calibration import calibrator_from_dict
 from abstain.learning.thresholds.risk_control import MIN_GROUPS

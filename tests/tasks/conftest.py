@@ -22,17 +22,18 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import holdout_digest
 from abstain.data.store.state_table import write_table
-from abstain.release.evaluation_window import CHALLENGER
+from abstain.release.evaluation_set import CHALLENGER
 from abstain.release.registry import Registry, load_registry
-from tasks import gate_inputs, promotion
-from tasks.git_commit import commit, push
-from tasks.promotion import Promotion, promote_candidate
-from tasks.shell import git
-from tasks.workspace import BRANCH, Workspace
+from tasks.release import promotion
+from tasks.release import promotion_inputs as gate_inputs
+from tasks.release.promotion import Promotion, promote_candidate
+from tasks.runs.git_commit import commit, push
+from tasks.runs.shell import git
+from tasks.runs.workspace import BRANCH, Workspace
 from tests.checkout import SHIPPED
 from tests.conftest import ROOT
 from tests.learning.estimators.builders import D, ragged, write_mean_probe
-from tests.release.test_gate import related, window
+from tests.release.test_promotion_check import related, window
 
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 

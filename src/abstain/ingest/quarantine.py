@@ -35,7 +35,7 @@ from abstain.core.files import to_json, write_atomically
 from abstain.core.json_lines import as_lines
 from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.data.store.dataset import Staging, read_rows
-from abstain.ingest.pipeline.parsing import ParsedRow, kept_text, reparse
+from abstain.ingest.parsing import ParsedRow, kept_text, reparse
 from abstain.ingest.pipeline.report import count_reasons
 from abstain.ingest.privacy.pseudonyms import bare_name
 

@@ -9,9 +9,9 @@ from typing import Any
 from abstain.config.params import MonitoringParams
 from abstain.core.codes import Code
 from abstain.core.formatting import listed, percent, share
-from abstain.data.decision_log.monitored import Alarm
-from abstain.monitoring.comparison import RARE, TEXTS, Difference
+from abstain.data.decision_log.monitoring_windows import Alarm
 from abstain.monitoring.drift import one_alarm
+from abstain.monitoring.window_comparison import RARE, TEXTS, Difference
 
 COMMON, FEW = 0.05, 0.01
 """The share of the answers that new models must have written, and that of decisions of `OTHER_SPEC`, for an alarm."""

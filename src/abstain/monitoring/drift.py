@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from abstain.monitoring.exchangeable import Sides, p_value, permuted
+from abstain.monitoring.group_permutation import Sides, p_value, permuted
 
 ROWS = 2000
 COMPONENTS = 32

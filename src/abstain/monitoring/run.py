@@ -22,16 +22,17 @@ import pandas as pd
 from abstain.config.params import LLMParams, MonitoringParams
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
-from abstain.data.decision_log.monitored import MonitoredWindow
+from abstain.data.decision_log.monitoring_windows import MonitoredWindow
 from abstain.data.store.splits import by_how_chosen
-from abstain.monitoring import comparison, figures
+from abstain.monitoring import window_comparison as comparison
+from abstain.monitoring import window_statistics as figures
 from abstain.monitoring.alarms import WindowFindings, alarms_of
-from abstain.monitoring.comparison import EXAMPLES, Difference, SampledAnswers, finite
 from abstain.monitoring.expected_precision import calibration_check
 from abstain.monitoring.feed import silence
-from abstain.monitoring.promise_test import Promise, ReviewBatch, test_promise
-from abstain.monitoring.reviewed import review_batches, shown_that_count
+from abstain.monitoring.live_guarantee import Promise, ReviewBatch, test_promise
+from abstain.monitoring.reviewed_decisions import review_batches, shown_that_count
 from abstain.monitoring.traffic import Traffic
+from abstain.monitoring.window_comparison import EXAMPLES, Difference, SampledAnswers, finite
 from abstain.monitoring.windows import DayRange, cut
 
 YOUNG = timedelta(days=30)

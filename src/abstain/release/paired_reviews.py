@@ -18,7 +18,7 @@ from abstain.data.decision_log.queries import DecidedByBoth
 from abstain.data.labels.answer_labels import last_verdicts, resolve
 from abstain.data.store.dataframes import Frames
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
+from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow
 
 
 def paired_reviews(pairs: Sequence[DecidedByBoth], frames: Frames, params: LabelParams) -> pd.DataFrame:

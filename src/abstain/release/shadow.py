@@ -20,9 +20,9 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Figure
-from abstain.release.against_champion import Looks, better, same_confidences
-from abstain.release.comparison import Compared, compare, differences
-from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck
+from abstain.release.champion_comparison import Looks, better, same_confidences
+from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow, GateCheck
+from abstain.release.metric_comparison import Compared, compare, differences
 from abstain.release.registry import Version
 
 ShadowVerdict = Literal["better", "not told apart", "worse"]

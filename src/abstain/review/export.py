@@ -14,8 +14,8 @@ from abstain.core.contracts import Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.queue import DrawnAnswer
 from abstain.data.store.dataset import DataStore
+from abstain.review.candidates import TimeWindow
 from abstain.review.sampling import STRATA, Design
-from abstain.review.time_window import TimeWindow
 from abstain.review.workbook import fits, make_workbook, reviewer_cells, sampled_cells
 
 REASONS = {"random": "at random", "uncertain": "that the probe is unsure of", "drift": "unlike the training data"}

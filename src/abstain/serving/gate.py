@@ -32,9 +32,9 @@ from abstain.llm.signals.compute_features import Given, Keep
 from abstain.serving.decision import Decision
 from abstain.serving.explanation import Explanation, explain
 from abstain.serving.feature_spec import FeatureSpec
-from abstain.serving.given import Missing, given_answers
 from abstain.serving.log_probs import AnswerLogProbs, read_log_probs
 from abstain.serving.predictor import Predictor
+from abstain.serving.provided_features import Missing, given_answers
 
 UNKNOWN_WRITER = "unknown"
 """The writer of an answer where the caller does not name it."""

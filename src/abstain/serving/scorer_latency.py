@@ -32,7 +32,7 @@ from abstain.llm.signals.base import Answers
 from abstain.llm.signals.compute_features import requests_of
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
-from abstain.serving.requests import from_flags
+from abstain.serving.request_files import from_flags
 
 TOKENS = 128
 """Of an answer whose results are made up."""

@@ -1,8 +1,8 @@
 """Choose the layer and the site that the probe reads, by out-of-fold AUROC on the reviewed training answers.
 
 No stage of the DAG, because its result is a parameter: a retrain with `llm.layer: auto` runs it once, between the
-stages `dataset` and `features`, and commits the choice (tasks/site_choice.py). The passes that it runs also give what
-the stage `features` needs of these answers otherwise, so no answer is read twice.
+stages `dataset` and `features`, and commits the choice (tasks/training/site_choice.py). The passes that it runs also
+give what the stage `features` needs of these answers otherwise, so no answer is read twice.
 
 python -m abstain.stages.choose_site OUTPUT.json
 """
@@ -22,7 +22,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
 from abstain.learning.evaluation.ablation import out_of_fold_aurocs
-from abstain.learning.evaluation.choice import cheapest_of_the_best
+from abstain.learning.evaluation.scorer_choice import cheapest_of_the_best
 from abstain.learning.metrics.bootstrap import RESAMPLES, bounded
 from abstain.llm.engine.loading import read_depth, resolve
 from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource

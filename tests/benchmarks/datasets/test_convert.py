@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import parse_object
+from abstain.ingest.parsing import parse_object
 from abstain.ingest.sources.files import explicit_sources
 from abstain.knowledge.documents.reader import parse_document
 from benchmarks.datasets import DocumentFile, Skipped, feedbackqa, qa_from_hf, squad

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import parse_object
+from abstain.ingest.parsing import parse_object
 from abstain.knowledge.documents.reader import parse_document
 from benchmarks.datasets import DocumentFile, Item, Skipped
 from benchmarks.datasets.feedbackqa import read

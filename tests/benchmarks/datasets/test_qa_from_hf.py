@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from abstain.ingest.pipeline.parsing import parse_object
+from abstain.ingest.parsing import parse_object
 from abstain.knowledge.documents.reader import parse_document
 from benchmarks.datasets import DocumentFile, Item, Skipped
 from benchmarks.datasets.qa_from_hf import ABSTENTION, read

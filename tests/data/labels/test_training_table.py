@@ -10,8 +10,8 @@ import pytest
 from abstain.config.params import LabelParams, SplitParams
 from abstain.core.contracts import VERDICTS, ImportedInteraction
 from abstain.core.errors import AbstainError
+from abstain.data.labels.near_duplicate_splits import split_rows
 from abstain.data.labels.training_table import COLUMNS, training_table
-from abstain.data.labels.twin_splits import split_rows
 from abstain.data.store.splits import holdout_digest, uniform
 from abstain.sample.files import HISTORY
 from benchmarks.sample.handbook import build_handbook

@@ -15,9 +15,9 @@ from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import line_of
 from abstain.data.validation.checks import TABLES, Known, ValidatedRows, present
-from abstain.data.validation.dataset import validate_store
 from abstain.data.validation.results import LISTED, SAMPLE, ValidationResult
 from abstain.data.validation.runner import run_suites, validate
+from abstain.data.validation.store_validation import validate_store
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
@@ -232,7 +232,7 @@ def store_of(folder: Path, *batches: Tables) -> DataStore:
 def test_a_store_is_checked_part_by_part_each_against_all_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("abstain.data.validation.dataset.AT_ONCE", 2)
+    monkeypatch.setattr("abstain.data.validation.store_validation.AT_ONCE", 2)
     sound = store_of(
         tmp_path / "sound",
         {"interactions": (*citing("fees#0"), *citing("fees#0", key="i-2"), *citing("fees#0", key="i-3"))},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from abstain.core.contracts import Context, Feedback, Interaction, Review
-from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.sources.export import explicit_export
 from tests.checkout import ROOT
 

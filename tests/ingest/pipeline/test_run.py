@@ -18,7 +18,7 @@ from abstain.core.reasons import Reason
 from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.runner import ValidationResult, validate
-from abstain.ingest.pipeline.parsing import invalid
+from abstain.ingest.parsing import invalid
 from abstain.ingest.pipeline.report import IngestReport, count_reasons
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked

@@ -6,9 +6,9 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.ingest.privacy.entities import RARE, pieces_of, require_known
-from abstain.ingest.privacy.pieces import windows
 from abstain.ingest.privacy.recognizers import NAMES, pattern_recognizers, require_regions
 from abstain.ingest.privacy.redaction import Redactor
+from abstain.ingest.privacy.search_spans import windows
 from tests.ingest.privacy.builders import SHIPPED, params
 
 

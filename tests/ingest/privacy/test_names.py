@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.privacy.pieces import WINDOW
 from abstain.ingest.privacy.redaction import Redactor
+from abstain.ingest.privacy.search_spans import WINDOW
 from tests.ingest.privacy.builders import handed_texts, params
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import ParsedRow, kept_text, parse_line, read_document
+from abstain.ingest.parsing import ParsedRow, kept_text, parse_line, read_document
 from abstain.ingest.pipeline.run import BatchRefused, ingest
 from abstain.ingest.privacy import policy
 from abstain.ingest.privacy.policy import Privacy

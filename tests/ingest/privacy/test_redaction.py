@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from abstain.ingest.privacy.pieces import WINDOW
 from abstain.ingest.privacy.recognizers import EntityHit, Find, pattern_finder
 from abstain.ingest.privacy.redaction import Redactor, merge
+from abstain.ingest.privacy.search_spans import WINDOW
 from tests.checkout import ROOT, TEMPLATE
 from tests.ingest.privacy import builders
 from tests.ingest.privacy.builders import params

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.sources.sql import SqlSource, TableConfig, TablesConfig
 
 THUMBS = TablesConfig(feedback=TableConfig(table="thumbs", watermark="written_at"))

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import ParsedRow, invalid, parse_line, reparse
+from abstain.ingest.parsing import ParsedRow, invalid, parse_line, reparse
 from abstain.ingest.sources import csv_file
 from abstain.ingest.sources.csv_file import read_csv
 from abstain.ingest.sources.lines import lines, utf8
 from tests.data.builders import feedback, interaction, review
-from tests.ingest.pipeline.test_parsing import interactions, reviews, thumbs, with_key
+from tests.ingest.test_parsing import interactions, reviews, thumbs, with_key
 
 THUMBS = "interaction_id,given_at,thumb,user,comment"
 

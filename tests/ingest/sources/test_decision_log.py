@@ -17,7 +17,7 @@ from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.erasure import erase_rows
-from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.privacy.policy import Privacy

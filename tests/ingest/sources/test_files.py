@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason
-from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.sources import SourceReader, files
 from abstain.ingest.sources.files import ExplicitFiles, FileSource, explicit_sources
 from tests.data.builders import markdown, row, thumb, verdict, write_lines

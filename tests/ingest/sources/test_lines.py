@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.ingest.pipeline.parsing import too_large_reason
+from abstain.ingest.parsing import too_large_reason
 from abstain.ingest.sources import lines as module
 from abstain.ingest.sources.lines import TooLong, lines, utf8, whole
 

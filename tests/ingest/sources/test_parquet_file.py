@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import ParsedRow, parse_line, reparse
+from abstain.ingest.parsing import ParsedRow, parse_line, reparse
 from abstain.ingest.sources import parquet_file
 from abstain.ingest.sources.parquet_file import read_parquet
 from tests.data.builders import ASKED, feedback, interaction, later, review
-from tests.ingest.pipeline.test_parsing import interactions, reviews, thumbs, with_key
+from tests.ingest.test_parsing import interactions, reviews, thumbs, with_key
 
 OWN = {
     "interaction_id": ["i-1"],

@@ -1,4 +1,4 @@
-from abstain.ingest.pipeline.parsing import parse_line, read_document
+from abstain.ingest.parsing import parse_line, read_document
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 

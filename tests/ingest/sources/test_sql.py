@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import reparse
+from abstain.ingest.parsing import reparse
 from abstain.ingest.sources.sql import TableConfig, TablesConfig
 from abstain.ingest.sources.sql_database import Database, parse_url
 from tests.data.builders import feedback, interaction, review

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from abstain.config.params import Architecture, ProbeParams
+from abstain.learning.estimators.probe_registry import ZOO
 from abstain.learning.estimators.probes.base import Probe
-from abstain.learning.estimators.rows import TrainingRows
-from abstain.learning.estimators.zoo import ZOO
+from abstain.learning.estimators.training_rows import TrainingRows
 
 D = 16
 EVERY_KIND: tuple[Architecture, ...] = tuple({entry.kind: name for name, entry in reversed(ZOO.items())}.values())

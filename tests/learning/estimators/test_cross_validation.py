@@ -13,12 +13,12 @@ from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.learning.estimators import cross_validation
-from abstain.learning.estimators import rows as rows_module
+from abstain.learning.estimators import training_rows as rows_module
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
+from abstain.learning.estimators.probe_registry import ZOO
 from abstain.learning.estimators.probes.base import Probe, predict, predict_confidence
 from abstain.learning.estimators.probes.descent import probe_loss
-from abstain.learning.estimators.rows import TrainingRows
-from abstain.learning.estimators.zoo import ZOO
+from abstain.learning.estimators.training_rows import TrainingRows
 from abstain.learning.metrics.weighted_metrics import auroc
 from tests.learning.estimators.builders import EVERY_KIND, PARAMS, D, Watched, groups_of, planted, weights
 from tests.tolerance import assert_near

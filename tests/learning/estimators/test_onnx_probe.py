@@ -16,7 +16,7 @@ from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.onnx_probe import OnnxProbe, parity, stamp
 from abstain.learning.estimators.probes.base import Probe, confidence
-from abstain.learning.estimators.rows import pad
+from abstain.learning.estimators.training_rows import pad
 from tests.conftest import ROOT
 from tests.learning.estimators.builders import EVERY_KIND, D, probe_of, ragged, write_mean_probe
 from tests.tolerance import assert_near

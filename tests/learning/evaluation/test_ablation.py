@@ -12,7 +12,7 @@ from torch import Tensor
 from abstain.data.store import splits
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
-from abstain.learning.estimators.rows import labelled_rows
+from abstain.learning.estimators.training_rows import labelled_rows
 from abstain.learning.evaluation.ablation import (
     Take,
     auroc_with_interval,

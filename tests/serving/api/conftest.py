@@ -16,8 +16,8 @@ from abstain.core.errors import AbstainError
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
-from abstain.serving.api.live_gate import LiveGate, Release
 from abstain.serving.api.service import GateService
+from abstain.serving.api.version_follower import LiveGate, Release
 from abstain.serving.gate import Gate
 from tests.serving.builders import GUARANTEE, release
 

@@ -14,9 +14,9 @@ from abstain.config.settings import load_settings
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api import app
 from abstain.serving.api.keys import Keys
-from abstain.serving.api.live_gate import LiveGate, Release
 from abstain.serving.api.server import LOOPBACK_NAMES, listen, run
 from abstain.serving.api.service import GateService
+from abstain.serving.api.version_follower import LiveGate, Release
 from abstain.serving.gate import Gate
 
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from abstain.data.decision_log import queries
-from abstain.serving.api import gathering
+from abstain.serving.api import decision_inputs as gathering
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
 from abstain.serving.api.schemas import ANSWERS, INSTRUCTION

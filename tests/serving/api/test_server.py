@@ -18,7 +18,8 @@ import uvicorn
 from starlette.types import Message
 
 from abstain.core.errors import AbstainError
-from abstain.serving.api import limits, server
+from abstain.serving.api import middleware as limits
+from abstain.serving.api import server
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
 from abstain.serving.api.server import LINES_A_MINUTE, LOOPBACK_NAMES, MESSAGES_A_MINUTE, FewLines, config_of, listen

@@ -20,8 +20,8 @@ from abstain.data.decision_log.schema import SHADOWS
 from abstain.serving.api import shadow as shadow_module
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
-from abstain.serving.api.live_gate import LiveGate
 from abstain.serving.api.service import GateService
+from abstain.serving.api.version_follower import LiveGate
 from abstain.serving.gate import Gate
 from abstain.serving.predictor import Predictor
 from tests.serving.api.conftest import BASE, MadeUpReleases

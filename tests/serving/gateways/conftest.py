@@ -19,8 +19,8 @@ from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
-from abstain.serving.api.live_gate import LiveGate
 from abstain.serving.api.service import GateService, Retrieve
+from abstain.serving.api.version_follower import LiveGate
 from abstain.serving.gate import Gate
 from tests.serving.api.conftest import MadeUpReleases
 from tests.serving.builders import GUARANTEE, release

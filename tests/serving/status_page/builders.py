@@ -25,9 +25,9 @@ from abstain.data.decision_log.queue import DrawnAnswer, fill
 from abstain.learning.estimators.onnx_logistic import fusion_to_onnx
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
-from abstain.serving.api.live_gate import LiveGate, Release
 from abstain.serving.api.server import LOOPBACK_NAMES, config_of
 from abstain.serving.api.service import GateService
+from abstain.serving.api.version_follower import LiveGate, Release
 from abstain.serving.gate import Gate
 from abstain.serving.status_page.page import add_page
 from tests.data.builders import cited, interaction

@@ -9,7 +9,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from abstain.serving.status_page.charts import coverage_chart, decisions_chart, latency_chart
-from abstain.serving.status_page.figures import Day
+from abstain.serving.status_page.status_data import Day
 
 FIRST = datetime(2026, 11, 12, tzinfo=UTC)
 

@@ -24,12 +24,12 @@ from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.monitored import Alarm, MonitoredWindow, write_windows
+from abstain.data.decision_log.monitoring_windows import Alarm, MonitoredWindow, write_windows
 from abstain.data.decision_log.queue import DrawnAnswer, fill
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.serving.api.keys import Keys, make_key
-from abstain.serving.api.live_gate import Release
 from abstain.serving.api.service import GateService
+from abstain.serving.api.version_follower import Release
 from tests.data.builders import cited, interaction
 from tests.data.decision_log.builders import decision, url_of
 from tests.serving.status_page.builders import (

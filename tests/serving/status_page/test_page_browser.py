@@ -17,8 +17,8 @@ from abstain.core.contracts import Review
 from abstain.data.decision_log import queries
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.serving.api.keys import Keys, make_key
-from abstain.serving.api.live_gate import Release
 from abstain.serving.api.service import GateService
+from abstain.serving.api.version_follower import Release
 from tests.browser import headless
 from tests.data.builders import cited
 from tests.data.decision_log.builders import decision, url_of

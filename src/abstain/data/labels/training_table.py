@@ -27,9 +27,9 @@ from abstain.core.text import is_refusal
 from abstain.data.labels.answer_labels import disagreed, label_rows, last_verdicts, resolve, votes_of
 from abstain.data.labels.contradictions import find_contradictions
 from abstain.data.labels.data_card import data_card
+from abstain.data.labels.near_duplicate_splits import split_rows, twin_in_training
 from abstain.data.labels.near_duplicates import TWINS, find_twins
 from abstain.data.labels.reliability import compare, estimate
-from abstain.data.labels.twin_splits import split_rows, twin_in_training
 from abstain.data.labels.user_share import limit_users
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore

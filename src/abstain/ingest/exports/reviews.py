@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from abstain.core.contracts import VERDICTS
-from abstain.ingest.pipeline.parsing import ParsedRow, invalid, parse_object
+from abstain.ingest.parsing import ParsedRow, invalid, parse_object
 
 _OLDEST = datetime.min.replace(tzinfo=UTC)
 

@@ -22,7 +22,7 @@ from abstain.core.contracts import Document, Feedback, Interaction, Review
 from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import Record, Stored, interaction_identity, line_of
-from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.parsing import ParsedRow
 
 Outcome = Literal["accepted", "duplicate", "held", "quarantined"]
 Decision = tuple[Outcome, Reasons]

@@ -24,6 +24,7 @@ from abstain.data.store.profile import Profiler
 from abstain.data.store.record_keys import TABLES, Record, interaction_identity
 from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
+from abstain.ingest.parsing import ParsedRow, reparse
 from abstain.ingest.pipeline.deduplicate import (
     Decision,
     Parsed,
@@ -31,7 +32,6 @@ from abstain.ingest.pipeline.deduplicate import (
     settle_documents,
     version_of,
 )
-from abstain.ingest.pipeline.parsing import ParsedRow, reparse
 from abstain.ingest.pipeline.report import without_particulars
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import (

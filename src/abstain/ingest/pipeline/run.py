@@ -29,8 +29,8 @@ from abstain.data.store.dataset import DataStore, IngestedBatch, Staging, is_rev
 from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.drift import validate_drift
 from abstain.data.validation.runner import ValidationResult, validate
+from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.pipeline.ingest_pipeline import IngestPipeline
-from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import FOLDER

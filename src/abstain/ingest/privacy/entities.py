@@ -14,8 +14,8 @@ from collections.abc import Collection
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.text import did_you_mean
-from abstain.ingest.privacy.pieces import Pieces, cards, emails, hinted, ibans, matching, phones, windows
 from abstain.ingest.privacy.recognizers import NAMES, pattern_recognizers
+from abstain.ingest.privacy.search_spans import Pieces, cards, emails, hinted, ibans, matching, phones, windows
 
 RARE: dict[str, float] = {
     "CREDIT_CARD": 1.0,

@@ -22,10 +22,10 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Feedback, Interaction, Review, Row
 from abstain.core.markdown import plain
 from abstain.core.reasons import Reason
-from abstain.ingest.pipeline.parsing import ParsedRow
-from abstain.ingest.privacy.pieces import OVERLAP
+from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
 from abstain.ingest.privacy.redaction import Redactor
+from abstain.ingest.privacy.search_spans import OVERLAP
 
 LONGEST_MESSAGE = 1_000
 """Characters of a reason's message or of an error: a field's name may be as long as a row."""

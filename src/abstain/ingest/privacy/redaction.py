@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 
 from abstain.config.params import PrivacyParams
 from abstain.ingest.privacy.entities import RARE, pieces_of, require_known
-from abstain.ingest.privacy.pieces import canonical, windows
 from abstain.ingest.privacy.recognizers import (
     NAMES,
     EntityHit,
@@ -27,6 +26,7 @@ from abstain.ingest.privacy.recognizers import (
     require_names,
     require_regions,
 )
+from abstain.ingest.privacy.search_spans import canonical, windows
 from abstain.ingest.privacy.view import view_of, views_of
 
 _ANY_NAME = "names"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from abstain.config.yaml_model import FrozenModel
-from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.parsing import ParsedRow
 
 
 @dataclass(frozen=True)

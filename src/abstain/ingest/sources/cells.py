@@ -24,7 +24,7 @@ from pydantic_core import from_json
 
 from abstain.core.contracts import VERDICTS
 from abstain.core.json_lines import repeated_keys
-from abstain.ingest.pipeline.parsing import ROW_BYTES
+from abstain.ingest.parsing import ROW_BYTES
 
 _FLAGS = frozenset(VERDICTS)
 _NUMBERS = frozenset({"inclusion_probability", "propensity"})

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, ImportedFeedback, ImportedInteraction, ImportedReview, Review
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import ParsedRow, invalid, parse_object
+from abstain.ingest.parsing import ParsedRow, invalid, parse_object
 from abstain.ingest.sources.cells import TableRecord, column_problem, object_of
 from abstain.ingest.sources.lines import LIMIT, TooLong
 

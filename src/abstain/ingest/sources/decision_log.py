@@ -18,7 +18,7 @@ from abstain.config.settings import decision_log_url, load_settings
 from abstain.core.filesystem import with_variables
 from abstain.data.decision_log.changes import LoggedChange, LogPosition, changes, end_of
 from abstain.data.decision_log.database import LogDatabase
-from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
+from abstain.ingest.parsing import ParsedRow, parse_object
 from abstain.ingest.sources import SourceModel, SourceReader, SourceState
 
 

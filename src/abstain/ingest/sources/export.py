@@ -18,9 +18,9 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import name_at
 from abstain.core.json_lines import one_line, repeated_keys
+from abstain.ingest.exports.export_rows import ExportRecord, ExportRows
 from abstain.ingest.exports.mapping import load_mapping
-from abstain.ingest.exports.rows import ExportRecord, ExportRows
-from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.sources import SourceModel, SourceReader, SourceState
 from abstain.ingest.sources.cells import TableRecord, plain_value
 from abstain.ingest.sources.csv_file import csv_records

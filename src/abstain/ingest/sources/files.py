@@ -20,7 +20,7 @@ from abstain.core.files import make_home
 from abstain.core.filesystem import is_url, name_at
 from abstain.core.json_lines import no_lines
 from abstain.core.reasons import Reason
-from abstain.ingest.pipeline.parsing import ParsedRow, is_document, parse_line, read_document
+from abstain.ingest.parsing import ParsedRow, is_document, parse_line, read_document
 from abstain.ingest.sources import SourceModel, SourceReader, SourceState
 from abstain.ingest.sources.csv_file import read_csv
 from abstain.ingest.sources.lines import TooLong, lines, utf8, whole

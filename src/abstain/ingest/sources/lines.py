@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from abstain.ingest.pipeline.parsing import ParsedRow, too_large_reason
+from abstain.ingest.parsing import ParsedRow, too_large_reason
 
 LIMIT = 16 * 1024 * 1024
 """The longest line or document, in bytes."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import translate_errors
-from abstain.ingest.pipeline.parsing import ROW_BYTES, ParsedRow, parse_object, too_large_reason
+from abstain.ingest.parsing import ROW_BYTES, ParsedRow, parse_object, too_large_reason
 from abstain.ingest.sources.cells import TableRecord, column_problem, object_of
 from abstain.ingest.sources.lines import LIMIT
 from abstain.ingest.sources.storage import RATIO, UNPACKED

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from abstain.ingest.pipeline.parsing import ParsedRow, is_document
+from abstain.ingest.parsing import ParsedRow, is_document
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.sources import SourceReader, SourceState
 

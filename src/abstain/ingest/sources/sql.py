@@ -24,7 +24,7 @@ from abstain.config.yaml_model import FrozenModel
 from abstain.core.codes import Code
 from abstain.core.text import did_you_mean
 from abstain.data.store.key_index import CONTRACTS
-from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
+from abstain.ingest.parsing import ParsedRow, parse_object
 from abstain.ingest.sources import SourceModel, SourceReader, SourceState
 from abstain.ingest.sources.cells import object_of
 from abstain.ingest.sources.sql_database import Database, parse_url

@@ -28,10 +28,10 @@ from abstain.config.params import Architecture, ProbeParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
+from abstain.learning.estimators.probe_registry import ZOO
 from abstain.learning.estimators.probes.base import Probe, TrainingStep, confidence, predict
 from abstain.learning.estimators.probes.descent import probe_loss
-from abstain.learning.estimators.rows import TrainingRows
-from abstain.learning.estimators.zoo import ZOO
+from abstain.learning.estimators.training_rows import TrainingRows
 
 
 @dataclass(frozen=True)

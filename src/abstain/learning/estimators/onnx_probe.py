@@ -28,7 +28,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.learning.estimators.onnx_file import open_session, to_bytes
 from abstain.learning.estimators.probes.base import Probe, confidence
-from abstain.learning.estimators.rows import pad
+from abstain.learning.estimators.training_rows import pad
 
 OPSET = 20
 INPUT, OUTPUT = "states", "confidence"

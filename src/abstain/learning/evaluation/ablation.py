@@ -18,8 +18,8 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.splits import Split, by_how_chosen, reviewed
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
-from abstain.learning.estimators.rows import labelled_rows
-from abstain.learning.evaluation.choice import aurocs
+from abstain.learning.estimators.training_rows import labelled_rows
+from abstain.learning.evaluation.scorer_choice import aurocs
 from abstain.learning.evaluation.selective_prediction import Confidences, at_tuned_threshold
 from abstain.learning.metrics.bootstrap import Estimate, Key, Resamples, bounded, paired
 from abstain.learning.metrics.weighted_metrics import auroc, effective_sample_size, row_weights

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import roc_curve
 
-from abstain.learning.evaluation.reviewed_answers import ReviewedSplit
+from abstain.learning.evaluation.reviewed_split import ReviewedSplit
 from abstain.learning.metrics import weighted_metrics as metrics
 
 BINS = 20

@@ -7,7 +7,7 @@ from typing import Any
 
 from abstain.core.formatting import NOTHING, bounds, count, figure, listed, percent, with_bounds
 from abstain.core.markdown import defined, heading, paragraph
-from abstain.reports.evaluation.evaluated import Evaluated, marked_table
+from abstain.reports.evaluation.evaluation_result import Evaluated, marked_table
 
 CHANCE = 0.5
 

@@ -8,7 +8,7 @@ from typing import Any
 from abstain.core.codes import Code
 from abstain.core.formatting import count, figure, listed, percent, share
 from abstain.core.markdown import heading, labelled, paragraph, points, table
-from abstain.reports.evaluation.evaluated import Evaluated
+from abstain.reports.evaluation.evaluation_result import Evaluated
 
 
 def model_card(evaluated: Evaluated) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from abstain.core.formatting import count, figure, listed, percent, with_bounds
 from abstain.core.markdown import heading, paragraph, points, table
-from abstain.reports.evaluation.evaluated import Evaluated
+from abstain.reports.evaluation.evaluation_result import Evaluated
 
 SAID = {
     "empty": "without any context: nothing could be perturbed, so the perturbed condition is that without context",

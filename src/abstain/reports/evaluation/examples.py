@@ -7,7 +7,7 @@ from typing import Any
 
 from abstain.core.formatting import figure, percent
 from abstain.core.markdown import heading, labelled, numbered, paragraph
-from abstain.reports.evaluation.evaluated import Evaluated
+from abstain.reports.evaluation.evaluation_result import Evaluated
 
 KINDS = {
     "caught": ("Errors caught", "Incorrect, and withheld; the lowest confidence first."),

@@ -8,7 +8,7 @@ from typing import Any
 from abstain.core.formatting import beside, bounds, count, figure, percent, share
 from abstain.core.markdown import defined, key_figures, labelled
 from abstain.core.text import short_name
-from abstain.reports.evaluation.evaluated import Evaluated, is_kept, reached
+from abstain.reports.evaluation.evaluation_result import Evaluated, is_kept, reached
 from abstain.reports.page import State, verdict
 
 

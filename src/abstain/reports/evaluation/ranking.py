@@ -14,7 +14,7 @@ import numpy as np
 from abstain.core.formatting import NOTHING, count, figure, listed, percent, with_bounds
 from abstain.core.markdown import bold, defined, document, heading, paragraph, table
 from abstain.core.scorer_names import PROBE
-from abstain.reports.evaluation.evaluated import Evaluated, marked_table
+from abstain.reports.evaluation.evaluation_result import Evaluated, marked_table
 from abstain.reports.page import plot
 
 BY_CHANCE = 0.025

@@ -10,7 +10,7 @@ import pandas as pd
 
 from abstain.core.formatting import bounds, count, figure, listed, percent, share, with_bounds
 from abstain.core.markdown import bold_row, defined, heading, paragraph, table
-from abstain.reports.evaluation.evaluated import Evaluated, marked_table, reached
+from abstain.reports.evaluation.evaluation_result import Evaluated, marked_table, reached
 from abstain.reports.evaluation.ranking import ranked
 from abstain.reports.page import plot
 

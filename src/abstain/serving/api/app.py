@@ -21,9 +21,9 @@ from starlette.types import Scope
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.callers import current_caller
-from abstain.serving.api.gathering import RawStates
+from abstain.serving.api.decision_inputs import RawStates
 from abstain.serving.api.keys import ApiKey, Keys, Role
-from abstain.serving.api.limits import (
+from abstain.serving.api.middleware import (
     ARRIVED,
     BODY,
     BodyLimits,

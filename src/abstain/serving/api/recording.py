@@ -14,7 +14,7 @@ from abstain.core.errors import parse_coded
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.gathering import PendingRequest, length_of
+from abstain.serving.api.decision_inputs import PendingRequest, length_of
 from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.redactions import Redactions
 from abstain.serving.api.telemetry import emit

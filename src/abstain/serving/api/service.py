@@ -27,14 +27,14 @@ from abstain.data.decision_log.log import DecisionLog
 from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
 from abstain.serving.api.batching import Batcher
 from abstain.serving.api.callers import Quota, current_caller
-from abstain.serving.api.gathering import Gatherer, PendingRequest, RawStates, Retrieve, length_of
-from abstain.serving.api.live_gate import Live, LiveGate
+from abstain.serving.api.decision_inputs import Gatherer, PendingRequest, RawStates, Retrieve, length_of
 from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.recording import Recorder, Timed
 from abstain.serving.api.redactions import Redactions
 from abstain.serving.api.schemas import AnswerRequest, ContextsRequest, FeedbackRequest, GateRequest
 from abstain.serving.api.shadow import ShadowGate
 from abstain.serving.api.tries import Tries
+from abstain.serving.api.version_follower import Live, LiveGate
 from abstain.serving.decision import Decision, no_decision
 from abstain.serving.explanation import Explanation
 from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, as_contexts, new_id

@@ -20,8 +20,8 @@ from abstain.data.decision_log.decisions import ShadowDecision
 from abstain.data.decision_log.log import DecisionLog, LogFull
 from abstain.llm.signals.base import Answers
 from abstain.serving.api.batching import Batcher
-from abstain.serving.api.live_gate import Live, LiveGate
 from abstain.serving.api.metrics import Metrics
+from abstain.serving.api.version_follower import Live, LiveGate
 from abstain.serving.decision import Decision
 from abstain.serving.gate import Gate, ScoredAnswer
 

@@ -21,7 +21,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
 from abstain.serving.gateways.answers import Answer, Passed, choices_of, read_answers, with_text
-from abstain.serving.gateways.found import LISTED, Finder, as_json, count_passed, decide, register, with_headers
+from abstain.serving.gateways.core import LISTED, Finder, as_json, count_passed, decide, register, with_headers
 
 SOURCE = "kgateway"
 PREFIX = "/gateways/kgateway"

@@ -17,7 +17,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
 from abstain.serving.gateways.answers import Answer, Passed, read_answers
-from abstain.serving.gateways.found import LISTED, Finder, count_passed, decide, register
+from abstain.serving.gateways.core import LISTED, Finder, count_passed, decide, register
 
 SOURCE = "litellm"
 NOT_FORWARDED = "[present]"

@@ -18,7 +18,7 @@ from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import new_id
 from abstain.serving.gateways.answers import Answer, Passed, choices_of, quiet, read_answers, text_of, with_text
-from abstain.serving.gateways.found import Finder, as_json, count_passed, decide, with_headers
+from abstain.serving.gateways.core import Finder, as_json, count_passed, decide, with_headers
 
 SOURCE = "portkey"
 GRACE_S = 0.5

@@ -11,8 +11,8 @@ from datetime import datetime
 from markupsafe import Markup, escape
 
 from abstain.core.formatting import percent
-from abstain.data.decision_log.monitored import MonitoredWindow
-from abstain.serving.status_page.figures import Day
+from abstain.data.decision_log.monitoring_windows import MonitoredWindow
+from abstain.serving.status_page.status_data import Day
 
 WIDTH, HEIGHT = 320, 190
 LEFT, RIGHT, TOP, BOTTOM = 62, 4, 10, 24

@@ -35,18 +35,18 @@ from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.core.markdown import plain
 from abstain.data.decision_log import queries, queue
-from abstain.data.decision_log.monitored import MonitoredWindow
+from abstain.data.decision_log.monitoring_windows import MonitoredWindow
 from abstain.data.decision_log.queries import FoundDecision
 from abstain.data.decision_log.queue import QueuedAnswer
-from abstain.reports.monitored import history_rows, title, window_lines
+from abstain.reports.monitoring_window import history_rows, title, window_lines
 from abstain.serving.api.callers import current_caller, set_caller
 from abstain.serving.api.keys import Keys, Role
 from abstain.serving.api.problems import LONGEST, STATUS, Problem
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import interaction
 from abstain.serving.status_page.charts import coverage_chart, decisions_chart, history_chart, latency_chart
-from abstain.serving.status_page.kept_figures import KeptFigures
 from abstain.serving.status_page.sessions import HOURS, Sessions, Visitor
+from abstain.serving.status_page.status_cache import KeptFigures
 
 COOKIE, LOGIN_COOKIE = "abstain-gate", "abstain-gate-login"
 LISTED = 10

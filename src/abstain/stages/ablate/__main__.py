@@ -16,8 +16,8 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
+from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
-from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.evaluation.ablation import Take, left_out_rows, site_row
 from abstain.learning.metrics.bootstrap import RESAMPLES
 from abstain.llm.features.extraction import FeatureSource

@@ -20,9 +20,9 @@ from abstain.core.scorer_names import BASE_RATE, FUSION, PROBE, REGRESSORS
 from abstain.data.store.splits import reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.fusion import Fusion
+from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
-from abstain.learning.estimators.zoo import load_probe
-from abstain.learning.evaluation.choice import aurocs, cheapest_of_the_best
+from abstain.learning.evaluation.scorer_choice import aurocs, cheapest_of_the_best
 from abstain.learning.metrics.bootstrap import RESAMPLES, Estimate, bounded
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_labelled_states

@@ -15,8 +15,8 @@ from abstain.data.store.splits import by_how_chosen, reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
-from abstain.learning.estimators.zoo import load_probe
-from abstain.learning.evaluation.reviewed_answers import ReviewedSplit, calibrate
+from abstain.learning.estimators.probe_registry import load_probe
+from abstain.learning.evaluation.reviewed_split import ReviewedSplit, calibrate
 from abstain.learning.evaluation.score_table import ScoreTable
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.calibration import calibrator_from_dict

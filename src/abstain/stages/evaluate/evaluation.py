@@ -16,7 +16,7 @@ from abstain.data.store.splits import holdout_digest
 from abstain.learning.evaluation import audits, curves
 from abstain.learning.evaluation.examples import examples
 from abstain.learning.evaluation.leaderboard import leaderboard
-from abstain.learning.evaluation.reviewed_answers import ReviewedSplit, calibration_rows
+from abstain.learning.evaluation.reviewed_split import ReviewedSplit, calibration_rows
 from abstain.learning.evaluation.score_table import ScoreTable
 from abstain.learning.evaluation.selective_prediction import at_threshold, at_tuned_threshold, threshold_table
 from abstain.learning.evaluation.slices import KIND, Scored, auroc_by_slice, slice_table, strata

@@ -23,7 +23,7 @@ from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic, fusion_to_onnx, logistic_to_onnx
 from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, parity
 from abstain.learning.estimators.parity import MAX_PARITY
-from abstain.learning.estimators.zoo import load_probe
+from abstain.learning.estimators.probe_registry import load_probe
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import chosen_layer
 from abstain.stages.shared import artifacts

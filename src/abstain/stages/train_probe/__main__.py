@@ -12,8 +12,8 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
-from abstain.learning.estimators.rows import labelled_rows
-from abstain.learning.estimators.zoo import ZOO, save_probe
+from abstain.learning.estimators.probe_registry import ZOO, save_probe
+from abstain.learning.estimators.training_rows import labelled_rows
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_labelled_states

@@ -5,9 +5,9 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
-from abstain.data.validation.dataset import validate_store
 from abstain.data.validation.drift import validate_drift
 from abstain.data.validation.results import ValidationResult
+from abstain.data.validation.store_validation import validate_store
 from abstain.stages.shared import artifacts
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from abstain.learning.estimators.probes.attention import AttentionProbe
-from abstain.learning.estimators.rows import pad
+from abstain.learning.estimators.training_rows import pad
 from tests.learning.estimators.builders import probe_of, ragged
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators import rows as rows_module
+from abstain.learning.estimators import training_rows as rows_module
 from abstain.learning.estimators.probes.base import confidence, predict, predict_confidence
-from abstain.learning.estimators.rows import pad
+from abstain.learning.estimators.training_rows import pad
 from tests.learning.estimators.builders import EVERY_KIND, D, probe_of, ragged, weights
 
 lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.config.params import Architecture
+from abstain.learning.estimators.probe_registry import ZOO
 from abstain.learning.estimators.probes import descent as module_under_test
 from abstain.learning.estimators.probes.descent import DimensionDropout, probe_loss
 from abstain.learning.estimators.probes.lstm import LSTMProbe
-from abstain.learning.estimators.rows import TrainingRows
-from abstain.learning.estimators.zoo import ZOO
+from abstain.learning.estimators.training_rows import TrainingRows
 from tests.learning.estimators.builders import EVERY_KIND, PARAMS, Watched, planted, weights
 
 

@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 from abstain.learning.estimators.probes import linear as module_under_test
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.probes.linear import LinearProbe
-from abstain.learning.estimators.rows import TrainingRows
+from abstain.learning.estimators.training_rows import TrainingRows
 from tests.learning.estimators.builders import PARAMS, D, planted, weights
 from tests.tolerance import assert_near, tolerance
 

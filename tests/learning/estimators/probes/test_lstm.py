@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from abstain.learning.estimators.probes.lstm import LSTMProbe
-from abstain.learning.estimators.rows import pad
+from abstain.learning.estimators.training_rows import pad
 from tests.learning.estimators.builders import probe_of, ragged
 
 lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from abstain.learning.estimators.probes import pca as module_under_test
 from abstain.learning.estimators.probes.pca import PCAProbe
-from abstain.learning.estimators.rows import TrainingRows
+from abstain.learning.estimators.training_rows import TrainingRows
 from tests.learning.estimators.builders import PARAMS, D, Watched, ragged
 from tests.tolerance import assert_near
 

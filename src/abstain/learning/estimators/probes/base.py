@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from abstain.config.params import ProbeParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.rows import TrainingRows, batches, pad
+from abstain.learning.estimators.training_rows import TrainingRows, batches, pad
 
 EVALUATION_BATCH = 128
 

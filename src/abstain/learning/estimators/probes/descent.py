@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, huber_loss
 
 from abstain.config.params import ProbeParams
 from abstain.learning.estimators.probes.base import Probe, TrainingStep
-from abstain.learning.estimators.rows import TrainingRows, pad
+from abstain.learning.estimators.training_rows import TrainingRows, pad
 
 HUBER_DELTA = 0.1
 """delta of eq. 9: where the Huber term turns from quadratic to linear."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
 from abstain.learning.estimators.probes.base import Probe, TrainingStep, last, mean
-from abstain.learning.estimators.rows import MEMORY_VALUES, TrainingRows, batches, pad
+from abstain.learning.estimators.training_rows import MEMORY_VALUES, TrainingRows, batches, pad
 
 LOGIT_VARIANCES = np.logspace(-1.5, 2.5, 9)
 """The variation of logits that the penalty alone allows. The inverse strength C is this by the number of features, so

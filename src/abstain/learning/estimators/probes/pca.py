@@ -19,7 +19,7 @@ from torch import Tensor
 from abstain.config.params import ProbeParams
 from abstain.learning.estimators.probes.descent import DescentProbe
 from abstain.learning.estimators.probes.lstm import LSTMReader
-from abstain.learning.estimators.rows import TrainingRows, batches
+from abstain.learning.estimators.training_rows import TrainingRows, batches
 
 COMPONENTS = 64
 SAMPLED = 2**14

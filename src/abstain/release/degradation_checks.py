@@ -1,0 +1,200 @@
+"""The gate's checks for what got worse: coverage, precision, newest window, products, calibration.
+
+Each names a drop, and refuses where the figure is short of its reference (the champion's, the target) by more than that
+and by more than chance makes it. `gate.false_refusals` is the chance that any of a decision's checks refuses where
+nothing got worse, and each has an equal part of it (Bonferroni). With few rows only a larger drop can be told from
+chance; a figure in between is shown, and not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from abstain.config.params import GateParams
+from abstain.core.codes import Code
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import RESAMPLES, bootstrap, paired
+from abstain.release.evaluation_set import (
+    CHALLENGER,
+    EvaluationWindow,
+    GateCheck,
+    at_least,
+    at_most,
+    counted,
+    unbiased_error,
+)
+
+AS_PRECISE = "as precise"
+COVERAGE = "coverage"
+BESIDE_CHAMPION = (COVERAGE, "newest window", AS_PRECISE)
+"""The checks that compare with the champion."""
+CALIBRATED_DRAWS = 200
+"""Draws of the calibration error of calibrated probabilities."""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A check that its figure is not short of its reference by more than `drop`.
+
+    `error` is the figure's standard error, `groups` the number of documents that it is estimated from.
+    """
+
+    check: GateCheck
+    drop: float
+    error: float
+    groups: int
+
+
+def judged(found: Sequence[Drop], params: GateParams) -> list[GateCheck]:
+    """The checks of `found`, of which those are not judged whose rows could not tell their drop from chance.
+
+    Where a figure is so short that even chance does not explain it, it fails all the same. One whose figure is not
+    defined, and one that is not judged for another reason, stays as it is.
+    """
+    from scipy.stats import t
+
+    level = params.false_refusals / max(1, sum(one.check.passed is not None for one in found))
+    checks = []
+    for one in found:
+        short = one.drop + abs(one.check.value - one.check.limit)
+        by_chance = float(t.isf(level, one.groups - 1)) * one.error if one.groups > 1 else float("inf")
+        blind = one.drop < by_chance if one.check.passed else short < by_chance
+        if one.check.passed is not None and blind:
+            message = f"{one.check.message}; not judged: {by_chance:.2f} is what chance may make of it"
+            checks.append(replace(one.check, passed=None, message=message))
+        else:
+            checks.append(one.check)
+    return checks
+
+
+def of_challenger(
+    window: EvaluationWindow, threshold: float, target_precision: float, params: GateParams
+) -> list[Drop]:
+    """The precision of every product beside the target, and the calibration, on the hold-out."""
+    return [*_slices(window, threshold, target_precision, params), _calibration(window, params)]
+
+
+def precision_drop(window: EvaluationWindow, threshold: float, target_precision: float, params: GateParams) -> Drop:
+    """The precision at the threshold of an error rate, beside that on the validation split."""
+    shown = window.shown(threshold)
+    precision, _ = window.precision(shown)
+    floor = target_precision - params.max_precision_drop
+    error = error_of_precision(window, shown)
+    message = f"{precision:.3f} of {int(shown.sum())} shown answers; at least {floor:.3f}"
+    check = at_least(Code.GUARANTEE_MISSED, "precision", precision, floor, message)
+    return of_rows(window, check, params.max_precision_drop, error, shown)
+
+
+def coverage_drop(
+    window: EvaluationWindow,
+    threshold: float,
+    champion: str,
+    champion_threshold: float,
+    same_target: bool,
+    lost: float,
+    params: GateParams,
+) -> Drop:
+    """The share of answers shown, beside the champion's and with what that `lost` already, which is a share, too.
+
+    Not judged where another target was asked for; then its value is nan, and nothing counts as lost.
+    """
+    shown = {CHALLENGER: window.shown(threshold), champion: window.shown(champion_threshold, champion)}
+    drawn = window.bootstrap({name: partial(metrics.mean, mask.astype(float)) for name, mask in shown.items()})
+    own, other = drawn[CHALLENGER], drawn[champion]
+    difference = paired(own, other)
+    message = f"{own.value:.0%} of the answers shown, {other.value:.0%} by {champion}"
+    if lost:
+        message += f", which shows {lost:.0%} less than before"
+    check = at_least(Code.NOT_BETTER, COVERAGE, difference.value - lost, -params.max_coverage_drop, message)
+    if not same_target:
+        check = replace(check, passed=None, value=float("nan"), message=f"{message}; another target was asked for")
+    return of_rows(window, check, params.max_coverage_drop, difference.standard_error)
+
+
+def precision_beside(
+    window: EvaluationWindow, threshold: float, champion: str, champion_threshold: float, params: GateParams
+) -> Drop:
+    """The precision of each at its own threshold; not judged where the champion shows too few answers."""
+    at = {CHALLENGER: threshold, champion: champion_threshold}
+    figures = {
+        name: partial(metrics.precision, window.correct, window.confidences[name], threshold=its)
+        for name, its in at.items()
+    }
+    drawn = window.bootstrap(figures)
+    own, other = drawn[CHALLENGER], drawn[champion]
+    difference = paired(own, other)
+    shown = {name: window.shown(its, name) for name, its in at.items()}
+    _, n_eff = window.precision(shown[champion])
+    message = f"{own.value:.3f} of the shown answers, {other.value:.3f} of those that {champion} shows"
+    check = at_least(Code.GUARANTEE_MISSED, AS_PRECISE, difference.value, -params.max_precision_drop, message)
+    if n_eff < params.min_slice:
+        few = f"{champion} shows {n_eff:.0f} answers, too few to compare with"
+        check = replace(check, passed=None, message=few)
+    rows = shown[CHALLENGER] | shown[champion]
+    return of_rows(window, check, params.max_precision_drop, difference.standard_error, rows)
+
+
+def newest_drop(window: EvaluationWindow, champion: str, params: GateParams) -> Drop:
+    """The AUROC on the newest window, beside the champion's."""
+    rows = len(window.correct)
+    own, other = window.aurocs(champion)
+    difference = paired(own, other)
+    _, n_eff = window.precision(np.ones(rows, bool))
+    message = f"AUROC {own.value:.3f} against {other.value:.3f}, {rows} answers"
+    check = at_least(Code.NOT_BETTER, "newest window", difference.value, -params.max_newest_drop, message)
+    if n_eff < params.min_slice or len(np.unique(window.correct)) < 2:
+        kind = "too few to judge" if n_eff < params.min_slice else "all of one kind"
+        check = replace(check, passed=None, message=f"{counted(rows, n_eff)} reviewed answers, {kind}")
+    return of_rows(window, check, params.max_newest_drop, difference.standard_error)
+
+
+def _slices(window: EvaluationWindow, threshold: float, target_precision: float, params: GateParams) -> list[Drop]:
+    found = []
+    shown = window.shown(threshold)
+    floor = target_precision - params.max_slice_drop
+    for product in sorted(set(window.products)):
+        rows = shown & (window.products == product)
+        precision, n_eff = window.precision(rows)
+        message = f"precision {precision:.3f} of {counted(int(rows.sum()), n_eff)} shown answers"
+        check = at_least(Code.GUARANTEE_MISSED, f"slice {product}", precision, floor, message)
+        few = n_eff < params.min_slice
+        error = 0.0 if few else error_of_precision(window, rows)
+        check = replace(check, passed=None) if few else check
+        found.append(of_rows(window, check, params.max_slice_drop, error, rows))
+    return found
+
+
+def _calibration(window: EvaluationWindow, params: GateParams) -> Drop:
+    """The expected calibration error. Its chance error is that of answers which are correct as often as is said."""
+    said = window.confidences[CHALLENGER] if window.probability is None else window.probability
+    value = metrics.ece(window.correct, said, window.weight)
+    check = at_most(Code.GATE_LIMIT, "calibration", value, params.max_ece, "expected calibration error on the hold-out")
+    generator = np.random.default_rng(RESAMPLES.seed)
+    by_chance = [
+        metrics.ece((generator.random(len(said)) < said).astype(int), said, window.weight)
+        for _ in range(CALIBRATED_DRAWS)
+    ]
+    # Calibrated answers have an error above 0, too: its mean is the reference.
+    return of_rows(window, check, params.max_ece - float(np.mean(by_chance)), float(np.std(by_chance)))
+
+
+def of_rows(
+    window: EvaluationWindow, check: GateCheck, drop: float, error: float, rows: np.ndarray | None = None
+) -> Drop:
+    """`error`: by bootstrap. `rows`: the mask of the answers that the figure is of; None: all."""
+    groups = len(np.unique(window.groups if rows is None else window.groups[rows]))
+    return Drop(check, drop, unbiased_error(error, groups), groups)
+
+
+def error_of_precision(window: EvaluationWindow, rows: np.ndarray) -> float:
+    """The standard error of the precision of `rows` (a mask), by resampling their documents."""
+    if not rows.any():
+        return float("nan")
+    figure = {"precision": partial(metrics.mean, window.correct[rows])}
+    weight = None if window.weight is None else window.weight[rows]
+    drawn = bootstrap(figure, window.groups[rows], RESAMPLES.draws, RESAMPLES.seed, weight)
+    return drawn["precision"].standard_error

@@ -1,0 +1,61 @@
+"""The challenger beside the version in production on the hold-out: paired figures with intervals, not judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import Figure, paired
+from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One figure of both on the same answers; `low` and `high` bound the difference at 95 %, by documents."""
+
+    figure: str
+    challenger: float
+    champion: float
+    difference: float
+    low: float
+    high: float
+
+    def to_dict(self) -> dict[str, float | str | None]:
+        """nan, where a figure is not defined, as None."""
+        return {name: None if value != value else value for name, value in asdict(self).items()}
+
+
+def compare(window: EvaluationWindow, champion: str) -> list[Compared]:
+    """AUROC, AURC, errors caught where 15 % are withheld, their share of what could be caught, and the Brier score.
+
+    The Brier score is of the calibrated probabilities of both, and left out where `window` lacks one.
+    """
+    figures: dict[str, dict[str, Figure]] = {
+        name: {who: partial(of, window.correct, window.confidences[who]) for who in (CHALLENGER, champion)}
+        for name, of in (
+            ("AUROC", metrics.auroc),
+            ("AURC", metrics.aurc),
+            ("errors caught, 15 % withheld", metrics.error_recall),
+            ("share of the errors that could be caught", metrics.error_recall_of_possible),
+        )
+    }
+    said = {CHALLENGER: window.probability, champion: window.champion_probability}
+    known = {who: np.asarray(values) for who, values in said.items() if values is not None}
+    if len(known) == len(said):
+        figures["Brier score"] = {who: partial(metrics.brier, window.correct, values) for who, values in known.items()}
+    return differences(window, champion, figures)
+
+
+def differences(window: EvaluationWindow, champion: str, figures: Mapping[str, Mapping[str, Figure]]) -> list[Compared]:
+    """`figures`, by name, of the challenger and of `champion`, on the same resamples of documents."""
+    rows = []
+    for name, of in figures.items():
+        drawn = window.bootstrap(of)
+        own, other = drawn[CHALLENGER], drawn[champion]
+        difference = paired(own, other)
+        rows.append(Compared(name, own.value, other.value, difference.value, *difference.interval))
+    return rows

@@ -1,0 +1,128 @@
+"""Whether the probe's figures can be taken at their word: calibration, and the slices that an average may hide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from abstain.core.formatting import bounds, figure, listed, percent, share, with_bounds
+from abstain.core.markdown import defined, heading, paragraph, table
+from abstain.reports.evaluation.evaluation_result import Evaluated, marked_table
+from abstain.reports.page import plot
+
+
+def calibration_section(evaluated: Evaluated) -> list[str]:
+    calibration = evaluated.evaluation["calibration"]
+    rows = [[row["method"], *(with_bounds(row, name) for name in ("ece", "brier"))] for row in calibration["by_method"]]
+    caption = "Calibrators, fitted on validation, measured on the hold-out; none: the confidence as it is"
+    return [
+        heading(2, "Calibration"),
+        paragraph(_calibrated(calibration)),
+        marked_table(("method", "ECE", "Brier"), rows, caption, marked=calibration["method"]),
+        *_reliability_plot(evaluated),
+        *_reliability_by_product(evaluated),
+        *_confidence_plot(evaluated),
+    ]
+
+
+def slice_section(evaluated: Evaluated) -> list[str]:
+    slices = evaluated.evaluation["slices"]
+    columns = ("by", "slice", "answers", "n_eff", "correct", "AUROC", "ECE", "Brier", "shown", "precision")
+    caption = "The served scorer by slice of the hold-out; n_eff: effective sample size"
+    by_slice = table(columns, map(_slice, slices), caption, words=("by", "slice", "precision"))
+    return [heading(2, "Slices"), paragraph(_weakest(evaluated, slices)), by_slice]
+
+
+def _slice(row: Mapping[str, Any]) -> list[str]:
+    cells = [row["by"], row["slice"], f"{row['rows']:,}", figure(row["n_eff"], ",.0f"), percent(row["base_rate"])]
+    if not any(defined(row[name]) for name in ("auroc", "ece", "precision")):
+        return [*cells, row["note"]]
+    cells += [with_bounds(row, "auroc"), figure(row["ece"]), figure(row["brier"]), f"{row['shown']:,}"]
+    if defined(row["precision"]):
+        return [*cells, f"{percent(row['precision'])} ({row['note']})" if row["note"] else percent(row["precision"])]
+    return [*cells, row["note"] or figure(None)]
+
+
+def _calibrated(calibration: Mapping[str, Any]) -> str:
+    by_method = {row["method"]: row for row in calibration["by_method"]}
+    raw, own = by_method.get("none"), by_method.get(calibration["method"])
+    text = "ECE is by how much a probability is off, on average: 0.05 means 5 points."
+    if raw is None or own is None or not defined(raw["ece"]) or not defined(own["ece"]):
+        return text
+    if calibration["method"] == "none":
+        return f"{text} The confidence is served as it is: its ECE is {figure(raw['ece'])}."
+    return (
+        f"{text} The served scorer's is {figure(raw['ece'])} as it is and {figure(own['ece'])} after "
+        f"{calibration['method'].replace('_', '-')} calibration ({bounds(own, 'ece')}). Calibration changes what a "
+        "confidence says, never which answers are shown first."
+    )
+
+
+def _weakest(evaluated: Evaluated, slices: list[Mapping[str, Any]]) -> str:
+    """How many slices are below the target, by name; a guarantee is about all answers and not about each slice."""
+    judged = [row for row in slices if defined(row["precision"])]
+    text = f"{len(judged)} of {len(slices)} slices have enough shown answers to be judged."
+    if not evaluated.is_precision or not judged:
+        return text
+    target = evaluated.threshold["target"]
+    below = sorted((row for row in judged if row["precision"] < target - 1e-9), key=lambda row: row["precision"])
+    if not below:
+        return f"{text} In all of them at least {share(target)} of the shown answers are correct."
+    named = listed([f"{row['by']} {row['slice']} ({percent(row['precision'])})" for row in below])
+    return (
+        f"{text} Fewer than {share(target)} of the shown answers are correct in {len(below)} of them, lowest first: "
+        f"{named}. What is guaranteed is guaranteed of all answers, not of each slice."
+    )
+
+
+def _reliability_plot(evaluated: Evaluated) -> list[str]:
+    items = [text for text in (_gap(evaluated, kind) for kind in ("raw", "calibrated")) if text]
+    return plot(
+        "reliability",
+        "Confidence against the share that is correct",
+        f"Farthest from the diagonal: {'; '.join(items)}." if items else "Not defined: no answer has a confidence.",
+        "On the diagonal, a probability is exact; the larger a point, the more answers it stands for.",
+    )
+
+
+def _reliability_by_product(evaluated: Evaluated) -> list[str]:
+    table = evaluated.tables["reliability_by_product"]
+    shown = [str(name) for name in table["kind"].drop_duplicates()]
+    off = {row["slice"]: row["ece"] for row in evaluated.evaluation["slices"] if row["by"] == "product"}
+    items = [f"{name} {figure(off[name])}" for name in shown if defined(off.get(name))]
+    return plot(
+        "reliability_by_product",
+        "The same by product, calibrated",
+        f"ECE: {listed(items)}." if items else "No product has enough answers to be judged.",
+        "The products with most answers; a line below the diagonal is overconfident.",
+    )
+
+
+def _gap(evaluated: Evaluated, kind: str) -> str:
+    """Where a probability is off by most, counting each bin by its answers."""
+    table = evaluated.tables["reliability"]
+    known = table[table["kind"] == kind].dropna()
+    if known.empty:
+        return ""
+    off: pd.Series = (known["confidence"] - known["accuracy"]).abs() * known["share"]
+    row = known.iloc[int(off.to_numpy().argmax())]
+    return (
+        f"{kind}, where {percent(row['confidence'], 0)} are said to be correct, {percent(row['accuracy'], 0)} are "
+        f"({int(row['rows'])} answers)"
+    )
+
+
+def _confidence_plot(evaluated: Evaluated) -> list[str]:
+    at, base = evaluated.at, evaluated.holdout["base_rate"]
+    wrong = None
+    if defined(at["precision"]) and defined(base) and base < 1:
+        wrong = at["coverage"] * (1 - at["precision"]) / (1 - base)
+    return plot(
+        "confidence",
+        "Confidence of correct and incorrect answers",
+        f"At or above the threshold {figure(at['threshold'])} lie {percent(at['recall'])} of the correct answers and "
+        f"{percent(wrong)} of the incorrect ones.",
+        "Bars upwards: correct answers; downwards: incorrect ones. What is left of the line is withheld.",
+    )

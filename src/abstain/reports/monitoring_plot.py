@@ -1,0 +1,41 @@
+"""The plot of the monitoring's history: coverage and precision by window, and the windows with alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from abstain.data.decision_log.monitoring_windows import MonitoredWindow
+from abstain.reports.plots import paint
+from abstain.reports.theme import LIGHT, legend, shares
+
+
+def history_plot(windows: Sequence[MonitoredWindow]) -> bytes:
+    """The history as SVG."""
+    rows = [
+        {
+            "end": one.end,
+            "coverage": one.figures["coverage"],
+            "precision": (one.figures["precision"] or {}).get("precision"),
+            "expected": (one.figures["expected"] or {}).get("value"),
+            "has_alarm": bool(one.alarms),
+        }
+        for one in windows
+    ]
+    return paint(_history, pd.DataFrame(rows))
+
+
+def _history(axes: Axes, table: pd.DataFrame) -> None:
+    numbers = table[["coverage", "precision", "expected"]].astype(float)
+    for name, colour, style in (("coverage", "orange", "s--"), ("expected", "grey", "^:"), ("precision", "blue", "o-")):
+        label = {"expected": "precision expected", "precision": "precision by reviews"}.get(name, name)
+        axes.plot(table["end"], numbers[name], style, color=LIGHT[colour], markersize=4, label=label)
+    marked = table[table["has_alarm"]]
+    if not marked.empty:
+        axes.plot(marked["end"], [0.02] * len(marked), "x", color=LIGHT["text"], label="window with an alarm")
+    axes.set(xlabel="end of the window", ylim=(0, 1.02))
+    axes.tick_params("x", rotation=30)
+    shares(axes, y=True)
+    legend(axes)

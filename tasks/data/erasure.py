@@ -1,0 +1,64 @@
+"""Erasure of a user: remove the rows, keep them out, and mark the versions that were trained on them, in one commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from abstain.config.params import load_params
+from abstain.config.settings import decision_log_url, load_settings
+from abstain.core import paths
+from abstain.core.files import write_atomically
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.erasure import erase, rows_of_user
+from abstain.data.store.dataset import DataStore
+from abstain.ingest.erasure import erase_rows
+from abstain.ingest.privacy.policy import Privacy
+from abstain.ingest.privacy.pseudonyms import bare_name
+from abstain.release.registry import Registry, load_registry
+from tasks.data.erasure_copies import copies_of
+from tasks.release.lineage import versions_trained_on
+from tasks.release.shadow import remove_shadow
+from tasks.runs.git_commit import commit_data
+from tasks.runs.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """Rows removed, by table; versions trained on them (True: for certain); the registry that marks these; and the
+    lines about copies that are left to the operator (`copies_of`); whether the shadow was cleared, which may have been
+    trained on the rows, too."""
+
+    removed: dict[str, int]
+    versions: dict[str, bool]
+    registry: Registry
+    copies: tuple[str, ...]
+    shadow_cleared: bool = False
+
+
+def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> Erasure:
+    """Remove the user's rows from the current data, keep them out, and mark the versions that were trained on them.
+
+    Rows and marks go in one commit; then the user's rows in the decision log go. Called again, with nothing left to
+    remove, it marks versions that have no mark yet and keeps the decisions about the others.
+    """
+    params, settings = load_params(workspace.path / paths.PARAMS), load_settings()
+    pseudonym = Privacy.open(params.privacy, settings).pseudonym(user)
+    names, log = {bare_name(user), pseudonym}, LogDatabase.existing(decision_log_url(settings))
+    logged = rows_of_user(log, names) if log else None
+    store, file = DataStore(workspace.path / paths.DATA), workspace.path / paths.REGISTRY
+    before = store.erased_users()
+    removed = erase_rows(store, user, pseudonym, with_interactions=with_interactions, logged=logged)
+    erased = set(store.erased_users().interactions)
+    gone = erased.difference(before.interactions)
+    versions, registry = versions_trained_on(workspace, {user, pseudonym}, gone), load_registry(file)
+    new = versions if any(removed.values()) else {k: v for k, v in versions.items() if k not in registry.tainted}
+    if new:
+        registry = registry.erased(new, datetime.now(UTC))
+        write_atomically(file, registry.to_json().encode())
+    cleared = any(removed.values()) and remove_shadow(workspace)  # it may have been trained on them
+    commit_data(workspace, "Erase a user", paths.REGISTRY)
+    if log:  # after the commit: where that fails, the log still tells what belongs to the user
+        removed["decision log"] = erase(log, names, {pseudonym}, with_interactions=with_interactions, identities=erased)
+    copies = tuple(copies_of(workspace, erased)) if with_interactions else ()
+    return Erasure(removed, versions, registry, copies, cleared)

@@ -1,0 +1,40 @@
+"""The feature-cache entries that the current data, parameters and production can still use."""
+
+from __future__ import annotations
+
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.core.contracts import Interaction
+from abstain.data.store.dataset import DataStore
+from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.signals.feature_plan import all_feature_requests, conditions, served_site
+from abstain.llm.signals.registry import build_scorers
+from abstain.release.registry import parse_registry
+from abstain.serving.predictor import Predictor
+from tasks.release.bundles import fetch_release
+from tasks.runs.workspace import open_workspace
+from tasks.training.retrain_cost import read_labelled
+
+
+def needed_keys() -> dict[str, set[str]]:
+    """Keys by namespace digest: the requests of a retrain under params.yaml and of the version in production.
+
+    Raises `AbstainError` where the workspace or a model cannot be read.
+    """
+    settings = load_settings()
+    with open_workspace() as workspace:
+        interactions = list(DataStore(workspace.path / paths.DATA).rows(Interaction))
+        params, labelled, _ = read_labelled(workspace)
+        read, rows = conditions(params, settings, labelled)
+        asked = all_feature_requests(params, build_scorers(params, settings).scorers, labelled) + read.known(rows)
+        asked.append((interactions, (served_site(params).reading(params.llm),)))  # those without a label yet, too
+        sources = [(FeatureSource(params.llm, settings, one), of) for of, readings in asked for one in readings]
+        promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
+        if promoted is not None:
+            bundle = fetch_release(workspace.path, promoted)
+            reader = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings).reader
+            sources += [(source, interactions) for source in reader.sources]
+    needed = read.perturber.keys(rows)
+    for source, of in sources:
+        needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(of)))
+    return needed

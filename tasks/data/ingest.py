@@ -1,0 +1,74 @@
+"""Changes of data/, each atomic: change, `dvc add`, commit, push; a killed run leaves no partial change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from abstain.config.params import load_params
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.data.store.dataset import DataStore
+from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.pipeline.run import BatchRefused, ingest
+from abstain.ingest.privacy.policy import Privacy
+from abstain.ingest.quarantine import Quarantine
+from abstain.ingest.sources import Source
+from abstain.knowledge.documents.reader import read_documents
+from abstain.knowledge.retrieval.retriever import sync_index
+from tasks.data.new_reviews import announce_rows
+from tasks.monitoring.publish import publish_ingest
+from tasks.runs.git_commit import commit_data
+from tasks.runs.progress import observe
+from tasks.runs.workspace import Workspace
+
+
+@task(cache_policy=NO_CACHE)
+def ingest_sources(
+    workspace: Workspace, sources: Sequence[Source], *, remember: bool = False, limited: bool = True
+) -> IngestReport:
+    """Validate the rows of `sources` and append accepted ones; refused rows go to quarantine, with their reasons.
+
+    With `remember`, the sources continue where they were left; without `limited`, any share of the rows may be refused.
+    """
+    params = load_params(workspace.path / paths.PARAMS)
+    validation = params.validation if limited else params.validation.model_copy(update={"max_failed_fraction": 1.0})
+    privacy = Privacy.open(params.privacy, load_settings())
+    data = workspace.path / paths.DATA
+    try:
+        report = ingest(
+            sources,
+            data,
+            validation,
+            datetime.now(UTC),
+            privacy=privacy,
+            remember=remember,
+            quality=params.quality,
+        )
+    except BatchRefused as refused:  # its bad rows are in quarantine now, and nothing else has changed
+        publish_ingest(refused.report, workspace, str(refused))
+        commit_data(workspace, "Quarantine a refused batch")
+        raise
+    publish_ingest(report, workspace)
+    get_run_logger().info(report.to_markdown())
+    changed = commit_data(workspace, f"Ingest {', '.join(sorted(source.name for source in sources))}")
+    if load_settings().index is not None:  # a tightened entitlement must not wait for the next search
+        store = DataStore(data)
+        sync_index(
+            store.chunks(), {one.doc_id: one.product for one in read_documents(store.document_files())}, load_settings()
+        )
+    announce_rows(workspace, report)
+    observe("ingest", "ran" if changed else "cached")
+    return report
+
+
+def discard_quarantined(workspace: Workspace, name: str) -> int:
+    """Delete the rows of a quarantine file and return their number; the sources that they blocked may continue."""
+    quarantine = Quarantine(workspace.path / paths.DATA)
+    path = quarantine.find(name)
+    count = quarantine.drop(path)
+    commit_data(workspace, f"Discard {count} quarantined rows ({path.stem})")
+    return count

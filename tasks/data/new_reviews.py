@@ -1,0 +1,46 @@
+"""The reviews that have come since the version in production was trained, at a number of which a retrain is due."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from abstain.config.params import load_params
+from abstain.core import paths
+from abstain.data.store.dataset import DataStore
+from abstain.ingest.pipeline.report import IngestReport
+from abstain.release.registry import load_registry, tag_of
+from abstain.sample.shipped import DATA_POINTER
+from tasks.runs.events import INGESTED, REVIEWS, emit
+from tasks.runs.workspace import Workspace
+
+
+def announce_rows(workspace: Workspace, report: IngestReport) -> None:
+    """Emit what an ingest has brought: rows, and, where a portion of new reviews is full, that a retrain is due.
+
+    The second event is about `abstain.reviews.VERSION.N`, N the portions of `monitoring.retrain_after_reviews` reviews
+    that are full, so that an automation can tell the same portion from the next one.
+    """
+    rows = sum(report.contracts.values())
+    if not rows:
+        return
+    emit(INGESTED, rows=rows)
+    version, count = count_new_reviews(workspace)
+    portions = count // load_params(workspace.path / paths.PARAMS).monitoring.retrain_after_reviews
+    if portions:
+        emit(REVIEWS, f"{REVIEWS}.{version}.{portions}", count=count, version=version)
+
+
+def count_new_reviews(workspace: Workspace) -> tuple[str, int]:
+    """The version in production, "none" without one, and the reviews of `data/` that came after its training data.
+
+    A version's data is what data.dvc recorded at its tag: reviews that came while it was trained and judged are new.
+    """
+    registry = load_registry(workspace.path / paths.REGISTRY)
+    since = None
+    if registry.version is not None:
+        tag = f"refs/tags/{tag_of(registry.version)}"
+        workspace.require_revision(tag)
+        since = datetime.fromisoformat(workspace.git("log", "-1", "--format=%cI", tag, "--", str(DATA_POINTER)).strip())
+    batches = DataStore(workspace.path / paths.DATA).batches()
+    new = sum(batch.rows.get("reviews", 0) for batch in batches if since is None or batch.arrived_at > since)
+    return registry.version or "none", new

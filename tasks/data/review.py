@@ -1,0 +1,104 @@
+"""Inputs of reviews from a workspace: the confidences of production's scorer, and the stored reviews."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import pandas as pd
+
+from abstain.config.params import load_params
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.core.contracts import Review
+from abstain.data.labels.training_table import uncounted_verdicts
+from abstain.data.store.dataset import DataStore
+from abstain.data.store.splits import uniform
+from abstain.ingest.parsing import ParsedRow
+from abstain.ingest.privacy.policy import Privacy
+from abstain.ingest.privacy.pseudonyms import seal_key
+from abstain.knowledge.retrieval.encoder import SentenceEncoder
+from abstain.release.registry import load_registry
+from abstain.review.candidates import NO_THUMB, TimeWindow, stream_interactions
+from abstain.review.import_reviews import Verdicts, read_verdicts
+from abstain.review.question_drift import COMPARED, drift
+from abstain.review.workbook import ReviewRow, check_seals
+from tasks.runs.workspace import Workspace
+
+Progress = Callable[[int, int], None]
+
+
+def prioritise(
+    workspace: Workspace, window: TimeWindow, seed: int, max_inference: int, progress: Progress
+) -> tuple[float | None, list[str]]:
+    """Put the live scorer's `confidence` of each answer, and each question's `drift`, into the window.
+
+    The base model reads at most `max_inference` answers whose features are not cached.
+
+    Returns its threshold, None where none is promoted (and then nothing is put in), and the lines to print.
+    """
+    promoted = load_registry(workspace.path / paths.REGISTRY).prod
+    if promoted is None:
+        return None, ["nothing is in production, so no confidence is known: every row is drawn at random"]
+    from abstain.serving.batch_scoring import score_backlog  # imports torch and Prefect, which only this function needs
+    from abstain.serving.predictor import Predictor
+    from tasks.release.bundles import fetch_release
+
+    predictor = Predictor.open(fetch_release(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())
+    store, frame = DataStore(workspace.path / paths.DATA), window.frame
+    ids = set(frame.index)
+    # The random sample must not depend on which rows are scored, nor the other way round: scoring uses its own random
+    # numbers, and a sampled, reviewed row is not preferred because its review made it a row of the training data.
+    drawn = frame["queued"] & (frame["recorded_probability"] < 1)
+    scored = score_backlog(
+        predictor,
+        lambda: stream_interactions(store, ids),
+        max_inference,
+        lambda key: uniform(seed, f"review scores/{key}"),
+        set(frame.index[drawn & (frame["thumb"] == NO_THUMB)]),
+        progress,
+    )
+    left = f", {scored.left:,} not scored (--max-inference)" if scored.left else ""
+    messages = [
+        f"probe {promoted.version}: {scored.cached:,} answers scored from the cache, {scored.read:,} read by the base "
+        f"model{left}"
+    ]
+    frame["confidence"] = pd.Series(scored.confidences, dtype=float).reindex(frame.index)
+    trained_on = _trained_on(workspace) - set(frame.index[drawn])
+    if not trained_on:
+        messages.append("the training table is missing (run `abstain retrain`), so no row is taken for drift")
+    elif max(len(ids), len(trained_on)) > COMPARED:
+        messages.append(f"drift: {COMPARED:,} questions, drawn at random, stand for the rest")
+    frame["drift"] = drift(store, ids, trained_on, SentenceEncoder(), seed).reindex(frame.index)
+    return predictor.threshold, messages
+
+
+def check_verdicts(
+    workspace: Workspace, rows: Sequence[ReviewRow], now: datetime, reviewer: str | None = None
+) -> Verdicts:
+    """The verdicts in the rows of a review file of this home, beside the reviews that the workspace has stored.
+
+    `now` and `reviewer` are those of `read_verdicts`.
+    """
+    params, store = load_params(workspace.path / paths.PARAMS), DataStore(workspace.path / paths.DATA)
+    privacy, rows = Privacy.open(params.privacy, load_settings()), check_seals(rows, seal_key(load_settings()))
+    ids = {row.cells["interaction_id"] for row in rows}
+    stored: dict[str, list[Review]] = {}
+    for review in store.rows(Review):
+        if review.interaction_id in ids:
+            stored.setdefault(review.interaction_id, []).append(review)
+
+    def as_stored(review: Review) -> Review:
+        return privacy.apply(ParsedRow("", 0, b"", review=review)).review or review
+
+    uncounted = uncounted_verdicts(store, params.labels, params.split, now)
+    return read_verdicts(rows, now, stored, reviewer, as_stored, uncounted)
+
+
+def _trained_on(workspace: Workspace) -> set[str]:
+    """The answers that the last retrain trained on; empty where its table is missing."""
+    table = workspace.path / paths.DATASET
+    if not table.is_file():
+        return set()
+    frame = pd.read_parquet(table, columns=["interaction_id", "split"])
+    return set(frame.loc[frame["split"] == "train", "interaction_id"])

@@ -1,0 +1,50 @@
+"""The base model's files: prepared beside other work, and tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings, load_settings
+from tasks.runs.shell import run
+from tasks.runs.workspace import project_root
+
+PREPARE = (
+    "from abstain.config.params import load_params\n"
+    "from abstain.config.settings import load_settings\n"
+    "from abstain.llm.engine.loading import load_tokenizer, resolve\n"
+    "load_tokenizer(resolve(load_params().llm.model, load_settings()))\n"
+)
+
+
+@contextmanager
+def base_model_prepared() -> Iterator[None]:
+    """Convert an embedded base model, once a machine, in a process beside the block, which leaves a processor idle.
+
+    An error is not raised here: the first stage that loads the model meets it, too.
+    """
+    if any(load_settings().models.glob("*")):
+        yield
+        return
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run, ["python", "-c", PREPARE], project_root())
+        yield
+
+
+def require_base_model(llm: LLMParams, settings: Settings) -> None:
+    """Load the base model and read an answer with it, in its prompt layout. Raises `AbstainError` where it cannot."""
+    from abstain.llm.engine.device import choose_device, choose_dtype  # torch: seconds
+    from abstain.llm.engine.engine import Engine
+    from abstain.llm.engine.loading import load, resolve
+    from abstain.llm.engine.prompts import load_layout
+    from abstain.llm.engine.requests import NLL, Request
+
+    layout = load_layout(llm.layout)
+    device = choose_device(settings)
+    loaded = load(resolve(llm.model, settings), device, choose_dtype(settings, device))
+    engine = Engine(replace(loaded, checks=settings.home.resolve() / "decoder-checks"), settings.batch_tokens)
+    text = layout.render("What is the fee?", ["The fee is 5 euros."], "5 euros.")
+    list(engine.run({"answer": Request(text, NLL(("answer",)), "a short answer")}))

@@ -1,0 +1,78 @@
+"""The project of `abstain demo`: a checkout as it is shipped, with a home and an origin of its own, in the home.
+
+What a clone holds of its own (rows, versions, parameters, remotes) is neither read nor changed by the demo.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from pathlib import Path
+
+from abstain.config.settings import load_settings
+from abstain.core.files import write_atomically
+from abstain.sample.shipped import copy_as_shipped
+from tasks.runs.shell import git
+from tasks.runs.workspace import BRANCH, alone, project_root
+
+OWN_PLACES = (
+    *("ABSTAIN_ORIGIN", "ABSTAIN_FEATURES", "ABSTAIN_INDEX", "ABSTAIN_DECISIONS", "ABSTAIN_USER_KEY", "ABSTAIN_RUNNER"),
+)
+"""Settings of a team's project that would take the demo's rows elsewhere."""
+SHARED = ("models", "decoder-checks", "stage-times", "reports", "prefect")
+"""Parts of the home that are about the machine, or served by `make up`: the demo uses those of the clone."""
+
+
+@contextmanager
+def demo_project() -> Iterator[Path]:
+    """Have the block work in the demo's project, which is made, or brought in step with this clone's code, first."""
+    root, home = project_root(), load_settings().home.resolve()
+    project = home / "demo"
+    with alone(home / "demo.lock"):
+        _bring(root, project)
+        for name in SHARED:
+            (home / name).mkdir(parents=True, exist_ok=True)
+            _link(project / ".abstain" / name, home / name)
+        if (root / ".venv").is_dir():
+            _link(project / ".venv", root / ".venv")
+        before = dict(os.environ)
+        for name in OWN_PLACES:
+            os.environ.pop(name, None)
+        os.environ["ABSTAIN_HOME"] = str(project / ".abstain")
+        try:
+            with chdir(project):
+                yield project
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def _bring(root: Path, project: Path) -> None:
+    """Commit this clone's tracked files, as they are now, on top of those that an earlier demo ran with.
+
+    The histories have nothing in common: a merge into the demo's workspace brings the changes of the code alone.
+    """
+    project.mkdir(parents=True, exist_ok=True)
+    if not (project / ".git").is_dir():
+        git(project, "init", "-q", f"--initial-branch={BRANCH}")
+    write_atomically(project / ".git" / "info" / "exclude", b"/.venv\n")
+    before = _tracked(project)
+    names = copy_as_shipped(root, [name for name in _tracked(root) if (root / name).is_file()], project)
+    for name in set(before) - set(names):
+        (project / name).unlink(missing_ok=True)
+    git(project, "add", "--update")
+    git(project, "add", "--", *names)
+    if git(project, "diff", "--cached", "--name-only").strip():
+        git(project, "commit", "-q", "-m", "The project as it is shipped")
+
+
+def _tracked(repository: Path) -> list[str]:
+    return [name for name in git(repository, "ls-files", "-z").split("\0") if name.strip()]
+
+
+def _link(link: Path, target: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.exists():
+        link.unlink(missing_ok=True)  # to a folder that is gone
+        link.symlink_to(target)

@@ -1,0 +1,242 @@
+"""Promotion and roll-back: gather the gate's inputs, carry out its decision, and record it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from abstain.config.params import load_params
+from abstain.core import paths
+from abstain.core.bundle_format import sha256
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from abstain.core.reasons import Reason
+from abstain.release.promotion_check import Rule, describe_failure
+from abstain.release.registry import Registry, load_registry, next_version, tag_of
+from abstain.release.shadow import takes_rejected
+from tasks.release.bundles import build_bundle, fetch_release, smoke_test
+from tasks.release.promotion_inputs import judge
+from tasks.release.promotion_params import write_decided, write_rolled_back
+from tasks.release.promotion_records import (
+    accepted_before,
+    coverage_lost,
+    decision_table,
+    earlier_rejection,
+    inputs_digest,
+    looks_taken,
+    read_ledger,
+    refilled_since,
+    write_record,
+)
+from tasks.release.shadow import set_shadow, shadow_at
+from tasks.runs.events import REFUSED, emit
+from tasks.runs.git_commit import commit, push
+from tasks.runs.progress import observe
+from tasks.runs.run_params import restore_params, withdraw
+from tasks.runs.workspace import Workspace
+from tasks.training.plan import LOCK, REQUIREMENTS
+
+POINTER = ("release.dvc", paths.REGISTRY)
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """The outcome of a promotion. `version` is in production now, None where nothing is. `reasons`: why the candidate
+    was rejected, with codes, or why the promoted one guarantees nothing."""
+
+    status: Literal["promoted", "rejected", "unchanged"]
+    version: str | None
+    reasons: list[str]
+
+
+def require_candidate(workspace: Workspace) -> None:
+    """Bring the candidate that `dvc.lock` records. Raises `AbstainError` where there is none, or it is out of date."""
+    if not (workspace.path / LOCK).is_file():
+        raise AbstainError(Code.NO_VERSION, "there is no candidate yet: run `abstain retrain` first")
+    workspace.dvc("checkout", "--force", "--quiet")
+    if workspace.dvc("status", "--json").strip() != "{}" or not (workspace.path / paths.ONNX).is_file():
+        raise AbstainError(
+            Code.NO_VERSION,
+            "data, parameters or code have changed since the candidate was trained: run `abstain retrain`",
+        )
+
+
+@task(cache_policy=NO_CACHE)
+def promote_candidate(
+    workspace: Workspace,
+    new_holdout: str | None,
+    again: bool = False,
+    accept_erasure: str | None = None,
+    before: str | None = None,
+) -> Promotion:
+    """Judge the candidate in `artifacts/` and promote it when the gate approves; push the record either way.
+
+    Where production was trained on rows that were erased since, the candidate counts as new even with equal bytes, and
+    only has to be not worse than the champion. Equal bytes whose guarantee could not be checked are judged again, since
+    the hold-out may have grown. `new_holdout`: the reason for a changed hold-out, which is recorded, and holds for
+    later candidates on the same one, too.
+    `again`: judge a candidate that was rejected before even where nothing has changed since.
+    `accept_erasure`: the reason why the candidate may be worse than the tainted champion.
+    `before`: the commit before a run with parameters of its own (tasks/runs/run_params.py). Its commits are pushed only
+    with a promotion, which restores params.yaml; otherwise the record alone is.
+
+    Raises `AbstainError` where a tainted version stays in production without a recorded decision.
+    """
+    registry = load_registry(workspace.path / paths.REGISTRY)
+    candidate = sha256(workspace.path / paths.ONNX)
+    taint = registry.taint
+    if accept_erasure is not None:
+        registry.require_taint()
+    same = registry.prod is not None and registry.prod.candidate == candidate and taint is None
+    tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
+    if same and (registry.guaranteed or not tuned["guaranteed"]):
+        return _unchanged(workspace, registry, before)
+    for event in registry.history:
+        if event.candidate == candidate and event.version in registry.blocked:
+            _push_record(workspace, before)
+            why = f"it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
+            return _rejected(registry, candidate, [Reason(Code.NO_VERSION, "not blocked", why)])
+    metrics = json.loads((workspace.path / paths.METRICS).read_text())
+    params = load_params(workspace.path / paths.PARAMS)
+    limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
+    erasure = {"since": taint.since.isoformat(), "accepted": accept_erasure} if taint else None
+    now = {
+        "champion": registry.version,
+        "metrics": metrics,
+        "gate": limits,
+        "erasure": erasure,
+        "candidate_sha256": candidate,
+        "inputs_sha256": inputs_digest(workspace.path / LOCK),
+    }
+    folder, holdout = workspace.path / paths.APPROVALS, metrics["holdout"]["digest"]
+    records = read_ledger(workspace, registry)
+    accepted = new_holdout
+    if accepted is None and registry.prod is not None and registry.prod.holdout != holdout:
+        accepted = accepted_before(records, holdout) or refilled_since(records, registry.prod.version, params.split)
+    if not again and new_holdout is None and (reasons := earlier_rejection(records, now)):
+        _push_record(workspace, before)
+        observe("promote", "cached")
+        return _rejected(registry, candidate, reasons)
+    rule: Rule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
+    looks = looks_taken(records, holdout, accepted is not None)
+    lost = coverage_lost(records, registry.version)
+    decision = judge(workspace, registry, metrics, new_holdout, rule, looks, lost, accepted is not None)
+    if same and decision.no_guarantee:  # still
+        return _unchanged(workspace, registry, before)
+    taken = looks.next(params.gate) if decision.compared else None
+    table = decision_table(decision, registry)
+    create_markdown_artifact(table, key="gate", description="may it be promoted?")
+    version = next_version((event.version for event in registry.history), workspace.git("tag", "--list").split())
+    record = {
+        **decision.to_dict(),
+        "version": version if decision.approved else None,
+        **now,
+        "largest_reviewer": tuned["largest_reviewer"],
+        "look": (taken or looks).taken or None,  # sums: a later record may take this one's file
+        "spent": (taken or looks).spent or None,
+        "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": workspace.git("rev-parse", "HEAD").strip(),
+        "requirements_sha256": sha256(workspace.path / REQUIREMENTS),
+        "new_holdout": accepted,
+        "params": params.model_dump(mode="json"),
+    }
+    if decision.approved:
+        event = build_bundle(workspace.path, record, candidate, holdout)
+        if before:
+            restore_params(workspace, before)  # the bundle has the run's own
+        _publish(workspace, registry.promoted(event), record)
+        observe("promote", "ran")
+        return Promotion("promoted", version, [decision.no_guarantee] if decision.no_guarantee else [])
+    if before:
+        withdraw(workspace, before)
+    write_record(folder / f"rejected-{candidate[:12]}-{holdout[:8]}.json", record)
+    message = "Record why a candidate was not promoted\n\n" + "\n".join(reason.coded for reason in decision.reasons)
+    commit(workspace, message, paths.APPROVALS)
+    push(workspace)
+    live = registry.version
+    if before is None and live and takes_rejected(params.shadow, shadow_at(workspace.path, "HEAD"), live):
+        set_shadow(workspace)
+    observe("promote", "ran")
+    return _rejected(registry, candidate, decision.reasons)
+
+
+def _unchanged(workspace: Workspace, registry: Registry, before: str | None) -> Promotion:
+    _push_record(workspace, before)
+    observe("promote", "cached")
+    return Promotion("unchanged", registry.version, ["this candidate is what is in production"])
+
+
+def _push_record(workspace: Workspace, before: str | None) -> None:
+    """Push what the run has committed; of a run with parameters of its own, nothing."""
+    if before:
+        withdraw(workspace, before)
+    push(workspace)
+
+
+def keep_tainted(workspace: Workspace, reason: str) -> Registry:
+    """Record why a version that was trained on erased rows stays in production; `AbstainError` where none is."""
+    registry = load_registry(workspace.path / paths.REGISTRY).kept(reason)
+    write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
+    commit(workspace, f"Keep probe {registry.version}, {registry.taint}", paths.REGISTRY)
+    push(workspace)
+    return registry
+
+
+def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registry:
+    """Move production to an earlier version, fetched, checksummed and smoke-tested first; block the one left.
+
+    Returns the registry after that.
+    """
+    registry = load_registry(workspace.path / paths.REGISTRY)
+    target = registry.rollback_target(version)
+    smoke_test(fetch_release(workspace.path, target), target)
+    now = target.model_copy(update={"action": "rollback", "at": datetime.now(UTC), "reason": reason})
+    moved = registry.rolled_back(now)
+    workspace.git("checkout", "-q", f"refs/tags/{tag_of(target.version)}", "--", "release.dvc")
+    write_atomically(workspace.path / paths.REGISTRY, moved.to_json().encode())
+    assert registry.prod is not None
+    message = f"Roll back from {registry.prod.version} to {target.version}\n\n{reason}"
+    write_rolled_back(workspace, now)
+    commit(workspace, message, *POINTER, paths.PARAMS)
+    push(workspace)
+    return moved
+
+
+def _rejected(registry: Registry, candidate: str, reasons: list[Reason]) -> Promotion:
+    """The outcome of a candidate that is not promoted, after its event; raises `AbstainError` where the user has to
+    decide."""
+    failures = [f"{reason.code} {describe_failure(reason)}" for reason in reasons]
+    if registry.taint is None or registry.taint.kept:
+        first = reasons[0]
+        text = "; ".join([f"rejected: {describe_failure(first)}", *failures[1:]])
+        emit(REFUSED, f"{REFUSED}.{candidate[:12]}", code=first.code, text=text, remedy=first.code.remedy)
+        return Promotion("rejected", registry.version, failures)
+    why = "; ".join(failures)
+    raise AbstainError(
+        Code.ERASED_IN_PRODUCTION,
+        f"probe {registry.version} stays in production, {registry.taint}, because the candidate without them is "
+        f"rejected ({why}): bring more reviews and retrain, take it although it is worse (`abstain "
+        "promote --accept-erasure REASON`), keep what is there (`abstain promote --keep-tainted REASON`), or "
+        "`abstain rollback` to a version without that mark",
+    )
+
+
+def _publish(workspace: Workspace, registry: Registry, record: dict[str, Any]) -> None:
+    """Commit the bundle with its record, the moved pointer and what the promotion decides; tag, push."""
+    version = record["version"]
+    assert registry.prod is not None
+    decided = [LOCK] if write_decided(workspace, registry.prod) else []
+    workspace.dvc("add", "--quiet", str(paths.RELEASE))
+    write_record(workspace.path / paths.APPROVALS / f"{version}.json", record)
+    write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
+    mark = f"\n\nIt is {registry.prod.mark}." if registry.prod.mark else ""
+    commit(workspace, f"Promote probe {version}{mark}", *POINTER, paths.APPROVALS, paths.PARAMS, *decided)
+    workspace.git("tag", "--annotate", "--force", tag_of(version), "-m", f"probe {version}, approved by the gate")
+    push(workspace, tag_of(version))

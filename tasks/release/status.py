@@ -1,0 +1,26 @@
+"""The state of production as the origin records it; takes no lock and changes no file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from abstain.core import paths
+from abstain.release.registry import Registry, parse_registry
+from tasks.runs.shell import git
+from tasks.runs.workspace import origin_snapshot
+
+
+def read_status() -> tuple[Registry, dict[str, Any] | None]:
+    """The registry, and the hold-out metrics in the approval record of the live version; None where none is live."""
+    repository, revision = origin_snapshot()
+
+    def read(file: object) -> str:
+        return git(repository, "show", f"{revision}:{file}")
+
+    registry = parse_registry(read(paths.REGISTRY))
+    if registry.prod is None:
+        return registry, None
+    record = json.loads(read(paths.APPROVALS / f"{registry.prod.version}.json"))
+    holdout: dict[str, Any] = record["metrics"]["holdout"]
+    return registry, holdout

@@ -1,0 +1,72 @@
+"""What `abstain serve` follows in the origin: the version in production and its shadow, fetched and smoke-tested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from abstain.core import paths
+from abstain.release.registry import Event, parse_registry
+from abstain.release.shadow import Shadow
+from abstain.serving.api.version_follower import Release
+from tasks.release.bundles import fetch_release, fetch_shadow, smoke_test, stored
+from tasks.release.shadow import shadow_at
+from tasks.runs.shell import git
+from tasks.runs.workspace import origin_snapshot
+
+
+class OriginReleases:
+    """The releases of the origin (serving/api/version_follower.py `Releases`)."""
+
+    def __init__(self) -> None:
+        self._event: Event | None = None
+        self._repository = Path()
+
+    def live(self) -> Release:
+        """The version in production. Raises `AbstainError` as `Registry.require_prod` does."""
+        self._repository, revision = origin_snapshot()
+        registry = parse_registry(git(self._repository, "show", f"{revision}:{paths.REGISTRY}"))
+        event = self._event = registry.require_prod()
+        marks = (event.mark, str(registry.taint or ""))
+        return Release(event.version, event.bundle_sha256, event.at, "; ".join(filter(None, marks)))
+
+    def folder(self, release: Release) -> Path:
+        """The folder of `release` in the local store."""
+        return stored(release.version)
+
+    def fetch(self, release: Release) -> Path:
+        """The folder of what `live` gave last. Raises `AbstainError` where it is not what was promoted."""
+        event = self._event
+        assert event is not None and event.version == release.version
+        bundle = fetch_release(self._repository, event)
+        smoke_test(bundle, event)
+        return bundle
+
+
+class OriginShadow:
+    """The shadow in the origin, as `Releases` has versions: only beside the version that it was set beside."""
+
+    def __init__(self) -> None:
+        self._shadow: Shadow | None = None
+        self._repository = Path()
+
+    def live(self) -> Release | None:
+        """The shadow; None where there is none, or another version is in production since."""
+        self._repository, revision = origin_snapshot()
+        registry = parse_registry(git(self._repository, "show", f"{revision}:{paths.REGISTRY}"))
+        shadow = self._shadow = shadow_at(self._repository, revision)
+        if shadow is None or shadow.beside != registry.version:
+            return None
+        return Release(shadow.version, shadow.bundle_sha256, shadow.at)
+
+    def folder(self, release: Release) -> Path:
+        """The folder in the local store of what `live` gave last."""
+        assert self._shadow is not None
+        return stored(self._shadow.tag)
+
+    def fetch(self, release: Release) -> Path:
+        """The folder of what `live` gave last. Raises `AbstainError` where it is not what was set."""
+        shadow = self._shadow
+        assert shadow is not None and shadow.version == release.version
+        bundle = fetch_shadow(self._repository, shadow)
+        smoke_test(bundle, shadow)
+        return bundle

@@ -1,0 +1,70 @@
+"""Values that a run writes to params.yaml: its own, from another file, or those that are decided once.
+
+The parameters of one run are committed in the run's workspace, so that DVC sees every value. The origin's params.yaml
+stays as it is: only the release and the results of a promoted version keep them (tasks/release/promotion.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from abstain.config.params import Params, require_keys
+from abstain.config.yaml_editor import edit, parse
+from abstain.config.yaml_model import check, read_yaml
+from abstain.core import paths
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from tasks.runs.git_commit import commit
+from tasks.runs.workspace import Workspace
+
+
+def write_params(workspace: Workspace, file: Path) -> None:
+    """Write params.yaml in the workspace with the keys of `file` in place of its own; comments stay.
+
+    A section takes over the keys that `file` gives; a list, like any other value, is replaced in full.
+
+    Raises:
+        AbstainError: `file` is missing, no mapping, or the result is not valid; the message names the key.
+    """
+    differing = read_yaml(file, "give the YAML file of the parameters that differ from params.yaml")
+    if not isinstance(differing, dict) or not differing:
+        raise AbstainError(
+            Code.BAD_SETTING,
+            f"{file} holds no parameters: give the keys that differ from params.yaml, in their sections",
+        )
+    edit_params(workspace, parse(file.read_text(encoding="utf-8")), file)
+
+
+def edit_params(workspace: Workspace, values: dict[str, Any], source: Path = paths.PARAMS) -> None:
+    """Write params.yaml in the workspace with `values`, by section and key; comments and layout stay.
+
+    Raises `AbstainError` naming `source` and the key where the result is not valid; nothing is written then.
+    """
+    target = workspace.path / paths.PARAMS
+    text = edit(target.read_text(encoding="utf-8"), values)
+    content = yaml.safe_load(text)
+    require_keys(content, paths.PARAMS)
+    check(content, source, Params)
+    write_atomically(target, text.encode())
+
+
+def commit_params(workspace: Workspace, file: Path) -> str:
+    """Commit the parameters of `write_params` in the workspace; returns the commit before them."""
+    before = workspace.git("rev-parse", "HEAD").strip()
+    write_params(workspace, file)
+    commit(workspace, f"Parameters of one run, from {file.name}", paths.PARAMS)
+    return before
+
+
+def restore_params(workspace: Workspace, before: str) -> None:
+    """Give params.yaml back its content at the commit `before`; the caller commits it."""
+    workspace.git("checkout", "-q", before, "--", str(paths.PARAMS))
+
+
+def withdraw(workspace: Workspace, before: str) -> None:
+    """Leave out of history what the run has committed since `before`; its results stay in the cache of DVC."""
+    workspace.git("reset", "-q", "--hard", before)

@@ -1,0 +1,73 @@
+"""The fan-out as a step of the flow, before a stage that needs its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from abstain.config.params import Params
+from abstain.config.settings import Settings, load_settings
+from tasks.runs.progress import observe
+from tasks.runs.workspace import Workspace
+from tasks.training.fan_out import runner_for
+
+if TYPE_CHECKING:
+    from abstain.llm.features.feature_store import Progress
+    from abstain.llm.features.shard_job import JobStats, ShardRunner
+    from abstain.llm.signals.feature_plan import LabelledAnswers
+
+
+def _features(
+    params: Params, settings: Settings, labelled: LabelledAnswers, progress: Progress, runner: ShardRunner
+) -> JobStats:
+    from abstain.llm.signals.compute_features import compute_missing
+    from abstain.llm.signals.feature_plan import all_feature_requests
+    from abstain.llm.signals.registry import build_scorers
+
+    asked = all_feature_requests(params, build_scorers(params, settings).scorers, labelled)
+    return compute_missing(params.llm, settings, asked, progress, runner)
+
+
+def _nll_features(
+    params: Params, settings: Settings, labelled: LabelledAnswers, progress: Progress, runner: ShardRunner
+) -> JobStats:
+    from abstain.llm.signals.feature_plan import conditions
+
+    read, rows = conditions(params, settings, labelled)
+    perturbing, reading = read.compute_missing(rows, progress, runner)
+    return perturbing + reading
+
+
+FANNED_OUT: Mapping[str, Callable[[Params, Settings, LabelledAnswers, Progress, ShardRunner], JobStats]] = {
+    "features": _features,
+    "nll_features": _nll_features,
+}
+"""The stages whose model requests `ABSTAIN_RUNNER` may compute in other processes before they start."""
+
+
+def step_before(stage: str) -> str:
+    """The name of the fan-out before `stage`."""
+    return f"fan_out_{stage}"
+
+
+@task(task_run_name="fan_out_{stage}", cache_policy=NO_CACHE)
+def fan_out(workspace: Workspace, stage: str) -> None:
+    """Compute all model requests of `stage` by `ABSTAIN_RUNNER`, unless the stage is cached."""
+    logger, step = get_run_logger(), step_before(stage)
+    if workspace.dvc("--wait-for-lock", "status", "--json", stage).strip() == "{}":
+        observe(step, "cached")
+        return
+    from tasks.training.retrain_cost import read_labelled  # torch: not where the stage is cached
+
+    settings = load_settings()
+    params, labelled, _ = read_labelled(workspace)
+
+    def progress(done: int, total: int) -> None:
+        observe(step, f"progress {done}/{total}")
+        logger.info("%s %s of %s", step, done, total)
+
+    cost = FANNED_OUT[stage](params, settings, labelled, progress, runner_for(settings))
+    observe(step, "ran" if cost.rows else "cached")

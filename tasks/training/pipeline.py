@@ -1,0 +1,102 @@
+"""The DAG's stages, each run as one Prefect task (which there are, `tasks.training.plan` reads from DVC)."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prefect import State, get_run_logger, task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+
+from abstain.config.params import load_params
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from tasks.runs.progress import observe
+from tasks.runs.shell import run
+from tasks.runs.workspace import Workspace
+from tasks.training.stage_times import Reading, record_run
+
+PROGRESS = re.compile(r"progress (?P<done>\d+)/(?P<total>\d+)")
+TOKENS = re.compile(r".*: (?P<tokens>\d+) tokens were run for passes of \d+")
+ADVICE = re.compile(
+    r"|\s*(To track the changes with git|git add |To enable auto staging|dvc config core|Use `dvc push`).*"
+)
+CACHED = ("didn't change, skipping", "is cached - skipping run")
+
+
+def report_progress(step: str, logger: Any) -> Callable[[str], None]:
+    """Takes the lines of a step's output: progress becomes a bar in the UI, all else goes to the run's log."""
+    bar = None
+
+    def on_line(line: str) -> None:
+        nonlocal bar
+        if ADVICE.fullmatch(line):  # for people who run DVC by hand; the flow does it all
+            return
+        observe(step, line)
+        match = PROGRESS.fullmatch(line)
+        if match is None:
+            logger.info(line)
+            return
+        percent = 100 * int(match["done"]) / int(match["total"])
+        if bar is None:
+            bar = create_progress_artifact(percent, key=step.replace("_", "-"), description=f"progress of {step}")
+        else:
+            update_progress_artifact(bar, percent)
+        logger.info("%s %s of %s", step, match["done"], match["total"])
+
+    return on_line
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """The outcome of one stage."""
+
+    stage: str
+    status: Literal["ran", "cached"]
+    seconds: float
+
+
+def _was_busy(_task: Any, _run: Any, state: State) -> bool:
+    """Retry failures that DVC's locks may cause; a stage's own error would only repeat."""
+    try:
+        state.result()
+    except AbstainError as error:
+        return "acquire lock" in str(error) or "is busy" in str(error)
+    except Exception:
+        return False
+    return False
+
+
+@task(task_run_name="{stage}", cache_policy=NO_CACHE, retries=1, retry_condition_fn=_was_busy)
+def run_stage(workspace: Workspace, stage: str, is_stale: bool = True, force: bool = False) -> StageResult:
+    """`dvc repro --single-item STAGE`, its log streamed. A finished stage is a no-op, so a retry is safe.
+
+    One that is not stale needs no command; `force` runs a finished one again.
+    """
+    if not (is_stale or force):
+        observe(stage, "cached")
+        return StageResult(stage, "cached", 0.0)
+    observe(stage, "running")
+    reading: tuple[int, float] | None = None  # tokens of the base model, and the seconds until they were read
+    started = time.monotonic()
+    report = report_progress(stage, get_run_logger())
+
+    def on_line(line: str) -> None:
+        nonlocal reading
+        if match := TOKENS.fullmatch(line):
+            reading = int(match["tokens"]), time.monotonic() - started
+        report(line)
+
+    command = ["dvc", "--wait-for-lock", "repro", "--single-item", *(["--force"] if force else []), stage]
+    output = run(command, workspace.path, on_line, inherit=[workspace.lock], name=f"stage {stage}")
+    status: Literal["ran", "cached"] = "cached" if any(text in output for text in CACHED) else "ran"
+    observe(stage, status)
+    seconds = time.monotonic() - started
+    if status == "ran":
+        model = load_params(workspace.path / paths.PARAMS).llm.model if reading else ""
+        record_run(stage, seconds, Reading(model, *reading) if reading else None)
+    return StageResult(stage, status, seconds)

@@ -1,0 +1,199 @@
+"""Dry run of a retrain: the stage graph and the stale stages, read from DVC's command line, never restated here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from abstain.config.params import load_params
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.ingest.quarantine import require_unblocked
+from tasks.runs.workspace import Workspace
+from tasks.training.stage_times import expected_seconds
+
+if TYPE_CHECKING:
+    from tasks.training.retrain_cost import Demand
+
+EDGE = re.compile(r'"(?P<up>[^"]+)" -> "(?P<down>[^"]+)"')
+NODE = re.compile(r'^"(?P<name>[^"]+)";$', re.MULTILINE)
+READS_THE_BASE_MODEL = frozenset({"features", "nll_features", "ablate", "evaluate"})
+"""The stages that use the base model, or its cached results."""
+REQUIREMENTS, LOCK = "requirements.lock", "dvc.lock"
+KINDS = {"data": "data", "src": "code", paths.PARAMS.name: "parameters"}
+"""The first part of a changed path -> what has changed, in one word."""
+AFTER = "after"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One reason why a stage would run.
+
+    `kind`: "data", "code", "parameters", "command" or "output"; `AFTER` where the stage `name` would run before it;
+    else empty. `name`: the path that has changed, or what DVC says. `details`: the changed keys of a file of
+    parameters, of another path what became of it.
+    """
+
+    kind: str
+    name: str
+    details: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = " ".join((self.name, *self.details))
+        return {AFTER: f"after {text}", "output": f"{text} (output)"}.get(self.kind, text)
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The plan of one stage.
+
+    `reasons`: why it would run, empty where it is cached; `why`: the same in at most five words. `tokens`: those that
+    the base model has to read, None where the stage reads none or is cached. `seconds`: the time to expect by the last
+    runs on this machine, None where that is unknown.
+    """
+
+    reasons: list[Change]
+    why: str
+    tokens: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class RetrainPlan:
+    """The plan of a retrain.
+
+    `demand`: the model requests, None where no stage that uses models would run. `earlier`: the cached stages first
+    computed with another requirements.lock. `blocked`: why a retrain would fail, with the remedy; None where it would
+    run.
+    """
+
+    stages: dict[str, StagePlan]
+    demand: Demand | None
+    earlier: list[str]
+    blocked: str | None = None
+
+
+def make_plan(workspace: Workspace) -> RetrainPlan:
+    """A dry run: reads changes from DVC and missing entries from the feature cache; runs nothing."""
+    stale = find_stale(workspace, read_graph(workspace))
+    demand, blocked = None, None
+    try:
+        require_unblocked(workspace.path / paths.DATA)
+        if any(stale.get(name) for name in READS_THE_BASE_MODEL):
+            from tasks.training.retrain_cost import count_demand  # torch and the tokenizer: not where all is cached
+
+            demand = count_demand(workspace)
+    except AbstainError as error:
+        blocked = error.coded
+    earlier = computed_with_other_requirements(workspace)
+    recorded = _stages(workspace.path / LOCK)
+    stages = {name: _plan_of(name, reasons, name in recorded, workspace, demand) for name, reasons in stale.items()}
+    return RetrainPlan(stages, demand, [name for name in stale if name in earlier and not stale[name]], blocked)
+
+
+def _plan_of(
+    stage: str, reasons: list[Change], has_run: bool, workspace: Workspace, demand: Demand | None
+) -> StagePlan:
+    if not reasons:
+        return StagePlan([], "nothing changed")
+    why = in_few_words(reasons) if has_run else "no recorded run"
+    if stage in READS_THE_BASE_MODEL and demand is None:
+        return StagePlan(reasons, why)
+    tokens = demand.tokens.get(stage) if demand else None
+    model = load_params(workspace.path / paths.PARAMS).llm.model if tokens else ""
+    return StagePlan(reasons, why, tokens, expected_seconds(stage, model, tokens or 0))
+
+
+def in_few_words(reasons: Sequence[Change]) -> str:
+    """The reasons of `find_stale` in at most five words: what changed, or else the stages before."""
+    kinds = list(dict.fromkeys(reason.kind for reason in reasons if reason.kind not in ("", AFTER)))[:3]
+    keys = [key for reason in reasons if reason.kind == "parameters" for key in reason.details]
+    if kinds == ["parameters"] and len(keys) == 1:
+        return f"parameter {keys[0]} changed"
+    if kinds:
+        return f"{' and '.join(filter(None, [', '.join(kinds[:-1]), kinds[-1]]))} changed"
+    before = [reason.name for reason in reasons if reason.kind == AFTER]
+    return f"after {', '.join(before[:4])}" if before else "inputs changed"
+
+
+def read_graph(workspace: Workspace) -> dict[str, set[str]]:
+    """Stage -> the stages it waits for, in an order that can be run, from `dvc dag --dot`."""
+    dot = workspace.dvc("dag", "--dot")
+    waits: dict[str, set[str]] = {name: set() for name in NODE.findall(dot) if not name.endswith(".dvc")}
+    for up, down in EDGE.findall(dot):
+        if up in waits:
+            waits[down].add(up)
+    ordered: dict[str, set[str]] = {}
+    while len(ordered) < len(waits):
+        ready = [name for name, ups in waits.items() if name not in ordered and ups <= ordered.keys()]
+        ordered |= {name: waits[name] for name in ready}
+    return ordered
+
+
+def up_to(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]]:
+    """The part of `graph` with `last` and all that it waits for."""
+    needed = {last}
+    for name in reversed(list(graph)):  # in the order of the graph, a stage comes after those that it waits for
+        if name in needed:
+            needed |= graph[name]
+    return {name: ups for name, ups in graph.items() if name in needed}
+
+
+def find_stale(workspace: Workspace, graph: Mapping[str, set[str]]) -> dict[str, list[Change]]:
+    """Per stage of `graph` why it would run, by `dvc status`: what has changed, which stale stages come before."""
+    changed = {name: _changes(entries) for name, entries in json.loads(workspace.dvc("status", "--json")).items()}
+    stale: dict[str, list[Change]] = {}
+    for name, ups in graph.items():
+        stale[name] = changed.get(name, []) + [Change(AFTER, up) for up in sorted(ups) if stale[up]]
+    return stale
+
+
+def computed_with_other_requirements(workspace: Workspace) -> set[str]:
+    """The stages whose entry in dvc.lock dates from another requirements.lock than the current one.
+
+    That is: the entry is in the newest committed dvc.lock with a different requirements.lock. A stage that was computed
+    again with an equal result counts by its first computation.
+    """
+    commits = workspace.git("log", "--format=%H", "--topo-order", "--full-history", "--", LOCK).split()
+    if not commits:
+        return set()
+    revisions = ["HEAD", *commits]
+    digests = workspace.git("rev-parse", *(f"{revision}:{REQUIREMENTS}" for revision in revisions)).split()
+    of = next((revision for revision, digest in zip(revisions, digests, strict=True) if digest != digests[0]), None)
+    if of is None:
+        return set()
+    then, now = (_entries(workspace, revision) for revision in (of, "HEAD"))
+    return {name for name, entry in now.items() if then.get(name) == entry}
+
+
+def _entries(workspace: Workspace, revision: str) -> dict[str, Any]:
+    return _parse_stages(workspace.git("show", f"{revision}:{LOCK}"))
+
+
+def _stages(lock: Path) -> dict[str, Any]:
+    return _parse_stages(lock.read_text()) if lock.is_file() else {}
+
+
+def _parse_stages(text: str) -> dict[str, Any]:
+    safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return dict(yaml.load(text, Loader=safe).get("stages", {}))  # noqa: S506 (both are)
+
+
+def _changes(entries: list[object]) -> list[Change]:
+    """DVC's status of one stage."""
+    changes = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            changes.append(Change("command" if entry == "changed command" else "", str(entry)))
+            continue
+        for what, items in entry.items():
+            for path, state in items.items() if isinstance(items, dict) else ():
+                kind = "output" if what == "changed outs" else KINDS.get(PurePosixPath(path).parts[0], "")
+                changes.append(Change(kind, path, tuple(state) if isinstance(state, dict) else (str(state),)))
+    return changes

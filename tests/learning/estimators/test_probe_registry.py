@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from abstain.config.params import Architecture
+from abstain.core.errors import AbstainError
+from abstain.learning.estimators.probe_registry import ZOO, load_probe, save_probe
+from abstain.learning.estimators.probes.base import predict
+from tests.learning.estimators.builders import EVERY_KIND, PARAMS, D, probe_of, ragged
+
+
+def test_every_architecture_that_can_be_asked_for_is_there() -> None:
+    assert set(ZOO) == set(get_args(Architecture))
+
+
+def test_the_papers_uncalibrated_row_is_the_lstm_without_its_term() -> None:
+    assert ZOO["lstm_no_huber"].kind is ZOO["lstm"].kind
+    assert ZOO["lstm_no_huber"].params(PARAMS) == PARAMS.model_copy(update={"huber_lambda": 0.0})
+    assert ZOO["lstm"].params(PARAMS) == PARAMS
+
+
+@pytest.mark.parametrize("architecture", [name for name in ZOO if name != "linear"])
+def test_the_description_says_how_a_probe_is_trained(architecture: Architecture) -> None:
+    description = ZOO[architecture].description(PARAMS)
+    assert description.endswith(f"dropout {PARAMS.dropout:g}, seed {PARAMS.seed}")
+    assert (f"{PARAMS.huber_lambda:g} x Huber" in description) == (architecture != "lstm_no_huber")
+
+
+@pytest.mark.parametrize("architecture", EVERY_KIND)
+def test_a_file_is_all_that_is_needed_to_have_the_probe_again(architecture: Architecture, tmp_path: Path) -> None:
+    probe, rows = probe_of(architecture), ragged(3, 8, 1)
+    save_probe(probe, tmp_path / "probe.safetensors")
+    loaded = load_probe(tmp_path / "probe.safetensors")
+    assert type(loaded) is type(probe)
+    assert (loaded.architecture, loaded.width, loaded.training) == (architecture, D, False)
+    assert loaded.hyperparameters == probe.hyperparameters
+    assert torch.equal(predict(loaded, rows), predict(probe, rows))
+    save_probe(loaded, tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "probe.safetensors").read_bytes()
+
+
+def test_a_missing_file_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match=r"probe.safetensors is missing: run `abstain retrain`$"):
+        load_probe(tmp_path / "probe.safetensors")
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "truncated", "undescribed", "unknown", "of another shape"])
+def test_what_is_no_probe_is_an_error_with_a_remedy(damage: str, tmp_path: Path) -> None:
+    file = tmp_path / "probe.safetensors"
+    probe = probe_of("linear")
+    save_probe(probe, file)
+    if damage in ("empty", "garbage", "truncated"):
+        whole = file.read_bytes()
+        file.write_bytes({"empty": b"", "garbage": b"\x00none\xff" * 9, "truncated": whole[: len(whole) // 2]}[damage])
+    else:
+        described = {
+            "undescribed": None,
+            "unknown": {"architecture": "perceptron", "d": D},
+            "of another shape": {"architecture": "linear", "d": D + 1},
+        }[damage]
+        save_file(probe.state_dict(), file, {"probe": json.dumps(described)} if described else None)
+    with pytest.raises(AbstainError, match=r"probe.safetensors is no probe of this version: run `abstain retrain`$"):
+        load_probe(file)

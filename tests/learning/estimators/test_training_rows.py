@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from abstain.learning.estimators import training_rows as module_under_test
+from abstain.learning.estimators.training_rows import TrainingRows, batches, pad
+from tests.learning.estimators.builders import D, Watched, planted, ragged
+
+lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)
+
+
+@settings(deadline=None, max_examples=50)
+@given(lengths, st.integers(1, 4), st.integers(1, 200))
+def test_batches_keep_the_order_and_stay_within_rows_and_values(lengths: list[int], most: int, values: int) -> None:
+    rows = ragged(*lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module_under_test, "BATCH_VALUES", values)
+        made = list(batches(iter(rows), most))
+    flat = [row for batch in made for row in batch]
+    assert len(flat) == len(rows) and all(a is b for a, b in zip(flat, rows, strict=True))
+    for batch, following in zip(made, [*made[1:], None], strict=True):
+        assert 1 <= len(batch) <= most
+        assert len(batch) == 1 or pad(batch)[0].numel() <= values
+        if following and len(batch) < most:  # no smaller than it has to be
+            assert pad([*batch, following[0]])[0].numel() > values
+
+
+@pytest.mark.parametrize("lengths", [[1], [7], [3, 1, 2]])
+def test_pad_puts_zeros_after_the_end(lengths: list[int]) -> None:
+    rows = ragged(*lengths)
+    states, ends = pad(rows)
+    assert states.shape == (len(lengths), max(lengths), D)
+    assert ends.tolist() == lengths
+    for row, end, padded in zip(rows, lengths, states, strict=True):
+        assert torch.equal(padded[:end], row)
+        assert not padded[end:].any()
+
+
+def test_a_subset_keeps_states_labels_weights_and_lengths_together_and_reads_nothing() -> None:
+    rows = planted(6, 1)
+    rows.weight[:] = torch.arange(6)
+    watched = Watched(rows.states)
+    subset = (
+        TrainingRows(watched, rows.correct, rows.weight).subset(torch.tensor([4, 0, 5])).subset(torch.tensor([1, 0]))
+    )
+    assert len(subset) == 2
+    assert subset.weight.tolist() == [0, 4]
+    assert subset.correct.tolist() == [rows.correct[0], rows.correct[4]]
+    assert subset.lengths.tolist() == [len(rows.states[0]), len(rows.states[4])]
+    assert not watched.read
+    assert torch.equal(subset.states[1], rows.states[4])
+    assert all(torch.equal(a, rows.states[i]) for a, i in zip(subset.states[:5], [0, 4], strict=True))
+    assert [len(row) for row in subset.states] == subset.lengths.tolist()
+
+
+def test_lengths_of_any_states_are_known() -> None:
+    rows = planted(6, 1)
+    expected = [len(row) for row in rows.states]
+    assert rows.lengths.tolist() == expected
+    assert TrainingRows(Watched(rows.states), rows.correct, rows.weight).lengths.tolist() == expected
+    assert rows.lengths.dtype == torch.int64
+
+
+class Endless(Sequence):
+    """More rows than memory holds: whoever goes on reading fails."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def __getitem__(self, index: int) -> Tensor:
+        self._left -= 1
+        assert self._left >= 0, "read on"
+        return torch.ones(2, D)
+
+
+def test_what_fits_is_held_in_memory_and_what_does_not_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_under_test, "MEMORY_VALUES", 10 * 2 * D)
+    few = planted(3, 1)
+    watched = TrainingRows(Watched(few.states), few.correct, few.weight)
+    held = watched.in_memory()
+    assert isinstance(held.states, list)
+    assert all(torch.equal(a, b) for a, b in zip(held.states, few.states, strict=True))
+    assert (held.correct is few.correct) and (held.weight is few.weight)
+    many = TrainingRows(Endless(11), torch.zeros(10**6, dtype=torch.int64), torch.ones(10**6))
+    assert many.in_memory() is many

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from abstain.data.store.dataset import DataStore
+from abstain.review import question_drift as module
+from abstain.review.question_drift import distances, drift
+from tests.data.builders import row
+from tests.review.test_candidates import take
+
+
+class Letters:
+    """Texts by the letters that they are made of: enough to know near from far."""
+
+    def encode(self, texts: Sequence[str], /) -> NDArray[np.float32]:
+        return np.array([[text.count(letter) for letter in "abcdef"] for text in texts], np.float32).reshape(-1, 6)
+
+
+def test_distance_is_small_to_what_was_trained_on() -> None:
+    trained_on = ["aaab", "aab", "aba", "abaa", "baaa", "cc", "ccc", "cccc", "cc c", "c c"]
+    known, rare, new, half = distances(["aaab", "cc", "ff", "fc"], trained_on, Letters())
+    assert known < 0.05 and rare == pytest.approx(0, abs=1e-6), "rare, but trained on"
+    assert new == pytest.approx(1) and 0.2 < half < 0.4
+
+
+def test_distance_of_a_repeated_question_is_nan() -> None:
+    found = distances(["ff", "aa", "ff", "ff"], ["aa"] * 5, Letters())
+    assert np.isnan(found).tolist() == [False, False, True, True]
+
+
+def test_distance_to_nothing_is_nan() -> None:
+    assert np.isnan(distances(["a", "b"], [], Letters())).all()
+    assert distances([], ["a"], Letters()).shape == (0,)
+
+
+@given(st.lists(st.text("abcdef", min_size=1), min_size=1, max_size=20), st.lists(st.text("abcdef"), max_size=20))
+def test_distance_does_not_depend_on_the_block_size(questions: list[str], trained_on: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        whole = distances(questions, trained_on, Letters())
+        patch.setattr(module, "AT_ONCE", 3)
+        np.testing.assert_allclose(distances(questions, trained_on, Letters()), whole, atol=1e-6)
+    assert np.nanmin([0.0, *whole]) >= -1e-6 and np.nanmax([0.0, *whole]) <= 2
+
+
+def test_drift_reads_its_questions_from_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row(f"t{n}", question="aab") for n in range(6)] + [row("new", question="ff"), row("old", question="aab")]
+    take(tmp_path / "data", *rows)
+    store = DataStore(tmp_path / "data")
+    found = drift(store, {"new", "old", "gone"}, {f"t{n}" for n in range(6)}, Letters(), seed=0)
+    assert found["new"] == pytest.approx(1) and found["old"] == pytest.approx(0, abs=1e-6) and "gone" not in found
+    monkeypatch.setattr(module, "COMPARED", 1)
+    assert len(drift(store, {"new", "old"}, {"t0", "t1"}, Letters(), seed=0)) == 1
+
+
+@pytest.mark.slow
+def test_distance_of_another_topic_is_larger_with_real_encoder() -> None:
+    from abstain.knowledge.retrieval.encoder import SentenceEncoder
+
+    trained_on = [
+        f"What is the annual fee of the {name} card?" for name in ("Gold", "Blue", "Student", "Travel", "Family")
+    ]
+    asked = ["How much does the Platinum card cost per year?", "My dog ate my passport, what now?"]
+    near, far = distances(asked, trained_on, SentenceEncoder())
+    assert near < 0.5 < far

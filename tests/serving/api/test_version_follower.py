@@ -1,0 +1,140 @@
+"""Versions change while requests run; a bad one never takes over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from abstain.serving.api import version_follower as live_gate
+from abstain.serving.api.service import GateService
+from abstain.serving.api.version_follower import Release
+from tests.serving.api.conftest import MadeUpReleases
+from tests.serving.api.test_gate_route import ASKED, ask
+
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
+
+def test_a_new_version_takes_over_and_no_request_fails(
+    client: TestClient, service: GateService, releases: MadeUpReleases, make_release: Callable[..., Path]
+) -> None:
+    versions, stop = [], threading.Event()
+
+    def keep_asking() -> None:
+        while not stop.is_set():
+            versions.append(ask(client)["version"])
+
+    threads = [threading.Thread(target=keep_asking) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for minor in (1, 2, 3):
+        releases.promote(f"v1.{minor}.0", make_release(f"v1.{minor}.0"))
+        service.live.refresh()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert ask(client)["version"] == "v1.3.0" and set(versions) <= {f"v1.{minor}.0" for minor in range(4)}
+    assert "abstain_swaps 3.0" in client.get("/metrics").text
+    assert client.get("/v1/version").json()["trouble"] is None
+
+
+def test_a_bad_version_is_refused_once_and_said_and_the_old_one_goes_on(
+    client: TestClient, service: GateService, releases: MadeUpReleases, make_release: Callable[..., Path]
+) -> None:
+    bad = make_release("v1.1.0", layout_digest="another")
+    releases.promote("v1.1.0", bad)
+    for _ in range(2):
+        service.live.refresh()
+    said = client.get("/v1/version").json()
+    assert said["version"] == "v1.0.0" and "v1.1.0 is refused" in said["trouble"] and "A205" in said["trouble"]
+    assert client.get("/readyz").status_code == 200 and ask(client)["version"] == "v1.0.0"
+    assert "abstain_versions_refused 1.0" in client.get("/metrics").text
+    releases.promote("v1.2.0", make_release("v1.2.0"))
+    service.live.refresh()
+    assert ask(client)["version"] == "v1.2.0" and client.get("/v1/version").json()["trouble"] is None
+
+
+def test_a_damaged_file_is_refused_like_any_bad_version(
+    client: TestClient, service: GateService, releases: MadeUpReleases, make_release: Callable[..., Path]
+) -> None:
+    broken = make_release("v1.1.0")
+    broken.write_bytes(broken.read_bytes()[:-100])
+    releases.promote("v1.1.0", broken)
+    service.live.refresh()
+    assert ask(client)["version"] == "v1.0.0"
+
+
+def test_while_the_registry_is_away_the_live_version_decides(
+    client: TestClient, service: GateService, releases: MadeUpReleases
+) -> None:
+    releases.away = True
+    service.live.refresh()
+    assert ask(client)["decision"] in ("show", "abstain")
+    assert "cannot be reached" in client.get("/v1/version").json()["trouble"]
+    releases.away = False
+    service.live.refresh()
+    assert client.get("/v1/version").json()["trouble"] is None
+
+
+def test_when_nothing_is_in_production_any_more_nothing_is_decided(
+    client: TestClient, service: GateService, releases: MadeUpReleases
+) -> None:
+    releases.now = None
+    service.live.refresh()
+    assert client.post("/v1/gate", json=ASKED).json()["decision"] == "unavailable"
+    assert client.get("/readyz").status_code == 503
+
+
+def test_what_fails_for_a_while_is_tried_again_and_what_is_bad_is_not(
+    client: TestClient,
+    service: GateService,
+    releases: MadeUpReleases,
+    make_release: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[str] = []
+    fetch = releases.fetch
+
+    def fails_once(release: Release) -> Path:
+        tried.append(release.version)
+        if len(tried) == 1:
+            raise OSError(28, "No space left on device")
+        return fetch(release)
+
+    monkeypatch.setattr(releases, "fetch", fails_once)
+    now = [0.0]
+    monkeypatch.setattr(live_gate, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    releases.promote("v1.1.0", make_release("v1.1.0"))
+    service.live.refresh()
+    assert "v1.1.0 is refused: OSError" in client.get("/v1/version").json()["trouble"]
+    service.live.refresh()
+    assert tried == ["v1.1.0"], "not at once"
+    now[0] += live_gate.FIRST_PAUSE_S
+    service.live.refresh()
+    assert ask(client)["version"] == "v1.1.0" and client.get("/v1/version").json()["trouble"] is None
+    tried.append("past")
+    releases.promote("v1.2.0", make_release("v1.2.0", layout_digest="another"))
+    for _ in range(3):
+        service.live.refresh()
+        now[0] += live_gate.FIRST_PAUSE_S
+    assert tried.count("v1.2.0") == 1
+
+
+def test_a_registry_that_fails_in_any_way_ends_nothing(
+    client: TestClient, service: GateService, releases: MadeUpReleases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> Release:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(releases, "live", fails)
+        service.live.refresh()
+        assert (
+            "Too many open files" in client.get("/v1/version").json()["trouble"] and ask(client)["version"] == "v1.0.0"
+        )
+    service.live.refresh()
+    assert client.get("/v1/version").json()["trouble"] is None

@@ -1,0 +1,56 @@
+"""The alarm about a person who contradicts the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from abstain.core import paths
+from abstain.core.codes import Code
+from tasks.data import contradictions
+from tasks.runs.events import ALARM
+from tasks.runs.workspace import Workspace
+
+Emitted = list[tuple[str, str, dict[str, Any]]]
+NAMES = ("person", "batch", "message")
+
+
+@pytest.fixture
+def emitted(monkeypatch: pytest.MonkeyPatch) -> Emitted:
+    found: Emitted = []
+    monkeypatch.setattr(contradictions, "emit", lambda *what, **more: found.append((*what, more)))
+    return found
+
+
+def alarm(folder: Path, *named: tuple[str, str | None, str]) -> None:
+    """Of persons, batches and messages."""
+    card = {"contradicting": {"judged": 5, "named": [dict(zip(NAMES, one, strict=True)) for one in named]}}
+    file = folder / paths.DATASET_SUMMARY
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(card))
+    contradictions.alarm_contradictions(Workspace(folder, lock=0))
+
+
+def test_whoever_is_named_on_the_data_card_is_an_alarm(tmp_path: Path, emitted: Emitted) -> None:
+    alarm(tmp_path)
+    assert emitted == []
+    pseudonym = f"r-{'5e' * 10}"
+    for person in (pseudonym, "Ada Ames"):
+        alarm(tmp_path, (person, "000007", f"{person} in batch 000007: 30 of 31 answers"))
+    assert {(name, told["code"]) for name, _, told in emitted} == {(ALARM, Code.CONTRADICTS_OTHERS.value)}
+    by_pseudonym, by_name = (told["text"] for _, _, told in emitted)
+    assert by_pseudonym == f"{pseudonym[:10]} in batch 000007: 30 of 31 answers"
+    assert "Ada" not in by_name and "in batch 000007: 30 of 31 answers" in by_name
+
+
+def test_more_judgements_of_one_person_are_the_same_alarm_and_another_person_is_another(
+    tmp_path: Path, emitted: Emitted
+) -> None:
+    alarm(tmp_path, ("r-1", None, "30 of 31 answers"), ("r-1", "000007", "9 of 9 answers"), ("u-2", None, "8 of 8"))
+    alarm(tmp_path, ("r-1", None, "31 of 33 answers"))
+    first, *others, again = [resource for _, resource, _ in emitted]
+    assert first == again and len({first, *others}) == 3
+    assert not any("r-1" in resource or "u-2" in resource for resource in (first, *others))

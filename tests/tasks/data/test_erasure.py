@@ -1,0 +1,432 @@
+"""What becomes of a version that was trained on erased rows, with real git; DVC is stood in for by plain folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from abstain.config.settings import decision_log_url, load_settings
+from abstain.core import paths
+from abstain.core.codes import Code
+from abstain.core.contracts import Feedback, Interaction
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_json
+from abstain.core.markdown import numbered
+from abstain.data.decision_log import queries
+from abstain.data.store.dataset import DataStore, ErasedUsers
+from abstain.data.store.record_keys import interaction_identity
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.sources.files import explicit_sources
+from abstain.release.registry import Registry
+from abstain.reports.page import render_html
+from abstain.review.workbook import KEY
+from abstain_cli import app as cli
+from flows import promote as promote_flow
+from flows import retrain as retrain_flow
+from tasks.data.erasure import erase_user
+from tasks.data.erasure_copies import remember_export
+from tasks.monitoring import publish
+from tasks.release import promotion
+from tasks.release.promotion import Promotion, promote_candidate, roll_back
+from tasks.release.promotion_records import write_record
+from tasks.runs.git_commit import commit, push
+from tasks.runs.workspace import BRANCH, Workspace, open_workspace
+from tasks.server import reports
+from tests.conftest import Project
+from tests.data.builders import (
+    NOW,
+    PARAMS,
+    accept_all,
+    alone,
+    feedback,
+    interaction,
+    row,
+    thumb,
+    verdict,
+    write_lines,
+)
+from tests.data.decision_log.builders import decision, open_log
+from tests.review.builders import write_file
+from tests.tasks.conftest import DAY, Candidates, Plain
+
+NEXT_DAY = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def approval(workspace: Plain, name: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((workspace.path / paths.APPROVALS / f"{name}.json").read_text())
+    return read
+
+
+def checks(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {check["name"]: check for check in record["checks"]}
+
+
+def test_the_same_bytes_are_a_new_version_after_an_erasure(workspace: Plain, candidates: Candidates) -> None:
+    assert candidates.promote().status == "unchanged"
+    workspace.taint("v1.0.0")
+    assert candidates.promote() == Promotion("promoted", "v1.1.0", [])
+    first, second = workspace.on_origin().history
+    assert (second.reason, second.candidate) == ("erasure", first.candidate) and second.sha256 != first.sha256
+    assert workspace.on_origin().taint is None and "v1.0.0" in workspace.on_origin().tainted
+    assert "probe@v1.1.0" in workspace.git("ls-remote", "--tags", "origin")
+    record = approval(workspace, "v1.1.0")
+    assert record["erasure"]["since"] == DAY.isoformat() and "not worse than v1.0.0" in checks(record)
+    assert candidates.promote().status == "unchanged"
+
+
+def test_a_worse_one_is_promoted_once_somebody_accepts_it(workspace: Plain, candidates: Candidates) -> None:
+    candidates.write(0.9)
+    with pytest.raises(AbstainError, match="v1.0.0 was not trained on erased rows"):
+        candidates.promote(accept_erasure="the law")
+    workspace.taint("v1.0.0")
+    candidates.write(0.9, latency=1000.0)
+    with pytest.raises(AbstainError, match="latency"):
+        candidates.promote(accept_erasure="the law")
+    assert workspace.on_origin().version == "v1.0.0", "another check was waived"
+    candidates.write(0.9)
+    assert candidates.promote(accept_erasure="the law").version == "v1.1.0"
+    assert workspace.on_origin().history[-1].reason == "erasure; the law"
+    record = approval(workspace, "v1.1.0")
+    assert record["erasure"]["accepted"] == "the law"
+    assert checks(record)["not worse than v1.0.0"]["passed"] is None
+
+
+def test_a_blocked_candidate_fails_too(workspace: Plain, candidates: Candidates) -> None:
+    candidates.write(1.8)
+    assert candidates.promote().version == "v1.1.0"
+    registry = workspace.on_origin()
+    moved = registry.rolled_back(registry.history[0].model_copy(update={"action": "rollback", "reason": "complaints"}))
+    (workspace.path / paths.REGISTRY).write_text(moved.to_json())
+    assert candidates.promote().reasons == [
+        "A407 the check `not blocked` failed: it is v1.1.0 again, which was blocked: complaints"
+    ]
+    workspace.taint("v1.0.0")
+    with pytest.raises(AbstainError, match="v1.1.0 again, which was blocked: complaints"):
+        candidates.promote()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("tainted", [True, False])
+def test_a_hold_out_without_erased_answers_is_the_same(workspace: Plain, candidates: Candidates, tainted: bool) -> None:
+    erased = tuple(interaction_identity(f"i-{n}").hex() for n in range(2))
+    (workspace.path / paths.DATA).mkdir()
+    file = workspace.path / paths.DATA / "forgotten.json"
+    if tainted:
+        workspace.taint("v1.0.0")
+    candidates.write(1.8, drop=2)
+    for known in ((), erased[:1]):
+        file.write_text(ErasedUsers(interactions=known).canonical())
+        failure = candidates.promote(again=True).reasons if not tainted else [raised(candidates)]
+        assert any("same hold-out" in reason for reason in failure)
+    file.write_text(ErasedUsers(interactions=erased).canonical())
+    assert candidates.promote(again=True).version == "v1.1.0"
+    assert "2 of its answers" in checks(approval(workspace, "v1.1.0"))["same hold-out"]["message"]
+
+
+def raised(candidates: Candidates) -> str:
+    with pytest.raises(AbstainError) as caught:
+        candidates.promote(again=True)
+    return str(caught.value)
+
+
+def test_a_hold_out_that_cannot_be_read_is_not_the_same(workspace: Plain, candidates: Candidates) -> None:
+    shutil.rmtree(workspace.kept)
+    workspace.taint("v1.0.0")
+    candidates.write(drop=2)
+    with pytest.raises(AbstainError, match="same hold-out` failed: .*--accept-new-holdout REASON"):
+        candidates.promote()
+    assert candidates.promote(new_holdout="the old one is lost").version == "v1.1.0"
+    assert workspace.on_origin().history[-1].reason == "erasure; the old one is lost"
+
+
+def test_a_roll_back_to_a_tainted_version_has_its_mark(
+    workspace: Plain, candidates: Candidates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.taint("v1.0.0")
+    candidates.promote()
+    monkeypatch.setattr(promotion, "fetch_release", lambda *_: Path())
+    monkeypatch.setattr(promotion, "smoke_test", lambda *_: None)
+    moved = roll_back(workspace, None, "complaints")
+    assert moved == workspace.on_origin() and moved.version == "v1.0.0"
+    assert moved.taint is not None and moved.taint.since == DAY
+
+
+@pytest.fixture
+def flows_here(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """`retrain` with every stage cached, in this process, without a Prefect server."""
+
+    @contextmanager
+    def here() -> Iterator[Workspace]:
+        yield workspace
+
+    (workspace.path / paths.DATA).mkdir()
+    for module in (retrain_flow, promote_flow):
+        monkeypatch.setattr(module, "promote_candidate", promote_candidate.fn)
+        monkeypatch.setattr(module, "open_workspace", here)
+    monkeypatch.setattr(retrain_flow, "run_dag", lambda *_: [])
+    for name in ("publish_validation", "publish_artifacts"):
+        monkeypatch.setattr(retrain_flow, name, lambda _: None)
+    monkeypatch.setattr("tasks.runs.workspace.open_workspace", here)
+    monkeypatch.setattr("tasks.release.status.origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
+    return retrain_flow.retrain.fn
+
+
+@pytest.mark.heavy
+def test_the_schedule_is_red_until_somebody_decides(
+    workspace: Plain, candidates: Candidates, flows_here: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    candidates.write(0.9)
+    assert flows_here().outcome.status == "rejected", "before the erasure this is no failure"
+    workspace.taint("v1.0.0")
+    for _ in range(2):
+        with pytest.raises(AbstainError, match="trained on erased rows since 2026-11-20.*--keep-tainted") as caught:
+            flows_here()
+        assert "stays in production" in str(caught.value)
+        assert "not worse than v1.0.0" in str(caught.value) and "\n" not in str(caught.value)
+    assert len(candidates.judged) == 2, "judged once more for the erasure, and remembered from then on"
+    assert "trained on erased rows since 2026-11-20" in candidates.judged[-1]
+    assert workspace.on_origin().version == "v1.0.0"
+
+    with pytest.raises(AbstainError, match="--keep-tainted: give a reason"):
+        cli.promote(keep_tainted=" ")
+    with pytest.raises(AbstainError, match="give it without the other options"):
+        cli.promote(keep_tainted="a", accept_erasure="b")
+    cli.promote(keep_tainted="no [other] yet")
+    kept = "trained on erased rows since 2026-11-20; kept on purpose: no [other] yet"
+    assert kept in " ".join(capsys.readouterr().out.split())
+    taint = workspace.on_origin().taint
+    assert taint is not None and taint.kept == "no [other] yet"
+    assert flows_here().outcome.status == "rejected"
+    workspace.taint("v1.0.0", at=NEXT_DAY)
+    with pytest.raises(AbstainError, match="since 2026-11-20"):
+        flows_here()
+    candidates.write(1.2)
+    assert candidates.promote().version == "v1.1.0"
+
+
+def test_status_says_what_the_live_version_was_trained_on(
+    workspace: Plain, candidates: Candidates, flows_here: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"scorers": {"probe": dict.fromkeys(("auroc", "auroc_low", "auroc_high"), 0.8)}, "rows": 400}
+    figures["at_threshold"] = dict.fromkeys(("threshold", "precision", "coverage"), 0.5)
+    figures["served"] = {"name": "probe"}
+    for version in ("v1.0.0", "v1.1.0"):
+        file = workspace.path / paths.APPROVALS / f"{version}.json"
+        record = json.loads((workspace.path / paths.APPROVALS / "v1.0.0.json").read_text())
+        del record["seal"]
+        write_record(file, record | {"metrics": {"holdout": figures | record["metrics"]["holdout"]}})
+
+    def status() -> str:
+        commit(workspace, "Figures", paths.APPROVALS)
+        push(workspace)
+        cli.status()
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "trained on erased rows" not in status()
+    workspace.taint("v1.0.0")
+    assert "in production: probe v1.0.0, trained on erased rows since 2026-11-20, by promote" in status()
+    assert flows_here().outcome.version == "v1.1.0"
+    (workspace.path / paths.APPROVALS / "v1.1.0.json").write_text(json.dumps({"metrics": {"holdout": figures}}))
+    told = status()
+    assert "in production: probe v1.1.0, by promote" in told
+    assert "v1.0.0: trained on erased rows since 2026-11-20" in told, "whoever goes back there knows before"
+
+
+def test_status_of_a_version_judged_on_a_handful_of_answers_names_what_is_not_defined(
+    workspace: Plain, candidates: Candidates, flows_here: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"scorers": {"probe": dict.fromkeys(("auroc", "auroc_low", "auroc_high"))}, "rows": 3}
+    figures |= {"at_threshold": {"threshold": 0.5, "precision": None, "coverage": 0.0}, "served": {"name": "probe"}}
+    record = {"metrics": {"holdout": figures}}
+    (workspace.path / paths.APPROVALS / "v1.0.0.json").write_text(json.dumps(record))
+    commit(workspace, "Figures", paths.APPROVALS)
+    push(workspace)
+    cli.status()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "AUROC not defined on 3 answers; at threshold 0.500 precision not defined, shows 0.0%" in told
+
+
+def test_what_a_run_publishes_says_it_too(
+    workspace: Plain, candidates: Candidates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, published = workspace.path, dict[str, str]()
+    (root / paths.PLOTS).mkdir()
+    (root / paths.PLOTS / "threshold.csv").write_text("threshold\n0.5\n")
+    (root / paths.REPORT / "report.md").write_text("# Report\n\n## ✓ All is well\n", encoding="utf-8")
+    monkeypatch.setattr("abstain.reports.plots.PLOTS", {})
+    monkeypatch.setattr(publish, "leaderboard_table", lambda *_: "")
+    monkeypatch.setattr(publish, "create_markdown_artifact", lambda text, key, **_: published.update({key: text}))
+    monkeypatch.setattr(publish, "create_table_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(publish, "create_link_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(publish.reports, "keep", lambda _, name, page: published.update({f"{name}-page": page}) or "x")
+    mark = "probe v1.0.0, trained on erased rows since 2026-11-20"
+    publish.publish_artifacts.fn(workspace)
+    assert mark not in "".join(published.values())
+    workspace.taint("v1.0.0")
+    publish.publish_artifacts.fn(workspace)
+    assert mark in published["evaluation"] and "# Report" in published["evaluation"]
+    assert mark in published["evaluation-page"] and "All is well" in published["evaluation-page"]
+
+
+@pytest.fixture
+def history(workspace: Plain, tmp_path: Path) -> Plain:
+    """Tags v1.0.0 to v1.2.0: ann's thumb came with the second, and bob's only waits for its interaction."""
+    data = workspace.path / paths.DATA
+    batches = (
+        [row("i-1", review=verdict()), row("i-2")],
+        [alone(thumb(user="u-ann"), "i-1"), alone(thumb(user="u-bob"), "i-9")],
+        [row("i-3", thumb=thumb(user="u-eve"))],
+    )
+    for minor, rows in enumerate(batches):
+        file = write_lines(tmp_path / f"{minor}.jsonl", *rows)
+        ingest(explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
+        workspace.dvc("add", "--quiet", "data")
+        commit(workspace, "Ingest", "data.dvc")
+        workspace.git("tag", "--annotate", f"probe@v1.{minor}.0", "-m", "t")
+        workspace.keep(f"v1.{minor}.0", paths.DATA)
+    push(workspace)
+    params = workspace.path / paths.PARAMS
+    params.write_text(params.read_text().replace("pseudonymise: true", "pseudonymise: false"))
+    return workspace
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("user", "with_interactions", "versions"),
+    [
+        ("u-ann", False, ["v1.1.0", "v1.2.0"]),
+        ("u-ann", True, ["v1.0.0", "v1.1.0", "v1.2.0"]),  # v1.0.0 knew the expert's verdict on what she rated
+        ("u-bob", False, []),  # nothing is trained on a thumb that waits
+        ("u-eve", True, ["v1.2.0"]),
+    ],
+)
+def test_versions_that_saw_the_rows_are_marked_with_them_gone(
+    history: Plain, user: str, with_interactions: bool, versions: list[str]
+) -> None:
+    before = history.git("rev-parse", f"origin/{BRANCH}")
+    erasure = erase_user(history, user, with_interactions=with_interactions)
+    assert erasure.versions == dict.fromkeys(versions, True)
+    assert list(history.on_origin().tainted) == versions and history.on_origin() == erasure.registry
+    assert all(found.user != user for found in DataStore(history.path / paths.DATA).rows(Feedback))
+    assert history.git("rev-parse", f"origin/{BRANCH}~1") == before, "rows and marks are one commit"
+
+
+def test_copies_outside_of_the_data_are_named_with_what_to_do(history: Plain) -> None:
+    root, home = history.path, load_settings().home.resolve()
+    files = [write_file(root.parent / f"{key}.xlsx", interaction(key)) for key in ("i-1", "i-2")]
+    for file in files:
+        remember_export(file)
+    shown = {"examples": {"caught": [{"interaction_id": "i-1"}], "missed": []}}
+    other = {"examples": {"caught": [{"interaction_id": "i-12"}], "missed": []}}
+    for version, evaluation in (("v1.0.0", shown), ("v1.1.0", other)):
+        write_json(home / "releases" / version / "evaluation.json", evaluation)
+        (example,) = evaluation["examples"]["caught"]
+        page = render_html(f"# Report\n\n## \u2713 Well\n\n{numbered([(f'Likely · {example[KEY]}', ['a'])])}", {})
+        reports.keep(f"run-{version}", "evaluation", page)
+    write_json(root / paths.EVALUATION, shown)
+    expected = [files[0], home / "reports/run-v1.0.0/evaluation.html", root / paths.REPORT, home / "releases/v1.0.0"]
+    for _ in range(2):  # asked again, it names what is still there
+        copies = erase_user(history, "u-ann", with_interactions=True).copies
+        assert [line.partition(": ")[0] for line in copies] == [str(place) for place in [*expected, home / "features"]]
+    assert erase_user(history, "u-ann", with_interactions=False).copies == ()
+    files[0].unlink()
+    copies = erase_user(history, "u-ann", with_interactions=True).copies
+    assert str(files[0]) not in "".join(copies) and len(copies) == 4
+
+
+def test_what_the_decision_log_has_of_the_user_goes_after_the_commit(
+    history: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = decision_log_url(load_settings())
+    log = open_log(url)
+    for key, user in (("i-1", None), ("i-3", None), ("asked", "u-ann"), ("rated", None), ("other", None)):
+        log.record(decision(key, user=user))
+    for key in ("rated", "i-3"):
+        log.feedback(f"f-{key}", feedback(key, user="u-ann")).result()
+
+    def texts() -> dict[str, str]:
+        found = {key: queries.find(log.database, key) for key in ("i-1", "i-3", "asked", "rated", "other")}
+        return {key: one.texts for key, one in found.items() if one}
+
+    with monkeypatch.context() as broken:
+        broken.setattr(
+            "tasks.data.erasure.erase", lambda *_, **__: (_ for _ in ()).throw(AbstainError(Code.NO_SERVICE, "away"))
+        )
+        with pytest.raises(AbstainError, match="away"):
+            erase_user(history, "u-ann", with_interactions=True)
+    assert set(texts().values()) == {"kept"}
+    erased = erase_user(history, "u-ann", with_interactions=True)  # again: the data tell no more what she rated there
+    gone = dict.fromkeys(("i-1", "i-3", "asked", "rated"), "erased")
+    assert texts() == {**gone, "other": "kept"} and erased.removed["decision log"] == 6
+    store = DataStore(history.path / paths.DATA)
+    assert [found.interaction_id for found in store.rows(Interaction)] == ["i-2"]
+    assert {interaction_identity(key).hex() for key in gone} <= set(store.erased_users().interactions)
+    log.close()
+
+
+def test_a_user_of_whom_the_decision_log_alone_has_rows_is_erased(history: Plain) -> None:
+    log = open_log(decision_log_url(load_settings()))
+    log.feedback("f", feedback("i-9", user="u-new", comment="as they said")).result()
+    with pytest.raises(AbstainError, match="no row carries the user 'u-nobody'"):
+        erase_user(history, "u-nobody", with_interactions=False)
+    assert erase_user(history, "u-new", with_interactions=False).removed["decision log"] == 1
+    assert "u-new" in DataStore(history.path / paths.DATA).erased_users().users
+    log.close()
+
+
+def test_asked_again_it_marks_what_has_no_mark_and_no_more(history: Plain) -> None:
+    erase_user(history, "u-ann", with_interactions=False)
+    marked = history.on_origin()
+    history.git("tag", "--annotate", "probe@v1.3.0", "probe@v1.2.0^{}", "-m", "t")
+    history.keep("v1.3.0", paths.DATA)
+    again = erase_user(history, "u-ann", with_interactions=False).registry
+    assert {version: again.tainted[version] for version in marked.tainted} == marked.tainted
+    assert set(again.tainted) - set(marked.tainted) == {"v1.3.0"}
+
+
+def test_a_shadow_that_may_have_been_trained_on_them_is_cleared_in_the_same_commit(history: Plain) -> None:
+    for name in ("shadow.dvc", str(paths.SHADOW_POINTER)):
+        (history.path / name).write_text("{}")
+    commit(history, "A shadow", "shadow.dvc", paths.SHADOW_POINTER)
+    assert erase_user(history, "u-ann", with_interactions=False).shadow_cleared
+    listed = history.git("ls-tree", "--name-only", f"origin/{BRANCH}").split()
+    assert "registry.json" in listed and not {"shadow.dvc", "shadow.json"} & set(listed)
+    assert history.git("log", "-1", "--format=%s", f"origin/{BRANCH}").strip() == "Erase a user"
+    assert not erase_user(history, "u-ann", with_interactions=False).shadow_cleared
+
+
+def test_a_version_whose_data_are_lost_is_marked_with_a_doubt(history: Plain) -> None:
+    shutil.rmtree(history.kept / "refs-tags-probe@v1.0.0")
+    erasure = erase_user(history, "u-ann", with_interactions=False)
+    assert erasure.versions == {"v1.0.0": False, "v1.1.0": True, "v1.2.0": True}
+    assert not history.on_origin().tainted["v1.0.0"].certain
+
+
+def test_no_tag_stops_an_erasure(history: Plain) -> None:
+    tree = history.git("hash-object", "-t", "tree", "-w", "/dev/null").strip()
+    without_data = history.git("commit-tree", tree, "-m", "no data").strip()
+    for name in ("probe@vnext", "probe@v7.0.0"):
+        history.git("tag", "--annotate", name, without_data, "-m", "t")
+    erased = erase_user(history, "u-eve", with_interactions=True)
+    assert erased.versions == {"v1.2.0": True, "v7.0.0": False}
+
+
+@pytest.mark.slow
+def test_with_dvc_the_thumbs_of_a_tag_are_found(small_project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in small_project.environment.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.chdir(small_project.root)
+    with open_workspace() as workspace:
+        user = next(found.user for found in DataStore(workspace.path / paths.DATA).rows(Feedback) if found.user)
+        workspace.git("tag", "--annotate", "probe@v1.0.0", "-m", "t")
+        push(workspace, "probe@v1.0.0")
+        assert erase_user(workspace, user, with_interactions=True).versions == {"v1.0.0": True}
+        said = workspace.git("show", f"origin/{BRANCH}:registry.json")
+    assert Registry.model_validate_json(said).tainted["v1.0.0"].certain

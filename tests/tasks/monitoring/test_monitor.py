@@ -1,0 +1,80 @@
+"""What the monitoring does where the database is away, and what it reads of a version."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from abstain.config.settings import Settings
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.monitoring_windows import read_windows
+from tasks.monitoring import monitor as monitoring
+from tasks.monitoring.monitor import open_log, patiently
+from tests.data.decision_log.builders import decision, url_of
+from tests.data.decision_log.builders import open_log as open_writer
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(autouse=True)
+def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of patience in place of two minutes."""
+    monkeypatch.setattr(monitoring, "PATIENCE_S", 2)
+
+
+def test_a_database_that_is_away_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    open_writer(url_of(tmp_path)).close()
+    file, away = tmp_path / "decisions.sqlite", tmp_path / "away"
+    file.rename(away)
+    file.mkdir()  # nothing can be opened there
+    asked = 0
+
+    def ask() -> int:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            file.rmdir()
+            away.rename(file)
+        with closing(LogDatabase(url_of(tmp_path))) as database:
+            return len(read_windows(database))
+
+    assert patiently(ask) == 0 and asked == 2
+
+
+def test_a_database_that_stays_away_is_one_line_with_its_code(tmp_path: Path) -> None:
+    open_writer(url_of(tmp_path)).close()
+    (tmp_path / "decisions.sqlite").rename(tmp_path / "away")
+    (tmp_path / "decisions.sqlite").mkdir()
+    began = datetime.now(UTC)
+    with pytest.raises(AbstainError) as caught:
+        open_log(Settings(home=tmp_path))
+    assert caught.value.code is Code.NO_SERVICE and "\n" not in str(caught.value)
+    assert (datetime.now(UTC) - began).total_seconds() >= 1
+
+
+def test_another_error_is_not_waited_for() -> None:
+    asked = []
+
+    def ask() -> None:
+        asked.append(1)
+        raise AbstainError(Code.OTHER_VERSION, "another layout: use that release")
+
+    with pytest.raises(AbstainError):
+        patiently(ask)
+    assert len(asked) == 1
+
+
+def test_where_nothing_was_logged_there_is_no_log_and_none_is_made(tmp_path: Path) -> None:
+    assert open_log(Settings(home=tmp_path)) is None
+    assert list(tmp_path.iterdir()) == []
+    log = open_writer(url_of(tmp_path))
+    log.record(decision()).result()
+    log.close()
+    database = open_log(Settings(home=tmp_path))
+    assert database is not None and read_windows(database) == ()
+    database.close()

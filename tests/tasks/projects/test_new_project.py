@@ -1,0 +1,333 @@
+"""`abstain init` with real git: what it replaces, what it refuses, and what a merge of a release leaves alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from abstain.config.params import load_params
+from abstain.config.template import template
+from abstain.core.errors import AbstainError
+from abstain.release.registry import Registry, next_version
+from tasks.projects import new_project
+from tasks.projects.new_project import STATE, Choices, start_project, upgrade_project
+from tasks.runs.shell import git
+from tasks.runs.workspace import open_workspace
+from tests.checkout import ROOT, SHIPPED
+from tests.llm.builders import save_tiny_model
+from tests.release.events import promotion
+
+pytestmark = pytest.mark.heavy  # clones of a whole repository
+
+PARAMS = Path("params.yaml")
+OWN_ROWS = template("data.yaml").replace("md5: ", "md5: 00")
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A clone of the project as it is shipped, without its code, and a home."""
+
+    root: Path
+    home: Path
+
+    def git(self, *arguments: str) -> str:
+        return git(self.root, *arguments)
+
+    def write(self, message: str, **files: str) -> None:
+        """Commit the texts of files; `data_dvc` is data.dvc."""
+        for name, text in files.items():
+            (self.root / name.replace("_", ".")).write_text(text)
+        self.git("add", "--all")
+        self.git("commit", "-qm", message)
+
+    def state(self) -> tuple[str, str, dict[str, str]]:
+        """The commit, changes that are not committed, and the state's files."""
+        return self.git("rev-parse", "HEAD"), self.git("status", "--porcelain"), self.files()
+
+    def leftovers(self) -> set[str]:
+        """Temporary files in the home."""
+        return {path.name for path in self.home.iterdir() if path.name.startswith(".")}
+
+    def files(self) -> dict[str, str]:
+        return {str(name): (self.root / name).read_text() for name in STATE}
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clone:
+    made = Clone(tmp_path / "clone", tmp_path / "clone" / ".abstain")
+    (made.root / ".dvc").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ABSTAIN_HOME", str(made.home))
+    monkeypatch.delenv("ABSTAIN_ORIGIN", raising=False)
+    monkeypatch.chdir(made.root)
+    for name in (".gitattributes", ".gitignore", "dvc.yaml"):
+        (made.root / name).write_text((ROOT / name).read_text())
+    for name, text in SHIPPED.items():
+        (made.root / name).write_text(text)
+    made.git("init", "-q", "--initial-branch=main")
+    made.write("A release")
+    return made
+
+
+@pytest.fixture(scope="module")
+def choices(tmp_path_factory: pytest.TempPathFactory) -> Choices:
+    model = save_tiny_model(tmp_path_factory.mktemp("model") / "tiny-bank")
+    return Choices(model=str(model), layout="rag-plain-v1", target=0.2, source="s3://b/in", remote="s3://b/dvc")
+
+
+def promoted(clone: Clone, data: str) -> str:
+    """A registry with a version that was trained on the data of this pointer; its tag is made."""
+    clone.write("Data", data_dvc=data)
+    clone.git("tag", "probe@v1.0.0")
+    return Registry(history=(promotion(),)).to_json()
+
+
+def test_start_replaces_the_sample_in_one_commit_and_once(clone: Clone, choices: Choices) -> None:
+    before = clone.git("rev-parse", "HEAD")
+    assert start_project(choices)
+    started = clone.state()
+    assert clone.git("rev-parse", "HEAD^") == before and started[1] == ""
+    params = load_params(PARAMS)
+    assert (params.llm.model, params.llm.layer, params.threshold.target) == (choices.model, "auto", 0.2)
+    assert params.split.holdout_frozen_at is None and params.threshold.on_infeasible == "heuristic"
+    files = clone.files()
+    assert files["data.dvc"] == template("data.yaml") and json.loads(files["registry.json"])["history"] == []
+    inbox, decisions = yaml.safe_load(files["sources.yaml"])["sources"]
+    assert inbox == {"name": "inbox", "kind": "files", "url": "s3://b/in"} and decisions["kind"] == "decisions"
+    assert "url = s3://b/dvc\n" in files[".dvc/config"] and "# maximum error rate" in files["params.yaml"]
+    assert not start_project(Choices())
+    with pytest.raises(AbstainError, match=r"started before: edit .*params.yaml"):
+        start_project(choices)
+    assert clone.state() == started
+    assert clone.leftovers() == set()
+
+
+def test_start_drops_versions_and_tags_of_the_sample(clone: Clone, choices: Choices) -> None:
+    clone.write("Promote", registry_json=promoted(clone, f"{SHIPPED['data.dvc']}# again\n"), dvc_lock="stages: {}\n")
+    git(clone.root, "clone", "-q", "--bare", str(clone.root), str(clone.home / "origin.git"))
+    (clone.home / "releases" / "v1.0.0").mkdir(parents=True)
+    assert start_project(choices)
+    assert json.loads(clone.files()["registry.json"])["history"] == [] and clone.git("tag") == ""
+    assert not (clone.root / "dvc.lock").exists()
+    assert {"origin.git", "releases"}.isdisjoint(path.name for path in clone.home.iterdir())
+
+
+REFUSED: dict[str, Callable[[Clone], object]] = {
+    "data.dvc records other rows": lambda clone: clone.write("Rows", data_dvc=OWN_ROWS),
+    "params.yaml was edited": lambda clone: clone.write(
+        "Edit", params_yaml=SHIPPED["params.yaml"].replace("target: 0.1 ", "target: 0.3 ")
+    ),
+    "sources.yaml was edited": lambda clone: clone.write("Edit", sources_yaml="sources: []\n"),
+    "params.yaml has changes that are not committed": lambda clone: PARAMS.write_text("llm: {}\n"),
+    "registry.json records a promotion on other rows": lambda clone: clone.write(
+        "Promote", registry_json=promoted(clone, OWN_ROWS), data_dvc=SHIPPED["data.dvc"]
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_start_refuses_what_is_a_user_s_by_file(clone: Clone, message: str) -> None:
+    REFUSED[message](clone)
+    before = clone.state()
+    with pytest.raises(AbstainError, match=message):
+        start_project(Choices())
+    assert clone.state() == before
+
+
+def test_start_refuses_rows_that_only_the_local_origin_has(clone: Clone) -> None:
+    bare = clone.home / "origin.git"
+    git(clone.root, "clone", "-q", "--bare", str(clone.root), str(bare))
+    other = Clone(clone.root.parent / "other", clone.home)
+    git(clone.root, "clone", "-q", str(bare), str(other.root))
+    other.write("Rows", data_dvc=OWN_ROWS)
+    other.git("push", "-q", "origin", "main")
+    before = clone.state()
+    with pytest.raises(AbstainError, match=r"origin.git/data.dvc records other rows"):
+        start_project(Choices())
+    assert clone.state() == before and bare.is_dir()
+
+
+def test_failed_start_changes_nothing(clone: Clone, choices: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
+    (clone.home / "releases").mkdir(parents=True)
+    before = clone.state()
+
+    def fails(message: str, chosen: Choices) -> None:
+        with pytest.raises(AbstainError, match=message) as raised:
+            start_project(chosen)
+        assert "\n" not in str(raised.value)
+        assert clone.state() == before and len(clone.git("worktree", "list").splitlines()) == 1
+        assert clone.leftovers() == set() and (clone.home / "releases").is_dir()
+
+    fails("no-such-model", Choices(model="./no-such-model"))
+    fails("no prompt layout 'rag'", Choices(model=choices.model, layout="rag"))
+    fails("threshold.target", Choices(target=0.0))
+    hook = clone.root / ".git" / "hooks" / "pre-commit"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\necho error: not today\nexit 1\n")
+    hook.chmod(0o755)
+    fails("not today", choices)
+    hook.unlink()
+    monkeypatch.setenv("ABSTAIN_ORIGIN", str(clone.home / "nowhere.git"))
+    fails(r"ABSTAIN_ORIGIN cannot be pushed to \(.*nowhere.git", choices)
+    team, other = clone.home / "team.git", Clone(clone.root.parent / "other", clone.home)
+    git(clone.root, "clone", "-q", "--bare", str(clone.root), str(team))
+    git(clone.root, "clone", "-q", str(team), str(other.root))
+    other.write("Theirs", code_py="print()\n")
+    other.git("push", "-q", "origin", "main")
+    monkeypatch.setenv("ABSTAIN_ORIGIN", str(team))
+    fails(r"\(\[rejected\] .*\(fetch first\)\), .*`git pull` what this clone lacks$", choices)
+
+
+def test_start_reaches_the_team_s_origin(clone: Clone, choices: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = clone.root.parent / "team.git"
+    git(clone.root, "init", "-q", "--bare", str(bare))
+    monkeypatch.setenv("ABSTAIN_ORIGIN", str(bare))
+    assert start_project(choices)
+    assert git(bare, "rev-parse", "main") == clone.git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def server(clone: Clone) -> Path:
+    """The clone's git remote, with a version of the sample and its tag."""
+    bare = clone.root.parent / "server.git"
+    clone.write("Promote", registry_json=promoted(clone, f"{SHIPPED['data.dvc']}# again\n"))
+    git(clone.root, "clone", "-q", "--bare", str(clone.root), str(bare))
+    clone.git("remote", "add", "origin", str(bare))
+    assert git(bare, "tag") == "probe@v1.0.0"
+    return bare
+
+
+def test_tags_of_the_sample_do_not_come_back_from_the_team_s_origin(
+    clone: Clone, choices: Choices, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mate = Clone(clone.root.parent / "mate", clone.home)
+    git(clone.root, "clone", "-q", str(server), str(mate.root))
+    monkeypatch.setenv("ABSTAIN_ORIGIN", str(server))
+    assert start_project(choices)
+    clone.git("fetch", "-q", "--tags", "origin")
+    assert clone.git("tag") == git(server, "tag") == ""
+    assert json.loads(git(server, "show", "main:registry.json"))["history"] == []
+    mate.git("pull", "-q", "--prune", "origin", "main")
+    assert mate.git("tag") == "probe@v1.0.0"  # git keeps it; the page that says how to remove it:
+    page = (ROOT / "docs" / "howto" / "bring-data.md").read_text()
+    command = re.search(r"`git (fetch [^`]*--prune-tags[^`]*)`", page)
+    assert command
+    mate.git(*command[1].split())
+    assert mate.git("tag") == ""
+
+
+@pytest.mark.slow
+def test_tags_of_the_sample_that_a_fetch_brings_back_reach_no_run(clone: Clone, choices: Choices, server: Path) -> None:
+    assert start_project(choices) and clone.git("tag") == ""
+    clone.git("fetch", "-q", "origin")
+    assert clone.git("tag") == "probe@v1.0.0"
+    with open_workspace() as workspace:
+        assert next_version([], workspace.git("tag").split()) == "v1.0.0"
+        workspace.git("tag", "probe@v1.0.0")
+        workspace.git("push", "-q", "origin", "probe@v1.0.0")
+    with open_workspace() as workspace:
+        assert workspace.git("rev-parse", "probe@v1.0.0") == clone.git("rev-parse", "HEAD")
+    assert not start_project(Choices())
+
+
+def test_merged_release_keeps_every_value_and_upgrade_adds_its_keys(clone: Clone, choices: Choices) -> None:
+    start_project(choices)
+    older = "".join(
+        line
+        for line in clone.files()["params.yaml"].splitlines(keepends=True)
+        if "layout:" not in line and not line.startswith("audits") and "  run: []" not in line
+    )
+    clone.write("By an older release", params_yaml=older)
+    clone.git("checkout", "-q", "-b", "release", "HEAD~2")
+    clone.write(
+        "A newer release",
+        params_yaml=SHIPPED["params.yaml"]
+        .replace("target: 0.1 ", "target: 0.3 ")
+        .replace("max_epochs: 60", "max_epochs: 9"),
+        sources_yaml=SHIPPED["sources.yaml"].replace("inbox", "outbox"),
+        data_dvc=SHIPPED["data.dvc"].replace("md5: 1", "md5: 2"),
+        code_py="print()\n",
+    )
+    clone.git("checkout", "-q", "main")
+    before = clone.files()
+    clone.git("merge", "-q", "-m", "Merge the release", "release")
+    assert clone.files() == before and (clone.root / "code.py").is_file()
+    with pytest.raises(AbstainError, match=r"lacks llm.layout, audits.run, .*`abstain init --upgrade`"):
+        load_params(PARAMS)
+    merged = clone.git("rev-parse", "HEAD")
+    assert upgrade_project() == ["audits", "llm.layout"]
+    assert clone.git("rev-parse", "HEAD^") == merged and clone.git("status", "--porcelain") == ""
+    assert {"audits", "llm.layout"} <= set(clone.git("log", "-1", "--format=%B").split())
+    params = load_params(PARAMS)
+    assert (params.llm.model, params.threshold.target, params.probe.max_epochs) == (choices.model, 0.2, 60)
+    assert set(older.splitlines()) < set(PARAMS.read_text().splitlines())
+    assert upgrade_project() == []
+
+
+@pytest.mark.parametrize(
+    ("own", "problem"),
+    [
+        ("  max_epoch: 9\n", "unknown key 'probe.max_epoch': did you mean 'max_epochs'"),
+        ("  warmups: 3\n", "unknown key 'probe.warmups'"),
+    ],
+)
+def test_upgrade_names_an_unknown_key_and_changes_nothing(
+    clone: Clone, choices: Choices, own: str, problem: str
+) -> None:
+    start_project(choices)
+    older = clone.files()["params.yaml"].replace("  folds: 5 ", "  # folds: 5 ", 1)
+    clone.write("Edit", params_yaml=older.replace("probe:\n", f"probe:\n{own}"))
+    before = clone.state()
+    with pytest.raises(AbstainError, match=problem):
+        upgrade_project()
+    assert clone.state() == before
+
+
+@pytest.mark.parametrize("text", ["", "- llm\n", "llm: {\n", "<<<<<<< HEAD\nllm: {}\n"])
+def test_upgrade_of_what_are_no_parameters_is_one_line(clone: Clone, choices: Choices, text: str) -> None:
+    start_project(choices)
+    clone.write("Broken", params_yaml=text)
+    with pytest.raises(AbstainError, match=r"params\.yaml") as raised:
+        upgrade_project()
+    assert "\n" not in str(raised.value)
+
+
+def test_merge_of_a_branch_of_the_project_brings_its_changes(clone: Clone, choices: Choices) -> None:
+    start_project(choices)
+    text = clone.files()["params.yaml"]
+    clone.git("checkout", "-q", "-b", "team")
+    clone.write("Theirs", params_yaml=text.replace("max_epochs: 60", "max_epochs: 9"))
+    clone.git("checkout", "-q", "main")
+    clone.write("Ours", params_yaml=text.replace("looks: 60", "looks: 50"))
+    clone.git("merge", "-q", "-m", "Merge", "team")
+    params = load_params(PARAMS)
+    assert (params.probe.max_epochs, params.gate.looks) == (9, 50)
+
+
+def test_upgrade_asks_for_the_commits_of_runs_first(clone: Clone, choices: Choices) -> None:
+    start_project(choices)
+    bare = clone.home / "origin.git"
+    git(clone.root, "clone", "-q", "--bare", str(clone.root), str(bare))
+    clone.write("Older", params_yaml=clone.files()["params.yaml"].replace("  folds: 5 ", "  # folds: 5 ", 1))
+    head = clone.git("rev-parse", "HEAD")
+    other = Clone(clone.root.parent / "other", clone.home)
+    git(clone.root, "clone", "-q", str(bare), str(other.root))
+    other.write("Ingest", data_dvc=OWN_ROWS)
+    other.git("push", "-q", "origin", "main")
+    with pytest.raises(AbstainError, match=r"git pull .*origin.git main"):
+        upgrade_project()
+    assert clone.git("rev-parse", "HEAD") == head
+    clone.git("pull", "-q", "--no-rebase", "--no-edit", str(bare), "main")
+    assert upgrade_project() == ["probe.folds"] and clone.files()["data.dvc"] == OWN_ROWS
+
+
+def test_merge_driver_is_named_by_gitattributes(clone: Clone) -> None:
+    attributes = clone.git("check-attr", "merge", "--", *map(str, STATE)).splitlines()
+    assert attributes == [f"{name}: merge: abstain" for name in STATE]
+    assert not set(new_project.OF_THE_SAMPLE) & {"features", "models", "dvc-cache"}

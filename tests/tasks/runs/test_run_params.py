@@ -1,0 +1,126 @@
+"""A run with parameters of its own: what DVC sees, and what of it reaches the origin."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from abstain.config.params import load_params
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from tasks.runs.git_commit import commit
+from tasks.runs.run_params import commit_params, write_params
+from tasks.runs.workspace import BRANCH, Workspace
+from tests.checkout import SHIPPED
+from tests.tasks.conftest import Candidates, Plain
+
+FULL = """
+scorers:
+  enabled: [entropy, min_log_prob]   # the list is replaced, not appended to
+privacy: {phone_regions: ["NO"]}
+gate: {max_ece: 0.2}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "more.yaml").write_text(FULL)
+    return tmp_path / "more.yaml"
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Workspace:
+    """A folder with the project's params.yaml."""
+    (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
+    return Workspace(tmp_path, -1)
+
+
+def test_keys_of_the_file_replace_those_of_params_yaml(plain: Workspace, file: Path) -> None:
+    before = load_params(plain.path / "params.yaml")
+    write_params(plain, file)
+    after = load_params(plain.path / "params.yaml")
+    assert after.scorers.enabled == ("entropy", "min_log_prob") and after.privacy.phone_regions == ("NO",)
+    assert after.gate.max_ece == pytest.approx(0.2)
+    same = {"scorers", "privacy", "gate"}
+    assert after.model_dump(exclude=same) == before.model_dump(exclude=same)
+    assert after.scorers.entailment_model == before.scorers.entailment_model
+
+
+def test_lines_of_other_keys_keep_their_comments(plain: Workspace, file: Path) -> None:
+    before = (plain.path / "params.yaml").read_text().splitlines()
+    write_params(plain, file)
+    after = (plain.path / "params.yaml").read_text().splitlines()
+    changed = [line[2:].split()[0] for line in difflib.ndiff(before, after) if line.startswith("+ ")]
+    assert changed == ["phone_regions:", "enabled:", "max_ece:"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("probe: {hiden: 3}", "more.yaml: unknown key 'probe.hiden': did you mean 'hidden'?"),
+        ("prob: {hidden: 3}", "more.yaml: unknown key 'prob': did you mean 'probe'?"),
+        ("probe: {hidden: 0}", "more.yaml: probe.hidden"),
+        ("[]", "more.yaml holds no parameters"),
+        ("probe: [", "more.yaml is not valid YAML"),
+    ],
+)
+def test_invalid_file_is_an_error_that_names_file_and_key(
+    plain: Workspace, file: Path, content: str, message: str
+) -> None:
+    file.write_text(content)
+    with pytest.raises(AbstainError) as raised:
+        write_params(plain, file)
+    assert message in str(raised.value)
+    assert (plain.path / "params.yaml").read_text() == SHIPPED["params.yaml"]
+
+
+def test_missing_file_is_an_error_with_the_remedy(plain: Workspace, tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match=r"nowhere.yaml is missing: give the YAML file"):
+        write_params(plain, tmp_path / "nowhere.yaml")
+
+
+def run_with(workspace: Plain, file: Path) -> str:
+    """What a retrain with `file` commits before its candidate is judged; the commit before."""
+    before = commit_params(workspace, file)
+    lock = yaml.safe_dump({"max_ece": load_params(workspace.path / "params.yaml").gate.max_ece})
+    (workspace.path / "dvc.lock").write_text(lock)
+    commit(workspace, "Retrain", "dvc.lock")
+    return before
+
+
+def on_origin(workspace: Plain, name: str) -> str:
+    return workspace.git("show", f"origin/{BRANCH}:{name}")
+
+
+@pytest.mark.heavy
+def test_promoted_version_keeps_its_params_and_main_its_own(
+    workspace: Plain, candidates: Candidates, file: Path
+) -> None:
+    own = (workspace.path / "params.yaml").read_text()
+    before = run_with(workspace, file)
+    candidates.write(2.0)
+    assert candidates.promote(before=before).version == "v1.1.0"
+    assert on_origin(workspace, "params.yaml") == own.rstrip("\n")
+    assert yaml.safe_load(workspace.git("show", "probe@v1.1.0:dvc.lock")) == {"max_ece": 0.2}
+    kept = load_params(workspace.path / paths.RELEASE / "params.yaml")
+    assert kept.gate.max_ece == pytest.approx(0.2) and kept.scorers.enabled == ("entropy", "min_log_prob")
+    assert workspace.git("status", "--porcelain") == ""
+
+
+@pytest.mark.heavy
+def test_rejected_candidate_leaves_only_its_record_on_main(
+    workspace: Plain, candidates: Candidates, file: Path
+) -> None:
+    own = (workspace.path / "params.yaml").read_text()
+    before = run_with(workspace, file)
+    candidates.write(0.9)
+    assert candidates.promote(before=before).status == "rejected"
+    changed = workspace.git("diff", "--name-only", before, f"origin/{BRANCH}").split()
+    assert [name.partition("-")[0] for name in changed] == ["approvals/rejected"]
+    assert (workspace.path / "params.yaml").read_text() == own
+    again = run_with(workspace, file)
+    assert candidates.promote(before=again).status == "rejected"  # as recorded: it is not judged twice
+    assert workspace.git("rev-parse", "HEAD") == workspace.git("rev-parse", f"origin/{BRANCH}")

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from abstain.config.settings import load_settings
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from tasks.runs.shell import environment, git, run, succeeds
+
+
+def test_output_is_streamed_and_returned(tmp_path: Path) -> None:
+    seen: list[str] = []
+    assert run(["sh", "-c", "echo one; echo two >&2"], tmp_path, seen.append) == "one\ntwo"
+    assert seen == ["one", "two"]
+
+
+def test_a_failure_is_the_line_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match=r"^`sh -c .*` failed: the disk is full$"):
+        run(["sh", "-c", "echo noise; echo 'error: the disk is full'; echo more; exit 3"], tmp_path)
+    with pytest.raises(AbstainError, match="failed: it printed nothing"):
+        run(["false"], tmp_path)
+
+
+def test_failed_command_passes_on_the_code_of_its_error(tmp_path: Path) -> None:
+    printed = f"error {AbstainError(Code.NO_ROWS, 'data/ is empty').coded}"
+    for line, code, reason in ((printed, Code.NO_ROWS, "data/ is empty"), ("fatal: x", Code.FAILED_STEP, "x")):
+        with pytest.raises(AbstainError, match=f"failed: {reason}$") as raised:
+            run(["sh", "-c", f"echo '{line}'; echo fatal: noise; exit 1"], tmp_path)
+        assert raised.value.code is code
+
+
+@pytest.mark.parametrize("refuses", ["pre-receive", "update", "nothing"])
+def test_refused_push_says_why(tmp_path: Path, refuses: str) -> None:
+    git(tmp_path, "init", "-q", "--bare", "origin.git")
+    for name in ("one", "other"):
+        git(tmp_path, "clone", "-q", "origin.git", name)
+        git(tmp_path / name, "commit", "-q", "--allow-empty", "-m", name)
+    git(tmp_path / "one", "push", "-q", "origin", "HEAD:refs/heads/main", "HEAD:refs/tags/v1")
+    if refuses != "nothing":
+        git(tmp_path / "other", "pull", "-q", "--rebase", "origin", "main")
+        hook = tmp_path / "origin.git" / "hooks" / refuses
+        hook.parent.mkdir(exist_ok=True)
+        hook.write_text("#!/bin/sh\ncase $1 in *heads*) exit 0;; esac\necho ask the owner\nexit 1\n")
+        hook.chmod(0o755)
+    why = {
+        "pre-receive": r"\(pre-receive hook declined\) ask the owner$",
+        "update": r"v1 \(hook declined\) ask the owner$",
+        "nothing": r"main \(fetch first\)$",
+    }
+    with pytest.raises(AbstainError, match=why[refuses]):
+        git(tmp_path / "other", "push", "-q", "--atomic", "origin", "HEAD:refs/heads/main", ":refs/tags/v1")
+
+
+def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match="`no-such-command` is not installed"):
+        run(["no-such-command"], tmp_path)
+
+
+def test_file_descriptors_are_inherited_when_asked(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    try:
+        run([sys.executable, "-c", f"import os; os.write({write}, b'here\\n')"], tmp_path, inherit=[write])
+        assert os.read(read, 5) == b"here\n"
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_environment_of_a_command(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    assert env["DO_NOT_TRACK"] == "1" and env["DVC_NO_ANALYTICS"] == "1"
+    assert env["OMP_WAIT_POLICY"] == "passive"
+    assert env["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path / "src")
+
+
+def test_a_relative_feature_cache_is_the_same_folder_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ABSTAIN_FEATURES", "shared")
+    assert environment(tmp_path)["ABSTAIN_FEATURES"] == str(tmp_path / "shared")
+    monkeypatch.setenv("ABSTAIN_FEATURES", "s3://bucket/prefix")
+    assert environment(tmp_path)["ABSTAIN_FEATURES"] == "s3://bucket/prefix"
+
+
+def test_somebody_commits_where_git_knows_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    assert environment(tmp_path)["GIT_AUTHOR_EMAIL"]
+    assert succeeds(tmp_path, "git", "init", "-q", "r")
+    assert succeeds(tmp_path / "r", "git", "commit", "--allow-empty", "-qm", "first")
+
+
+TOKEN = "TOKEN%2F123"
+
+
+class Origin(ThreadingHTTPServer):
+    """A bare repository over HTTP, for who sends the token; it keeps the command lines of its callers."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), partial(_Handler, directory=str(folder)))
+        self.commands: list[str] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://ci:{TOKEN}@127.0.0.1:{self.server_port}/origin.git"
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Origin)
+        lines = (b" ".join(file.read_bytes().split(b"\0")) for file in Path("/proc").glob("[0-9]*/cmdline"))
+        self.server.commands += [line.decode(errors="replace") for line in lines if b"git" in line]
+        if self.headers["Authorization"] == f"Basic {b64encode(b'ci:TOKEN/123').decode()}":
+            super().do_GET()
+        else:
+            self.send_error(403)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing on the terminal."""
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Iterator[Origin]:
+    git(tmp_path, "init", "-q", "work")
+    git(tmp_path / "work", "commit", "-q", "--allow-empty", "-m", "One")
+    git(tmp_path, "clone", "-q", "--bare", "work", "origin.git")
+    git(tmp_path / "origin.git", "update-server-info")
+    with Origin(tmp_path) as serving:
+        yield serving
+        serving.shutdown()
+
+
+def test_a_token_in_the_origins_url_opens_it_and_is_seen_nowhere(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ABSTAIN_ORIGIN", origin.url)
+    url = load_settings().origin
+    assert url == f"http://127.0.0.1:{origin.server_port}/origin.git"
+    git(tmp_path, "clone", "-q", url, "clone")
+    git(tmp_path / "clone", "fetch", "-q", "origin")
+    assert "One" in git(tmp_path / "clone", "log", "-1", "--format=%s")
+    assert any("remote-http" in command for command in origin.commands)
+    assert not [command for command in origin.commands if "TOKEN" in command]
+    assert "TOKEN" not in (tmp_path / "clone" / ".git" / "config").read_text()
+    assert "TOKEN" not in repr(load_settings())
+
+
+def test_a_failure_shows_no_token(origin: Origin, tmp_path: Path) -> None:
+    with pytest.raises(AbstainError) as raised:
+        git(tmp_path, "clone", "-q", origin.url.replace("TOKEN", "OTHER"), "clone")
+    assert "127.0.0.1" in raised.value.message and "OTHER" not in raised.value.message

@@ -1,0 +1,234 @@
+"""Stopping means stopped: whatever ends a run, its commands end with it, and the next run goes on."""
+
+from __future__ import annotations
+
+import contextvars
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.runs.shell import run, succeeds
+from tasks.runs.stopping import Stopped, require_going_on, stopping_together
+from tests.checkout import SHIPPED
+from tests.conftest import ROOT, Project
+from tests.tasks.server.test_server import wait_until
+
+SECONDS = 100
+"""In which an end is awaited: ten times the 10 s that are promised."""
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
+
+RUNS = """
+import sys
+import threading
+from pathlib import Path
+from tasks.runs.shell import run
+run(["sh", "-c", sys.argv[1]], Path())
+"""
+RETRAINS = """
+import os, sys
+from tasks.server import prepare_environment
+prepare_environment()
+from abstain_cli import app
+from flows import retrain
+retrain.publish_validation = retrain.publish_artifacts = lambda workspace: None  # these stages leave nothing to see
+sys.argv = ["abstain", "retrain", "--no-promote"]
+for log in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        with open(log.strip(), "w") as output:
+            os.dup2(output.fileno(), 1), os.dup2(output.fileno(), 2)
+        try:
+            app.main()
+        except SystemExit as end:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(end.code or 0)  # C++ libraries do not come through their own exit where they were forked
+        os._exit(0)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+"""Retrains one after the other, as `abstain retrain --no-promote` does, with what they import imported once."""
+
+STAGE = """
+import sys, time
+from pathlib import Path
+name, go, begun = sys.argv[1], Path({folder!r}, "go"), Path({folder!r}, sys.argv[1])
+Path("out").mkdir(exist_ok=True)
+with Path("out", name).open("w") as out:
+    out.write("half of it")
+    out.flush()
+    begun.touch()
+    while not go.exists():
+        time.sleep(0.01)
+    out.write(", and the rest")
+"""
+STAGES = ("one", "two", "three")
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether the process does anything any more; what nobody has collected yet does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def none_lives(processes: list[psutil.Process]) -> bool:
+    return not any(map(lives, processes))
+
+
+IGNORING = "trap '' INT TERM; "
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("number", "first"),
+    [*((number, "") for number in SIGNALS), pytest.param(signal.SIGKILL, IGNORING, marks=pytest.mark.slow)],  # seconds
+    ids=[*(number.name for number in SIGNALS), "ignoring"],
+)
+def test_a_command_ends_with_its_process_and_all_it_started(number: signal.Signals, first: str, tmp_path: Path) -> None:
+    shell = f"{first}sh -c 'sleep 600 & sleep 600' & touch {tmp_path / 'begun'}; wait; sleep 600"
+    holder = subprocess.Popen([sys.executable, "-c", RUNS, shell], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
+    wait_until(
+        lambda: (tmp_path / "begun").exists() and len(children_of(holder.pid)) == 5
+    )  # supervisor, shells, sleeps
+    started = children_of(holder.pid)
+    holder.send_signal(number)
+    holder.wait(SECONDS)
+    wait_until(lambda: none_lives(started))
+
+
+def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None:
+    def command(name: str) -> None:
+        run(["sh", "-c", f"touch {name}; exec sleep 600"], tmp_path)
+
+    with ThreadPoolExecutor() as threads:
+        with pytest.raises(KeyboardInterrupt), stopping_together():
+            context = contextvars.copy_context()
+            at_work = threads.submit(context.run, command, "begun")
+            wait_until((tmp_path / "begun").exists)
+            raise KeyboardInterrupt
+        with pytest.raises(Stopped):
+            at_work.result(SECONDS)
+    with pytest.raises(Stopped):
+        context.run(command, "later")
+    assert not (tmp_path / "later").exists()
+    with pytest.raises(Stopped):
+        context.run(require_going_on)
+    assert succeeds(tmp_path, "true"), "another run has been stopped, too"
+
+
+@pytest.fixture
+def project(tmp_path: Path, prefect_server: str) -> Project:
+    """Three stages, of which two run at a time; they end when there is a file `go`."""
+    project = Project(tmp_path / "checkout", tmp_path / "home", prefect_server)
+    (project.root / ".dvc").mkdir(parents=True)
+    (project.root / "data").mkdir()
+    (tmp_path / "empty").mkdir()
+    stages = "".join(f"  {name}: {{cmd: python stage.py {name}, outs: [out/{name}]}}\n" for name in STAGES)
+    files = {
+        ".dvc/config": SHIPPED[".dvc/config"],
+        "params.yaml": SHIPPED["params.yaml"],
+        ".dvc/.gitignore": "/config.local\n/tmp\n/cache\n",
+        ".dvc/config.local": f"[cache]\n    dir = {project.home / 'dvc-cache'}\n",
+        ".gitignore": "/out\n",
+        "stage.py": STAGE.format(folder=str(tmp_path)),
+        "dvc.yaml": f"stages:\n{stages}",
+        "data/row": "a row",
+    }
+    for name, text in files.items():
+        (project.root / name).write_text(text)
+    project.git("init", "-q", "--initial-branch=main")
+    added = project.command(["dvc", "add", "--quiet", "data"])
+    assert added.returncode == 0, added.stderr
+    project.git("add", "--all")
+    project.git("commit", "-qm", "Three stages")
+    return project
+
+
+@dataclass
+class Retrain:
+    """One `abstain retrain`: its process, and its status and output once it has ended."""
+
+    pid: int
+    _of: subprocess.Popen[str]
+    _log: Path
+
+    def ended(self) -> tuple[int, list[str]]:
+        assert self._of.stdout is not None
+        return int(self._of.stdout.readline()), self._log.read_text().splitlines()
+
+
+@pytest.fixture
+def retrain(project: Project, tmp_path: Path) -> Iterator[Callable[[], Retrain]]:
+    """Begins a retrain in `project`."""
+    settings = [f"PYTHONPATH={ROOT / 'src'}:{ROOT}", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL=CRITICAL"]
+    process = project.start(["env", *settings, sys.executable, "-c", RETRAINS], stderr=subprocess.STDOUT)
+    assert process.stdin is not None and process.stdout is not None
+    stdin, stdout = process.stdin, process.stdout
+    patience = threading.Timer(5 * SECONDS, process.kill)  # of four retrains: its end is an empty line, which fails
+    patience.daemon = True
+    patience.start()
+
+    def begin() -> Retrain:
+        print(tmp_path / "log", file=stdin, flush=True)
+        return Retrain(int(stdout.readline()), process, tmp_path / "log")
+
+    yield begin
+    patience.cancel()
+    for one in (*children_of(process.pid), process):
+        one.kill()
+
+
+def is_free(lock: Path) -> bool:
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+@pytest.mark.slow
+def test_a_stopped_retrain_leaves_no_stage_and_the_next_goes_on(
+    project: Project, retrain: Callable[[], Retrain], tmp_path: Path
+) -> None:
+    def begun() -> list[Path]:
+        return [file for name in STAGES if (file := tmp_path / name).exists()]
+
+    for number, status in zip(SIGNALS, (130, 143, -signal.SIGKILL), strict=True):
+        run = retrain()
+        wait_until(lambda: len(begun()) == 2)
+        started = children_of(run.pid)
+        assert len(started) >= 6, "two stages, each with its DVC and its supervisor"
+        os.kill(run.pid, number)
+        code, output = run.ended()
+        assert code == status, output
+        wait_until(lambda: none_lives(started) and is_free(project.home / "workspace.lock"))  # noqa: B023
+        if number != signal.SIGKILL:
+            assert output[-1] == "stopped; run the same command again to go on where it was"
+            assert "Traceback" not in "".join(output)
+        stages = begun()
+        assert len(stages) == 2, "the third has begun when the run was stopped"
+        for file in stages:
+            file.unlink()
+    (tmp_path / "go").touch()
+    code, output = retrain().ended()
+    assert code == 0, output
+    for name in STAGES:
+        assert (project.workspace / "out" / name).read_text() == "half of it, and the rest"
+    assert "Retrain: " in project.git("log", "--format=%s", "main", cwd=project.home / "origin.git")

@@ -1,0 +1,197 @@
+"""The automations on a real server: made once, as they are written here but on or off as a person wants, acted on once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from abstain.config.params import load_params
+from abstain.core.errors import AbstainError
+from tasks.runs.events import ALARM, DRIFT, INGESTED, REFUSED, REVIEWS
+from tasks.server import automation_sync
+from tasks.server.automations import NOTIFY, PREFIX, RETRAIN
+from tasks.server.webhook import keep_url, stored_url
+from tests.checkout import ROOT
+from tests.tasks.server.test_server import wait_until
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.events.schemas.automations import Automation
+
+pytestmark = pytest.mark.slow
+URL = "http://127.0.0.1:9/hook/secret"
+
+
+class OnServer:
+    """The server that tests share, whose runs no worker takes: what was started stays as it was started."""
+
+    def __init__(self, client: SyncPrefectClient) -> None:
+        self.client = client
+
+    def deploy(self) -> None:
+        for flow, _, name in (deployment.partition("/") for deployment in (RETRAIN, NOTIFY)):
+            self.client.create_deployment(self.client.create_flow_from_name(flow), name)
+
+    def automations(self) -> dict[str, Automation]:
+        found = self.client.read_automations()
+        return {automation.name: automation for automation in found if automation.name.startswith(PREFIX)}
+
+    def emit(self, name: str, resource: str, related: Sequence[dict[str, str]] = (), **payload: str) -> None:
+        from prefect.events import Event, RelatedResource, Resource
+
+        about = Resource({"prefect.resource.id": resource})
+        event = Event(event=name, resource=about, related=[RelatedResource(one) for one in related], payload=payload)
+        self.client.request("POST", "/events", json=[event.model_dump(mode="json")]).raise_for_status()
+
+    def runs(self, deployment: str) -> list[FlowRun]:
+        from prefect.client.schemas.filters import DeploymentFilter
+
+        own = DeploymentFilter.model_validate({"id": {"any_": [self.client.read_deployment_by_name(deployment).id]}})
+        return self.client.read_flow_runs(deployment_filter=own)
+
+    def start(self, deployment: str, **parameters: bool) -> FlowRun:
+        """A run that runs as far as the server knows; there is no process."""
+        from prefect.states import Pending, Running
+
+        of = self.client.read_deployment_by_name(deployment).id
+        run = self.client.create_flow_run_from_deployment(of, parameters=parameters)
+        for state in (Pending(), Running()):
+            self.client.set_flow_run_state(run.id, state, force=True)
+        return run
+
+    def state(self, run: FlowRun) -> str | None:
+        return self.client.read_flow_run(run.id).state_name
+
+
+@pytest.fixture
+def server(prefect_server: str) -> Iterator[OnServer]:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: prefect_server}), get_client(sync_client=True) as client:
+        found = OnServer(client)
+        found.deploy()
+        yield found
+        for automation in found.automations().values():
+            client.delete_automation(automation.id)
+        for deployment in (RETRAIN, NOTIFY):
+            client.delete_deployment(client.read_deployment_by_name(deployment).id)
+
+
+def test_second_time_changes_nothing_and_on_or_off_stays(server: OnServer) -> None:
+    from prefect.events.schemas.automations import AutomationCore
+
+    assert automation_sync.apply(True) == "8 created"
+    made = server.automations()
+    assert automation_sync.apply(True) == "8 unchanged"
+    assert server.automations() == made
+
+    drift, rejected = made[f"{PREFIX}retrain-drift"], made[f"{PREFIX}alert-rejected"]
+    changed = AutomationCore.model_validate(drift.model_dump(exclude={"owner_resource"}))
+    changed.trigger.within = timedelta(days=1)  # type: ignore[union-attr]
+    server.client.update_automation(drift.id, changed)
+    server.client.create_automation(changed.model_copy(update={"name": "of a person"}))
+    server.client.pause_automation(rejected.id)
+    assert automation_sync.apply(True, heartbeat=60) == "6 unchanged, 2 updated", "drift and lost-run"
+    again = server.automations()
+    assert again[drift.name].trigger.within == timedelta(days=7)  # type: ignore[union-attr]
+    assert not again[rejected.name].enabled and again.keys() == made.keys()
+
+    assert automation_sync.apply(False, heartbeat=60) == "4 deleted, 4 unchanged"
+    assert not any("alert" in name for name in server.automations())
+    automation_sync.forget_run_again()
+    assert automation_sync.apply(False, heartbeat=60) == "1 created, 3 unchanged"
+    (own,) = server.client.read_automations_by_name("of a person")
+    server.client.delete_automation(own.id)
+
+
+def test_url_stays_until_it_is_replaced_or_empty(server: OnServer) -> None:
+    try:
+        assert keep_url(None) is None
+        assert keep_url(URL) == keep_url(None) == stored_url() == URL
+        assert keep_url(f"{URL}2") == keep_url(None) == f"{URL}2"
+    finally:
+        assert keep_url("") is None
+    assert keep_url("") is keep_url(None) is stored_url() is None
+
+
+def test_server_without_the_deployments_is_one_line(server: OnServer) -> None:
+    server.client.delete_deployment(server.client.read_deployment_by_name(NOTIFY).id)
+    with pytest.raises(AbstainError, match="no deployment notify/webhook: run `prefect --no-prompt deploy --all`"):
+        automation_sync.apply(True)
+    server.deploy()
+
+
+def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reviews, drift, an alarm, a rejected candidate, a feed without rows and a run without a sign of life."""
+    from prefect.states import Crashed
+
+    params = load_params(ROOT / "params.yaml")
+    soon = params.monitoring.model_copy(update={"feed_silent_hours": 10 / 3600})
+    monkeypatch.setattr(automation_sync, "load_params", lambda _: params.model_copy(update={"monitoring": soon}))
+    automation_sync.apply(True, heartbeat=10 / 3)
+
+    server.emit(INGESTED, INGESTED)
+    lost = server.start(RETRAIN, force=True)
+    flow = f"prefect.flow.{lost.flow_id}"
+    of_flow = {"prefect.resource.id": flow, "prefect.resource.role": "flow", "prefect.resource.name": "retrain"}
+    server.emit("prefect.flow-run.heartbeat", f"prefect.flow-run.{lost.id}", [of_flow])
+    for _ in range(3):
+        server.emit(REVIEWS, f"{REVIEWS}.v1.0.0.1")
+        server.emit(REVIEWS, REVIEWS)  # of no portion that is full
+        server.emit(DRIFT, DRIFT)
+        server.emit(REFUSED, f"{REFUSED}.0123", code="A401", text="probe: not better", remedy="wait")
+        server.emit(ALARM, f"{ALARM}.v1.0.0.2026-11-01.A701", code="A701", kind="promise broken", text="it is")
+    server.emit(REVIEWS, f"{REVIEWS}.v1.0.0.2")
+
+    def titles() -> list[str]:
+        return sorted(run.parameters["title"] for run in server.runs(NOTIFY))
+
+    wait_until(lambda: len(server.runs(RETRAIN)) == 5, 20)
+    assert server.state(lost) == "Crashed"
+    forced = [run for run in server.runs(RETRAIN) if run.parameters == {"force": True}]
+    assert len(forced) == 2, "the lost run and one in its place; the others for 200 reviews, the next ones, and drift"
+    wait_until(lambda: len(titles()) == 4, 3)
+    assert titles() == [
+        "monitoring: promise broken",
+        "no rows come in",
+        f"retrain: run {lost.name} has crashed",
+        "the gate has rejected a candidate",
+    ]
+    (rejected,) = (run for run in server.runs(NOTIFY) if "rejected" in run.parameters["title"])
+    assert rejected.parameters["text"] == "probe: not better; wait" and rejected.parameters["code"] == "A401"
+
+    (second,) = (run for run in forced if run.id != lost.id)
+    server.client.set_flow_run_state(second.id, Crashed(), force=True)
+    wait_until(lambda: len(titles()) == 5, 20)
+    assert len(server.runs(RETRAIN)) == 5, "it is not run a third time"
+
+
+def test_starting_run_supersedes_those_that_wait_for_the_same(
+    server: OnServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.states import AwaitingConcurrencySlot, Scheduled
+
+    from tasks.runs.duplicate_runs import supersede_waiting
+
+    in_a_minute = datetime.now(UTC) + timedelta(minutes=1)
+    deployment = server.client.read_deployment_by_name(RETRAIN).id
+
+    def create(**parameters: bool) -> FlowRun:
+        return server.client.create_flow_run_from_deployment(deployment, parameters=parameters)
+
+    this = server.start(RETRAIN)
+    due, for_a_slot, later, others, running = create(), create(), create(), create(force=True), server.start(RETRAIN)
+    server.client.set_flow_run_state(for_a_slot.id, AwaitingConcurrencySlot(scheduled_time=in_a_minute), force=True)
+    server.client.set_flow_run_state(later.id, Scheduled(scheduled_time=in_a_minute), force=True)
+    supersede_waiting()  # outside of a deployment: nothing
+    assert server.state(due) == "Scheduled"
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", str(deployment))
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(this.id))
+    supersede_waiting()
+    assert [server.state(run) for run in (due, for_a_slot)] == ["Superseded", "Superseded"]
+    assert [server.state(run) for run in (later, others, running, this)] == [*["Scheduled"] * 2, *["Running"] * 2]

@@ -1,0 +1,302 @@
+"""`make up` and `make down`, and the temporary server of a run that has no other: nothing is ever left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import termios
+import time
+import urllib.request
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from email.message import Message
+from pathlib import Path
+from urllib.error import HTTPError
+
+import psutil
+import pytest
+import yaml
+from supervisor.childutils import getRPCInterface  # type: ignore[import-untyped]
+
+from tasks.server.addresses import KEY, post
+from tasks.server.processes import answers
+from tests.conftest import ROOT, Project, new_project, processes_of
+from tests.ports import free_port
+
+pytestmark = pytest.mark.slow
+
+SLEEPER = """
+from pathlib import Path
+from prefect import flow, task
+from prefect.futures import wait
+from tasks.runs.shell import run
+from tasks.runs.stopping import stopping_together
+
+@task
+def sleep():
+    run(["sh", "-c", "sleep 6000; true"], Path())
+
+@flow
+def sleeper():
+    with stopping_together():
+        wait([sleep.submit()])
+"""
+
+RUN = """
+import sys, time
+from tasks.server import prepare_environment, server_for_run
+prepare_environment()
+with server_for_run():
+    from prefect import flow, task
+from os import environ
+print(environ["PREFECT_API_URL"], flush=True)
+
+@task
+def step(n: int) -> int:
+    return n
+
+@flow
+def steps() -> None:
+    step.map(range(5)).result()
+
+steps()
+print("ran", flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """Its processes are known by their environment, so they are started cold."""
+    return replace(new_project(tmp_path), warm=False)
+
+
+@pytest.fixture
+def server(project: Project) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """`python -m tasks.server up|down` on free ports; down at the end, however the test ends."""
+
+    def call(what: str, port: str = str(free_port()), gate: str = str(free_port())) -> subprocess.CompletedProcess[str]:
+        ports = [f"ABSTAIN_UI_PORT={port}", f"ABSTAIN_GATE_PORT={gate}"]
+        return project.command(["env", *ports, sys.executable, "-m", "tasks.server", what])
+
+    yield call
+    if processes_of(project):
+        call("down")
+
+
+def up_in_a_terminal(project: Project, **settings: int) -> str:
+    """What `make up` prints in a terminal, which is closed when it has ended."""
+    terminal, inside = pty.openpty()
+    shell = subprocess.Popen(
+        ["sh", "-c", f"{sys.executable} -m tasks.server up; echo ended with $?.; exec sleep 600"],
+        cwd=project.root,
+        env=project.environment | {name: str(port) for name, port in settings.items()},
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(inside)
+    printed = b""
+    while not re.search(rb"ended with \d+\.", printed):
+        printed += os.read(terminal, 65536)
+    os.close(terminal)
+    shell.send_signal(signal.SIGHUP)  # the kernel's own waits where a process elsewhere still has the other end
+    assert shell.wait(60) == -signal.SIGHUP
+    assert b"ended with 0." in printed, printed
+    return printed.decode().replace("\r\n", "\n")
+
+
+def process_of(project: Project, *words: str) -> psutil.Process:
+    """The process of the project whose command has these words."""
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("ABSTAIN_HOME") == str(project.home) and set(words) <= set(process.cmdline()):
+                found[process.pid] = process
+    (process,) = found.values()
+    return process
+
+
+def states(project: Project, flow: str) -> list[str]:
+    query = "select state_type from flow_run join flow on flow.id = flow_id where flow.name = ? and flow_run.start_time"
+    with sqlite3.connect(project.home / "prefect" / "prefect.db") as database:
+        return [state for (state,) in database.execute(query, [flow])]
+
+
+def wait_until(what: Callable[[], bool], goal: float = 10) -> None:
+    """`goal`: seconds that it takes on an idle machine; ten times as long is waited, for a busy one."""
+    deadline = time.monotonic() + 10 * goal
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def require_only_holders_of_the_key(api: str) -> None:
+    """The key in our environment is enough; without it, or with another, nothing is read; no foreign page asks."""
+    assert post(f"{api}/flows/count", {}) >= 0
+    wrong = {"Authorization": f"Basic {b64encode(b'5e' * 32).decode()}"}
+    for headers in ({}, wrong, {"Host": "rebound.evil.example"}):
+        with pytest.raises(HTTPError, match="401"):
+            urllib.request.urlopen(urllib.request.Request(f"{api}/flows/count", b"{}", headers), timeout=10)
+    own = api.removesuffix("/api")
+    for origin, allowed in ((own, own), ("https://evil.example", None), ("null", None)):
+        asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        assert reply_to(f"{api}/deployments/", asked, "OPTIONS")["Access-Control-Allow-Origin"] == allowed
+        assert reply_to(f"{api}/health", {"Origin": origin}, "GET")["Access-Control-Allow-Origin"] == allowed
+
+
+def reply_to(url: str, headers: dict[str, str], method: str) -> Message:
+    """The headers of the reply, whatever its status."""
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, headers=headers, method=method), timeout=10).headers
+    except HTTPError as error:
+        return error.headers
+
+
+def test_up_outlives_its_terminal_and_down_leaves_nothing(
+    project: Project, server: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between them runs what is deployed, a cancelled run ends, and a killed server is back."""
+    (project.root / "flows" / "sleeper.py").write_text(SLEEPER)
+    deployment = "  - {name: now, description: sleep, entrypoint: flows/sleeper.py:sleeper, work_pool: {name: local}}\n"
+    with (project.root / "prefect.yaml").open("a") as file:
+        file.write(deployment)
+    project.git("add", "--all")
+    project.git("commit", "-qm", "A flow that sleeps")
+
+    printed = up_in_a_terminal(project, ABSTAIN_UI_PORT=free_port(), ABSTAIN_GATE_PORT=free_port())
+    key = project.home / "server.key"
+    assert f"(log in with the text of {key})\n" in printed and key.stat().st_mode & 0o777 == 0o600
+    for deployment in ("retrain/nightly", "ingest/hourly", "monitor/daily", "retention/weekly", "extract/gpu"):
+        assert deployment in printed
+    api = re.search(r"PREFECT_API_URL=(\S+) PREFECT_API_AUTH_STRING=\S+ \S+ (\S+/prefect) deployment run", printed)
+    assert api is not None, printed
+    command = printed.partition("in the UI, or: ")[2].splitlines()[0]
+    gate = re.search(r"^gate +(http://127\.0\.0\.1:\d+)$", printed, re.MULTILINE)
+    assert gate is not None, printed
+    with urllib.request.urlopen(gate[1], timeout=30) as reply:
+        assert "nothing is live" in reply.read().decode(), "where nothing is in production it is up, and says so"
+    monkeypatch.setenv(KEY, key.read_text().strip())
+
+    with urllib.request.urlopen(api[1].replace("/api", "/ui-settings"), timeout=10) as reply:
+        assert json.load(reply)["api_url"] == api[1]  # what a browser asks: this server, not the one at port 4200
+
+    require_only_holders_of_the_key(api[1])
+    assert (project.home / "up.sock").stat().st_mode & 0o777 == 0o700
+    again = server("up")
+    assert again.returncode == 0 and again.stdout.startswith(f"already up: {api[1].removesuffix('/api')}\n"), again
+    supervisor = getRPCInterface({"SUPERVISOR_SERVER_URL": f"unix://{project.home}/up.sock"}).supervisor
+    for program in ("work:gate", "work:worker"):
+        supervisor.stopProcess(program)
+    again = server("up")
+    assert again.stdout.startswith(f"started gate, worker, deployments: {api[1].removesuffix('/api')}\n"), again
+    assert answers(f"{gate[1]}/healthz")
+    served = json.loads((project.home / "up.json").read_text())
+    assert served.pop("deployed")  # as where it was cut off after the worker had started
+    (project.home / "up.json").write_text(json.dumps(served))
+    again = server("up")
+    assert again.stdout.startswith(f"started deployments: {api[1].removesuffix('/api')}\n"), again
+    killed = process_of(project, "server", "start")
+    killed.kill()
+    wait_until(lambda: not killed.is_running() and answers(f"{api[1]}/health"), 15)
+
+    # As a person does who copies the line, with another deployment.
+    started = project.command(["sh", "-c", command.replace("retrain/nightly", "sleeper/now")])
+    assert started.returncode == 0, started.stderr
+    wait_until(lambda: "sleep 6000" in processes_of(project), 90)
+    (sleeper,) = post(f"{api[1]}/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
+    post(f"{api[1]}/flow_runs/{sleeper['id']}/set_state", {"state": {"type": "CANCELLING"}})  # as the UI does
+    wait_until(lambda: "sleep 6000" not in processes_of(project), 100)
+    wait_until(lambda: states(project, "sleeper") == ["CANCELLED"], 100)
+
+    post(f"{api[1]}/deployments/{sleeper['deployment_id']}/create_flow_run", {})
+    wait_until(lambda: "sleep 6000" in processes_of(project), 90)
+    process_of(project, "worker", "start").kill()  # which leaves its run to itself
+    down = server("down")
+    assert down.returncode == 0 and down.stdout == "stopped\n", down.stdout + down.stderr
+    assert processes_of(project) == [] and not list(project.home.glob("up.*"))
+    assert sorted(states(project, "sleeper")) == ["CANCELLED", "CRASHED"]
+    assert server("down").stdout == "nothing is up\n"
+
+
+def test_without_a_server_or_a_free_port_it_is_one_line_with_the_remedy(
+    project: Project, server: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    def error(done: subprocess.CompletedProcess[str]) -> str:
+        assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done
+        return done.stderr
+
+    worker = project.command([sys.executable, "-m", "tasks.server", "worker"])
+    assert "no server is up: run `make up` first, or set PREFECT_API_URL" in error(worker)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for said, variable in ((error(server("up", port)), "UI"), (error(server("up", gate=port)), "GATE")):
+            assert f"port {port} is in use" in said and f"ABSTAIN_{variable}_PORT=4300 make up" in said
+    assert "ABSTAIN_UI_PORT: 'http' is no port number" in error(server("up", "http"))
+    assert "ABSTAIN_GATE_PORT: 'http' is no port number" in error(server("up", gate="http"))
+
+
+def test_the_temporary_server_keeps_the_run_and_ends_with_it(project: Project) -> None:
+    done = project.command(["python", "-c", RUN, "0"])
+    assert done.returncode == 0 and "ran" in done.stdout, done.stdout + done.stderr
+    assert processes_of(project) == []
+    assert states(project, "steps") == ["COMPLETED"]
+    with sqlite3.connect(project.home / "prefect" / "prefect.db") as database:
+        assert list(database.execute("select state_type, count(*) from task_run")) == [("COMPLETED", 5)]
+
+
+def test_the_temporary_server_dies_with_a_killed_run(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = project.start([sys.executable, "-c", RUN, "600"], stderr=subprocess.DEVNULL)
+    assert run.stdout is not None
+    address = run.stdout.readline().strip()
+    assert run.stdout.readline() == "ran\n"
+    with urllib.request.urlopen(f"{address}/health", timeout=10) as reply:
+        assert reply.status == 200
+    monkeypatch.setenv(KEY, (project.home / "server.key").read_text().strip())
+    require_only_holders_of_the_key(address)
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait()
+    wait_until(lambda: processes_of(project) == [], 10)
+
+
+def test_a_server_of_others_that_refuses_our_key_is_one_line(prefect_server: str, project: Project) -> None:
+    for key in ("", "of another home"):
+        environment = ["env", f"PREFECT_API_URL={prefect_server}", f"{KEY}={key}"]
+        for command in (["-m", "abstain_cli.app", "ingest"], ["-m", "tasks.server", "worker"]):
+            done = project.command([*environment, sys.executable, *command])
+            assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done
+            assert f"{prefect_server} requires a key: set {KEY}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("service", "variable"), [("server", "PREFECT_SERVER_API_AUTH_STRING"), ("worker", "PREFECT_API_AUTH_STRING")]
+)
+def test_containers_share_the_key_of_their_home_and_none_starts_without(
+    project: Project, tmp_path: Path, service: str, variable: str
+) -> None:
+    declared = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"][service]
+    prefect = tmp_path / "bin" / "prefect"
+    prefect.parent.mkdir()
+    prefect.write_text(f'#!/bin/sh\necho "prefect has ${variable}"\nexit 1\n')
+    prefect.chmod(0o755)
+    path = f"PATH={prefect.parent}:{project.environment['PATH']}"
+    start = ["env", path, *declared["entrypoint"].split(), declared["command"][0].replace("$$", "$")]
+    done = project.command(start)
+    assert done.stdout == f"prefect has {(project.home / 'server.key').read_text().strip()}\n", done.stderr
+    (project.home / "server.key").write_text("damaged")
+    damaged = project.command(start)
+    assert damaged.stdout == "" and "server.key holds no key" in damaged.stderr and damaged.returncode != 0
+    if service == "server":
+        assert "*" not in declared["environment"]["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"]

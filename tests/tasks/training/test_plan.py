@@ -1,0 +1,254 @@
+"""What a plan says and what it costs: real git, and DVC's answers made up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain_cli import app as cli
+from abstain_cli.plan import lines
+from tasks.runs.workspace import Workspace
+from tasks.training import retrain_cost as demand
+from tasks.training.plan import (
+    AFTER,
+    READS_THE_BASE_MODEL,
+    Change,
+    RetrainPlan,
+    StagePlan,
+    computed_with_other_requirements,
+    find_stale,
+    in_few_words,
+    make_plan,
+)
+from tasks.training.retrain_cost import Demand
+from tasks.training.stage_times import Reading, record_run
+from tests.checkout import SHIPPED
+from tests.conftest import new_project
+from tests.test_dependencies import STAGES, TREE
+
+DAG = 'strict digraph {\n"data.dvc";\n"dataset";\n"features";\n"report";\n"dataset" -> "features";\n"features" -> "report";\n}'
+
+
+@dataclass(frozen=True)
+class Recorded(Workspace):
+    """A workspace whose DVC says that `changed` is stale."""
+
+    changed: dict[str, Any] = field(default_factory=dict)
+
+    def dvc(self, *arguments: str) -> str:
+        return DAG if arguments[0] == "dag" else json.dumps(self.changed)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Commit these contents, `lock` as the stages of dvc.lock; None leaves a file as it was. The home is empty."""
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@localhost"]
+    subprocess.run([*git, "init", "-q", "--initial-branch=main"], check=True)
+
+    def commit(requirements: str | None = None, lock: dict[str, str] | None = None) -> None:
+        if requirements is not None:
+            (tmp_path / "requirements.lock").write_text(requirements)
+        if lock is not None:
+            stages = {name: {"cmd": name, "outs": [{"md5": digest}]} for name, digest in lock.items()}
+            (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
+        subprocess.run([*git, "add", "--all"], check=True)
+        subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)
+
+    return commit
+
+
+def plan(folder: Path, **changed: Any) -> RetrainPlan:
+    return make_plan(Recorded(folder, 0, changed))
+
+
+def test_plan_of_unchanged_project_asks_no_model(
+    tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository("torch==1\n")
+    monkeypatch.setattr(demand, "count_demand", lambda workspace: pytest.fail("models are asked"))
+    cached = StagePlan([], "nothing changed")
+    assert plan(tmp_path) == RetrainPlan({"dataset": cached, "features": cached, "report": cached}, None, [])
+    changed = [{"changed deps": {"src/abstain/reports/plots.py": "modified"}}]
+    assert plan(tmp_path, report=changed).stages["report"].reasons == [
+        Change("code", "src/abstain/reports/plots.py", ("modified",))
+    ]
+
+
+def test_plan_of_stale_reader_counts_what_models_are_asked(
+    tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository("torch==1\n", {"dataset": "a", "features": "b"})
+    (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
+    wanted = Demand(3, 10, 4, {"features": 500})
+    monkeypatch.setattr(demand, "count_demand", lambda workspace: wanted)
+    found = plan(tmp_path, dataset=["changed command"])
+    assert found.demand == wanted and found.blocked is None
+    assert found.stages == {
+        "dataset": StagePlan([Change("command", "changed command")], "command changed"),
+        "features": StagePlan(
+            [Change(AFTER, "dataset")], "after dataset", 500
+        ),  # no run has told how fast the model reads
+        "report": StagePlan([Change(AFTER, "features")], "no recorded run"),
+    }
+    record_run("dataset", 3.0, None)
+    record_run("features", 70.0, Reading("smollm2-135m-instruct", 20_000, 40.0))
+    again = plan(tmp_path, dataset=["changed command"]).stages
+    assert [stage.seconds for stage in again.values()] == [3.0, pytest.approx(31.0), None]
+
+
+def test_plan_of_blocked_retrain_says_so_before_the_stages(
+    tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository("torch==1\n")
+
+    def fail(workspace: Workspace) -> Demand:
+        raise AbstainError(Code.BAD_SETTING, "layer 99 requested: set llm.layer")
+
+    monkeypatch.setattr(demand, "count_demand", fail)
+    found = plan(tmp_path, dataset=["changed command"])
+    first, *rest = lines(found, verbose=False)
+    assert first == "blocked: A601: layer 99 requested: set llm.layer"
+    assert [line.split()[0] for line in rest] == ["dataset", "features", "report"]
+
+
+def test_plan_has_one_line_a_stage_and_details_if_asked() -> None:
+    stages = {
+        "validate": StagePlan([], "nothing changed"),
+        "features": StagePlan(
+            [Change("data", "data/reviews", ("modified",)), Change(AFTER, "dataset")], "data changed", 1_234_567, 754.0
+        ),
+        "report": StagePlan([Change(AFTER, "features")], "after features"),
+    }
+    whole = RetrainPlan(stages, Demand(3, 10, 4, {"features": 1_234_567}), [])
+    assert [line.split() for line in lines(whole, verbose=False)] == [
+        ["validate", "cached", "nothing", "changed"],
+        ["features", "runs", "data", "changed", "1,234,567", "tokens", "13", "min"],
+        ["report", "runs", "after", "features", "-"],
+    ]
+    details = list(lines(whole, verbose=True))
+    assert details[2:4] == ["    data/reviews modified", "    after dataset"]
+    assert details[-1].startswith("3 labelled answers need 10 results of the base model, 4 of which are not in the")
+
+
+def deps(**states: Any) -> dict[str, Any]:
+    return {"changed deps": states}
+
+
+def params(*keys: str) -> dict[str, Any]:
+    return deps(**{"params.yaml": dict.fromkeys(keys, "modified")})
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ([deps(**{"data/interactions": "modified", "data/reviews": "modified"})], "data changed"),
+        ([deps(**{"src/abstain/core": "modified"}), params("probe.seed")], "code and parameters changed"),
+        ([params("probe.seed")], "parameter probe.seed changed"),
+        ([params("probe.seed", "probe.zoo")], "parameters changed"),
+        (
+            ["changed command", deps(**{"data/x": "new", "src/y": "new"}), params("llm")],
+            "command, data and code changed",
+        ),
+        ([{"changed outs": {"artifacts/x": "deleted"}}], "output changed"),
+        ([deps(**{"artifacts/x": "modified"})], "inputs changed"),
+    ],
+)
+def test_reasons_of_a_stage_are_told_in_five_words(tmp_path: Path, status: list[Any], words: str) -> None:
+    stale = find_stale(Recorded(tmp_path, 0, {"features": status}), {"features": set()})
+    assert in_few_words(stale["features"]) == words and len(words.split()) <= 5
+
+
+def test_a_stage_is_told_by_up_to_four_stages_before() -> None:
+    before = [Change("", "artifacts/x", ("modified",)), *(Change(AFTER, name) for name in "abcde")]
+    assert in_few_words(before) == "after a, b, c, d"
+
+
+@pytest.mark.heavy
+def test_readers_of_the_base_model_are_the_stages_with_its_engine() -> None:
+    with_engine = {
+        name for name in STAGES if "src/abstain/llm/engine/engine.py" in TREE.closure(f"abstain.stages.{name}")
+    }
+    assert with_engine == READS_THE_BASE_MODEL
+
+
+def test_plan_names_cached_stages_of_other_requirements(tmp_path: Path, repository: Callable[..., None]) -> None:
+    workspace = Recorded(tmp_path, 0)
+    repository("torch==1\n")
+    assert computed_with_other_requirements(workspace) == set()  # nothing was computed yet
+    repository(lock={"dataset": "a", "features": "b", "report": "c"})
+    assert computed_with_other_requirements(workspace) == set()
+    repository("torch==2\n")
+    assert computed_with_other_requirements(workspace) == {"dataset", "features", "report"}
+    repository(lock={"dataset": "a", "features": "B", "report": "c"})
+    assert computed_with_other_requirements(workspace) == {"dataset", "report"}
+    assert plan(tmp_path, report=["changed command"]).earlier == ["dataset"]  # report would run anyway
+    repository(lock={"dataset": "A", "features": "B", "report": "C"})
+    assert computed_with_other_requirements(workspace) == set()
+    repository("torch==3\n", {"dataset": "d", "features": "B", "report": "d"})  # recorded with their requirements
+    assert computed_with_other_requirements(workspace) == {"features"}
+
+
+def test_results_of_a_merged_branch_are_judged_by_its_requirements(
+    tmp_path: Path, repository: Callable[..., None]
+) -> None:
+    """A person changes requirements.lock, a run retrains without it meanwhile, and the person merges the run's commit."""
+
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True)
+
+    repository("torch==1\n", {"dataset": "a"})
+    git("checkout", "-q", "-b", "run")
+    repository(lock={"dataset": "b"})
+    git("checkout", "-q", "main")
+    repository("torch==2\n")
+    git("merge", "-q", "-m", "Merge the run", "run")
+    assert computed_with_other_requirements(Recorded(tmp_path, 0)) == {"dataset"}
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that are started in a new project, by this process; DVC's are answered at once."""
+    project = new_project(tmp_path)
+    monkeypatch.chdir(project.root)
+    for key, value in project.environment.items():
+        monkeypatch.setenv(key, value)
+    started: list[list[str]] = []
+    start = subprocess.Popen
+
+    def popen(command: list[str], *arguments: Any, **options: Any) -> Any:
+        own = list(command[command.index("dvc") :] if "dvc" in command else command)  # without its supervisor
+        started.append(own)
+        if own[0] == "dvc":
+            answer = {"dag": DAG, "status": "{}"}.get(own[1], "")
+            command = ["printf", "%s", answer]
+        return start(command, *arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    return started
+
+
+@pytest.mark.heavy
+def test_plan_starts_three_processes_of_dvc_and_status_only_git(
+    commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.plan.plan()  # makes the origin and the workspace
+    commands.clear()
+    cli.plan.plan()
+    assert [command[1] for command in commands if command[0] == "dvc"] == ["checkout", "dag", "status"]
+    assert len(commands) <= 40 and {command[0] for command in commands} == {"dvc", "git"}
+    assert "report            cached  nothing changed" in capsys.readouterr().out
+    commands.clear()
+    cli.status()
+    assert {command[0] for command in commands} == {"git"} and len(commands) <= 12
+    assert "nothing is in production yet" in capsys.readouterr().out

@@ -1,0 +1,30 @@
+"""When a retrain chooses the layer: params.yaml leaves it to that, and the run's own parameters do not name one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tasks.runs.workspace import Workspace
+from tasks.training.site_choice import wants_choice
+from tests.checkout import ROOT
+
+
+@pytest.mark.parametrize(
+    ("decided", "own", "wanted"),
+    [
+        ("auto", None, True),
+        ("20", None, False),
+        ("auto", "llm: {layer: 4}", False),
+        ("auto", "probe: {zoo: [linear]}", True),
+        ("20", "llm: {layer: auto}", True),
+    ],
+)
+def test_layer_is_chosen_unless_it_is_named(tmp_path: Path, decided: str, own: str | None, wanted: bool) -> None:
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    text = (tmp_path / "params.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(text.replace("  layer: 20 ", f"  layer: {decided} "))
+    (tmp_path / "own.yaml").write_text(own or "")
+    assert wants_choice(Workspace(tmp_path, 0), tmp_path / "own.yaml" if own else None) is wanted

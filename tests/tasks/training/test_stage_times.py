@@ -1,0 +1,34 @@
+"""What a plan may expect of a stage's time: only what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.training.stage_times import FEWEST_TOKENS, Reading, expected_seconds, record_run
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+
+
+def test_expected_time_of_what_never_ran_is_unknown() -> None:
+    assert expected_seconds("features", "m", 100) is None
+    record_run("report", 4.0, None)
+    assert expected_seconds("report", "m", 0) == pytest.approx(4.0)
+    assert expected_seconds("report", "m", 100) is None
+
+
+def test_expected_time_grows_with_the_tokens_to_read() -> None:
+    record_run("features", 60.0, Reading("m", FEWEST_TOKENS, 50.0))
+    assert expected_seconds("features", "m", 2 * FEWEST_TOKENS) == pytest.approx(110.0)
+    assert expected_seconds("features", "m", 0) == pytest.approx(10.0)
+    assert expected_seconds("features", "another", FEWEST_TOKENS) is None
+
+
+def test_run_that_reads_little_keeps_the_measured_speed() -> None:
+    record_run("features", 60.0, Reading("m", FEWEST_TOKENS, 50.0))
+    record_run("features", 20.0, Reading("m", FEWEST_TOKENS - 1, 15.0))
+    assert expected_seconds("features", "m", FEWEST_TOKENS) == pytest.approx(70.0)
