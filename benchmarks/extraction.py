@@ -34,7 +34,7 @@ from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel, load, resolve
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, HiddenStates, NextTokenProbs, Request
-from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.tokenization import encode_prompt
 from benchmarks import naive
 from benchmarks.measure import flops, in_turns, matrix_peak
 from benchmarks.rows import Row, add_options, layout, repeated, unrelated
@@ -133,7 +133,7 @@ def against_polygraph(
 ) -> Measured:
     """Benchmark 4: mean token log-probability and states of existing answers, lm-polygraph at its best batch size."""
     passes = [row.pass_(layout())[:-1] for row in rows]
-    encoded = [encode_pass(loaded.tokenizer, pass_) for pass_ in passes]
+    encoded = [encode_prompt(loaded.tokenizer, pass_) for pass_ in passes]
     requests = {
         f"{kind} {at}": Request(pass_, ask, f"row {at}")
         for at, pass_ in enumerate(passes)

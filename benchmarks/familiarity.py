@@ -26,8 +26,8 @@ import numpy as np
 from abstain.config.settings import load_settings
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, paired
-from abstain.llm.familiarity.aggregation import threshold_of
-from abstain.llm.familiarity.familiarity import FamiliarityMethod, SelfFamiliarity
+from abstain.llm.familiarity.aggregation import compute_threshold
+from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity
 from abstain.llm.features.feature_store import FeatureStore
 from studies.familiarity_baselines import BASELINES, FamiliarityBaselines, Instruction
 
@@ -167,7 +167,7 @@ def shown(one: Estimate, form: str) -> str:
 
 def study(data: Concept7, model: str, layout: str, say: Callable[[str], None]) -> None:
     settings = load_settings()
-    own = SelfFamiliarity(model, layout, settings, FamiliarityMethod())
+    own = SelfFamiliarity(model, layout, settings, FamiliarityConfig())
     baselines = FamiliarityBaselines(FeatureStore(model, settings), own.guesser.template)
 
     def progress(done: int, total: int) -> None:
@@ -175,10 +175,10 @@ def study(data: Concept7, model: str, layout: str, say: Callable[[str], None]) -
 
     everyday = [Instruction(explain(one), (one,)) for one in data.common]
     of_everyday = baselines.scores(everyday, progress)
-    h = {name: threshold_of(scores[~np.isnan(scores)]) for name, scores in of_everyday.items()}
+    h = {name: compute_threshold(scores[~np.isnan(scores)]) for name, scores in of_everyday.items()}
     guessed = own.guesser.guess([*data.common, *(one[0] for one in data.concepts)], progress)
     known = np.array([_score(guessed[one].score) for one in data.common])
-    h_own = threshold_of(known[~np.isnan(known)])
+    h_own = compute_threshold(known[~np.isnan(known)])
 
     asked = [Instruction(explain(text), (text,)) for text, *_ in data.concepts]  # as the common ones, without a domain
     of_concepts = baselines.scores(asked, progress)
@@ -196,7 +196,7 @@ def study(data: Concept7, model: str, layout: str, say: Callable[[str], None]) -
     if not questions:
         return
     texts = [text for text, *_ in questions]
-    found = own.familiarity_of(texts, progress)
+    found = own.score(texts, progress)
     asked = [
         Instruction(text, tuple(one.concept for one in familiarity.concepts), domain)
         for (text, domain, _, _), familiarity in zip(questions, found, strict=True)
@@ -211,8 +211,8 @@ def study(data: Concept7, model: str, layout: str, say: Callable[[str], None]) -
 
     variants = {OWN: Scored(scores[OWN], h[OWN])}
     for name, change in ABLATIONS.items():
-        changed = SelfFamiliarity(model, layout, settings, replace(FamiliarityMethod(), **change))
-        values = np.array([_score(one.score) for one in changed.familiarity_of(texts, progress)])
+        changed = SelfFamiliarity(model, layout, settings, replace(FamiliarityConfig(), **change))
+        values = np.array([_score(one.score) for one in changed.score(texts, progress)])
         variants[name] = Scored(values, h[OWN])
     say("\n## Ablations, on the same questions (table 4)\n")
     say(table(label, groups, variants, {}))

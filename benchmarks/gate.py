@@ -24,13 +24,13 @@ from scipy.stats import norm
 
 from abstain.config.params import GateParams
 from abstain.config.template import template
-from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.release import degradation_checks as drops
 from abstain.release import evaluation_set as evaluation_window
-from abstain.release.champion_comparison import Looks
-from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow
-from abstain.release.holdout_guarantee import precision_kept
-from abstain.release.promotion_check import CandidateMeasurements, GateDecision, decide
+from abstain.release.champion_comparison import ComparisonBudget
+from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
+from abstain.release.holdout_guarantee import check_precision_guarantee
+from abstain.release.promotion_check import CandidateMeasurements, PromotionDecision, decide
 
 CHAMPION = "v1.0.0"
 BASE_RATE, TARGET, REACHED = 0.7, 0.8, 0.82
@@ -62,7 +62,7 @@ class Nights:
     better: float = 0.0
     params: GateParams = field(default_factory=shipped)
 
-    def decisions(self, nights: int, generator: np.random.Generator) -> Iterator[GateDecision]:
+    def decisions(self, nights: int, generator: np.random.Generator) -> Iterator[PromotionDecision]:
         """One decision a night; a look is spent each."""
         windows = [self._window(answers, generator) for answers in (self.answers, self.newest)]
         champion = self._threshold(self.auroc)
@@ -70,10 +70,10 @@ class Nights:
         measured = CandidateMeasurements(threshold, TARGET, parity=0.0, latency_p99_ms=1.0, champion_threshold=champion)
         for night in range(nights):
             holdout, newest = (draw() for draw in windows)
-            looks = Looks(night, night * self.params.false_promotions / self.params.looks)
+            looks = ComparisonBudget(night, night * self.params.false_promotions / self.params.looks)
             yield decide(holdout, newest, measured, self.params, CHAMPION, same_holdout=True, looks=looks)
 
-    def _window(self, answers: int, generator: np.random.Generator) -> Callable[[], EvaluationWindow]:
+    def _window(self, answers: int, generator: np.random.Generator) -> Callable[[], EvaluationSet]:
         """Draws the window's answers; each call is a night with another challenger."""
         shape = (self.documents, answers)
         correct = (self._noise(shape, generator) < norm.ppf(BASE_RATE)).astype(int).ravel()
@@ -84,12 +84,12 @@ class Nights:
         champion = self._confidence(self.auroc, correct, common + own * self._noise(shape, generator).ravel())
         challenger = self._noise(shape, generator).ravel()
 
-        def night() -> EvaluationWindow:
+        def night() -> EvaluationSet:
             nonlocal challenger
             new = self._noise(shape, generator).ravel()
             challenger = self.carried * challenger + np.sqrt(1 - self.carried**2) * new
             confidence = self._confidence(self.auroc + self.better, correct, common + own * challenger)
-            return EvaluationWindow(correct, groups, products, {CHALLENGER: confidence, CHAMPION: champion})
+            return EvaluationSet(correct, groups, products, {CANDIDATE: confidence, CHAMPION: champion})
 
         return night
 
@@ -156,8 +156,8 @@ def refuted(documents: int, answers: int, precision: float, runs: int, seed: int
         correct = (nights._noise(shape, generator) < norm.ppf(precision)).astype(int).ravel()
         shown = generator.random(len(correct)) < 0.5
         groups = np.repeat(np.arange(documents), answers)
-        window = EvaluationWindow(correct, groups, groups, {CHALLENGER: shown.astype(float)})
-        found += precision_kept(window, 1.0, TARGET, params).passed is False
+        window = EvaluationSet(correct, groups, groups, {CANDIDATE: shown.astype(float)})
+        found += check_precision_guarantee(window, 1.0, TARGET, params).passed is False
     return found / runs
 
 
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, nargs="+", default=[50], help="that share 1,000 answers")
     parser.add_argument("--guarantee", action="store_true", help="how often a hold-out refutes a guarantee")
     chosen = parser.parse_args()
-    drops.RESAMPLES = evaluation_window.RESAMPLES = Resamples(200, 3)  # fewer than the gate's own: many nights
+    drops.RESAMPLES = evaluation_window.RESAMPLES = BootstrapConfig(200, 3)  # fewer than the gate's own: many nights
     if chosen.guarantee:
         print_refuted(chosen.runs)
         return

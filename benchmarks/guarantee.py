@@ -22,7 +22,7 @@ from scipy.stats import binom, norm
 
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
-from abstain.learning.metrics.calibration import thin
+from abstain.learning.metrics.calibration import rejection_sample
 from abstain.learning.thresholds.design_effect import GroupTotals, intraclass_correlation
 from abstain.learning.thresholds.risk_control import (
     ControlledThreshold,
@@ -266,7 +266,7 @@ def one_a_document(tested: ReviewedAnswers, training: ReviewedAnswers, params: T
     """One answer of each document, drawn by weight."""
     assert tested.weight is not None and tested.groups is not None
     order = np.random.default_rng(0).permutation(len(tested.correct))
-    order = order[thin(tested.weight[order], 1)]
+    order = order[rejection_sample(tested.weight[order], 1)]
     kept = order[np.unique(tested.groups[order], return_index=True)[1]]
     alone = ReviewedAnswers(tested.confidence[kept], tested.correct[kept])
     return in_sequence(as_if_independent)(alone, training, params)

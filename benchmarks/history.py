@@ -195,9 +195,9 @@ def _have_another_candidate() -> None:
 
 def _open_release() -> None:
     """What `abstain serve` does before it answers: find, fetch and smoke-test the version in production."""
-    from tasks.release.version_source import OriginReleases
+    from tasks.release.version_source import OriginVersionSource
 
-    releases = OriginReleases()
+    releases = OriginVersionSource()
     live = releases.live()
     assert live is not None
     releases.fetch(live)

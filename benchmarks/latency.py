@@ -32,13 +32,13 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import FUSION, LENGTH_ONLY, WRITER
-from abstain.llm.features.extraction import FeatureSource, Prepared
+from abstain.llm.features.extraction import FeatureSource, PreparedRequest
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import FeatureStore, Progress
 from abstain.llm.signals.base import Answers, Scorer
-from abstain.llm.signals.compute_features import Asked, feature_requests_of, requests_of
+from abstain.llm.signals.compute_features import Asked, collect_feature_requests, requests_of
 from abstain.llm.signals.context_conditions import ContextConditions
-from abstain.llm.signals.feature_plan import ProbeSite, served_site, sweep_sites, wants_regressors
+from abstain.llm.signals.feature_plan import ProbeSite, get_served_site, list_sweep_sites, wants_regressors
 from abstain.llm.signals.registry import build_scorers
 from abstain_cli.entry import prepare_run, run_app
 from abstain_cli.progress_bar import bar
@@ -79,7 +79,7 @@ def latencies(
     Rows that do not fit the base model's window are not timed; raises `AbstainError` where there are no others.
     """
     source = FeatureSource(params.llm, settings)
-    rows = [row for row in rows if isinstance(source.prepare(row), Prepared)]
+    rows = [row for row in rows if isinstance(source.prepare(row), PreparedRequest)]
     if not rows:
         raise AbstainError(
             Code.TOO_LONG, "there is no answer to time that fits the base model's window: `abstain ingest` some first"
@@ -116,9 +116,10 @@ def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> di
         return run
 
     scorers = [one for one in build_scorers(params, settings).scorers if one.name not in (LENGTH_ONLY, WRITER)]
-    own = (served_site(params).reading(params.llm), *feature_requests_of(scorers))
+    own = (get_served_site(params).reading(params.llm), *collect_feature_requests(scorers))
     runs = {
-        _name(place): asking(_of((place.reading(params.llm),))) for place in (served_site(params), *sweep_sites(params))
+        _name(place): asking(_of((place.reading(params.llm),)))
+        for place in (get_served_site(params), *list_sweep_sites(params))
     }
     runs |= {one.name: asking(_of(one.readings)) if one.readings else scoring(one) for one in scorers}
     all_runs = [asking(_of(own)), *(runs[one.name] for one in scorers if not one.readings)]

@@ -19,9 +19,9 @@ from typing import Literal
 import numpy as np
 
 from abstain.monitoring import live_guarantee as promise_test
-from abstain.monitoring.drift import classifier_drift, new_share, one_alarm, permutation_drift
-from abstain.monitoring.expected_precision import calibration_check
-from abstain.monitoring.live_guarantee import Promise, ReviewBatch
+from abstain.monitoring.drift import classifier_two_sample_test, combine_p_values, measure_novelty, permutation_test
+from abstain.monitoring.expected_precision import check_calibration
+from abstain.monitoring.live_guarantee import GuaranteedTarget, ReviewBatch
 from benchmarks.guarantee import Population
 
 DAYS = 365
@@ -44,10 +44,10 @@ class Reviews:
     """The share shown, of a promise of an error rate; None: the promise is a precision."""
 
     @property
-    def promise(self) -> Promise:
+    def promise(self) -> GuaranteedTarget:
         if self.coverage is None:
-            return Promise("precision", TARGET)
-        return Promise("error_rate", self.coverage * (1 - TARGET))
+            return GuaranteedTarget("precision", TARGET)
+        return GuaranteedTarget("error_rate", self.coverage * (1 - TARGET))
 
     def population(self, precision: float) -> Population:
         """Answers that are correct with the probability `precision`; their confidences are not looked at."""
@@ -71,7 +71,7 @@ class Reviews:
         found, population = np.full(years, np.inf), self.population(precision)
         for year in range(years):
             batches = self.year(population, np.random.default_rng([seed, year]))
-            days = promise_test.days_of_alarm(batches, self.promise, LEVEL)
+            days = promise_test.find_alarm_batches(batches, self.promise, LEVEL)
             if len(days):
                 found[year] = sum(len(batch.correct) for batch in batches[: days[0] + 1])
         return found
@@ -139,7 +139,7 @@ SHIFTS = (
     Shift("one of ten products rewritten", rewritten=1.0),
     Shift("10 % on a new topic", new_topic=0.1),
 )
-DRIFT_TESTS = (permutation_drift, classifier_drift, new_share)
+DRIFT_TESTS = (permutation_test, classifier_two_sample_test, measure_novelty)
 ALARMS = ("permutation", "classifier", "inputs (both)", "new topics")
 
 
@@ -152,7 +152,7 @@ def drift_alarms(traffic: Traffic, shift: Shift, sizes: tuple[int, int], windows
             before, groups = world.rows(sizes[0], 2 * window)
             now, own = world.rows(sizes[1], 2 * window + 1, shift.rewritten, shift.new_topic)
             means, classifier, new = (test(before, now, groups, own, seed).p_value for test in DRIFT_TESTS)
-            raised.append([means, classifier, one_alarm([means, classifier]), new])
+            raised.append([means, classifier, combine_p_values([means, classifier]), new])
     return np.asarray((np.array(raised) <= LEVEL).mean(axis=0))
 
 
@@ -162,7 +162,7 @@ def calibration_alarms(population: Population, documents: int, answers: int, off
     for window in range(windows):
         rows = population.draw(documents, answers, np.random.default_rng([23, window]))
         probability = np.clip(rows.confidence + off, 0, 1)
-        found = calibration_check(probability, rows.correct, np.asarray(rows.weight), np.asarray(rows.groups))
+        found = check_calibration(probability, rows.correct, np.asarray(rows.weight), np.asarray(rows.groups))
         raised += found.p_value <= LEVEL
     return raised / windows
 

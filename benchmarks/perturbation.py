@@ -29,7 +29,7 @@ from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.loading import LoadedModel, load, resolve
 from abstain.llm.engine.prompts import Segment, load_layout
 from abstain.llm.engine.requests import Perturb, Request
-from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.shard_job import row_key
 from abstain.llm.perturbation.engines import CausalEngine
 from abstain.llm.perturbation.loop import Text, allowed_tokens, encode
@@ -160,7 +160,9 @@ def whole(
         texts = [one.text for one in row.contexts]
         theirs += procedure_tokens(len(encoded(loaded, texts[0]).ids), of_text, ask)
         for read in (texts, [], [one.text for one in changed.contexts]):
-            theirs += len(encode_pass(loaded.tokenizer, load_layout(LAYOUT).render(row.question, read, row.answer)).ids)
+            theirs += len(
+                encode_prompt(loaded.tokenizer, load_layout(LAYOUT).render(row.question, read, row.answer)).ids
+            )
     ran = perturbing.forward_tokens + reading.forward_tokens
     return f"| {what} | {len(rows)} | {ran:,} | {theirs:,} | **{theirs / ran:.2f}** | {1000 * took / len(rows):.0f} |"
 

@@ -20,7 +20,7 @@ from scipy.special import expit, logit
 from abstain.config.params import LabelParams, load_params
 from abstain.data.labels.contradictions import find_contradictions
 from abstain.data.labels.reliability import compare, estimate
-from abstain.data.labels.user_share import limit_users
+from abstain.data.labels.user_share import cap_user_weights
 from abstain.learning.metrics.weighted_metrics import auroc
 from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk
 from benchmarks.guarantee import Population, asked
@@ -162,7 +162,9 @@ class Assistant:
         known = estimate(votes, verdicts, compare(votes, verdicts), 201, params)
         assert known is not None
         by_thumb = known.labels(votes, answers, params)
-        weight, _ = limit_users(votes, known.of_votes(votes), by_thumb[self.reviewed :], params.max_user_share)
+        weight, _ = cap_user_weights(
+            votes, known.get_vote_evidence(votes), by_thumb[self.reviewed :], params.max_user_share
+        )
         label = np.append(verdict[: self.reviewed], by_thumb["label"][self.reviewed :])
         model = LogisticRegression().fit(features, label, np.append(np.ones(self.reviewed), weight))
         return lambda rows: model.predict_proba(rows)[:, 1]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from abstain.config.params import Architecture, load_params
 from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, parity
-from abstain.learning.estimators.probe_registry import ZOO, load_probe, save_probe
+from abstain.learning.estimators.probe_registry import PROBES, load_probe, save_probe
 from abstain.learning.estimators.probes.base import Probe, confidence
 from abstain.learning.estimators.training_rows import pad
 from abstain.serving.scorer_latency import p99_ms
@@ -36,8 +36,8 @@ ARCHITECTURES: tuple[Architecture, ...] = ("linear", "attention", "pca", "lstm")
 def drawn(architecture: Architecture, width: int) -> Probe:
     """An untrained probe of the shape that `params.yaml` asks for, with means and deviations of some states."""
     torch.manual_seed(0)
-    probe = ZOO[architecture].kind.of(width, load_params().probe)
-    probe.standardise_by([5 + 3 * torch.randn(64, width)])
+    probe = PROBES[architecture].kind.of(width, load_params().probe)
+    probe.fit_standardization([5 + 3 * torch.randn(64, width)])
     for name, buffer in probe.named_buffers():
         if name not in ("mean", "scale"):
             buffer.copy_(torch.randn_like(buffer) / width**0.5)

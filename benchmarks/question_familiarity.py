@@ -30,10 +30,10 @@ from abstain.learning.metrics.bootstrap import bootstrap, paired
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import Generate, Request
-from abstain.llm.familiarity.familiarity import FamiliarityMethod, SelfFamiliarity
+from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity
 from abstain.llm.familiarity.guessing import texts_of
 from abstain.llm.features.feature_store import FeatureStore
-from abstain.llm.signals.compute_features import feature_requests_of, read_answers
+from abstain.llm.signals.compute_features import collect_feature_requests, read_answers
 from abstain.llm.signals.familiarity import QuestionFamiliarity
 from abstain.llm.signals.likelihood import SIGNALS
 from benchmarks.familiarity import shown
@@ -80,9 +80,9 @@ def of_verdicts(file: Path, rows: int) -> Rows:
 
 def compare(rows: Rows, llm: LLMParams, settings: Settings) -> None:
     """Print what the familiarity says of the answers, alone and beside log-probabilities."""
-    answers = read_answers(llm, settings, rows.interactions, feature_requests_of(SIGNALS))
+    answers = read_answers(llm, settings, rows.interactions, collect_feature_requests(SIGNALS))
     scores = pd.DataFrame({one.name: one.score(answers) for one in SIGNALS})
-    own = SelfFamiliarity(llm.model, llm.layout, settings, FamiliarityMethod())
+    own = SelfFamiliarity(llm.model, llm.layout, settings, FamiliarityConfig())
     familiarity = QuestionFamiliarity(own).score(answers)
     h = own.threshold()
     labels = Labels(rows.correct, np.ones(len(rows.correct)), rows.groups)

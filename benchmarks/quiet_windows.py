@@ -19,12 +19,12 @@ from abstain.config.params import load_params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.monitoring_windows import MonitoredWindow
+from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.data.store.dataset import DataStore
 from abstain.monitoring.answer_source import LoggedAnswers
-from abstain.monitoring.live_guarantee import Promise
+from abstain.monitoring.live_guarantee import GuaranteedTarget
 from abstain.monitoring.reviewed_decisions import reviewed_answers
-from abstain.monitoring.run import MonitoringInputs, WatchedVersion, monitor
+from abstain.monitoring.run import MonitoredVersion, MonitoringInputs, monitor
 from abstain.monitoring.traffic import read_traffic
 from tests.monitoring.builders import PARAMS, traffic, write_data, write_log
 
@@ -32,7 +32,7 @@ START = datetime(2026, 11, 2, tzinfo=UTC)
 DAYS = 30
 
 
-def windows_of(folder: Path, seed: int) -> Sequence[MonitoredWindow]:
+def windows_of(folder: Path, seed: int) -> Sequence[MonitoringWindow]:
     """The judged windows of one log, made in `folder`."""
     answers, now = traffic(START, DAYS, seed=seed), START + timedelta(days=DAYS, minutes=10)
     url, params = f"sqlite:///{folder / 'log.sqlite'}", load_params(paths.PARAMS)
@@ -41,7 +41,7 @@ def windows_of(folder: Path, seed: int) -> Sequence[MonitoredWindow]:
     with closing(LogDatabase.open(url)) as database:
         seen = read_traffic(database, now)
         reviewed = reviewed_answers(DataStore(folder / "data"), seen, params.labels)
-        version = WatchedVersion("v1.0.0", Promise("precision", 0.9), params.llm)
+        version = MonitoredVersion("v1.0.0", GuaranteedTarget("precision", 0.9), params.llm)
         source = LoggedAnswers(database, load_settings())
         inputs = MonitoringInputs(seen, reviewed, None, {version.name: version}, source)
         return monitor(inputs, [], PARAMS, now)[1:]

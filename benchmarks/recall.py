@@ -96,12 +96,12 @@ def measure(
         for question, vector in zip(questions, vectors, strict=True)
     )
     return [
-        rank_of_gold((hit.chunk for hit in found), question.gold)
+        find_gold_rank((hit.chunk for hit in found), question.gold)
         for question, found in zip(questions, hits, strict=True)
     ]
 
 
-def rank_of_gold(found: Iterable[Chunk], gold: Collection[str]) -> int | None:
+def find_gold_rank(found: Iterable[Chunk], gold: Collection[str]) -> int | None:
     """The rank, from 1, of the first gold chunk in `found`, best first; None where there is none."""
     places = (at for at, chunk in enumerate(found, start=1) if chunk.chunk_id in gold or chunk.doc_id in gold)
     return next(places, None)

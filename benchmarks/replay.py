@@ -34,18 +34,18 @@ from abstain.core.contracts import Interaction
 from abstain.core.text import is_refusal
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.learning.estimators.regressors.fitting import fit_regressor, regressor_fit
-from abstain.learning.estimators.regressors.onnx_regressor import Regressor
+from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
 from abstain.learning.metrics.calibration import Calibrator, fit_calibrator
 from abstain.learning.thresholds.risk_control import ReviewedAnswers
-from abstain.monitoring.drift import classifier_drift, new_share, one_alarm, permutation_drift
+from abstain.monitoring.drift import classifier_two_sample_test, combine_p_values, measure_novelty, permutation_test
 from abstain.monitoring.expected_precision import (
     CalibrationCheck,
     ExpectedPrecision,
-    calibration_check,
+    check_calibration,
     expected_precision,
 )
-from abstain.monitoring.live_guarantee import Promise, PromiseTest, ReviewBatch, test_promise
-from abstain.reports.plots import paint
+from abstain.monitoring.live_guarantee import GuaranteedTarget, LiveGuaranteeResult, ReviewBatch, check_live_guarantee
+from abstain.reports.plots import render_svg
 from abstain.reports.theme import LIGHT, LINES, legend, shares
 from benchmarks.guarantee import asked, guaranteed, heuristic
 from benchmarks.real_verdicts import by_topic
@@ -65,7 +65,7 @@ SEED = 3
 class Week:
     """What is live in a week."""
 
-    regressor: Regressor
+    regressor: OnnxRegressor
     calibrator: Calibrator
     threshold: float
     is_guaranteed: bool
@@ -79,7 +79,7 @@ class Verdict:
     coverage: float
     precision: float
     expected: ExpectedPrecision
-    promise: PromiseTest
+    promise: LiveGuaranteeResult
     calibration: CalibrationCheck
 
     @property
@@ -123,8 +123,8 @@ class Gate:
             coverage,
             float(correct[shown].mean()) if shown.any() else float("nan"),
             expected_precision(probability[shown], topic[shown]),
-            test_promise(self.batches, Promise("precision", TARGET), LEVEL),
-            calibration_check(probability[shown], correct[shown], np.ones(int(shown.sum())), topic[shown]),
+            check_live_guarantee(self.batches, GuaranteedTarget("precision", TARGET), LEVEL),
+            check_calibration(probability[shown], correct[shown], np.ones(int(shown.sum())), topic[shown]),
         )
 
 
@@ -165,7 +165,7 @@ class Replay:
         )
         return self.tuned(fitted.regressor, ReviewedAnswers(fitted.out_of_fold, correct, groups=topic), tested)
 
-    def tuned(self, regressor: Regressor, training: ReviewedAnswers, tested: np.ndarray) -> Week:
+    def tuned(self, regressor: OnnxRegressor, training: ReviewedAnswers, tested: np.ndarray) -> Week:
         """With the threshold and the calibrator of the verdicts on the answers at `tested`."""
         confidence = regressor.predict(self.columns.iloc[tested])
         reviewed = ReviewedAnswers(confidence, self.judged.correct[tested], groups=self.judged.topic[tested])
@@ -220,7 +220,7 @@ class Inputs:
 
     @property
     def alarms(self) -> list[str]:
-        drifted = one_alarm(self.p_values.values()) <= LEVEL
+        drifted = combine_p_values(self.p_values.values()) <= LEVEL
         return ["input drift"] * drifted + ["new topics"] * (self.new_p <= LEVEL)
 
 
@@ -229,9 +229,11 @@ def inputs_of(replay: Replay, week: int, vectors: dict[str, np.ndarray]) -> Inpu
     groups = replay.judged.topic[before], replay.judged.topic[now]
     found = {}
     for name, of in vectors.items():
-        both = (test(of[before], of[now], *groups, SEED).p_value for test in (permutation_drift, classifier_drift))
-        found[name] = one_alarm(both)
-    new = new_share(vectors["questions"][before], vectors["questions"][now], *groups, SEED)
+        both = (
+            test(of[before], of[now], *groups, SEED).p_value for test in (permutation_test, classifier_two_sample_test)
+        )
+        found[name] = combine_p_values(both)
+    new = measure_novelty(vectors["questions"][before], vectors["questions"][now], *groups, SEED)
     return Inputs(found, new.share, new.p_value)
 
 
@@ -302,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         below, alarms = int((rows["precision"] < TARGET).sum()), int(rows["alarmed"].sum())
         print(f"| {policy} | {rows['coverage'].mean():.0%} | {rows['precision'].mean():.3f} | {below} | {alarms} |")
     if chosen.plot:
-        chosen.plot.write_bytes(paint(plotted, frame))
+        chosen.plot.write_bytes(render_svg(plotted, frame))
     if not chosen.without_texts:
         print_inputs(replay)
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from abstain.llm.engine.prompts import Layout, Pass, load_layout
+from abstain.llm.engine.prompts import Layout, PromptSegments, load_layout
 from abstain.sample.files import HISTORY
 
 SQUAD = Path(__file__).parents[1].parent / "shared/data/squad/squad2_dev_cs224n.jsonl.gz"
@@ -29,7 +29,7 @@ class Row:
     question: str
     answer: str
 
-    def pass_(self, layout: Layout, *, with_context: bool = True) -> Pass:
+    def pass_(self, layout: Layout, *, with_context: bool = True) -> PromptSegments:
         return layout.render(self.question, self.contexts if with_context else (), self.answer)
 
 

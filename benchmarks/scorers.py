@@ -35,20 +35,20 @@ from abstain.learning.estimators.cross_validation import fit_probe
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
 from abstain.learning.estimators.probes.base import Probe, predict_confidence
 from abstain.learning.estimators.regressors.fitting import fit_regressor, regressor_fit
-from abstain.learning.estimators.regressors.onnx_regressor import Regressor
+from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
 from abstain.learning.estimators.training_rows import TrainingRows
 from abstain.learning.evaluation import reviewed_split as evaluation
 from abstain.learning.evaluation.leaderboard import leaderboard
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Resamples, bootstrap, paired
+from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, paired
 from abstain.llm.engine.requests import Site
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.shard_job import JobStats
 from abstain.llm.signals.base import Answers, Scorer, ScorerUnavailable
-from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, forward_tokens, read_answers
+from abstain.llm.signals.compute_features import collect_feature_requests, compute_missing, forward_tokens, read_answers
 from abstain.llm.signals.context_conditions import ContextConditions
-from abstain.llm.signals.feature_plan import ProbeSite, served_site
+from abstain.llm.signals.feature_plan import ProbeSite, get_served_site
 from abstain.llm.signals.out_of_fold import fit_scorer
 from abstain.llm.signals.registry import build_scorers
 from benchmarks.datasets import qa_from_hf
@@ -112,7 +112,7 @@ class Fitted:
 
     scorers: list[Scorer]
     probes: dict[str, Probe]
-    regressors: dict[str, Regressor]
+    regressors: dict[str, OnnxRegressor]
     fusion: Fusion
 
 
@@ -131,7 +131,7 @@ class Reader:
 
     @property
     def reading(self) -> FeatureRequest:
-        return served_site(self.params).reading(self.params.llm)
+        return get_served_site(self.params).reading(self.params.llm)
 
     def probe_rows(self, rows: np.ndarray) -> TrainingRows:
         correct = torch.tensor(self.judged.correct[rows])
@@ -152,7 +152,7 @@ class Reader:
         return ContextConditions(self.params.llm, self.params.perturbation, self.settings)
 
     def answers(self, rows: np.ndarray, scorers: Sequence[Scorer]) -> Answers:
-        return read_answers(self.params.llm, self.settings, self.judged.take(rows), feature_requests_of(scorers))
+        return read_answers(self.params.llm, self.settings, self.judged.take(rows), collect_feature_requests(scorers))
 
     def fit(self, train: np.ndarray) -> Fitted:
         labels = Labels(self.judged.correct[train], np.ones(len(train)), self.judged.topic[train])
@@ -204,7 +204,9 @@ class Reader:
         table = pd.DataFrame({"correct": correct, "inclusion_probability": np.nan})
         known, calibration = evaluation.ReviewedSplit(table, scores, scores), self.params.calibration
         probabilities = evaluation.calibrate(known, {"": scores}, calibration.method)[""]
-        return leaderboard(correct, scores, probabilities, topics, None, Resamples(DRAWS, SEED), champion="fusion")
+        return leaderboard(
+            correct, scores, probabilities, topics, None, BootstrapConfig(DRAWS, SEED), champion="fusion"
+        )
 
 
 def progress(done: int, total: int) -> None:
@@ -241,7 +243,7 @@ def measure(params: Params, model: str, cache: Path, most: int | None, without: 
         print(f"skipped: {name}: {why}", flush=True)
     everywhere = tuple(place.reading(params.llm) for place in PLACES)
     cost = compute_missing(
-        params.llm, settings, [(judged.take(kept), (*everywhere, *feature_requests_of(scorers)))], progress
+        params.llm, settings, [(judged.take(kept), (*everywhere, *collect_feature_requests(scorers)))], progress
     )
     cost += sum(reader.conditions.compute_missing(judged.take(kept), progress), JobStats(0, 0, 0))
     print(f"{cost.forward_tokens} tokens were run for passes of {cost.pass_tokens}", flush=True)
@@ -252,7 +254,7 @@ def measure(params: Params, model: str, cache: Path, most: int | None, without: 
         flush=True,
     )
     reader = reader.at(max(found, key=lambda place: found[place]))
-    readings = (reader.reading, *feature_requests_of(scorers))
+    readings = (reader.reading, *collect_feature_requests(scorers))
     started = time.perf_counter()
     fitted = reader.fit(train)
     print(f"fitted, with out-of-fold confidences, in {time.perf_counter() - started:.0f} s", flush=True)

@@ -44,10 +44,10 @@ from abstain.learning.estimators.onnx_probe import export_probe
 from abstain.llm.engine.loading import resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.server import LOOPBACK_NAMES, listen, run
 from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import LiveGate, Release
+from abstain.serving.api.version_follower import VersionFollower, VersionInfo
 from abstain.serving.gate import Gate
 from benchmarks.probe import drawn
 from benchmarks.question_familiarity import of_sample
@@ -66,13 +66,13 @@ class OneRelease:
 
     bundle: Path
 
-    def live(self) -> Release:
-        return Release("v1.0.0", "", datetime(2026, 1, 1, tzinfo=UTC))
+    def live(self) -> VersionInfo:
+        return VersionInfo("v1.0.0", "", datetime(2026, 1, 1, tzinfo=UTC))
 
-    def folder(self, release: Release) -> Path:
+    def folder(self, release: VersionInfo) -> Path:
         return self.bundle
 
-    def fetch(self, release: Release) -> Path:
+    def fetch(self, release: VersionInfo) -> Path:
         return self.bundle
 
 
@@ -131,7 +131,7 @@ def write_release(folder: Path) -> None:
 def serve(folder: Path) -> None:
     """The server's process. Prints its address and the seconds of CPU until it was ready."""
     settings, serving = load_settings(), load_serve_settings()
-    live = LiveGate(OneRelease(folder), lambda bundle: Gate.open(bundle, settings))
+    live = VersionFollower(OneRelease(folder), lambda bundle: Gate.open(bundle, settings))
     log = DecisionLog.open(
         f"sqlite:///{folder.parent / 'log.sqlite'}", redact=lambda row: row, pseudonym=str, key=b"digests"
     )
@@ -141,7 +141,7 @@ def serve(folder: Path) -> None:
         assert live.now is not None, live.trouble
         ready = sum(os.times()[:4])
         print(f"http://127.0.0.1:{listening.getsockname()[1]} {ready}", flush=True)
-        run(make_app(service, Keys(), LOOPBACK_NAMES), listening)
+        run(make_app(service, ApiKeys(), LOOPBACK_NAMES), listening)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.bundle_format import write_digest
 from abstain.learning.estimators.onnx_probe import stamp
-from abstain.release.registry import Event, Registry, load_registry, tag_of
+from abstain.release.registry import Event, Registry, load_registry, make_version_tag
 from tasks.release.bundles import sha256
 from tasks.release.promotion_records import write_record
 from tasks.runs.shell import git, run
@@ -132,7 +132,7 @@ class NightlyHistory:
             str(paths.REGISTRY): self.registry.to_json().encode(),
             str(name): self._sealed(record),
         }
-        self.commits.append((at, f"Promote probe {version}", files, tag_of(version)))
+        self.commits.append((at, f"Promote probe {version}", files, make_version_tag(version)))
 
     def reject(self, number: int, at: datetime) -> None:
         """The record of a candidate that was compared with production, and not promoted."""

@@ -16,26 +16,26 @@ from abstain.sample.files import INCOMING
 from abstain.serving.decision import Decision
 from abstain.serving.gate import DecisionInput, Gate
 from flows.ingest import ingest
-from flows.retrain import Retrained, retrain
+from flows.retrain import RetrainResult, retrain
 from tasks.projects.base_model import base_model_prepared
-from tasks.release.bundles import production
+from tasks.release.bundles import fetch_production
 
 EXAMPLES = 40
 
 
 @dataclass(frozen=True)
-class Demo:
+class DemoResult:
     """The demo's results, with one shown and one withheld answer of the new week, where there are."""
 
     report: IngestReport
-    retrained: Retrained
+    retrained: RetrainResult
     bundle: Path
     metrics: dict[str, Any]
     guarantee: str
     examples: list[tuple[ImportedInteraction, Decision]]
 
 
-def run_demo() -> Demo:
+def run_demo() -> DemoResult:
     """Ingest the sample's newest week, retrain, promote, and score with the version then in production."""
     with base_model_prepared():
         report = ingest([str(INCOMING)])
@@ -47,14 +47,14 @@ def run_demo() -> Demo:
             f"the gate refused the first version: {'; '.join(retrained.outcome.reasons)}; change `gate` or "
             "`threshold` in params.yaml and run `abstain demo` again",
         )
-    bundle, _ = production()
+    bundle, _ = fetch_production()
     inputs = [DecisionInput(row.interaction_id, row.split()[0]) for row in rows]
     decisions = Gate.open(bundle, load_settings()).decide_all(inputs)
     by_decision = {decision.decision: (row, decision) for row, decision in zip(rows, decisions, strict=True)}
     metrics = json.loads((bundle / "metrics.json").read_text())
     guarantee = decisions[0].guarantee if decisions else ""
     examples = [by_decision[d] for d in ("show", "abstain") if d in by_decision]
-    return Demo(report, retrained, bundle, metrics, guarantee, examples)
+    return DemoResult(report, retrained, bundle, metrics, guarantee, examples)
 
 
 def _readable_rows(file: Path) -> list[ImportedInteraction]:

@@ -13,7 +13,7 @@ from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.monitoring.traffic import read_traffic
-from tasks.monitoring.monitor import Monitoring, open_log, patiently, read_workspace, run_monitoring
+from tasks.monitoring.monitor import MonitoringResult, open_log, read_workspace, retry_while_unavailable, run_monitoring
 from tasks.monitoring.publish_windows import publish_monitoring
 from tasks.runs.failures import coded_failures
 from tasks.runs.workspace import open_workspace
@@ -32,10 +32,10 @@ def monitor(since: str | None = None) -> Any:
     if database is None:
         return Completed(name="Quiet: no decisions yet", data=None)
     with closing(database):
-        traffic = patiently(lambda: read_traffic(database, now))
+        traffic = retry_while_unavailable(lambda: read_traffic(database, now))
         with open_workspace() as workspace:
             facts = read_workspace(workspace, traffic)
-        result: Monitoring = run_monitoring(database, traffic, facts, settings, now, begin)
+        result: MonitoringResult = run_monitoring(database, traffic, facts, settings, now, begin)
     publish_monitoring(result.windows, result.history)
     return Completed(name=result.headline, data=result)
 

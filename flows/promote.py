@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from prefect import flow
 
-from tasks.release.promotion import Promotion, promote_candidate, require_candidate
+from tasks.release.promotion import PromotionResult, promote_candidate, require_candidate
 from tasks.runs.failures import coded_failures
 from tasks.runs.workspace import open_workspace
 
 
 @flow(validate_parameters=False)
 @coded_failures()
-def promote(new_holdout: str | None = None, accept_erasure: str | None = None) -> Promotion:
+def promote(new_holdout: str | None = None, accept_erasure: str | None = None) -> PromotionResult:
     """Judge the candidate that the origin's `dvc.lock` records. Raises `AbstainError` where it is not up to date.
 
     `accept_erasure` is the recorded reason why it may be worse than a champion that was trained on erased rows.

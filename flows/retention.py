@@ -9,18 +9,18 @@ from datetime import UTC, datetime
 
 from prefect import flow, get_run_logger
 
-from tasks.data.retention.expired import Expired
+from tasks.data.retention.expired import ExpiredItems
 from tasks.data.retention.policy import clear
 from tasks.runs.failures import coded_failures
-from tasks.runs.progress import observed_by
+from tasks.runs.progress import register_observer
 
 
 @flow(validate_parameters=False)
 @coded_failures()
-def retention(apply: bool = False) -> list[Expired]:
+def retention(apply: bool = False) -> list[ExpiredItems]:
     """What goes, part by part; nothing is deleted without `apply`."""
     log = get_run_logger()
-    with observed_by(lambda _, message: log.info(message)):
+    with register_observer(lambda _, message: log.info(message)):
         result = clear(datetime.now(UTC), apply=apply)
     for one in result:
         log.info("%s: %s %s", one.kind, one.count, "deleted" if apply else "would be deleted")

@@ -16,33 +16,33 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.ingest.quarantine import require_unblocked
-from tasks.data.contradictions import alarm_contradictions
+from tasks.data.contradictions import emit_contradiction_alarms
 from tasks.monitoring.publish import publish_artifacts, publish_validation
-from tasks.release.promotion import Promotion, promote_candidate
+from tasks.release.promotion import PromotionResult, promote_candidate
 from tasks.release.promotion_params import refill_holdout
-from tasks.runs.duplicate_runs import supersede_waiting
+from tasks.runs.duplicate_runs import cancel_duplicate_runs
 from tasks.runs.failures import coded_failures
 from tasks.runs.git_commit import commit, push
 from tasks.runs.progress import observe
 from tasks.runs.run_params import commit_params
-from tasks.runs.stopping import stopping_together
+from tasks.runs.stopping import stop_threads_on_error
 from tasks.runs.workspace import Workspace, open_workspace
-from tasks.training.fan_out.stage import FANNED_OUT, fan_out, step_before
+from tasks.training.fan_out.stage import FANNED_OUT, fan_out, get_fan_out_step
 from tasks.training.pipeline import StageResult, run_stage
 from tasks.training.plan import find_stale, read_graph, up_to
 from tasks.training.site_choice import choose_site, wants_choice
 
-OF_LABELS = "dataset"
+LABEL_STAGE = "dataset"
 """The stage that makes the labels: by its training answers the probe's layer is chosen."""
 
 
 @dataclass(frozen=True)
-class Retrained:
+class RetrainResult:
     """The outcome of a retrain: every stage in order, its promotion (None where none was requested), and the page with
     the candidate's report, which the next run writes anew."""
 
     stages: list[StageResult]
-    outcome: Promotion | None
+    outcome: PromotionResult | None
     report: Path
 
 
@@ -55,7 +55,7 @@ def retrain(
     params: str | None = None,
     choose_layer: bool = False,
     refill: bool = False,
-) -> Retrained:
+) -> RetrainResult:
     """Run the DAG's stale stages, publish artifacts, judge and promote the candidate.
 
     `promote=False` stops before the gate. `new_holdout` is the recorded reason why the hold-out may differ from the one
@@ -65,7 +65,7 @@ def retrain(
     its groups that were asked since it was frozen. Fails while production was trained on erased rows, the
     candidate without them is worse, and no decision is recorded.
     """
-    supersede_waiting()
+    cancel_duplicate_runs()
     with open_workspace() as workspace:
         require_unblocked(workspace.path / paths.DATA)
         before, ran_already = None, {}
@@ -73,7 +73,7 @@ def retrain(
             refill_holdout(workspace)
         try:
             if choose_layer or wants_choice(workspace, None if params is None else Path(params)):
-                ran_already = {stage.stage: stage for stage in run_dag(workspace, last=OF_LABELS)}
+                ran_already = {stage.stage: stage for stage in run_dag(workspace, last=LABEL_STAGE)}
                 choose_site(workspace)
             if params is not None:
                 before = commit_params(workspace, Path(params))
@@ -86,13 +86,13 @@ def retrain(
             raise
         publish_validation(workspace)
         publish_artifacts(workspace)
-        if any((stage.stage, stage.status) == (OF_LABELS, "ran") for stage in stages):
-            alarm_contradictions(workspace)
+        if any((stage.stage, stage.status) == (LABEL_STAGE, "ran") for stage in stages):
+            emit_contradiction_alarms(workspace)
         ran = ", ".join(stage.stage for stage in stages if stage.status == "ran")
         if commit(workspace, f"Retrain: {ran or 'nothing was stale'}", "dvc.lock") and before is None:
             push(workspace)
         outcome = promote_candidate(workspace, new_holdout, before=before) if promote else None
-        return Retrained(stages, outcome, workspace.path / paths.REPORT / "report.html")
+        return RetrainResult(stages, outcome, workspace.path / paths.REPORT / "report.html")
 
 
 def run_dag(workspace: Workspace, force: bool = False, last: str | None = None) -> list[StageResult]:
@@ -111,11 +111,11 @@ def run_dag(workspace: Workspace, force: bool = False, last: str | None = None) 
         graph = up_to(graph, last)
     stale = find_stale(workspace, graph)
     futures: dict[str, PrefectFuture[Any]] = {}
-    with stopping_together():
+    with stop_threads_on_error():
         for stage, waits_for in graph.items():
             upstream = [futures[up] for up in waits_for]
             if stage in FANNED_OUT and stale[stage] and load_settings().runner != "local":
-                step = step_before(stage)
+                step = get_fan_out_step(stage)
                 futures[step] = fan_out.submit(workspace, stage, wait_for=upstream)  # type: ignore[call-overload]
                 upstream = [*upstream, futures[step]]
             futures[stage] = run_stage.submit(  # type: ignore[call-overload]

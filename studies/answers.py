@@ -13,7 +13,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import Generate, Request
-from abstain.llm.features.extraction import FeatureSource, Prepared
+from abstain.llm.features.extraction import FeatureSource, PreparedRequest
 from abstain.llm.features.feature_store import FeatureStore, Progress
 from abstain.llm.features.shard_job import JobStats, ShardRunner
 
@@ -49,7 +49,7 @@ def answered(
             interaction_id=one.interaction_id,
             asked_at=ASKED_AT,
             question=one.question,
-            answer=layout.answer_in(answer).strip() or NO_ANSWER,
+            answer=layout.extract_answer(answer).strip() or NO_ANSWER,
             contexts=one.contexts,
             model=str(ref),
         )
@@ -60,7 +60,7 @@ def answered(
 
 def _request(source: FeatureSource, question: Question, ask: Generate) -> Request:
     prepared = source.prepare_question(question, ask)
-    if not isinstance(prepared, Prepared):
+    if not isinstance(prepared, PreparedRequest):
         raise AbstainError(
             Code.TOO_LONG, f"question {question.interaction_id}: {prepared.reason}: take it out of the study's files"
         )

@@ -14,12 +14,12 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.core.labels import Labels
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Estimate, Resamples, bootstrap, paired
+from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, bootstrap, paired
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.features.feature_store import Progress
 from abstain.llm.features.shard_job import JobStats, ShardRunner
 from abstain.llm.signals.base import Answers, Signal
-from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, read_answers
+from abstain.llm.signals.compute_features import collect_feature_requests, compute_missing, read_answers
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.likelihood import SIGNALS
 from abstain.llm.signals.yes_no import yes_no_signals
@@ -42,10 +42,10 @@ class Baselines:
     def compute_missing(self, progress: Progress, runner: ShardRunner | None) -> JobStats:
         """Ask the base model what the cache lacks of the answers to evaluate, and what that cost: as
         `FeatureStore.compute_missing`."""
-        asked = [(self.answers[self.train :], feature_requests_of(self._signals()))]
+        asked = [(self.answers[self.train :], collect_feature_requests(self._signals()))]
         return compute_missing(self.llm, self.settings, asked, progress, runner)
 
-    def compare(self, predicted: np.ndarray, groups: np.ndarray, resamples: Resamples) -> list[dict[str, Any]]:
+    def compare(self, predicted: np.ndarray, groups: np.ndarray, resamples: BootstrapConfig) -> list[dict[str, Any]]:
         """The `auroc` of each `baseline`, the best first, and how far the regressor is `ahead` of it, draw by draw of
         the same resamples; both with `_low` and `_high`, 95 %.
 
@@ -69,7 +69,7 @@ class Baselines:
 
     def _scores(self, train: Labels) -> dict[str, np.ndarray]:
         signals = self._signals()
-        answers = read_answers(self.llm, self.settings, self.answers[self.train :], feature_requests_of(signals))
+        answers = read_answers(self.llm, self.settings, self.answers[self.train :], collect_feature_requests(signals))
         length = LengthOnly().fit(Answers(self.answers[: self.train], {}), train)
         return {**{one.name: one.score(answers) for one in signals}, length.name: length.score(answers)}
 

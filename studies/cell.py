@@ -15,15 +15,15 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.learning.estimators.correctness_targets import correctness
 from abstain.learning.estimators.regressors.fitting import fit_regressor
-from abstain.learning.metrics.bootstrap import Resamples
-from abstain.learning.metrics.correctness_metrics import estimation, tune_t
+from abstain.learning.metrics.bootstrap import BootstrapConfig
+from abstain.learning.metrics.correctness_metrics import evaluate_estimates, tune_t
 from abstain.llm.engine.loading import resolve
 from abstain.llm.features.feature_store import Progress
 from abstain.llm.features.shard_job import ShardRunner
 from abstain.llm.signals.context_conditions import ContextConditions
 from studies.answers import NO_ANSWER, answered
 from studies.baselines import Baselines
-from studies.declared import ExperimentCell, Study
+from studies.declared import Experiment, ExperimentCell
 from studies.rows import Asked, read_parts
 
 
@@ -31,7 +31,7 @@ from studies.rows import Asked, read_parts
 class ExperimentRunner:
     """A study, the folder of its files, and where its models are run."""
 
-    study: Study
+    study: Experiment
     data: Path
     settings: Settings
     runner: ShardRunner | None = None
@@ -64,7 +64,7 @@ class ExperimentRunner:
         )
         predicted = fitted.regressor.predict(features.iloc[last:])
         tuned = tune_t(true[:last], fitted.out_of_fold, self.study.candidates_of(cell))
-        resamples = Resamples(self.study.draws, self.study.seed)
+        resamples = BootstrapConfig(self.study.draws, self.study.seed)
         computed = {"answering": answering, "perturbing": perturbing, "reading": reading}
         beside = []
         if self.study.wants_baselines(cell):
@@ -76,7 +76,7 @@ class ExperimentRunner:
             "models": {"base": str(resolve(conditions.llm.model, self.settings)), "perturbation": self.pm(cell)},
             "tuned": tuned,
             "by_threshold": [
-                estimation(true[last:], predicted, at, groups, None, resamples, self.study.buffer)
+                evaluate_estimates(true[last:], predicted, at, groups, None, resamples, self.study.buffer)
                 for at in self.study.thresholds_of(cell)
             ],
             "correctness": {"mean": float(np.nanmean(true[last:])), "std": float(np.nanstd(true[last:]))},

@@ -140,7 +140,7 @@ class ExperimentTable(FrozenModel):
     note: str = ""
 
 
-class Study(FrozenModel):
+class Experiment(FrozenModel):
     """The whole of a study file. `paper`, what the paper's figures are of, is said wherever they stand.
 
     `thresholds`: candidates for t; `thresholds_of_metric`: others, for a metric whose scores lie elsewhere.
@@ -161,7 +161,7 @@ class Study(FrozenModel):
     tables: dict[TableName, ExperimentTable] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _name_what_there_is(self) -> Study:
+    def _name_what_there_is(self) -> Experiment:
         _known("thresholds_of_metric", "correctness metric", self.thresholds_of_metric, METRICS)
         for name, table in self.tables.items():
             _known(f"table {name}", "size", [table.size], self.sizes)
@@ -209,7 +209,7 @@ class Study(FrozenModel):
         """Whether a table of `cell` compares it with scores that need no perturbation."""
         return any(table.baselines for table in self._with(cell))
 
-    def resized(self, sizes: Mapping[str, tuple[int, int]]) -> Study:
+    def resized(self, sizes: Mapping[str, tuple[int, int]]) -> Experiment:
         """The same study with other `sizes`, (train, evaluation) by name. Raises `AbstainError` for what is none."""
         for name, (train, evaluation) in sizes.items():
             if name not in self.sizes:
@@ -230,9 +230,9 @@ def words(name: object) -> str:
     return str(name).replace("_", " ")
 
 
-def load_study(file: Path) -> Study:
+def load_study(file: Path) -> Experiment:
     """Read and check a study file. Raises `AbstainError` naming the first thing that is wrong."""
-    return load(file, Study, "studies are in studies/")
+    return load(file, Experiment, "studies are in studies/")
 
 
 def _known(where: str, kind: str, names: Iterable[str], there: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.engine.prompts import Pass, Segment, load_layout
+from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
 from abstain.llm.engine.requests import NLL, Generate, Request
 from abstain.llm.familiarity.guessing import texts_of
 from abstain.llm.familiarity.masking import MASK
@@ -112,16 +112,16 @@ class FamiliarityBaselines:
         yes = np.array(["yes" in reply.casefold() for reply in replies])
         return np.where(yes, probabilities, 1 - probabilities)
 
-    def _prompt(self, question: str, text: str, domain: str = "") -> Pass:
+    def _prompt(self, question: str, text: str, domain: str = "") -> PromptSegments:
         layout = load_layout(f"{question}-{self.template}-v1", "questions")
         return layout.render(text, [f"{domain} "] if domain else [], None)
 
-    def _replies(self, prompts: Sequence[Pass], ask: Generate, progress: Progress) -> list[str]:
+    def _replies(self, prompts: Sequence[PromptSegments], ask: Generate, progress: Progress) -> list[str]:
         requests = [Request(pass_, ask, f"instruction {at}") for at, pass_ in enumerate(prompts)]
         self.store.compute_missing(requests, progress)
         return texts_of(self.store, self._tokenizer, requests)
 
-    def _log_probs(self, replies: Iterable[tuple[Pass, str]], progress: Progress) -> list[np.ndarray]:
+    def _log_probs(self, replies: Iterable[tuple[PromptSegments, str]], progress: Progress) -> list[np.ndarray]:
         """Of every reply's tokens after its prompt, (tokens,), float64; none where nothing was replied."""
         passes = [(*prompt, Segment("answer", reply)) for prompt, reply in replies]
         asked = {at: pass_ for at, pass_ in enumerate(passes) if pass_[-1].text}

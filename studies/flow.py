@@ -25,7 +25,7 @@ from abstain.core.files import write_atomically
 from studies.cell import ExperimentRunner
 from studies.declared import ExperimentCell, load_study
 from studies.markdown import to_markdown
-from studies.results import Results, decided_by, file_digests
+from studies.results import ResultStore, file_digests, get_cell_inputs
 from studies.tables import CellOutcome, tabulate
 from tasks.runs.failures import coded_failures
 from tasks.runs.progress import observe
@@ -35,7 +35,7 @@ ARTIFACT = "study"
 
 
 @dataclass(frozen=True)
-class Studied:
+class ExperimentResult:
     """The output of a study: `report` is its Markdown, with the JSON beside it; `computed` counts the new cells."""
 
     report: Path
@@ -51,7 +51,7 @@ def study(
     tables: Sequence[str] = (),
     sizes: Mapping[str, tuple[int, int]] | None = None,
     out: str | None = None,
-) -> Studied:
+) -> ExperimentResult:
     """Compute the missing cells of `tables` (all where none is named), and write `report.md` and `report.json`.
 
     `sizes`: other sizes than the file's, (train, evaluation) by name. `out`: the folder of the report; default:
@@ -62,13 +62,13 @@ def study(
     declared, folder = load_study(Path(file)).resized(sizes or {}), Path(data)
     cells, files = declared.cells(tables), file_digests(declared, folder)
     home = settings.home.resolve() / "studies" / Path(file).stem
-    results, outcomes, computed = Results(home), dict[ExperimentCell, CellOutcome](), 0
+    results, outcomes, computed = ResultStore(home), dict[ExperimentCell, CellOutcome](), 0
     laboratory = ExperimentRunner(declared, folder, settings, runner_for(settings))
     for cell in cells:
         state = run_cell(laboratory, cell, cell.title, files, results, return_state=True)
         if state.is_completed():
             computed += state.result() == "ran"
-            outcomes[cell] = CellOutcome(results.read(decided_by(laboratory, cell, files)))
+            outcomes[cell] = CellOutcome(results.read(get_cell_inputs(laboratory, cell, files)))
         else:
             reason = _reason(state.result(raise_on_failure=False))
             outcomes[cell] = CellOutcome(None, reason)
@@ -86,12 +86,12 @@ def study(
             f"{len(report['missing'])} of {len(cells)} cells could not be computed, the first one, {first}: {reason}; "
             f"{written / 'report.md'} has the others",
         )
-    return Studied(written / "report.md", len(cells), computed)
+    return ExperimentResult(written / "report.md", len(cells), computed)
 
 
 @task(task_run_name="{name}", cache_policy=NO_CACHE)
 def run_cell(
-    laboratory: ExperimentRunner, cell: ExperimentCell, name: str, files: Mapping[str, str], results: Results
+    laboratory: ExperimentRunner, cell: ExperimentCell, name: str, files: Mapping[str, str], results: ResultStore
 ) -> Literal["ran", "cached"]:
     """Compute the result of `cell` into `results`, unless it is there. `name` is the name of the task run."""
     logger = get_run_logger()
@@ -100,7 +100,7 @@ def run_cell(
         observe(name, f"progress {done}/{total}")
         logger.info("%s of %s", done, total)
 
-    decided = decided_by(laboratory, cell, files)
+    decided = get_cell_inputs(laboratory, cell, files)
     status: Literal["ran", "cached"] = "cached"
     if results.read(decided) is None:
         results.write(decided, replace(laboratory, progress=progress).run(cell))

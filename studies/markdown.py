@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from abstain.core.formatting import count, figure, listed, percent, with_bounds
+from abstain.core.formatting import count, figure, format_with_interval, listed, percent
 from abstain.core.markdown import bold, defined, document, heading, paragraph, points, records_table
 from studies.declared import words
 from studies.tables import PAPER, WHO
@@ -98,8 +98,8 @@ def _computed(row: Row, key: str) -> str:
     if key == "threshold":
         return f"{row[key]:g}"
     if key == "mse":
-        return with_bounds(row, key, ".4f")
-    return with_bounds(row, key)
+        return format_with_interval(row, key, ".4f")
+    return format_with_interval(row, key)
 
 
 def _stated(row: Row, key: str) -> str:
@@ -126,16 +126,16 @@ def _baselines(beside: Mapping[str, Any], varied: Sequence[str]) -> Iterator[str
     yield heading(3, "Against baselines" + (f": {setting}" if setting else ""))
     best = beside["baselines"][0]
     yield paragraph(
-        f"At t = {beside['threshold']:g} the regressor has an AUROC of {with_bounds(beside, 'auroc')}. The best "
-        f"baseline, chosen on these very answers, is {best['baseline']}: {with_bounds(best, 'auroc')}. The regressor "
-        f"is {_verdict(best)} at 95 %: the paired difference is {with_bounds(best, 'ahead')}."
+        f"At t = {beside['threshold']:g} the regressor has an AUROC of {format_with_interval(beside, 'auroc')}. The best "
+        f"baseline, chosen on these very answers, is {best['baseline']}: {format_with_interval(best, 'auroc')}. The regressor "
+        f"is {_verdict(best)} at 95 %: the paired difference is {format_with_interval(best, 'ahead')}."
     )
     yield records_table(
         [
             {
                 "baseline": line["baseline"],
-                "AUROC": with_bounds(line, "auroc"),
-                "regressor's AUROC − baseline's": with_bounds(line, "ahead"),
+                "AUROC": format_with_interval(line, "auroc"),
+                "regressor's AUROC − baseline's": format_with_interval(line, "ahead"),
                 "at 95 %": _verdict(line),
             }
             for line in beside["baselines"]

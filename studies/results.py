@@ -26,7 +26,7 @@ from abstain.llm.engine.engine import ENGINE_VERSION
 from abstain.llm.engine.loading import resolve
 from abstain.llm.engine.prompts import load_layout
 from studies.cell import ExperimentRunner
-from studies.declared import ExperimentCell, Study
+from studies.declared import Experiment, ExperimentCell
 from studies.rows import read_parts
 
 RESULT = 2
@@ -34,7 +34,7 @@ RESULT = 2
 NEEDS_ENCODER = "cosine"
 
 
-def file_digests(study: Study, data: Path) -> dict[str, str]:
+def file_digests(study: Experiment, data: Path) -> dict[str, str]:
     """sha256 (hex) of the study's files, by name. Raises `AbstainError` where the folder or one of them is missing."""
     if not data.is_dir():
         raise AbstainError(Code.NOT_READABLE, f"{data} is no folder: say with --data where {_both(study)} are")
@@ -50,7 +50,7 @@ def file_digests(study: Study, data: Path) -> dict[str, str]:
     return found
 
 
-def check_rows(study: Study, data: Path, tables: Sequence[str]) -> None:
+def check_rows(study: Experiment, data: Path, tables: Sequence[str]) -> None:
     """Raise `AbstainError` where a file of the study has a line that is none, or too few questions for a cell of
     `tables`."""
     files = study.files
@@ -58,7 +58,7 @@ def check_rows(study: Study, data: Path, tables: Sequence[str]) -> None:
         read_parts(data / files.train, data / files.evaluation, (size.train, size.evaluation), study.seed)
 
 
-def decided_by(laboratory: ExperimentRunner, cell: ExperimentCell, files: Mapping[str, str]) -> dict[str, Any]:
+def get_cell_inputs(laboratory: ExperimentRunner, cell: ExperimentCell, files: Mapping[str, str]) -> dict[str, Any]:
     """All that the result of `cell` depends on, as JSON; `files` as `file_digests` says.
 
     Raises `AbstainError` where one of its models is not to be found.
@@ -87,7 +87,7 @@ def decided_by(laboratory: ExperimentRunner, cell: ExperimentCell, files: Mappin
 
 
 @dataclass(frozen=True)
-class Results:
+class ResultStore:
     """The folder of finished cells, each beside what it was decided by, for people to read."""
 
     folder: Path
@@ -110,7 +110,7 @@ class Results:
         return self.folder / f"{digest[:32]}.json"
 
 
-def _both(study: Study) -> str:
+def _both(study: Experiment) -> str:
     return f"{study.files.train} and {study.files.evaluation}"
 
 

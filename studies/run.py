@@ -73,7 +73,7 @@ def _size(text: str) -> tuple[str, tuple[int, int]]:
 @contextmanager
 def _progress(cells: int) -> Iterator[None]:
     """A line for each finished cell, and bars of cells and of the current cell's answers; lines without a terminal."""
-    from tasks.runs.progress import observed_by
+    from tasks.runs.progress import register_observer
     from tasks.training.pipeline import PROGRESS
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
@@ -91,7 +91,7 @@ def _progress(cells: int) -> Iterator[None]:
             bars.update(all_cells, completed=done)
             console.print(f"{done} of {cells}: {cell}: {message}", soft_wrap=True)
 
-        with observed_by(observer):
+        with register_observer(observer):
             yield
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from studies.declared import VARIED, ExperimentCell, ExperimentTable, PaperRow, Study
+from studies.declared import VARIED, Experiment, ExperimentCell, ExperimentTable, PaperRow
 
 FIGURES = ("mse", "positive", "auroc", "accuracy", "f1")
 BUFFERED = ("withheld", "accuracy_buffered", "f1_buffered")
@@ -31,7 +31,7 @@ class CellOutcome:
 
 
 def tabulate(
-    study: Study, tables: Sequence[str], outcomes: Mapping[ExperimentCell, CellOutcome], files: Mapping[str, str]
+    study: Experiment, tables: Sequence[str], outcomes: Mapping[ExperimentCell, CellOutcome], files: Mapping[str, str]
 ) -> dict[str, Any]:
     """`tables` of `study`, all where none is named, as JSON: `report.json` of a study.
 
@@ -54,7 +54,7 @@ def tabulate(
     }
 
 
-def _table(study: Study, name: str, outcomes: Mapping[ExperimentCell, CellOutcome]) -> dict[str, Any]:
+def _table(study: Experiment, name: str, outcomes: Mapping[ExperimentCell, CellOutcome]) -> dict[str, Any]:
     table, cells = study.tables[name], study.cells_of(name)
     done = [(cell, outcomes.get(cell, CellOutcome())) for cell in cells]
     ours = [row for cell, outcome in done for row in _ours(table, cell, outcome)]

@@ -17,7 +17,7 @@ import yaml
 from abstain.config.settings import Settings
 from abstain.llm.engine.decoder import Decoder
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.familiarity.familiarity import FamiliarityMethod
+from abstain.llm.familiarity.familiarity import FamiliarityConfig
 from benchmarks import extraction, familiarity, perturbation, question_familiarity, scaling, scorers
 from benchmarks.full_params import full_params
 from benchmarks.gpu import equality
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 NEEDS_VERDICTS = pytest.mark.skipif(not scorers.FILE.is_file(), reason="the published data is not beside the checkout")
 COSTLY = ("familiarity", "verbalised", "yes_score", "yes_score_tokens")
-SHORT = partial(FamiliarityMethod, explanation_tokens=6, beams=2, guess_tokens=10)
+SHORT = partial(FamiliarityConfig, explanation_tokens=6, beams=2, guess_tokens=10)
 Main = Callable[[list[str]], None]
 
 
@@ -125,7 +125,7 @@ def test_the_study_of_familiarity_has_its_three_tables(
     printed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(familiarity, "DRAWS", 100)
-    monkeypatch.setattr(familiarity, "FamiliarityMethod", SHORT)
+    monkeypatch.setattr(familiarity, "FamiliarityConfig", SHORT)
     short = partial(familiarity.FamiliarityBaselines, reply_tokens=6, samples=2, sample_tokens=4)
     monkeypatch.setattr(familiarity, "FamiliarityBaselines", short)
     known = {"Mount Etna": True, "Zorvian Ledger": False, "Magna Carta": True, "Quorble Flux": False}
@@ -148,7 +148,7 @@ def test_the_study_of_familiarity_has_its_three_tables(
 @NEEDS_VERDICTS
 def test_the_familiarity_of_questions_is_compared(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(question_familiarity, "DRAWS", 100)
-    monkeypatch.setattr(question_familiarity, "FamiliarityMethod", SHORT)
+    monkeypatch.setattr(question_familiarity, "FamiliarityConfig", SHORT)
     monkeypatch.setattr(question_familiarity.SelfFamiliarity, "threshold", lambda self: 0.5)
     said = printed(question_familiarity.main, "--verdicts", "--rows", "24")
     assert "24 answers in" in said and len(re.findall(r"AUROC of [\w -]+: 0\.\d{3} \(", said)) == 3

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Flags = tuple[bool, bool, bool]
+CriteriaValues = tuple[bool, bool, bool]
 """Whether an answer is complete, correct and truthful."""
 
 
@@ -33,7 +33,7 @@ Item = Mapping[str, Any] | DocumentFile | Skipped
 """The output of an importer. A mapping is a row for a JSON Lines file: an import-format row, a thumb, or a review."""
 
 
-def review(reviewed_at: str, reviewer: str, flags: Flags) -> dict[str, Any]:
+def review(reviewed_at: str, reviewer: str, flags: CriteriaValues) -> dict[str, Any]:
     """Return the fields of a review, without its interaction."""
     complete, correct, truthful = flags
     return {

@@ -13,11 +13,11 @@ from typing import Literal
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from benchmarks.datasets import Flags, Item, Skipped, review
+from benchmarks.datasets import CriteriaValues, Item, Skipped, review
 from benchmarks.datasets.pages import doc_id, page
 from benchmarks.datasets.upstream import UpstreamRecord, read_records
 
-_FLAGS: dict[str, Flags] = {
+_FLAGS: dict[str, CriteriaValues] = {
     "Excellent": (True, True, True),
     "Acceptable": (False, True, True),
     "Could be Improved": (False, False, True),

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.datasets import Flags, Item, Skipped, review
+from benchmarks.datasets import CriteriaValues, Item, Skipped, review
 from benchmarks.datasets.pages import Articles
 from benchmarks.datasets.upstream import UpstreamRecord, read_records
 
@@ -24,7 +24,7 @@ ROUND = timedelta(days=30)
 
 FIRST_ROUND = datetime(2023, 1, 1, tzinfo=UTC)
 
-_FLAGS: dict[str, Flags] = {
+_FLAGS: dict[str, CriteriaValues] = {
     "Correct": (True, True, True),
     "Partially Correct": (False, False, True),
     "Wrong": (False, False, False),

@@ -17,11 +17,19 @@ import torch
 from torch import Tensor
 
 from abstain.llm.engine.engine import Engine, Result
-from abstain.llm.engine.generation import Generated
+from abstain.llm.engine.generation import GeneratedText
 from abstain.llm.engine.loading import LoadedModel
-from abstain.llm.engine.prompts import Pass, Segment
-from abstain.llm.engine.requests import NLL, Ask, Generate, Guess, HiddenStates, NextTokenProbs, Request
-from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.prompts import PromptSegments, Segment
+from abstain.llm.engine.requests import (
+    NLL,
+    ConstrainedGenerate,
+    Generate,
+    HiddenStates,
+    NextTokenProbs,
+    Operation,
+    Request,
+)
+from abstain.llm.engine.tokenization import encode_prompt
 from benchmarks.gpu.models import FAMILIES, random_model, random_prompt
 
 BATCHES = (96, 8192)
@@ -86,7 +94,7 @@ def make_requests(vocabulary: int, layers: int) -> dict[str, Request]:
     ]
     shared = random_prompt(vocabulary, draw, context=150)[0]
     prompts += [(shared, *random_prompt(vocabulary, draw, context=1, question=7, answer=a)[1:]) for a in (3, 9, 30)]
-    asks: dict[str, Ask] = {
+    asks: dict[str, Operation] = {
         "first": HiddenStates(1),
         "middle": HiddenStates(layers // 2),
         "last": HiddenStates(layers),
@@ -99,7 +107,9 @@ def make_requests(vocabulary: int, layers: int) -> dict[str, Request]:
         question = prompt[:2]
         answer = Generate(8, states=HiddenStates(layers // 2), choices=CHOICES)
         requests[f"answer {i}"] = Request(question, answer, "answer")
-        requests[f"beams {i}"] = Request((*question, Segment("target", f"{20 + i} 7")), Guess(4, 6), "beams")
+        requests[f"beams {i}"] = Request(
+            (*question, Segment("target", f"{20 + i} 7")), ConstrainedGenerate(4, 6), "beams"
+        )
     return requests
 
 
@@ -120,7 +130,9 @@ def compare(
     return by_transformers, by_cpu
 
 
-def _compare_with_cpu(ask: Ask, result: Result, expected: Result, differences: Differences, *, exact: bool) -> None:
+def _compare_with_cpu(
+    ask: Operation, result: Result, expected: Result, differences: Differences, *, exact: bool
+) -> None:
     """Answers and beams are compared where both are exact: rounding may lead a search another way."""
     match ask:
         case HiddenStates():
@@ -135,7 +147,7 @@ def _compare_with_cpu(ask: Ask, result: Result, expected: Result, differences: D
             same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(own.tokens))
             # Of two tokens that are equally likely, each side may take another: they are compared, what follows is not.
             differences.add("answers", (own.log_probs[: same + 1] - other.log_probs[: same + 1]).abs())
-        case Guess() if exact:
+        case ConstrainedGenerate() if exact:
             differences.add("beams", (result[:, 1].mean() - expected[:, 1].mean()).abs())  # type: ignore[call-overload]
 
 
@@ -156,7 +168,7 @@ class PlainForward:
 
     def compare(self, request: Request, result: Result, differences: Differences) -> None:
         """Add the difference of `result` from what a plain forward gives for `request`."""
-        ask, encoded = request.ask, encode_pass(self._loaded.tokenizer, request.pass_)
+        ask, encoded = request.ask, encode_prompt(self._loaded.tokenizer, request.pass_)
         if isinstance(ask, HiddenStates):
             first, last = encoded.span(*ask.segments)
             states, _, mlp = self._forward(encoded.ids)
@@ -175,11 +187,13 @@ class PlainForward:
         elif isinstance(ask, Generate):
             assert isinstance(result, list)
             self._compare_answer(encoded.ids, ask, result[0], differences)
-        elif isinstance(ask, Guess):
+        elif isinstance(ask, ConstrainedGenerate):
             assert isinstance(result, Tensor)
             self._compare_beam(request.pass_, result, differences)
 
-    def _compare_answer(self, prompt: list[int], ask: Generate, answer: Generated, differences: Differences) -> None:
+    def _compare_answer(
+        self, prompt: list[int], ask: Generate, answer: GeneratedText, differences: Differences
+    ) -> None:
         """Read the answer once more: its log-probabilities, its states, and that each token is the likeliest."""
         assert ask.states is not None and answer.states is not None
         tokens = [*answer.tokens, *([1] if answer.ended else [])]
@@ -191,8 +205,8 @@ class PlainForward:
         differences.add("choices", (answer.choices.log() - steps[:, [int(token) for token in ask.choices]]).abs())
         differences.add("states", _relative(answer.states, states[ask.states.layer][len(prompt) :]))
 
-    def _compare_beam(self, pass_: Pass, steps: Tensor, differences: Differences) -> None:
-        prompt = encode_pass(self._loaded.tokenizer, pass_[:-1]).ids
+    def _compare_beam(self, pass_: PromptSegments, steps: Tensor, differences: Differences) -> None:
+        prompt = encode_prompt(self._loaded.tokenizer, pass_[:-1]).ids
         tokens, target = steps[:, 0].long().tolist(), self._loaded.tokenizer.encode(pass_[-1].text)
         if not any(tokens[i : i + len(target)] == target for i in range(len(tokens))):
             differences.add("beams", torch.inf)

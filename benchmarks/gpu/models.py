@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from abstain.llm.engine.loading import LoadedModel, ModelRef
-from abstain.llm.engine.prompts import Pass, Segment
+from abstain.llm.engine.prompts import PromptSegments, Segment
 
 LLAMA_8B: dict[str, Any] = {
     "hidden_size": 4096,
@@ -89,7 +89,9 @@ def random_model(
     return LoadedModel(ModelRef(name, "random", ""), model.eval().requires_grad_(False), NumberTokenizer())
 
 
-def random_prompt(vocabulary: int, draw: random.Random, *, context: int, question: int = 16, answer: int = 32) -> Pass:
+def random_prompt(
+    vocabulary: int, draw: random.Random, *, context: int, question: int = 16, answer: int = 32
+) -> PromptSegments:
     """A prompt of random tokens: so many of context, question and answer, and EOS."""
     lengths = {"context": context, "question": question, "answer": answer}
     texts = {name: " ".join(str(draw.randrange(2, vocabulary)) for _ in range(n)) for name, n in lengths.items()}

@@ -13,8 +13,8 @@ import torch
 
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel
-from abstain.llm.engine.prompts import Pass
-from abstain.llm.engine.requests import NLL, Ask, HiddenStates, NextTokenProbs, Request
+from abstain.llm.engine.prompts import PromptSegments
+from abstain.llm.engine.requests import NLL, HiddenStates, NextTokenProbs, Operation, Request
 from benchmarks import naive
 from benchmarks.gpu.models import random_prompt
 from benchmarks.measure import flops, in_turns, matrix_peak, seconds
@@ -46,7 +46,7 @@ def measure_throughput(loaded: LoadedModel, lengths: Sequence[int], count: int, 
         context = length - QUESTION_AND_ANSWER
         prompts = [random_prompt(config.vocab_size, draw, context=context) for _ in range(count)]
         for layer, everything in ((middle, False), (deepest, False), (middle, True)):
-            asks: list[Ask] = [HiddenStates(layer)]
+            asks: list[Operation] = [HiddenStates(layer)]
             asks += [NLL(SCORED), NextTokenProbs(CHOICES)] if everything else []
             requests = {
                 f"{i} {n}": Request(p, ask, f"{i}") for i, p in enumerate(prompts) for n, ask in enumerate(asks)
@@ -57,7 +57,9 @@ def measure_throughput(loaded: LoadedModel, lengths: Sequence[int], count: int, 
             projection = 2.0 * work.vocabulary_rows * config.vocab_size * config.hidden_size
             operations = flops(loaded, work.layer_tokens.total()) + projection
 
-            def run_naively(prompts: list[Pass] = prompts, layer: int = layer, everything: bool = everything) -> None:
+            def run_naively(
+                prompts: list[PromptSegments] = prompts, layer: int = layer, everything: bool = everything
+            ) -> None:
                 naive.states(loaded, prompts, layer)
                 if everything:
                     naive.nll(loaded, prompts, SCORED)

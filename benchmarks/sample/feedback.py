@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from datetime import datetime, timedelta
 
-from abstain.core.contracts import ImportedFeedback, ImportedReview
+from abstain.core.contracts import ImportedReview, ImportedThumb
 from benchmarks.sample.judge import Judgement
 from benchmarks.sample.questions import SampleQuestion
 
@@ -34,7 +34,7 @@ REVIEWERS = ("sme-01", "sme-02", "sme-03", "sme-04")
 
 def draw_thumb(
     question: SampleQuestion, answer: str, fit_to_show: bool, exported_at: datetime, rng: random.Random
-) -> ImportedFeedback | None:
+) -> ImportedThumb | None:
     """A thumb within the hour and before the export, or none."""
     if rng.random() >= THUMB_SHARE:
         return None
@@ -42,13 +42,13 @@ def draw_thumb(
     flip = FLIP_CORRECT if fit_to_show else FLIP_CONFIDENT if sure else FLIP_INCORRECT
     up = fit_to_show != (rng.random() < flip)
     given = _later(question.asked_at, rng.randrange(20, 3600), exported_at)
-    return ImportedFeedback(given_at=given, thumb="up" if up else "down", user=f"u-{rng.randrange(1, 400):020x}")
+    return ImportedThumb(given_at=given, thumb="up" if up else "down", user=f"u-{rng.randrange(1, 400):020x}")
 
 
 def draw_review(
     question: SampleQuestion,
     judgement: Judgement,
-    thumb: ImportedFeedback | None,
+    thumb: ImportedThumb | None,
     exported_at: datetime,
     rng: random.Random,
 ) -> ImportedReview | None:

@@ -28,9 +28,9 @@ from abstain.knowledge.retrieval.faiss_index import FaissIndex
 from abstain.knowledge.retrieval.retriever import Retriever
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel, load, resolve
-from abstain.llm.engine.prompts import Pass, load_layout
+from abstain.llm.engine.prompts import PromptSegments, load_layout
 from abstain.llm.engine.requests import Generate, Request
-from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.tokenization import encode_prompt
 from benchmarks.sample.handbook import SEED, Page, build_handbook
 from benchmarks.sample.questions import SampleQuestion, build_questions, source_digest
 
@@ -51,7 +51,10 @@ def retrieve(pages: Sequence[Page], questions: Sequence[SampleQuestion]) -> list
 
 
 def answer(
-    loaded: LoadedModel, prompts: Sequence[Pass], batch_tokens: int, progress: Callable[[int], None] = lambda done: None
+    loaded: LoadedModel,
+    prompts: Sequence[PromptSegments],
+    batch_tokens: int,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> list[str]:
     """The base model's greedy answer to each prompt, in order; `progress` is called with the number that are done."""
     requests = {str(n): Request(prompt, Generate(MAX_NEW_TOKENS), f"prompt {n}") for n, prompt in enumerate(prompts)}
@@ -85,7 +88,7 @@ def main() -> None:
         layout.render(question.text, [chunk.text for chunk in chunks], answer=None)
         for question, chunks in zip(questions, contexts, strict=True)
     ]
-    tokens = [len(encode_pass(loaded.tokenizer, prompt).ids) for prompt in prompts]
+    tokens = [len(encode_prompt(loaded.tokenizer, prompt).ids) for prompt in prompts]
     answers = answer(
         loaded,
         prompts,

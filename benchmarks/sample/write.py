@@ -61,7 +61,7 @@ def answered_questions(pages: list[Page]) -> Iterator[AnsweredQuestion]:
     asked = build_questions(pages)
     if _meta()["source_digest"] != source_digest(pages, asked):
         raise AbstainError(
-            Code.OTHER_VERSION,
+            Code.VERSION_MISMATCH,
             "the sample's answers belong to another handbook: run python -m benchmarks.sample.generate",
         )
     known: dict[str, list[Fact]] = {}

@@ -14,7 +14,7 @@ import typer
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import name_at, redacted_url
+from abstain.core.filesystem import get_display_name, redacted_url
 from abstain_cli import (
     cache,
     explain,
@@ -36,7 +36,7 @@ from abstain_cli.terminal import console
 
 if TYPE_CHECKING:
     from abstain.release.registry import Registry
-    from tasks.release.promotion import Promotion
+    from tasks.release.promotion import PromotionResult
 
 app = typer.Typer(
     help="Should this RAG answer be shown, or withheld? Keep the confidence model that decides it fresh.",
@@ -96,7 +96,7 @@ def ingest(
     from abstain.data.store.dataset import is_review_queue
     from tasks.server import server_for_run
 
-    for name in map(name_at, files or ()):
+    for name in map(get_display_name, files or ()):
         if is_review_queue(name):  # its weights would count as drawn here
             raise AbstainError(
                 Code.USAGE, f"{name}: such names are kept for the verdicts of `abstain review import`: rename it"
@@ -176,7 +176,7 @@ def retrain(
 @app.command()
 def status() -> None:
     """Show the version in production, since when, and its metrics on the hold-out."""
-    from abstain.core.formatting import figure, with_bounds
+    from abstain.core.formatting import figure, format_with_interval
     from tasks.release.status import read_status
 
     registry, holdout = read_status()
@@ -187,7 +187,7 @@ def status() -> None:
     own, at = holdout["scorers"][served], holdout["at_threshold"]
     console.print(
         f"in production: {_live(registry)}, by {registry.prod.action} at "
-        f"{registry.prod.at:%Y-%m-%d %H:%M} UTC\n{served}: AUROC {with_bounds(own, 'auroc')} on {holdout['rows']} "
+        f"{registry.prod.at:%Y-%m-%d %H:%M} UTC\n{served}: AUROC {format_with_interval(own, 'auroc')} on {holdout['rows']} "
         f"answers; at threshold {at['threshold']:.3f} precision {figure(at['precision'])}, shows {at['coverage']:.1%}"
     )
     for event in reversed(registry.history):
@@ -283,7 +283,7 @@ def _live(registry: Registry) -> str:
     return ", ".join([f"probe {registry.version}", *filter(None, marks)])
 
 
-def _outcome(outcome: Promotion) -> str:
+def _outcome(outcome: PromotionResult) -> str:
     if outcome.status == "promoted":
         return "\n  ".join(
             [f"promoted: probe {outcome.version} is in production", *map("guarantee: {}".format, outcome.reasons)]

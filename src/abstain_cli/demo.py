@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from abstain_cli.guarantee_summary import holdout_verdict
+from abstain_cli.guarantee_summary import summarize_holdout
 from tasks.server import UI, running_server, with_login
 
 if TYPE_CHECKING:
-    from flows.demo import Demo
+    from flows.demo import DemoResult
 
 
-def summary(demo: Demo, project: Path) -> Table:
+def summary(demo: DemoResult, project: Path) -> Table:
     """The demo's result as a small table; `project` is where it was made."""
     ran = [stage.stage for stage in demo.retrained.stages if stage.status == "ran"]
     holdout = demo.metrics["holdout"]
@@ -40,7 +40,7 @@ def summary(demo: Demo, project: Path) -> Table:
     table.add_row("AUROC", f"{own['auroc']:.3f}, 95 % interval {own['auroc_low']:.3f} to {own['auroc_high']:.3f}")
     table.add_row(f"at threshold {at['threshold']:.3f}", f"precision {at['precision']:.1%}, shows {at['coverage']:.1%}")
     table.add_row("guaranteed there", demo.guarantee)
-    table.add_row("", holdout_verdict(holdout))
+    table.add_row("", summarize_holdout(holdout))
     table.add_row("all answers", f"{holdout['base_rate']:.1%} of {holdout['rows']} on the frozen hold-out are correct")
     for row, verdict in demo.examples:
         table.add_row(f"{verdict.decision} ({verdict.confidence:.2f})", f"{row.question}\n-> {row.answer}")

@@ -45,7 +45,7 @@ def show_familiarity(
     """Show how familiar the base model is with an instruction; offer background for what it does not know."""
     from abstain.config.params import load_params
     from abstain.config.settings import load_settings
-    from abstain.llm.familiarity.familiarity import FamiliarityMethod, SelfFamiliarity
+    from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity
 
     if threshold != threshold:
         raise AbstainError(Code.USAGE, "--threshold nan: give a number from 0 to 1")
@@ -54,10 +54,10 @@ def show_familiarity(
     if not instruction.strip():
         raise AbstainError(Code.USAGE, "INSTRUCTION is empty: give what is to be answered")
     params = load_params().llm
-    method = FamiliarityMethod(extraction, domain, grouping, filtering, ranking, aggregation, beams=beams)
+    method = FamiliarityConfig(extraction, domain, grouping, filtering, ranking, aggregation, beams=beams)
     scorer = SelfFamiliarity(model or params.model, params.layout, load_settings(), method)
     with bar(console, "concepts") as progress:
-        (found,) = scorer.familiarity_of([instruction], progress)
+        (found,) = scorer.score([instruction], progress)
     unfamiliar: list[str] = []
     if found.score is None:
         why = "none of its concepts fits into a guess" if found.concepts else "no concept found"

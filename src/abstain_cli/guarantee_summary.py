@@ -11,7 +11,7 @@ from abstain.core.markdown import defined
 from abstain.reports.evaluation.evaluation_result import is_kept, reached
 
 
-def holdout_verdict(holdout: Mapping[str, Any]) -> str:
+def summarize_holdout(holdout: Mapping[str, Any]) -> str:
     """`kept` or `missed` with the measured value, its interval and the number of answers that it was measured on.
 
     Where there are too few, the number that is missing.
@@ -34,10 +34,10 @@ def holdout_verdict(holdout: Mapping[str, Any]) -> str:
     interval = f" (95 % interval {percent(low)} to {percent(high)})" if defined(low) and defined(high) else ""
     kept = "kept" if is_kept(metric, target["value"], value) else "missed"
     shown = "" if is_precision else f", {at['shown']:,} of them shown"
-    return f"{kept} on the hold-out: {percent(value)}{interval} of {rows:,} {what}{shown}{_doubt(low, high, target)}"
+    return f"{kept} on the hold-out: {percent(value)}{interval} of {rows:,} {what}{shown}{_describe_uncertainty(low, high, target)}"
 
 
-def _doubt(low: float | None, high: float | None, target: Mapping[str, Any]) -> str:
+def _describe_uncertainty(low: float | None, high: float | None, target: Mapping[str, Any]) -> str:
     """That the interval holds the target, so that either verdict may be chance."""
     if low is None or high is None or not low < target["value"] < high:
         return ""

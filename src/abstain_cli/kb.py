@@ -20,7 +20,7 @@ from abstain_cli.terminal import console
 if TYPE_CHECKING:
     from abstain.core.contracts import Chunk
     from abstain.knowledge.retrieval.index import SearchHit
-    from abstain.knowledge.retrieval.retriever import Retriever, Synced
+    from abstain.knowledge.retrieval.retriever import Retriever, SyncResult
 
 app = typer.Typer(help="The knowledge base: search, sync.", no_args_is_help=True)
 
@@ -74,7 +74,7 @@ def sync() -> None:
 class KnowledgeBase:
     chunks: Sequence[Chunk]
     retriever: Retriever
-    synced: Synced
+    synced: SyncResult
     shared: bool
 
     def check_held(self) -> None:

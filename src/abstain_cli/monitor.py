@@ -14,8 +14,8 @@ import typer
 from abstain_cli.terminal import console
 
 if TYPE_CHECKING:
-    from abstain.data.decision_log.monitoring_windows import MonitoredWindow
-    from tasks.monitoring.monitor import Monitoring
+    from abstain.data.decision_log.monitoring_windows import MonitoringWindow
+    from tasks.monitoring.monitor import MonitoringResult
 
 Since = Annotated[
     str | None, typer.Option(metavar="DAY", help="judge the windows again that end later than 2026-11-01, for instance")
@@ -32,32 +32,35 @@ def monitor(since: Since = None) -> None:
         from flows.monitor import monitor as flow
 
     result = flow(since)
-    asked: Mapping[str, str] = kept_questions(result.newest) if result and result.newest else {}
+    asked: Mapping[str, str] = load_example_questions(result.newest) if result and result.newest else {}
     for line in lines(result, asked):
         console.print(line, soft_wrap=True)
 
 
-def kept_questions(window: MonitoredWindow) -> Mapping[str, str]:
+def load_example_questions(window: MonitoringWindow) -> Mapping[str, str]:
     """The questions of the alarms' examples by id, as the log keeps them; those whose texts are gone are left out."""
     from abstain.config.settings import load_settings
     from abstain.data.decision_log import queries
-    from tasks.monitoring.monitor import open_log, patiently
+    from tasks.monitoring.monitor import open_log, retry_while_unavailable
 
     ids = [key for alarm in window.alarms for key in alarm.examples]
     database = open_log(load_settings()) if ids else None
     if database is None:
         return {}
     with closing(database):
-        return {key: row.question for key, row in patiently(lambda: queries.interactions(database, ids)).items()}
+        return {
+            key: row.question
+            for key, row in retry_while_unavailable(lambda: queries.interactions(database, ids)).items()
+        }
 
 
-def lines(result: Monitoring | None, asked: Mapping[str, str]) -> Iterator[str]:
+def lines(result: MonitoringResult | None, asked: Mapping[str, str]) -> Iterator[str]:
     """The newest window in a few lines: its status, its alarms with what to do, its figures.
 
     `asked`: the questions of examples by id; an example without one is its id alone.
     """
     from abstain.core.markdown import plain
-    from abstain.reports.monitoring_window import title, window_lines
+    from abstain.reports.monitoring_window import format_statistics, title
 
     if result is None:
         yield "nothing to watch yet: the gate has logged no decision"
@@ -72,10 +75,10 @@ def lines(result: Monitoring | None, asked: Mapping[str, str]) -> Iterator[str]:
     yield f"{window.headline}: {title(window)}"
     for alarm in window.alarms:
         yield f"{alarm.code}: {alarm.what}"
-        yield f"  to do: {alarm.to_do}"
+        yield f"  to do: {alarm.action}"
         for key in alarm.examples:
             yield f"  example {plain(key)}{f': {_cut(plain(asked[key]))}' if key in asked else ''}"
-    for what, value in window_lines(window):
+    for what, value in format_statistics(window):
         yield f"{what:28} {value}"
 
 

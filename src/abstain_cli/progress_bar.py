@@ -41,7 +41,7 @@ class Step:
 
 
 @dataclass
-class RunLine:
+class RunProgressLine:
     """One line about a whole run: the stage of how many, what it does, and how long that will take."""
 
     clock: Callable[[], float] = time.monotonic
@@ -90,11 +90,11 @@ def minutes(seconds: float) -> str:
 @contextmanager
 def step_progress(console: Console) -> Iterator[None]:
     """One line about the whole run, rewritten in place; without a terminal, a line now and then, and the steps' own."""
-    from tasks.runs.progress import observed_by
+    from tasks.runs.progress import register_observer
 
-    line = RunLine()
+    line = RunProgressLine()
     if not console.is_terminal:
-        with observed_by(_printer(line)):
+        with register_observer(_printer(line)):
             yield
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -105,11 +105,11 @@ def step_progress(console: Console) -> Iterator[None]:
             line.update(step, message)
             bars.update(task, description=str(line))
 
-        with observed_by(observer):
+        with register_observer(observer):
             yield
 
 
-def _printer(line: RunLine) -> Callable[[str, str], None]:
+def _printer(line: RunProgressLine) -> Callable[[str, str], None]:
     """Prints a step's own lines, and how far it is once in `EVERY` seconds."""
     from tasks.training.pipeline import PROGRESS
 

@@ -13,13 +13,13 @@ def retention(
     apply: Annotated[bool, typer.Option("--apply", help="delete it; else nothing is deleted")] = False,
 ) -> None:
     """Say what the policy in params.yaml (section `retention`) lets go, with its bytes; delete it with --apply."""
-    from tasks.runs.progress import observed_by
+    from tasks.runs.progress import register_observer
     from tasks.server import server_for_run
 
     with server_for_run():
         from flows.retention import retention as flow
 
-    with observed_by(lambda _, message: console.print(f"... {message}", soft_wrap=True)):
+    with register_observer(lambda _, message: console.print(f"... {message}", soft_wrap=True)):
         result = flow(apply)
     for one in result:
         weight = "" if one.bytes is None else f", {size(one.bytes)}"

@@ -56,14 +56,14 @@ def export(
     from abstain.core.files import write_atomically
     from abstain.data.decision_log import queue
     from abstain.data.decision_log.database import LogDatabase
-    from abstain.data.labels.training_table import uncounted_verdicts
+    from abstain.data.labels.training_table import find_uncounted_reviews
     from abstain.data.store.dataset import DataStore
-    from abstain.ingest.privacy.pseudonyms import seal_key
-    from abstain.review.candidates import read_time_window
+    from abstain.ingest.privacy.pseudonyms import derive_seal_key
+    from abstain.review.candidates import read_candidates
     from abstain.review.export import collect_sample, describe_sample, make_review_file
     from abstain.review.sampling import draw
     from abstain.review.workbook import to_bytes
-    from tasks.data.erasure_copies import remember_export
+    from tasks.data.erasure_copies import record_export
     from tasks.runs.workspace import open_workspace
 
     if to_queue and output:
@@ -82,15 +82,15 @@ def export(
         params, now = load_params(workspace.path / paths.PARAMS), datetime.now(UTC)
         begin, end = (moment and moment.replace(tzinfo=UTC) for moment in (since, until))
         oldest = now - timedelta(days=params.validation.max_feedback_delay_days)
-        uncounted = uncounted_verdicts(store, params.labels, params.split, now)
+        uncounted = find_uncounted_reviews(store, params.labels, params.split, now)
         url = decision_log_url(load_settings())
         log = LogDatabase.open(url) if to_queue else LogDatabase.existing(url)
-        window = read_time_window(store, begin, end, oldest, uncounted, queue.reviewed_ids(log) if log else ())
+        window = read_candidates(store, begin, end, oldest, uncounted, queue.reviewed_ids(log) if log else ())
         if random_share < 1:
-            from tasks.data.review import prioritise
+            from tasks.data.review import add_sampling_priorities
 
             with bar(console, "read") as progress:
-                threshold, messages = prioritise(workspace, window, SEED, max_inference, progress)
+                threshold, messages = add_sampling_priorities(workspace, window, SEED, max_inference, progress)
             _print(messages)
         design = draw(window.frame, size, random_share, SEED, threshold, withheld_share)
         _print(describe_sample(design, window))
@@ -99,8 +99,8 @@ def export(
             count = queue.fill(log, sample.drawn_answers(), sample.moved, now)
             after = f"{count} answers wait in the review queue: /review of the gate, for keys with the role review"
         else:
-            write_atomically(output, to_bytes(make_review_file(sample, seal_key(load_settings()))))
-            remember_export(output)
+            write_atomically(output, to_bytes(make_review_file(sample, derive_seal_key(load_settings()))))
+            record_export(output)
             after = f"{output}: open it in a spreadsheet, then run `abstain review import {output}`"
     _print([after])
 
@@ -111,16 +111,16 @@ def import_(
     reviewer: Annotated[str | None, typer.Option(help="who reviewed the rows that name no one")] = None,
 ) -> None:
     """Import the verdicts of a file into data/; rows not reviewed yet may follow later, from the same file."""
-    from abstain.core.json_lines import as_lines
+    from abstain.core.json_lines import to_json_lines
     from abstain.data.store.dataset import REVIEW_QUEUE
     from abstain.review.workbook import read_workbook
-    from tasks.data.review import check_verdicts
+    from tasks.data.review import check_reviews
     from tasks.runs.workspace import open_workspace
     from tasks.server import server_for_run
 
     rows = read_workbook(file)
     with open_workspace() as workspace:
-        verdicts = check_verdicts(workspace, rows, datetime.now(UTC), reviewer)
+        verdicts = check_reviews(workspace, rows, datetime.now(UTC), reviewer)
     _print(verdicts.describe(file))
     if not verdicts.reviews:
         raise AbstainError(Code.NO_ROWS, f"{file}: there is no verdict to take in")
@@ -129,7 +129,7 @@ def import_(
 
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / f"{REVIEW_QUEUE}-{file.stem}.jsonl"
-        lines.write_bytes(as_lines(verdicts.reviews))
+        lines.write_bytes(to_json_lines(verdicts.reviews))
         console.print(flow([str(lines)]).to_markdown())
 
 

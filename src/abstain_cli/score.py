@@ -41,13 +41,15 @@ def score(
     from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import load_settings
     from abstain.serving.gate import DecisionInput, Gate
-    from abstain.serving.request_files import from_flags, read_interactions
-    from tasks.release.bundles import production
+    from abstain.serving.request_files import make_interaction_from_texts, read_interactions
+    from tasks.release.bundles import fetch_production
 
-    requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
-    bundle, _ = production()
+    requests = (
+        read_interactions(file) if file else [make_interaction_from_texts(question or "", answer or "", context or [])]
+    )
+    bundle, _ = fetch_production()
     gate = Gate.open(bundle, load_settings(), load_serve_settings().on_unavailable)
-    _warn_of_no_context(gate, requests, no_context)
+    _warn_about_missing_context(gate, requests, no_context)
     for start in range(0, len(requests), AT_ONCE):
         rows = requests[start : start + AT_ONCE]
         for decision in gate.decide_all([DecisionInput(row.interaction_id, row, no_context) for row in rows]):
@@ -77,16 +79,16 @@ def generate(
     from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import load_settings
     from abstain.serving.gate import Gate
-    from abstain.serving.generate import generate_answers, room_for
-    from abstain.serving.request_files import question_from_flags, read_questions
-    from tasks.release.bundles import production
+    from abstain.serving.generate import explain_no_room, generate_answers
+    from abstain.serving.request_files import make_question_from_texts, read_questions
+    from tasks.release.bundles import fetch_production
 
-    questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
-    bundle, _ = production()
+    questions = read_questions(file) if file else [make_question_from_texts(question or "", context or [])]
+    bundle, _ = fetch_production()
     gate = Gate.open(bundle, load_settings(), load_serve_settings().on_unavailable)
-    if excess := room_for(gate.predictor, ask):
+    if excess := explain_no_room(gate.predictor, ask):
         raise AbstainError(Code.USAGE, f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
-    _warn_of_no_context(gate, questions, no_context)
+    _warn_about_missing_context(gate, questions, no_context)
     for start in range(0, len(questions), AT_ONCE):
         for answer in generate_answers(gate, questions[start : start + AT_ONCE], ask, no_context=no_context):
             print(json.dumps({"answer": answer.text, **asdict(answer.decision)}), flush=True)
@@ -102,8 +104,8 @@ def _require_one_input(
         raise AbstainError(Code.USAGE, "--context and --no-context contradict each other: leave one of them out")
 
 
-def _warn_of_no_context(gate: Gate, asked: Sequence[Interaction | Question], no_context: bool) -> None:
-    without_context = sum(gate.lacks_context(each, no_context) for each in asked)
+def _warn_about_missing_context(gate: Gate, asked: Sequence[Interaction | Question], no_context: bool) -> None:
+    without_context = sum(gate.is_context_missing(each, no_context) for each in asked)
     if without_context:
         which = f"{without_context:,} of {len(asked):,} rows have" if len(asked) > 1 else "the answer has"
         print(

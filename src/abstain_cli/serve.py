@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from abstain.config.params import PrivacyParams
     from abstain.core.contracts import Context
     from abstain.data.decision_log.log import DecisionLog
-    from abstain.llm.signals.compute_features import Keep
-    from abstain.serving.api.decision_inputs import Retrieve
+    from abstain.llm.signals.compute_features import OnComputed
+    from abstain.serving.api.decision_inputs import RetrieveChunks
 
 
 def serve(
@@ -43,15 +43,15 @@ def serve(
     from abstain.core import paths
     from abstain.data.decision_log import queries
     from abstain.serving.api.app import make_app
-    from abstain.serving.api.keys import Keys
+    from abstain.serving.api.keys import ApiKeys
     from abstain.serving.api.server import listen, names_of, require_loopback, run
     from abstain.serving.api.service import GateService
-    from abstain.serving.api.telemetry import exporting
-    from abstain.serving.api.version_follower import LiveGate
-    from abstain.serving.feature_writer import KeptResults
+    from abstain.serving.api.telemetry import export_events
+    from abstain.serving.api.version_follower import VersionFollower
+    from abstain.serving.feature_writer import FeatureCacheWriter
     from abstain.serving.gate import Gate
     from abstain.serving.status_page.page import add_page
-    from tasks.release.version_source import OriginReleases, OriginShadow
+    from tasks.release.version_source import OriginShadowSource, OriginVersionSource
     from tasks.runs.workspace import project_root
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -60,25 +60,25 @@ def serve(
     if on_unavailable is not None:
         serving = serving.model_copy(update={"on_unavailable": on_unavailable})
     text = serving.keys.get_secret_value() if serving.keys else None
-    keys = Keys(text, serving.keys_file)
+    keys = ApiKeys(text, serving.keys_file)
     require_loopback(host, keys.required)
     params = load_params(project_root() / paths.PARAMS)
     log = _open_log(params.privacy)
 
-    def open_gate(bundle: Path, keep: Keep | None = None) -> Gate:
+    def open_gate(bundle: Path, keep: OnComputed | None = None) -> Gate:
         return Gate.open(bundle, settings, serving.on_unavailable, keep)
 
     with (
-        exporting(),
+        export_events(),
         listen(host, port) as listening,
         _retriever(retrieve) as chunks,
-        KeptResults(partial(queries.interactions, log.database), serving.kept_a_day) as kept,
+        FeatureCacheWriter(partial(queries.interactions, log.database), serving.kept_a_day) as kept,
     ):
-        live, shadow = LiveGate(OriginReleases(), lambda bundle: open_gate(bundle, kept.keep)), None
+        live, shadow = VersionFollower(OriginVersionSource(), lambda bundle: open_gate(bundle, kept.keep)), None
         if serving.shadow != "off":
             # Without passes of its own it needs no base model, which may be another one.
             warm = Gate.warm if serving.shadow == "full" else lambda gate: None
-            shadow = LiveGate(OriginShadow(), open_gate, warm)
+            shadow = VersionFollower(OriginShadowSource(), open_gate, warm)
         service = GateService(live, log, serving, chunks, shadow)
         app = make_app(service, keys, None if keys.required else names_of(host))
         add_page(app, service, keys, params.labels)
@@ -97,14 +97,14 @@ def key(
     """Make an API key: it is printed once, and the line for ABSTAIN_SERVE_KEYS_FILE holds only its hash."""
     from abstain.core.codes import Code
     from abstain.core.errors import AbstainError
-    from abstain.serving.api.keys import ROLES, make_key
+    from abstain.serving.api.keys import ROLES, create_key
 
     roles = [one for one in ROLES if one in (role or ["ask"])]
     if unknown := set(role or ()) - ROLES:
         raise AbstainError(
             Code.UNKNOWN_NAME, f"--role {', '.join(sorted(unknown))}: there are {', '.join(sorted(ROLES))}"
         )
-    secret, line = make_key(name, roles)
+    secret, line = create_key(name, roles)
     print(f"key   {secret}\nline  {line}")
 
 
@@ -130,7 +130,7 @@ def _open_log(params: PrivacyParams) -> DecisionLog:
 
 
 @contextmanager
-def _retriever(wanted: bool) -> Iterator[Retrieve | None]:
+def _retriever(wanted: bool) -> Iterator[RetrieveChunks | None]:
     """Chunks of the current knowledge base, which is indexed once, at the start."""
     if not wanted:
         yield None

@@ -16,7 +16,7 @@ app = typer.Typer(
     help="Let a candidate decide beside production, without being obeyed: set, show, clear, compare.",
     no_args_is_help=True,
 )
-MEANS = {
+OUTCOME_MEANINGS = {
     "better": "it ranks answers better than production; no version was changed: `abstain promote` judges the candidate",
     "worse": "it ranks answers worse than production: `abstain shadow clear`",
     "not told apart": "chance explains the difference; more reviews may tell them apart, and are one more look",
@@ -33,22 +33,24 @@ def set_() -> None:
     with open_workspace() as workspace:
         require_candidate(workspace)
         shadow = set_shadow(workspace)
-    console.print(f"{_said(shadow)}; a gate with ABSTAIN_SERVE_SHADOW=shared or full lets it decide", soft_wrap=True)
+    console.print(
+        f"{_describe_shadow(shadow)}; a gate with ABSTAIN_SERVE_SHADOW=shared or full lets it decide", soft_wrap=True
+    )
 
 
 @app.command()
 def show() -> None:
     """Show which candidate is the shadow, and about how many answers it has decided; no review is looked at."""
-    from tasks.release.shadow import pairs_of, shadow_at
+    from tasks.release.shadow import list_shadow_pairs, read_shadow
     from tasks.runs.workspace import origin_snapshot
 
-    shadow = shadow_at(*origin_snapshot())
+    shadow = read_shadow(*origin_snapshot())
     if shadow is None:
         console.print("there is no shadow: `abstain shadow set` makes the last candidate one")
         return
-    pairs = pairs_of(shadow)
+    pairs = list_shadow_pairs(shadow)
     alike = sum(pair.shown == pair.would_show for pair in pairs)
-    console.print(f"{_said(shadow)}, since {shadow.at:%Y-%m-%d %H:%M} UTC", soft_wrap=True)
+    console.print(f"{_describe_shadow(shadow)}, since {shadow.at:%Y-%m-%d %H:%M} UTC", soft_wrap=True)
     console.print(f"decided about by both: {len(pairs):,} answers, {alike:,} of them alike")
 
 
@@ -76,12 +78,12 @@ def compare() -> None:
     for name, counts in sorted(record["answers"].items()):  # as a record that is read again has them
         console.print(f"shown by {name}: {counts['answers']:,} answers, {counts['correct']:,} correct")
     console.print(f"{record['verdict']}: {record['reasons'][0]}", soft_wrap=True)
-    console.print(MEANS[record["verdict"]], soft_wrap=True)
+    console.print(OUTCOME_MEANINGS[record["verdict"]], soft_wrap=True)
     if found.repeated:
         console.print("nothing was reviewed since: this is the record of that look, and no other was taken")
 
 
-def _said(shadow: Shadow) -> str:
+def _describe_shadow(shadow: Shadow) -> str:
     return f"{shadow.version} decides beside {shadow.beside}, and is not obeyed"
 
 

@@ -12,7 +12,7 @@ from tasks.runs.events import ALARM, emit
 from tasks.runs.workspace import Workspace
 
 
-def alarm_contradictions(workspace: Workspace) -> None:
+def emit_contradiction_alarms(workspace: Workspace) -> None:
     """Raise an alarm about each person, or batch of one, that the data card names.
 
     The resource is of the person and the batch: their figures change with each night's rows, and are no other alarm.

@@ -10,13 +10,13 @@ from abstain.config.settings import decision_log_url, load_settings
 from abstain.core import paths
 from abstain.core.files import write_atomically
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.erasure import erase, rows_of_user
+from abstain.data.decision_log.erasure import erase, find_user_rows
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.erasure import erase_rows
 from abstain.ingest.privacy.policy import Privacy
-from abstain.ingest.privacy.pseudonyms import bare_name
+from abstain.ingest.privacy.pseudonyms import normalize_name
 from abstain.release.registry import Registry, load_registry
-from tasks.data.erasure_copies import copies_of
+from tasks.data.erasure_copies import find_copies
 from tasks.release.lineage import versions_trained_on
 from tasks.release.shadow import remove_shadow
 from tasks.runs.git_commit import commit_data
@@ -24,10 +24,10 @@ from tasks.runs.workspace import Workspace
 
 
 @dataclass(frozen=True)
-class Erasure:
+class ErasureResult:
     """Rows removed, by table; versions trained on them (True: for certain); the registry that marks these; and the
-    lines about copies that are left to the operator (`copies_of`); whether the shadow was cleared, which may have been
-    trained on the rows, too."""
+    lines about copies that are left to the operator (`find_copies`); whether the shadow was cleared, which may have
+    been trained on the rows, too."""
 
     removed: dict[str, int]
     versions: dict[str, bool]
@@ -36,7 +36,7 @@ class Erasure:
     shadow_cleared: bool = False
 
 
-def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> Erasure:
+def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> ErasureResult:
     """Remove the user's rows from the current data, keep them out, and mark the versions that were trained on them.
 
     Rows and marks go in one commit; then the user's rows in the decision log go. Called again, with nothing left to
@@ -44,8 +44,8 @@ def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> E
     """
     params, settings = load_params(workspace.path / paths.PARAMS), load_settings()
     pseudonym = Privacy.open(params.privacy, settings).pseudonym(user)
-    names, log = {bare_name(user), pseudonym}, LogDatabase.existing(decision_log_url(settings))
-    logged = rows_of_user(log, names) if log else None
+    names, log = {normalize_name(user), pseudonym}, LogDatabase.existing(decision_log_url(settings))
+    logged = find_user_rows(log, names) if log else None
     store, file = DataStore(workspace.path / paths.DATA), workspace.path / paths.REGISTRY
     before = store.erased_users()
     removed = erase_rows(store, user, pseudonym, with_interactions=with_interactions, logged=logged)
@@ -60,5 +60,5 @@ def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> E
     commit_data(workspace, "Erase a user", paths.REGISTRY)
     if log:  # after the commit: where that fails, the log still tells what belongs to the user
         removed["decision log"] = erase(log, names, {pseudonym}, with_interactions=with_interactions, identities=erased)
-    copies = tuple(copies_of(workspace, erased)) if with_interactions else ()
-    return Erasure(removed, versions, registry, copies, cleared)
+    copies = tuple(find_copies(workspace, erased)) if with_interactions else ()
+    return ErasureResult(removed, versions, registry, copies, cleared)

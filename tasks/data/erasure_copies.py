@@ -25,17 +25,17 @@ from tasks.runs.workspace import Workspace
 _TAG = re.compile(r"<[^>]*>")
 
 
-def remember_export(file: Path) -> None:
-    """Note that `file` is a review file of this home, so that `copies_of` finds it."""
+def record_export(file: Path) -> None:
+    """Note that `file` is a review file of this home, so that `find_copies` finds it."""
     found = {*(str(known) for known in _exports() if known.exists()), str(file.resolve())}
     write_atomically(_list_of_exports(), "".join(f"{name}\n" for name in sorted(found)).encode())
 
 
-def copies_of(workspace: Workspace, removed: Collection[str]) -> Iterator[str]:
+def find_copies(workspace: Workspace, removed: Collection[str]) -> Iterator[str]:
     """A line for each place with a copy of the `removed` interactions (identities, hex): where it is, what to do."""
     if not removed:
         return
-    from tasks.server import reports  # needs psutil, which `remember_export` does not
+    from tasks.server import reports  # needs psutil, which `record_export` does not
 
     for file in _exports():
         if file.exists() and _is_among(_sampled(file), removed):

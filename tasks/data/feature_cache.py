@@ -7,11 +7,11 @@ from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.data.store.dataset import DataStore
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.signals.feature_plan import all_feature_requests, conditions, served_site
+from abstain.llm.signals.feature_plan import conditions, get_served_site, plan_features
 from abstain.llm.signals.registry import build_scorers
 from abstain.release.registry import parse_registry
 from abstain.serving.predictor import Predictor
-from tasks.release.bundles import fetch_release
+from tasks.release.bundles import fetch_bundle
 from tasks.runs.workspace import open_workspace
 from tasks.training.retrain_cost import read_labelled
 
@@ -26,12 +26,12 @@ def needed_keys() -> dict[str, set[str]]:
         interactions = list(DataStore(workspace.path / paths.DATA).rows(Interaction))
         params, labelled, _ = read_labelled(workspace)
         read, rows = conditions(params, settings, labelled)
-        asked = all_feature_requests(params, build_scorers(params, settings).scorers, labelled) + read.known(rows)
-        asked.append((interactions, (served_site(params).reading(params.llm),)))  # those without a label yet, too
+        asked = plan_features(params, build_scorers(params, settings).scorers, labelled) + read.known(rows)
+        asked.append((interactions, (get_served_site(params).reading(params.llm),)))  # those without a label yet, too
         sources = [(FeatureSource(params.llm, settings, one), of) for of, readings in asked for one in readings]
         promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
         if promoted is not None:
-            bundle = fetch_release(workspace.path, promoted)
+            bundle = fetch_bundle(workspace.path, promoted)
             reader = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings).reader
             sources += [(source, interactions) for source in reader.sources]
     needed = read.perturber.keys(rows)

@@ -13,13 +13,13 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.pipeline.report import IngestReport
-from abstain.ingest.pipeline.run import BatchRefused, ingest
+from abstain.ingest.pipeline.run import BatchRejected, ingest
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import Quarantine
 from abstain.ingest.sources import Source
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.retrieval.retriever import sync_index
-from tasks.data.new_reviews import announce_rows
+from tasks.data.new_reviews import emit_ingest_events
 from tasks.monitoring.publish import publish_ingest
 from tasks.runs.git_commit import commit_data
 from tasks.runs.progress import observe
@@ -48,7 +48,7 @@ def ingest_sources(
             remember=remember,
             quality=params.quality,
         )
-    except BatchRefused as refused:  # its bad rows are in quarantine now, and nothing else has changed
+    except BatchRejected as refused:  # its bad rows are in quarantine now, and nothing else has changed
         publish_ingest(refused.report, workspace, str(refused))
         commit_data(workspace, "Quarantine a refused batch")
         raise
@@ -60,7 +60,7 @@ def ingest_sources(
         sync_index(
             store.chunks(), {one.doc_id: one.product for one in read_documents(store.document_files())}, load_settings()
         )
-    announce_rows(workspace, report)
+    emit_ingest_events(workspace, report)
     observe("ingest", "ran" if changed else "cached")
     return report
 

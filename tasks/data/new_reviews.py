@@ -8,13 +8,13 @@ from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.pipeline.report import IngestReport
-from abstain.release.registry import load_registry, tag_of
+from abstain.release.registry import load_registry, make_version_tag
 from abstain.sample.shipped import DATA_POINTER
 from tasks.runs.events import INGESTED, REVIEWS, emit
 from tasks.runs.workspace import Workspace
 
 
-def announce_rows(workspace: Workspace, report: IngestReport) -> None:
+def emit_ingest_events(workspace: Workspace, report: IngestReport) -> None:
     """Emit what an ingest has brought: rows, and, where a portion of new reviews is full, that a retrain is due.
 
     The second event is about `abstain.reviews.VERSION.N`, N the portions of `monitoring.retrain_after_reviews` reviews
@@ -38,7 +38,7 @@ def count_new_reviews(workspace: Workspace) -> tuple[str, int]:
     registry = load_registry(workspace.path / paths.REGISTRY)
     since = None
     if registry.version is not None:
-        tag = f"refs/tags/{tag_of(registry.version)}"
+        tag = f"refs/tags/{make_version_tag(registry.version)}"
         workspace.require_revision(tag)
         since = datetime.fromisoformat(workspace.git("log", "-1", "--format=%cI", tag, "--", str(DATA_POINTER)).strip())
     batches = DataStore(workspace.path / paths.DATA).batches()

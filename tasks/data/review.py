@@ -11,16 +11,16 @@ from abstain.config.params import load_params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.contracts import Review
-from abstain.data.labels.training_table import uncounted_verdicts
+from abstain.data.labels.training_table import find_uncounted_reviews
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import uniform
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.privacy.policy import Privacy
-from abstain.ingest.privacy.pseudonyms import seal_key
+from abstain.ingest.privacy.pseudonyms import derive_seal_key
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.release.registry import load_registry
-from abstain.review.candidates import NO_THUMB, TimeWindow, stream_interactions
-from abstain.review.import_reviews import Verdicts, read_verdicts
+from abstain.review.candidates import NO_THUMB, ReviewCandidates, stream_interactions
+from abstain.review.import_reviews import ParsedReviews, parse_reviews
 from abstain.review.question_drift import COMPARED, drift
 from abstain.review.workbook import ReviewRow, check_seals
 from tasks.runs.workspace import Workspace
@@ -28,8 +28,8 @@ from tasks.runs.workspace import Workspace
 Progress = Callable[[int, int], None]
 
 
-def prioritise(
-    workspace: Workspace, window: TimeWindow, seed: int, max_inference: int, progress: Progress
+def add_sampling_priorities(
+    workspace: Workspace, window: ReviewCandidates, seed: int, max_inference: int, progress: Progress
 ) -> tuple[float | None, list[str]]:
     """Put the live scorer's `confidence` of each answer, and each question's `drift`, into the window.
 
@@ -42,9 +42,9 @@ def prioritise(
         return None, ["nothing is in production, so no confidence is known: every row is drawn at random"]
     from abstain.serving.batch_scoring import score_backlog  # imports torch and Prefect, which only this function needs
     from abstain.serving.predictor import Predictor
-    from tasks.release.bundles import fetch_release
+    from tasks.release.bundles import fetch_bundle
 
-    predictor = Predictor.open(fetch_release(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())
+    predictor = Predictor.open(fetch_bundle(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())
     store, frame = DataStore(workspace.path / paths.DATA), window.frame
     ids = set(frame.index)
     # The random sample must not depend on which rows are scored, nor the other way round: scoring uses its own random
@@ -73,15 +73,15 @@ def prioritise(
     return predictor.threshold, messages
 
 
-def check_verdicts(
+def check_reviews(
     workspace: Workspace, rows: Sequence[ReviewRow], now: datetime, reviewer: str | None = None
-) -> Verdicts:
+) -> ParsedReviews:
     """The verdicts in the rows of a review file of this home, beside the reviews that the workspace has stored.
 
-    `now` and `reviewer` are those of `read_verdicts`.
+    `now` and `reviewer` are those of `parse_reviews`.
     """
     params, store = load_params(workspace.path / paths.PARAMS), DataStore(workspace.path / paths.DATA)
-    privacy, rows = Privacy.open(params.privacy, load_settings()), check_seals(rows, seal_key(load_settings()))
+    privacy, rows = Privacy.open(params.privacy, load_settings()), check_seals(rows, derive_seal_key(load_settings()))
     ids = {row.cells["interaction_id"] for row in rows}
     stored: dict[str, list[Review]] = {}
     for review in store.rows(Review):
@@ -91,8 +91,8 @@ def check_verdicts(
     def as_stored(review: Review) -> Review:
         return privacy.apply(ParsedRow("", 0, b"", review=review)).review or review
 
-    uncounted = uncounted_verdicts(store, params.labels, params.split, now)
-    return read_verdicts(rows, now, stored, reviewer, as_stored, uncounted)
+    uncounted = find_uncounted_reviews(store, params.labels, params.split, now)
+    return parse_reviews(rows, now, stored, reviewer, as_stored, uncounted)
 
 
 def _trained_on(workspace: Workspace) -> set[str]:

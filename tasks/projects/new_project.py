@@ -29,10 +29,10 @@ from abstain.config.yaml_model import check, read_yaml
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import make_home, write_atomically
-from abstain.data.store.dataset import write_empty
+from abstain.core.files import create_home, write_atomically
+from abstain.data.store.dataset import create_empty_store
 from abstain.ingest.sources.config import load_sources
-from abstain.release.registry import Registry, parse_registry, tag_of
+from abstain.release.registry import Registry, make_version_tag, parse_registry
 from abstain.sample.shipped import DATA_POINTER, DVC_CONFIG, MADE_BY_RUNS, MARK, digest_of, shipped_files
 from tasks.projects.base_model import require_base_model
 from tasks.runs.shell import CommandFailed, git, succeeds
@@ -104,7 +104,7 @@ def start_project(choices: Choices) -> bool:
             require_base_model(load_params(tree / paths.PARAMS).llm, settings)
     _configure_merges(root)
     if not (root / paths.DATA).exists():
-        write_empty(root / paths.DATA)  # for a `dvc repro` in the clone
+        create_empty_store(root / paths.DATA)  # for a `dvc repro` in the clone
     return True
 
 
@@ -175,7 +175,7 @@ def _require_sample(repository: Path, revision: str) -> list[str]:
         raise _own(repository, DATA_POINTER, "records other rows than the sample's")
     versions = []
     for event in parse_registry(_text(repository, revision, paths.REGISTRY)).history:
-        if _digest(repository, f"refs/tags/{tag_of(event.version)}") != sample:
+        if _digest(repository, f"refs/tags/{make_version_tag(event.version)}") != sample:
             raise _own(repository, paths.REGISTRY, f"records a promotion on other rows ({event.version})")
         versions.append(event.version)
     for file in (paths.PARAMS, paths.SOURCES, DVC_CONFIG):
@@ -213,7 +213,7 @@ def _commit(
     Leaving the block by an error changes nothing.
     """
     home = settings.home.resolve()
-    make_home(home)
+    create_home(home)
     scratch = Path(tempfile.mkdtemp(dir=home, prefix=".commit-"))
     tree = scratch / "tree"
     try:
@@ -227,7 +227,7 @@ def _commit(
         git(tree, "add", "--all")
         git(tree, "commit", "-q", "-m", message)
         commit = git(tree, "rev-parse", "HEAD").strip()
-        tags = [tag_of(version) for version in versions]
+        tags = [make_version_tag(version) for version in versions]
         if settings.origin is not None:
             _push(root, settings.origin, commit, tags)
         with _without(home, OF_THE_SAMPLE if DATA_POINTER in files else (), scratch):

@@ -20,8 +20,8 @@ from abstain.core.bundle_format import is_whole, sha256, write_digest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
-from abstain.release.registry import Event, parse_registry, tag_of
-from abstain.release.shadow import Shadow, shadow_name
+from abstain.release.registry import Event, make_version_tag, parse_registry
+from abstain.release.shadow import Shadow, make_shadow_name
 from tasks.runs.shell import git, run
 from tasks.runs.workspace import origin_snapshot
 from tasks.training.plan import REQUIREMENTS
@@ -34,17 +34,17 @@ SMOKE_STATES, SMOKE_CONFIDENCES = "smoke.npy", "smoke.json"
 SMOKE_TOLERANCE = 1e-5
 
 
-def production() -> tuple[Path, Event]:
+def fetch_production() -> tuple[Path, Event]:
     """The bundle in production by the origin's registry, fetched and checksummed, and the event that promoted it.
 
-    Raises `AbstainError` as `Registry.require_prod` and `fetch_release` do.
+    Raises `AbstainError` as `Registry.require_prod` and `fetch_bundle` do.
     """
     repository, revision = origin_snapshot()
     event = parse_registry(git(repository, "show", f"{revision}:{paths.REGISTRY}")).require_prod()
-    return fetch_release(repository, event), event
+    return fetch_bundle(repository, event), event
 
 
-class Bundled(Protocol):
+class BundleReference(Protocol):
     """What a bundle is recognised by: the version in its ONNX file, and its digests, of that file and of all files."""
 
     @property
@@ -57,17 +57,17 @@ class Bundled(Protocol):
     def bundle_sha256(self) -> str: ...
 
 
-def fetch_release(repository: Path, event: Event) -> Path:
+def fetch_bundle(repository: Path, event: Event) -> Path:
     """The bundle of one version, in the local store of releases; fetched with DVC where it is missing or damaged there.
 
     Raises `AbstainError` where the files that DVC gives are not those that were promoted; the store stays as it is.
     """
     target = stored(event.version)
-    return _fetch(repository, event, target, paths.RELEASE, tag_of(event.version), "`abstain rollback`")
+    return _fetch(repository, event, target, paths.RELEASE, make_version_tag(event.version), "`abstain rollback`")
 
 
 def fetch_shadow(repository: Path, shadow: Shadow) -> Path:
-    """The bundle of a shadow, as `fetch_release` gives that of a version."""
+    """The bundle of a shadow, as `fetch_bundle` gives that of a version."""
     return _fetch(repository, shadow, stored(shadow.tag), paths.SHADOW, shadow.tag, "`abstain shadow clear`")
 
 
@@ -76,7 +76,7 @@ def stored(name: str) -> Path:
     return load_settings().home.resolve() / "releases" / name.replace("/", "-")
 
 
-def _fetch(repository: Path, event: Bundled, target: Path, folder: Path, tag: str, remedy: str) -> Path:
+def _fetch(repository: Path, event: BundleReference, target: Path, folder: Path, tag: str, remedy: str) -> Path:
     """`target`, with `folder` as it is under `tag`."""
     if _is_promoted(target, event):
         return target
@@ -102,13 +102,13 @@ def _fetch(repository: Path, event: Bundled, target: Path, folder: Path, tag: st
     return target
 
 
-def _is_promoted(bundle: Path, event: Bundled) -> bool:
+def _is_promoted(bundle: Path, event: BundleReference) -> bool:
     """Whether the files of `bundle` are those that were promoted."""
     onnx = bundle / paths.RELEASED_ONNX.name
     return onnx.is_file() and sha256(onnx) == event.sha256 and is_whole(bundle, event.bundle_sha256)
 
 
-def smoke_test(bundle: Path, event: Bundled) -> None:
+def smoke_test(bundle: Path, event: BundleReference) -> None:
     """Score the bundle's own answers; raises `AbstainError` unless they score as when promoted."""
     from abstain.serving.live_scorer import LiveScorer
 
@@ -129,7 +129,7 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
     """
     version = record["version"]
     bundle = root / paths.RELEASE
-    onnx = _write_scorer(root, bundle, {"version": version, **_guarantee(root, record)})
+    onnx = _write_scorer(root, bundle, {"version": version, **_make_guarantee_metadata(root, record)})
     report = sorted((root / paths.REPORT).iterdir())
     for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, Path(REQUIREMENTS), *report):
         shutil.copy(root / file, bundle / file.name)
@@ -144,7 +144,7 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
         reason=_reason(record["erasure"], record["new_holdout"]),
         guaranteed=record["guaranteed"],
         more_reviews=record["more_reviews"],
-        kind=json.loads((root / paths.SERVED).read_text())["kind"],
+        kind=json.loads((root / paths.SCORER_CHOICE).read_text())["kind"],
         bundle_sha256=write_digest(bundle),
     )
     smoke_test(bundle, event)
@@ -157,7 +157,7 @@ def build_shadow(root: Path, beside: str) -> Shadow:
     It has what decides, and no report: that shows answers. `beside`: the version in production.
     """
     candidate, bundle = sha256(root / paths.ONNX), root / paths.SHADOW
-    onnx = _write_scorer(root, bundle, {"version": shadow_name(candidate)})
+    onnx = _write_scorer(root, bundle, {"version": make_shadow_name(candidate)})
     shadow = Shadow(
         candidate=candidate,
         beside=beside,
@@ -185,7 +185,7 @@ def _write_scorer(root: Path, bundle: Path, metadata: dict[str, str]) -> Path:
     return onnx
 
 
-def _guarantee(root: Path, record: dict[str, Any]) -> dict[str, str]:
+def _make_guarantee_metadata(root: Path, record: dict[str, Any]) -> dict[str, str]:
     """The guarantee in the ONNX file's metadata of a version for which the gate has checked none; else nothing."""
     from abstain.learning.estimators.onnx_probe import OnnxProbe
 
@@ -219,7 +219,7 @@ def _write_smoke_test(root: Path, bundle: Path) -> None:
 def _smoke_confidences(scorer: LiveScorer, states: Path) -> dict[str, list[float]]:
     """The probe's confidences of the `states` of real answers, and the live scorer's of one that is made up."""
     from abstain.data.store.state_table import StateTable
-    from abstain.serving.scorer_latency import made_up_answer
+    from abstain.serving.scorer_latency import make_random_features
 
-    live = np.nan_to_num(scorer.score(made_up_answer(scorer)), nan=-1.0)
+    live = np.nan_to_num(scorer.score(make_random_features(scorer)), nan=-1.0)
     return {"probe": scorer.head.confidence(StateTable(states)).tolist(), "live": live.tolist()}

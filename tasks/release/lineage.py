@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 
-from abstain.core.contracts import Feedback, Review
+from abstain.core.contracts import Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import read_rows
 from abstain.data.store.record_keys import interaction_identity
-from abstain.release.registry import tag_of, versions_of
+from abstain.release.registry import make_version_tag, parse_version_tags
 from abstain.sample.shipped import DATA_POINTER
 from tasks.runs.workspace import Workspace
 
@@ -25,7 +25,10 @@ def versions_trained_on(workspace: Workspace, names: Collection[str], gone: Coll
     hex): an answer without either has no label, so nothing is trained on it. It is uncertain for a version whose data
     cannot be read any more.
     """
-    tags = {version: f"refs/tags/{tag_of(version)}" for version in versions_of(workspace.git("tag", "--list").split())}
+    tags = {
+        version: f"refs/tags/{make_version_tag(version)}"
+        for version in parse_version_tags(workspace.git("tag", "--list").split())
+    }
     pointers: dict[str, str] = {}  # pointer -> a tag that has it: versions that share their data are checked once
     of: dict[str, str | None] = {}
     for version, tag in tags.items():
@@ -45,9 +48,9 @@ def versions_trained_on(workspace: Workspace, names: Collection[str], gone: Coll
 
     @cache
     def holds(table: str, file: Path) -> bool:
-        contract: type[Feedback | Review] = Feedback if table == "feedback" else Review
+        contract: type[Thumb | Review] = Thumb if table == "feedback" else Review
         return any(
-            (isinstance(row, Feedback) and row.user in names)
+            (isinstance(row, Thumb) and row.user in names)
             or (bool(gone) and interaction_identity(row.interaction_id).hex() in gone)
             for row in read_rows(file, contract)
         )

@@ -18,24 +18,24 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.reasons import Reason
-from abstain.release.promotion_check import Rule, describe_failure
-from abstain.release.registry import Registry, load_registry, next_version, tag_of
-from abstain.release.shadow import takes_rejected
-from tasks.release.bundles import build_bundle, fetch_release, smoke_test
+from abstain.release.promotion_check import ComparisonRule, describe_failure
+from abstain.release.registry import Registry, load_registry, make_version_tag, next_version
+from abstain.release.shadow import should_shadow_rejected
+from tasks.release.bundles import build_bundle, fetch_bundle, smoke_test
 from tasks.release.promotion_inputs import judge
-from tasks.release.promotion_params import write_decided, write_rolled_back
+from tasks.release.promotion_params import write_promotion_params, write_rollback_params
 from tasks.release.promotion_records import (
-    accepted_before,
     coverage_lost,
-    decision_table,
-    earlier_rejection,
-    inputs_digest,
-    looks_taken,
-    read_ledger,
-    refilled_since,
+    find_earlier_rejection,
+    find_holdout_acceptance,
+    find_holdout_refill,
+    format_decision_table,
+    hash_stage_inputs,
+    read_comparison_budget,
+    read_verified_records,
     write_record,
 )
-from tasks.release.shadow import set_shadow, shadow_at
+from tasks.release.shadow import read_shadow, set_shadow
 from tasks.runs.events import REFUSED, emit
 from tasks.runs.git_commit import commit, push
 from tasks.runs.progress import observe
@@ -47,7 +47,7 @@ POINTER = ("release.dvc", paths.REGISTRY)
 
 
 @dataclass(frozen=True)
-class Promotion:
+class PromotionResult:
     """The outcome of a promotion. `version` is in production now, None where nothing is. `reasons`: why the candidate
     was rejected, with codes, or why the promoted one guarantees nothing."""
 
@@ -75,7 +75,7 @@ def promote_candidate(
     again: bool = False,
     accept_erasure: str | None = None,
     before: str | None = None,
-) -> Promotion:
+) -> PromotionResult:
     """Judge the candidate in `artifacts/` and promote it when the gate approves; push the record either way.
 
     Where production was trained on rows that were erased since, the candidate counts as new even with equal bytes, and
@@ -97,12 +97,12 @@ def promote_candidate(
     same = registry.prod is not None and registry.prod.candidate == candidate and taint is None
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
     if same and (registry.guaranteed or not tuned["guaranteed"]):
-        return _unchanged(workspace, registry, before)
+        return _finish_unchanged(workspace, registry, before)
     for event in registry.history:
         if event.candidate == candidate and event.version in registry.blocked:
             _push_record(workspace, before)
             why = f"it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
-            return _rejected(registry, candidate, [Reason(Code.NO_VERSION, "not blocked", why)])
+            return _finish_rejected(registry, candidate, [Reason(Code.NO_VERSION, "not blocked", why)])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
     params = load_params(workspace.path / paths.PARAMS)
     limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
@@ -113,25 +113,27 @@ def promote_candidate(
         "gate": limits,
         "erasure": erasure,
         "candidate_sha256": candidate,
-        "inputs_sha256": inputs_digest(workspace.path / LOCK),
+        "inputs_sha256": hash_stage_inputs(workspace.path / LOCK),
     }
     folder, holdout = workspace.path / paths.APPROVALS, metrics["holdout"]["digest"]
-    records = read_ledger(workspace, registry)
+    records = read_verified_records(workspace, registry)
     accepted = new_holdout
     if accepted is None and registry.prod is not None and registry.prod.holdout != holdout:
-        accepted = accepted_before(records, holdout) or refilled_since(records, registry.prod.version, params.split)
-    if not again and new_holdout is None and (reasons := earlier_rejection(records, now)):
+        accepted = find_holdout_acceptance(records, holdout) or find_holdout_refill(
+            records, registry.prod.version, params.split
+        )
+    if not again and new_holdout is None and (reasons := find_earlier_rejection(records, now)):
         _push_record(workspace, before)
         observe("promote", "cached")
-        return _rejected(registry, candidate, reasons)
-    rule: Rule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
-    looks = looks_taken(records, holdout, accepted is not None)
+        return _finish_rejected(registry, candidate, reasons)
+    rule: ComparisonRule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
+    looks = read_comparison_budget(records, holdout, accepted is not None)
     lost = coverage_lost(records, registry.version)
     decision = judge(workspace, registry, metrics, new_holdout, rule, looks, lost, accepted is not None)
     if same and decision.no_guarantee:  # still
-        return _unchanged(workspace, registry, before)
+        return _finish_unchanged(workspace, registry, before)
     taken = looks.next(params.gate) if decision.compared else None
-    table = decision_table(decision, registry)
+    table = format_decision_table(decision, registry)
     create_markdown_artifact(table, key="gate", description="may it be promoted?")
     version = next_version((event.version for event in registry.history), workspace.git("tag", "--list").split())
     record = {
@@ -151,9 +153,9 @@ def promote_candidate(
         event = build_bundle(workspace.path, record, candidate, holdout)
         if before:
             restore_params(workspace, before)  # the bundle has the run's own
-        _publish(workspace, registry.promoted(event), record)
+        _publish_promotion(workspace, registry.promoted(event), record)
         observe("promote", "ran")
-        return Promotion("promoted", version, [decision.no_guarantee] if decision.no_guarantee else [])
+        return PromotionResult("promoted", version, [decision.no_guarantee] if decision.no_guarantee else [])
     if before:
         withdraw(workspace, before)
     write_record(folder / f"rejected-{candidate[:12]}-{holdout[:8]}.json", record)
@@ -161,16 +163,16 @@ def promote_candidate(
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
     live = registry.version
-    if before is None and live and takes_rejected(params.shadow, shadow_at(workspace.path, "HEAD"), live):
+    if before is None and live and should_shadow_rejected(params.shadow, read_shadow(workspace.path, "HEAD"), live):
         set_shadow(workspace)
     observe("promote", "ran")
-    return _rejected(registry, candidate, decision.reasons)
+    return _finish_rejected(registry, candidate, decision.reasons)
 
 
-def _unchanged(workspace: Workspace, registry: Registry, before: str | None) -> Promotion:
+def _finish_unchanged(workspace: Workspace, registry: Registry, before: str | None) -> PromotionResult:
     _push_record(workspace, before)
     observe("promote", "cached")
-    return Promotion("unchanged", registry.version, ["this candidate is what is in production"])
+    return PromotionResult("unchanged", registry.version, ["this candidate is what is in production"])
 
 
 def _push_record(workspace: Workspace, before: str | None) -> None:
@@ -196,20 +198,20 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
     """
     registry = load_registry(workspace.path / paths.REGISTRY)
     target = registry.rollback_target(version)
-    smoke_test(fetch_release(workspace.path, target), target)
+    smoke_test(fetch_bundle(workspace.path, target), target)
     now = target.model_copy(update={"action": "rollback", "at": datetime.now(UTC), "reason": reason})
     moved = registry.rolled_back(now)
-    workspace.git("checkout", "-q", f"refs/tags/{tag_of(target.version)}", "--", "release.dvc")
+    workspace.git("checkout", "-q", f"refs/tags/{make_version_tag(target.version)}", "--", "release.dvc")
     write_atomically(workspace.path / paths.REGISTRY, moved.to_json().encode())
     assert registry.prod is not None
     message = f"Roll back from {registry.prod.version} to {target.version}\n\n{reason}"
-    write_rolled_back(workspace, now)
+    write_rollback_params(workspace, now)
     commit(workspace, message, *POINTER, paths.PARAMS)
     push(workspace)
     return moved
 
 
-def _rejected(registry: Registry, candidate: str, reasons: list[Reason]) -> Promotion:
+def _finish_rejected(registry: Registry, candidate: str, reasons: list[Reason]) -> PromotionResult:
     """The outcome of a candidate that is not promoted, after its event; raises `AbstainError` where the user has to
     decide."""
     failures = [f"{reason.code} {describe_failure(reason)}" for reason in reasons]
@@ -217,7 +219,7 @@ def _rejected(registry: Registry, candidate: str, reasons: list[Reason]) -> Prom
         first = reasons[0]
         text = "; ".join([f"rejected: {describe_failure(first)}", *failures[1:]])
         emit(REFUSED, f"{REFUSED}.{candidate[:12]}", code=first.code, text=text, remedy=first.code.remedy)
-        return Promotion("rejected", registry.version, failures)
+        return PromotionResult("rejected", registry.version, failures)
     why = "; ".join(failures)
     raise AbstainError(
         Code.ERASED_IN_PRODUCTION,
@@ -228,15 +230,17 @@ def _rejected(registry: Registry, candidate: str, reasons: list[Reason]) -> Prom
     )
 
 
-def _publish(workspace: Workspace, registry: Registry, record: dict[str, Any]) -> None:
+def _publish_promotion(workspace: Workspace, registry: Registry, record: dict[str, Any]) -> None:
     """Commit the bundle with its record, the moved pointer and what the promotion decides; tag, push."""
     version = record["version"]
     assert registry.prod is not None
-    decided = [LOCK] if write_decided(workspace, registry.prod) else []
+    decided = [LOCK] if write_promotion_params(workspace, registry.prod) else []
     workspace.dvc("add", "--quiet", str(paths.RELEASE))
     write_record(workspace.path / paths.APPROVALS / f"{version}.json", record)
     write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
     mark = f"\n\nIt is {registry.prod.mark}." if registry.prod.mark else ""
     commit(workspace, f"Promote probe {version}{mark}", *POINTER, paths.APPROVALS, paths.PARAMS, *decided)
-    workspace.git("tag", "--annotate", "--force", tag_of(version), "-m", f"probe {version}, approved by the gate")
-    push(workspace, tag_of(version))
+    workspace.git(
+        "tag", "--annotate", "--force", make_version_tag(version), "-m", f"probe {version}, approved by the gate"
+    )
+    push(workspace, make_version_tag(version))

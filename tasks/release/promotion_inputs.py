@@ -22,14 +22,14 @@ from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import BASE_RATE, LENGTH_ONLY
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import by_how_chosen, holdout_digest, reviewed
-from abstain.ingest.erasure import erased_answers
+from abstain.ingest.erasure import count_erased_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.release.champion_comparison import Looks
-from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow
-from abstain.release.holdout_guarantee import NoGuarantee, unchecked_guarantee
-from abstain.release.promotion_check import CandidateMeasurements, GateDecision, Rule, decide
-from abstain.release.registry import Event, Registry, tag_of
-from tasks.release.bundles import fetch_release
+from abstain.release.champion_comparison import ComparisonBudget
+from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
+from abstain.release.holdout_guarantee import MissingGuarantee, explain_unchecked_guarantee
+from abstain.release.promotion_check import CandidateMeasurements, ComparisonRule, PromotionDecision, decide
+from abstain.release.registry import Event, Registry, make_version_tag
+from tasks.release.bundles import fetch_bundle
 from tasks.runs.shell import run
 from tasks.runs.workspace import Workspace
 
@@ -39,11 +39,11 @@ def judge(
     registry: Registry,
     metrics: dict[str, Any],
     new_holdout: str | None,
-    rule: Rule,
-    looks: Looks,
+    rule: ComparisonRule,
+    looks: ComparisonBudget,
     lost: float = 0.0,
     accepted: bool = False,
-) -> GateDecision:
+) -> PromotionDecision:
     """Measure the candidate in `artifacts/` beside the champion and apply the gate.
 
     Args:
@@ -62,8 +62,8 @@ def judge(
 
     params = load_params(workspace.path / paths.PARAMS)
     scores = pd.read_parquet(workspace.path / paths.SCORES)
-    scores[CHALLENGER] = scores["confidence"]
-    names = [CHALLENGER, LENGTH_ONLY, BASE_RATE]
+    scores[CANDIDATE] = scores["confidence"]
+    names = [CANDIDATE, LENGTH_ONLY, BASE_RATE]
     # A champion without a checked guarantee is no rival: the first version with one replaces it.
     rival = registry.prod if registry.guaranteed else None
     champion, champion_threshold = None, None
@@ -95,11 +95,11 @@ def judge(
     may_lack = params.threshold.on_infeasible == "heuristic"
     unguaranteed = None
     if not tuned["guaranteed"]:
-        unguaranteed = NoGuarantee(tuned["message"], tuned["more_reviews"])
+        unguaranteed = MissingGuarantee(tuned["message"], tuned["more_reviews"])
     elif may_lack and rival is None:  # beside a checked guarantee, one that cannot be checked is rejected as such
         reviews = len(reviewed(pd.read_parquet(workspace.path / paths.DATASET, columns=["source"])))
         frozen = params.split.holdout_frozen_at is not None
-        unguaranteed = unchecked_guarantee(holdout, threshold, params.gate, reviews, frozen)
+        unguaranteed = explain_unchecked_guarantee(holdout, threshold, params.gate, reviews, frozen)
     measured = CandidateMeasurements(
         threshold=threshold,
         target_precision=tuned["precision"] if of_errors else params.threshold.target,
@@ -107,7 +107,7 @@ def judge(
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
         latency_p99_ms=took["p99_ms"],
         champion_threshold=champion_threshold,
-        same_target=champion is None or _same_target(workspace, champion, params),
+        same_target=champion is None or _has_same_target(workspace, champion, params),
         unguaranteed=unguaranteed,
         may_lack_guarantee=may_lack and (rival is None or rule == "accepted"),
         forward_tokens=json.loads(candidate["scorer"])["forward_tokens"],
@@ -119,7 +119,7 @@ def judge(
     return decide(holdout, newest, measured, params.gate, champion, erased is not None, erased or 0, rule, looks, lost)
 
 
-def _same_target(workspace: Workspace, champion: str, params: Params) -> bool:
+def _has_same_target(workspace: Workspace, champion: str, params: Params) -> bool:
     """Whether the champion's threshold was tuned for what is asked for now."""
     record = json.loads((workspace.path / paths.APPROVALS / f"{champion}.json").read_text())
     before, now = record["gate"]["threshold"], params.threshold.model_dump(mode="json")
@@ -134,14 +134,14 @@ def _erased_from_holdout(workspace: Workspace, event: Event, scores: pd.DataFram
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / paths.SCORES.name
         try:
-            revision = f"refs/tags/{tag_of(event.version)}"
+            revision = f"refs/tags/{make_version_tag(event.version)}"
             workspace.dvc("get", ".", str(paths.SCORES), "--rev", revision, "-o", str(file), "--quiet")
         except AbstainError:
             return None
         before, now = _labels(pd.read_parquet(file)), _labels(scores)
     if holdout_digest(list(before), list(before.values())) != event.holdout:
         return None
-    return erased_answers(before, now, DataStore(workspace.path / paths.DATA).erased_users())
+    return count_erased_answers(before, now, DataStore(workspace.path / paths.DATA).erased_users())
 
 
 def _labels(scores: pd.DataFrame) -> dict[str, bool]:
@@ -163,7 +163,7 @@ def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> C
     """The champion's scores, read through its own layer and base model."""
     from abstain.serving.predictor import Predictor
 
-    bundle = fetch_release(workspace.path, event)
+    bundle = fetch_bundle(workspace.path, event)
     predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, load_settings())
     interactions = DataStore(workspace.path / paths.DATA).interactions(ids)
     # Its layer or model may differ from the candidate's; the cache keeps what is computed for the next decision.
@@ -177,8 +177,8 @@ def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> C
     )
 
 
-def _window(scores: pd.DataFrame, names: list[str]) -> EvaluationWindow:
-    return EvaluationWindow(
+def _window(scores: pd.DataFrame, names: list[str]) -> EvaluationSet:
+    return EvaluationSet(
         correct=scores["correct"].to_numpy(int),
         groups=scores["group"].to_numpy(),
         products=scores["product"].fillna("(none)").to_numpy(),

@@ -15,7 +15,7 @@ from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataframes import Frames, read_frames
+from abstain.data.store.dataframes import StoreFrames, read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import assign_splits
 from abstain.learning.thresholds.risk_control import MIN_GROUPS
@@ -24,11 +24,11 @@ from tasks.runs.git_commit import commit
 from tasks.runs.run_params import edit_params
 from tasks.runs.workspace import Workspace
 
-READ_BY = {"split": "dataset", "serve": "choose_scorer"}
+STAGE_BY_SECTION = {"split": "dataset", "serve": "choose_scorer"}
 """Section -> the one stage that reads the value."""
 
 
-def write_decided(workspace: Workspace, event: Event) -> bool:
+def write_promotion_params(workspace: Workspace, event: Event) -> bool:
     """Write what the promotion `event` decides to params.yaml, and renew the entries in dvc.lock of the stages that
     read it; the caller commits.
 
@@ -48,7 +48,7 @@ def write_decided(workspace: Workspace, event: Event) -> bool:
         return False
     stale = json.loads(workspace.dvc("status", "--json"))
     edit_params(workspace, values)
-    for stage in (READ_BY[section] for section in values if READ_BY[section] not in stale):
+    for stage in (STAGE_BY_SECTION[section] for section in values if STAGE_BY_SECTION[section] not in stale):
         workspace.dvc("repro", "--quiet", "--single-item", stage)
     return True
 
@@ -87,7 +87,7 @@ def refill_holdout(workspace: Workspace) -> None:
     commit(workspace, f"Refill the hold-out with what was asked since {since}", paths.PARAMS)
 
 
-def write_rolled_back(workspace: Workspace, event: Event) -> None:
+def write_rollback_params(workspace: Workspace, event: Event) -> None:
     """Write the kind of scorer that is in production again, so that the next retrain chooses by it; the caller commits.
 
     A roll-back is for when things are wrong: params.yaml that this release cannot read does not stop it.
@@ -96,7 +96,7 @@ def write_rolled_back(workspace: Workspace, event: Event) -> None:
         edit_params(workspace, {"serve": {"in_production": event.kind}})
 
 
-def _after_all_rows(frames: Frames) -> str:
+def _after_all_rows(frames: StoreFrames) -> str:
     moments = [frames.interactions["asked_at"], frames.feedback["given_at"], frames.reviews["reviewed_at"]]
     newest = max([datetime.now(UTC), *(column.max().to_pydatetime() for column in moments if len(column))])
     date: datetime = newest.replace(microsecond=0) + timedelta(seconds=1)

@@ -20,10 +20,10 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from abstain.core.markdown import bold, document, heading, paragraph, records_table
 from abstain.core.reasons import Reason
-from abstain.release.champion_comparison import Looks
+from abstain.release.champion_comparison import ComparisonBudget
 from abstain.release.degradation_checks import COVERAGE
-from abstain.release.promotion_check import GateDecision
-from abstain.release.registry import Registry, tag_of, without_guarantee
+from abstain.release.promotion_check import PromotionDecision
+from abstain.release.registry import Registry, describe_missing_guarantee, make_version_tag
 from tasks.runs.workspace import Workspace
 
 Record = dict[str, Any]
@@ -55,7 +55,7 @@ def read_records(folder: Path) -> list[Record]:
     return sorted(records, key=lambda record: str(record["decided_at"]))
 
 
-def require_all(names: Iterable[str], root: Path) -> None:
+def require_records(names: Iterable[str], root: Path) -> None:
     """Raises `AbstainError` for the first of `names`, records that git knows of in `root`, that is not there."""
     missing = next((name for name in names if not (root / name).is_file()), None)
     if missing is not None:
@@ -66,17 +66,17 @@ def require_all(names: Iterable[str], root: Path) -> None:
         )
 
 
-def read_ledger(workspace: Workspace, registry: Registry) -> list[Record]:
+def read_verified_records(workspace: Workspace, registry: Registry) -> list[Record]:
     """All records, oldest first. Raises `AbstainError` where one was edited, or one that git knows of is gone."""
     if registry.history:
-        since = f"refs/tags/{tag_of(registry.history[0].version)}"  # before it nothing was compared
+        since = f"refs/tags/{make_version_tag(registry.history[0].version)}"  # before it nothing was compared
         workspace.require_revision(since)
         of_versions = [str(paths.APPROVALS / f"{event.version}.json") for event in registry.history]
-        require_all([*of_versions, *workspace.added_since(since, paths.APPROVALS)], workspace.path)
+        require_records([*of_versions, *workspace.list_added_files(since, paths.APPROVALS)], workspace.path)
     return read_records(workspace.path / paths.APPROVALS)
 
 
-def looks_taken(records: Iterable[Record], holdout: str, accepting: bool) -> Looks:
+def read_comparison_budget(records: Iterable[Record], holdout: str, accepting: bool) -> ComparisonBudget:
     """The comparisons on the hold-out with this digest, and what they have spent.
 
     All comparisons since the hold-out was accepted count, also those from before some of its answers were erased. While
@@ -92,7 +92,7 @@ def looks_taken(records: Iterable[Record], holdout: str, accepting: bool) -> Loo
             taken.clear()
         taken.append(record)
     # Each record has the sums up to it.
-    return Looks(*(max((record[key] or 0 for record in taken), default=0) for key in ("look", "spent")))
+    return ComparisonBudget(*(max((record[key] or 0 for record in taken), default=0) for key in ("look", "spent")))
 
 
 def coverage_lost(records: Iterable[Record], champion: str | None) -> float:
@@ -107,13 +107,13 @@ def coverage_lost(records: Iterable[Record], champion: str | None) -> float:
     return max(0.0, -values[0]) if values else 0.0
 
 
-def accepted_before(records: Iterable[Record], holdout: str) -> str | None:
+def find_holdout_acceptance(records: Iterable[Record], holdout: str) -> str | None:
     """The reason for which the hold-out with this digest was accepted, whatever became of the candidate then."""
     reasons = [one["new_holdout"] for one in records if one["metrics"]["holdout"]["digest"] == holdout]
     return next((reason for reason in reversed(reasons) if reason is not None), None)
 
 
-def refilled_since(records: Iterable[Record], champion: str, split: SplitParams) -> str | None:
+def find_holdout_refill(records: Iterable[Record], champion: str, split: SplitParams) -> str | None:
     """The reason for another hold-out than the champion's where params.yaml says that it was refilled since."""
     before = next(
         (one["params"]["split"] for one in records if one.get("version") == champion and "params" in one), None
@@ -124,7 +124,7 @@ def refilled_since(records: Iterable[Record], champion: str, split: SplitParams)
     return f"refilled with the answers asked since {now['holdout_from']}"
 
 
-def earlier_rejection(records: Iterable[Record], now: Record) -> list[Reason]:
+def find_earlier_rejection(records: Iterable[Record], now: Record) -> list[Reason]:
     """Why this candidate was rejected before, by the same limits and beside the same champion; else empty.
 
     `now` has what a record has before the decision. A candidate is the same with equal bytes and figures, and with
@@ -142,7 +142,7 @@ def earlier_rejection(records: Iterable[Record], now: Record) -> list[Reason]:
     return []
 
 
-def inputs_digest(lock_file: Path) -> str | None:
+def hash_stage_inputs(lock_file: Path) -> str | None:
     """sha256 (hex) over what the stages read that no stage makes: data, params and code; None without a lock."""
     if not lock_file.is_file():
         return None
@@ -153,12 +153,12 @@ def inputs_digest(lock_file: Path) -> str | None:
     return hashlib.sha256(json.dumps([read, params], sort_keys=True, default=str).encode()).hexdigest()
 
 
-def decision_table(decision: GateDecision, registry: Registry) -> str:
+def format_decision_table(decision: PromotionDecision, registry: Registry) -> str:
     """The gate's checks as Markdown, with the marks of a candidate without a guarantee and of a tainted champion."""
     marks = {True: "passed", False: bold("failed"), None: "not judged"}
     rows = [{"code": c.code, "check": c.name, "result": marks[c.passed], "why": c.message} for c in decision.checks]
     warning = [paragraph(bold(registry.warning))] if registry.warning else []
-    mark = f", {without_guarantee(decision.more_reviews)}" if decision.no_guarantee else ""
+    mark = f", {describe_missing_guarantee(decision.more_reviews)}" if decision.no_guarantee else ""
     title = heading(2, f"{'Approved' if decision.approved else 'Rejected'}{mark}")
     compared = [
         {

@@ -18,14 +18,14 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.queries import DecidedByBoth, decided_by_both
+from abstain.data.decision_log.queries import PairedDecision, list_paired_decisions
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.release.paired_reviews import paired_reviews, reviews_digest, thresholds_of, window_of
 from abstain.release.registry import Event, load_registry
-from abstain.release.shadow import Shadow, compare_shadow, parse_shadow, require_enough
+from abstain.release.shadow import Shadow, compare_shadow, parse_shadow, require_enough_reviews
 from tasks.release.bundles import build_shadow
-from tasks.release.promotion_records import Record, looks_taken, read_ledger, write_record
+from tasks.release.promotion_records import Record, read_comparison_budget, read_verified_records, write_record
 from tasks.runs.git_commit import commit, push
 from tasks.runs.shell import git, succeeds
 from tasks.runs.workspace import Workspace
@@ -33,16 +33,16 @@ from tasks.runs.workspace import Workspace
 POINTER = ("shadow.dvc", paths.SHADOW_POINTER)
 
 
-def pairs_of(shadow: Shadow) -> list[DecidedByBoth]:
+def list_shadow_pairs(shadow: Shadow) -> list[PairedDecision]:
     """What the log has of answers that both `shadow` and the version beside it have decided about."""
     log = LogDatabase.existing(decision_log_url(load_settings()))
     if log is None:
         return []
     with closing(log):
-        return decided_by_both(log, shadow.version, shadow.beside)
+        return list_paired_decisions(log, shadow.version, shadow.beside)
 
 
-def shadow_at(repository: Path, revision: str) -> Shadow | None:
+def read_shadow(repository: Path, revision: str) -> Shadow | None:
     """The shadow at `revision` of `repository`; None where there is none. Raises `AbstainError` for a damaged one."""
     name = f"{revision}:{paths.SHADOW_POINTER}"
     return parse_shadow(git(repository, "show", name)) if succeeds(repository, "git", "cat-file", "-e", name) else None
@@ -53,7 +53,7 @@ def set_shadow(workspace: Workspace) -> Shadow:
 
     Raises `AbstainError` where nothing is in production, and where the candidate is what is.
     """
-    beside = _in_production(workspace)
+    beside = _get_production_event(workspace)
     shadow = build_shadow(workspace.path, beside.version)
     if shadow.candidate == beside.candidate:
         raise AbstainError(Code.NO_VERSION, f"the last candidate is {beside.version}, which is in production")
@@ -68,7 +68,7 @@ def set_shadow(workspace: Workspace) -> Shadow:
     return shadow
 
 
-def _in_production(workspace: Workspace) -> Event:
+def _get_production_event(workspace: Workspace) -> Event:
     event = load_registry(workspace.path / paths.REGISTRY).prod
     if event is None:
         raise AbstainError(Code.NO_VERSION, "nothing is in production: a shadow decides beside a version")
@@ -110,17 +110,17 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
     reviewed, and where no further comparison may be made. None of these counts as one.
     """
     shadow = _shadow_beside(workspace)
-    event, params = _in_production(workspace), load_params(workspace.path / paths.PARAMS)
+    event, params = _get_production_event(workspace), load_params(workspace.path / paths.PARAMS)
     registry = load_registry(workspace.path / paths.REGISTRY)
-    rows = paired_reviews(pairs_of(shadow), read_frames(DataStore(workspace.path / paths.DATA)), params.labels)
-    records, digest = read_ledger(workspace, registry), reviews_digest(rows)
+    rows = paired_reviews(list_shadow_pairs(shadow), read_frames(DataStore(workspace.path / paths.DATA)), params.labels)
+    records, digest = read_verified_records(workspace, registry), reviews_digest(rows)
     same = {"shadow": shadow.version, "champion": shadow.beside, "reviews_sha256": digest}
     for record in records:
         if all(record.get(key) == value for key, value in same.items()):
             return ShadowReview(record, repeated=True)
     window = window_of(rows, shadow.beside)
-    require_enough(window, params.gate)
-    looks = looks_taken(records, event.holdout, accepting=False)
+    require_enough_reviews(window, params.gate)
+    looks = read_comparison_budget(records, event.holdout, accepting=False)
     found = compare_shadow(window, shadow.beside, thresholds_of(rows, shadow.beside), params.gate, looks)
     taken = looks.next(params.gate)
     assert taken is not None  # `compare_shadow` has taken it
@@ -150,10 +150,10 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
 
 
 def _shadow_beside(workspace: Workspace) -> Shadow:
-    shadow = shadow_at(workspace.path, "HEAD")
+    shadow = read_shadow(workspace.path, "HEAD")
     if shadow is None:
         raise AbstainError(Code.NO_VERSION, "there is no shadow: `abstain shadow set` makes the last candidate one")
-    version = _in_production(workspace).version
+    version = _get_production_event(workspace).version
     if shadow.beside != version:
         raise AbstainError(
             Code.NO_VERSION,

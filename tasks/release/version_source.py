@@ -7,63 +7,63 @@ from pathlib import Path
 from abstain.core import paths
 from abstain.release.registry import Event, parse_registry
 from abstain.release.shadow import Shadow
-from abstain.serving.api.version_follower import Release
-from tasks.release.bundles import fetch_release, fetch_shadow, smoke_test, stored
-from tasks.release.shadow import shadow_at
+from abstain.serving.api.version_follower import VersionInfo
+from tasks.release.bundles import fetch_bundle, fetch_shadow, smoke_test, stored
+from tasks.release.shadow import read_shadow
 from tasks.runs.shell import git
 from tasks.runs.workspace import origin_snapshot
 
 
-class OriginReleases:
-    """The releases of the origin (serving/api/version_follower.py `Releases`)."""
+class OriginVersionSource:
+    """The releases of the origin (serving/api/version_follower.py `VersionSource`)."""
 
     def __init__(self) -> None:
         self._event: Event | None = None
         self._repository = Path()
 
-    def live(self) -> Release:
+    def live(self) -> VersionInfo:
         """The version in production. Raises `AbstainError` as `Registry.require_prod` does."""
         self._repository, revision = origin_snapshot()
         registry = parse_registry(git(self._repository, "show", f"{revision}:{paths.REGISTRY}"))
         event = self._event = registry.require_prod()
         marks = (event.mark, str(registry.taint or ""))
-        return Release(event.version, event.bundle_sha256, event.at, "; ".join(filter(None, marks)))
+        return VersionInfo(event.version, event.bundle_sha256, event.at, "; ".join(filter(None, marks)))
 
-    def folder(self, release: Release) -> Path:
+    def folder(self, release: VersionInfo) -> Path:
         """The folder of `release` in the local store."""
         return stored(release.version)
 
-    def fetch(self, release: Release) -> Path:
+    def fetch(self, release: VersionInfo) -> Path:
         """The folder of what `live` gave last. Raises `AbstainError` where it is not what was promoted."""
         event = self._event
         assert event is not None and event.version == release.version
-        bundle = fetch_release(self._repository, event)
+        bundle = fetch_bundle(self._repository, event)
         smoke_test(bundle, event)
         return bundle
 
 
-class OriginShadow:
-    """The shadow in the origin, as `Releases` has versions: only beside the version that it was set beside."""
+class OriginShadowSource:
+    """The shadow in the origin, as `VersionSource` has versions: only beside the version that it was set beside."""
 
     def __init__(self) -> None:
         self._shadow: Shadow | None = None
         self._repository = Path()
 
-    def live(self) -> Release | None:
+    def live(self) -> VersionInfo | None:
         """The shadow; None where there is none, or another version is in production since."""
         self._repository, revision = origin_snapshot()
         registry = parse_registry(git(self._repository, "show", f"{revision}:{paths.REGISTRY}"))
-        shadow = self._shadow = shadow_at(self._repository, revision)
+        shadow = self._shadow = read_shadow(self._repository, revision)
         if shadow is None or shadow.beside != registry.version:
             return None
-        return Release(shadow.version, shadow.bundle_sha256, shadow.at)
+        return VersionInfo(shadow.version, shadow.bundle_sha256, shadow.at)
 
-    def folder(self, release: Release) -> Path:
+    def folder(self, release: VersionInfo) -> Path:
         """The folder in the local store of what `live` gave last."""
         assert self._shadow is not None
         return stored(self._shadow.tag)
 
-    def fetch(self, release: Release) -> Path:
+    def fetch(self, release: VersionInfo) -> Path:
         """The folder of what `live` gave last. Raises `AbstainError` where it is not what was set."""
         shadow = self._shadow
         assert shadow is not None and shadow.version == release.version

@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled
 
 
-def supersede_waiting() -> None:
+def cancel_duplicate_runs() -> None:
     """Cancel the due runs of this run's deployment with the same parameters, which began to wait before this one ran.
 
     So a retrain that waits for its turn is not followed by another one for the same data. Runs for later stay.

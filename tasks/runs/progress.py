@@ -12,7 +12,7 @@ _observers: list[Observer] = []
 
 
 @contextmanager
-def observed_by(observer: Observer) -> Iterator[None]:
+def register_observer(observer: Observer) -> Iterator[None]:
     """Notify `observer` of every step while the block runs."""
     _observers.append(observer)
     try:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from abstain.config.settings import load_settings
 from abstain.core.codes import Code
-from abstain.core.errors import AbstainError, parse_coded
-from abstain.core.filesystem import without_secrets
-from tasks.runs.stopping import ended_by, require_going_on
+from abstain.core.errors import AbstainError, parse_error_line
+from abstain.core.filesystem import redact_urls
+from tasks.runs.stopping import require_going_on, stop_with
 
 SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
 
@@ -96,7 +96,7 @@ def run(
     if returncode != 0:
         code, reason = _reason(lines)
         shown = name or f"`{' '.join(command)}`"
-        raise CommandFailed(code, without_secrets(shown), without_secrets(reason))
+        raise CommandFailed(code, redact_urls(shown), redact_urls(reason))
     return "\n".join(lines)
 
 
@@ -136,7 +136,7 @@ def _execute(
     lines: list[str] = []
     assert process.stdout is not None
     try:
-        with ended_by(end):
+        with stop_with(end):
             for line in process.stdout:
                 require_going_on()  # the outcome of an ended command is ignored
                 lines.append(line.rstrip("\n"))
@@ -157,7 +157,7 @@ def _reason(lines: list[str]) -> tuple[Code, str]:
     """The most informative line: our own error with its code, else why a push was refused, with the first words of the
     remote, else any other error, else the last line."""
     for line in lines:
-        if line.startswith("error ") and (error := parse_coded(line)):
+        if line.startswith("error ") and (error := parse_error_line(line)):
             return error.code, error.message
     for line in lines:
         if REFUSED_PUSH.match(line):

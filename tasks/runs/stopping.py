@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
-End = Callable[[], object]
+StopCallback = Callable[[], object]
 
 
 class Stopped(AbstainError):
@@ -30,7 +30,7 @@ class _Run:
 
     def __init__(self) -> None:
         self._alone, self._stopped = threading.Lock(), False
-        self._ends: list[End] = []
+        self._ends: list[StopCallback] = []
 
     def stop(self) -> None:
         with self._alone:
@@ -42,12 +42,12 @@ class _Run:
         if self._stopped:
             raise Stopped
 
-    def begin(self, end: End) -> None:
+    def begin(self, end: StopCallback) -> None:
         with self._alone:
             self.require_going_on()
             self._ends.append(end)
 
-    def finish(self, end: End) -> None:
+    def finish(self, end: StopCallback) -> None:
         with self._alone:
             self._ends.remove(end)
         self.require_going_on()
@@ -57,7 +57,7 @@ _run: ContextVar[_Run | None] = ContextVar("run", default=None)
 
 
 @contextmanager
-def stopping_together() -> Iterator[None]:
+def stop_threads_on_error() -> Iterator[None]:
     """When an exception leaves this block, the work of its threads is ended, and they begin nothing more."""
     run = _Run()
     token = _run.set(run)
@@ -71,7 +71,7 @@ def stopping_together() -> Iterator[None]:
 
 
 @contextmanager
-def ended_by(end: End) -> Iterator[None]:
+def stop_with(end: StopCallback) -> Iterator[None]:
     """In this block a thread's work can be ended by calling `end` from another thread.
 
     Raises `Stopped` where the run was stopped before the block or in it.

@@ -26,8 +26,8 @@ from abstain.config.template import template
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import make_home, write_atomically
-from abstain.data.store.dataset import write_empty
+from abstain.core.files import create_home, write_atomically
+from abstain.data.store.dataset import create_empty_store
 from abstain.sample.shipped import DATA_POINTER, digest_of
 from tasks.runs.shell import git, run, succeeds
 
@@ -98,7 +98,7 @@ class Workspace:
                 "--tags) from a clone that has it, or git fetch --unshallow --tags",
             )
 
-    def added_since(self, revision: str, folder: Path) -> list[str]:
+    def list_added_files(self, revision: str, folder: Path) -> list[str]:
         """The files that any commit after `revision` has added to `folder`, as paths in the repository."""
         # With --full-history also what a merge has dropped.
         new = ("--full-history", "-z", "--format=", "--name-only", "--no-renames", "--diff-filter=A")
@@ -153,7 +153,7 @@ def ensure_origin(root: Path, settings: Settings) -> str:
         )
     bare = settings.home.resolve() / "origin.git"
     if not bare.is_dir():
-        make_home(bare.parent)
+        create_home(bare.parent)
         scratch = Path(tempfile.mkdtemp(dir=bare.parent, prefix=".origin-"))
         git(root, "init", "-q", "--bare", f"--initial-branch={BRANCH}", str(scratch))
         git(scratch, "config", "receive.shallowUpdate", "true")  # the checkout may be a shallow clone
@@ -185,7 +185,7 @@ def origin_snapshot() -> tuple[Path, str]:
 @contextmanager
 def alone(file: Path) -> Iterator[int]:
     """Hold the lock `file`, for which this process waits; gives its descriptor."""
-    make_home(file.parent)
+    create_home(file.parent)
     with file.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,7 +196,7 @@ def alone(file: Path) -> Iterator[int]:
 
 
 def _clone(origin: str, path: Path, settings: Settings) -> None:
-    make_home(path.parent)
+    create_home(path.parent)
     scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=".workspace-"))
     try:
         git(path.parent, "clone", "-q", "--branch", BRANCH, origin, str(scratch))
@@ -247,7 +247,7 @@ def _bring_data(workspace: Workspace) -> None:
     data, recorded = workspace.path / paths.DATA, (workspace.path / DATA_POINTER).read_text()
     shutil.rmtree(data, ignore_errors=True)
     if digest_of(recorded) == digest_of(template("data.yaml")):
-        write_empty(data)
+        create_empty_store(data)
     else:  # perhaps the sample's
         run(["python", "-m", "abstain.sample", str(data)], workspace.path, inherit=[workspace.lock])
     workspace.dvc("add", "--quiet", str(paths.DATA))

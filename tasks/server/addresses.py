@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.secret_file import read_or_make
+from abstain.core.secret_file import read_or_create_secret
 from tasks.runs.shell import QUIET
 from tasks.runs.workspace import project_root
 from tasks.server.processes import START_SECONDS, answers, home, note
@@ -59,7 +59,7 @@ def server_key() -> str:
     """The key of this home's servers, made where there is none. Raises `AbstainError` for one that is damaged."""
     file = key_file()
     try:
-        key = read_or_make(file)
+        key = read_or_create_secret(file)
     except OSError as error:
         raise AbstainError(
             Code.BAD_SETTING,
@@ -71,7 +71,7 @@ def server_key() -> str:
     return key
 
 
-def guard(*origins: str) -> dict[str, str]:
+def make_server_environment(*origins: str) -> dict[str, str]:
     """The environment of a server that only holders of the key may call, and pages of no other than `origins`.
 
     Its own service deletes the runs that ended before the last `PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD`.

@@ -16,7 +16,7 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.runs.workspace import project_root
-from tasks.server.automations import PREFIX, RUN_AGAIN, wanted
+from tasks.server.automations import PREFIX, RERUN, wanted
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -69,7 +69,7 @@ def apply(alerts: bool, heartbeat: float | None = None) -> str:
     return ", ".join(f"{count} {what}" for what, count in sorted(done.items()))
 
 
-def forget_run_again() -> None:
+def remove_rerun_automation() -> None:
     """Remove the automation that runs crashed runs again, before runs are stopped on purpose; `apply` makes it again.
 
     One that was switched off stays.
@@ -77,7 +77,7 @@ def forget_run_again() -> None:
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        for automation in client.read_automations_by_name(RUN_AGAIN):
+        for automation in client.read_automations_by_name(RERUN):
             if automation.enabled:
                 client.delete_automation(automation.id)
 

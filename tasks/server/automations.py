@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from prefect.events.schemas.automations import AutomationCore
 
 PREFIX = "abstain-"
-RUN_AGAIN = f"{PREFIX}run-again"
+RERUN = f"{PREFIX}run-again"
 RETRAIN, NOTIFY = "retrain/nightly", "notify/webhook"
 """The deployments that automations run."""
 FLOWS = ("ingest", "monitor", "retention", "retrain")

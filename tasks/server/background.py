@@ -25,9 +25,9 @@ from tasks.server.addresses import (
     KEY,
     PORT,
     UI,
-    guard,
     heartbeat,
     key_file,
+    make_server_environment,
     own_server,
     post,
     report_to,
@@ -43,10 +43,10 @@ from tasks.server.processes import (
     answers,
     control,
     end_remaining,
+    get_log_path,
     home,
     is_running,
     is_up,
-    log_of,
     note,
     shut_down,
     start,
@@ -97,7 +97,7 @@ def up() -> None:
     deployments = _deployments(root)
     print(f"\nPrefect UI   {with_login(UI)}")
     print(f"gate         {served['gate']}\nreports      {served['reports']}\n{watched}")
-    logs = _indented(str(log_of(name)) for name in ("server", WORKER, GATE))
+    logs = _indented(str(get_log_path(name)) for name in ("server", WORKER, GATE))
     print(f"logs         {logs}\ndeployments")
     for name, description in deployments.items():
         print(f"  {name:16} {description}")
@@ -114,7 +114,7 @@ def down() -> None:
         address = running_server()
         if address:
             report_to(address)
-            automation_sync.forget_run_again()
+            automation_sync.remove_rerun_automation()
         if is_up():
             control().stopProcessGroup(WORK)
         end_remaining("server", "reports")
@@ -160,7 +160,7 @@ def _prepare() -> dict[str, str]:
     os.environ.update(ports)
     os.environ["PREFECT_SERVER_UI_API_URL"] = f"{UI}/api"  # else a browser is sent to port 4200 instead of ours
     os.environ["PREFECT_UI_URL"] = UI  # what an alert links to
-    os.environ.update(guard(UI, UI.replace(HOST, "localhost")))
+    os.environ.update(make_server_environment(UI, UI.replace(HOST, "localhost")))
     report_to(UI)
     return noted
 
@@ -206,7 +206,7 @@ def _complete(root: Path, served: dict[str, str]) -> list[str]:
                 control().startProcess(program, False)
     for program, address in addresses.items():
         wait_for(program, address)
-    done = [log_of(program).stem for program in missing]
+    done = [get_log_path(program).stem for program in missing]
     if WORKER in missing or "deployed" not in served:
         _start_worker(root, served)
         done.append("deployments")
@@ -230,7 +230,7 @@ def _start_worker(root: Path, served: dict[str, str]) -> None:
 def _automate(receiver: str | None) -> str:
     """Bring alerts and automations in step on the server that is joined, and the worker of alerts; what to print."""
     _join_server()
-    receiver = webhook.keep_url(receiver)
+    receiver = webhook.store_url(receiver)
     if own_server():  # whose workers are ours to start
         change = control().startProcess if receiver else control().stopProcess
         with suppress(Fault):  # it is so already

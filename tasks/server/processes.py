@@ -24,7 +24,7 @@ import psutil  # type: ignore[import-untyped]
 from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import make_home, write_json
+from abstain.core.files import create_home, write_json
 from tasks.runs.shell import run
 
 START_SECONDS = 120
@@ -38,7 +38,7 @@ def home() -> Path:
     return load_settings().home.resolve()
 
 
-def log_of(program: str) -> Path:
+def get_log_path(program: str) -> Path:
     return home() / f"{program.rpartition(':')[2]}.log"
 
 
@@ -69,7 +69,7 @@ def alone(act: Literal["starting", "stopping"]) -> Iterator[None]:
 
     A start does not make a stop wait.
     """
-    make_home(home())
+    create_home(home())
     with (home() / f"{act}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -117,7 +117,9 @@ def wait_for(program: str, ready: str | Request) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not answers(ready):
         if _state(program) == "FATAL" or time.monotonic() > deadline:
-            raise AbstainError(Code.NO_SERVICE, f"the {log_of(program).stem} did not start: see {log_of(program)}")
+            raise AbstainError(
+                Code.NO_SERVICE, f"the {get_log_path(program).stem} did not start: see {get_log_path(program)}"
+            )
         time.sleep(0.2)
 
 
@@ -169,7 +171,7 @@ def _state(program: str) -> str:
     except (OSError, Error):
         raise AbstainError(
             Code.NO_SERVICE,
-            f"the {log_of(program).stem} has been stopped meanwhile, as `make down` does: run `make up`",
+            f"the {get_log_path(program).stem} has been stopped meanwhile, as `make down` does: run `make up`",
         ) from None
 
 

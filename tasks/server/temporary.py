@@ -18,9 +18,9 @@ from abstain.core.errors import AbstainError
 from tasks.runs.shell import environment
 from tasks.runs.workspace import project_root
 from tasks.server import webhook
-from tasks.server.addresses import HEALTH, HOST, guard, own_server, post, report_to, require_key
+from tasks.server.addresses import HEALTH, HOST, make_server_environment, own_server, post, report_to, require_key
 from tasks.server.automations import FLOWS
-from tasks.server.processes import START_SECONDS, STOP_SECONDS, alone, answers, log_of
+from tasks.server.processes import START_SECONDS, STOP_SECONDS, alone, answers, get_log_path
 
 NAME = "temporary-server"
 NO_AUTOMATIONS = {"PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false"}
@@ -50,7 +50,7 @@ def server_for_run() -> Iterator[None]:
         yield
         if not answers(address + HEALTH, timeout=START_SECONDS):
             process.kill()
-            raise AbstainError(Code.NO_SERVICE, f"the temporary server did not start: see {log_of(NAME)}")
+            raise AbstainError(Code.NO_SERVICE, f"the temporary server did not start: see {get_log_path(NAME)}")
 
 
 def serve_child(port: int) -> None:
@@ -75,11 +75,11 @@ def _start() -> tuple[subprocess.Popen[bytes], str]:
 
     This process binds the port, so that no other can take it, and requests made before the server is ready wait for it.
     """
-    with socket.create_server((HOST, 0)) as port, log_of(NAME).open("ab") as log:
+    with socket.create_server((HOST, 0)) as port, get_log_path(NAME).open("ab") as log:
         address = f"http://{HOST}:{port.getsockname()[1]}"
         process = subprocess.Popen(
             [sys.executable, "-m", "tasks.server", "child", str(port.fileno())],
-            env=environment(project_root()) | guard(address) | NO_AUTOMATIONS,
+            env=environment(project_root()) | make_server_environment(address) | NO_AUTOMATIONS,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

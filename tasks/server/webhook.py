@@ -24,7 +24,7 @@ VARIABLE = "ABSTAIN_ALERT_URL"
 BLOCK = "abstain-alert"
 """The name of the Secret block with the URL."""
 
-WAITS = (1, 3, 10, 60, 300, 900, 1800)
+RETRY_DELAYS_S = (1, 3, 10, 60, 300, 900, 1800)
 """Seconds between the attempts: a receiver may be away for 51 minutes."""
 SOON = (1, 3)
 """The same for a command that a person waits for."""
@@ -74,12 +74,12 @@ def message(title: str, text: str, code: str = "", link: str | None = None) -> s
     The text of a flow's own failure has its code in it; a process that died and a defect have none of their own.
     """
     if not code and f"{CodedFailure.__name__}: " not in text:
-        code = Code.LOST_PROCESS
+        code = Code.PROCESS_DIED
     begin = f"{code}: " if code else ""
     return f"{title}\n{begin}{text}\n{link or 'start `make up` to look at the run'}"
 
 
-def keep_url(url: str | None) -> str | None:
+def store_url(url: str | None) -> str | None:
     """The URL that the server at `PREFECT_API_URL` keeps from now on, where flow runs find it; None for no alerts.
 
     That is `url`, as of `receiver`: None leaves what it keeps, and an empty one deletes that.
@@ -110,7 +110,7 @@ def stored_url() -> str | None:
     return str(block.get())
 
 
-def deliver(url: str, text: str, waits: Sequence[float] = WAITS) -> None:
+def deliver(url: str, text: str, waits: Sequence[float] = RETRY_DELAYS_S) -> None:
     """Post `text` to `url`; again after each of `waits`, in seconds, while the receiver is away, busy or broken.
 
     Raises `AbstainError` when it was taken by none of the attempts, or refused as a request that is wrong by itself.

@@ -18,7 +18,7 @@ from abstain.core.errors import AbstainError
 from tasks.runs.progress import observe
 from tasks.runs.shell import run
 from tasks.runs.workspace import Workspace
-from tasks.training.stage_times import Reading, record_run
+from tasks.training.stage_times import BaseModelUsage, record_run
 
 PROGRESS = re.compile(r"progress (?P<done>\d+)/(?P<total>\d+)")
 TOKENS = re.compile(r".*: (?P<tokens>\d+) tokens were run for passes of \d+")
@@ -98,5 +98,5 @@ def run_stage(workspace: Workspace, stage: str, is_stale: bool = True, force: bo
     seconds = time.monotonic() - started
     if status == "ran":
         model = load_params(workspace.path / paths.PARAMS).llm.model if reading else ""
-        record_run(stage, seconds, Reading(model, *reading) if reading else None)
+        record_run(stage, seconds, BaseModelUsage(model, *reading) if reading else None)
     return StageResult(stage, status, seconds)

@@ -19,11 +19,11 @@ from tasks.runs.workspace import Workspace
 from tasks.training.stage_times import expected_seconds
 
 if TYPE_CHECKING:
-    from tasks.training.retrain_cost import Demand
+    from tasks.training.retrain_cost import RetrainCost
 
 EDGE = re.compile(r'"(?P<up>[^"]+)" -> "(?P<down>[^"]+)"')
 NODE = re.compile(r'^"(?P<name>[^"]+)";$', re.MULTILINE)
-READS_THE_BASE_MODEL = frozenset({"features", "nll_features", "ablate", "evaluate"})
+BASE_MODEL_STAGES = frozenset({"features", "nll_features", "ablate", "evaluate"})
 """The stages that use the base model, or its cached results."""
 REQUIREMENTS, LOCK = "requirements.lock", "dvc.lock"
 KINDS = {"data": "data", "src": "code", paths.PARAMS.name: "parameters"}
@@ -74,7 +74,7 @@ class RetrainPlan:
     """
 
     stages: dict[str, StagePlan]
-    demand: Demand | None
+    demand: RetrainCost | None
     earlier: list[str]
     blocked: str | None = None
 
@@ -85,10 +85,12 @@ def make_plan(workspace: Workspace) -> RetrainPlan:
     demand, blocked = None, None
     try:
         require_unblocked(workspace.path / paths.DATA)
-        if any(stale.get(name) for name in READS_THE_BASE_MODEL):
-            from tasks.training.retrain_cost import count_demand  # torch and the tokenizer: not where all is cached
+        if any(stale.get(name) for name in BASE_MODEL_STAGES):
+            from tasks.training.retrain_cost import (
+                estimate_retrain_cost,  # torch and the tokenizer: not where all is cached
+            )
 
-            demand = count_demand(workspace)
+            demand = estimate_retrain_cost(workspace)
     except AbstainError as error:
         blocked = error.coded
     earlier = computed_with_other_requirements(workspace)
@@ -98,19 +100,19 @@ def make_plan(workspace: Workspace) -> RetrainPlan:
 
 
 def _plan_of(
-    stage: str, reasons: list[Change], has_run: bool, workspace: Workspace, demand: Demand | None
+    stage: str, reasons: list[Change], has_run: bool, workspace: Workspace, demand: RetrainCost | None
 ) -> StagePlan:
     if not reasons:
         return StagePlan([], "nothing changed")
-    why = in_few_words(reasons) if has_run else "no recorded run"
-    if stage in READS_THE_BASE_MODEL and demand is None:
+    why = summarize_reasons(reasons) if has_run else "no recorded run"
+    if stage in BASE_MODEL_STAGES and demand is None:
         return StagePlan(reasons, why)
     tokens = demand.tokens.get(stage) if demand else None
     model = load_params(workspace.path / paths.PARAMS).llm.model if tokens else ""
     return StagePlan(reasons, why, tokens, expected_seconds(stage, model, tokens or 0))
 
 
-def in_few_words(reasons: Sequence[Change]) -> str:
+def summarize_reasons(reasons: Sequence[Change]) -> str:
     """The reasons of `find_stale` in at most five words: what changed, or else the stages before."""
     kinds = list(dict.fromkeys(reason.kind for reason in reasons if reason.kind not in ("", AFTER)))[:3]
     keys = [key for reason in reasons if reason.kind == "parameters" for key in reason.details]

@@ -12,23 +12,23 @@ from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.data.labels.training_table import read_training_table
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import reviewed_holdout
-from abstain.llm.engine.loading import read_depth, resolve
+from abstain.data.store.splits import select_reviewed_holdout
+from abstain.llm.engine.loading import read_layer_count, resolve
 from abstain.llm.features.feature_store import FeatureStore
 from abstain.llm.signals.compute_features import requests_of
 from abstain.llm.signals.feature_plan import (
     LabelledAnswers,
-    all_feature_requests,
     candidate_sites,
-    choice_requests,
     conditions,
+    plan_features,
+    plan_site_choice,
 )
 from abstain.llm.signals.registry import build_scorers
 from tasks.runs.workspace import Workspace
 
 
 @dataclass(frozen=True)
-class Demand:
+class RetrainCost:
     """Requests about `answers` labelled answers, the audits and the perturbed contexts included; `missing`: those whose
     result the cache does not have; `tokens`: stage -> the tokens that the base model has to read for these."""
 
@@ -38,22 +38,22 @@ class Demand:
     tokens: dict[str, int]
 
 
-def count_demand(workspace: Workspace) -> Demand:
+def estimate_retrain_cost(workspace: Workspace) -> RetrainCost:
     """Count the requests that are not in the feature cache, and their tokens; no model is loaded."""
     settings = load_settings()
     params, labelled, train = read_labelled(workspace)
     scorers = build_scorers(params, settings).scorers
     asked = []
     if params.llm.layer == "auto":  # the choice reads all candidates; the rest, at most as deep as the deepest
-        sites = candidate_sites(read_depth(resolve(params.llm.model, settings)))
-        asked = choice_requests(params, scorers, train, sites)
+        sites = candidate_sites(read_layer_count(resolve(params.llm.model, settings)))
+        asked = plan_site_choice(params, scorers, train, sites)
         params = params.model_copy(update={"llm": params.llm.model_copy(update={"layer": sites[-1].layer})})
-    requests = requests_of(params.llm, settings, [*asked, *all_feature_requests(params, scorers, labelled)])
+    requests = requests_of(params.llm, settings, [*asked, *plan_features(params, scorers, labelled)])
     store = FeatureStore(params.llm.model, settings)
     read, rows = conditions(params, settings, labelled)
     more, more_missing = read.missing(rows)
     tokens = {"features": store.missing_tokens(requests), "nll_features": read.missing_tokens(rows)}
-    return Demand(len(labelled.rows), len(requests) + more, store.missing(requests) + more_missing, tokens)
+    return RetrainCost(len(labelled.rows), len(requests) + more, store.missing(requests) + more_missing, tokens)
 
 
 def read_labelled(workspace: Workspace) -> tuple[Params, LabelledAnswers, list[Interaction]]:
@@ -63,4 +63,4 @@ def read_labelled(workspace: Workspace) -> tuple[Params, LabelledAnswers, list[I
     table, _ = read_training_table(store, params.labels, params.split)
     rows = store.interactions(table["interaction_id"])
     train = [rows[at] for at in np.flatnonzero(table["split"] == "train").tolist()]
-    return params, LabelledAnswers(rows, reviewed_holdout(table, rows), params.audits.run), train
+    return params, LabelledAnswers(rows, select_reviewed_holdout(table, rows), params.audits.run), train

@@ -12,12 +12,12 @@ from pathlib import Path
 from abstain.config.settings import load_settings
 from abstain.core.files import write_json
 
-FEWEST_TOKENS = 10_000
+MIN_TOKENS = 10_000
 """Fewer tokens measure how long the base model takes to load, not how fast it reads."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class BaseModelUsage:
     """The part of a run that read: `tokens` by the base model `model`, in the first `seconds` of the stage."""
 
     model: str
@@ -34,9 +34,9 @@ class StageTime:
     seconds_per_token: float | None = None
 
 
-def record_run(stage: str, seconds: float, reading: Reading | None) -> None:
+def record_run(stage: str, seconds: float, reading: BaseModelUsage | None) -> None:
     """Remember a run of `stage`; a run that read too little keeps the speed that was measured before."""
-    if reading and reading.tokens >= FEWEST_TOKENS:
+    if reading and reading.tokens >= MIN_TOKENS:
         now = StageTime(seconds - reading.seconds, reading.model, reading.seconds / reading.tokens)
     else:
         before = _read(stage)

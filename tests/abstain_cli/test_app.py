@@ -19,7 +19,7 @@ import typer
 from abstain.config.settings import Settings, load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import name_at, with_variables
+from abstain.core.filesystem import expand_variables, get_display_name
 from abstain.ingest.pipeline.report import IngestReport
 from abstain_cli import app as cli
 from tasks.runs.shell import git
@@ -264,7 +264,7 @@ def test_a_signature_is_no_parameter_of_the_flow(monkeypatch: pytest.MonkeyPatch
     first, *others = given[0]
     assert others == ["b.jsonl", "https://host/c.jsonl", "${SIGNED}"]
     assert not re.search("word|secret", first)
-    assert with_variables(first, "x") == signed and name_at(first) == "a.jsonl"
+    assert expand_variables(first, "x") == signed and get_display_name(first) == "a.jsonl"
     monkeypatch.delenv(first[2:-1])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from abstain_cli.guarantee_summary import holdout_verdict
+from abstain_cli.guarantee_summary import summarize_holdout
 
 
 def holdout(metric: str = "precision", value: float = 0.8, **at: Any) -> dict[str, Any]:
@@ -19,24 +19,24 @@ def holdout(metric: str = "precision", value: float = 0.8, **at: Any) -> dict[st
 
 
 def test_verdict_kept_names_interval_and_shown_answers() -> None:
-    assert holdout_verdict(holdout()) == (
+    assert summarize_holdout(holdout()) == (
         "kept on the hold-out: 85.0 % (95 % interval 77.0 % to 92.0 %) of 60 shown reviewed answers; "
         "the interval holds the target, so this may be chance"
     )
 
 
 def test_verdict_missed_below_target_and_above_error_rate() -> None:
-    assert holdout_verdict(holdout(value=0.9)).startswith("missed on the hold-out: 85.0 %")
-    assert holdout_verdict(holdout("error_rate", 0.05)).startswith("missed on the hold-out: 6.0 %")
-    assert holdout_verdict(holdout("error_rate", 0.07)) == (
+    assert summarize_holdout(holdout(value=0.9)).startswith("missed on the hold-out: 85.0 %")
+    assert summarize_holdout(holdout("error_rate", 0.05)).startswith("missed on the hold-out: 6.0 %")
+    assert summarize_holdout(holdout("error_rate", 0.07)) == (
         "kept on the hold-out: 6.0 % (95 % interval 3.0 % to 10.0 %) of 150 reviewed answers, 60 of them shown; "
         "the interval holds the target, so this may be chance"
     )
-    assert "chance" not in holdout_verdict(holdout("error_rate", 0.11))
+    assert "chance" not in summarize_holdout(holdout("error_rate", 0.11))
 
 
 def test_verdict_too_few_answers_says_how_many_are_missing() -> None:
-    assert holdout_verdict(holdout(shown=13, shown_n_eff=12.4)) == (
+    assert summarize_holdout(holdout(shown=13, shown_n_eff=12.4)) == (
         "cannot be judged: 8 more shown reviewed answers of the hold-out are needed, 13 are there"
     )
 
@@ -44,4 +44,4 @@ def test_verdict_too_few_answers_says_how_many_are_missing() -> None:
 def test_verdict_nothing_shown_cannot_be_judged() -> None:
     nothing = {"precision": None, "coverage": 0.0, "shown": 0, "shown_n_eff": 0.0}
     for metric in ("precision", "error_rate"):
-        assert "cannot be judged: nothing is shown" in holdout_verdict(holdout(metric, **nothing))
+        assert "cannot be judged: nothing is shown" in summarize_holdout(holdout(metric, **nothing))

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from abstain_cli.progress_bar import RunLine, step_progress
+from abstain_cli.progress_bar import RunProgressLine, step_progress
 from tasks.runs.progress import observe
 
 
@@ -21,7 +21,7 @@ class Clock:
 
 
 def test_run_line_counts_announced_stages() -> None:
-    line = RunLine(Clock())
+    line = RunProgressLine(Clock())
     for stage in ("validate", "features", "report"):
         line.update(stage, "waiting")
     line.update("validate", "running")
@@ -33,7 +33,7 @@ def test_run_line_counts_announced_stages() -> None:
 
 def test_run_line_extrapolates_the_speed_since_the_first_report() -> None:
     clock = Clock()
-    line = RunLine(clock)
+    line = RunProgressLine(clock)
     line.update("features", "waiting")
     line.update("features", "progress 100/700")
     assert str(line) == "stage 1 of 1: features 100 of 700"  # nothing is known yet of its speed
@@ -44,7 +44,7 @@ def test_run_line_extrapolates_the_speed_since_the_first_report() -> None:
 
 def test_run_line_second_count_of_a_step_starts_anew() -> None:
     clock = Clock()
-    line = RunLine(clock)
+    line = RunProgressLine(clock)
     line.update("nll_features", "progress 0/10")
     clock.now = 100.0
     line.update("nll_features", "progress 10/10")

@@ -16,7 +16,7 @@ from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.queue import progress
-from abstain.data.labels.training_table import uncounted_verdicts
+from abstain.data.labels.training_table import find_uncounted_reviews
 from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
@@ -24,7 +24,7 @@ from abstain.ingest.sources.files import explicit_sources
 from abstain.review.import_reviews import REMEDIES
 from abstain.review.workbook import read_workbook
 from abstain_cli import review as review_cli
-from tasks.data.review import check_verdicts
+from tasks.data.review import check_reviews
 from tests.checkout import SHIPPED
 from tests.data.builders import NOW, PARAMS, accept_all, later, row
 from tests.review.builders import YES, cells_of, fill
@@ -67,13 +67,13 @@ def review(*arguments: str) -> str:
 @pytest.mark.heavy
 def test_frozen_holdout_is_neither_drawn_nor_taken(data: Path) -> None:
     params = load_params(data.parent / "params.yaml")
-    uncounted = uncounted_verdicts(DataStore(data), params.labels, params.split, NOW)
+    uncounted = find_uncounted_reviews(DataStore(data), params.labels, params.split, NOW)
     frozen = params.split.model_copy(update={"holdout_frozen_at": None})
-    assert len(uncounted) == 30 and uncounted_verdicts(DataStore(data), params.labels, frozen, NOW) == {}
+    assert len(uncounted) == 30 and find_uncounted_reviews(DataStore(data), params.labels, frozen, NOW) == {}
     review("export", "-n", "100")
     rows = read_workbook(data.parent / "reviews.xlsx")
     assert {one.cells["interaction_id"] for one in rows} == {f"q-{n}" for n in range(100)} - uncounted.keys()
-    verdicts = check_verdicts(SimpleNamespace(path=data.parent), rows, NOW)  # type: ignore[arg-type]
+    verdicts = check_reviews(SimpleNamespace(path=data.parent), rows, NOW)  # type: ignore[arg-type]
     assert (verdicts.blank, verdicts.problems) == (70, ())
 
 

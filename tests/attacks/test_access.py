@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from abstain.serving.api.keys import ROLES, Keys, make_key
+from abstain.serving.api.keys import ROLES, ApiKeys, create_key
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
 from tests.serving.api.conftest import BASE, MadeUpReleases
@@ -51,7 +51,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def keys(file: Path) -> dict[str, str]:
     """A key of each role, and one of all, by its name."""
-    made = {role: make_key(role, [role]) for role in sorted(ROLES)} | {"all": make_key("all", ROLES)}
+    made = {role: create_key(role, [role]) for role in sorted(ROLES)} | {"all": create_key("all", ROLES)}
     file.write_text("".join(f"{line}\n" for _, line in made.values()))
     return {name: key for name, (key, _) in made.items()}
 
@@ -66,7 +66,7 @@ def withholding(
 
 @pytest.fixture
 def client(withholding: GateService, file: Path, keys: dict[str, str]) -> Iterator[TestClient]:
-    with TestClient(make_server(withholding, Keys(file=file)), BASE) as opened:
+    with TestClient(make_server(withholding, ApiKeys(file=file)), BASE) as opened:
         yield opened
 
 
@@ -134,7 +134,7 @@ def test_a_revoked_key_is_refused_at_once(
     headers = bearer(keys["ask"])
     assert log_in(client, keys["ask"]).status_code == 200
     assert client.get("/v1/version", headers=headers).status_code == 200
-    before, (_, other) = file.stat(), make_key("ask", ["ask"])
+    before, (_, other) = file.stat(), create_key("ask", ["ask"])
     lines = [other if line.startswith("ask ") else line for line in file.read_text().splitlines()]
     target = file if way == "rewritten" else file.with_suffix(".new")
     target.write_text("".join(f"{line}\n" for line in lines))

@@ -22,7 +22,7 @@ from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptD
 from abstain.serving.api import middleware as limits
 from abstain.serving.api import server
 from abstain.serving.api.app import FORM_BYTES, ROW_BYTES, ROW_VALUES
-from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
 from tests.serving.api.conftest import MadeUpReleases
@@ -144,7 +144,7 @@ def test_long_work_ends_with_its_time_and_its_caller(
     assert_repelled: Count,
 ) -> None:
     service = make(answer_timeout_s=seconds)
-    with listening(make_server(service, Keys())) as address:
+    with listening(make_server(service, ApiKeys())) as address:
         if path == "/v1/familiarity":
             pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
             httpx.post(address + path, json={"instruction": "What is the fee?"}, timeout=20)
@@ -162,7 +162,7 @@ def test_decisions_do_not_wait_for_answers(
     make: Callable[..., GateService], steps: list[float], assert_repelled: Count
 ) -> None:
     service = make()
-    with listening(make_server(service, Keys())) as address, ExitStack() as stack:
+    with listening(make_server(service, ApiKeys())) as address, ExitStack() as stack:
         for seed in range(3):  # of different kinds, so that two of them wait
             stack.enter_context(posted(address, "/v1/answer", {**LONG, "seed": seed}))
         assert happens(lambda: bool(steps))
@@ -176,7 +176,7 @@ def test_one_caller_does_not_fill_the_queue(
     make: Callable[..., GateService], steps: list[float], assert_repelled: Count
 ) -> None:
     service = make(waiting=8, caller=CallerLimits(waiting=4))
-    with listening(make_server(service, Keys())) as address, ExitStack() as stack:
+    with listening(make_server(service, ApiKeys())) as address, ExitStack() as stack:
         sent = [stack.enter_context(posted(address, "/v1/answer", {**LONG, "seed": seed})) for seed in range(12)]
         refused = sum(b" 429 " in answer_on(connection, 0.3) for connection in sent)
         assert refused >= 12 - 1 - 4, "one runs, four wait"
@@ -186,8 +186,8 @@ def test_one_caller_does_not_fill_the_queue(
 
 def test_what_needs_no_key_takes_no_memory(make: Callable[..., GateService], assert_repelled: Count) -> None:
     service = make(body_limit=8 * 1024 * 1024)
-    _, line = make_key("ann", ["ask"])
-    with listening(make_server(service, Keys(line))) as address, ExitStack() as stack:
+    _, line = create_key("ann", ["ask"])
+    with listening(make_server(service, ApiKeys(line))) as address, ExitStack() as stack:
         repelled, tried = 0, [("/nothing", b" 404 "), ("/login", b" 413 "), ("/try", b" 413 "), ("/v1/gate", b" 401 ")]
         for path, status in tried:
             connection = stack.enter_context(unfinished(address, path, FORM_BYTES + 1))
@@ -204,7 +204,7 @@ def test_all_bodies_have_one_budget(
 ) -> None:
     monkeypatch.setattr(limits, "BODIES", 400_000)
     service = make(caller=CallerLimits(bodies=250_000))
-    with listening(make_server(service, Keys())) as address:
+    with listening(make_server(service, ApiKeys())) as address:
         with ExitStack() as stack:
             held = [stack.enter_context(unfinished(address, "/v1/gate", 100_000)) for _ in range(2)]
             refused = answer_on(stack.enter_context(unfinished(address, "/v1/gate", 100_000)))
@@ -224,7 +224,7 @@ def test_one_address_does_not_take_all_connections(
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS", 24)
     service = make(caller=CallerLimits(connections=16))
-    with listening(make_server(service, Keys())) as address, ExitStack() as stack:
+    with listening(make_server(service, ApiKeys())) as address, ExitStack() as stack:
         idle = [stack.enter_context(connected(address)) for _ in range(40)]
         repelled = decides(address, OTHER)
         assert sum(map(is_closed, idle)) == 24
@@ -239,7 +239,7 @@ def test_slow_heads_and_bodies_are_ended(
 ) -> None:
     monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
     monkeypatch.setattr(limits, "BODY_SECONDS", 0.5)
-    with listening(make_server(make(), Keys())) as address, ExitStack() as stack:
+    with listening(make_server(make(), ApiKeys())) as address, ExitStack() as stack:
         heads = [stack.enter_context(connected(address)) for _ in range(40)]
         bodies = [stack.enter_context(unfinished(address, "/v1/gate", 1)) for _ in range(40)]
         for connection in heads:
@@ -266,7 +266,7 @@ def test_files_that_are_locked_hold_up_nobody(
     described = {"engine": "vllm", "layers": [2], "prompt_tokens": 1, "path": "held.safetensors"}
     with (
         (folder / "held.safetensors.lock").open("w") as lock,
-        listening(make_server(service, Keys())) as address,
+        listening(make_server(service, ApiKeys())) as address,
         ThreadPoolExecutor(40) as pool,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -289,7 +289,7 @@ def test_json_of_many_tiny_values_is_not_parsed(
     content = json.dumps({name: {"x": [[]] * (limits.VALUES // 2)}}).encode()
     kind = {"Content-Type": "application/json"}
     service = make(caller=CallerLimits(rows_a_minute=100_000))
-    with listening(make_server(service, Keys())) as address:
+    with listening(make_server(service, ApiKeys())) as address:
         paths = ["/v1/gate", "/v1/contexts", *GATEWAYS]
         refused = [httpx.post(address + path, content=content, headers=kind, timeout=20) for path in paths]
         repelled = sum(one.status_code == 413 and " values, " in one.json()["detail"] for one in refused)
@@ -303,7 +303,7 @@ def test_large_bodies_count_as_rows_also_those_refused(
     service = make(caller=CallerLimits(rows_a_minute=20))
     content = json.dumps({"zz": sent}).encode()
     kind = {"Content-Type": "application/json"}
-    with listening(make_server(service, Keys())) as address:
+    with listening(make_server(service, ApiKeys())) as address:
         replies = [httpx.post(f"{address}/v1/gate", content=content, headers=kind) for _ in range(3)]
         states = [httpx.post(f"{address}/v1/gate/states", content=content) for _ in range(3)]
     assert [one.status_code for one in replies] == [422, 429, 429] and "retry-after" in replies[1].headers

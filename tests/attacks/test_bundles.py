@@ -18,12 +18,12 @@ from abstain.core.bundle_format import DIGEST_FILE, write_digest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Registry
-from abstain.serving.api.version_follower import LiveGate
+from abstain.serving.api.version_follower import VersionFollower
 from abstain.serving.gate import Gate
 from tasks.release import bundles as release_bundle
 from tasks.release import version_source as live_release
-from tasks.release.bundles import production
-from tasks.release.version_source import OriginReleases
+from tasks.release.bundles import fetch_production
+from tasks.release.version_source import OriginVersionSource
 from tests.attacks.conftest import Count
 from tests.llm.builders import save_tiny_model
 from tests.release.events import promotion
@@ -156,7 +156,7 @@ def test_a_damaged_local_copy_is_fetched_anew(
     names = sorted(file.relative_to(store) for file in store.rglob("*") if file.is_file())
     for name in names:
         flip(store / name, drawn)
-        live = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings))
+        live = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings))
         live.refresh()
         ready += live.now is not None
         assert (store / name).read_bytes() == (promoted / name).read_bytes()
@@ -172,7 +172,7 @@ def test_a_server_is_ready_once_the_damage_is_repaired(
 
     monkeypatch.setattr(release_bundle, "run", away)
     (store / "approval.json").write_text("[]")
-    live = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings))
+    live = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings))
     for _ in range(2):
         live.refresh()
     assert live.now is None and live.refused == 1 and "v1.2.0 is refused: A507" in (live.trouble or "")
@@ -192,7 +192,7 @@ def changed(registry: dict[str, Any], **changes: Any) -> str:
 def test_no_edit_of_the_registry_serves_another_version(
     origin: list[str], registry: dict[str, Any], store: Path, settings: Settings, assert_repelled: Count
 ) -> None:
-    live = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings))
+    live = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings))
     live.refresh()
     first = live.now
     edits = [
@@ -212,18 +212,18 @@ def test_no_edit_of_the_registry_serves_another_version(
     for edit in edits:
         origin.append(edit)
         live.refresh()
-        assert is_refused(production), edit
+        assert is_refused(fetch_production), edit
         held += live.now is first is not None
     assert_repelled("registry.json edited under a running server", len(edits), held)
     origin.append(json.dumps(registry))
     live.refresh()
-    assert live.now is first and live.trouble is None and production()[0] == store
+    assert live.now is first and live.trouble is None and fetch_production()[0] == store
 
 
 def test_a_blocked_or_withdrawn_version_decides_nowhere(
     origin: list[str], registry: dict[str, Any], store: Path, settings: Settings, assert_repelled: Count
 ) -> None:
-    live, stopped = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings)), 0
+    live, stopped = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings)), 0
     edits = {
         changed(registry, blocked={"v1.2.0": "complaints"}): r"blocked in registry.json (complaints)",
         changed(registry, history=[]): "nothing is in production yet",
@@ -234,6 +234,6 @@ def test_a_blocked_or_withdrawn_version_decides_nowhere(
         origin.append(edit)
         live.refresh()
         assert why in (live.trouble or "")
-        stopped += live.now is None and is_refused(production, Code.NO_VERSION)
+        stopped += live.now is None and is_refused(fetch_production, Code.NO_VERSION)
         origin.append(json.dumps(registry))
     assert_repelled("a blocked or withdrawn version in production", len(edits), stopped)

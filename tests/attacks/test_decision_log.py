@@ -19,7 +19,7 @@ from abstain.data.decision_log import log as module
 from abstain.data.decision_log.log import DecisionLog
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.pseudonyms import log_key
-from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
 from tests.conftest import ROOT
@@ -91,7 +91,7 @@ def review(key: str, **more: Any) -> dict[str, Any]:
 
 def key_of(*roles: Any, name: str) -> tuple[str, dict[str, str]]:
     """The line of a new key, and the header that sends it."""
-    key, line = make_key(name, roles)
+    key, line = create_key(name, roles)
     return line, {"Authorization": f"Bearer {key}"}
 
 
@@ -128,7 +128,7 @@ def test_a_text_that_is_slow_to_redact_delays_nobody(
 ) -> None:
     """Eve sends many at once; what Ann sends then, short or as long, is done before half of them."""
     (line, ann), (other, eve) = (key_of("ask", "feedback", name=name) for name in ("ann", "eve"))
-    client, times = connect(make_worker(timeout_s=60), Keys(f"{line}\n{other}")), 3
+    client, times = connect(make_worker(timeout_s=60), ApiKeys(f"{line}\n{other}")), 3
     status(client, "/v1/feedback", thumb("first", comment="mail a@b.de"), ann)  # what is imported is there
     comments = [(unit * length)[:length].strip() for unit, length in SLOW.items()] * times
     replies: list[int] = []
@@ -186,7 +186,7 @@ def test_a_registered_call_is_its_keys_alone(
 ) -> None:
     """Eve registers the withheld answer as its own context, floods the log with calls, and asks by the id alone."""
     (line, ann), (other, eve) = (key_of("ask", name=name) for name in ("ann", "eve"))
-    client = connect(make_worker(), Keys(f"{line}\n{other}"))
+    client = connect(make_worker(), ApiKeys(f"{line}\n{other}"))
     assert status(client, "/v1/contexts", registered("call", question=QUESTION), ann) == 204
     ours = {"call_id": "call", "answer": answers[0]}
     before = client.post("/v1/gate", json=ours, headers=ann).json()
@@ -211,7 +211,7 @@ def test_nobody_reviews_under_another_name(
     """Nor are words taken for yes and no, or a time or a weight from a caller."""
     (of_thumbs, thumbs), (of_ann, ann) = key_of("feedback", name="thumbs"), key_of("review", name="ann")
     worker = make_worker()
-    client = connect(worker, Keys(f"{of_thumbs}\n{of_ann}"))
+    client = connect(worker, ApiKeys(f"{of_thumbs}\n{of_ann}"))
     tried: list[tuple[dict[str, Any], dict[str, str], int]] = [
         *((review(f"sme-{at}", reviewer=f"sme-{at}"), thumbs, 403) for at in range(5)),
         (review("own"), thumbs, 403),
@@ -240,7 +240,7 @@ def test_one_caller_fills_the_log_no_faster_than_allowed(
 ) -> None:
     (line, eve), (other, ann) = (key_of("ask", "feedback", name=name) for name in ("eve", "ann"))
     worker = make_worker(caller={"rows_a_minute": 5}, on_unavailable="show")
-    client = connect(worker, Keys(f"{line}\n{other}"))
+    client = connect(worker, ApiKeys(f"{line}\n{other}"))
     assert status(client, "/v1/gate", [asked(answers[0])] * 5, eve) == 200
     tried = [
         ("/v1/gate", asked(answers[0])),

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.server import LINES_A_MINUTE, LOGGERS, FewLines
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
@@ -100,7 +100,7 @@ STATES_BODIES = {
 
 @pytest.fixture
 def address(service: GateService) -> Iterator[str]:
-    with listening(make_server(service, Keys())) as found:
+    with listening(make_server(service, ApiKeys())) as found:
         yield found
 
 
@@ -176,7 +176,7 @@ def test_invalid_requests_are_few_lines_of_the_log(address: str, assert_repelled
     counter = logging.Handler()
     counter.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     few = [one for one in logging.getLogger(LOGGERS[0]).filters if isinstance(one, FewLines)]
-    assert len(few) == 1, "as `config_of` adds it, once for all servers of a process"
+    assert len(few) == 1, "as `make_uvicorn_config` adds it, once for all servers of a process"
     logging.getLogger(LOGGERS[0]).addHandler(counter)
     try:
         upgrade = (
@@ -192,8 +192,8 @@ def test_invalid_requests_are_few_lines_of_the_log(address: str, assert_repelled
 
 
 def test_who_writes_first_sees_that_the_key_is_wrong(service: GateService) -> None:
-    _, line = make_key("ann", ["ask"])
-    with listening(make_server(service, Keys(line))) as address:
+    _, line = create_key("ann", ["ask"])
+    with listening(make_server(service, ApiKeys(line))) as address:
         connection = http.client.HTTPConnection(*pair(address), timeout=20)
         connection.request("POST", "/v1/gate", b"x" * 7_000_000, {"Authorization": "Bearer wrong"})
         reply = connection.getresponse()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.release.registry import parse_registry, tag_of
+from abstain.release.registry import make_version_tag, parse_registry
 from tasks.release import promotion
 from tasks.release.promotion import roll_back
 from tasks.runs.shell import git, succeeds
@@ -77,9 +77,11 @@ class Killer:
         """Whether the origin has for each promoted version its tag, bundle and record, and nothing else."""
         origin = self._folder / "origin.git"
         registry = parse_registry(git(origin, "show", f"{BRANCH}:registry.json"))
-        tags = {tag_of(event.version) for event in registry.history}
+        tags = {make_version_tag(event.version) for event in registry.history}
         files = set(git(origin, "ls-tree", "-r", "--name-only", BRANCH).split())
-        shown = [f"{name}:release.dvc" for name in ([BRANCH, tag_of(registry.version)] if registry.version else [])]
+        shown = [
+            f"{name}:release.dvc" for name in ([BRANCH, make_version_tag(registry.version)] if registry.version else [])
+        ]
         return (
             succeeds(origin, "git", "fsck", "--strict")
             and set(git(origin, "tag", "--list").split()) == tags
@@ -113,7 +115,7 @@ def rolls_back(
     """The roll-back from v1.1.0 to v1.0.0."""
     candidates.write(1.8)
     assert candidates.promote().version == "v1.1.0"
-    monkeypatch.setattr(promotion, "fetch_release", lambda *_: Path())
+    monkeypatch.setattr(promotion, "fetch_bundle", lambda *_: Path())
     monkeypatch.setattr(promotion, "smoke_test", lambda *_: None)
     return Killer(workspace, tmp_path, monkeypatch), lambda: roll_back(workspace, None, "complaints")
 

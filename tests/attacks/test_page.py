@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from abstain.core.markdown import escape, paragraph, plain, points, records_table
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
 from tests.serving.api.conftest import BASE
@@ -44,7 +44,7 @@ class Found(HTMLParser):
 
 @pytest.fixture
 def page(service: GateService) -> Iterator[TestClient]:
-    with TestClient(make_server(service, Keys()), BASE) as opened:
+    with TestClient(make_server(service, ApiKeys()), BASE) as opened:
         yield opened
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from abstain.core.errors import AbstainError
-from abstain.serving.state_files import take_file
+from abstain.serving.state_files import read_and_delete
 from tests.attacks.conftest import Count
 
 SECRET = "secret.safetensors"
@@ -16,7 +16,7 @@ SECRET = "secret.safetensors"
 def is_refused(path: str, folder: Path) -> bool:
     began = time.monotonic()
     try:
-        take_file(path, folder, 1000, wait_s=0.1)
+        read_and_delete(path, folder, 1000, wait_s=0.1)
     except AbstainError:
         return time.monotonic() - began < 2
     return False

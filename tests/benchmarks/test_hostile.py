@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
 from benchmarks import hostile
 from tests.serving.api.conftest import log, make_release, make_service, releases, service  # noqa: F401
@@ -18,7 +18,7 @@ def test_every_attack_is_made(service: GateService, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(hostile, "HOSTILE", len(hostile.KINDS))
     monkeypatch.setattr(hostile, "AGAIN_S", 0.2)
     monkeypatch.setattr(hostile, "LONG", {**hostile.LONG, "contexts": ["word"], "max_new_tokens": 300})
-    with listening(make_server(service, Keys())) as address:
+    with listening(make_server(service, ApiKeys())) as address:
 
         async def attack() -> None:
             await asyncio.wait_for(hostile.attack(address, hostile.KINDS), 2)

@@ -15,8 +15,8 @@ from benchmarks.recall import (
     GoldQuestion,
     Recall,
     answerable,
+    find_gold_rank,
     measure,
-    rank_of_gold,
     read_questions,
     recall_at,
 )
@@ -49,14 +49,14 @@ def test_recall_grows_with_k_and_lies_in_its_interval(ranks: list[int | None]) -
 
 
 def test_any_gold_chunk_and_any_chunk_of_a_gold_document_will_do() -> None:
-    assert [rank_of_gold(CHUNKS, gold) for gold in (["a#2"], ["b"], ["c#1", "a#2"], ["a#9"], ["d"])] == [
+    assert [find_gold_rank(CHUNKS, gold) for gold in (["a#2"], ["b"], ["c#1", "a#2"], ["a#9"], ["d"])] == [
         2,
         3,
         2,
         None,
         None,
     ]
-    assert rank_of_gold([], ["a"]) is None
+    assert find_gold_rank([], ["a"]) is None
 
 
 def test_a_question_that_nobody_could_answer_for_its_asker_is_told_apart() -> None:

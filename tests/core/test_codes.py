@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from abstain.core.codes import AREAS, Code
-from abstain.core.errors import AbstainError, parse_coded
+from abstain.core.errors import AbstainError, parse_error_line
 from abstain_cli.explain import to_markdown
 from tests.checkout import ROOT, tracked_files
 
@@ -75,10 +75,10 @@ def test_every_error_names_its_code_or_passes_one_on() -> None:
 def test_error_keeps_code_and_message_between_processes() -> None:
     error = AbstainError(Code.NO_ROWS, "data/ is empty: ingest first")
     assert str(error) == "data/ is empty: ingest first"
-    for other in (copy.copy(error), parse_coded(f"error {error.coded}")):
+    for other in (copy.copy(error), parse_error_line(f"error {error.coded}")):
         assert other is not None and (other.code, other.message) == (Code.NO_ROWS, error.message)
 
 
 @pytest.mark.parametrize("text", ["error: A109 is meant", "error A999: no such code", "DATA109: x", ""])
 def test_text_without_a_code_is_no_coded_error(text: str) -> None:
-    assert parse_coded(text) is None
+    assert parse_error_line(text) is None

@@ -12,11 +12,11 @@ from pydantic import BaseModel, ValidationError
 
 from abstain.core.contracts import (
     Context,
-    Feedback,
     ImportedInteraction,
     Interaction,
     Review,
-    document_of,
+    Thumb,
+    get_document_id,
 )
 from tests.data import builders
 from tests.data.builders import CHUNK, DOCUMENT, feedback, review
@@ -65,7 +65,7 @@ def test_the_canonical_form_ignores_the_order_of_keys_and_sees_every_value() -> 
 
 
 def test_the_canonical_form_is_the_same_on_every_machine() -> None:
-    assert Feedback.model_validate({**VALID[Feedback], "comment": "naïve\n"}).canonical() == (
+    assert Thumb.model_validate({**VALID[Thumb], "comment": "naïve\n"}).canonical() == (
         '{"interaction_id":"i-1","given_at":"2026-09-01T12:00:00Z","thumb":"up","user":null,"comment":"naïve"}'
     )
 
@@ -163,7 +163,7 @@ def test_an_import_row_is_split_into_the_contracts_it_joins() -> None:
     row = ImportedInteraction.model_validate({**VALID[Interaction], "thumb": thumb, "review": review})
     assert row.split() == (
         interaction(),
-        Feedback(interaction_id="i-1", **thumb),
+        Thumb(interaction_id="i-1", **thumb),
         Review(interaction_id="i-1", **review),
     )
     assert type(row.split()[0]) is Interaction
@@ -204,7 +204,7 @@ def test_what_may_not_straddle_the_splits(changes: dict[str, Any], group: str) -
     ("chunk_id", "document"), [("fees#2", "fees"), ("a#b#2", "a#b"), ("plain", "plain"), ("#1", "#1")]
 )
 def test_the_document_of_a_chunk(chunk_id: str, document: str) -> None:
-    assert document_of(chunk_id) == document
+    assert get_document_id(chunk_id) == document
 
 
 def test_contexts_keep_their_rank() -> None:

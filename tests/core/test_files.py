@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from abstain.core.files import make_home, write_atomically
+from abstain.core.files import create_home, write_atomically
 
 
 def test_bytes_are_on_disk_before_the_rename_and_then_the_rename_is(
@@ -54,6 +54,6 @@ def test_a_new_home_is_its_owners_alone_and_another_stays_as_it_is(tmp_path: Pat
     shared.mkdir(mode=0o775)
     before = stat.S_IMODE(shared.stat().st_mode)
     for home in (tmp_path / "home", shared):
-        make_home(home)
+        create_home(home)
     assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
     assert stat.S_IMODE(shared.stat().st_mode) == before

@@ -6,7 +6,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import name_at, redacted_url, translate_errors, with_variables, without_secrets
+from abstain.core.filesystem import expand_variables, get_display_name, redact_urls, redacted_url, translate_errors
 
 SHOWN = [
     ("ftp://u:p@ss@host/a.jsonl", "ftp://host/a.jsonl"),
@@ -34,7 +34,7 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
     assert redacted_url(url) == shown
     assert redacted_url(shown) == shown
     if "://" in url:
-        assert without_secrets(f"cannot read '{url}' ({url})") == f"cannot read '{shown}' ({shown})"
+        assert redact_urls(f"cannot read '{url}' ({url})") == f"cannot read '{shown}' ({shown})"
 
 
 def test_what_a_backend_says_is_shown_without_secrets_and_so_is_its_traceback() -> None:
@@ -50,9 +50,9 @@ def test_what_a_backend_says_is_shown_without_secrets_and_so_is_its_traceback() 
 def test_variables_of_a_url_are_read_when_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGNED", "https://host/a.jsonl?X-Amz-Signature=secret")
     monkeypatch.setenv("PASSWORD", "p@ss/word")
-    assert with_variables("${SIGNED}", "x") == "https://host/a.jsonl?X-Amz-Signature=secret"
-    assert name_at("${SIGNED}") == "a.jsonl"
-    assert with_variables("ftp://u:${PASSWORD}@host/a", "x") == "ftp://u:p%40ss%2Fword@host/a"
-    assert with_variables("folder/${PASSWORD}", "x") == "folder/${PASSWORD}", "a path is as it is"
+    assert expand_variables("${SIGNED}", "x") == "https://host/a.jsonl?X-Amz-Signature=secret"
+    assert get_display_name("${SIGNED}") == "a.jsonl"
+    assert expand_variables("ftp://u:${PASSWORD}@host/a", "x") == "ftp://u:p%40ss%2Fword@host/a"
+    assert expand_variables("folder/${PASSWORD}", "x") == "folder/${PASSWORD}", "a path is as it is"
     with pytest.raises(AbstainError, match="^here: the environment variable MISSING in its url is not set$"):
-        with_variables("ftp://${MISSING}@host", "here")
+        expand_variables("ftp://${MISSING}@host", "here")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from abstain.core.codes import Code
-from abstain.core.errors import AbstainError, parse_coded
+from abstain.core.errors import AbstainError, parse_error_line
 from abstain.core.text import is_refusal, visible
 
 ATTACKS = (
@@ -37,7 +37,7 @@ def test_text_of_any_language_its_lines_and_tabs_stay() -> None:
 def test_the_line_of_an_error_controls_nothing() -> None:
     error = AbstainError(Code.INVALID_ROW, "field '\x1b[2J' is unknown: remove it")
     assert error.coded == "A103: field '\ufffd[2J' is unknown: remove it"
-    assert parse_coded(f"error {error.coded}") is not None
+    assert parse_error_line(f"error {error.coded}") is not None
 
 
 BEGINNINGS = ("[Unanswerable", "I don't know")

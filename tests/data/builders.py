@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from abstain.config.params import ValidationParams
-from abstain.core.contracts import Chunk, Context, Document, Feedback, Interaction, Review
+from abstain.core.contracts import Chunk, Context, Document, Interaction, Review, Thumb
 from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 
@@ -46,8 +46,8 @@ def cited(*chunk_ids: str) -> tuple[Context, ...]:
     return tuple(Context(chunk_id=chunk_id, text="t") for chunk_id in chunk_ids)
 
 
-def feedback(key: str = "i-1", thumb: str = "up", days: float = 1, **changes: Any) -> Feedback:
-    return Feedback(interaction_id=key, thumb=thumb, given_at=later(days), **changes)
+def feedback(key: str = "i-1", thumb: str = "up", days: float = 1, **changes: Any) -> Thumb:
+    return Thumb(interaction_id=key, thumb=thumb, given_at=later(days), **changes)
 
 
 def review(key: str = "i-1", right: bool = True, days: float = 2, **changes: Any) -> Review:

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from abstain.config.params import LabelParams, SplitParams
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.text import is_refusal
-from abstain.data.labels.near_duplicates import find_twins
+from abstain.data.labels.near_duplicates import find_near_duplicates
 
 FROZEN = datetime(2026, 10, 15, tzinfo=UTC)
 LABELS = LabelParams(
@@ -46,7 +46,7 @@ def interactions(rows: Sequence[Interaction], batch: str = "000001") -> pd.DataF
     frame = _frame((_optional(row) | {"group": row.split_group, "batch": batch} for row in rows), INTERACTION)
     frame = frame.astype({"propensity": "float64"})
     frame["refusal"] = [is_refusal(row.answer, LABELS.refusals) for row in rows]
-    return frame.join(find_twins([rows]), on="interaction_id")
+    return frame.join(find_near_duplicates([rows]), on="interaction_id")
 
 
 def _optional(row: Interaction) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _optional(row: Interaction) -> dict[str, Any]:
     return {**row.model_dump(), "decision": row.decision, "propensity": row.propensity}
 
 
-def thumbs(rows: Iterable[Feedback]) -> pd.DataFrame:
+def thumbs(rows: Iterable[Thumb]) -> pd.DataFrame:
     return _frame((row.model_dump() for row in rows), FEEDBACK)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from abstain.core.contracts import Feedback, Interaction
+from abstain.core.contracts import Interaction, Thumb
 from abstain.data.store.dataset import DataStore
 from tests.conftest import Project
 
@@ -130,9 +130,7 @@ def export_row(project: Project, number: int) -> None:
 def from_app(folder: Path) -> tuple[list[str], list[str]]:
     store = DataStore(folder)
     ids = [row.interaction_id for row in store.rows(Interaction) if row.interaction_id.startswith("x-")]
-    return sorted(ids), sorted(
-        row.interaction_id for row in store.rows(Feedback) if row.interaction_id.startswith("x-")
-    )
+    return sorted(ids), sorted(row.interaction_id for row in store.rows(Thumb) if row.interaction_id.startswith("x-"))
 
 
 def is_there_once_where_killed(

@@ -10,7 +10,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.monitoring_windows import MonitoredWindow, read_windows
+from abstain.data.decision_log.monitoring_windows import MonitoringWindow, read_windows
 from abstain.release.registry import Registry
 from tasks.runs.events import ALARM, DRIFT
 from tasks.server.addresses import post
@@ -41,7 +41,7 @@ def midnight() -> datetime:
     return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def watch(project: Project, rewritten_from: int | None) -> tuple[str, MonitoredWindow]:
+def watch(project: Project, rewritten_from: int | None) -> tuple[str, MonitoringWindow]:
     """What `abstain monitor` prints of a log of its own, and the newest window."""
     for file in project.home.glob("decisions.sqlite*"):
         file.unlink()
@@ -102,7 +102,7 @@ def test_a_rewritten_handbook_is_noticed_in_one_window_and_its_twin_stays_quiet(
     assert {one["code"] for one in told[ALARM]} == raised, "none is of the quiet twin"
     assert all(one["text"] and one["remedy"] for one in told[ALARM])
     for alarm in window.alarms:
-        assert alarm.code in said and alarm.to_do in said
+        assert alarm.code in said and alarm.action in said
         assert all(f"example {key}: " in said for key in alarm.examples), "each with its question"
 
     again = project.abstain("monitor")

@@ -19,12 +19,12 @@ from abstain.core.contracts import Review
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import QUEUE
 from abstain.data.store.dataset import DataStore
-from abstain.review.candidates import read_time_window
+from abstain.review.candidates import read_candidates
 from abstain.review.export import collect_sample, make_review_file
 from abstain.review.sampling import draw
 from abstain.review.workbook import read_rows
-from abstain.serving.api.keys import make_key
-from tasks.data.review import prioritise
+from abstain.serving.api.keys import create_key
+from tasks.data.review import add_sampling_priorities
 from tasks.runs.workspace import Workspace
 from tests.browser import headless
 from tests.conftest import Project
@@ -73,7 +73,7 @@ def test_queued_answers_come_into_the_data_with_their_weight(small_project: Proj
     with closing(LogDatabase.open(url)) as log, log.reading() as connection:
         drawn = {row.interaction_id: row.probability for row in connection.execute(select(QUEUE))}
     assert len(drawn) == 8 and 0 < min(drawn.values()) < 1
-    key, line = make_key("ann", ["review"])
+    key, line = create_key("ann", ["review"])
     with reviewing(small_project, line) as page:
         page.goto("/")
         page.get_by_label("Key").fill(key)
@@ -100,8 +100,10 @@ def test_promoted_probe_decides_which_rows_are_uncertain(
     for name, value in trained[0].environment.items():
         monkeypatch.setenv(name, value)
     workspace = Workspace(trained[0].workspace, lock=-1)
-    window = read_time_window(DataStore(workspace.path / "data"))
-    threshold, messages = prioritise(workspace, window, seed=0, max_inference=0, progress=lambda done, total: None)
+    window = read_candidates(DataStore(workspace.path / "data"))
+    threshold, messages = add_sampling_priorities(
+        workspace, window, seed=0, max_inference=0, progress=lambda done, total: None
+    )
     frame = window.frame
     assert threshold is not None and 0 < threshold < 1
     scored = r"probe v1\.0\.0: \d+ answers scored from the cache, 0 read by the base model, [1-9]\d* not scored .*"

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from abstain.core import paths
-from abstain.core.contracts import Feedback, Interaction
+from abstain.core.contracts import Interaction, Thumb
 from abstain.data.store.dataset import DataStore
 from tests.conftest import Project, copy_of
 
@@ -47,12 +47,12 @@ def on_disk(project: Project) -> bytes:
     return b"".join(file.read_bytes() for file in sorted(project.home.glob("decisions.sqlite*")))
 
 
-def taken(project: Project) -> tuple[dict[str, Interaction], dict[str, Feedback]]:
+def taken(project: Project) -> tuple[dict[str, Interaction], dict[str, Thumb]]:
     """What data/ holds of the gate's answers, and of the thumbs on them."""
     store = DataStore(project.workspace / paths.DATA)
     return (
         {row.interaction_id: row for row in store.rows(Interaction) if row.interaction_id.startswith("chat-")},
-        {row.interaction_id: row for row in store.rows(Feedback) if row.interaction_id.startswith("chat-")},
+        {row.interaction_id: row for row in store.rows(Thumb) if row.interaction_id.startswith("chat-")},
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.data.store.dataset import DataStore
 from tests.checkout import ROOT
 from tests.conftest import Project, new_project
@@ -46,7 +46,7 @@ def test_tutorial_on_its_own_table_and_on_any_folder(tmp_path: Path, prefect_ser
     with (project.root / ".abstain" / "own" / "tickets.csv").open(newline="") as file:
         tickets = list(csv.DictReader(file))
     assert own_rows(project, Interaction, "") == own_rows(project, Interaction, "Q-") == len(tickets)
-    assert own_rows(project, Feedback, "Q-") == sum(bool(ticket["smiley"]) for ticket in tickets)
+    assert own_rows(project, Thumb, "Q-") == sum(bool(ticket["smiley"]) for ticket in tickets)
     assert own_rows(project, Review, "Q-") == sum(bool(ticket["result"]) for ticket in tickets)
     assert "not mapped" not in printed
     assert re.search(r"^report +ran ", printed, re.MULTILINE) and "choose_layer" not in printed
@@ -55,4 +55,4 @@ def test_tutorial_on_its_own_table_and_on_any_folder(tmp_path: Path, prefect_ser
     shutil.copytree(FIXTURES / "phoenix", other)
     (other / "mapping.yaml").write_text((PAGES / "phoenix.md").read_text().split("```yaml\n")[1].split("```")[0])
     assert "not mapped: toxicity (1)" in " ".join(run_page(project, own=other, until="## 5.").split())
-    assert [own_rows(project, contract, "051581bf") for contract in (Interaction, Feedback, Review)] == [1, 1, 1]
+    assert [own_rows(project, contract, "051581bf") for contract in (Interaction, Thumb, Review)] == [1, 1, 1]

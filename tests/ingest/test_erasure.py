@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import interaction_identity
 from abstain.data.validation.checks import ValidatedRows
 from abstain.data.validation.runner import ValidationResult
-from abstain.ingest.erasure import erase_rows, erased_answers
+from abstain.ingest.erasure import count_erased_answers, erase_rows
 from abstain.ingest.parsing import invalid
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
@@ -105,7 +105,7 @@ def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, 
     assert (report.accepted, report.held, report.quarantined) == (3, 2, 1)
     assert erase_rows(DataStore(data), "ann", "ann") == {"feedback": 2, "quarantine": 1}
     store = DataStore(data)
-    assert [found.user for found in store.rows(Feedback)] == ["bob", None]
+    assert [found.user for found in store.rows(Thumb)] == ["bob", None]
     assert [len(list(read_lines(path))) for path in store.held().values()] == [1]
     assert (len(list(store.rows(Interaction))), len(list(store.rows(Review)))) == (3, 1)
     assert Quarantine(data).files() == []
@@ -170,4 +170,4 @@ def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
 def test_a_hold_out_may_lack_what_was_erased_and_nothing_else(now: dict[str, bool], expected: int | None) -> None:
     before = {"i-1": True, "i-2": False, "i-3": True}
     forgotten = ErasedUsers(interactions=(interaction_identity("i-1").hex(), interaction_identity("i-2").hex()))
-    assert erased_answers(before, now, forgotten) == expected
+    assert count_erased_answers(before, now, forgotten) == expected

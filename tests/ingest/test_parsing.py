@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abstain.core.contracts import Feedback, ImportedInteraction, Interaction, Review, Row
+from abstain.core.contracts import ImportedInteraction, Interaction, Review, Row, Thumb
 from abstain.ingest.parsing import ParsedRow, parse_line, parse_object, read_document, reparse
 from tests.data.builders import alone, feedback, interaction, markdown, review, row, thumb, verdict
 
@@ -178,7 +178,7 @@ interactions = st.fixed_dictionaries(
 with_key = st.fixed_dictionaries({"interaction_id": words})
 objects = st.one_of(
     interactions.map(lambda one: (ImportedInteraction, one)),
-    st.builds(lambda key, one: (Feedback, key | one), with_key, thumbs),
+    st.builds(lambda key, one: (Thumb, key | one), with_key, thumbs),
     st.builds(lambda key, one: (Review, key | one), with_key, reviews),
 )
 

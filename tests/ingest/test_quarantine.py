@@ -8,7 +8,7 @@ import pytest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason, ReasonKind
-from abstain.data.store.dataset import DataStore, Staging
+from abstain.data.store.dataset import DataStore, StagedBatch
 from abstain.ingest.parsing import ROW_BYTES, ROW_VALUES, ParsedRow, invalid, parse_line
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of, require_unblocked
 from tests.data.builders import alone, row, thumb, verdict
@@ -20,7 +20,7 @@ def at(raw: bytes) -> ParsedRow:
 
 def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
     """A file of refused rows in the quarantine of `data`; its id."""
-    with Staging(DataStore(data)) as staging:
+    with StagedBatch(DataStore(data)) as staging:
         writer = Writer(staging)
         for number, raw in enumerate(raws, start=1):
             row = parse_line(raw, "a.jsonl", number)
@@ -76,13 +76,13 @@ def test_rows_are_known_until_they_are_accepted_and_dropped_ones_for_good(tmp_pa
     quarantine = Quarantine(tmp_path)
     files = [quarantine.file_of(at(raw)) for raw in (b"{", b"?", b"!")]
     assert [file and file.stem for file in files] == [held, other, None]
-    assert [quarantine.was_seen(at(raw)) for raw in (b"{", b"?")] == [False, True], "nobody has decided on the first"
+    assert [quarantine.is_reported(at(raw)) for raw in (b"{", b"?")] == [False, True], "nobody has decided on the first"
     assert quarantine.drop(quarantine.find(held)) == 2
     quarantine = Quarantine(tmp_path)
     assert [path.stem for path in quarantine.files()] == [other]
     assert quarantine.file_of(at(b"{")) is None
-    assert quarantine.was_discarded(at(b"{")) and quarantine.was_seen(at(b"{"))
-    with Staging(DataStore(tmp_path)) as staging:
+    assert quarantine.is_discarded(at(b"{")) and quarantine.is_reported(at(b"{"))
+    with StagedBatch(DataStore(tmp_path)) as staging:
         quarantine.without({digest_of(at(b"?"))}, staging)
         staging.publish()
     assert Quarantine(tmp_path).files() == []
@@ -127,10 +127,10 @@ def test_a_block_is_lifted_by_a_good_batch_of_its_sources_alone(tmp_path: Path) 
 def test_the_rows_of_a_user_are_dropped(tmp_path: Path, fields: dict[str, Any], goes: bool) -> None:
     text = json.dumps(fields).encode()
     refuse(tmp_path, text, b"{")
-    assert Quarantine(tmp_path).drop_of({"u-1"}, {"gone"}) == int(goes)
+    assert Quarantine(tmp_path).discard_user_rows({"u-1"}, {"gone"}) == int(goes)
     left = [row.line for row in Quarantine(tmp_path).rows(Quarantine(tmp_path).find(""))]
     assert left == [2] if goes else left == [1, 2]
-    assert Quarantine(tmp_path).was_discarded(parse_line(text, "a.jsonl", 1)) == goes
+    assert Quarantine(tmp_path).is_discarded(parse_line(text, "a.jsonl", 1)) == goes
 
 
 LONG = row(question="", thumb=thumb(user="u-1"))
@@ -149,12 +149,12 @@ def test_a_row_at_a_limit_is_tried_again_and_dropped(tmp_path: Path, fields: dic
     again = QuarantinedRow.of(longer, [invalid("line", "why")]).reparse()
     assert list(again.contents()) == list(longer.contents())
     refuse(tmp_path, text)
-    assert Quarantine(tmp_path).drop_of({"u-1"}) == 1
+    assert Quarantine(tmp_path).discard_user_rows({"u-1"}) == 1
 
 
 def test_with_a_users_last_row_goes_what_it_blocked(tmp_path: Path) -> None:
     refuse(tmp_path, json.dumps(alone(thumb(user="u-1"))).encode(), blocking="too many")
-    assert Quarantine(tmp_path).drop_of({"u-1"}) == 1
+    assert Quarantine(tmp_path).discard_user_rows({"u-1"}) == 1
     require_unblocked(tmp_path)
 
 

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from abstain.llm.engine.loading import LoadedModel, ModelRef
-from abstain.llm.engine.prompts import Layout, Pass
-from abstain.llm.engine.tokenization import EncodedPass, encode_pass
+from abstain.llm.engine.prompts import Layout, PromptSegments
+from abstain.llm.engine.tokenization import EncodedPrompt, encode_prompt
 
 LAYERS, WIDTH, WINDOW = 4, 32, 512
 LAYOUT = Layout(
@@ -120,11 +120,13 @@ def save_speaking_model(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def tiny_pass(answer: str = "None.", context: str = "There is no fee.", question: str = "What is the fee?") -> Pass:
+def tiny_pass(
+    answer: str = "None.", context: str = "There is no fee.", question: str = "What is the fee?"
+) -> PromptSegments:
     return LAYOUT.render(question, [context] if context else [], answer)
 
 
-def tiny_passes() -> dict[str, Pass]:
+def tiny_passes() -> dict[str, PromptSegments]:
     """Seven passes of different lengths, two of them equally long."""
     return {
         "short": tiny_pass("No.", ""),
@@ -151,7 +153,7 @@ def surprise(log_p: Tensor, ids: list[int]) -> Tensor:
     return torch.cat([torch.full((1, 2), float("nan")), torch.stack([nll, entropy], 1)])
 
 
-def plain_surprise(loaded: LoadedModel, pass_: Pass) -> tuple[EncodedPass, Tensor]:
+def plain_surprise(loaded: LoadedModel, pass_: PromptSegments) -> tuple[EncodedPrompt, Tensor]:
     """`pass_` as token ids with its spans, and the `surprise` of all its tokens."""
-    encoded = encode_pass(loaded.tokenizer, pass_)
+    encoded = encode_prompt(loaded.tokenizer, pass_)
     return encoded, surprise(plain_forward(loaded, encoded.ids)[0], encoded.ids)

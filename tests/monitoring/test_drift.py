@@ -3,11 +3,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from abstain.monitoring.drift import ROWS, classifier_drift, new_share, one_alarm, permutation_drift
-from abstain.monitoring.group_permutation import Sides
+from abstain.monitoring.drift import (
+    ROWS,
+    classifier_two_sample_test,
+    combine_p_values,
+    measure_novelty,
+    permutation_test,
+)
+from abstain.monitoring.group_permutation import GroupedSamples
 from benchmarks.monitoring import ALARMS, SHIFTS, Traffic, drift_alarms
 
-TESTS = [permutation_drift, classifier_drift, new_share]
+TESTS = [permutation_test, classifier_two_sample_test, measure_novelty]
 REWRITTEN, NEW_TOPIC = SHIFTS[1:]
 
 
@@ -28,20 +34,20 @@ def test_questions_about_a_topic_of_no_document_are_new_and_shown_as_examples() 
     traffic = Traffic()
     before, groups = traffic.rows(1500, 0)
     now, own = traffic.rows(400, 1, new_topic=0.1)
-    found = new_share(before, now, groups, own, 0)
+    found = measure_novelty(before, now, groups, own, 0)
     assert found.p_value <= 0.05 and found.share > found.expected + 0.03
     assert all(example < 40 for example in found.examples) and found.examples
 
 
 def test_what_recurs_is_not_new() -> None:
     before, groups = Traffic().rows(1000, 0)
-    assert new_share(before, before[:300], groups, groups[:300], 0).share < 0.05
+    assert measure_novelty(before, before[:300], groups, groups[:300], 0).share < 0.05
 
 
 def test_the_rows_that_moved_are_the_examples() -> None:
     before, groups = Traffic().rows(600, 0)
     now, own = Traffic().rows(300, 1, rewritten=2.0)
-    assert {own[one] // 10 for one in permutation_drift(before, now, groups, own, 0).examples} == {0}
+    assert {own[one] // 10 for one in permutation_test(before, now, groups, own, 0).examples} == {0}
 
 
 def test_a_document_that_is_asked_about_more_often_has_not_drifted() -> None:
@@ -49,7 +55,7 @@ def test_a_document_that_is_asked_about_more_often_has_not_drifted() -> None:
     generator = np.random.default_rng(0)
     groups, own = np.repeat([0, 1], [300, 30]), np.repeat([0, 1], [30, 300])
     before, now = (10.0 * of[:, None] + generator.standard_normal((330, 5)) for of in (groups, own))
-    assert permutation_drift(before, now, groups, own, 0).p_value > 0.05
+    assert permutation_test(before, now, groups, own, 0).p_value > 0.05
 
 
 @pytest.mark.parametrize("test", TESTS)
@@ -79,7 +85,7 @@ def test_long_vectors_and_many_rows_are_reduced() -> None:
     before = generator.standard_normal((ROWS + 500, 700)).astype(np.float32)
     now = generator.standard_normal((ROWS + 500, 700)).astype(np.float32) + 0.2
     groups = np.arange(ROWS + 500) % 50
-    found = permutation_drift(before, now, groups, groups, 0)
+    found = permutation_test(before, now, groups, groups, 0)
     assert found.p_value < 0.05 and max(found.examples) < ROWS + 500
 
 
@@ -88,27 +94,27 @@ def test_rows_that_are_drawn_keep_their_documents() -> None:
     before, now = (
         5.0 * groups[:, None] + np.random.default_rng(seed).standard_normal((len(groups), 4)) for seed in (1, 2)
     )
-    assert permutation_drift(before, now, groups, groups, 0).p_value > 0.05
+    assert permutation_test(before, now, groups, groups, 0).p_value > 0.05
 
 
 def test_new_documents_stand_with_as_many_rows_as_each_other() -> None:
     generator = np.random.default_rng(0)
-    sides = Sides.of(np.repeat([1, 2, 3], 40), np.repeat([3, 4, 5], [10, 2, 2]), generator)
+    sides = GroupedSamples.of(np.repeat([1, 2, 3], 40), np.repeat([3, 4, 5], [10, 2, 2]), generator)
     assert set(sides.group[sides.known]) == {2}
     assert np.bincount(sides.group[sides.drawn]).tolist() == [2, 2, 2, 2, 2]
 
 
 def test_several_tests_of_one_alarm() -> None:
-    assert one_alarm([0.02, 0.5]) == 0.04
-    assert one_alarm([0.02, float("nan")]) == 0.02
-    assert one_alarm([0.9, 0.8]) == 1.0
-    assert np.isnan(one_alarm([])) and np.isnan(one_alarm([float("nan")]))
+    assert combine_p_values([0.02, 0.5]) == 0.04
+    assert combine_p_values([0.02, float("nan")]) == 0.02
+    assert combine_p_values([0.9, 0.8]) == 1.0
+    assert np.isnan(combine_p_values([])) and np.isnan(combine_p_values([float("nan")]))
 
 
 def test_permutations_leave_as_many_rows_of_each_document_in_the_window() -> None:
     generator = np.random.default_rng(0)
-    sides = Sides.of(np.repeat(["a", "b"], [30, 3]), np.repeat(["a", "b", "c"], [2, 20, 5]), generator)
-    labels = sides.permuted_rows(generator)
+    sides = GroupedSamples.of(np.repeat(["a", "b"], [30, 3]), np.repeat(["a", "b", "c"], [2, 20, 5]), generator)
+    labels = sides.permute_rows(generator)
     counts = {name: labels[:, sides.group == at].sum(axis=1) for at, name in enumerate("abc")}
     assert all((counts[name] == expected).all() for name, expected in {"a": 2, "b": 20, "c": 0}.items())
     assert (labels[0] == (sides.in_window & sides.known)).all() and (labels[1:] != labels[0]).any()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from abstain.monitoring.expected_precision import calibration_check, expected_precision
+from abstain.monitoring.expected_precision import check_calibration, expected_precision
 from benchmarks.guarantee import Population
 from benchmarks.monitoring import calibration_alarms
 
@@ -26,7 +26,7 @@ def test_too_few_documents_have_no_interval() -> None:
     assert np.isnan(expected_precision(np.zeros(0), np.zeros(0)).value)
     one = expected_precision(np.array([0.9, 0.8]), np.zeros(2))
     assert one.value == pytest.approx(0.85) and np.isnan(one.low) and np.isnan(one.high)
-    check = calibration_check(np.array([0.9, 0.8]), np.ones(2), np.ones(2), np.zeros(2))
+    check = check_calibration(np.array([0.9, 0.8]), np.ones(2), np.ones(2), np.zeros(2))
     assert check.difference == pytest.approx(0.15) and np.isnan(check.p_value)
 
 
@@ -43,12 +43,12 @@ def test_probabilities_that_are_too_high_are_noticed() -> None:
 
 def test_weights_decide_the_difference() -> None:
     probability, correct, weight = np.full(10, 0.5), np.array([1] * 8 + [0] * 2), np.array([1.0] * 8 + [4.0] * 2)
-    found = calibration_check(probability, correct, weight, np.arange(10))
+    found = check_calibration(probability, correct, weight, np.arange(10))
     assert found.difference == pytest.approx(0.0) and found.p_value == pytest.approx(1.0)
-    assert calibration_check(probability, correct, np.ones(10), np.arange(10)).difference == pytest.approx(0.3)
+    assert check_calibration(probability, correct, np.ones(10), np.arange(10)).difference == pytest.approx(0.3)
 
 
 def test_no_incorrect_answer_among_a_few_is_no_proof() -> None:
     # Their own spread is 0; that of answers that are correct with this probability is not.
-    found = calibration_check(np.full(10, 0.9), np.ones(10), np.ones(10), np.arange(10))
+    found = check_calibration(np.full(10, 0.9), np.ones(10), np.ones(10), np.arange(10))
     assert found.p_value > 0.05 and found.low < 0 < found.high

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from abstain.monitoring import live_guarantee as tested
-from abstain.monitoring.live_guarantee import Promise, ReviewBatch
+from abstain.monitoring.live_guarantee import GuaranteedTarget, ReviewBatch
 from benchmarks.monitoring import BROKEN, TARGET, Reviews
 
-PROMISE = Promise("precision", TARGET)
+PROMISE = GuaranteedTarget("precision", TARGET)
 EMPTY = ReviewBatch(np.zeros(0, bool), np.zeros(0), np.zeros(0, int))
 INDEPENDENT = Reviews("independent", 8, 1)
 UNEVEN = {often: Reviews("the same documents", None, 8, 0.1, often) for often in (4.0, 0.25)}
@@ -45,7 +45,7 @@ def test_documents_at_large_are_judged_and_not_those_that_happen_to_be_asked_abo
     generator = np.random.default_rng(1)
     right = np.array([1.0, 1.0, 1.0, 0.4])
     year = [batch(list(generator.random(4) < right), [0, 1, 2, 3]) for _ in range(300)]
-    found = tested.test_promise(year, PROMISE)
+    found = tested.check_live_guarantee(year, PROMISE)
     assert found.e_value > 1e6 and not found.broken and found.documents == 4
 
 
@@ -53,75 +53,77 @@ def test_weights_decide_what_the_precision_is() -> None:
     # Nine of ten reviews are of correct answers, which are reviewed four times as often: in truth 9 of 13.
     year = [batch([1] * 9 + [0], [10 * day + k for k in range(10)], [1.0] * 9 + [4.0]) for day in range(60)]
     even = [replace(one, weight=np.ones(10)) for one in year]
-    assert tested.test_promise(year, PROMISE).estimate == pytest.approx(9 / 13)
-    assert tested.test_promise(year, PROMISE).broken and not tested.test_promise(even, PROMISE).broken
+    assert tested.check_live_guarantee(year, PROMISE).estimate == pytest.approx(9 / 13)
+    assert tested.check_live_guarantee(year, PROMISE).broken and not tested.check_live_guarantee(even, PROMISE).broken
 
 
 def test_the_alarm_comes_after_the_batch_that_makes_it_and_stays() -> None:
     worse = days(INDEPENDENT, 0.6)[:30]
     better = [batch([1] * 8, [1000 + 8 * day + k for k in range(8)]) for day in range(200)]
-    found = tested.test_promise([*worse, *better], PROMISE)
+    found = tested.check_live_guarantee([*worse, *better], PROMISE)
     assert found.broken and found.broken_at is not None and found.broken_at < 30
-    assert not tested.test_promise(worse[: found.broken_at], PROMISE).broken
-    assert tested.test_promise(worse[: found.broken_at + 1], PROMISE).broken
+    assert not tested.check_live_guarantee(worse[: found.broken_at], PROMISE).broken
+    assert tested.check_live_guarantee(worse[: found.broken_at + 1], PROMISE).broken
     assert found.e_value < found.peak
 
 
 def test_an_error_rate_counts_what_was_withheld() -> None:
     half_wrong = [batch([1, 0], [2 * day, 2 * day + 1]) for day in range(100)]
     few, many = ([replace(one, coverage=share) for one in half_wrong] for share in (0.1, 0.5))
-    promise = Promise("error_rate", 0.1)
-    assert not tested.test_promise(few, promise).broken and tested.test_promise(many, promise).broken
-    assert tested.test_promise(few, promise).estimate == pytest.approx(0.05)
-    assert tested.test_promise(many, promise).estimate == pytest.approx(0.25)
+    promise = GuaranteedTarget("error_rate", 0.1)
+    assert not tested.check_live_guarantee(few, promise).broken and tested.check_live_guarantee(many, promise).broken
+    assert tested.check_live_guarantee(few, promise).estimate == pytest.approx(0.05)
+    assert tested.check_live_guarantee(many, promise).estimate == pytest.approx(0.25)
 
 
 def test_the_scale_of_weights_does_not_matter() -> None:
     year = days(UNEVEN[4.0], 0.87)[:100]
     scaled = [replace(one, weight=one.weight * 7) for one in year]
-    assert tested.test_promise(scaled, PROMISE).e_value == pytest.approx(tested.test_promise(year, PROMISE).e_value)
+    assert tested.check_live_guarantee(scaled, PROMISE).e_value == pytest.approx(
+        tested.check_live_guarantee(year, PROMISE).e_value
+    )
 
 
 def test_a_bet_is_made_before_its_batch_comes() -> None:
     heavier = batch([1, 0], [7, 8], [5.0, 5.0])
-    scale = tested.totals_of([batch([1, 0]), batch([1, 1]), heavier, heavier], PROMISE).scale
+    scale = tested.sum_by_group([batch([1, 0]), batch([1, 1]), heavier, heavier], PROMISE).scale
     assert scale.tolist() == pytest.approx([1, 1, 1, 1, 1, 1, 14 / 6, 14 / 6])
 
 
 def test_names_of_documents_do_not_matter() -> None:
     year = days(UNEVEN[4.0], 0.87)[:100]
     named = [replace(one, document=np.array([f"d{key}" for key in one.document], object)) for one in year]
-    assert tested.test_promise(named, PROMISE) == tested.test_promise(year, PROMISE)
+    assert tested.check_live_guarantee(named, PROMISE) == tested.check_live_guarantee(year, PROMISE)
 
 
 def test_the_confidence_sequence_holds_the_truth_and_narrows() -> None:
     years = [days(Reviews("new documents", 4, 2, 0.1), TARGET, seed) for seed in range(8)]
-    found = [tested.test_promise(year[:120], PROMISE) for year in years]
+    found = [tested.check_live_guarantee(year[:120], PROMISE) for year in years]
     assert sum(one.low <= TARGET <= one.high for one in found) >= 7
-    late, early = tested.test_promise(years[0], PROMISE), tested.test_promise(years[0][:20], PROMISE)
+    late, early = tested.check_live_guarantee(years[0], PROMISE), tested.check_live_guarantee(years[0][:20], PROMISE)
     assert late.high - late.low < (early.high - early.low) / 2
     assert early.low < early.estimate < early.high
 
 
 def test_no_reviews_are_no_evidence() -> None:
     for nothing in ([], [EMPTY], [EMPTY, EMPTY]):
-        found = tested.test_promise(nothing, PROMISE)
+        found = tested.check_live_guarantee(nothing, PROMISE)
         assert (found.e_value, found.broken, found.low, found.high, found.reviews) == (1.0, False, 0.0, 1.0, 0)
         assert np.isnan(found.estimate)
 
 
 def test_days_without_reviews_change_nothing() -> None:
     year = days(INDEPENDENT, 0.8)[:40]
-    found = tested.test_promise([EMPTY, *year, EMPTY], PROMISE)
-    assert found.e_value == pytest.approx(tested.test_promise(year, PROMISE).e_value) and found.broken
+    found = tested.check_live_guarantee([EMPTY, *year, EMPTY], PROMISE)
+    assert found.e_value == pytest.approx(tested.check_live_guarantee(year, PROMISE).e_value) and found.broken
 
 
 def test_one_document_is_no_judgement_of_a_promise() -> None:
-    found = tested.test_promise([batch([0], [1])] * 50, PROMISE)
+    found = tested.check_live_guarantee([batch([0], [1])] * 50, PROMISE)
     assert not found.broken and found.documents == 1 and found.estimate == 0
 
 
 def test_one_document_with_very_many_reviews_costs_no_more_than_its_share() -> None:
     correct = [*[1] * 400, 0, 0]
-    found = tested.test_promise([batch([1, 1]), batch(correct, [5] * 402)], PROMISE)
+    found = tested.check_live_guarantee([batch([1, 1]), batch(correct, [5] * 402)], PROMISE)
     assert 0 < found.e_value < 1

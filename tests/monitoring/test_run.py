@@ -17,14 +17,14 @@ from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.monitoring_windows import MonitoredWindow
+from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.data.store.dataset import DataStore
-from abstain.monitoring.live_guarantee import Promise
+from abstain.monitoring.live_guarantee import GuaranteedTarget
 from abstain.monitoring.reviewed_decisions import reviewed_answers
-from abstain.monitoring.run import YOUNG, MonitoringInputs, WatchedVersion, monitor
+from abstain.monitoring.run import FINAL_AFTER, MonitoredVersion, MonitoringInputs, monitor
 from abstain.monitoring.traffic import read_traffic
-from abstain.monitoring.window_comparison import Difference
-from abstain.reports.monitoring_window import history_rows, window_lines, window_markdown
+from abstain.monitoring.window_comparison import ComparisonResult
+from abstain.reports.monitoring_window import format_statistics, history_rows, render_window
 from tests.checkout import shipped_params
 from tests.data.decision_log.builders import url_of
 from tests.monitoring.builders import PARAMS, GateAnswer, traffic, write_data, write_log
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.heavy
 
 START = datetime(2026, 11, 2, tzinfo=UTC)
 END = START + timedelta(days=10, minutes=10)
-PROMISED = WatchedVersion("v1.0.0", Promise("precision", 0.9), shipped_params().llm)
+PROMISED = MonitoredVersion("v1.0.0", GuaranteedTarget("precision", 0.9), shipped_params().llm)
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Watched:
         words = WordCounts(self.database, **source)  # type: ignore[arg-type]
         return MonitoringInputs(seen, reviewed, known, {"v1.0.0": PROMISED}, words, states_since)
 
-    def windows(self, **changes: object) -> list[MonitoredWindow]:
+    def windows(self, **changes: object) -> list[MonitoringWindow]:
         return monitor(self.inputs(**changes), [], PARAMS, END)  # type: ignore[arg-type]
 
 
@@ -106,16 +106,16 @@ def ten_days(tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 
 @pytest.fixture(scope="module")
-def judged(ten_days: Watched) -> list[MonitoredWindow]:
+def judged(ten_days: Watched) -> list[MonitoringWindow]:
     return ten_days.windows()
 
 
-def say_everything(window: MonitoredWindow) -> str:
+def say_everything(window: MonitoringWindow) -> str:
     assert history_rows([window])
-    return window_markdown(window) + str(window_lines(window))
+    return render_window(window) + str(format_statistics(window))
 
 
-def test_without_a_change_both_windows_are_quiet_and_the_second_is_judged(judged: list[MonitoredWindow]) -> None:
+def test_without_a_change_both_windows_are_quiet_and_the_second_is_judged(judged: list[MonitoringWindow]) -> None:
     first, second = judged
     assert (first.headline, second.headline) == ("Quiet", "Quiet")
     assert (second.start, second.end) == (START + timedelta(days=5), START + timedelta(days=10))
@@ -129,7 +129,7 @@ def test_without_a_change_both_windows_are_quiet_and_the_second_is_judged(judged
 
 
 def test_the_same_inputs_give_the_same_windows_and_what_is_stored_is_not_compared_again(
-    ten_days: Watched, judged: list[MonitoredWindow]
+    ten_days: Watched, judged: list[MonitoringWindow]
 ) -> None:
     windows, inputs = judged, ten_days.inputs()
     assert monitor(inputs, windows, PARAMS, END) == windows
@@ -138,13 +138,13 @@ def test_the_same_inputs_give_the_same_windows_and_what_is_stored_is_not_compare
     assert asked[-1] == windows[1] and inputs.source.embedded
 
 
-def test_a_window_is_final_when_it_is_young_no_more(ten_days: Watched, judged: list[MonitoredWindow]) -> None:
+def test_a_window_is_final_when_it_is_young_no_more(ten_days: Watched, judged: list[MonitoringWindow]) -> None:
     windows, inputs = judged, ten_days.inputs()
-    later = windows[0].end + YOUNG
+    later = windows[0].end + FINAL_AFTER
     found = monitor(inputs, windows, PARAMS, later)
     assert [one.is_final for one in found] == [True, False]
     assert [one.start for one in monitor(inputs, found, PARAMS, later)] == [windows[1].start]
-    assert monitor(inputs, [], PARAMS, windows[1].end + YOUNG) == []
+    assert monitor(inputs, [], PARAMS, windows[1].end + FINAL_AFTER) == []
     assert [one.start for one in monitor(inputs, found, PARAMS, later, since=START)] == [one.start for one in windows]
 
 
@@ -165,11 +165,11 @@ def test_wrong_answers_break_the_promise_and_the_calibration(tmp_path: Path) -> 
         for number, one in enumerate(traffic(START, 5, seed=2))
     ]
     (window,) = watched(tmp_path, answers).windows()
-    assert {Code.PROMISE_BROKEN, Code.CALIBRATION_OFF} <= {alarm.code for alarm in window.alarms}
+    assert {Code.GUARANTEE_VIOLATED, Code.CALIBRATION_OFF} <= {alarm.code for alarm in window.alarms}
     assert window.figures["promise"]["broken_on"] is not None
     assert window.figures["promise"]["level"] == PARAMS.level
     wrong = {one.decision.interaction_id for one in answers if one.review and not one.review.correct}
-    examples = {alarm.code: alarm.examples for alarm in window.alarms}[Code.PROMISE_BROKEN]
+    examples = {alarm.code: alarm.examples for alarm in window.alarms}[Code.GUARANTEE_VIOLATED]
     assert examples and set(examples) <= wrong
     say_everything(window)
 
@@ -203,7 +203,7 @@ def test_a_window_without_a_decision_has_the_figures_of_its_reviews(tmp_path: Pa
     empty = windows[-1]
     assert empty.figures["decisions"] == 0 and empty.figures["coverage"] is None
     assert empty.figures["precision"]["reviews"] > 80 and empty.figures["expected"] is None
-    assert [alarm.code for alarm in empty.alarms] in ([], [Code.FEED_DEAD])
+    assert [alarm.code for alarm in empty.alarms] in ([], [Code.FEED_SILENT])
     say_everything(empty)
 
 
@@ -258,9 +258,9 @@ def test_old_answers_of_which_the_cache_keeps_some_alone_are_no_drift(ten_days: 
     pruned = START + timedelta(days=4)
     others = frozenset(f"i-{number:05}" for number in range(0, 700, 3))
 
-    def states(since: datetime) -> Difference:
+    def states(since: datetime) -> ComparisonResult:
         inputs = ten_days.inputs(cached=1.0, moved=others, pruned_until=pruned, states_since=since)
-        return Difference.from_json(monitor(inputs, [], PARAMS, END)[-1].figures["compared"]["states"])
+        return ComparisonResult.from_json(monitor(inputs, [], PARAMS, END)[-1].figures["compared"]["states"])
 
     assert (states(pruned).p_value or 0) > PARAMS.level
     assert (states(START).p_value or 1) < PARAMS.level, "what is compared with them is"
@@ -276,7 +276,7 @@ def test_another_writer_and_a_dead_feed_are_alarmed(tmp_path: Path) -> None:
     assert "m@2" in alarm.what and alarm.examples[-1] == "i-00699"
     later = END + timedelta(days=3)
     windows = monitor(seen.inputs(later), [], PARAMS, later)
-    assert [Code.FEED_DEAD in {alarm.code for alarm in one.alarms} for one in windows] == [False, True]
+    assert [Code.FEED_SILENT in {alarm.code for alarm in one.alarms} for one in windows] == [False, True]
 
 
 def test_a_feed_that_died_before_a_new_version_had_a_window_is_alarmed(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_feed_that_died_before_a_new_version_had_a_window_is_alarmed(tmp_path:
     later = END + timedelta(days=5)
     windows = monitor(seen.inputs(later), [], PARAMS, later)
     assert {one.version for one in windows} == {"v1.0.0"}
-    assert [Code.FEED_DEAD in {alarm.code for alarm in one.alarms} for one in windows] == [False, True]
+    assert [Code.FEED_SILENT in {alarm.code for alarm in one.alarms} for one in windows] == [False, True]
 
 
 def by(one: GateAnswer, model: str) -> Interaction:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from abstain.core.contracts import Feedback, Review
+from abstain.core.contracts import Review, Thumb
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.store.dataset import DataStore
-from abstain.monitoring.reviewed_decisions import review_batches, reviewed_answers, shown_that_count
+from abstain.monitoring.reviewed_decisions import batch_reviews_by_day, reviewed_answers, select_countable_shown
 from abstain.monitoring.traffic import NO_VERSION, Traffic, read_traffic
 from tests.checkout import shipped_params
 from tests.data.builders import cited, interaction
@@ -27,7 +27,7 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 def logged(
     folder: Path,
     decisions: Sequence[LoggedDecision],
-    feedback: Sequence[Feedback | Review] = (),
+    feedback: Sequence[Thumb | Review] = (),
     shares: tuple[float, float] = (1.0, 1.0),
 ) -> Traffic:
     log = open_log(url_of(folder), withheld_share=shares[0], shown_share=shares[1])
@@ -69,7 +69,7 @@ def test_a_log_of_nothing_and_one_without_any_version_are_read(tmp_path: Path) -
 
 def reviewed(
     folder: Path,
-    feedback: Sequence[Feedback | Review] = (),
+    feedback: Sequence[Thumb | Review] = (),
     probability: float | None = 0.5,
     shares: tuple[float, float] = (1.0, 0.25),
 ) -> pd.DataFrame:
@@ -97,7 +97,7 @@ def test_a_review_stands_for_those_that_were_not_drawn_into_data_or_for_review(t
 
 
 def test_an_answer_with_a_thumb_is_in_data_with_certainty(tmp_path: Path) -> None:
-    thumb = Feedback(interaction_id="a", given_at=NOW, thumb="up")
+    thumb = Thumb(interaction_id="a", given_at=NOW, thumb="up")
     assert reviewed(tmp_path, [thumb]).loc["a", "weight"] == pytest.approx(2)
 
 
@@ -115,9 +115,9 @@ def test_withheld_answers_and_volunteers_after_enough_drawn_ones_do_not_count_fo
             "arrived": [day] * 105 + [day + timedelta(days=1)] * 25,
         }
     )
-    counted, apart = shown_that_count(rows)
+    counted, apart = select_countable_shown(rows)
     assert (len(counted), apart) == (105, 20), "the five that had counted before stay"
-    counted, apart = shown_that_count(rows.drop(index=5))
+    counted, apart = select_countable_shown(rows.drop(index=5))
     assert (len(counted), apart) == (124, 0)
 
 
@@ -129,5 +129,5 @@ def test_a_batch_has_the_coverage_of_the_decisions_since_the_batch_before(tmp_pa
     rows = pd.DataFrame(
         {"arrived": [days[0], days[1], days[3]], "correct": True, "weight": 1.0, "document": ["a", "b", "a"]}
     )
-    found = review_batches(rows, decisions)
+    found = batch_reviews_by_day(rows, decisions)
     assert [(day, batch.coverage) for day, batch in found] == [(days[0], 0.75), (days[1], 1.0), (days[3], 5 / 6)]

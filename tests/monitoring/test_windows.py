@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pandas as pd
 
-from abstain.monitoring.feed import FACTOR, silence
+from abstain.monitoring.feed import FACTOR, measure_silence
 from abstain.monitoring.windows import DayRange, cut
 from tests.monitoring.builders import PARAMS
 
@@ -63,13 +63,13 @@ def test_a_feed_is_dead_when_it_is_silent_for_longer_than_its_rhythm_allows() ->
     weekly = moments(40, 12)
     last = weekly.iloc[-1].to_pydatetime()
     for hours, dead in ((12 * FACTOR - 0.1, False), (12 * FACTOR + 0.1, True)):
-        found = silence(weekly.sample(frac=1, random_state=1), last + timedelta(hours=hours))
+        found = measure_silence(weekly.sample(frac=1, random_state=1), last + timedelta(hours=hours))
         assert found and found.is_dead == dead and found.longest == 12
     with_weekend = weekly.drop(index=range(20, 26))  # three days without a row
-    found = silence(with_weekend, last + timedelta(hours=100))
+    found = measure_silence(with_weekend, last + timedelta(hours=100))
     assert found and not found.is_dead
 
 
 def test_of_a_feed_without_a_rhythm_nothing_is_said() -> None:
-    assert silence(moments(29, 24), START + timedelta(days=300)) is None
-    assert silence(moments(300, 0.1), START + timedelta(days=300)) is None
+    assert measure_silence(moments(29, 24), START + timedelta(days=300)) is None
+    assert measure_silence(moments(300, 0.1), START + timedelta(days=300)) is None

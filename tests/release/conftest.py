@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.release import degradation_checks as drops
 from abstain.release import evaluation_set as evaluation_window
 
@@ -12,4 +12,4 @@ from abstain.release import evaluation_set as evaluation_window
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (drops, evaluation_window):
-        monkeypatch.setattr(module, "RESAMPLES", Resamples(100, 3))
+        monkeypatch.setattr(module, "RESAMPLES", BootstrapConfig(100, 3))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.release.evaluation_set import CHALLENGER
+from abstain.release.evaluation_set import CANDIDATE
 from abstain.release.metric_comparison import compare
 from tests.release.test_promotion_check import judged, window
 
@@ -17,7 +17,7 @@ CHAMPION = "v1.0.0"
 
 def test_every_figure_is_that_of_both_with_an_interval_of_the_difference() -> None:
     both = window(rows=600, probe=1.4, champion=0.8)
-    both = replace(both, probability=both.confidences[CHALLENGER], champion_probability=both.confidences[CHAMPION])
+    both = replace(both, probability=both.confidences[CANDIDATE], champion_probability=both.confidences[CHAMPION])
     found = {one.figure: one for one in compare(both, CHAMPION)}
     assert list(found) == [
         "AUROC",
@@ -27,7 +27,7 @@ def test_every_figure_is_that_of_both_with_an_interval_of_the_difference() -> No
         "Brier score",
     ]
     for of, name in ((metrics.auroc, "AUROC"), (metrics.brier, "Brier score")):
-        assert found[name].challenger == pytest.approx(of(both.correct, both.confidences[CHALLENGER]))
+        assert found[name].challenger == pytest.approx(of(both.correct, both.confidences[CANDIDATE]))
         assert found[name].champion == pytest.approx(of(both.correct, both.confidences[CHAMPION]))
     assert found["AUROC"].low > 0 and found["Brier score"].high < 0 and found["AURC"].high < 0
     for one in found.values():
@@ -51,6 +51,6 @@ def test_what_is_possible_depends_on_how_many_errors_there_are() -> None:
     correct = np.array([0, 0, 0, 0, 1, 1, 1, 1, 1, 1])
     confidence = np.array([0.1, 0.2, 0.8, 0.9, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85])
     assert metrics.error_recall(correct, confidence, share=0.2) == pytest.approx(0.5)
-    assert metrics.error_recall_of_possible(correct, confidence, share=0.2) == pytest.approx(1.0)
+    assert metrics.error_recall_vs_best(correct, confidence, share=0.2) == pytest.approx(1.0)
     few = np.array([0, *[1] * 9])
-    assert metrics.error_recall_of_possible(few, confidence, share=0.2) == pytest.approx(1.0)
+    assert metrics.error_recall_vs_best(few, confidence, share=0.2) == pytest.approx(1.0)

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.data.decision_log.queries import DecidedByBoth
-from abstain.data.store.dataframes import FEEDBACK, INTERACTIONS, REVIEWS, Frames
-from abstain.release.evaluation_set import CHALLENGER
+from abstain.data.decision_log.queries import PairedDecision
+from abstain.data.store.dataframes import FEEDBACK, INTERACTIONS, REVIEWS, StoreFrames
+from abstain.release.evaluation_set import CANDIDATE
 from abstain.release.paired_reviews import paired_reviews, reviews_digest, window_of
 from tests.checkout import shipped_params
 from tests.data.builders import later
@@ -16,11 +16,11 @@ from tests.data.builders import later
 LABELS = shipped_params().labels
 
 
-def pair(key: str, shadow: float = 0.25, probability: float | None = 0.5) -> DecidedByBoth:
-    return DecidedByBoth(key, True, 0.75, probability, 0.5, shadow >= 0.5, shadow, 0.2, 0.5)
+def pair(key: str, shadow: float = 0.25, probability: float | None = 0.5) -> PairedDecision:
+    return PairedDecision(key, True, 0.75, probability, 0.5, shadow >= 0.5, shadow, 0.2, 0.5)
 
 
-def frames(reviews: list[tuple[str, bool, float | None]], interactions: int = 200) -> Frames:
+def frames(reviews: list[tuple[str, bool, float | None]], interactions: int = 200) -> StoreFrames:
     """Answers q-0, q-1 ... about a document each two; reviews by key, whether correct, and inclusion probability."""
     asked = {
         **dict.fromkeys(INTERACTIONS),
@@ -37,7 +37,7 @@ def frames(reviews: list[tuple[str, bool, float | None]], interactions: int = 20
         "reviewer": "sme-1",
     }
     empty = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in FEEDBACK.items()})
-    return Frames(pd.DataFrame(asked), empty, pd.DataFrame(said, columns=list(REVIEWS)).astype(REVIEWS))
+    return StoreFrames(pd.DataFrame(asked), empty, pd.DataFrame(said, columns=list(REVIEWS)).astype(REVIEWS))
 
 
 def test_the_reviewed_ones_are_joined_by_id_and_the_last_review_of_one_counts() -> None:
@@ -49,7 +49,7 @@ def test_the_reviewed_ones_are_joined_by_id_and_the_last_review_of_one_counts() 
     assert rows["interaction_id"].tolist() == ["q-1", "q-3"]
     assert rows["correct"].tolist() == [1, 0] and rows["group"].tolist() == ["doc-0", "doc-1"]
     window = window_of(rows, "v1.0.0")
-    assert window.confidences[CHALLENGER].tolist() == [0.25, 0.9]
+    assert window.confidences[CANDIDATE].tolist() == [0.25, 0.9]
     assert window.confidences["v1.0.0"].tolist() == [0.75, 0.75]
     assert window.weight == pytest.approx(np.array([0.5, 1.0]))
     assert window.probability is not None and window.champion_probability is not None

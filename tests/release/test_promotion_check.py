@@ -13,12 +13,18 @@ import pytest
 
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
-from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.release import evaluation_set as evaluation_window
-from abstain.release.champion_comparison import NO_LOOKS, Looks
-from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow, GateCheck
-from abstain.release.holdout_guarantee import NoGuarantee, unchecked_guarantee
-from abstain.release.promotion_check import CandidateMeasurements, GateDecision, Rule, decide, describe_failure
+from abstain.release.champion_comparison import EMPTY_BUDGET, ComparisonBudget
+from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCheck
+from abstain.release.holdout_guarantee import MissingGuarantee, explain_unchecked_guarantee
+from abstain.release.promotion_check import (
+    CandidateMeasurements,
+    ComparisonRule,
+    PromotionDecision,
+    decide,
+    describe_failure,
+)
 
 PARAMS = GateParams(
     false_promotions=0.1,
@@ -49,15 +55,15 @@ def calibrated(correct: np.ndarray, sharpness: float, seed: int) -> np.ndarray:
 
 def window(
     rows: int = 400, probe: float = 1.6, champion: float = 0.8, length: float = 0.3, seed: int = 0
-) -> EvaluationWindow:
+) -> EvaluationSet:
     generator = np.random.default_rng(seed)
     correct = (generator.random(rows) < 0.6).astype(int)
-    return EvaluationWindow(
+    return EvaluationSet(
         correct=correct,
         groups=np.array([f"doc-{n % 50}" for n in range(rows)]),
         products=np.array(["gold", "blue"])[generator.integers(2, size=rows)],
         confidences={
-            CHALLENGER: calibrated(correct, probe, seed + 1),
+            CANDIDATE: calibrated(correct, probe, seed + 1),
             "v1.0.0": calibrated(correct, champion, seed + 2),
             "length_only": calibrated(correct, length, seed + 3),
             "base_rate": np.full(rows, 0.6),
@@ -66,17 +72,17 @@ def window(
 
 
 def judged(
-    holdout: EvaluationWindow | None = None,
-    newest: EvaluationWindow | None = None,
+    holdout: EvaluationSet | None = None,
+    newest: EvaluationSet | None = None,
     measured: CandidateMeasurements = MEASURED,
     champion: str | None = "v1.0.0",
     same_holdout: bool = True,
     erased: int = 0,
-    rule: Rule = "better",
-    taken: Looks = NO_LOOKS,
+    rule: ComparisonRule = "better",
+    taken: ComparisonBudget = EMPTY_BUDGET,
     coverage_lost: float = 0.0,
     **params: Any,
-) -> GateDecision:
+) -> PromotionDecision:
     return decide(
         holdout or window(),
         newest or window(seed=10),
@@ -91,11 +97,11 @@ def judged(
     )
 
 
-def failed(decision: GateDecision) -> set[str]:
+def failed(decision: PromotionDecision) -> set[str]:
     return {check.name for check in decision.checks if check.passed is False}
 
 
-def check(decision: GateDecision, name: str) -> GateCheck:
+def check(decision: PromotionDecision, name: str) -> PromotionCheck:
     (found,) = [check for check in decision.checks if check.name == name]
     return found
 
@@ -119,9 +125,9 @@ def test_a_clear_winner_is_approved_and_every_question_was_asked() -> None:
     assert all(c.passed is not False for c in decision.checks)
 
 
-def twins() -> EvaluationWindow:
+def twins() -> EvaluationSet:
     twin = window()
-    twin.confidences["v1.0.0"] = twin.confidences[CHALLENGER].copy()
+    twin.confidences["v1.0.0"] = twin.confidences[CANDIDATE].copy()
     return twin
 
 
@@ -147,7 +153,7 @@ def test_a_version_that_does_not_keep_its_guarantee_is_refused_however_small_its
 
 def test_an_error_rate_that_was_guaranteed_is_held_too() -> None:
     holdout = window()
-    wrong = (holdout.confidences[CHALLENGER] >= MEASURED.threshold) & (holdout.correct == 0)
+    wrong = (holdout.confidences[CANDIDATE] >= MEASURED.threshold) & (holdout.correct == 0)
     rate = wrong.mean()
     assert 0.01 < rate < 0.2
     kept = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.01), max_error_rate_excess=0.02)
@@ -157,13 +163,13 @@ def test_an_error_rate_that_was_guaranteed_is_held_too() -> None:
     assert "shown and incorrect, of all answers" in check(broken, "error rate").message
 
 
-def imprecise(rows: int, precision: float) -> EvaluationWindow:
+def imprecise(rows: int, precision: float) -> EvaluationSet:
     """Every answer is shown, and of each ten documents' as many are correct."""
     correct = (np.arange(rows) % 100 < 100 * precision).astype(int)
     groups = np.random.default_rng(1).permutation(rows) % 10
     certain = np.full(rows, 0.9)
-    confidences = {CHALLENGER: certain, "length_only": np.linspace(0, 1, rows)}
-    return EvaluationWindow(correct, groups, np.full(rows, "gold"), confidences)
+    confidences = {CANDIDATE: certain, "length_only": np.linspace(0, 1, rows)}
+    return EvaluationSet(correct, groups, np.full(rows, "gold"), confidences)
 
 
 def test_a_guarantee_is_refuted_only_by_more_than_chance_makes() -> None:
@@ -183,14 +189,14 @@ def test_a_guarantee_is_refuted_only_by_more_than_chance_makes() -> None:
 def test_answers_about_few_documents_bear_no_guarantee_out(documents: int, passed: bool) -> None:
     few = replace(imprecise(100, 0.9), groups=np.arange(100) % documents)
     assert check(judged(few, champion=None), "precision").passed is passed
-    unchecked = unchecked_guarantee(few, 0.5, PARAMS, reviews=300, frozen=False)
+    unchecked = explain_unchecked_guarantee(few, 0.5, PARAMS, reviews=300, frozen=False)
     assert (unchecked is None) == (documents == 5)
     assert unchecked is None or f"about {documents} documents, 5 are needed: bring reviews" in unchecked.why
 
 
 def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> None:
     holdout = window()
-    top = float(np.sort(holdout.confidences[CHALLENGER])[-5])
+    top = float(np.sort(holdout.confidences[CANDIDATE])[-5])
     decision = judged(holdout, measured=replace(MEASURED, threshold=top, target_precision=0.5))
     assert failed(decision) == {"precision", "coverage"}
     assert check(decision, "precision").value == 1.0
@@ -218,8 +224,8 @@ def test_the_level_of_a_look_decides() -> None:
 
 
 def test_a_hold_out_that_was_looked_at_as_often_as_it_may_be_promotes_nothing() -> None:
-    one, two = NO_LOOKS.next(PARAMS), Looks(2, 0.1)
-    assert one == Looks(1, 0.05) and one.next(PARAMS) == two and two.next(PARAMS) is None
+    one, two = EMPTY_BUDGET.next(PARAMS), ComparisonBudget(2, 0.1)
+    assert one == ComparisonBudget(1, 0.05) and one.next(PARAMS) == two and two.next(PARAMS) is None
     assert judged(taken=one).approved
     used_up = judged(taken=two)
     assert failed(used_up) == {"better than champion v1.0.0"}
@@ -229,7 +235,7 @@ def test_a_hold_out_that_was_looked_at_as_often_as_it_may_be_promotes_nothing() 
 
 def test_levels_that_changed_midway_are_added_up() -> None:
     """Half of the level was spent when there were to be two looks; with a hundred, fifty are left."""
-    looks, many = Looks(1, 0.05), PARAMS.model_copy(update={"looks": 100})
+    looks, many = ComparisonBudget(1, 0.05), PARAMS.model_copy(update={"looks": 100})
     for _ in range(50):
         more = looks.next(many)
         assert more is not None
@@ -243,13 +249,13 @@ def test_a_night_without_a_guarantee_takes_no_look() -> None:
     assert not judged(measured=unguaranteed).compared and not judged(champion=None).compared
 
 
-def probe_is_worse() -> EvaluationWindow:
+def probe_is_worse() -> EvaluationSet:
     return window(probe=0.8, champion=1.6)
 
 
 def test_a_version_that_shows_a_tenth_of_what_production_shows_is_refused() -> None:
     holdout = twins()
-    few = float(np.quantile(holdout.confidences[CHALLENGER], 0.9))
+    few = float(np.quantile(holdout.confidences[CANDIDATE], 0.9))
     decision = judged(holdout, measured=replace(MEASURED, threshold=few))
     assert failed(decision) == {"coverage"}
     assert "10% of the answers shown" in check(decision, "coverage").message
@@ -260,8 +266,8 @@ def test_a_version_that_shows_a_tenth_of_what_production_shows_is_refused() -> N
 
 def test_what_is_shown_less_adds_up_over_the_versions() -> None:
     holdout = twins()
-    fewer = float(np.quantile(holdout.confidences[CHALLENGER], 0.55))
-    before = np.mean(holdout.confidences[CHALLENGER] >= 0.5) - 0.45
+    fewer = float(np.quantile(holdout.confidences[CANDIDATE], 0.55))
+    before = np.mean(holdout.confidences[CANDIDATE] >= 0.5) - 0.45
     assert 0.05 < before < 0.2
     measured = replace(MEASURED, threshold=fewer)
     once, twice = judged(holdout, measured=measured), judged(holdout, measured=measured, coverage_lost=0.19)
@@ -310,7 +316,7 @@ def test_a_threshold_that_is_nan_shows_nothing_and_is_refused() -> None:
 
 def test_confidences_that_do_not_mean_what_they_say_fail() -> None:
     boastful = window()
-    boastful.confidences[CHALLENGER] = 0.9 + 0.1 * boastful.confidences[CHALLENGER]  # the same order, another scale
+    boastful.confidences[CANDIDATE] = 0.9 + 0.1 * boastful.confidences[CANDIDATE]  # the same order, another scale
     decision = judged(boastful)
     assert "calibration" in failed(decision)
     assert check(decision, "better than champion v1.0.0").passed
@@ -328,7 +334,7 @@ def test_the_newest_window_is_judged_only_where_it_is_large_enough() -> None:
 
 def test_an_empty_newest_window_is_not_judged() -> None:
     nothing = np.array([])
-    empty = EvaluationWindow(nothing.astype(int), nothing, nothing, {CHALLENGER: nothing, "v1.0.0": nothing})
+    empty = EvaluationSet(nothing.astype(int), nothing, nothing, {CANDIDATE: nothing, "v1.0.0": nothing})
     assert judged(newest=empty).approved
 
 
@@ -353,7 +359,7 @@ def test_a_product_of_few_documents_is_not_judged_by_what_they_have_in_common(do
     few = np.isin(holdout.groups, [f"doc-{n}" for n in range(documents)])
     products, correct = np.where(few, "new", "gold"), holdout.correct.copy()
     confidences = {name: values.copy() for name, values in holdout.confidences.items()}
-    confidences[CHALLENGER][few] = 0.9
+    confidences[CANDIDATE][few] = 0.9
     correct[few] = np.arange(few.sum()) % 2
     part = replace(holdout, products=products, correct=correct, confidences=confidences)
     decision = judged(part, min_slice=8, max_ece=1.0)
@@ -365,7 +371,7 @@ def test_a_product_below_its_floor_is_named() -> None:
     holdout = window()
     gold = holdout.products == "gold"
     correct = holdout.correct.copy()
-    shown = np.flatnonzero(gold & (holdout.confidences[CHALLENGER] >= 0.5))
+    shown = np.flatnonzero(gold & (holdout.confidences[CANDIDATE] >= 0.5))
     correct[shown[: int(0.4 * len(shown))]] = 0
     decision = judged(replace(holdout, correct=correct), max_ece=1.0)
     assert failed(decision) == {"slice gold"}
@@ -389,7 +395,7 @@ def test_a_changed_holdout_is_refused() -> None:
     assert failed(judged(same_holdout=False)) == {"same hold-out"}
 
 
-def related(rows: int, probe: float, champion: float, seed: int, correlation: float = 0.9) -> EvaluationWindow:
+def related(rows: int, probe: float, champion: float, seed: int, correlation: float = 0.9) -> EvaluationSet:
     """Two probes that mostly make the same mistakes, as those trained on nearly the same rows do.
 
     An answer's odds are those of a noisy observation of whether it is right; of all answers the AUROC is `true_auroc`.
@@ -399,7 +405,7 @@ def related(rows: int, probe: float, champion: float, seed: int, correlation: fl
     shared, own = generator.normal(size=(2, rows))
     noises = {
         "v1.0.0": (champion, shared),
-        CHALLENGER: (probe, correlation * shared + (1 - correlation**2) ** 0.5 * own),
+        CANDIDATE: (probe, correlation * shared + (1 - correlation**2) ** 0.5 * own),
     }
     for name, (sharpness, noise) in noises.items():
         observed = (2 * found.correct - 1) * sharpness + noise
@@ -411,7 +417,7 @@ def true_auroc(sharpness: float) -> float:
     return NormalDist().cdf(2**0.5 * sharpness)
 
 
-def erased(holdout: EvaluationWindow, **more: Any) -> GateDecision:
+def erased(holdout: EvaluationSet, **more: Any) -> PromotionDecision:
     return judged(holdout, measured=replace(MEASURED, champion_threshold=0.5), rule="not_worse", max_ece=1.0, **more)
 
 
@@ -465,7 +471,7 @@ def test_what_is_better_is_not_worse() -> None:
 
 def test_a_heavy_answer_counts_as_heavy_beside_a_tainted_champion() -> None:
     holdout = related(400, 1.1, 1.2, seed=3)
-    wrong = (holdout.confidences[CHALLENGER] < holdout.confidences["v1.0.0"]) & (holdout.correct == 1)
+    wrong = (holdout.confidences[CANDIDATE] < holdout.confidences["v1.0.0"]) & (holdout.correct == 1)
     even = check(erased(holdout), "not worse than v1.0.0").value
     uneven = check(erased(replace(holdout, weight=np.where(wrong, 1.0, 0.2))), "not worse than v1.0.0").value
     assert uneven < even
@@ -522,7 +528,7 @@ def test_a_first_version_must_beat_both_baselines() -> None:
 
 def test_a_first_version_that_knows_no_more_than_length_is_refused() -> None:
     holdout = window()
-    holdout.confidences["length_only"] = holdout.confidences[CHALLENGER].copy()
+    holdout.confidences["length_only"] = holdout.confidences[CANDIDATE].copy()
     assert failed(judged(holdout, champion=None)) == {"better than length_only"}
 
 
@@ -538,8 +544,8 @@ def test_a_first_version_whose_threshold_shows_nothing_is_refused() -> None:
 
 
 def test_a_decision_without_a_judged_check_is_no_approval() -> None:
-    assert not GateDecision().approved
-    assert not GateDecision((GateCheck(Code.NOT_BETTER, "shown only", None, 1.0, 0.0, ""),)).approved
+    assert not PromotionDecision().approved
+    assert not PromotionDecision((PromotionCheck(Code.NOT_BETTER, "shown only", None, 1.0, 0.0, ""),)).approved
 
 
 @pytest.mark.parametrize("champion", ["v1.0.0", None])
@@ -553,7 +559,7 @@ def test_every_figure_is_that_of_the_answers_that_the_rows_stand_for(champion: s
     """A row of weight 3 is judged like three rows; only what is counted says otherwise."""
     once = window(rows=300, probe=1.1, champion=1.0)
     times = np.where(once.products == "gold", 3, 1)
-    thrice = EvaluationWindow(
+    thrice = EvaluationSet(
         *(np.repeat(column, times) for column in (once.correct, once.groups, once.products)),
         {name: np.repeat(confidence, times) for name, confidence in once.confidences.items()},
     )
@@ -567,7 +573,7 @@ def test_every_figure_is_that_of_the_answers_that_the_rows_stand_for(champion: s
 def test_a_precision_that_one_heavy_answer_decides_is_not_believed() -> None:
     holdout = window()
     heavy = np.ones(400)
-    heavy[int(np.argmax(holdout.confidences[CHALLENGER]))] = 1e4
+    heavy[int(np.argmax(holdout.confidences[CANDIDATE]))] = 1e4
     decision = judged(replace(holdout, weight=heavy))
     precision = check(decision, "precision")
     assert "precision" in failed(decision) and precision.value > 0.99
@@ -582,7 +588,7 @@ def test_one_group_says_nothing_of_others_and_fails_closed(champion: str | None)
     assert better and all(c.passed is False and not c.value > 0 for c in better)
 
 
-NONE = NoGuarantee("about 500 more reviews are needed", 500)
+NONE = MissingGuarantee("about 500 more reviews are needed", 500)
 UNGUARANTEED = replace(MEASURED, unguaranteed=NONE, may_lack_guarantee=True)
 
 
@@ -613,17 +619,17 @@ def test_the_decision_says_as_data_whether_anything_is_guaranteed_and_what_is_mi
     assert {record[key] for record in (kept, missed) for key in ("no_guarantee", "more_reviews")} == {None}
 
 
-def showing(shown: int, hidden: int = 50) -> EvaluationWindow:
+def showing(shown: int, hidden: int = 50) -> EvaluationSet:
     """A hold-out that shows `shown` of its answers, and withholds the others."""
     confidence = np.repeat([0.9, 0.1], [shown, hidden])
     rows = len(confidence)
-    return EvaluationWindow(np.ones(rows, int), np.arange(rows), np.full(rows, "gold"), {CHALLENGER: confidence})
+    return EvaluationSet(np.ones(rows, int), np.arange(rows), np.full(rows, "gold"), {CANDIDATE: confidence})
 
 
 @pytest.mark.parametrize(("shown", "more"), [(1, 1140), (12, 40), (13, 33), (19, 4)])
 def test_a_guarantee_is_unchecked_while_the_hold_out_shows_too_few(shown: int, more: int) -> None:
-    found = unchecked_guarantee(showing(shown), 0.5, PARAMS, reviews=60, frozen=False)
-    assert found == NoGuarantee(
+    found = explain_unchecked_guarantee(showing(shown), 0.5, PARAMS, reviews=60, frozen=False)
+    assert found == MissingGuarantee(
         f"the hold-out shows {shown} of its reviewed answers, 20 are needed: bring about {more:,} more reviews",
         more,
         shown,
@@ -631,29 +637,31 @@ def test_a_guarantee_is_unchecked_while_the_hold_out_shows_too_few(shown: int, m
 
 
 def test_a_hold_out_that_shows_enough_checks_the_guarantee() -> None:
-    assert unchecked_guarantee(showing(20), 0.5, PARAMS, reviews=60, frozen=False) is None
-    assert unchecked_guarantee(showing(20), 0.95, PARAMS, reviews=60, frozen=False) is not None, "none of them is shown"
+    assert explain_unchecked_guarantee(showing(20), 0.5, PARAMS, reviews=60, frozen=False) is None
+    assert explain_unchecked_guarantee(showing(20), 0.95, PARAMS, reviews=60, frozen=False) is not None, (
+        "none of them is shown"
+    )
 
 
 def test_answers_shown_are_counted_by_their_effective_sample_size() -> None:
     weight = np.repeat([1.0, 0.1, 1.0], [10, 30, 50])
-    found = unchecked_guarantee(replace(showing(40), weight=weight), 0.5, PARAMS, reviews=100, frozen=False)
+    found = explain_unchecked_guarantee(replace(showing(40), weight=weight), 0.5, PARAMS, reviews=100, frozen=False)
     assert found is not None and found.shown == pytest.approx(13**2 / 10.3)
     assert found.more_reviews == 22 and "shows 40 (n_eff 16.4) of" in found.why
 
 
 def test_where_no_number_of_reviews_is_known_none_is_named() -> None:
-    nothing = unchecked_guarantee(showing(0), 0.5, PARAMS, reviews=60, frozen=False)
+    nothing = explain_unchecked_guarantee(showing(0), 0.5, PARAMS, reviews=60, frozen=False)
     assert nothing is not None and nothing.more_reviews is None
     assert nothing.why == "the hold-out shows none of its reviewed answers, 20 are needed: bring more reviews"
-    frozen = unchecked_guarantee(showing(12), 0.5, PARAMS, reviews=60, frozen=True)
+    frozen = explain_unchecked_guarantee(showing(12), 0.5, PARAMS, reviews=60, frozen=True)
     assert frozen is not None and frozen.more_reviews is None and "move split.holdout_frozen_at" in frozen.why
 
 
 def test_an_unchecked_guarantee_is_judged_as_none_and_named_apart() -> None:
     few = showing(12)
-    few.confidences["length_only"] = few.confidences[CHALLENGER]
-    found = unchecked_guarantee(few, 0.5, PARAMS, reviews=60, frozen=False)
+    few.confidences["length_only"] = few.confidences[CANDIDATE]
+    found = explain_unchecked_guarantee(few, 0.5, PARAMS, reviews=60, frozen=False)
     first = judged(few, few, replace(MEASURED, unguaranteed=found, may_lack_guarantee=True), champion=None)
     assert first.approved and not first.guaranteed and first.more_reviews == 40
     guarantee = check(first, "guarantee")
@@ -674,5 +682,5 @@ def passed_when_worse(samples: int) -> None:
 
 
 if __name__ == "__main__":
-    evaluation_window.RESAMPLES = Resamples(100, 3)
+    evaluation_window.RESAMPLES = BootstrapConfig(100, 3)
     passed_when_worse(int(sys.argv[1]))

@@ -13,11 +13,11 @@ from abstain.release.registry import (
     Event,
     Registry,
     load_registry,
+    make_version_tag,
     next_version,
     parse_registry,
-    tag_of,
-    version_key,
-    versions_of,
+    parse_version,
+    parse_version_tags,
 )
 from tests.release.events import promotion
 
@@ -74,8 +74,8 @@ VERSIONS = st.lists(st.tuples(*[st.integers(0, 30)] * 3).map(lambda three: "v{}.
 def test_the_next_version_is_above_all_that_were_promoted_and_has_no_tag(
     promoted: list[str], tagged: list[str]
 ) -> None:
-    new = next_version(promoted, map(tag_of, tagged))
-    assert version_key(new) > max(map(version_key, promoted)) and new not in tagged
+    new = next_version(promoted, map(make_version_tag, tagged))
+    assert parse_version(new) > max(map(parse_version, promoted)) and new not in tagged
 
 
 NO_VERSIONS = ["1.0.0", "v1.0", "v1.0.0-rc1", "", "v1.0.0\n", "v01.0.0", "v٣.0.0", f"v{'9' * 5000}.0.0"]
@@ -92,11 +92,14 @@ def test_a_registry_names_no_folder_but_those_of_versions(version: str) -> None:
 @pytest.mark.parametrize("version", NO_VERSIONS, ids=lambda text: text[:9])
 def test_what_is_no_version_is_told_how_to_write_one(version: str) -> None:
     with pytest.raises(AbstainError, match=r"is no version: write it as in v1.2.0$"):
-        version_key(version)
+        parse_version(version)
 
 
 def test_versions_among_tags_are_in_the_order_of_their_numbers() -> None:
-    assert versions_of(["probe@v1.10.0", "probe@vnext", "encoder@v1.0.0", "probe@v1.9.0"]) == ["v1.9.0", "v1.10.0"]
+    assert parse_version_tags(["probe@v1.10.0", "probe@vnext", "encoder@v1.0.0", "probe@v1.9.0"]) == [
+        "v1.9.0",
+        "v1.10.0",
+    ]
 
 
 def test_an_empty_registry_has_nothing_in_production(tmp_path: Path) -> None:

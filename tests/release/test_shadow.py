@@ -12,22 +12,22 @@ import pytest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.release.champion_comparison import NO_LOOKS, Looks
-from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow
-from abstain.release.shadow import ShadowComparison, compare_shadow, parse_shadow, require_enough
+from abstain.release.champion_comparison import EMPTY_BUDGET, ComparisonBudget
+from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
+from abstain.release.shadow import ShadowComparison, compare_shadow, parse_shadow, require_enough_reviews
 from tests.release.test_promotion_check import PARAMS, window
 
 CHAMPION = "v1.0.0"
-THRESHOLDS = {CHALLENGER: 0.6, CHAMPION: 0.5}
+THRESHOLDS = {CANDIDATE: 0.6, CHAMPION: 0.5}
 
 
-def compared(paired: EvaluationWindow, looks: Looks = NO_LOOKS) -> ShadowComparison:
+def compared(paired: EvaluationSet, looks: ComparisonBudget = EMPTY_BUDGET) -> ShadowComparison:
     return compare_shadow(paired, CHAMPION, THRESHOLDS, PARAMS, looks)
 
 
-def swapped(paired: EvaluationWindow) -> EvaluationWindow:
-    own, other = paired.confidences[CHALLENGER], paired.confidences[CHAMPION]
-    return replace(paired, confidences={CHALLENGER: other, CHAMPION: own})
+def swapped(paired: EvaluationSet) -> EvaluationSet:
+    own, other = paired.confidences[CANDIDATE], paired.confidences[CHAMPION]
+    return replace(paired, confidences={CANDIDATE: other, CHAMPION: own})
 
 
 def test_it_is_told_apart_in_either_direction_at_the_level_of_a_look() -> None:
@@ -40,12 +40,12 @@ def test_it_is_told_apart_in_either_direction_at_the_level_of_a_look() -> None:
 def test_each_shows_at_its_own_threshold() -> None:
     paired = window()
     found = {one.figure: one for one in compared(paired).figures}
-    for name, who in (("challenger", CHALLENGER), ("champion", CHAMPION)):
+    for name, who in (("challenger", CANDIDATE), ("champion", CHAMPION)):
         shown = paired.confidences[who] >= THRESHOLDS[who]
         assert getattr(found["shown"], name) == pytest.approx(shown.mean())
         assert getattr(found["precision of what is shown"], name) == pytest.approx(paired.correct[shown].mean())
     counts = compared(paired).answers
-    own, other = (paired.confidences[who] >= THRESHOLDS[who] for who in (CHALLENGER, CHAMPION))
+    own, other = (paired.confidences[who] >= THRESHOLDS[who] for who in (CANDIDATE, CHAMPION))
     assert counts["shadow"] == {"answers": (own & ~other).sum(), "correct": paired.correct[own & ~other].sum()}
     assert sum(of["answers"] for of in counts.values()) == len(paired.correct)
 
@@ -53,7 +53,7 @@ def test_each_shows_at_its_own_threshold() -> None:
 def test_answers_that_were_drawn_rarely_weigh_more() -> None:
     """Production is better where answers were drawn one time in fifty; the shadow on the others, which are as many."""
     both, other = window(seed=1), swapped(window(seed=2))
-    names = (CHALLENGER, CHAMPION)
+    names = (CANDIDATE, CHAMPION)
     mixed = replace(
         both,
         correct=np.concatenate([both.correct, other.correct]),
@@ -68,24 +68,24 @@ def test_answers_that_were_drawn_rarely_weigh_more() -> None:
 
 def test_without_a_look_left_nothing_is_compared() -> None:
     with pytest.raises(AbstainError, match="as often as gate.looks allows") as error:
-        compared(window(), Looks(PARAMS.looks, PARAMS.false_promotions))
+        compared(window(), ComparisonBudget(PARAMS.looks, PARAMS.false_promotions))
     assert error.value.code is Code.NOT_BETTER
 
 
 def test_one_scorer_with_another_threshold_is_no_comparison() -> None:
     twin = window()
-    twin.confidences[CHALLENGER] = twin.confidences[CHAMPION].copy()
+    twin.confidences[CANDIDATE] = twin.confidences[CHAMPION].copy()
     with pytest.raises(AbstainError, match="the same confidences"):
         compared(twin)
 
 
 def test_too_few_reviews_or_documents_are_no_comparison() -> None:
     enough = window()
-    require_enough(enough, PARAMS)
+    require_enough_reviews(enough, PARAMS)
     few = replace(enough, groups=np.array([f"doc-{n % 9}" for n in range(len(enough.correct))]))
     for paired in (few, replace(enough, correct=enough.correct[: PARAMS.min_slice - 1])):
         with pytest.raises(AbstainError) as error:
-            require_enough(paired, PARAMS)
+            require_enough_reviews(paired, PARAMS)
         assert error.value.code is Code.TOO_FEW_LABELS
 
 
@@ -94,12 +94,12 @@ def test_a_damaged_file_is_named_with_its_remedy() -> None:
         parse_shadow('{"candidate": 1}')
 
 
-def reviewed(paired: EvaluationWindow, shown: float, withheld: float, seed: int) -> EvaluationWindow:
+def reviewed(paired: EvaluationSet, shown: float, withheld: float, seed: int) -> EvaluationSet:
     """`paired` as far as reviews of it come: of what production shows and of what it withholds with these chances."""
     chance = np.where(paired.confidences[CHAMPION] >= THRESHOLDS[CHAMPION], shown, withheld)
     rows = np.random.default_rng(seed).random(len(chance)) < chance
-    names = (CHALLENGER, CHAMPION)
-    return EvaluationWindow(
+    names = (CANDIDATE, CHAMPION)
+    return EvaluationSet(
         correct=paired.correct[rows],
         groups=paired.groups[rows],
         products=paired.products[rows],

@@ -14,11 +14,11 @@ import pandas as pd
 from abstain.learning.evaluation import audits, curves
 from abstain.learning.evaluation.examples import examples
 from abstain.learning.evaluation.leaderboard import leaderboard
-from abstain.learning.evaluation.selective_prediction import at_threshold, threshold_table
-from abstain.learning.evaluation.slices import Scored, slice_table, strata
-from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.evaluation.selective_prediction import evaluate_at_threshold, threshold_table
+from abstain.learning.evaluation.slices import Scored, build_slice_table, strata
+from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.learning.metrics.weighted_metrics import brier, ece, effective_sample_size, mean
-from abstain.reports.evaluation import Evaluated
+from abstain.reports.evaluation import EvaluationResult
 from abstain.reports.plots import plot_tables
 from tests.learning.evaluation.builders import grouped
 
@@ -93,7 +93,7 @@ def evaluated(
     guaranteed: bool = True,
     heuristic: bool = True,
     changed: Mapping[str, Any] | None = None,
-) -> Evaluated:
+) -> EvaluationResult:
     """A report's input. With `changed`, figures are other ones: `{"metrics.holdout.base_rate": 0.5}`."""
     served = GUARANTEED if guaranteed else HEURISTIC
     metrics, evaluation, tables = json.loads(_measured(served, GUARANTEED if guaranteed else None))
@@ -109,7 +109,7 @@ def evaluated(
         part[last] = value
     curves_read = {name: pd.DataFrame(rows) for name, rows in tables.items()}
     drawn = plot_tables(curves_read, metrics, evaluation)
-    return Evaluated(**parts, tables=drawn)
+    return EvaluationResult(**parts, tables=drawn)
 
 
 AUROC = {"auroc": 0.7654, "auroc_low": 0.7012, "auroc_high": 0.8123}
@@ -215,8 +215,8 @@ def _measured(served: float, guaranteed: float | None) -> str:
     own, probability = scores["probe"].to_numpy(), calibrated["probe"].to_numpy()
     rouge = np.where(generator.random(ROWS) < 0.8, np.clip(0.3 + 0.4 * correct + 0.1 * noise, 0, 1), np.nan)
     marked = {"guaranteed": guaranteed, "heuristic": HEURISTIC} if guaranteed else {"heuristic": HEURISTIC}
-    board = leaderboard(correct, scores, calibrated, group, weight, Resamples(200, 1), champion="probe")
-    at = {name: at_threshold(correct, own, value, weight, rouge) for name, value in marked.items()}
+    board = leaderboard(correct, scores, calibrated, group, weight, BootstrapConfig(200, 1), champion="probe")
+    at = {name: evaluate_at_threshold(correct, own, value, weight, rouge) for name, value in marked.items()}
     metrics = {
         "holdout": {
             "rows": ROWS,
@@ -243,7 +243,9 @@ def _measured(served: float, guaranteed: float | None) -> str:
     products = np.array(["Silver | Card", "Gold Card", TAG, None], dtype=object)[generator.integers(4, size=ROWS)]
     chunks, characters = generator.integers(1, 4, size=ROWS), generator.integers(5, 90, size=ROWS)
     sliced = strata(products, [None] * ROWS, chunks, characters, np.zeros(ROWS, bool))
-    slices = slice_table(Scored(correct, own, probability, own >= served, group, weight), sliced, Resamples(100, 1), 20)
+    slices = build_slice_table(
+        Scored(correct, own, probability, own >= served, group, weight), sliced, BootstrapConfig(100, 1), 20
+    )
     changed = scores * 0.7 + 0.1 * generator.random(scores.shape)
     texts = pd.DataFrame(
         {
@@ -297,7 +299,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
         "min_rows": 20,
         "at_own_threshold": {
             "probe": {**at["heuristic"], "note": ""},
-            "fusion": {**at_threshold(correct, scores["fusion"].to_numpy(), 0.6, weight, rouge), "note": ""},
+            "fusion": {**evaluate_at_threshold(correct, scores["fusion"].to_numpy(), 0.6, weight, rouge), "note": ""},
             "verbalised": {"note": "no threshold reaches precision 0.8 on 206 reviewed answers | none"},
         },
         "regressors": REGRESSORS,
@@ -315,7 +317,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
         "slices": slices.rename(columns={"stratum": "by"}).to_dict("records"),
         "audits": {
             "context_removed": audits.context_removed(
-                correct, scores[few], changed[few], weight, group, Resamples(200, 1)
+                correct, scores[few], changed[few], weight, group, BootstrapConfig(200, 1)
             ),
             "answers_shuffled": audits.answers_shuffled(correct, scores[few], changed[few], weight, {"probe": served}),
             "product_left_out": [

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from abstain.core.formatting import beside, figure, percent
 from abstain.core.markdown import bold, document, escape, heading, paragraph, plain, records_table, table
-from abstain.reports.evaluation import Evaluated, evaluation_markdown, leaderboard_table
-from abstain.reports.page import MARKS, State, render_html, verdict, without_images
+from abstain.reports.evaluation import EvaluationResult, leaderboard_table, render_evaluation
+from abstain.reports.page import STATUS_MARKS, State, render_html, verdict, without_images
 from abstain.reports.plots import PLOTS
 from tests.reports.builders import GUARANTEED, HEURISTIC, LINK, NASTY, ROWS, TAG, evaluated
 from tests.reports.reading import READER, Page, said_in_markdown, said_on_page, shown, tokens, words
@@ -31,7 +31,7 @@ IMAGES = {name: f"<svg>{name}</svg>".encode() for name in PLOTS}
 
 
 def markdown_of(**options: Any) -> str:
-    return evaluation_markdown(evaluated(**options))
+    return render_evaluation(evaluated(**options))
 
 
 def pages(**options: Any) -> tuple[str, str]:
@@ -102,9 +102,9 @@ def test_verdict_is_said_plainly_and_first(
     state: State, headline: str, target: float, changed: dict[str, Any], options: dict[str, Any]
 ) -> None:
     markdown = markdown_of(target=target, changed=changed, **options)
-    assert re.findall(r"^#+ .*", markdown, re.MULTILINE)[1] == f"## {MARKS[state]} {escape(headline)}"
+    assert re.findall(r"^#+ .*", markdown, re.MULTILINE)[1] == f"## {STATUS_MARKS[state]} {escape(headline)}"
     page = Page(render_html(markdown.partition("\n## Thresholds")[0], IMAGES))
-    assert page.of("h1", "h2")[1] == f"{MARKS[state]} {headline}"
+    assert page.of("h1", "h2")[1] == f"{STATUS_MARKS[state]} {headline}"
     assert ("section", {"class": f"card verdict {state}", "id": "verdict"}) in page.elements
     assert page.of("title") == [f"Confidence model: evaluation: {headline}"]
 
@@ -314,7 +314,7 @@ def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturb
     assert "2 features do not vary in training and were dropped: 1 are constant, 1 are missing" in told
     assert "linear_cosine: no candidate for t leaves both classes" in told
     none = {"evaluation.regressors.regressors": {}}
-    assert title not in evaluation_markdown(evaluated(changed=none))
+    assert title not in render_evaluation(evaluated(changed=none))
 
 
 def test_the_leaderboard_is_told_in_words() -> None:
@@ -354,7 +354,7 @@ def test_without_ideal_answers_there_is_no_rouge() -> None:
     given = evaluated()
     bare = given.tables["threshold"].assign(rouge_shown=float("nan"), rouge_withheld=float("nan"))
     tables = {**given.tables, "threshold": bare}
-    markdown = evaluation_markdown(Evaluated(given.metrics, given.evaluation, given.dataset, tables))
+    markdown = render_evaluation(EvaluationResult(given.metrics, given.evaluation, given.dataset, tables))
     assert "ROUGE" not in section(markdown, "Thresholds: coverage and precision")
 
 

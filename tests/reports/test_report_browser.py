@@ -14,7 +14,7 @@ from abstain.core.markdown import plain
 from abstain.data.store.profile import MEASURES
 from abstain.reports.data_reports.ingest import ingest_report
 from abstain.reports.data_reports.validation import validation_report
-from abstain.reports.evaluation import evaluation_markdown
+from abstain.reports.evaluation import render_evaluation
 from abstain.reports.page import render_html
 from abstain.reports.plots import PLOTS, draw
 from abstain.reports.theme import DARK, LIGHT
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     tables = evaluated().tables
     images = {plot: draw(plot, tables[plot]) for plot in PLOTS}
-    pages = {name: render_html(evaluation_markdown(evaluated(**how)), images) for name, how in VARIANTS.items()}
+    pages = {name: render_html(render_evaluation(evaluated(**how)), images) for name, how in VARIANTS.items()}
     _, pages["validation"] = validation_report([FAILED.to_dict()], "retrain shiny-fox, data as of 2026-11-02")
     refused = report(reasons={"answer: missing": 5}, validation=FAILED)
     _, pages["ingest"] = ingest_report(refused, "ingest calm-owl", REFUSED, "batch of a.jsonl refused")

@@ -10,7 +10,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
-from abstain.review.candidates import read_time_window, stream_interactions
+from abstain.review.candidates import read_candidates, stream_interactions
 from tests.data.builders import ASKED, NOW, PARAMS, accept_all, alone, later, row, thumb, verdict, write_lines
 
 
@@ -32,16 +32,16 @@ def asked(key: str, days: float, **more: object) -> dict:
 
 def test_window_by_default_is_the_last_days_of_the_data(data: Path) -> None:
     store = take(data, asked("old", 0), asked("first", 10), asked("last", 40))
-    window = read_time_window(store)
+    window = read_candidates(store)
     assert list(window.frame.index) == ["first", "last"]
     assert (window.since, window.until) == (later(10), later(40) + timedelta(microseconds=1))
 
 
 def test_named_window_holds_its_beginning_and_not_its_end(data: Path) -> None:
     store = take(data, *(asked(f"d{n}", n) for n in range(5)))
-    assert list(read_time_window(store, later(1), later(3)).frame.index) == ["d1", "d2"]
-    assert list(read_time_window(store, since=later(3)).frame.index) == ["d3", "d4"]
-    assert list(read_time_window(store, until=later(2)).frame.index) == ["d0", "d1"]
+    assert list(read_candidates(store, later(1), later(3)).frame.index) == ["d1", "d2"]
+    assert list(read_candidates(store, since=later(3)).frame.index) == ["d3", "d4"]
+    assert list(read_candidates(store, until=later(2)).frame.index) == ["d0", "d1"]
 
 
 def test_empty_window_names_what_the_data_holds(data: Path) -> None:
@@ -49,18 +49,18 @@ def test_empty_window_names_what_the_data_holds(data: Path) -> None:
     with pytest.raises(
         AbstainError, match="no question was asked from 2027-01-01 .* data/ holds 2026-09-01 12:00 to 2026-09-04"
     ):
-        read_time_window(store, since=ASKED.replace(year=2027, month=1, day=1))
+        read_candidates(store, since=ASKED.replace(year=2027, month=1, day=1))
     with pytest.raises(AbstainError, match="no interactions in data/: run `abstain ingest"):
-        read_time_window(DataStore(data / "nowhere"))
+        read_candidates(DataStore(data / "nowhere"))
 
 
 def test_window_too_old_to_be_reviewed_is_refused(data: Path) -> None:
     store = take(data, asked("a", 0), asked("b", 10), asked("c", 20))
-    assert list(read_time_window(store, oldest=later(5)).frame.index) == ["b", "c"]
-    assert list(read_time_window(store, since=later(5), oldest=later(5)).frame.index) == ["b", "c"]
+    assert list(read_candidates(store, oldest=later(5)).frame.index) == ["b", "c"]
+    assert list(read_candidates(store, since=later(5), oldest=later(5)).frame.index) == ["b", "c"]
     for since, oldest in ((later(4), later(5)), (None, later(21))):
         with pytest.raises(AbstainError, match="are too late for ingest: .* raise validation.max_feedback_delay_days"):
-            read_time_window(store, since, oldest=oldest)
+            read_candidates(store, since, oldest=oldest)
 
 
 def test_window_holds_what_is_known_of_a_row(data: Path) -> None:
@@ -71,7 +71,7 @@ def test_window_holds_what_is_known_of_a_row(data: Path) -> None:
         asked("alone", 0),
         asked("reviewed", 0, product="loans", review=verdict(days=1, inclusion_probability=0.25)),
     )
-    frame = read_time_window(store).frame
+    frame = read_candidates(store).frame
     assert frame["thumb"].to_dict() == {"thumbs": "up", "alone": "none", "reviewed": "none"}, "the last one given"
     assert frame["product"].tolist()[:1] == ["cards"] and frame["product"].isna().tolist() == [False, True, False]
     assert frame["line_of_business"].isna().tolist() == [False, True, True]
@@ -84,7 +84,7 @@ def test_verdict_of_the_queue_is_known_by_its_source(data: Path) -> None:
     take(data, asked("a", 0), asked("b", 0), asked("c", 0, review=verdict(inclusion_probability=0.5)))
     take(data, alone(verdict(inclusion_probability=0.1), "a"), name=f"{REVIEW_QUEUE}-week 1.jsonl")
     store = take(data, alone(verdict(), "b"), name="other.jsonl")
-    frame = read_time_window(store).frame
+    frame = read_candidates(store).frame
     assert frame["reviewed"].all()
     assert frame["queued"].tolist() == [True, False, False]
     np.testing.assert_array_equal(frame["recorded_probability"], [0.1, np.nan, 0.5])
@@ -99,7 +99,7 @@ def test_window_holds_each_reviewers_last_review(data: Path) -> None:
         alone(verdict(True, 5, reviewer="sme-2"), "a"),
         name="more.jsonl",
     )
-    window = read_time_window(store)
+    window = read_candidates(store)
     words = {review.reviewer: (review.reviewed_at, review.correct) for review in window.reviews["a"]}
     assert words == {"sme-1": (later(3), False), "sme-2": (later(5), True)}
     assert window.frame["recorded_probability"].tolist() == [0.2]

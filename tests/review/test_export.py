@@ -11,18 +11,18 @@ import pytest
 
 from abstain.core.contracts import VERDICTS, Review
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import as_lines
+from abstain.core.json_lines import to_json_lines
 from abstain.data.decision_log import queue
-from abstain.data.labels.answer_labels import last_verdicts, resolve
+from abstain.data.labels.answer_labels import resolve, select_latest_reviews
 from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.ingest.sources.files import explicit_sources
-from abstain.review.candidates import read_time_window
+from abstain.review.candidates import read_candidates
 from abstain.review.export import collect_sample, describe_sample, make_review_file
-from abstain.review.import_reviews import read_verdicts
-from abstain.review.sampling import Design, draw
+from abstain.review.import_reviews import parse_reviews
+from abstain.review.sampling import ReviewDesign, draw
 from abstain.review.workbook import to_bytes
 from tests.checkout import shipped_params
 from tests.data.builders import PARAMS, accept_all, later, row, thumb, verdict
@@ -50,8 +50,8 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def export(data: Path, size: int, since: datetime | None = None) -> tuple[Design, Path]:
-    window = read_time_window(DataStore(data), since)
+def export(data: Path, size: int, since: datetime | None = None) -> tuple[ReviewDesign, Path]:
+    window = read_candidates(DataStore(data), since)
     design = draw(window.frame, size, 1.0, seed=0)
     path = data.parent / f"reviews-{size}.xlsx"
     path.write_bytes(to_bytes(make_review_file(collect_sample(design, window, DataStore(data)), SEAL_KEY)))
@@ -59,7 +59,7 @@ def export(data: Path, size: int, since: datetime | None = None) -> tuple[Design
 
 
 def described(data: Path, size: int, *bounds: datetime, withheld_share: float = 0.0) -> str:
-    window = read_time_window(DataStore(data), *bounds)
+    window = read_candidates(DataStore(data), *bounds)
     return "\n".join(describe_sample(draw(window.frame, size, 1.0, 0, withheld_share=withheld_share), window))
 
 
@@ -80,10 +80,10 @@ def bring(data: Path, path: Path, now: datetime) -> IngestReport:
     known: dict[str, list[Review]] = {}
     for review in DataStore(data).rows(Review):
         known.setdefault(review.interaction_id, []).append(review)
-    found = read_verdicts(rows_of(path).values(), now, known)
+    found = parse_reviews(rows_of(path).values(), now, known)
     assert found.problems == ()
     lines = data.parent / f"{REVIEW_QUEUE}-{path.stem}.jsonl"
-    lines.write_bytes(as_lines(found.reviews))
+    lines.write_bytes(to_json_lines(found.reviews))
     return ingest(explicit_sources([str(lines)]), data, PARAMS, now, validate=accept_all)
 
 
@@ -92,7 +92,7 @@ def weights(data: Path) -> pd.Series:
     reviews = pd.DataFrame([review.model_dump() for review in DataStore(data).rows(Review)])
     codes, names = pd.factorize(reviews["interaction_id"])
     params = shipped_params().labels
-    labels = resolve(last_verdicts(reviews.assign(row=codes), params), params)
+    labels = resolve(select_latest_reviews(reviews.assign(row=codes), params), params)
     return pd.Series(labels["inclusion_probability"].to_numpy(float), index=names)
 
 
@@ -171,7 +171,7 @@ def test_later_window_keeps_the_overlap_and_both_add_up(data: Path) -> None:
     fill_in(overlap, "Bob")
     bring(data, overlap, FIRST + DAY)
     found = weights(data)
-    inside = read_time_window(DataStore(data), later(5)).frame.index
+    inside = read_candidates(DataStore(data), later(5)).frame.index
     assert (1 / found[found.index.isin(inside)]).sum() == pytest.approx(len(inside))
     assert (1 / found).sum() == pytest.approx(200, rel=0.1)
 
@@ -194,8 +194,8 @@ def test_a_queue_reviewed_answer_counts_as_drawn(data: Path) -> None:
     with closing(open_log(url_of(data.parent))) as log:
         source = DecisionLogSource(name="decisions", url=url_of(data.parent))
 
-        def draw_into_queue(size: int) -> Design:
-            window = read_time_window(DataStore(data), queued=queue.reviewed_ids(log.database))
+        def draw_into_queue(size: int) -> ReviewDesign:
+            window = read_candidates(DataStore(data), queued=queue.reviewed_ids(log.database))
             design = draw(window.frame, size, 1.0, seed=0)
             sample = collect_sample(design, window, DataStore(data))
             queue.fill(log.database, sample.drawn_answers(), sample.moved, FIRST)

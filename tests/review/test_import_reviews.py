@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.contracts import Review
-from abstain.review.import_reviews import Verdicts, read_verdicts
+from abstain.review.import_reviews import ParsedReviews, parse_reviews
 from abstain.review.workbook import REVIEWER_COLUMNS, make_workbook, read_rows, reviewer_cells, sampled_cells
 from tests.data.builders import interaction
 from tests.review.builders import SEAL_KEY
@@ -22,11 +22,11 @@ def row(key: str = "i-1", **own: str) -> dict[str, str]:
     return {**sampled_cells(interaction(key), "random", 1, 4), **EMPTY, **own}
 
 
-def read(*rows: dict[str, str], stored: tuple[Review, ...] = (), **options: Any) -> Verdicts:
+def read(*rows: dict[str, str], stored: tuple[Review, ...] = (), **options: Any) -> ParsedReviews:
     by_id: dict[str, list[Review]] = {}
     for review in stored:
         by_id.setdefault(review.interaction_id, []).append(review)
-    return read_verdicts(read_rows(make_workbook(rows, SEAL_KEY)), NOW, by_id, **options)
+    return parse_reviews(read_rows(make_workbook(rows, SEAL_KEY)), NOW, by_id, **options)
 
 
 def test_whole_verdict_is_a_review() -> None:

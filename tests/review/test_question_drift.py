@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from abstain.data.store.dataset import DataStore
 from abstain.review import question_drift as module
-from abstain.review.question_drift import distances, drift
+from abstain.review.question_drift import compute_nearest_distances, drift
 from tests.data.builders import row
 from tests.review.test_candidates import take
 
@@ -25,27 +25,27 @@ class Letters:
 
 def test_distance_is_small_to_what_was_trained_on() -> None:
     trained_on = ["aaab", "aab", "aba", "abaa", "baaa", "cc", "ccc", "cccc", "cc c", "c c"]
-    known, rare, new, half = distances(["aaab", "cc", "ff", "fc"], trained_on, Letters())
+    known, rare, new, half = compute_nearest_distances(["aaab", "cc", "ff", "fc"], trained_on, Letters())
     assert known < 0.05 and rare == pytest.approx(0, abs=1e-6), "rare, but trained on"
     assert new == pytest.approx(1) and 0.2 < half < 0.4
 
 
 def test_distance_of_a_repeated_question_is_nan() -> None:
-    found = distances(["ff", "aa", "ff", "ff"], ["aa"] * 5, Letters())
+    found = compute_nearest_distances(["ff", "aa", "ff", "ff"], ["aa"] * 5, Letters())
     assert np.isnan(found).tolist() == [False, False, True, True]
 
 
 def test_distance_to_nothing_is_nan() -> None:
-    assert np.isnan(distances(["a", "b"], [], Letters())).all()
-    assert distances([], ["a"], Letters()).shape == (0,)
+    assert np.isnan(compute_nearest_distances(["a", "b"], [], Letters())).all()
+    assert compute_nearest_distances([], ["a"], Letters()).shape == (0,)
 
 
 @given(st.lists(st.text("abcdef", min_size=1), min_size=1, max_size=20), st.lists(st.text("abcdef"), max_size=20))
 def test_distance_does_not_depend_on_the_block_size(questions: list[str], trained_on: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        whole = distances(questions, trained_on, Letters())
+        whole = compute_nearest_distances(questions, trained_on, Letters())
         patch.setattr(module, "AT_ONCE", 3)
-        np.testing.assert_allclose(distances(questions, trained_on, Letters()), whole, atol=1e-6)
+        np.testing.assert_allclose(compute_nearest_distances(questions, trained_on, Letters()), whole, atol=1e-6)
     assert np.nanmin([0.0, *whole]) >= -1e-6 and np.nanmax([0.0, *whole]) <= 2
 
 
@@ -67,5 +67,5 @@ def test_distance_of_another_topic_is_larger_with_real_encoder() -> None:
         f"What is the annual fee of the {name} card?" for name in ("Gold", "Blue", "Student", "Travel", "Family")
     ]
     asked = ["How much does the Platinum card cost per year?", "My dog ate my passport, what now?"]
-    near, far = distances(asked, trained_on, SentenceEncoder())
+    near, far = compute_nearest_distances(asked, trained_on, SentenceEncoder())
     assert near < 0.5 < far

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.review.sampling import STRATA, Design, allocate, draw
+from abstain.review.sampling import STRATA, ReviewDesign, allocate, draw
 
 SIZES = st.lists(st.integers(1, 200), min_size=1, max_size=12)
 
@@ -37,7 +37,7 @@ def population(rows: int, seed: int = 0, lines: int = 2) -> pd.DataFrame:
     return pd.DataFrame(columns, index=pd.Index([f"q-{n}" for n in range(rows)], name="interaction_id", dtype="string"))
 
 
-def reviewed_by(frame: pd.DataFrame, design: Design) -> pd.DataFrame:
+def reviewed_by(frame: pd.DataFrame, design: ReviewDesign) -> pd.DataFrame:
     """`frame` after all of `design` was reviewed through the queue."""
     probability = frame["recorded_probability"].copy()
     probability[design.rows.index] = design.rows["probability"]
@@ -280,7 +280,7 @@ def answers() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def designs(answers: pd.DataFrame) -> list[Design]:
+def designs(answers: pd.DataFrame) -> list[ReviewDesign]:
     """A sample for each of many seeds."""
     return [draw(answers, 120, 0.5, seed, 0.5) for seed in range(120)]
 
@@ -291,7 +291,7 @@ def within(estimated: Sequence[float], truth: float) -> float:
 
 
 @pytest.mark.slow
-def test_weighted_rate_is_unbiased_and_the_naive_one_is_not(answers: pd.DataFrame, designs: list[Design]) -> None:
+def test_weighted_rate_is_unbiased_and_the_naive_one_is_not(answers: pd.DataFrame, designs: list[ReviewDesign]) -> None:
     weighted = [horvitz_thompson(reviewed_by(answers, design)) for design in designs]
     naive = [answers.loc[design.rows.index, "right"].mean() for design in designs]
     truth = answers["right"].mean()
@@ -300,7 +300,7 @@ def test_weighted_rate_is_unbiased_and_the_naive_one_is_not(answers: pd.DataFram
 
 
 @pytest.mark.slow
-def test_row_is_drawn_as_often_as_its_probability(answers: pd.DataFrame, designs: list[Design]) -> None:
+def test_row_is_drawn_as_often_as_its_probability(answers: pd.DataFrame, designs: list[ReviewDesign]) -> None:
     times = pd.concat([design.rows for design in designs]).groupby(level=0).size().reindex(answers.index, fill_value=0)
     expected = designs[0].rows["probability"].reindex(answers.index)
     for design in designs:

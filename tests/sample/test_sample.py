@@ -19,7 +19,7 @@ from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.sources.files import explicit_sources
 from abstain.llm.features.feature_store import FeatureStore
 from abstain.llm.signals.compute_features import requests_of
-from abstain.llm.signals.feature_plan import LabelledAnswers, all_feature_requests
+from abstain.llm.signals.feature_plan import LabelledAnswers, plan_features
 from abstain.llm.signals.registry import build_scorers
 from abstain.sample.__main__ import main
 from abstain.sample.files import EXPORTED, HANDBOOK, HISTORY, INCOMING
@@ -125,7 +125,7 @@ def test_demo_reads_at_most_75_000_tokens(tmp_path: Path) -> None:
     settings = Settings(home=MODELS.parent, features_url=str(tmp_path))
     lines = [*HISTORY.read_text().splitlines(), *INCOMING.read_text().splitlines()[:WEEK]]
     everyone = [ImportedInteraction.model_validate_json(line).split()[0] for line in lines]
-    asked = all_feature_requests(
+    asked = plan_features(
         PARAMS, build_scorers(PARAMS, settings).scorers, LabelledAnswers(everyone, [], PARAMS.audits.run)
     )
     store = FeatureStore(PARAMS.llm.model, settings)

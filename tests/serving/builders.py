@@ -11,7 +11,7 @@ from abstain.core.contracts import Interaction
 from abstain.learning.estimators.fusion import Fusion
 from abstain.llm.engine.loading import resolve
 from abstain.llm.engine.prompts import load_layout
-from abstain.serving.request_files import from_flags
+from abstain.serving.request_files import make_interaction_from_texts
 from tests.learning.estimators.builders import write_mean_probe
 from tests.llm.builders import WIDTH
 
@@ -53,7 +53,7 @@ def release(folder: Path, base: Path, settings: Settings, **changes: str | None)
 
 def requests(count: int = 6) -> list[Interaction]:
     return [
-        from_flags(f"Question {n}?", "yes " * (n + 1), ["c" * n] if n else []).model_copy(
+        make_interaction_from_texts(f"Question {n}?", "yes " * (n + 1), ["c" * n] if n else []).model_copy(
             update={"interaction_id": f"i-{n}"}
         )
         for n in range(count)

@@ -16,15 +16,15 @@ from abstain.learning.estimators.onnx_probe import export_probe
 from abstain.learning.estimators.probes.linear import LinearProbe
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.engine.tokenization import EncodedPass
+from abstain.llm.engine.tokenization import EncodedPrompt
 from abstain.llm.signals.base import Answers
 from abstain.llm.signals.compute_features import read_answers
 from abstain.llm.signals.likelihood import NORMAL, SIGNALS
-from abstain.serving.engine_states import StatesDescribed, states_in
+from abstain.serving.engine_states import StatesDescription, parse_states
 from abstain.serving.feature_spec import FeatureSpec
-from abstain.serving.log_probs import read_log_probs
+from abstain.serving.log_probs import parse_log_probs
 from abstain.serving.predictor import Predictor
-from abstain.serving.request_files import from_flags
+from abstain.serving.request_files import make_interaction_from_texts
 from tests.llm.conftest import REPOSITORY
 from tests.serving.builders import metadata
 from tests.serving.engine_files import PlainModel, file_of
@@ -35,7 +35,7 @@ LAYOUT, LAYER = "rag-chatml-v1", 20
 BFLOAT16 = 0.05
 SYSTEM = "You answer questions of bank customers. Answer in a few words copied from the context."
 ROWS = [
-    from_flags(question, answer, contexts)
+    make_interaction_from_texts(question, answer, contexts)
     for question, answer, contexts in (
         ("How much is a new card?", "A new card costs 12.50 EUR.", ["A lost card costs 12.50 EUR.", "Ask us."]),
         ("Wie hoch ist die Gebühr?", "Es fällt keine Gebühr an — nie.", ["Gebühr: 0 €"]),
@@ -69,7 +69,7 @@ class Engine:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(layer)
             probe = LinearProbe(rows[0].shape[1])
-            probe.standardise_by(rows)
+            probe.fit_standardization(rows)
             torch.nn.init.normal_(probe.head.weight, std=0.05)
         with torch.no_grad():  # around a half
             probe.head.bias.zero_().sub_(torch.cat([probe.head(probe.pooled(row, None)) for row in rows]).mean())
@@ -108,14 +108,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine(PlainModel.load(ref.path), settings, folder)
 
 
-def described(engine: Engine, at: int, by: str, *layers: int, **changes: object) -> StatesDescribed:
+def described(engine: Engine, at: int, by: str, *layers: int, **changes: object) -> StatesDescription:
     how = {"engine": by, "layers": layers, "prompt_tokens": len(engine.prompt(at)), "finish_reason": "stop"}
-    return StatesDescribed.model_validate({**how, **changes})
+    return StatesDescription.model_validate({**how, **changes})
 
 
-def texts(predictor: Predictor, at: int) -> EncodedPass:
+def texts(predictor: Predictor, at: int) -> EncodedPrompt:
     found = predictor.source.tokens(ROWS[at])
-    assert isinstance(found, EncodedPass)
+    assert isinstance(found, EncodedPrompt)
     return found
 
 
@@ -145,7 +145,9 @@ def test_confidences_are_those_of_our_own_engine(
     spec = FeatureSpec.of(predictor.scorer, engine.settings)
     expected = [decision.confidence for decision in predictor.score(ROWS)]
     found = [
-        states_in(engine.file(at, *layers, eos=includes_eos), described(engine, at, by, *layers, **more), spec, known)
+        parse_states(
+            engine.file(at, *layers, eos=includes_eos), described(engine, at, by, *layers, **more), spec, known
+        )
         for at in range(len(ROWS))
         for known in (texts(predictor, at), None)
     ]
@@ -159,7 +161,7 @@ def test_states_before_the_norm_are_refused(engine: Engine) -> None:
     predictor = engine.predictor(30, False)
     spec = FeatureSpec.of(predictor.scorer, engine.settings)
     with pytest.raises(AbstainError, match="layer 30 is given before the final norm"):
-        states_in(engine.file(0, -1), described(engine, 0, "vllm", 30), spec, texts(predictor, 0))
+        parse_states(engine.file(0, -1), described(engine, 0, "vllm", 30), spec, texts(predictor, 0))
 
 
 def test_a_file_that_is_a_token_short_is_refused(engine: Engine) -> None:
@@ -169,15 +171,15 @@ def test_a_file_that_is_a_token_short_is_refused(engine: Engine) -> None:
     short = engine.file(0, LAYER, ids=engine.ids(0)[:-1])
     how = described(engine, 0, "vllm", LAYER)
     with pytest.raises(AbstainError, match="last token is missing"):
-        states_in(short, how, spec, texts(predictor, 0))
+        parse_states(short, how, spec, texts(predictor, 0))
     with pytest.raises(AbstainError, match="last token may be missing"):
-        states_in(short, how.model_copy(update={"finish_reason": "length"}), spec)
+        parse_states(short, how.model_copy(update={"finish_reason": "length"}), spec)
     (whole,) = predictor.score(ROWS[:1])
-    (other,) = predictor.scorer.head.confidence([states_in(short, how, spec)])
+    (other,) = predictor.scorer.head.confidence([parse_states(short, how, spec)])
     assert abs(other - (whole.confidence or 0)) > 1e-3
     states = engine.plain.states(engine.ids(0))[LAYER][:-1, None]
     with pytest.raises(AbstainError, match="the engine lost some"):
-        states_in(file_of(states, engine.ids(0)), how, spec)
+        parse_states(file_of(states, engine.ids(0)), how, spec)
 
 
 def test_bfloat16_is_close(engine: Engine) -> None:
@@ -186,7 +188,7 @@ def test_bfloat16_is_close(engine: Engine) -> None:
     spec = FeatureSpec.of(predictor.scorer, engine.settings)
     ref = resolve("smollm2-135m-instruct", engine.settings)
     half = Engine(PlainModel.load(ref.path, torch.bfloat16), engine.settings, engine.folder)
-    found = [states_in(half.file(at, LAYER), described(half, at, "vllm", LAYER), spec) for at in range(len(ROWS))]
+    found = [parse_states(half.file(at, LAYER), described(half, at, "vllm", LAYER), spec) for at in range(len(ROWS))]
     expected = [decision.confidence for decision in predictor.score(ROWS)]
     difference = np.abs(predictor.scorer.head.confidence(found) - np.array(expected, float)).max()
     assert 0 < difference < BFLOAT16
@@ -205,7 +207,7 @@ def test_log_probabilities_score_as_those_of_the_base_model(engine: Engine) -> N
             for place in range(start, len(ids))
         ]
         response = {"choices": [{"logprobs": {"content": content}}]}
-        found = read_log_probs(response, spec, row.answer, texts(predictor, at))
+        found = parse_log_probs(response, spec, row.answer, texts(predictor, at))
         given = Answers([row], {NORMAL: [found.surprise()]})
         for signal in SIGNALS:
             if signal.name in ("sequence_log_prob", "joint_log_prob", "mean_log_prob", "min_log_prob"):

@@ -22,8 +22,14 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.tokenization import EncodedPass
-from abstain.serving.engine_states import StatesDescribed, StatesGiven, read_states, request_in, states_in
+from abstain.llm.engine.tokenization import EncodedPrompt
+from abstain.serving.engine_states import (
+    StatesDescription,
+    StatesInput,
+    parse_embedded_request,
+    parse_states,
+    read_states,
+)
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.predictor import Predictor
 from tests.checkout import ROOT
@@ -59,8 +65,8 @@ def without_eos(opened: Callable[..., Predictor]) -> Callable[..., Predictor]:
     return lambda **changes: opened(**{"includes_eos": "false", **changes})
 
 
-def described(engine: str = "vllm", **changes: Any) -> StatesDescribed:
-    return StatesDescribed.model_validate(
+def described(engine: str = "vllm", **changes: Any) -> StatesDescription:
+    return StatesDescription.model_validate(
         {"engine": engine, "layers": (2,), "prompt_tokens": 2, "finish_reason": "stop", **changes}
     )
 
@@ -84,9 +90,9 @@ def own(predictor: Predictor, row: Interaction) -> float:
     return decision.confidence
 
 
-def tokens_of(predictor: Predictor, row: Interaction) -> EncodedPass:
+def tokens_of(predictor: Predictor, row: Interaction) -> EncodedPrompt:
     found = predictor.source.tokens(row)
-    assert isinstance(found, EncodedPass)
+    assert isinstance(found, EncodedPrompt)
     return found
 
 
@@ -94,10 +100,12 @@ def spec_of(predictor: Predictor, settings: Settings) -> FeatureSpec:
     return FeatureSpec.of(predictor.scorer, settings)
 
 
-def refused(content: bytes, how: StatesDescribed, spec: FeatureSpec = SPEC, tokens: EncodedPass | None = None) -> str:
+def refused(
+    content: bytes, how: StatesDescription, spec: FeatureSpec = SPEC, tokens: EncodedPrompt | None = None
+) -> str:
     with pytest.raises(AbstainError) as error:
-        states_in(content, how, spec, tokens)
-    assert error.value.code == Code.OTHER_STATES and "\n" not in error.value.message
+        parse_states(content, how, spec, tokens)
+    assert error.value.code == Code.STATES_MISMATCH and "\n" not in error.value.message
     return error.value.message
 
 
@@ -117,7 +125,7 @@ def test_a_layer_gives_the_confidence_of_our_own_engine(
     content, prompt = written(plain, ROW, *layers)
     how = described(engine, layers=layers, prompt_tokens=prompt)
     for tokens in (None, tokens_of(predictor, ROW)):
-        found = states_in(content, how, spec_of(predictor, settings), tokens)
+        found = parse_states(content, how, spec_of(predictor, settings), tokens)
         assert found.shape == (len(plain.ids(ROW.answer)), WIDTH) and found.dtype == torch.float32
         assert confidence(predictor, found) == pytest.approx(own(predictor, ROW), abs=1e-5)
 
@@ -128,7 +136,7 @@ def test_with_eos_its_state_is_read_too(
     predictor = opened()
     content, prompt = written(plain, ROW, 2, eos=True)
     how = described("transformers", prompt_tokens=prompt, finish_reason=None)
-    found = states_in(content, how, spec_of(predictor, settings))
+    found = parse_states(content, how, spec_of(predictor, settings))
     assert confidence(predictor, found) == pytest.approx(own(predictor, ROW), abs=1e-5)
     content, _ = written(plain, ROW, 2)
     assert "train with llm.includes_eos: false" in refused(content, how, spec_of(predictor, settings))
@@ -140,7 +148,7 @@ def test_an_eos_that_the_probe_does_not_read_is_left_out(
     predictor = without_eos()
     content, prompt = written(plain, ROW, 2, eos=True)
     how = described("transformers", prompt_tokens=prompt, finish_reason=None)
-    found = states_in(content, how, spec_of(predictor, settings))
+    found = parse_states(content, how, spec_of(predictor, settings))
     assert confidence(predictor, found) == pytest.approx(own(predictor, ROW), abs=1e-5)
 
 
@@ -153,12 +161,12 @@ def test_the_last_layer_is_read_after_the_norm_or_refused(
     content, prompt = written(plain, ROW, LAYERS)
     last = {"layers": (LAYERS,), "prompt_tokens": prompt}
     for how in (described("transformers", **last), described("sglang", normed=True, **last)):
-        assert confidence(predictor, states_in(content, how, spec)) == pytest.approx(expected, abs=1e-5)
+        assert confidence(predictor, parse_states(content, how, spec)) == pytest.approx(expected, abs=1e-5)
     assert "say which as `normed`" in refused(content, described("sglang", **last), spec)
     before, _ = written(plain, ROW, -1)
     for how in (described("vllm", **last), described("sglang", normed=False, **last)):
         assert f"train with an llm.layer below {LAYERS}" in refused(before, how, spec)
-    unchecked = states_in(before, described("vllm", normed=True, **last), spec)
+    unchecked = parse_states(before, described("vllm", normed=True, **last), spec)
     assert confidence(predictor, unchecked) != pytest.approx(expected, abs=1e-2), "so the norm matters"
 
 
@@ -193,18 +201,20 @@ def test_texts_that_the_base_model_cannot_read_are_refused(
     content, prompt = written(plain, ROW, 2)
     too_long = predictor.source.tokens(ROW.model_copy(update={"answer": "x" * 600}))
     with pytest.raises(AbstainError, match="tokens are more than the 512") as error:
-        states_in(content, described(prompt_tokens=prompt), spec_of(predictor, settings), too_long)
+        parse_states(content, described(prompt_tokens=prompt), spec_of(predictor, settings), too_long)
     assert error.value.code == Code.TOO_LONG
 
 
 def test_half_precision_is_read(without_eos: Callable[..., Predictor], plain: PlainModel, settings: Settings) -> None:
     predictor = without_eos()
     content, prompt = written(plain, ROW, 2)
-    exact = states_in(content, described(prompt_tokens=prompt), spec_of(predictor, settings))
+    exact = parse_states(content, described(prompt_tokens=prompt), spec_of(predictor, settings))
     ids = torch.arange(prompt + len(exact), dtype=torch.int32)
     whole = torch.cat([torch.zeros(prompt, WIDTH), exact])[:, None]
     for dtype in (torch.bfloat16, torch.float16):
-        found = states_in(file_of(whole.to(dtype), ids), described(prompt_tokens=prompt), spec_of(predictor, settings))
+        found = parse_states(
+            file_of(whole.to(dtype), ids), described(prompt_tokens=prompt), spec_of(predictor, settings)
+        )
         torch.testing.assert_close(found, exact, rtol=2**-8, atol=0)
 
 
@@ -246,7 +256,11 @@ def test_half_precision_is_read(without_eos: Callable[..., Predictor], plain: Pl
 def test_what_is_not_what_the_probe_reads_is_refused(
     content: bytes, changes: dict[str, Any], spec: dict[str, Any], message: str
 ) -> None:
-    assert states_in(example(), described(), SPEC).tolist() == [[6.0, 7.0, 8.0], [9.0, 10.0, 11.0], [12.0, 13.0, 14.0]]
+    assert parse_states(example(), described(), SPEC).tolist() == [
+        [6.0, 7.0, 8.0],
+        [9.0, 10.0, 11.0],
+        [12.0, 13.0, 14.0],
+    ]
     assert message in refused(content, described(**changes), SPEC.model_copy(update=spec))
 
 
@@ -254,19 +268,19 @@ def test_what_is_not_what_the_probe_reads_is_refused(
 def test_states_of_the_answer_are_finite(value: float) -> None:
     states = torch.zeros(5, 1, 3)
     states[1] = value  # of the prompt: not read
-    assert states_in(file_of(states, range(5)), described(), SPEC).shape == (3, 3)
+    assert parse_states(file_of(states, range(5)), described(), SPEC).shape == (3, 3)
     states[4, 0, 1] = value
     with pytest.raises(AbstainError, match="not finite") as error:
-        states_in(file_of(states, range(5)), described(), SPEC)
+        parse_states(file_of(states, range(5)), described(), SPEC)
     assert error.value.code == Code.NOT_FINITE
 
 
 def test_an_end_of_several_tokens_is_found_whole() -> None:
     spec = SPEC.model_copy(update={"eos_tokens": (8, 9)})
     content = file_of(torch.zeros(6, 1, 3), [0, 1, 2, 3, 8, 9])
-    assert len(states_in(content, described(finish_reason=None), spec)) == 2
+    assert len(parse_states(content, described(finish_reason=None), spec)) == 2
     with_end = spec.model_copy(update={"includes_eos": True})
-    assert len(states_in(content, described(finish_reason=None), with_end)) == 4
+    assert len(parse_states(content, described(finish_reason=None), with_end)) == 4
     assert "do not end with it" in refused(file_of(torch.zeros(5, 1, 3), [0, 1, 2, 3, 8]), described(), with_end)
 
 
@@ -300,7 +314,7 @@ def test_states_are_those_of_the_tokens_or_refused(
     spec = SPEC.model_copy(update={"includes_eos": includes})
     how = described(layers=layers, prompt_tokens=prompt, finish_reason=reason)
     try:
-        found = states_in(file_of(states, torch.tensor(of_tokens, dtype=torch.int64)), how, spec)
+        found = parse_states(file_of(states, torch.tensor(of_tokens, dtype=torch.int64)), how, spec)
     except AbstainError:
         fits = tokens == ids and 2 in layers and len(set(layers)) == len(layers) == axis and max(layers) <= 4
         known = (ended or reason == "stop") and (ended or not includes)
@@ -318,7 +332,7 @@ def test_a_damaged_file_is_refused(content: bytes | tuple[int, bytes]) -> None:
         at, patch = content
         whole = example()
         content = whole[:at] + patch + whole[at + len(patch) :]
-    for read in (lambda: states_in(content, described(), SPEC), lambda: request_in(content)):
+    for read in (lambda: parse_states(content, described(), SPEC), lambda: parse_embedded_request(content)):
         try:
             read()
         except AbstainError as error:
@@ -328,24 +342,24 @@ def test_a_damaged_file_is_refused(content: bytes | tuple[int, bytes]) -> None:
 def test_bytes_come_as_base64() -> None:
     text = base64.b64encode(example()).decode()
     asked = {**described().model_dump(exclude_none=True), "safetensors": text}
-    found = read_states(StatesGiven.model_validate_json(json.dumps(asked)), SPEC, None, LIMIT)
-    assert torch.equal(found, states_in(example(), described(), SPEC))
+    found = read_states(StatesInput.model_validate_json(json.dumps(asked)), SPEC, None, LIMIT)
+    assert torch.equal(found, parse_states(example(), described(), SPEC))
     for wrong in (text[:-3], text + "?", "ü"):
         with pytest.raises(AbstainError, match="no base64"):
-            read_states(StatesGiven(**{**asked, "safetensors": wrong}), SPEC, None, LIMIT)
+            read_states(StatesInput(**{**asked, "safetensors": wrong}), SPEC, None, LIMIT)
     size = len(example())
-    assert read_states(StatesGiven(**asked), SPEC, None, size) is not None
+    assert read_states(StatesInput(**asked), SPEC, None, size) is not None
     for limit in (size - 1, size // 2):
         with pytest.raises(AbstainError, match=f"more than {limit} bytes") as error:
-            read_states(StatesGiven(**asked), SPEC, None, limit)
+            read_states(StatesInput(**asked), SPEC, None, limit)
         assert error.value.code == Code.TOO_LARGE
 
 
 def test_a_path_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(example())
-    asked = StatesGiven(**described().model_dump(), path="a.safetensors")
+    asked = StatesInput(**described().model_dump(), path="a.safetensors")
     found = read_states(asked, SPEC, tmp_path, LIMIT)
-    assert torch.equal(found, states_in(example(), described(), SPEC))
+    assert torch.equal(found, parse_states(example(), described(), SPEC))
     with pytest.raises(AbstainError, match="cannot be read"):
         read_states(asked, SPEC, tmp_path, LIMIT)
 
@@ -353,7 +367,7 @@ def test_a_path_is_read_once(tmp_path: Path) -> None:
 def test_states_that_are_refused_are_deleted_too(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(example(width=4))
     with pytest.raises(AbstainError, match="4 wide"):
-        read_states(StatesGiven(**described().model_dump(), path="a.safetensors"), SPEC, tmp_path, LIMIT)
+        read_states(StatesInput(**described().model_dump(), path="a.safetensors"), SPEC, tmp_path, LIMIT)
     assert not list(tmp_path.iterdir())
 
 
@@ -375,18 +389,18 @@ def test_states_that_are_refused_are_deleted_too(tmp_path: Path) -> None:
 )
 def test_a_description_that_is_none_is_refused(changes: dict[str, Any]) -> None:
     whole = {"engine": "vllm", "layers": [2], "prompt_tokens": 3}
-    assert StatesGiven.model_validate({**whole, "path": "a"}).layers == (2,)
+    assert StatesInput.model_validate({**whole, "path": "a"}).layers == (2,)
     with pytest.raises(ValidationError):
-        StatesGiven.model_validate({**whole, **changes})
+        StatesInput.model_validate({**whole, **changes})
 
 
 def test_the_rest_of_a_request_is_in_the_files_metadata() -> None:
     asked = {"question": "Why?", "states": described().model_dump()}
     tensors = {"hidden_states": torch.zeros(5, 1, 3), "token_ids": torch.arange(5)}
-    assert request_in(save(tensors, {"request": json.dumps(asked)}))["question"] == "Why?"
+    assert parse_embedded_request(save(tensors, {"request": json.dumps(asked)}))["question"] == "Why?"
     for metadata in (None, {}, {"request": "["}, {"request": "[1]"}, {"request": "[" * 10_000}, {"other": "{}"}):
         with pytest.raises(AbstainError, match="no safetensors file whose __metadata__") as error:
-            request_in(save(tensors, metadata))
+            parse_embedded_request(save(tensors, metadata))
         assert error.value.code == Code.WRONG_FORMAT
 
 
@@ -451,5 +465,5 @@ def test_the_page_makes_a_file_of_sglangs_response(
     exec(code_with("def states_of"), page)
     how = described("sglang", layers=(LAYERS,), prompt_tokens=len(prompt), finish_reason=None, normed=True)
     content = page["states_of"](prompt, response)
-    found = states_in(content, how, spec_of(predictor, settings), tokens_of(predictor, ROW))
+    found = parse_states(content, how, spec_of(predictor, settings), tokens_of(predictor, ROW))
     assert confidence(predictor, found) == pytest.approx(own(predictor, ROW), abs=1e-5)

@@ -13,7 +13,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.serving import feature_writer as kept_results
-from abstain.serving.feature_writer import KeptResults
+from abstain.serving.feature_writer import FeatureCacheWriter
 from abstain.serving.gate import DecisionInput, Gate
 from tests.serving.builders import GUARANTEE, release, requests
 
@@ -28,7 +28,9 @@ class Kept:
         return {key: self.rows[key] for key in ids if key in self.rows}
 
 
-def decided(folder: Path, model: Path, settings: Settings, kept: KeptResults, rows: Sequence[Interaction]) -> Gate:
+def decided(
+    folder: Path, model: Path, settings: Settings, kept: FeatureCacheWriter, rows: Sequence[Interaction]
+) -> Gate:
     """A gate that has decided about `rows`, and the end of `kept`."""
     file = release(folder / "bundle", model, settings, guarantee=GUARANTEE)
     with kept:
@@ -39,7 +41,7 @@ def decided(folder: Path, model: Path, settings: Settings, kept: KeptResults, ro
 
 def test_states_of_decisions_are_in_the_cache(tmp_path: Path, model: Path, settings: Settings) -> None:
     rows = requests()[1:]
-    kept = KeptResults(Kept(rows), 100)
+    kept = FeatureCacheWriter(Kept(rows), 100)
     gate = decided(tmp_path, model, settings, kept, rows)
     source = Gate.open(tmp_path / "bundle", settings).predictor.source
     assert source.missing(rows) == 0 and kept.counts["written"] == len(rows)
@@ -55,7 +57,7 @@ def test_states_of_decisions_are_in_the_cache(tmp_path: Path, model: Path, setti
 def test_redacted_and_unlogged_answers_are_left_out(tmp_path: Path, model: Path, settings: Settings) -> None:
     same, other, unlogged = requests()[1:4]
     logged = Kept([same, other.model_copy(update={"question": "Question of <PERSON>?"})])
-    kept = KeptResults(logged, 100)
+    kept = FeatureCacheWriter(logged, 100)
     decided(tmp_path, model, settings, kept, [same, other, unlogged])
     source = Gate.open(tmp_path / "bundle", settings).predictor.source
     assert source.missing([same]) == 0 and source.missing([other, unlogged, *logged.rows.values()]) == 3
@@ -64,7 +66,7 @@ def test_redacted_and_unlogged_answers_are_left_out(tmp_path: Path, model: Path,
 
 def test_no_more_than_so_many_a_day(tmp_path: Path, model: Path, settings: Settings) -> None:
     rows = requests()[1:]
-    decided(tmp_path, model, settings, KeptResults(Kept(rows), 2), rows)
+    decided(tmp_path, model, settings, FeatureCacheWriter(Kept(rows), 2), rows)
     assert Gate.open(tmp_path / "bundle", settings).predictor.source.missing(rows) == len(rows) - 2
 
 
@@ -77,6 +79,6 @@ def test_a_full_queue_and_a_log_that_is_away_cost_no_decision(
         raise AbstainError(Code.NO_SERVICE, "the log is away")
 
     monkeypatch.setattr(kept_results, "WAITING", 3)
-    kept = KeptResults(away, 100)
+    kept = FeatureCacheWriter(away, 100)
     decided(tmp_path, model, settings, kept, rows)
     assert kept.counts == {"dropped": len(rows)}

@@ -62,10 +62,10 @@ def test_an_answer_without_context_is_decided_on_where_that_is_meant(open_gate: 
 
 def test_a_prompt_without_a_place_for_contexts_lacks_none(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     row = interaction("What is the fee?", [], "5")
-    assert gate.lacks_context(row, no_context=False) and not gate.lacks_context(row, no_context=True)
+    assert gate.is_context_missing(row, no_context=False) and not gate.is_context_missing(row, no_context=True)
     segments = "- {segment: question, field: question}\n- {segment: answer, field: answer}\n- {segment: eos}"
     monkeypatch.setattr("abstain.serving.gate.load_layout", lambda name: Layout(name, segments))
-    assert not gate.lacks_context(row, no_context=False)
+    assert not gate.is_context_missing(row, no_context=False)
 
 
 def test_contexts_are_texts_or_chunks(open_gate: Callable[..., Gate]) -> None:

@@ -13,8 +13,8 @@ from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.requests import Generate
 from abstain.serving import generate as answers
 from abstain.serving.gate import Gate
-from abstain.serving.generate import EMPTY, generate_answers, room_for
-from abstain.serving.request_files import from_flags, question_from_flags, read_questions
+from abstain.serving.generate import EMPTY, explain_no_room, generate_answers
+from abstain.serving.request_files import make_interaction_from_texts, make_question_from_texts, read_questions
 
 ASK = Generate(max_new_tokens=8)
 
@@ -28,7 +28,9 @@ def questions() -> list[Question]:
 
 def scored_afterwards(gate: Gate, question: Question, text: str) -> float | None:
     """The confidence of an answer that is read once it is there."""
-    (verdict,) = gate.predictor.score([from_flags(question.question, text, [c.text for c in question.contexts])])
+    (verdict,) = gate.predictor.score(
+        [make_interaction_from_texts(question.question, text, [c.text for c in question.contexts])]
+    )
     return verdict.confidence
 
 
@@ -64,7 +66,7 @@ def test_an_answer_that_reads_in_other_tokens_is_read_again(
             yield key, [replace(result[0], states=result[0].states + 5)] if isinstance(result, list) else result
 
     monkeypatch.setattr(Engine, "run", spoil)
-    monkeypatch.setattr(answers, "_is_written_as_read", lambda *_: written_as_read)
+    monkeypatch.setattr(answers, "_retokenizes_equally", lambda *_: written_as_read)
     (spoilt,) = generate_answers(gate, questions()[:1], ASK)
     same = spoilt.decision.confidence == pytest.approx(honest.decision.confidence, abs=1e-6)
     assert same == (not written_as_read)
@@ -107,8 +109,10 @@ def test_a_question_without_context_is_not_answered_unless_meant(gate: Gate) -> 
 
 
 def test_room_for_an_answer_is_told_before_it_is_asked_for(gate: Gate) -> None:
-    assert room_for(gate.predictor, ASK) == ""
-    assert "tokens are more than the 512 that tiny-bank reads" in room_for(gate.predictor, Generate(max_new_tokens=512))
+    assert explain_no_room(gate.predictor, ASK) == ""
+    assert "tokens are more than the 512 that tiny-bank reads" in explain_no_room(
+        gate.predictor, Generate(max_new_tokens=512)
+    )
 
 
 def test_states_that_are_not_finite_name_the_question(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +135,9 @@ def test_questions_are_read_from_lines_and_flags(tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(one.model_dump_json() + "\n" for one in questions()), encoding="utf-8")
     assert read_questions(file) == questions()
-    assert question_from_flags("Why?", ["one"]).contexts[0].text == "one"
+    assert make_question_from_texts("Why?", ["one"]).contexts[0].text == "one"
     with pytest.raises(AbstainError, match="question: "):
-        question_from_flags("", [])
+        make_question_from_texts("", [])
     file.write_text('{"interaction_id": "a", "question": "b", "question": "c", "contexts": []}\n', encoding="utf-8")
     with pytest.raises(AbstainError, match=r"questions.jsonl line 1: question: this key comes twice in one object"):
         read_questions(file)

@@ -26,7 +26,7 @@ from abstain.serving.generate import generate_answers
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
 from abstain.serving.provided_features import WRITER as WRITER_NAME
-from abstain.serving.scorer_latency import latency_p99_ms, made_up_answer
+from abstain.serving.scorer_latency import latency_p99_ms, make_random_features
 from tests.serving.builders import FUSION, requests
 
 WRITER = WriterScores(
@@ -131,9 +131,9 @@ def test_the_writers_scores_wait_for_no_base_model(by_writer: Predictor, setting
 
 
 def test_latency_is_of_all_parts(fused: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = made_up_answer(fused.scorer)
+    answers = make_random_features(fused.scorer)
     assert answers.results.keys() == set(fused.scorer.readings)
-    np.testing.assert_array_equal(fused.scorer.score(answers), fused.scorer.score(made_up_answer(fused.scorer)))
+    np.testing.assert_array_equal(fused.scorer.score(answers), fused.scorer.score(make_random_features(fused.scorer)))
     calls: list[int] = []
     for part in fused.scorer.scorer.parts.values():  # type: ignore[attr-defined]
         of_part = type(part).score

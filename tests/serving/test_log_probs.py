@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.tokenization import EncodedPass
-from abstain.serving.log_probs import AnswerLogProbs, read_log_probs
+from abstain.llm.engine.tokenization import EncodedPrompt
+from abstain.serving.log_probs import AnswerLogProbs, parse_log_probs
 from tests.serving.test_engine_states import SPEC
 
 ANSWER = [("It", -0.5), (" is", -0.25), (" 5.", -1.5)]
 EOS = ("<|im_end|>", -0.125)
-TOKENS = EncodedPass([1, 2, 3, 4, 5, 9], {"question": (0, 2), "answer": (2, 5), "eos": (5, 6)})
+TOKENS = EncodedPrompt([1, 2, 3, 4, 5, 9], {"question": (0, 2), "answer": (2, 5), "eos": (5, 6)})
 
 
 def chat(*tokens: tuple[Any, Any]) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def completion(*tokens: tuple[Any, Any]) -> dict[str, Any]:
 
 def refused(response: dict[str, Any], **more: Any) -> str:
     with pytest.raises(AbstainError) as error:
-        read_log_probs(response, SPEC, **more)
-    assert error.value.code == Code.OTHER_STATES and error.value.message.startswith("log-probabilities: ")
+        parse_log_probs(response, SPEC, **more)
+    assert error.value.code == Code.STATES_MISMATCH and error.value.message.startswith("log-probabilities: ")
     return error.value.message
 
 
@@ -42,23 +42,23 @@ def refused(response: dict[str, Any], **more: Any) -> str:
 @pytest.mark.parametrize("more", [{}, {"answer": "It is 5."}, {"answer": "It is 5.", "tokens": TOKENS}])
 def test_those_of_the_answer_and_of_eos_are_told_apart(shape: Any, more: dict[str, Any]) -> None:
     expected = AnswerLogProbs((-0.5, -0.25, -1.5), None)
-    assert read_log_probs(shape(*ANSWER), SPEC, **more) == expected
-    assert read_log_probs(shape(*ANSWER, EOS), SPEC, **more) == AnswerLogProbs(expected.of_tokens, -0.125)
+    assert parse_log_probs(shape(*ANSWER), SPEC, **more) == expected
+    assert parse_log_probs(shape(*ANSWER, EOS), SPEC, **more) == AnswerLogProbs(expected.of_tokens, -0.125)
 
 
 def test_they_are_nlls_with_what_is_not_known_as_nan() -> None:
     nan = math.nan
-    without = read_log_probs(chat(*ANSWER), SPEC).surprise()
+    without = parse_log_probs(chat(*ANSWER), SPEC).surprise()
     expected = torch.tensor([[0.5, nan], [0.25, nan], [1.5, nan], [nan, nan]])
     torch.testing.assert_close(without, expected, equal_nan=True)
-    with_eos = read_log_probs(chat(*ANSWER, EOS), SPEC).surprise()
+    with_eos = parse_log_probs(chat(*ANSWER, EOS), SPEC).surprise()
     assert with_eos[-1, 0] == 0.125 and with_eos.dtype == torch.float32
 
 
 def test_a_last_token_without_a_text_may_be_eos() -> None:
     silent = ("", -0.125)
-    assert read_log_probs(chat(*ANSWER, silent), SPEC, tokens=TOKENS).of_eos == -0.125
-    assert read_log_probs(chat(*ANSWER[:2], silent), SPEC, tokens=TOKENS).of_eos is None
+    assert parse_log_probs(chat(*ANSWER, silent), SPEC, tokens=TOKENS).of_eos == -0.125
+    assert parse_log_probs(chat(*ANSWER[:2], silent), SPEC, tokens=TOKENS).of_eos is None
     assert "it may be EOS or not" in refused(chat(*ANSWER, silent))
 
 
@@ -67,7 +67,7 @@ def test_those_of_another_answer_are_refused() -> None:
     assert "those of 2 tokens, the answer has 3" in refused(chat(*ANSWER[:2]), tokens=TOKENS)
     assert "those of 4 tokens, the answer has 3" in refused(chat(*ANSWER, (" x", -1.0)), tokens=TOKENS)
     half = chat(("\ufffd", -1.0), ("\ufffd", -1.0))  # of one character, whose bytes are two tokens
-    assert len(read_log_probs(half, SPEC, answer="é").of_tokens) == 2
+    assert len(parse_log_probs(half, SPEC, answer="é").of_tokens) == 2
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,6 @@ def test_what_is_no_log_probability_is_refused(response: dict[str, Any], message
 @drawn(response=st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["choices", "logprobs", "content", "token", "logprob", "tokens", "token_logprobs"]), inner, max_size=3), max_leaves=12))  # fmt: skip
 def test_whatever_comes_is_read_or_refused(response: Any) -> None:
     try:
-        assert read_log_probs(response, SPEC).of_tokens
+        assert parse_log_probs(response, SPEC).of_tokens
     except AbstainError as error:
-        assert error.code == Code.OTHER_STATES
+        assert error.code == Code.STATES_MISMATCH

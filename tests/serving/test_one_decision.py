@@ -17,15 +17,15 @@ from fastapi.testclient import TestClient
 from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
-from abstain.core.errors import AbstainError, parse_coded
+from abstain.core.errors import AbstainError, parse_error_line
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.learning.estimators.onnx_logistic import logistic_to_onnx
 from abstain.llm.engine.engine import Engine
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import LiveGate
+from abstain.serving.api.version_follower import VersionFollower
 from abstain.serving.gate import Gate, interaction
 from abstain.serving.gateways.client import HttpGate, ask
 from abstain_cli import app as cli
@@ -145,7 +145,7 @@ class Doors:
             cli.main()
         printed = self.capsys.readouterr()
         if left.value.code:
-            raise parse_coded(printed.err.removeprefix("error ")) or AssertionError(printed.err)
+            raise parse_error_line(printed.err.removeprefix("error ")) or AssertionError(printed.err)
         decision: dict[str, Any] = json.loads(printed.out)
         return decision
 
@@ -153,7 +153,7 @@ class Doors:
         sent = self.client.post(path, json=body, headers=headers)
         found: dict[str, Any] = sent.json()
         if sent.status_code != 200:
-            raise parse_coded(f"{found['code']}: {found['detail']}") or AssertionError(sent.text)
+            raise parse_error_line(f"{found['code']}: {found['detail']}") or AssertionError(sent.text)
         return found
 
     def _register(self, case: Case, call_id: str) -> str:
@@ -207,10 +207,10 @@ def open_doors(
             (bundle / "parts" / "writer.onnx").write_bytes(content)
         releases = MadeUpReleases()
         releases.promote("v1.0.0", release(bundle, model, settings, **changes))
-        live = LiveGate(releases, lambda folder: Gate.open(folder, settings))
+        live = VersionFollower(releases, lambda folder: Gate.open(folder, settings))
         service = GateService(live, log, ServeSettings(timeout_s=60, portkey_timeout_s=60))
         service.refresh()
-        clients.append(TestClient(make_app(service, Keys()), BASE).__enter__())
+        clients.append(TestClient(make_app(service, ApiKeys()), BASE).__enter__())
         return Doors(bundle, settings, log, clients[-1], monkeypatch, capsys)
 
     yield opened

@@ -17,7 +17,7 @@ from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.serving import scorer_latency
 from abstain.serving.predictor import Predictor
-from abstain.serving.request_files import from_flags
+from abstain.serving.request_files import make_interaction_from_texts
 from abstain.serving.scorer_latency import base_model_ms, latency_p99_ms
 from tests.llm.builders import save_tiny_model
 from tests.serving.builders import LAYOUT, release, requests
@@ -79,7 +79,7 @@ def test_an_answer_at_the_threshold_is_shown(opened: Callable[..., Predictor]) -
 def test_equal_ids_with_different_texts_are_scored_apart(
     opened: Callable[..., Predictor], model: Path, settings: Settings
 ) -> None:
-    rows = [from_flags("Q?", answer, []) for answer in ("Yes.", "No, that is not possible.")]
+    rows = [make_interaction_from_texts("Q?", answer, []) for answer in ("Yes.", "No, that is not possible.")]
     assert rows[0].interaction_id == rows[1].interaction_id
     verdicts = opened().score(rows)
     assert [v.confidence for v in verdicts] == pytest.approx(
@@ -101,7 +101,10 @@ def test_an_answer_that_cannot_be_read_is_not_shown(opened: Callable[..., Predic
 def test_a_context_that_does_not_fit_is_dropped_where_the_release_says_so(
     opened: Callable[..., Predictor], model: Path, settings: Settings
 ) -> None:
-    short, long = from_flags("Q?", "Yes.", ["first"]), from_flags("Q?", "Yes.", ["first", "x" * 600])
+    short, long = (
+        make_interaction_from_texts("Q?", "Yes.", ["first"]),
+        make_interaction_from_texts("Q?", "Yes.", ["first", "x" * 600]),
+    )
     scorer = opened(too_long="drop_chunks")
     assert scorer.score([long])[0].confidence == pytest.approx(computed_by_hand(model, settings, short), abs=1e-6)
 

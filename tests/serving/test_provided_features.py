@@ -25,7 +25,7 @@ from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.log_probs import AnswerLogProbs
 from abstain.serving.nll_regressor import NllRegressor
 from abstain.serving.predictor import Predictor
-from abstain.serving.provided_features import Missing, given_answers
+from abstain.serving.provided_features import MissingFeatures, build_provided_features
 from tests.llm.builders import WIDTH
 from tests.serving.builders import LAYOUT, requests
 from tests.serving.test_live_scorer import WRITER
@@ -73,11 +73,11 @@ def serving(opened: Callable[..., Predictor], tmp_path: Path) -> Callable[..., P
 
 
 def lacks(scorer: LiveScorer, states: Tensor | None = None, log_probs: AnswerLogProbs | None = None) -> tuple[str, ...]:
-    found = given_answers(scorer, ROW, states, log_probs)
-    return found.names if isinstance(found, Missing) else ()
+    found = build_provided_features(scorer, ROW, states, log_probs)
+    return found.names if isinstance(found, MissingFeatures) else ()
 
 
-def score(scorer: LiveScorer, found: Answers | Missing) -> float:
+def score(scorer: LiveScorer, found: Answers | MissingFeatures) -> float:
     assert isinstance(found, Answers)
     (value,) = scorer.score(found)
     return float(value)
@@ -87,7 +87,7 @@ def test_a_probe_needs_its_states_alone(serving: Callable[..., Predictor]) -> No
     scorer = serving("probe").scorer
     assert lacks(scorer, log_probs=KNOWN) == ("the hidden states of the answer",)
     for row in (ROW, None):
-        found = given_answers(scorer, row, STATES + 1, None)
+        found = build_provided_features(scorer, row, STATES + 1, None)
         assert score(scorer, found) == pytest.approx(1 / (1 + np.exp(-1)))
 
 
@@ -109,9 +109,11 @@ def test_log_probabilities_score_as_the_signal_defines(serving: Callable[..., Pr
     }
     for name, log_p in expected.items():
         scorer = serving(name).scorer
-        assert score(scorer, given_answers(scorer, None, None, KNOWN)) == pytest.approx(np.exp(log_p))
+        assert score(scorer, build_provided_features(scorer, None, None, KNOWN)) == pytest.approx(np.exp(log_p))
         if not NEEDS[name]:
-            assert score(scorer, given_answers(scorer, ROW, None, WITHOUT_EOS)) == pytest.approx(np.exp(log_p))
+            assert score(scorer, build_provided_features(scorer, ROW, None, WITHOUT_EOS)) == pytest.approx(
+                np.exp(log_p)
+            )
 
 
 def test_all_signals_are_known() -> None:
@@ -129,8 +131,8 @@ def test_a_regressor_needs_every_condition(serving: Callable[..., Predictor]) ->
     regressor = NllRegressor(Untouched(), LAYOUT)  # type: ignore[arg-type]
     scorer = LiveScorer(scorer.head, scorer.metadata, scorer.llm, "linear", "regressor", None, regressor)
     answer = "the NLLs and entropies of the answer"
-    found = given_answers(scorer, ROW, STATES, KNOWN)
-    assert isinstance(found, Missing) and found.results == {}
+    found = build_provided_features(scorer, ROW, STATES, KNOWN)
+    assert isinstance(found, MissingFeatures) and found.results == {}
     assert set(found.names) == set(lacks(scorer)) and len(found.names) == len(scorer.readings)
     assert {answer, ALONE, "the NLLs and entropies of the prompt", "the NLLs and entropies of the context"} <= set(
         found.names
@@ -140,9 +142,11 @@ def test_a_regressor_needs_every_condition(serving: Callable[..., Predictor]) ->
 
 def test_the_writers_scores_need_the_answer(serving: Callable[..., Predictor]) -> None:
     scorer = serving("writer").scorer
-    assert given_answers(scorer, None, None, None).names == ("the answer, with the scores that its writer gave it",)  # type: ignore[union-attr]
+    assert build_provided_features(scorer, None, None, None).names == (
+        "the answer, with the scores that its writer gave it",
+    )  # type: ignore[union-attr]
     marked = ROW.model_copy(update={"model": "m@1", "writer": {"sure": 15.0}})
-    assert score(scorer, given_answers(scorer, marked, None, None)) > 0.5
+    assert score(scorer, build_provided_features(scorer, marked, None, None)) > 0.5
 
 
 def test_a_fusion_needs_what_any_of_its_parts_needs(serving: Callable[..., Predictor]) -> None:
@@ -150,7 +154,7 @@ def test_a_fusion_needs_what_any_of_its_parts_needs(serving: Callable[..., Predi
     assert lacks(scorer, STATES, WITHOUT_EOS) == (EOS_NAME,)
     assert lacks(scorer, STATES) == ("the NLLs and entropies of the answer",)
     assert lacks(scorer) == ("the hidden states of the answer", "the NLLs and entropies of the answer")
-    found = given_answers(scorer, ROW, STATES, KNOWN)
+    found = build_provided_features(scorer, ROW, STATES, KNOWN)
     parts = [float(part.score(found)[0]) for part in scorer.parts]  # type: ignore[arg-type]
     z = 0.2 + 0.7 * sum(np.log(p / (1 - p)) for p in parts)
     assert score(scorer, found) == pytest.approx(1 / (1 + np.exp(-z)), abs=1e-5)
@@ -165,8 +169,8 @@ def test_what_is_missing_is_read_by_the_base_model(
     answer = len(ROW.answer.encode())
     states = torch.ones(answer, WIDTH)
     known = log_probs and AnswerLogProbs((-0.5,) * answer, None)
-    found = given_answers(predictor.scorer, ROW, states, known)
-    assert isinstance(found, Missing) and found.results.keys() == {predictor.source.wanted}
+    found = build_provided_features(predictor.scorer, ROW, states, known)
+    assert isinstance(found, MissingFeatures) and found.results.keys() == {predictor.source.wanted}
     other = requests(2)[1]
     read = predictor.reader.read([ROW, other], [found.results, {}])
     alone = predictor.reader.read([ROW, other])
@@ -181,7 +185,7 @@ def test_nothing_is_read_where_all_is_given(serving: Callable[..., Predictor], m
     predictor = serving("probe", "min_log_prob")
     monkeypatch.setattr("abstain.llm.features.shard_job.load", lambda *_: pytest.fail("the base model was loaded"))
     long = ROW.model_copy(update={"answer": "x" * 600})
-    found = given_answers(predictor.scorer, long, STATES, KNOWN)
+    found = build_provided_features(predictor.scorer, long, STATES, KNOWN)
     assert isinstance(found, Answers)
     given = [{reading: of[0] for reading, of in found.results.items()}]
     read = predictor.reader.read([long], given)  # type: ignore[arg-type]
@@ -192,11 +196,11 @@ def test_nothing_is_read_where_all_is_given(serving: Callable[..., Predictor], m
 def test_states_and_log_probabilities_are_of_one_answer(serving: Callable[..., Predictor]) -> None:
     scorer = serving("probe", "min_log_prob").scorer
     with pytest.raises(AbstainError, match="states of 2 tokens and log-probabilities of 3"):
-        given_answers(scorer, ROW, STATES[:2], KNOWN)
+        build_provided_features(scorer, ROW, STATES[:2], KNOWN)
 
 
 def test_a_reading_of_no_scorer_is_left_out(serving: Callable[..., Predictor]) -> None:
-    found = given_answers(serving("min_log_prob").scorer, ROW, STATES, KNOWN)
+    found = build_provided_features(serving("min_log_prob").scorer, ROW, STATES, KNOWN)
     assert isinstance(found, Answers) and list(found.results) == [FeatureRequest(NLL(("answer", EOS)))]
     sources: Sequence[object] = serving("min_log_prob").reader.sources
     assert len(sources) == 1

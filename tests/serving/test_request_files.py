@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.serving.request_files import from_flags, read_interactions
+from abstain.serving.request_files import make_interaction_from_texts, read_interactions
 
 
 def row(key: str = "i-1", **changes: Any) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_flags_make_an_interaction() -> None:
-    made = from_flags("Why?", "Because.", ["one", "two"])
+    made = make_interaction_from_texts("Why?", "Because.", ["one", "two"])
     assert (made.question, made.answer) == ("Why?", "Because.")
     assert [context.text for context in made.contexts] == ["one", "two"]
     assert len({context.chunk_id for context in made.contexts}) == 2
@@ -121,4 +121,4 @@ def test_flags_make_an_interaction() -> None:
 )
 def test_an_empty_flag_is_named(texts: tuple[str, str, list[str]], field: str) -> None:
     with pytest.raises(AbstainError, match=f"^{field}: String should have at least 1 character"):
-        from_flags(*texts)
+        make_interaction_from_texts(*texts)

@@ -12,7 +12,7 @@ import pytest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving import state_files
-from abstain.serving.state_files import take_file
+from abstain.serving.state_files import read_and_delete
 
 LIMIT = 1000
 
@@ -33,7 +33,7 @@ def write(file: Path, content: bytes = b"content", lock: bool = True) -> Path:
 
 def refused(path: str | Path, folder: Path | None, code: Code = Code.NOT_READABLE, **more: float) -> str:
     with pytest.raises(AbstainError) as error:
-        take_file(str(path), folder, LIMIT, **more)
+        read_and_delete(str(path), folder, LIMIT, **more)
     assert error.value.code == code and "\n" not in error.value.message
     return error.value.message
 
@@ -43,7 +43,7 @@ def refused(path: str | Path, folder: Path | None, code: Code = Code.NOT_READABL
 def test_a_file_and_its_lock_are_deleted_when_read(folder: Path, name: str, lock: bool) -> None:
     for path in (name, folder / name):
         file = write(folder / name, lock=lock)
-        assert take_file(str(path), folder, LIMIT) == b"content"
+        assert read_and_delete(str(path), folder, LIMIT) == b"content"
         assert not list(file.parent.glob("*a.safetensors*"))
         assert "deleted when it was read" in refused(path, folder)
 
@@ -113,7 +113,7 @@ def test_a_file_that_is_still_written_is_waited_for(folder: Path) -> None:
 
         timer = threading.Timer(0.1, finish)
         timer.start()
-        assert take_file(str(file), folder, LIMIT, wait_s=60) == b"whole"
+        assert read_and_delete(str(file), folder, LIMIT, wait_s=60) == b"whole"
         timer.join()
 
 
@@ -123,7 +123,7 @@ def test_a_file_has_at_most_so_many_bytes_and_is_deleted_anyhow(folder: Path, si
     if size > LIMIT:
         assert f"more than {LIMIT} bytes" in refused("a.safetensors", folder, Code.TOO_LARGE)
     else:
-        assert len(take_file("a.safetensors", folder, LIMIT)) == size
+        assert len(read_and_delete("a.safetensors", folder, LIMIT)) == size
     assert not list(folder.iterdir())
 
 

@@ -13,7 +13,7 @@ from abstain.config.params import Params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import reviewed_holdout
+from abstain.data.store.splits import select_reviewed_holdout
 from abstain.llm.features.shard_job import JobStats, LocalRunner, ShardJob, compute
 from abstain.llm.signals.feature_plan import LabelledAnswers
 from abstain.stages.features import __main__ as features
@@ -80,7 +80,7 @@ def test_on_another_machine_workers_compute_all_and_the_same_bytes_come_out(
         if name in FANNED_OUT:
             frame = artifacts.read_dataset_frame()
             rows = DataStore(paths.DATA).interactions(frame["interaction_id"])
-            labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows), bank.audits.run)
+            labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), bank.audits.run)
             cost = FANNED_OUT[name](bank, settings, labelled, lambda done, total: None, Worker(settings))
             assert cost.rows > len(rows)
         run_stages(bank, name)

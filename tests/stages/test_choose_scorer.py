@@ -19,7 +19,7 @@ from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
 from abstain.stages.shared import artifacts
-from abstain.stages.shared.states import read_labelled_states
+from abstain.stages.shared.states import load_labelled_states
 from tests.stages.builders import bank_params
 from tests.stages.conftest import Finished, run_stages, write_labels
 from tests.tolerance import assert_near
@@ -37,7 +37,7 @@ def serving(finished: Finished, scorer: str, **changes: Mapping[str, Any]) -> Pa
 
 
 def served_confidences() -> pd.Series:
-    return pd.read_parquet(paths.SERVED_CONFIDENCES).set_index("interaction_id")["confidence"]
+    return pd.read_parquet(paths.SERVED_SCORES).set_index("interaction_id")["confidence"]
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def unperturbed(finished: Finished, bank: Params) -> Finished:
 def test_the_released_files_decide_as_was_tuned_and_evaluated(unperturbed: Finished, name: str, kind: str) -> None:
     params = serving(unperturbed, name)
     run_stages(params, "choose_scorer", "tune_threshold", "export_onnx", "evaluate")
-    served = artifacts.read_json(paths.SERVED)
+    served = artifacts.read_json(paths.SCORER_CHOICE)
     assert (served["name"], served["kind"]) == (name, kind)
-    frame, _ = read_labelled_states()
+    frame, _ = load_labelled_states()
     rows = reviewed(frame[frame["split"] == "holdout"])
     predictor = Predictor.open(paths.ONNX, load_settings())
     assert (predictor.scorer.name, predictor.scorer.kind) == (name, kind)
@@ -93,7 +93,7 @@ def test_the_released_files_decide_as_was_tuned_and_evaluated(unperturbed: Finis
 
 def test_of_training_answers_the_confidences_are_out_of_fold(unperturbed: Finished) -> None:
     run_stages(serving(unperturbed, "fusion_two_passes"), "choose_scorer")
-    frame, _ = read_labelled_states()
+    frame, _ = load_labelled_states()
     train = frame.loc[frame["split"] == "train", "interaction_id"]
     out_of_fold = pd.read_parquet(paths.FUSION_OUT_OF_FOLD).set_index("interaction_id")["fusion_two_passes"]
     np.testing.assert_array_equal(served_confidences()[train], out_of_fold[train])
@@ -101,7 +101,7 @@ def test_of_training_answers_the_confidences_are_out_of_fold(unperturbed: Finish
 
 def test_the_cheapest_of_the_best_is_served_and_others_are_said_to_be_not_servable(unperturbed: Finished) -> None:
     run_stages(serving(unperturbed, "best"), "choose_scorer")
-    served = artifacts.read_json(paths.SERVED)
+    served = artifacts.read_json(paths.SCORER_CHOICE)
     rows = {row["scorer"]: row for row in served["candidates"]}
     costs = [row["forward_tokens"] for row in served["candidates"]]
     assert costs == sorted(costs) and costs[0] == 0, "the writer's scores need no pass"
@@ -115,7 +115,7 @@ def test_the_cheapest_of_the_best_is_served_and_others_are_said_to_be_not_servab
     best = max(row["auroc"] for row in rows.values())
     own = rows[served["name"]]
     assert all(row["auroc"] < best for row in rows.values() if row["forward_tokens"] < own["forward_tokens"])
-    frame, _ = read_labelled_states()
+    frame, _ = load_labelled_states()
     judged = reviewed(frame[frame["split"] == "train"])
     weight = row_weights(judged["inclusion_probability"].to_numpy())
     confidence = served_confidences()[judged["interaction_id"]].to_numpy()
@@ -125,16 +125,16 @@ def test_the_cheapest_of_the_best_is_served_and_others_are_said_to_be_not_servab
 def test_a_budget_leaves_out_what_reads_more_and_production_keeps_its_kind(unperturbed: Finished) -> None:
     changes = {"scorer": "best", "max_tokens": 1}
     run_stages(serving(unperturbed, "best", serve=changes), "choose_scorer")
-    assert artifacts.read_json(paths.SERVED)["name"] == "writer"
+    assert artifacts.read_json(paths.SCORER_CHOICE)["name"] == "writer"
     # With an error that nothing exceeds, whatever is in production stays.
     few = {"scorer": "best", "in_production": "log_prob"}
     write_labels("split == 'train' and group != group.iloc[0]", source="thumb")
     run_stages(serving(unperturbed, "best", serve=few), "choose_scorer")
-    assert artifacts.read_json(paths.SERVED)["kind"] == "log_prob"
+    assert artifacts.read_json(paths.SCORER_CHOICE)["kind"] == "log_prob"
 
 
 def test_perturbed_contexts_make_regressors_not_servable(bank: Params) -> None:
-    served = artifacts.read_json(paths.SERVED)
+    served = artifacts.read_json(paths.SCORER_CHOICE)
     regressors = artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]
     assert regressors and all("perturbation.copies" in served["not_servable"][name] for name in regressors)
     assert "fusion_two_passes" in {row["scorer"] for row in served["candidates"]}, "context_gain needs both passes"

@@ -15,7 +15,7 @@ from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
-from abstain.stages.shared.states import read_base_model, read_labelled_states
+from abstain.stages.shared.states import load_labelled_states, read_base_model
 from abstain.stages.train_probe import __main__ as train_probe
 from tests.checkout import SHIPPED, shipped_params
 from tests.data.builders import NOW, PARAMS, accept_all, alone, row, verdict, write_lines
@@ -53,7 +53,7 @@ def write_inputs(lengths: list[int], rows: int | None = None) -> tuple[pd.DataFr
 
 def test_rows_without_states_are_left_out_and_the_rest_stays_in_step(workspace: Path) -> None:
     frame, states = write_inputs([3, 0, 1, 0, 4, 2])
-    got, lazy = read_labelled_states()
+    got, lazy = load_labelled_states()
     assert list(got.index) == [0, 1, 2, 3]
     assert list(got["interaction_id"]) == ["i-0", "i-2", "i-4", "i-5"]
     assert list(got.columns) == list(frame.columns) and (got.dtypes == artifacts.read_dataset_frame().dtypes).all()
@@ -64,7 +64,7 @@ def test_rows_without_states_are_left_out_and_the_rest_stays_in_step(workspace: 
 
 def test_where_every_row_has_states_the_frame_is_the_data_set(workspace: Path) -> None:
     write_inputs([3, 1, 1, 2])
-    got, lazy = read_labelled_states()
+    got, lazy = load_labelled_states()
     pd.testing.assert_frame_equal(got, artifacts.read_dataset_frame())
     assert len(lazy) == 4
 
@@ -77,7 +77,7 @@ def test_the_base_model_is_what_the_features_say(workspace: Path) -> None:
 def test_features_of_another_data_set_are_an_error(workspace: Path) -> None:
     write_inputs([3, 1], rows=3)
     with pytest.raises(AbstainError, match=r"features.npy has 2 rows, .*dataset.parquet has 3: run `abstain retrain`"):
-        read_labelled_states()
+        load_labelled_states()
 
 
 def test_a_probe_is_trained_on_the_rows_that_have_states(workspace: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_probe_is_trained_on_the_rows_that_have_states(workspace: Path) -> Non
     assert list(out_of_fold.index) == [f"i-{i}" for i in range(120) if len(states[i])]
     correct = frame.set_index("interaction_id").loc[out_of_fold.index, "correct"] == 1
     assert out_of_fold[correct].median() > 0.9 and out_of_fold[~correct].median() < 0.1
-    assert artifacts.read_json(paths.CHOICE)["out_of_fold"]["linear"] > 0.95
+    assert artifacts.read_json(paths.PROBE_CHOICE)["out_of_fold"]["linear"] > 0.95
 
 
 def test_damaged_file_ends_a_stage_in_one_line(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,13 +145,13 @@ def test_what_is_not_a_number_is_null(workspace: Path) -> None:
 
 
 def test_a_folder_is_replaced_as_a_whole_or_stays_as_it_was(workspace: Path) -> None:
-    with artifacts.whole_folder(paths.PLOTS) as folder:
+    with artifacts.atomic_folder(paths.PLOTS) as folder:
         artifacts.write_text(folder / "roc.csv", "first")
-    with pytest.raises(ValueError), artifacts.whole_folder(paths.PLOTS) as folder:
+    with pytest.raises(ValueError), artifacts.atomic_folder(paths.PLOTS) as folder:
         artifacts.write_text(folder / "roc.csv", "half")
         raise ValueError
     assert (paths.PLOTS / "roc.csv").read_text() == "first"
-    with artifacts.whole_folder(paths.PLOTS) as folder:
+    with artifacts.atomic_folder(paths.PLOTS) as folder:
         assert not list(folder.iterdir()), "what a stopped run left"
         artifacts.write_text(folder / "other.csv", "second")
     assert [file.name for file in paths.PLOTS.iterdir()] == ["other.csv"]

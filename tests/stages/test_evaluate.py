@@ -27,7 +27,7 @@ from abstain.llm.signals.counterfactuals import answers_shuffled
 from abstain.stages.evaluate import __main__ as evaluate
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
-from abstain.stages.shared.states import read_labelled_states
+from abstain.stages.shared.states import load_labelled_states
 from tests.stages.conftest import run_stages, write_labels
 from tests.tolerance import assert_near
 
@@ -41,7 +41,7 @@ EVERYBODY = ["probe", *FUSIONS, *SIGNALS, *REGRESSORS, "lstm", "base_rate"]
 
 def holdout_rows() -> tuple[pd.DataFrame, list]:
     """The reviewed answers of the hold-out that could be read, by interaction, with their states."""
-    frame, states = read_labelled_states()
+    frame, states = load_labelled_states()
     rows = reviewed(frame[frame["split"] == "holdout"])
     return rows.set_index("interaction_id"), list(states.subset(rows.index))
 
@@ -69,7 +69,7 @@ def test_scorers_have_the_confidences_of_their_files(bank: Params) -> None:
     pd.testing.assert_frame_equal(scores[SIGNALS], signals[SIGNALS], check_exact=True)
     fusion = Fusion.from_dict(artifacts.read_json(paths.FUSIONS)["fusion"])
     np.testing.assert_allclose(scores["fusion"], fusion.score(signals.assign(**zoo)), rtol=1e-6)
-    train = read_labelled_states()[0].query("split == 'train'")
+    train = load_labelled_states()[0].query("split == 'train'")
     assert scores["base_rate"].unique() == [pytest.approx(np.average(train["correct"], weights=train["weight"]))]
 
 
@@ -83,7 +83,7 @@ def test_tables_name_the_same_scorers(bank: Params) -> None:
     assert costs["lstm"] == costs["probe"] > 0 == costs["length_only"] == costs["base_rate"]
     assert costs["fusion"] > costs["random_forest_verdict"] > costs["sequence_log_prob"] > 0
     assert said["served"].items() >= {"name": "probe", "kind": "probe", "layer": 2, "site": "residual"}.items()
-    assert said["probe"] == artifacts.read_json(paths.CHOICE)
+    assert said["probe"] == artifacts.read_json(paths.PROBE_CHOICE)
     assert found["served"] == {"name": "probe", "kind": "probe", "forward_tokens": costs["probe"]}
     aurocs = {name: found["scorers"][name]["auroc"] for name in SIGNALS if name != "length_only"}
     drawn = {"probe", "fusion", "length_only", max(aurocs, key=aurocs.__getitem__)}
@@ -95,7 +95,7 @@ def test_tables_name_the_same_scorers(bank: Params) -> None:
 
 
 def test_scores_are_of_all_reviewed_answers_that_no_training_saw(bank: Params) -> None:
-    scores, frame = pd.read_parquet(paths.SCORES), read_labelled_states()[0]
+    scores, frame = pd.read_parquet(paths.SCORES), load_labelled_states()[0]
     judged = frame[(frame["source"] == "review") & frame["split"].isin(["holdout", "newest"])]
     assert sorted(scores["interaction_id"]) == sorted(judged["interaction_id"]) and len(judged) > 50
     both = scores.merge(judged, on="interaction_id", suffixes=("", "_of_data"))
@@ -137,7 +137,7 @@ def test_hold_outs_figures_are_of_drawn_reviews_and_the_others_are_apart(
     together, digest = pd.read_parquet(paths.SCORES), artifacts.read_json(paths.METRICS)["holdout"]["digest"]
     assert artifacts.read_json(paths.METRICS)["holdout"]["volunteered"] is None
     write_labels("split == 'holdout' and interaction_id.str.endswith('1')", drawn=False, inclusion_probability=0.8)
-    monkeypatch.setattr(splits, "MIN_DRAWN", 20)
+    monkeypatch.setattr(splits, "MIN_SAMPLED", 20)
     threshold = artifacts.read_json(paths.THRESHOLD)
     artifacts.write_json(paths.THRESHOLD, threshold | {"drawn": False})
     evaluate.stage(bank)
@@ -316,7 +316,7 @@ def test_ablations_are_of_every_site_and_of_products_with_enough_answers(bank: P
     # The sweep's architecture is the one that is served: there they are the same probe.
     own, here = artifacts.read_json(paths.METRICS)["holdout"], sites[2, "residual", None]
     assert here["auroc"] == pytest.approx(own["scorers"]["probe"]["auroc"])
-    assert here["out_of_fold"] == pytest.approx(artifacts.read_json(paths.CHOICE)["out_of_fold"]["linear"])
+    assert here["out_of_fold"] == pytest.approx(artifacts.read_json(paths.PROBE_CHOICE)["out_of_fold"]["linear"])
     assert {name: here[name] for name in ("precision", "recall", "rouge_shown")} == pytest.approx(
         {name: own["at_heuristic"][name] for name in ("precision", "recall", "rouge_shown")}
     )

@@ -20,11 +20,11 @@ from abstain.core.scorer_names import FAMILIARITY
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed
 from abstain.data.store.state_table import StateTable
-from abstain.llm.familiarity.familiarity import FamiliarityMethod, SelfFamiliarity
+from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.signals import familiarity
 from abstain.llm.signals.base import Answers, Scorer
-from abstain.llm.signals.compute_features import feature_requests_of, forward_tokens, read_answers
+from abstain.llm.signals.compute_features import collect_feature_requests, forward_tokens, read_answers
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 from abstain.llm.signals.registry import build_scorers
 from abstain.stages.features import __main__ as features
@@ -79,7 +79,7 @@ def test_a_signal_is_what_its_scorer_says_of_the_answer(bank: Params) -> None:
     for name, of in {"asked": unseen, **changed}.items():
         few = of[::17]
         found = artifacts.read_signals(name).loc[[one.interaction_id for one in few]]
-        answers = read_answers(bank.llm, settings, few, feature_requests_of(made))
+        answers = read_answers(bank.llm, settings, few, collect_feature_requests(made))
         for scorer in made:
             assert_near(found[scorer.name], scorer.score(answers), np.float32)
 
@@ -133,7 +133,7 @@ def test_where_no_row_has_scores_of_its_writer_that_scorer_is_skipped_and_named(
 def test_the_familiarity_of_questions_is_compared_and_fused_and_its_cost_is_said(
     bank: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = FamiliarityMethod(explanation_tokens=6, beams=2, guess_tokens=10)
+    short = FamiliarityConfig(explanation_tokens=6, beams=2, guess_tokens=10)
     monkeypatch.setattr(familiarity, "SelfFamiliarity", partial(SelfFamiliarity, method=short))
     enabled = (*bank.scorers.enabled, FAMILIARITY)
     params = bank.model_copy(update={"scorers": bank.scorers.model_copy(update={"enabled": enabled})})

@@ -10,7 +10,7 @@ from abstain.config.params import Params
 from abstain.core import paths
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators.parity import MAX_PARITY
-from abstain.learning.estimators.regressors.onnx_regressor import Regressor
+from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.llm.features.shard_job import LocalRunner
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
@@ -69,7 +69,9 @@ def test_estimates_of_training_answers_are_out_of_fold_and_others_the_files(bank
     features, scores = (of_variant(file, "asked") for file in (paths.NLL_FEATURES, paths.REGRESSOR_SCORES))
     features = features[features.notna().any(axis=1)]
     for name in NAMES:
-        said = pd.Series(Regressor((paths.REGRESSORS / f"{name}.onnx").read_bytes()).predict(features), features.index)
+        said = pd.Series(
+            OnnxRegressor((paths.REGRESSORS / f"{name}.onnx").read_bytes()).predict(features), features.index
+        )
         train = frame.loc[features.index, "split"] == "train"
         estimated = scores.loc[said.index, name]
         assert_near(said[~train], estimated[~train], np.float32)

@@ -15,12 +15,12 @@ from abstain.core.labels import Labels
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators import cross_validation
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
-from abstain.learning.estimators.probe_registry import ZooEntry, load_probe
+from abstain.learning.estimators.probe_registry import ProbeSpec, load_probe
 from abstain.learning.estimators.probes.linear import LinearProbe
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.stages.report import __main__ as report
 from abstain.stages.shared import artifacts
-from abstain.stages.shared.states import read_labelled_states
+from abstain.stages.shared.states import load_labelled_states
 from abstain.stages.train_fusion import __main__ as train_fusion
 from abstain.stages.train_probe import __main__ as train_probe
 from abstain.stages.tune_threshold import __main__ as tune_threshold
@@ -30,7 +30,7 @@ from tests.tolerance import tolerance
 
 pytestmark = pytest.mark.slow
 
-FITTED = (paths.PROBE, paths.OUT_OF_FOLD, paths.FUSIONS, paths.FUSION_OUT_OF_FOLD, paths.TRAINING, paths.CHOICE)
+FITTED = (paths.PROBE, paths.OUT_OF_FOLD, paths.FUSIONS, paths.FUSION_OUT_OF_FOLD, paths.TRAINING, paths.PROBE_CHOICE)
 TUNED = (paths.THRESHOLD, paths.CALIBRATION)
 
 
@@ -83,7 +83,7 @@ def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Para
     short = with_probe(bank, zoo=("lstm",), max_epochs=1)
     train_probe.stage(short)
     frame, before, probe = artifacts.read_dataset_frame(), out_of_fold()["lstm"], paths.PROBE.read_bytes()
-    readable, _ = read_labelled_states()
+    readable, _ = load_labelled_states()
     assert before.index.tolist() == readable.loc[readable["split"] == "train", "interaction_id"].tolist()
     learnt = frame[frame["interaction_id"].isin(before.index) & (frame["source"] == "review")]
     of_both_kinds = learnt.groupby("group")["correct"].nunique() == 2
@@ -103,7 +103,7 @@ def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Para
 
 
 def test_the_best_probe_is_exported_by_reviewed_training_answers(finished: Finished, bank: Params) -> None:
-    choice = artifacts.read_json(paths.CHOICE)
+    choice = artifacts.read_json(paths.PROBE_CHOICE)
     frame = artifacts.read_dataset_frame()
     judged = reviewed(frame[frame["split"] == "train"]).set_index("interaction_id")
     judged = judged.loc[judged.index.isin(out_of_fold().index)]
@@ -118,7 +118,7 @@ def test_the_best_probe_is_exported_by_reviewed_training_answers(finished: Finis
     other = with_probe(bank, export="lstm")
     train_probe.stage(other)
     assert paths.PROBE.read_bytes() == (paths.PROBES / "lstm.safetensors").read_bytes()
-    described = artifacts.read_json(paths.CHOICE)
+    described = artifacts.read_json(paths.PROBE_CHOICE)
     assert described.pop("description").startswith("LSTM(")
     assert {**choice, "asked_for": "lstm", "exported": "lstm"} == {**described, "description": choice["description"]}
     assert bytes_of(paths.PROBES) == bytes_of(finished.root / paths.PROBES), "the others are what they were"
@@ -134,12 +134,12 @@ class LastStateProbe(LinearProbe):
 
 
 def test_a_new_probe_is_trained_and_reported(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_validation, "ZOO", made_up := {"made_up": ZooEntry(LastStateProbe)})
-    monkeypatch.setattr(train_probe, "ZOO", made_up)
+    monkeypatch.setattr(cross_validation, "PROBES", made_up := {"made_up": ProbeSpec(LastStateProbe)})
+    monkeypatch.setattr(train_probe, "PROBES", made_up)
     params = with_probe(bank, zoo=("made_up",), export="made_up")
     train_probe.stage(params)
     evaluation = artifacts.read_json(paths.EVALUATION)
-    artifacts.write_json(paths.EVALUATION, evaluation | {"probe": artifacts.read_json(paths.CHOICE)})
+    artifacts.write_json(paths.EVALUATION, evaluation | {"probe": artifacts.read_json(paths.PROBE_CHOICE)})
     report.stage(params)
     assert "| made_up: logistic regression on what a test made up |" in (paths.REPORT / "report.md").read_text()
 
@@ -154,7 +154,7 @@ def test_without_verdicts_of_both_kinds_none_is_the_best(bank: Params) -> None:
         "bring reviews, or set probe.export to one of linear, lstm"
     )
     train_probe.stage(with_probe(bank, export="linear"))
-    assert artifacts.read_json(paths.CHOICE)["out_of_fold"] == {"linear": None, "lstm": None}
+    assert artifacts.read_json(paths.PROBE_CHOICE)["out_of_fold"] == {"linear": None, "lstm": None}
 
 
 def test_the_fusion_is_of_out_of_fold_confidences_and_signals(bank: Params) -> None:

@@ -30,7 +30,7 @@ from abstain.stages.evaluate import __main__ as evaluate
 from abstain.stages.export_onnx import __main__ as export_onnx
 from abstain.stages.report import __main__ as report
 from abstain.stages.shared import artifacts
-from abstain.stages.shared.states import read_base_model, read_labelled_states
+from abstain.stages.shared.states import load_labelled_states, read_base_model
 from abstain.stages.tune_threshold import __main__ as tune_threshold
 from tests.stages.conftest import run_stages, write_labels
 
@@ -46,7 +46,7 @@ def with_threshold(params: Params, **changes: object) -> Params:
 
 def validation_rows() -> tuple[pd.DataFrame, np.ndarray]:
     """The reviewed answers of the validation split and the served probe's confidences of them."""
-    frame, states = read_labelled_states()
+    frame, states = load_labelled_states()
     rows = reviewed(frame[frame["split"] == "validation"])
     return rows, predict_confidence(load_probe(paths.PROBE), states.subset(rows.index)).numpy().astype(float)
 
@@ -84,7 +84,7 @@ def test_reviews_that_were_not_drawn_are_apart_where_enough_were(bank: Params, m
     tune_threshold.stage(bank)
     together = artifacts.read_json(paths.THRESHOLD)
     assert (together["drawn"], together["volunteered"], together["rows"]) == (False, None, len(rows))
-    monkeypatch.setattr(splits, "MIN_DRAWN", 20)
+    monkeypatch.setattr(splits, "MIN_SAMPLED", 20)
     tune_threshold.stage(bank)
     apart = artifacts.read_json(paths.THRESHOLD)
     assert apart["drawn"] is True and apart["rows"] == len(rows) - volunteers
@@ -199,7 +199,7 @@ def test_served_file_names_its_site_and_guarantee(bank: Params) -> None:
     }
     assert artifacts.read_json(paths.PARITY)["max_abs_difference"] < 1e-5
     rows, confidence = validation_rows()
-    states = read_labelled_states()[1].subset(rows.index)
+    states = load_labelled_states()[1].subset(rows.index)
     np.testing.assert_allclose(served.confidence(states), confidence, atol=1e-5)
 
 
@@ -207,7 +207,7 @@ def test_a_probe_without_eos_is_trained_and_served_without(bank: Params) -> None
     without = bank.model_copy(update={"llm": bank.llm.model_copy(update={"includes_eos": False})})
     with_eos = StateTable(paths.FEATURES).lengths.copy()
     run_stages(without, "features", "train_probe", "export_onnx")
-    frame, states = read_labelled_states()
+    frame, states = load_labelled_states()
     np.testing.assert_array_equal(StateTable(paths.FEATURES).lengths, np.maximum(with_eos - 1, 0))
     some = frame.iloc[:3]
     rows = DataStore(paths.DATA).interactions(some["interaction_id"])

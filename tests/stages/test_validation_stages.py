@@ -93,7 +93,7 @@ def test_a_holdout_that_is_trained_on_stops_the_stage_and_is_on_the_page(workspa
     for part in DataStore(paths.DATA).parts(Interaction):
         rows = [
             one.model_copy(update={"question": "The fee?", "answer": "None."})
-            for one in DataStore(paths.DATA).part_rows(part, Interaction)
+            for one in DataStore(paths.DATA).iter_part_rows(part, Interaction)
         ]
         part.write_text("".join(f"{one.canonical()}\n" for one in rows), encoding="utf-8")
     validate.stage(params)

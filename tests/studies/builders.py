@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from benchmarks.sample.handbook import build_handbook
-from studies.declared import ExperimentCell, Study
+from studies.declared import Experiment, ExperimentCell
 from studies.tables import CellOutcome
 
 TRAIN, EVALUATION = "train.jsonl", "evaluation.jsonl"
@@ -68,9 +68,9 @@ BAD = {
 }
 
 
-def declared(**changes: Any) -> Study:
+def declared(**changes: Any) -> Experiment:
     """The small study, some of its keys changed."""
-    return Study.model_validate(DECLARED | changes)
+    return Experiment.model_validate(DECLARED | changes)
 
 
 def tiny_models(folder: Path) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def write_data(folder: Path) -> Path:
     return folder
 
 
-def result(study: Study, cell: ExperimentCell, auroc: float = 0.75) -> dict[str, Any]:
+def result(study: Experiment, cell: ExperimentCell, auroc: float = 0.75) -> dict[str, Any]:
     """What a cell's file might say: made up, for tests of the tables alone."""
     names = ("mse", "positive", "auroc", "accuracy", "f1", "withheld", "accuracy_buffered", "f1_buffered")
     figures = {
@@ -143,5 +143,5 @@ def result(study: Study, cell: ExperimentCell, auroc: float = 0.75) -> dict[str,
     }
 
 
-def outcomes(study: Study) -> dict[ExperimentCell, CellOutcome]:
+def outcomes(study: Experiment) -> dict[ExperimentCell, CellOutcome]:
     return {cell: CellOutcome(result(study, cell)) for cell in study.cells()}

@@ -9,7 +9,7 @@ import pytest
 
 from abstain.config.settings import Settings
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.familiarity.masking import MASK
 from abstain.llm.features.feature_store import FeatureStore
 from studies import familiarity_baselines, similarity
@@ -34,7 +34,7 @@ def baselines(tiny_folder: Path, settings: Settings, monkeypatch: pytest.MonkeyP
 def log_probs_of(question: str, text: str, reply: str) -> np.ndarray:
     loaded = tiny_model()
     prompt = load_layout(f"{question}-chatml-v1", "questions").render(text, (), None) if question else ()
-    ids = encode_pass(loaded.tokenizer, prompt).ids if prompt else []
+    ids = encode_prompt(loaded.tokenizer, prompt).ids if prompt else []
     tokens = loaded.tokenizer.encode(reply, add_special_tokens=False)
     log_p = plain_forward(loaded, [*ids, *tokens])[0]
     start = max(len(ids), 1)

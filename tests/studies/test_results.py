@@ -13,7 +13,7 @@ import pytest
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from studies.cell import ExperimentRunner
-from studies.results import Results, decided_by, file_digests
+from studies.results import ResultStore, file_digests, get_cell_inputs
 from tests.llm.builders import save_tiny_model
 from tests.studies.builders import DECLARED, EVALUATION, TRAIN, declared, write_data
 
@@ -40,7 +40,7 @@ def laboratory(model: Path, data: Path, home: Path, **changes: Any) -> Experimen
 
 def decided(of: ExperimentRunner) -> dict[str, dict[str, Any]]:
     files = file_digests(of.study, of.data)
-    return {cell.title: decided_by(of, cell, files) for cell in of.study.cells()}
+    return {cell.title: get_cell_inputs(of, cell, files) for cell in of.study.cells()}
 
 
 def changed(one: ExperimentRunner, other: ExperimentRunner) -> list[str]:
@@ -93,7 +93,7 @@ def test_a_model_that_is_not_there_is_named(model: Path, data: Path, tmp_path: P
 
 
 def test_a_result_is_read_back_as_it_was_but_for_nan(tmp_path: Path) -> None:
-    results, key = Results(tmp_path / "r"), {"cell": {"tokens": 2}, "thresholds": (0.5, 0.6)}
+    results, key = ResultStore(tmp_path / "r"), {"cell": {"tokens": 2}, "thresholds": (0.5, 0.6)}
     assert results.read(key) is None
     results.write(key, {"auroc": float("nan"), "f1": np.float64(0.25), "rows": [1, math.inf], "note": None})
     assert results.read(key) == {"auroc": None, "f1": 0.25, "rows": [1, None], "note": None}
@@ -102,7 +102,7 @@ def test_a_result_is_read_back_as_it_was_but_for_nan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"decided_by": {}}'])
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
-    results, key = Results(tmp_path), {"cell": 1}
+    results, key = ResultStore(tmp_path), {"cell": 1}
     results.write(key, {"f1": 0.5})
     (file,) = tmp_path.iterdir()
     assert json.loads(file.read_text())["decided_by"] == key

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from studies.declared import Study
+from studies.declared import Experiment
 from studies.markdown import to_markdown
 from studies.tables import CellOutcome, tabulate
 from tests.studies.builders import BAD, DECLARED, declared, outcomes, result
@@ -23,7 +23,7 @@ FILES = {"train.jsonl": "a" * 64, "evaluation.jsonl": "b" * 64}
 
 
 @pytest.fixture
-def study() -> Study:
+def study() -> Experiment:
     return declared(tables={**DECLARED["tables"], "11": BAD})
 
 
@@ -40,7 +40,7 @@ def grid(text: str) -> list[dict[str, str]]:
     return [dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head)]
 
 
-def test_every_figure_stands_with_its_interval_and_the_size_in_words(study: Study) -> None:
+def test_every_figure_stands_with_its_interval_and_the_size_in_words(study: Experiment) -> None:
     text = section(to_markdown(tabulate(study, (), outcomes(study), FILES)), "Table 2")
     assert "Trained on 12 answers and evaluated on 6 others" in text
     two, three, *papers = grid(text)
@@ -51,7 +51,7 @@ def test_every_figure_stands_with_its_interval_and_the_size_in_words(study: Stud
     assert [row["K"] for row in papers] == ["3", "5"]
 
 
-def test_a_row_of_the_paper_is_marked_with_its_models_and_is_below_the_same_setting(study: Study) -> None:
+def test_a_row_of_the_paper_is_marked_with_its_models_and_is_below_the_same_setting(study: Experiment) -> None:
     report = tabulate(study, (), outcomes(study), FILES)
     assert [(row["of"], row["tokens"]) for row in report["tables"]["2"]["rows"]] == [
         ("here", 2),
@@ -71,7 +71,7 @@ def test_a_row_of_the_paper_is_marked_with_its_models_and_is_below_the_same_sett
     assert "Nobody et al., on 2,100 answers" in markdown
 
 
-def test_what_is_withheld_stands_where_there_is_a_buffer_alone(study: Study) -> None:
+def test_what_is_withheld_stands_where_there_is_a_buffer_alone(study: Experiment) -> None:
     markdown = to_markdown(tabulate(study, (), outcomes(study), FILES))
     buffered = grid(section(markdown, "Table 11"))
     assert buffered[1]["withheld"] == "75.0 %" and buffered[1]["F1, rest"] == "0.750 (0.650 to 0.850)"
@@ -80,7 +80,7 @@ def test_what_is_withheld_stands_where_there_is_a_buffer_alone(study: Study) -> 
     assert "withheld" not in section(markdown, "Table 2")
 
 
-def test_a_missing_cell_is_said_and_its_row_stays(study: Study) -> None:
+def test_a_missing_cell_is_said_and_its_row_stays(study: Experiment) -> None:
     found = outcomes(study)
     bad = study.cells_of("11")[0]
     found[bad] = CellOutcome(None, "the model is not installed: pip install it")
@@ -94,7 +94,7 @@ def test_a_missing_cell_is_said_and_its_row_stays(study: Study) -> None:
     assert bad.title not in section(markdown, "What was counted")
 
 
-def test_nothing_computed_yet_is_a_report_of_gaps(study: Study) -> None:
+def test_nothing_computed_yet_is_a_report_of_gaps(study: Experiment) -> None:
     markdown = to_markdown(tabulate(study, ("2", "headline"), {}, FILES))
     assert "**Missing: 2 of 2 cells.**" in markdown and "it was not computed" in markdown
     assert "Table 12" not in markdown and "What was counted" not in markdown
@@ -107,7 +107,7 @@ def test_nothing_computed_yet_is_a_report_of_gaps(study: Study) -> None:
     [(0.01, 0.1, "ahead"), (-0.1, -0.01, "behind"), (-0.1, 0.1, "not to be told from it"), (None, None, "not comparable")],
 )  # fmt: skip
 def test_the_headline_says_how_far_the_regressor_is_ahead_of_the_best_baseline(
-    study: Study, low: float | None, high: float | None, verdict: str
+    study: Experiment, low: float | None, high: float | None, verdict: str
 ) -> None:
     (cell,) = study.cells_of("headline")
     of = result(study, cell)
@@ -118,7 +118,7 @@ def test_the_headline_says_how_far_the_regressor_is_ahead_of_the_best_baseline(
     assert f"| {verdict} |" in text
 
 
-def test_a_figure_that_is_not_defined_says_why(study: Study) -> None:
+def test_a_figure_that_is_not_defined_says_why(study: Experiment) -> None:
     cell = study.cells_of("2")[0]
     of = result(study, cell)
     for row in of["by_threshold"]:
@@ -128,7 +128,7 @@ def test_a_figure_that_is_not_defined_says_why(study: Study) -> None:
     assert "Where a figure is not defined: no answers reach t = 0.5." in text
 
 
-def test_what_was_counted_has_every_cell_its_tokens_and_the_columns_dropped(study: Study) -> None:
+def test_what_was_counted_has_every_cell_its_tokens_and_the_columns_dropped(study: Experiment) -> None:
     text = section(to_markdown(tabulate(study, (), outcomes(study), FILES)), "What was counted")
     cells = study.cells()
     assert all(cell.title in text for cell in cells)

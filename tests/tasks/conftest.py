@@ -22,11 +22,11 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import holdout_digest
 from abstain.data.store.state_table import write_table
-from abstain.release.evaluation_set import CHALLENGER
+from abstain.release.evaluation_set import CANDIDATE
 from abstain.release.registry import Registry, load_registry
 from tasks.release import promotion
 from tasks.release import promotion_inputs as gate_inputs
-from tasks.release.promotion import Promotion, promote_candidate
+from tasks.release.promotion import PromotionResult, promote_candidate
 from tasks.runs.git_commit import commit, push
 from tasks.runs.shell import git
 from tasks.runs.workspace import BRANCH, Workspace
@@ -150,7 +150,7 @@ class Candidates:
         }
         write_mean_probe(root / paths.ONNX, D, metadata)
         (root / paths.ONNX_PARTS).mkdir()
-        (root / paths.SERVED).write_text(json.dumps({"kind": "probe"}))
+        (root / paths.SCORER_CHOICE).write_text(json.dumps({"kind": "probe"}))
         found = related(400, probe, 1.2, seed=1, correlation=0.99)
         scores = pd.DataFrame(
             {
@@ -161,8 +161,8 @@ class Candidates:
                 "correct": found.correct,
                 "inclusion_probability": np.nan,
                 "drawn": volunteers is not None,
-                "probability": found.confidences[CHALLENGER],
-                "confidence": found.confidences[CHALLENGER],
+                "probability": found.confidences[CANDIDATE],
+                "confidence": found.confidences[CANDIDATE],
                 "length_only": window().confidences["length_only"],
                 "base_rate": 0.6,
             }
@@ -194,7 +194,7 @@ class Candidates:
         found = confidences.loc[list(ids)].tolist()
         return gate_inputs.ChampionScores(found, found, threshold)
 
-    def promote(self, **options: Any) -> Promotion:
+    def promote(self, **options: Any) -> PromotionResult:
         outcome = promote_candidate.fn(self.workspace, options.pop("new_holdout", None), **options)
         if outcome.status == "promoted":
             self.champion = self.last
@@ -219,6 +219,6 @@ def first_candidates(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Candi
 def candidates(first_candidates: Candidates) -> Candidates:
     """With v1.0.0 in production."""
     first_candidates.write()
-    assert first_candidates.promote() == Promotion("promoted", "v1.0.0", [])
+    assert first_candidates.promote() == PromotionResult("promoted", "v1.0.0", [])
     first_candidates.judged.clear()
     return first_candidates

@@ -93,7 +93,7 @@ class SplitParams(FrozenModel):
     max_component: OpenFraction
 
     @model_validator(mode="after")
-    def _leave_something_to_train_on(self) -> SplitParams:
+    def _check_train_fraction(self) -> SplitParams:
         if self.by == "group" and self.validation + self.holdout >= 1:
             raise ValueError("validation + holdout leave nothing to train on: together they must stay below 1")
         start, end = self.holdout_from, self.holdout_frozen_at
@@ -121,7 +121,7 @@ class ProbeParams(FrozenModel):
     huber_lambda: Annotated[float, Field(ge=0)]
 
     @model_validator(mode="after")
-    def _export_what_is_trained(self) -> ProbeParams:
+    def _check_exported_architecture(self) -> ProbeParams:
         if self.export != "best" and self.export not in self.zoo:
             raise ValueError(f"export: {self.export} is not in zoo: add it there, or export one that is")
         return self
@@ -157,7 +157,7 @@ class PerturbationParams(FrozenModel):
     seed: Annotated[int, Field(ge=0, lt=2**31)]
 
     @model_validator(mode="after")
-    def _copy_what_differs(self) -> PerturbationParams:
+    def _check_copies(self) -> PerturbationParams:
         if self.where == "entropy" and self.copies > 1:
             raise ValueError("copies by entropy are all alike: set copies to 1, or where to random")
         return self
@@ -185,7 +185,7 @@ class RegressorParams(RegressorTraining):
     targets: tuple[CorrectnessTarget, ...]
 
     @model_validator(mode="after")
-    def _each_once(self) -> RegressorParams:
+    def _check_unique(self) -> RegressorParams:
         for name in ("kinds", "targets"):
             values = getattr(self, name)
             if twice := next((one for one in values if values.count(one) > 1), None):

@@ -57,12 +57,12 @@ class CallerLimits(BaseModel):
     )
 
 
-LAST_OF_USER = "messages[?role=='user'] | [-1].content"
+LAST_USER_MESSAGE = "messages[?role=='user'] | [-1].content"
 
 
 class LiteLLMPaths(GatewayPaths):
     call_id: str = "litellm_call_id"
-    question: str = f"structured_{LAST_OF_USER}"
+    question: str = f"structured_{LAST_USER_MESSAGE}"
     contexts: str = "additional_provider_specific_params.contexts"
     user: str = "request_data.user_api_key_end_user_id || request_data.user_api_key_user_id"
     model: str = "model"
@@ -70,13 +70,13 @@ class LiteLLMPaths(GatewayPaths):
 
 class KgatewayPaths(GatewayPaths):
     call_id: str = 'headers."x-abstain-call-id"'
-    question: str = LAST_OF_USER
+    question: str = LAST_USER_MESSAGE
     user: str = 'headers."x-abstain-user"'
 
 
 class PortkeyPaths(GatewayPaths):
     call_id: str = "metadata.abstain_call_id"
-    question: str = f"(request.json.{LAST_OF_USER}) || request.json.prompt"
+    question: str = f"(request.json.{LAST_USER_MESSAGE}) || request.json.prompt"
     user: str = "metadata._user"
     model: str = "response.json.model"
 

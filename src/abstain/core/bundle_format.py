@@ -25,7 +25,7 @@ def require_format(metadata: Mapping[str, str]) -> None:
     found = metadata.get(FORMAT_KEY, "none")
     if found != BUNDLE_FORMAT:
         raise AbstainError(
-            Code.OTHER_VERSION,
+            Code.VERSION_MISMATCH,
             f"the bundle has format {found}, and this release reads {BUNDLE_FORMAT}: use the release that wrote it, or "
             "run `abstain retrain`",
         )

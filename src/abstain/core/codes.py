@@ -50,7 +50,7 @@ class Code(StrEnum):
         "A row contradicts another row, or lies outside a limit of `validation` in params.yaml.",
         "Correct the row at its source, or change the limit and run `abstain quarantine retry ID`.",
     )
-    REFUSED_BATCH = (
+    BATCH_REJECTED = (
         "A105",
         "More rows of a batch were refused than validation.max_failed_fraction allows; this blocks the retrain.",
         "Correct the rows and ingest again, or decide with `abstain quarantine retry ID` or `discard ID`.",
@@ -97,7 +97,7 @@ class Code(StrEnum):
         "A model cannot be found, or its files cannot be loaded.",
         "Check the model's name and folder, or download it again.",
     )
-    UNSUITABLE = (
+    MODEL_UNSUITABLE = (
         "A202",
         "The model, its tokenizer or the prompt layout lacks something that the request needs.",
         "Choose another model, layer or layout in params.yaml.",
@@ -112,7 +112,7 @@ class Code(StrEnum):
         "A state, feature or score is nan or infinite.",
         "Set ABSTAIN_DTYPE=float32 and compute it again.",
     )
-    OTHER_VERSION = (
+    VERSION_MISMATCH = (
         "A205",
         "A file was made with another version of the model, the prompt layout or this project.",
         "Bring the version that the message names, or run `abstain retrain`.",
@@ -122,7 +122,7 @@ class Code(StrEnum):
         "There is no context or no answer to score, so no confidence is given.",
         "Give the retrieved chunks, or --no-context; treat the decision as abstain.",
     )
-    OTHER_STATES = (
+    STATES_MISMATCH = (
         "A207",
         "Hidden states or log-probabilities that an engine gave are not those that the live scorer reads.",
         "Change what the message names, or leave them out: the base model then reads the answer itself.",
@@ -147,7 +147,7 @@ class Code(StrEnum):
         "The candidate is not shown to be better than the version in production or a baseline.",
         "Keep the version in production, and retrain when more answers were reviewed.",
     )
-    GUARANTEE_MISSED = (
+    TARGET_MISSED = (
         "A402",
         "The answers that the candidate shows on the hold-out or in a slice are correct less often than guaranteed.",
         "Review more answers there, and retrain.",
@@ -157,7 +157,7 @@ class Code(StrEnum):
         "The candidate and the version in production cannot be compared on the same hold-out and base model.",
         "If the change is intended, run `abstain promote --accept-new-holdout REASON`.",
     )
-    GATE_LIMIT = (
+    LIMIT_EXCEEDED = (
         "A404",
         "The candidate's calibration error or latency exceeds its limit of `gate` in params.yaml.",
         "Change calibration.method, serve.scorer or the base model, measure on an idle machine, or change the limit.",
@@ -192,7 +192,7 @@ class Code(StrEnum):
         "A server or port that the command needs does not start or does not answer.",
         "Read its log, start it, or correct its address or port.",
     )
-    LOST_PROCESS = (
+    PROCESS_DIED = (
         "A504",
         "A process was killed or ended by an unexpected error, so its run has no result.",
         "Read its log; where memory ran out, set a lower ABSTAIN_BATCH_TOKENS. Report an unexpected error.",
@@ -242,7 +242,7 @@ class Code(StrEnum):
         "A command was called with wrong or contradictory arguments.",
         "See `abstain COMMAND --help`.",
     )
-    PROMISE_BROKEN = (
+    GUARANTEE_VIOLATED = (
         "A701",
         "Reviews show that the answers that the live version shows miss its target.",
         "Run `abstain rollback`, or bring reviews of new answers and run `abstain retrain`.",
@@ -277,7 +277,7 @@ class Code(StrEnum):
         "Another base model or prompt layout is in use than before under the same version.",
         "Bring the former one back, or collect reviews of the new one's answers and run `abstain retrain`.",
     )
-    MANY_UNAVAILABLE = (
+    TOO_MANY_UNAVAILABLE = (
         "A708",
         "The gate could give no decision on too many answers.",
         "Look up the codes that the alarm names with `abstain explain CODE`, and remove their cause.",
@@ -287,7 +287,7 @@ class Code(StrEnum):
         "The share of answers that are shown differs from that before under the same version.",
         "Compare the products and the drift of the same window; what changed there is the cause.",
     )
-    FEED_DEAD = (
+    FEED_SILENT = (
         "A710",
         "No decisions, or no feedback, came for longer than ever before.",
         "Check that the assistant asks the gate, and that thumbs and reviews are posted to it.",

@@ -27,14 +27,14 @@ Id = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_l
 """An interaction's id: a cell of a review file has to hold it whole, however it is escaped."""
 Name = Annotated[str, StringConstraints(pattern=r"\S")]
 Probability = Annotated[float, Field(gt=0, le=1)]
-SMALLEST_INCLUSION = 1e-6
+MIN_INCLUSION_PROBABILITY = 1e-6
 """The smallest inclusion probability: a verdict stands for a million answers at most. Below it, one row would outweigh
 all others together, and 1 / p may be infinite."""
-InclusionProbability = Annotated[float, Field(ge=SMALLEST_INCLUSION, le=1)]
+InclusionProbability = Annotated[float, Field(ge=MIN_INCLUSION_PROBABILITY, le=1)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), AfterValidator(lambda value: value + 0.0)]
 """A finite number; -0 becomes 0, which is the same number in other bytes."""
 LogProbability = Annotated[Number, Field(le=0)]
-UNNAMED = "unnamed-"
+UNNAMED_PREFIX = "unnamed-"
 """How the document of an unnamed context begins: no document has to be ingested for it."""
 Verdict = Literal["complete", "correct", "truthful"]
 VERDICTS: tuple[str, ...] = get_args(Verdict)
@@ -45,11 +45,11 @@ def _is_missing(value: Any) -> bool:
     return value is None
 
 
-def _in_one_order(scores: dict[str, float]) -> dict[str, float] | None:
+def _sort_scores(scores: dict[str, float]) -> dict[str, float] | None:
     return dict(sorted(scores.items())) or None
 
 
-def _any(values: tuple[float, ...]) -> tuple[float, ...] | None:
+def _empty_to_none(values: tuple[float, ...]) -> tuple[float, ...] | None:
     return values or None
 
 
@@ -90,10 +90,12 @@ class Interaction(Row):
     product: Text | None = None
     line_of_business: Text | None = None
     group: Text | None = Field(None, description="what may not straddle train and test")
-    writer: Annotated[dict[Name, Number], AfterValidator(_in_one_order)] | None = Field(
+    writer: Annotated[dict[Name, Number], AfterValidator(_sort_scores)] | None = Field(
         None, description="scores that the assistant gave its answer, by name, on any scale", exclude_if=_is_missing
     )
-    token_log_probs: Annotated[tuple[LogProbability, ...], Field(fail_fast=True), AfterValidator(_any)] | None = Field(
+    token_log_probs: (
+        Annotated[tuple[LogProbability, ...], Field(fail_fast=True), AfterValidator(_empty_to_none)] | None
+    ) = Field(
         None,
         description="log-probabilities of the answer's tokens, by the model that wrote it",
         exclude_if=_is_missing,
@@ -110,10 +112,10 @@ class Interaction(Row):
         """`group`, else the first chunk's document, else the interaction itself."""
         if self.group:
             return self.group
-        return document_of(self.contexts[0].chunk_id) if self.contexts else self.interaction_id
+        return get_document_id(self.contexts[0].chunk_id) if self.contexts else self.interaction_id
 
 
-class Feedback(Row):
+class Thumb(Row):
     """A user's thumb: usefulness, a noisy stand-in for correctness."""
 
     interaction_id: Id
@@ -164,7 +166,7 @@ class Chunk(Row):
     removed_at: Timestamp | None = None
 
 
-class ImportedFeedback(Row):
+class ImportedThumb(Row):
     """A thumb inside an import row; its interaction is the row that holds it."""
 
     given_at: Timestamp
@@ -188,26 +190,26 @@ class ImportedReview(Row):
 class ImportedInteraction(Interaction):
     """The import format: an interaction with its thumb and its review, where there are any."""
 
-    thumb: ImportedFeedback | None = None
+    thumb: ImportedThumb | None = None
     review: ImportedReview | None = None
 
-    def split(self) -> tuple[Interaction, Feedback | None, Review | None]:
+    def split(self) -> tuple[Interaction, Thumb | None, Review | None]:
         """Take the row apart into the three contracts it joins."""
         # Every value was validated when this row was made: doing it again would be half of the time of reading one.
         interaction = Interaction.model_construct(**self.__dict__)
         key = self.interaction_id
-        feedback = Feedback.model_construct(interaction_id=key, **self.thumb.__dict__) if self.thumb else None
+        feedback = Thumb.model_construct(interaction_id=key, **self.thumb.__dict__) if self.thumb else None
         review = Review.model_construct(interaction_id=key, **self.review.__dict__) if self.review else None
         return interaction, feedback, review
 
 
-def unnamed_context(text: str) -> Context:
+def make_unnamed_context(text: str) -> Context:
     """A retrieved text whose chunk nobody named: its id is made from the text, so equal texts are of one document."""
     name = " ".join(text.split())
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return Context(chunk_id=f"{UNNAMED}{digest}#1", text=text)
+    return Context(chunk_id=f"{UNNAMED_PREFIX}{digest}#1", text=text)
 
 
-def document_of(chunk_id: str) -> str:
+def get_document_id(chunk_id: str) -> str:
     """The document that a chunk belongs to: everything before the last `#`."""
     return chunk_id.rpartition("#")[0] or chunk_id

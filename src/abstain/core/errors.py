@@ -7,7 +7,7 @@ import re
 from abstain.core.codes import Code
 from abstain.core.text import visible
 
-CODED = re.compile(r"\b(?P<code>A[1-6]\d\d): (?P<message>.*)")
+ERROR_LINE = re.compile(r"\b(?P<code>A[1-6]\d\d): (?P<message>.*)")
 """A message with its code in front, as `AbstainError.coded` writes it."""
 
 
@@ -27,13 +27,13 @@ class AbstainError(Exception):
 
     @property
     def coded(self) -> str:
-        """The message with its code in front, one line that `parse_coded` reads, and that a terminal may show."""
+        """The message with its code in front, one line that `parse_error_line` reads, and that a terminal may show."""
         return f"{self.code}: {visible(self.message)}"
 
 
-def parse_coded(text: str) -> AbstainError | None:
+def parse_error_line(text: str) -> AbstainError | None:
     """The error that another process wrote into the line `text`; None where it has no code."""
-    match = CODED.search(text)
+    match = ERROR_LINE.search(text)
     if match is None or match["code"] not in set(Code):
         return None
     code = Code(match["code"])

@@ -22,7 +22,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         if path.read_bytes() == content:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = open_temporary(path.parent, f".{path.name}.", 0o666 if mode is None else mode)
+    descriptor, temporary = create_temporary_file(path.parent, f".{path.name}.", 0o666 if mode is None else mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -41,7 +41,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.close(folder)
 
 
-def open_temporary(folder: Path, prefix: str, mode: int = 0o666) -> tuple[int, Path]:
+def create_temporary_file(folder: Path, prefix: str, mode: int = 0o666) -> tuple[int, Path]:
     """Make a file in `folder` for reading and writing, with `mode` less the umask; return its descriptor and path.
 
     `tempfile.mkstemp` makes one for its owner alone, which would lock out other users of a shared folder.
@@ -50,7 +50,7 @@ def open_temporary(folder: Path, prefix: str, mode: int = 0o666) -> tuple[int, P
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), path
 
 
-def make_home(home: Path) -> None:
+def create_home(home: Path) -> None:
     """Make the folder `home` for its owner alone: it holds personal data. One that is there stays as it is."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
 

@@ -38,7 +38,7 @@ _S3_OPTIONS: dict[str, Any] = {
 _S3_RETRIES = 2
 
 
-def protocol_of(url: str) -> str:
+def get_protocol(url: str) -> str:
     """`file` for a path, else the scheme before `://`."""
     protocol, separator, _ = url.partition("://")
     return protocol if separator else "file"
@@ -66,7 +66,7 @@ def _without_query(scheme: str, rest: str) -> str:
     return place if scheme in BUCKETS else place.partition("#")[0]
 
 
-def without_secrets(text: str) -> str:
+def redact_urls(text: str) -> str:
     """`text` with every URL in it redacted; for what other programs and packages say."""
     return _URL.sub(lambda found: redacted_url(found[0]), text)
 
@@ -76,7 +76,7 @@ def is_url(text: str) -> bool:
     return "://" in text or _VARIABLE.fullmatch(text) is not None
 
 
-def with_variables(url: str, where: str) -> str:
+def expand_variables(url: str, where: str) -> str:
     """`url` with each `${VARIABLE}` replaced by the environment's, quoted unless it is the whole; a path is unchanged.
 
     So a secret is in no file, no process list and no flow's parameters. Raises `AbstainError`, which begins with
@@ -95,9 +95,9 @@ def with_variables(url: str, where: str) -> str:
     return _VARIABLE.sub(value_of, url)
 
 
-def name_at(url: str) -> str:
+def get_display_name(url: str) -> str:
     """The last part of what `url`, with its variables, names: without secrets, for reports and commits."""
-    shown = redacted_url(with_variables(url, redacted_url(url)))
+    shown = redacted_url(expand_variables(url, redacted_url(url)))
     return shown.rstrip("/").rpartition("/")[2] or shown
 
 
@@ -105,7 +105,7 @@ def local_path(url: str) -> Path | None:
     """The absolute path that `url` (a path, `file://` or `local://`) names on this host, else None."""
     if "://" not in url:
         return Path(url).expanduser().absolute()
-    if protocol_of(url) not in ("file", "local"):
+    if get_protocol(url) not in ("file", "local"):
         return None
     from fsspec.implementations.local import LocalFileSystem
 
@@ -123,7 +123,7 @@ def connect(url: str, remedy: str = URL_REMEDY) -> tuple[Any, str]:
         from fsspec.implementations.local import LocalFileSystem
 
         return LocalFileSystem(), str(path)
-    is_s3, web = protocol_of(url) in S3, _WEB.search(url)
+    is_s3, web = get_protocol(url) in S3, _WEB.search(url)
     try:
         options = {web[1]: _http_options()} if web else _S3_OPTIONS if is_s3 else {}
         fs, root = fsspec.url_to_fs(url, **options)
@@ -131,7 +131,7 @@ def connect(url: str, remedy: str = URL_REMEDY) -> tuple[Any, str]:
         package = '`pip install "abstain[s3]"`' if is_s3 else f"{error}"
         raise AbstainError(Code.NO_PACKAGE, f"{redacted_url(url)}: another package is needed: {package}") from error
     except ValueError as error:
-        raise AbstainError(Code.NOT_READABLE, f"{redacted_url(url)}: {without_secrets(str(error))}: {remedy}") from None
+        raise AbstainError(Code.NOT_READABLE, f"{redacted_url(url)}: {redact_urls(str(error))}: {remedy}") from None
     if is_s3:
         fs.retries = _S3_RETRIES
     return fs, root.rstrip("/")
@@ -167,11 +167,11 @@ def translate_errors(code: Code, problem: str, remedy: str, *passed: type[Except
             raise
         cause = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
         # Not `from error`: a traceback would show its URL, signature included, in the run's log.
-        cause = without_secrets(cause)[:200] or type(error).__name__
+        cause = redact_urls(cause)[:200] or type(error).__name__
         raise AbstainError(code, f"{problem}: {cause}: {remedy}") from None
 
 
-def modified_at(info: Mapping[str, Any]) -> datetime | None:
+def get_modified_time(info: Mapping[str, Any]) -> datetime | None:
     """When a file was last written (UTC), under the key that its backend uses for it; None where it has none."""
     for key in ("LastModified", "mtime", "last_modified", "updated", "created"):
         at = info.get(key)

@@ -43,7 +43,7 @@ def bounds(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
     return f"{figure(low, form)} to {figure(high, form)}"
 
 
-def with_bounds(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
+def format_with_interval(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
     """The figure `name` of a row with its interval: `0.810 (0.768 to 0.861)`."""
     value = row.get(name)
     return f"{figure(value, form)} ({bounds(row, name, form)})" if defined(value) else NOT_DEFINED

@@ -39,7 +39,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             offset += len(line)
 
 
-def as_lines(rows: Iterable[Row]) -> bytes:
+def to_json_lines(rows: Iterable[Row]) -> bytes:
     """Rows as JSON Lines."""
     return "".join(f"{row.canonical()}\n" for row in rows).encode()
 
@@ -65,12 +65,12 @@ def parse_lines(
         try:
             row = model.model_validate_json(text, strict=strict)
         except ValidationError as error:
-            if untrusted and is_first and (other := no_lines(b"\n".join([line, *source]), is_whole=True)):
+            if untrusted and is_first and (other := detect_other_json(b"\n".join([line, *source]), is_whole=True)):
                 raise AbstainError(Code.WRONG_FORMAT, f"{name}: {other}") from None
             problem = error.errors()[0]
             field = ".".join(str(part) for part in problem["loc"]) or "row"
             raise AbstainError(Code.INVALID_ROW, f"{where}: {field}: {problem['msg']}") from None
-        if untrusted and (keys := repeated_keys(text)):
+        if untrusted and (keys := find_duplicate_keys(text)):
             raise AbstainError(Code.INVALID_ROW, f"{where}: {one_line(keys[0])}: this key comes twice in one object")
         is_first = False
         yield row
@@ -84,7 +84,7 @@ def decode(content: bytes, where: str) -> str:
         raise AbstainError(Code.INVALID_ROW, f"{where}: not valid UTF-8 (byte {error.start + 1})") from None
 
 
-def repeated_keys(text: str) -> tuple[str, ...]:
+def find_duplicate_keys(text: str) -> tuple[str, ...]:
     """The keys that one object of `text`, at any depth, has more than once; empty where `text` is not JSON."""
     found: dict[str, None] = {}
 
@@ -107,7 +107,7 @@ def one_line(key: str) -> str:
     return shown if len(shown) <= 80 else f"a key of {len(shown):,} characters"
 
 
-def no_lines(beginning: bytes, *, is_whole: bool) -> str | None:
+def detect_other_json(beginning: bytes, *, is_whole: bool) -> str | None:
     """The format of a file that begins with `beginning`, where it is not JSON Lines; `is_whole`: nothing follows it.
 
     None for rows, broken ones included: other formats are recognised only if the text is JSON up to its end, or up to

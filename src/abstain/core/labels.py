@@ -31,7 +31,7 @@ class Labels:
         """
         from sklearn.model_selection import StratifiedGroupKFold
 
-        self.require_both_kinds()
+        self.require_both_classes()
         counts = self.weight > 0
         correct, named = self.correct[counts], self.groups[counts]
         of_kind = [len(np.unique(named[correct == kind])) for kind in (1, 0)]
@@ -50,7 +50,7 @@ class Labels:
             )
         return np.array([number_of.get(group, 0) for group in self.groups], np.int64)
 
-    def require_both_kinds(self) -> None:
+    def require_both_classes(self) -> None:
         """Raise `AbstainError` where all answers of positive weight are correct, or all incorrect."""
         if len(np.unique(self.correct[self.weight > 0])) < 2:
             raise AbstainError(

@@ -122,7 +122,7 @@ def records_table(records: Sequence[Mapping[str, Any]], words: Container[str] = 
     return table(list(records[0]), [[record[name] for name in records[0]] for record in records], words=words)
 
 
-def key_figures(figures: Iterable[tuple[str, str]]) -> str:
+def key_metrics_table(figures: Iterable[tuple[str, str]]) -> str:
     """Return the table of what is read first: (figure, what it is)."""
     return table(("figure", "what"), figures, "Key figures", words=("what",))
 

@@ -11,7 +11,7 @@ from abstain.core.codes import Code
 class ReasonKind(StrEnum):
     """What a reason is about, as far as something depends on it."""
 
-    BLANK = "blank"
+    BLANK_TEXT_REASON = "blank"
     HALF_CHARACTER = "half_character"
     SAME_MOMENT = "same_moment"
     TOO_LARGE = "too_large"

@@ -8,12 +8,12 @@ import secrets
 import tempfile
 from pathlib import Path
 
-from abstain.core.files import make_home
+from abstain.core.files import create_home
 
 _SECRET = re.compile(r"[0-9a-f]{64}")
 
 
-def read_or_make(file: Path) -> str | None:
+def read_or_create_secret(file: Path) -> str | None:
     """The 64 hexadecimal digits in `file`, which is made where there is none; None where it holds anything else.
 
     Raises `OSError` where it can be neither read nor made.
@@ -26,7 +26,7 @@ def read_or_make(file: Path) -> str | None:
 
 def _make(file: Path) -> None:
     """Make a secret that only the owner can read. Of processes that do so at once, one wins, and all read its own."""
-    make_home(file.parent)
+    create_home(file.parent)
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600
     temporary = Path(name)
     try:

@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.json_lines import read_lines
-from abstain.data.decision_log.erasure import UsersRows
+from abstain.data.decision_log.erasure import UserRows
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import interaction_identity
-from abstain.ingest.privacy.pseudonyms import bare_name
+from abstain.ingest.privacy.pseudonyms import normalize_name
 from abstain.ingest.quarantine import Quarantine
 
 
@@ -34,7 +34,7 @@ def erase_rows(
     pseudonym: str,
     *,
     with_interactions: bool = False,
-    logged: UsersRows | None = None,
+    logged: UserRows | None = None,
 ) -> dict[str, int]:
     """Remove every row of the user with the id `user` or with `pseudonym`; returns the number of rows removed by table.
 
@@ -42,14 +42,14 @@ def erase_rows(
     from the data, too. A user may be erased more than once. Raises `AbstainError`, with nothing changed, where no row
     has or had either name, nor the log.
     """
-    names, known = {bare_name(user), bare_name(pseudonym)}, store.erased_users()
-    rated = {row.interaction_id for row in store.rows(Feedback) if row.user and bare_name(row.user) in names}
+    names, known = {normalize_name(user), normalize_name(pseudonym)}, store.erased_users()
+    rated = {row.interaction_id for row in store.rows(Thumb) if row.user and normalize_name(row.user) in names}
     gone = rated | (logged.interactions if logged else set()) if with_interactions else set()
-    files = {"feedback": [*store.parts(Feedback), *store.held().values()]}
+    files = {"feedback": [*store.parts(Thumb), *store.held().values()]}
     if with_interactions:
         files |= {"interactions": store.parts(Interaction), "reviews": store.parts(Review)}
     removed = {table: sum(_rewrite(path, names, gone) for path in paths) for table, paths in files.items()}
-    removed["quarantine"] = Quarantine(store.folder).drop_of(names, gone)
+    removed["quarantine"] = Quarantine(store.folder).discard_user_rows(names, gone)
     if not (sum(removed.values()) or logged):
         if pseudonym not in known.users:
             raise AbstainError(Code.UNKNOWN_NAME, f"no row carries the user '{user}': nothing was removed")
@@ -62,7 +62,7 @@ def erase_rows(
     return removed
 
 
-def erased_answers(before: Mapping[str, bool], now: Mapping[str, bool], forgotten: ErasedUsers) -> int | None:
+def count_erased_answers(before: Mapping[str, bool], now: Mapping[str, bool], forgotten: ErasedUsers) -> int | None:
     """The number of answers missing from a hold-out; None where it differs in more than erased answers.
 
     Args:
@@ -82,7 +82,7 @@ def _rewrite(path: Path, names: set[str], gone: set[str]) -> int:
     for text in lines:
         row = json.loads(text)
         user = row.get("user")
-        if not (user and bare_name(user) in names) and row["interaction_id"] not in gone:
+        if not (user and normalize_name(user) in names) and row["interaction_id"] not in gone:
             kept.append(text)
     if len(kept) < len(lines):
         write_atomically(path, b"".join(text + b"\n" for text in kept))

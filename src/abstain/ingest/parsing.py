@@ -28,22 +28,22 @@ from abstain.core.contracts import (
     VERDICTS,
     Context,
     Document,
-    Feedback,
-    ImportedFeedback,
     ImportedInteraction,
     ImportedReview,
+    ImportedThumb,
     Interaction,
     Review,
     Row,
+    Thumb,
 )
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import one_line, repeated_keys
+from abstain.core.json_lines import find_duplicate_keys, one_line
 from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.core.text import did_you_mean
 from abstain.data.store.dataset import file_name_problem
 from abstain.knowledge.documents.reader import KINDS, parse_document
 
-_PARTS: dict[str, type[BaseModel]] = {"thumb": ImportedFeedback, "review": ImportedReview, "contexts": Context}
+_PARTS: dict[str, type[BaseModel]] = {"thumb": ImportedThumb, "review": ImportedReview, "contexts": Context}
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _OF_INTERACTIONS = frozenset({"question", "answer", "asked_at", "contexts", "model"})
 _OF_REVIEWS = frozenset({"reviewed_at", "reviewer", *VERDICTS})
@@ -78,7 +78,7 @@ class ParsedRow:
     raw: bytes
     reasons: Reasons = ()
     interaction: Interaction | None = None
-    feedback: Feedback | None = None
+    feedback: Thumb | None = None
     review: Review | None = None
     document: Document | None = None
     digest: str | None = None
@@ -90,7 +90,7 @@ class ParsedRow:
         """Whether this is a document, one that was refused included."""
         return is_document(self.source)
 
-    def contents(self) -> Iterator[Document | Interaction | Feedback | Review]:
+    def contents(self) -> Iterator[Document | Interaction | Thumb | Review]:
         """The contract rows that this row brings."""
         for row in (self.document, self.interaction, self.feedback, self.review):
             if row is not None:
@@ -128,7 +128,7 @@ def kept_text(row: ParsedRow) -> str | None:
 
 
 def parse_line(line: bytes, source: str, number: int, *, is_limited: bool = True) -> ParsedRow:
-    """One JSON object: a row of the import format, a `Feedback` or a `Review`, distinguished by its fields.
+    """One JSON object: a row of the import format, a `Thumb` or a `Review`, distinguished by its fields.
 
     `is_limited`: one beyond `ROW_BYTES`, `ROW_VALUES` or `ROW_TOKENS` is refused.
     """
@@ -140,9 +140,9 @@ def parse_line(line: bytes, source: str, number: int, *, is_limited: bool = True
         where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
         return ParsedRow(source, number, line, (invalid("line", f"not valid UTF-8 ({where})"),))
     fields = _fields_of(text)
-    if is_limited and (too_many := _too_many(text, fields)):
+    if is_limited and (too_many := _find_exceeded_limit(text, fields)):
         return too_large(line, source, number, too_many)
-    contract, reasons = _contract_of(fields), _said_twice(text)
+    contract, reasons = _contract_of(fields), _find_duplicate_keys(text)
     try:
         row = contract.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -153,7 +153,7 @@ def parse_line(line: bytes, source: str, number: int, *, is_limited: bool = True
         reasons = (*reasons[:REASONS], invalid("row", f"it has more problems than these {REASONS}"))
     if reasons:
         return ParsedRow(source, number, line, reasons)
-    if isinstance(row, Feedback):
+    if isinstance(row, Thumb):
         return ParsedRow(source, number, line, feedback=row)
     if isinstance(row, Review):
         return ParsedRow(source, number, line, review=row)
@@ -221,7 +221,7 @@ def _fields_of(text: str) -> Any:
         return None
 
 
-def _too_many(text: str, fields: Any) -> str | None:
+def _find_exceeded_limit(text: str, fields: Any) -> str | None:
     """The limit that the number of values in `fields`, parsed from `text`, exceeds."""
     # In front of each value but the first stands a comma, a colon or a bracket; few rows have to be counted.
     if not isinstance(fields, dict) or sum(map(text.count, ",:[")) < ROW_VALUES:
@@ -249,25 +249,27 @@ def _contract_of(fields: Any) -> type[Row]:
     if fields.keys() & _OF_REVIEWS:
         return Review
     is_thumb = "given_at" in fields or isinstance(fields.get("thumb"), str)
-    return Feedback if is_thumb else ImportedInteraction
+    return Thumb if is_thumb else ImportedInteraction
 
 
-def _said_twice(text: str) -> Reasons:
+def _find_duplicate_keys(text: str) -> Reasons:
     """A reason for each key that one object of `text` has twice: which of its values is meant is unknown."""
-    return tuple(invalid(one_line(key), "this key comes twice in one object") for key in repeated_keys(text))
+    return tuple(invalid(one_line(key), "this key comes twice in one object") for key in find_duplicate_keys(text))
 
 
 def _reason(problem: Any, contract: type[BaseModel]) -> Reason:
     """A pydantic problem as a reason."""
     where = ".".join(one_line(str(part)) for part in problem["loc"]) or "row"
     message = " ".join(str(problem["msg"]).split())
-    if isinstance(problem["input"], str) and (twice := _said_twice(problem["input"])):
+    if isinstance(problem["input"], str) and (twice := _find_duplicate_keys(problem["input"])):
         return invalid(where, str(twice[0]))  # JSON in a cell of a table, which was left as it is
     if problem["type"] == "json_invalid":
         kind = ReasonKind.HALF_CHARACTER if _has_half_character(problem["input"]) else ReasonKind.OTHER
         return invalid("line", f"invalid JSON: {problem['ctx']['error']}", kind)
     if problem["type"] == "string_too_short" and (problem["input"] or problem["loc"][-1] in _MAY_STAY_EMPTY):
-        return invalid(where, "only white space", ReasonKind.BLANK)  # something was typed, or what may stay empty is
+        return invalid(
+            where, "only white space", ReasonKind.BLANK_TEXT_REASON
+        )  # something was typed, or what may stay empty is
     if problem["type"] == "missing":
         return invalid(where, "this field is missing")
     if problem["type"] == "extra_forbidden":

@@ -10,7 +10,7 @@ Notes:
   and reasons: it can be fixed at its source alone.
 * A row is stored once, however often a source gives it again: its key is the digest of its raw text. The key of a thumb
   or review that came alone is the digest of its contents, because a held one has no other text.
-* A row that is refused for what a person did does not count towards the failure limit (`caused_by_person`).
+* A row that is refused for what a person did does not count towards the failure limit (`is_user_caused`).
 * Rows in quarantine and discarded rows were reported before, so they do not count towards the failure limit again; the
   rows of a batch that was refused whole do, until a user decides on them.
 * A row that cites chunks of no ingested document waits here: it does not count as failed, and is validated again with
@@ -32,18 +32,18 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Row
 from abstain.core.errors import AbstainError
 from abstain.core.files import to_json, write_atomically
-from abstain.core.json_lines import as_lines
+from abstain.core.json_lines import to_json_lines
 from abstain.core.reasons import Reason, ReasonKind, Reasons
-from abstain.data.store.dataset import Staging, read_rows
+from abstain.data.store.dataset import StagedBatch, read_rows
 from abstain.ingest.parsing import ParsedRow, kept_text, reparse
 from abstain.ingest.pipeline.report import count_reasons
-from abstain.ingest.privacy.pseudonyms import bare_name
+from abstain.ingest.privacy.pseudonyms import normalize_name
 
 FOLDER = "quarantine"
 _TYPED = frozenset({"question", "answer", "comment", "ideal_answer"})
 _BY_PERSON = frozenset({ReasonKind.HALF_CHARACTER, ReasonKind.SAME_MOMENT, ReasonKind.TOO_LARGE})
 _BY_PERSON_IN = frozenset(
-    {(kind, field) for kind in (ReasonKind.BLANK, ReasonKind.TOO_LONG) for field in _TYPED}
+    {(kind, field) for kind in (ReasonKind.BLANK_TEXT_REASON, ReasonKind.TOO_LONG) for field in _TYPED}
     | {(ReasonKind.TOO_LATE, field) for field in ("given_at", "reviewed_at")}
 )
 
@@ -72,7 +72,7 @@ class QuarantinedRow(Row):
     @property
     def waits(self) -> bool:
         """Whether it is refused only because no ingested document holds its chunks."""
-        return waits_for_documents(self.reasons)
+        return is_awaiting_documents(self.reasons)
 
     def reparse(self) -> ParsedRow:
         """The row once more, as it is kept: without its text it is refused for the same reasons."""
@@ -113,13 +113,13 @@ class Quarantine:
         """The file with this row; None where it is not in quarantine."""
         return self._file_of.get(digest_of(row)) if self._file_of else None
 
-    def was_discarded(self, row: ParsedRow) -> bool:
+    def is_discarded(self, row: ParsedRow) -> bool:
         return bool(self.dropped) and digest_of(row) in self.dropped
 
-    def was_seen(self, row: ParsedRow) -> bool:
+    def is_reported(self, row: ParsedRow) -> bool:
         """Whether this row was reported before and blocks no batch."""
         file = self.file_of(row)
-        return self.was_discarded(row) or (file is not None and file.stem not in self.blocking)
+        return self.is_discarded(row) or (file is not None and file.stem not in self.blocking)
 
     def listing(self) -> list[QuarantineFile]:
         """Every file, with the sources that it blocks."""
@@ -148,15 +148,15 @@ class Quarantine:
         """Discard the rows of `path` for good and unblock their sources. Returns how many there were."""
         return self._drop(path, lambda row: True)
 
-    def drop_of(self, names: Collection[str], interactions: Collection[str] = ()) -> int:
-        """Discard every row that names one of the users `names` (`bare_name`), or is about one of `interactions`.
+    def discard_user_rows(self, names: Collection[str], interactions: Collection[str] = ()) -> int:
+        """Discard every row that names one of the users `names` (`normalize_name`), or is about one of `interactions`.
 
         Returns how many there were.
         """
 
         def is_theirs(row: QuarantinedRow) -> bool:
             parsed = row.reparse()  # a row whose text was not kept names no one
-            is_from_user = parsed.feedback is not None and bare_name(parsed.feedback.user or "") in names
+            is_from_user = parsed.feedback is not None and normalize_name(parsed.feedback.user or "") in names
             about = parsed.interaction or parsed.feedback or parsed.review
             return is_from_user or (about is not None and about.interaction_id in interactions)
 
@@ -172,18 +172,18 @@ class Quarantine:
         self.dropped = self.dropped.union(row.digest for row in gone)
         write_atomically(self.folder / "dropped.txt", "".join(f"{one}\n" for one in sorted(self.dropped)).encode())
         if left:
-            write_atomically(path, as_lines(left))
+            write_atomically(path, to_json_lines(left))
             return len(gone)
         if self.blocking.pop(path.stem, None):
             write_atomically(self.folder / "blocking.json", to_json(self.blocking))
         path.unlink()
         return len(gone)
 
-    def without(self, accepted: set[str], staging: Staging) -> None:
+    def without(self, accepted: set[str], staging: StagedBatch) -> None:
         """Stage every file without the rows of these digests, which have been accepted."""
         for path in {self._file_of[digest] for digest in accepted}:
             if left := [row for row in self.rows(path) if row.digest not in accepted]:
-                staging.write(f"{FOLDER}/{path.name}", as_lines(left))
+                staging.write(f"{FOLDER}/{path.name}", to_json_lines(left))
             else:
                 staging.delete(path)
                 self.blocking.pop(path.stem, None)
@@ -199,7 +199,7 @@ class Quarantine:
             name: entry for name, entry in self.blocking.items() if not set(entry["sources"]) <= set(sources)
         }
 
-    def stage_blocking(self, staging: Staging) -> None:
+    def stage_blocking(self, staging: StagedBatch) -> None:
         if self.blocking or (self.folder / "blocking.json").exists():
             staging.write(f"{FOLDER}/blocking.json", to_json(self.blocking))
 
@@ -207,7 +207,7 @@ class Quarantine:
 class Writer:
     """The refused rows of one batch, written as they come; the file is named by its content."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: StagedBatch) -> None:
         self._staging = staging
         self._digests: dict[str, None] = {}
         self._path = staging.folder / ".refused"
@@ -238,18 +238,18 @@ def require_unblocked(data: Path) -> None:
         name, first = next(iter(blocking.items()))
         more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
         raise AbstainError(
-            Code.REFUSED_BATCH,
+            Code.BATCH_REJECTED,
             f"the retrain is blocked{more}: {first['message']}; fix the source and ingest again, or decide with "
             f"`abstain quarantine retry {name}` or `abstain quarantine discard {name}`",
         )
 
 
-def waits_for_documents(reasons: Iterable[Reason]) -> bool:
+def is_awaiting_documents(reasons: Iterable[Reason]) -> bool:
     """Whether all of `reasons` are that no ingested document holds the row's chunks."""
     return all(reason.kind is ReasonKind.UNKNOWN_CONTEXTS for reason in reasons)
 
 
-def caused_by_person(reasons: Iterable[Reason]) -> bool:
+def is_user_caused(reasons: Iterable[Reason]) -> bool:
     """Whether a person can cause all of `reasons`: by what they type (a long or blank text, half a character), by a
     thumb or a review on an old answer, or by two thumbs within a moment.
 

@@ -10,18 +10,18 @@ from abstain.config.params import MonitoringParams
 from abstain.core.codes import Code
 from abstain.core.formatting import listed, percent, share
 from abstain.data.decision_log.monitoring_windows import Alarm
-from abstain.monitoring.drift import one_alarm
-from abstain.monitoring.window_comparison import RARE, TEXTS, Difference
+from abstain.monitoring.drift import combine_p_values
+from abstain.monitoring.window_comparison import RARE, TEXTS, ComparisonResult
 
-COMMON, FEW = 0.05, 0.01
-"""The share of the answers that new models must have written, and that of decisions of `OTHER_SPEC`, for an alarm."""
-OTHER_SPEC = (Code.OTHER_VERSION, Code.OTHER_STATES)
+MIN_NEW_MODEL_SHARE, FEW = 0.05, 0.01
+"""The share of the answers that new models must have written, and that of decisions of `MISMATCH_CODES`, for an alarm."""
+MISMATCH_CODES = (Code.VERSION_MISMATCH, Code.STATES_MISMATCH)
 """The codes of decisions whose states or versions did not fit the live scorer."""
-DRIFTED = frozenset({Code.INPUT_DRIFT, Code.STATE_DRIFT, Code.NEW_TOPICS})
+DRIFT_CODES = frozenset({Code.INPUT_DRIFT, Code.STATE_DRIFT, Code.NEW_TOPICS})
 
 
 @dataclass(frozen=True)
-class WindowFindings:
+class WindowResult:
     """What alarms of one window are made of.
 
     `figures`: those of the window, as stored. `compared`: by name, what was judged. `examples`: ids of answers, by what
@@ -29,22 +29,22 @@ class WindowFindings:
     """
 
     figures: Mapping[str, Any]
-    compared: Mapping[str, Difference]
+    compared: Mapping[str, ComparisonResult]
     examples: Mapping[str, Sequence[str]]
 
 
-def alarms_of(found: WindowFindings, params: MonitoringParams) -> tuple[Alarm, ...]:
+def raise_alarms(found: WindowResult, params: MonitoringParams) -> tuple[Alarm, ...]:
     """The alarms, in the order of their codes."""
     raised = [*_of_reviews(found, params), *_of_drift(found, params), *_of_decisions(found, params)]
     return tuple(sorted(raised, key=lambda alarm: alarm.code))
 
 
-def _of_reviews(found: WindowFindings, params: MonitoringParams) -> Iterator[Alarm]:
+def _of_reviews(found: WindowResult, params: MonitoringParams) -> Iterator[Alarm]:
     promise, calibration = found.figures["promise"], found.figures["calibration"]
     if promise and promise["broken"]:
         kept = "at least" if promise["metric"] == "precision" else "at most"
         yield Alarm(
-            Code.PROMISE_BROKEN,
+            Code.GUARANTEE_VIOLATED,
             f"{promise['metric'].replace('_', ' ')} {promise['estimate']:.3f} ({promise['low']:.3f} to "
             f"{promise['high']:.3f}) by {promise['reviews']:,} reviews about {promise['documents']:,} documents since "
             f"the version is live, {kept} {promise['target']:g} was promised",
@@ -61,16 +61,16 @@ def _of_reviews(found: WindowFindings, params: MonitoringParams) -> Iterator[Ala
         )
 
 
-def _of_drift(found: WindowFindings, params: MonitoringParams) -> Iterator[Alarm]:
+def _of_drift(found: WindowResult, params: MonitoringParams) -> Iterator[Alarm]:
     texts = {name: found.compared[name] for name in TEXTS if name in found.compared}
     p_values = {name: one.p_value for name, one in texts.items() if one.p_value is not None}
-    if p_values and one_alarm(p_values.values()) <= params.level:
+    if p_values and combine_p_values(p_values.values()) <= params.level:
         first = min(p_values, key=lambda name: p_values[name])
         drifted = [name for name, value in p_values.items() if value * len(p_values) <= params.level]
         yield Alarm(
             Code.INPUT_DRIFT,
             f"{listed(drifted or [first])} differ from those before under this version "
-            f"(p = {one_alarm(p_values.values()):.2g})",
+            f"(p = {combine_p_values(p_values.values()):.2g})",
             texts[first].examples,
         )
     if states := _significant(found, "states", params):
@@ -88,7 +88,7 @@ def _of_drift(found: WindowFindings, params: MonitoringParams) -> Iterator[Alarm
         )
 
 
-def _of_decisions(found: WindowFindings, params: MonitoringParams) -> Iterator[Alarm]:
+def _of_decisions(found: WindowResult, params: MonitoringParams) -> Iterator[Alarm]:
     figures = found.figures
     unknown = found.compared.get("chunks")
     if unknown and unknown.figures["share"] > params.max_unknown_chunks:
@@ -98,12 +98,12 @@ def _of_decisions(found: WindowFindings, params: MonitoringParams) -> Iterator[A
             f"{percent(params.max_unknown_chunks)} allowed",
             unknown.examples,
         )
-    if changed := _changed_model(found):
+    if changed := _describe_model_change(found):
         yield Alarm(Code.MODEL_CHANGED, changed[0], tuple(changed[1]))
     if (figures["unavailable"] or 0) > params.max_unavailable:
         by_code = ", ".join(f"{code} {count:,}" for code, count in figures["unavailable_codes"].items())
         yield Alarm(
-            Code.MANY_UNAVAILABLE,
+            Code.TOO_MANY_UNAVAILABLE,
             f"{percent(figures['unavailable'])} of {figures['decisions']:,} answers got no decision, "
             f"{percent(params.max_unavailable)} allowed{f': {by_code}' if by_code else ''}",
             tuple(found.examples["unavailable"]),
@@ -118,28 +118,28 @@ def _of_decisions(found: WindowFindings, params: MonitoringParams) -> Iterator[A
     for what, quiet in figures["feed"].items():
         if quiet and quiet["is_dead"]:
             yield Alarm(
-                Code.FEED_DEAD,
+                Code.FEED_SILENT,
                 f"no {what} for {quiet['hours']:,.0f} hours, {quiet['longest']:,.0f} at most before",
             )
             break
 
 
-def _changed_model(found: WindowFindings) -> tuple[str, Sequence[str]] | None:
+def _describe_model_change(found: WindowResult) -> tuple[str, Sequence[str]] | None:
     """What is said of another model or layout, and examples of it."""
     figures, writers = found.figures, found.compared.get("writers")
-    if writers and writers.figures["new"] >= COMMON:
+    if writers and writers.figures["new"] >= MIN_NEW_MODEL_SHARE:
         before = writers.figures["before"]
         new = listed([name for name in writers.figures["now"] if before.get(name, 0.0) < RARE])
         said = f"{percent(writers.figures['new'])} of the answers are by {new}, less than {share(RARE)} each before"
         return said, writers.examples
-    misfits = {code: count for code, count in figures["unavailable_codes"].items() if code in OTHER_SPEC}
+    misfits = {code: count for code, count in figures["unavailable_codes"].items() if code in MISMATCH_CODES}
     if figures["decisions"] and sum(misfits.values()) >= max(1, FEW * figures["decisions"]):
         said = ", ".join(f"{code} {count:,}" for code, count in misfits.items())
         return f"what was given does not fit the live scorer: {said} decisions", found.examples["unavailable"]
     return None
 
 
-def _significant(found: WindowFindings, name: str, params: MonitoringParams) -> Difference | None:
+def _significant(found: WindowResult, name: str, params: MonitoringParams) -> ComparisonResult | None:
     """The comparison `name`, where it was judged and differs."""
     one = found.compared.get(name)
     return one if one and one.p_value is not None and one.p_value <= params.level else None

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from abstain.monitoring.group_permutation import Sides, p_value, permuted
+from abstain.monitoring.group_permutation import GroupedSamples, p_value, permute_labels
 
 ROWS = 2000
 COMPONENTS = 32
-PROJECTED = 256
+PROJECTION_DIMENSION = 256
 """Longer vectors are projected at random to this many dimensions first, which keeps distances."""
 EXAMPLES = 5
 NEIGHBOURS = 5
-NEW = 0.05
+NOVELTY_QUANTILE = 0.05
 """A row is new where it is farther from the reference than all but this share of the reference is from itself."""
 
 
 @dataclass(frozen=True)
 class DriftResult:
-    """statistic: of `permutation_drift` how far the means are apart, squared and in units of what permutations give.
+    """statistic: of `permutation_test` how far the means are apart, squared and in units of what permutations give.
     p_value: nan where there is nothing to compare. auc: of the classifier that tells the window's rows from those
     before, None for other tests. examples: indices of the window's rows that differ most, the most first.
     """
@@ -37,7 +37,7 @@ class DriftResult:
 
 
 @dataclass(frozen=True)
-class NewShare:
+class NoveltyResult:
     """The share of the window's rows that are unlike any before, what it is expected to be without a change, the
     p-value that it is not more (nan where there is nothing to compare), and indices of the newest rows, first ones
     first."""
@@ -49,11 +49,11 @@ class NewShare:
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _Samples:
     """Rows before the window and in it, thinned to `ROWS` a side; `place`: the index of each in the window."""
 
     vectors: np.ndarray
-    sides: Sides
+    sides: GroupedSamples
     place: np.ndarray
 
     def most(self, score: np.ndarray) -> list[int]:
@@ -62,7 +62,7 @@ class _Compared:
         return [int(one) for one in self.place[np.argsort(-own, kind="stable")[:EXAMPLES]]]
 
 
-def permutation_drift(
+def permutation_test(
     reference: np.ndarray, window: np.ndarray, reference_groups: np.ndarray, window_groups: np.ndarray, seed: int
 ) -> DriftResult:
     """A permutation test of the means of `reference` (n, d) and `window` (m, d); groups: (n,) and (m,) document ids.
@@ -83,16 +83,16 @@ def permutation_drift(
     return DriftResult(float(ratio.max()), p_value(statistics), None, examples)
 
 
-def _distances(values: np.ndarray, sides: Sides, generator: np.random.Generator) -> Iterable[np.ndarray]:
+def _distances(values: np.ndarray, sides: GroupedSamples, generator: np.random.Generator) -> Iterable[np.ndarray]:
     """Squared distances of means, (1 + permutations,) each, those of the true labels first."""
     if sides.known.any():
-        yield from _within_documents(sides.permuted_rows(generator), sides.within(values), sides)
+        yield from _within_documents(sides.permute_rows(generator), sides.within(values), sides)
     if len(sides.drawn):
-        means, new = sides.of_documents(values)
-        yield ((permuted(new, generator).astype(float) @ (means - means.mean(axis=0))) ** 2).sum(axis=1)
+        means, new = sides.compute_group_means(values)
+        yield ((permute_labels(new, generator).astype(float) @ (means - means.mean(axis=0))) ** 2).sum(axis=1)
 
 
-def _within_documents(labels: np.ndarray, centred: np.ndarray, sides: Sides) -> tuple[np.ndarray, np.ndarray]:
+def _within_documents(labels: np.ndarray, centred: np.ndarray, sides: GroupedSamples) -> tuple[np.ndarray, np.ndarray]:
     """Of the window's rows, less the means of their documents: the squared sum over all, and the squared sums of each
     document in units of their variance, summed over documents."""
     total, squares = np.zeros((len(labels), centred.shape[1])), np.zeros(len(labels))
@@ -105,13 +105,13 @@ def _within_documents(labels: np.ndarray, centred: np.ndarray, sides: Sides) -> 
     return (total**2).sum(axis=1), squares
 
 
-def classifier_drift(
+def classifier_two_sample_test(
     reference: np.ndarray, window: np.ndarray, reference_groups: np.ndarray, window_groups: np.ndarray, seed: int
 ) -> DriftResult:
-    """A classifier two-sample test (Lopez-Paz and Oquab 2017), arguments as of `permutation_drift`.
+    """A classifier two-sample test (Lopez-Paz and Oquab 2017), arguments as of `permutation_test`.
 
     Logistic regression on one half of the documents scores the other half, and the other way round. The scores of a
-    half are compared as `permutation_drift` compares vectors, and the p-value is that of the two halves together:
+    half are compared as `permutation_test` compares vectors, and the p-value is that of the two halves together:
     models of more folds would share most of what they were trained on, and their scores differ by chance more than
     permutations do. `statistic` is the auc, nan where there are fewer than two documents.
     """
@@ -126,14 +126,14 @@ def classifier_drift(
     for train, test in _halves(sides):
         scores[test] = _scores(compared.vectors, sides.in_window, train, test)
         own, now = scores[test, None], sides.in_window
-        half = Sides.of(sides.group[test & ~now], sides.group[test & now], generator)
+        half = GroupedSamples.of(sides.group[test & ~now], sides.group[test & now], generator)
         if half.judged:
             p_values.append(p_value(np.stack(list(_differences(own, own, half, generator)), axis=1)))
     auc = float(roc_auc_score(sides.in_window, scores))
-    return DriftResult(auc, one_alarm(p_values), auc, compared.most(scores))
+    return DriftResult(auc, combine_p_values(p_values), auc, compared.most(scores))
 
 
-def _halves(sides: Sides) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+def _halves(sides: GroupedSamples) -> Iterable[tuple[np.ndarray, np.ndarray]]:
     """Documents in two halves of about as many rows, each once to train on; masks (rows,)."""
     from sklearn.model_selection import GroupKFold
 
@@ -156,48 +156,48 @@ def _scores(values: np.ndarray, in_window: np.ndarray, train: np.ndarray, test: 
 
 
 def _differences(
-    known: np.ndarray, new: np.ndarray, sides: Sides, generator: np.random.Generator
+    known: np.ndarray, new: np.ndarray, sides: GroupedSamples, generator: np.random.Generator
 ) -> Iterable[np.ndarray]:
     """How much higher the window is, (1 + permutations,) each, those of the true labels first.
 
     In `known` (rows, 1) within documents of both sides, and in `new` (rows, 1) of new documents than of those before.
     """
     if sides.known.any():
-        yield (sides.permuted_rows(generator).astype(np.float32) @ sides.within(known))[:, 0]
+        yield (sides.permute_rows(generator).astype(np.float32) @ sides.within(known))[:, 0]
     if len(sides.drawn):
-        means, is_new = sides.of_documents(new)
-        yield (permuted(is_new, generator).astype(float) @ (means - means.mean(axis=0)))[:, 0]
+        means, is_new = sides.compute_group_means(new)
+        yield (permute_labels(is_new, generator).astype(float) @ (means - means.mean(axis=0)))[:, 0]
 
 
-def new_share(
+def measure_novelty(
     reference: np.ndarray, window: np.ndarray, reference_groups: np.ndarray, window_groups: np.ndarray, seed: int
-) -> NewShare:
-    """How many rows of the window are unlike any before, arguments as of `permutation_drift`.
+) -> NoveltyResult:
+    """How many rows of the window are unlike any before, arguments as of `permutation_test`.
 
     A row's distance is the mean cosine distance to its nearest rows of the reference. It is new where that is farther
-    than all but `NEW` of the reference's own rows: of rows of a known document as far as these are from all others, of
-    a new document as far as these are from other documents.
+    than all but `NOVELTY_QUANTILE` of the reference's own rows: of rows of a known document as far as these are from
+    all others, of a new document as far as these are from other documents.
     """
     generator = np.random.default_rng(seed)
     compared = _compare(reference, window, reference_groups, window_groups, generator, reduced=False)
     sides = compared.sides
     if not sides.judged:
-        return NewShare(float("nan"), float("nan"), float("nan"), [])
+        return NoveltyResult(float("nan"), float("nan"), float("nan"), [])
     to_all, to_as_many, to_others = _nearest(compared.vectors, sides, generator)
     own = np.where(sides.known, *(one / _limit(one[~sides.in_window]) for one in (to_all, to_others)))
     share = float((own > 1)[sides.in_window].mean())
     # The limit of both sides together is the same whichever row is in the window, as a permutation test asks for.
     known, new = ((one > _limit(one))[:, None].astype(float) for one in (to_as_many, to_others))
     statistics = np.stack(list(_differences(known, new, sides, generator)), axis=1)
-    return NewShare(share, NEW, p_value(statistics), compared.most(own))
+    return NoveltyResult(share, NOVELTY_QUANTILE, p_value(statistics), compared.most(own))
 
 
 def _limit(distance: np.ndarray) -> float:
-    """The distance that all but `NEW` of the rows stay within; (rows,)."""
-    return max(float(np.quantile(distance, 1 - NEW)), 1e-12)
+    """The distance that all but `NOVELTY_QUANTILE` of the rows stay within; (rows,)."""
+    return max(float(np.quantile(distance, 1 - NOVELTY_QUANTILE)), 1e-12)
 
 
-def _nearest(vectors: np.ndarray, sides: Sides, generator: np.random.Generator) -> tuple[np.ndarray, ...]:
+def _nearest(vectors: np.ndarray, sides: GroupedSamples, generator: np.random.Generator) -> tuple[np.ndarray, ...]:
     """The mean cosine distance of each row to its nearest rows of the reference, three times (rows,).
 
     To all other rows. To as many: a row of the reference has one row less of its own document to be near to than one of
@@ -231,22 +231,24 @@ def _compare(
     window_groups: np.ndarray,
     generator: np.random.Generator,
     reduced: bool = True,
-) -> _Compared:
+) -> _Samples:
     before, now = (np.sort(generator.permutation(len(one))[:ROWS]) for one in (reference, window))
     vectors = np.concatenate([reference[before], window[now]]).astype(np.float32)
-    sides = Sides.of(np.asarray(reference_groups)[before], np.asarray(window_groups)[now], generator)
-    if vectors.shape[1] > PROJECTED:
-        projection = generator.standard_normal((vectors.shape[1], PROJECTED), np.float32) / np.float32(PROJECTED**0.5)
+    sides = GroupedSamples.of(np.asarray(reference_groups)[before], np.asarray(window_groups)[now], generator)
+    if vectors.shape[1] > PROJECTION_DIMENSION:
+        projection = generator.standard_normal((vectors.shape[1], PROJECTION_DIMENSION), np.float32) / np.float32(
+            PROJECTION_DIMENSION**0.5
+        )
         vectors = vectors @ projection
     if reduced and sides.judged:
         from sklearn.decomposition import PCA
 
         count = min(COMPONENTS, *vectors.shape)
         vectors = PCA(count, svd_solver="covariance_eigh").fit_transform(vectors)
-    return _Compared(vectors, sides, now)
+    return _Samples(vectors, sides, now)
 
 
-def one_alarm(p_values: Iterable[float]) -> float:
+def combine_p_values(p_values: Iterable[float]) -> float:
     """One p-value of several tests that raise the same alarm (Bonferroni); nan ones are not counted."""
     judged = [value for value in p_values if not np.isnan(value)]
     return min(1.0, len(judged) * min(judged)) if judged else float("nan")

@@ -41,14 +41,14 @@ def expected_precision(probability: np.ndarray, document: np.ndarray) -> Expecte
     """From calibrated probabilities of being correct (n,) of shown answers about `document` (n,), ids.
 
     The mean probability, known as confidence-based performance estimation. The interval is that of the documents asked
-    about; that the probabilities are calibrated is taken for granted, and `calibration_check` looks at it.
+    about; that the probabilities are calibrated is taken for granted, and `check_calibration` looks at it.
     """
     mean = _cluster_mean(probability, np.ones(len(probability)), document)
     low, high = np.clip(mean.interval, 0, 1)
     return ExpectedPrecision(mean.value, float(low), float(high))
 
 
-def calibration_check(
+def check_calibration(
     probability: np.ndarray, correct: np.ndarray, weight: np.ndarray, document: np.ndarray
 ) -> CalibrationCheck:
     """Whether reviewed answers are as often correct as their calibrated probabilities say.

@@ -22,7 +22,7 @@ class Silence:
     is_dead: bool
 
 
-def silence(moments: pd.Series, now: datetime) -> Silence | None:
+def measure_silence(moments: pd.Series, now: datetime) -> Silence | None:
     """The silence since the last of `moments`, in any order; None where no rhythm is known."""
     ordered = moments[moments <= now].sort_values()
     if len(ordered) < MIN_ROWS or ordered.iloc[-1] - ordered.iloc[0] < timedelta(days=MIN_DAYS):

@@ -18,7 +18,7 @@ PERMUTATIONS = 499
 
 
 @dataclass(frozen=True)
-class Sides:
+class GroupedSamples:
     """Rows before a window and in it, in this order, and how their labels may be permuted.
 
     group: (rows,) index of the document. in_window: (rows,) bool. known: (rows,) bool, of documents of both sides.
@@ -32,7 +32,9 @@ class Sides:
     drawn: np.ndarray
 
     @classmethod
-    def of(cls, reference_groups: np.ndarray, window_groups: np.ndarray, generator: np.random.Generator) -> Sides:
+    def of(
+        cls, reference_groups: np.ndarray, window_groups: np.ndarray, generator: np.random.Generator
+    ) -> GroupedSamples:
         """Of document ids (n,) before the window and (m,) in it."""
         names, group = np.unique(np.concatenate([reference_groups, window_groups]), return_inverse=True)
         in_window = np.arange(len(group)) >= len(reference_groups)
@@ -56,14 +58,14 @@ class Sides:
         sums = np.stack([np.bincount(self.group, column) for column in values.T], axis=1)
         return np.where(self.known[:, None], values - (sums / count[:, None])[self.group], 0.0)
 
-    def of_documents(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def compute_group_means(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The mean of `values` (rows, k) over a document's drawn rows, (documents, k), and whether it is new."""
         _, group = np.unique(self.group[self.drawn], return_inverse=True)
         count = np.bincount(group)
         means = [np.bincount(group, column[self.drawn]) / count for column in values.T]
         return np.stack(means, axis=1), np.bincount(group, self.in_window[self.drawn]) > 0
 
-    def permuted_rows(self, generator: np.random.Generator) -> np.ndarray:
+    def permute_rows(self, generator: np.random.Generator) -> np.ndarray:
         """The true labels of the known rows and then `PERMUTATIONS` permuted ones, bool (1 + PERMUTATIONS, rows)."""
         rows = np.flatnonzero(self.known)
         rows = rows[np.argsort(self.group[rows], kind="stable")]
@@ -74,7 +76,7 @@ class Sides:
         return labels
 
 
-def permuted(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def permute_labels(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """`labels` (units,) and then `PERMUTATIONS` permutations of them, bool (1 + PERMUTATIONS, units)."""
     order = np.argsort(generator.random((PERMUTATIONS, len(labels))), axis=1)
     return np.concatenate([labels[None], labels[order]])

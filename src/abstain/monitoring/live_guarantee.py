@@ -26,9 +26,9 @@ import numpy as np
 
 BETS = np.geomspace(0.02, 0.6, 10)
 """In units of the largest bet that a typical document, all of it correct, would leave something of."""
-LEAST_LEFT = 0.1
+MIN_CAPITAL_LEFT = 0.1
 """A document that weighs much more than those before is bet on less: at least this share of the capital is left."""
-T_LEVEL = 0.25
+T_TEST_ALPHA_SHARE = 0.25
 """The t-test's level, as a share of the test's: it is looked at every day, too, though on the same documents."""
 STEP = 0.005
 GRID = np.arange(STEP, 1 - STEP / 2, STEP)
@@ -50,7 +50,7 @@ class ReviewBatch:
 
 
 @dataclass(frozen=True)
-class Promise:
+class GuaranteedTarget:
     """Of what is shown at least `target` is correct, or of all answers at most `target` are shown and incorrect."""
 
     metric: Literal["precision", "error_rate"]
@@ -63,7 +63,7 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class PromiseTest:
+class LiveGuaranteeResult:
     """What the reviews say of a promise.
 
     e_value: the evidence against it after the last batch, 1 for none; peak: the most that it ever was. broken: the
@@ -83,7 +83,7 @@ class PromiseTest:
 
 
 @dataclass(frozen=True)
-class Totals:
+class GroupBatchTotals:
     """Sums over the reviews of one document in one batch, all (cells,), by batch.
 
     batch: its index. document: from 0 on. loss: the sum of weight x loss. weight: of weights. scale: the mean weight
@@ -101,18 +101,20 @@ class Totals:
         return np.asarray(self.loss - tolerated * self.weight)
 
 
-def test_promise(batches: Sequence[ReviewBatch], promise: Promise, level: float = 0.05) -> PromiseTest:
+def check_live_guarantee(
+    batches: Sequence[ReviewBatch], promise: GuaranteedTarget, level: float = 0.05
+) -> LiveGuaranteeResult:
     """The test of `promise` over all batches since the version went live, in order of arrival.
 
     A version is never judged by fewer than two documents. A batch may be empty.
     """
-    totals = totals_of(batches, promise)
+    totals = sum_by_group(batches, promise)
     e_values = np.exp(log_capital(totals, promise.tolerated, +1))
-    alarms = days_of_alarm(batches, promise, level)
-    estimate, low, high = _loss(totals, level)
+    alarms = find_alarm_batches(batches, promise, level)
+    estimate, low, high = _estimate_loss(totals, level)
     if promise.metric == "precision":
         estimate, low, high = 1 - estimate, 1 - high, 1 - low
-    return PromiseTest(
+    return LiveGuaranteeResult(
         e_value=float(e_values[-1]) if len(e_values) else 1.0,
         peak=float(e_values.max(initial=1.0)),
         broken=len(alarms) > 0,
@@ -125,14 +127,14 @@ def test_promise(batches: Sequence[ReviewBatch], promise: Promise, level: float 
     )
 
 
-def days_of_alarm(batches: Sequence[ReviewBatch], promise: Promise, level: float = 0.05) -> np.ndarray:
+def find_alarm_batches(batches: Sequence[ReviewBatch], promise: GuaranteedTarget, level: float = 0.05) -> np.ndarray:
     """The indices of the batches after which the evidence is enough, int (alarms,)."""
-    totals = totals_of(batches, promise)
+    totals = sum_by_group(batches, promise)
     enough = log_capital(totals, promise.tolerated, +1) >= -np.log(level)
-    return np.flatnonzero(enough & more_than_documents_vary(totals, promise.tolerated, level))
+    return np.flatnonzero(enough & exceeds_group_variation(totals, promise.tolerated, level))
 
 
-def totals_of(batches: Sequence[ReviewBatch], promise: Promise) -> Totals:
+def sum_by_group(batches: Sequence[ReviewBatch], promise: GuaranteedTarget) -> GroupBatchTotals:
     """The sums by batch and document."""
     ids: dict[object, int] = {}
     document = np.array([ids.setdefault(one, len(ids)) for batch in batches for one in batch.document], int)
@@ -144,7 +146,7 @@ def totals_of(batches: Sequence[ReviewBatch], promise: Promise) -> Totals:
     loss = np.bincount(cell, weight * wrong * coverage[batch], len(cells))
     summed = np.bincount(cell, weight, len(cells))
     batch, document = np.divmod(cells, max(len(ids), 1))
-    return Totals(batch, document, loss, summed, _scale(batch, summed, len(batches)), len(batches))
+    return GroupBatchTotals(batch, document, loss, summed, _scale(batch, summed, len(batches)), len(batches))
 
 
 def _scale(batch: np.ndarray, weight: np.ndarray, batches: int) -> np.ndarray:
@@ -155,13 +157,13 @@ def _scale(batch: np.ndarray, weight: np.ndarray, batches: int) -> np.ndarray:
     return np.asarray(total[before] / count[before])
 
 
-def log_capital(totals: Totals, tolerated: float, side: int) -> np.ndarray:
+def log_capital(totals: GroupBatchTotals, tolerated: float, side: int) -> np.ndarray:
     """The log of the evidence after each batch, (batches,), that the mean loss is above `tolerated` (side 1), or below
     it (side -1)."""
     least = tolerated if side > 0 else 1 - tolerated
     excess = side * totals.excess(tolerated) / least
     typical = BETS[:, None] / totals.scale
-    bets = np.minimum(typical, (1 - LEAST_LEFT) / totals.weight)
+    bets = np.minimum(typical, (1 - MIN_CAPITAL_LEFT) / totals.weight)
     steps = np.log1p(bets * excess)
     summed = np.zeros((len(BETS), totals.batches + 1))
     np.add.at(summed.T, totals.batch + 1, steps.T)
@@ -170,7 +172,7 @@ def log_capital(totals: Totals, tolerated: float, side: int) -> np.ndarray:
     return np.asarray(highest + np.log(np.exp(log - highest).mean(axis=0)))
 
 
-def more_than_documents_vary(totals: Totals, tolerated: float, level: float) -> np.ndarray:
+def exceeds_group_variation(totals: GroupBatchTotals, tolerated: float, level: float) -> np.ndarray:
     """After each batch, (batches,): is the excess of documents so far, a t-test of their sums, above 0 at `level`?"""
     from scipy.special import stdtrit
 
@@ -181,7 +183,9 @@ def more_than_documents_vary(totals: Totals, tolerated: float, level: float) -> 
         np.cumsum(np.bincount(totals.batch, step, totals.batches)) for step in (new, excess, after**2 - before**2)
     )
     spread = np.sqrt(np.maximum(squares - total**2 / np.maximum(count, 1), 0) * count / np.maximum(count - 1, 1))
-    return np.asarray((count > 1) & (total > stdtrit(np.maximum(count - 1, 1), 1 - T_LEVEL * level) * spread))
+    return np.asarray(
+        (count > 1) & (total > stdtrit(np.maximum(count - 1, 1), 1 - T_TEST_ALPHA_SHARE * level) * spread)
+    )
 
 
 def _running(document: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -196,7 +200,7 @@ def _running(document: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.nda
     return before, is_first
 
 
-def _loss(totals: Totals, level: float) -> tuple[float, float, float]:
+def _estimate_loss(totals: GroupBatchTotals, level: float) -> tuple[float, float, float]:
     """The weighted mean loss, and its confidence sequence after the last batch."""
     if not len(totals.weight):
         return float("nan"), 0.0, 1.0

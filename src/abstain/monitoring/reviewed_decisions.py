@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 
 from abstain.config.params import LabelParams
-from abstain.core.contracts import SMALLEST_INCLUSION, VERDICTS, Interaction, Review
-from abstain.data.labels.answer_labels import last_verdicts, resolve
+from abstain.core.contracts import MIN_INCLUSION_PROBABILITY, VERDICTS, Interaction, Review
+from abstain.data.labels.answer_labels import resolve, select_latest_reviews
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import MIN_DRAWN
+from abstain.data.store.splits import MIN_SAMPLED
 from abstain.monitoring.live_guarantee import ReviewBatch
 from abstain.monitoring.traffic import Traffic
 
@@ -39,11 +39,11 @@ def reviewed_answers(store: DataStore, traffic: Traffic, labels: LabelParams) ->
     rows["row"], ids = pd.factorize(rows["interaction_id"])
     moments = {name: pd.to_datetime(rows[name], utc=True) for name in ("reviewed_at", "arrived")}
     rows = rows.assign(**moments)
-    verdicts = resolve(last_verdicts(rows, labels), labels)
+    verdicts = resolve(select_latest_reviews(rows, labels), labels)
     of = decisions.loc[ids, ["decision", "version", "probability", "decided_at", "share"]].rename_axis("interaction_id")
     told = of.index.isin(traffic.replies["interaction_id"])
     in_data = np.where(told, 1.0, of["share"].where(of["share"] > 0))
-    inclusion = (in_data * verdicts["inclusion_probability"].to_numpy(float)).clip(SMALLEST_INCLUSION)
+    inclusion = (in_data * verdicts["inclusion_probability"].to_numpy(float)).clip(MIN_INCLUSION_PROBABILITY)
     documents = _documents(store, set(ids))
     return (
         of.drop(columns="share")
@@ -59,16 +59,18 @@ def reviewed_answers(store: DataStore, traffic: Traffic, labels: LabelParams) ->
     )
 
 
-def shown_that_count(reviewed: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+def select_countable_shown(reviewed: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """The reviewed answers of one version that were decided to be shown and that count, in order of arrival, and the
     number of reviews left out since they chose their answers themselves."""
     shown = reviewed[reviewed["decision"] == "show"]
-    enough = shown["arrived"][shown["drawn"].cumsum() >= MIN_DRAWN].min()  # nothing is later where there is no such day
+    enough = shown["arrived"][
+        shown["drawn"].cumsum() >= MIN_SAMPLED
+    ].min()  # nothing is later where there is no such day
     apart = ~shown["drawn"] & (shown["arrived"] > enough)
     return shown[~apart], int(apart.sum())
 
 
-def review_batches(counted: pd.DataFrame, decisions: pd.DataFrame) -> list[tuple[pd.Timestamp, ReviewBatch]]:
+def batch_reviews_by_day(counted: pd.DataFrame, decisions: pd.DataFrame) -> list[tuple[pd.Timestamp, ReviewBatch]]:
     """The reviews of shown answers by the day on which they arrived, oldest first, for one version.
 
     The coverage of a batch is that of the decisions since the batch before; where there are none, of all so far.
@@ -94,7 +96,7 @@ def review_batches(counted: pd.DataFrame, decisions: pd.DataFrame) -> list[tuple
 def _reviews(store: DataStore, known: set[str]) -> Iterator[list[object]]:
     arrived: Mapping[str, datetime] = {one.batch: one.arrived_at for one in store.batches()}
     for part in store.parts(Review):
-        for row in store.part_rows(part, Review):
+        for row in store.iter_part_rows(part, Review):
             if row.interaction_id in known:
                 yield [*(getattr(row, name) for name in REVIEW), arrived[part.stem]]
 

@@ -4,7 +4,7 @@ Notes:
 
 * Nothing but its results is kept between two runs: the same inputs give the same windows.
 * A window that is stored is compared with those before it once: what decisions were like does not change. What reviews
-  say of it is brought up to date until it is `YOUNG` no more.
+  say of it is brought up to date until it is `FINAL_AFTER` no more.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ import pandas as pd
 from abstain.config.params import LLMParams, MonitoringParams
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
-from abstain.data.decision_log.monitoring_windows import MonitoredWindow
+from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.data.store.splits import by_how_chosen
 from abstain.monitoring import window_comparison as comparison
 from abstain.monitoring import window_statistics as figures
-from abstain.monitoring.alarms import WindowFindings, alarms_of
-from abstain.monitoring.expected_precision import calibration_check
-from abstain.monitoring.feed import silence
-from abstain.monitoring.live_guarantee import Promise, ReviewBatch, test_promise
-from abstain.monitoring.reviewed_decisions import review_batches, shown_that_count
+from abstain.monitoring.alarms import WindowResult, raise_alarms
+from abstain.monitoring.expected_precision import check_calibration
+from abstain.monitoring.feed import measure_silence
+from abstain.monitoring.live_guarantee import GuaranteedTarget, ReviewBatch, check_live_guarantee
+from abstain.monitoring.reviewed_decisions import batch_reviews_by_day, select_countable_shown
 from abstain.monitoring.traffic import Traffic
-from abstain.monitoring.window_comparison import EXAMPLES, Difference, SampledAnswers, finite
+from abstain.monitoring.window_comparison import EXAMPLES, ComparisonResult, SampledAnswers, finite_or_none
 from abstain.monitoring.windows import DayRange, cut
 
-YOUNG = timedelta(days=30)
+FINAL_AFTER = timedelta(days=30)
 """A window that ended longer ago is final."""
 SEED = 0
 
 
 @dataclass(frozen=True)
-class WatchedVersion:
+class MonitoredVersion:
     """A version that was live: what it promises (None: nothing), and the base model whose states it reads."""
 
     name: str
-    promise: Promise | None
+    promise: GuaranteedTarget | None
     llm: LLMParams | None = None
 
 
@@ -70,121 +70,127 @@ class MonitoringInputs:
     traffic: Traffic
     reviewed: pd.DataFrame
     known_chunks: frozenset[str] | None
-    versions: Mapping[str, WatchedVersion]
+    versions: Mapping[str, MonitoredVersion]
     source: AnswerSource
     states_since: datetime
 
 
 def monitor(
     inputs: MonitoringInputs,
-    stored: Sequence[MonitoredWindow],
+    stored: Sequence[MonitoringWindow],
     params: MonitoringParams,
     now: datetime,
     since: datetime | None = None,
-) -> list[MonitoredWindow]:
+) -> list[MonitoringWindow]:
     """The windows that are not final, oldest first; of a version that is not stored, those that are young.
 
     `since`: windows that end later are computed again, final or not.
     """
     names = map(str, pd.unique(inputs.traffic.decisions["version"]))
-    versions = [_OneVersion(inputs, name, stored, params, now, since) for name in names]
+    versions = [_VersionMonitor(inputs, name, stored, params, now, since) for name in names]
     ranges = [days for one in versions for days in one.ranges]
     newest = max(ranges, key=lambda days: (days.end, days.start), default=None)
     found = [window for one in versions for window in one.windows(newest)]
     return sorted(found, key=lambda window: (window.end, window.start))
 
 
-class _OneVersion:
+class _VersionMonitor:
     """The windows of one version."""
 
     def __init__(
         self,
         inputs: MonitoringInputs,
         name: str,
-        stored: Sequence[MonitoredWindow],
+        stored: Sequence[MonitoringWindow],
         params: MonitoringParams,
         now: datetime,
         since: datetime | None,
     ) -> None:
         self._inputs, self._params, self._now, self._since = inputs, params, now, since
-        self._version = inputs.versions.get(name, WatchedVersion(name, None))
+        self._version = inputs.versions.get(name, MonitoredVersion(name, None))
         self._stored = {(one.start, one.end): one for one in stored if one.version == name}
         self._others = [one for one in stored if one.version != name]
         self._decisions = inputs.traffic.decisions[inputs.traffic.decisions["version"] == name]
         self._reviewed = inputs.reviewed[inputs.reviewed["version"] == name]
-        self._counted, self._apart = shown_that_count(self._reviewed)
+        self._counted, self._apart = select_countable_shown(self._reviewed)
         self._calibrating, _ = by_how_chosen(self._reviewed)
-        self._batches = review_batches(self._counted, self._decisions)
+        self._batches = batch_reviews_by_day(self._counted, self._decisions)
         self.ranges = cut(name, self._decisions["day"], self._reviewed["arrived"], params, now)
 
-    def windows(self, with_feed: DayRange | None) -> list[MonitoredWindow]:
-        found: list[MonitoredWindow] = []
-        for days in filter(self._is_wanted, self.ranges):
+    def windows(self, with_feed: DayRange | None) -> list[MonitoringWindow]:
+        found: list[MonitoringWindow] = []
+        for days in filter(self._needs_update, self.ranges):
             earlier = {(one.version, one.start): one for one in (*self._others, *self._stored.values(), *found)}
             ended = [one.figures for one in earlier.values() if one.end <= days.start]
-            found.append(self._window(days, ended, self._feed() if days is with_feed else {}))
+            found.append(self._window(days, ended, self._measure_silence() if days is with_feed else {}))
         return found
 
-    def _is_wanted(self, days: DayRange) -> bool:
-        if self._is_asked_for(days):
+    def _needs_update(self, days: DayRange) -> bool:
+        if self._is_requested(days):
             return True
         known = self._stored.get((days.start, days.end))
-        return not known.is_final if known else days.end > self._now - YOUNG
+        return not known.is_final if known else days.end > self._now - FINAL_AFTER
 
-    def _is_asked_for(self, days: DayRange) -> bool:
+    def _is_requested(self, days: DayRange) -> bool:
         return self._since is not None and days.end > self._since
 
-    def _window(self, days: DayRange, earlier: Sequence[Mapping[str, Any]], feed: Mapping[str, Any]) -> MonitoredWindow:
+    def _window(
+        self, days: DayRange, earlier: Sequence[Mapping[str, Any]], feed: Mapping[str, Any]
+    ) -> MonitoringWindow:
         own = self._decisions[days.of(self._decisions["decided_at"])]
         arrived = self._reviewed[days.of(self._reviewed["arrived"])]
         known = self._stored.get((days.start, days.end))
-        if known and not self._is_asked_for(days) and known.figures["decisions"] == len(own):
-            compared = {name: Difference.from_json(of) for name, of in known.figures["compared"].items()}
+        if known and not self._is_requested(days) and known.figures["decisions"] == len(own):
+            compared = {name: ComparisonResult.from_json(of) for name, of in known.figures["compared"].items()}
             told = dict(known.figures)
         else:
             before = self._decisions[self._decisions["decided_at"] < days.start]
             told, compared = self._of_decisions(own, before)
         until = None if days is self.ranges[-1] else days.end
-        promise = self._promise(until, known.figures["promise"] if known else None)
-        told |= {"promise": promise, "feed": feed, "record": figures.record_of(earlier)}
+        promise = self._check_guarantee(until, known.figures["promise"] if known else None)
+        told |= {"promise": promise, "feed": feed, "record": figures.summarize_prediction_errors(earlier)}
         told |= self._of_reviews(days, own, arrived)
         told |= {"compared": {name: asdict(one) for name, one in compared.items()}}
-        alarms = alarms_of(WindowFindings(told, compared, _examples(own, arrived)), self._params)
+        alarms = raise_alarms(WindowResult(told, compared, _examples(own, arrived)), self._params)
         as_stored = json.loads(json.dumps(told, allow_nan=False))
-        return MonitoredWindow(days.version, days.start, days.end, as_stored, alarms, days.end <= self._now - YOUNG)
+        return MonitoringWindow(
+            days.version, days.start, days.end, as_stored, alarms, days.end <= self._now - FINAL_AFTER
+        )
 
-    def _of_decisions(self, own: pd.DataFrame, before: pd.DataFrame) -> tuple[dict[str, Any], dict[str, Difference]]:
+    def _of_decisions(
+        self, own: pd.DataFrame, before: pd.DataFrame
+    ) -> tuple[dict[str, Any], dict[str, ComparisonResult]]:
         """The figures of the decisions `own`, and how they differ from those `before`."""
         source = self._inputs.source
         window = comparison.draw(own, source.interactions)
-        told = figures.decision_figures(own, before) | {"expected": figures.expected(window), "notes": []}
+        told = figures.summarize_decisions(own, before) | {"expected": figures.expected(window), "notes": []}
         reference = comparison.draw(before, source.interactions)
         compared = {"writers": comparison.writers(reference, window)}
         if self._inputs.known_chunks is not None:
-            compared["chunks"] = comparison.unknown_chunks(window, self._inputs.known_chunks)
+            compared["chunks"] = comparison.measure_unknown_chunks(window, self._inputs.known_chunks)
         else:
             told["notes"].append("unknown chunks are not judged: no handbook was ingested")
         if len(before) < min(self._params.min_decisions, len(own)):
             told["notes"].append("drift is not judged: too few decisions before under this version")
-        elif not (reference.is_enough and window.is_enough):
+        elif not (reference.has_enough and window.has_enough):
             told["notes"].append("drift is not judged: too few answers or documents whose texts are kept")
         else:
-            compared["coverage"] = comparison.share_drift("shown", reference, window, SEED)
-            compared |= comparison.text_drift(reference, window, source.embed, SEED)
+            compared["coverage"] = comparison.compare_share("shown", reference, window, SEED)
+            compared |= comparison.compare_texts(reference, window, source.embed, SEED)
             compared["states"] = self._states(before, window)
         return told, compared
 
-    def _states(self, before: pd.DataFrame, window: SampledAnswers) -> Difference:
+    def _states(self, before: pd.DataFrame, window: SampledAnswers) -> ComparisonResult:
         """Of old answers those in data/ alone have states: mostly withheld or disliked ones, which differ by that."""
         llm, source, since = self._version.llm, self._inputs.source, self._inputs.states_since
         if llm is None:
-            return Difference(note="not judged: the base model of this version is not known here")
+            return ComparisonResult(note="not judged: the base model of this version is not known here")
         reference = comparison.draw(before[before["decided_at"] >= since], source.interactions)
-        recent = window.those((window.decisions["decided_at"] >= since).to_numpy(bool))
+        recent = window.filter((window.decisions["decided_at"] >= since).to_numpy(bool))
         try:
-            return comparison.state_drift(reference, recent, lambda rows: source.states(llm, rows), SEED)
+            return comparison.compare_states(reference, recent, lambda rows: source.states(llm, rows), SEED)
         except AbstainError as error:
-            return Difference(note=f"not judged: {error.coded}")
+            return ComparisonResult(note=f"not judged: {error.coded}")
 
     def _of_reviews(self, days: DayRange, own: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, Any]:
         """What reviews say: those that arrived in these days, and those of these decisions."""
@@ -193,12 +199,12 @@ class _OneVersion:
             "reviews": len(arrived),
             "left_out": self._apart,
             "volunteers": int((~self._counted["drawn"]).sum()),
-            "precision": figures.reviewed_precision(self._counted[days.of(self._counted["arrived"])]),
+            "precision": figures.compute_reviewed_precision(self._counted[days.of(self._counted["arrived"])]),
             "calibration": _calibration(judged),
-            "came_of_it": figures.reviewed_precision(self._counted[self._counted.index.isin(own.index)]),
+            "came_of_it": figures.compute_reviewed_precision(self._counted[self._counted.index.isin(own.index)]),
         }
 
-    def _promise(self, until: datetime | None, known: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def _check_guarantee(self, until: datetime | None, known: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """The test of the promise by all reviews that arrived before `until`; None where nothing was promised, or no
         review came. `known`: a former result, which is taken where it is of the same reviews: each costs a second."""
         promise = self._version.promise
@@ -208,22 +214,24 @@ class _OneVersion:
         inputs = _digest(batches, promise, self._params.level)
         if known and known["inputs"] == inputs:
             return dict(known)
-        found = test_promise(batches, promise, self._params.level)
+        found = check_live_guarantee(batches, promise, self._params.level)
         broken_on = None if found.broken_at is None else f"{self._batches[found.broken_at][0]:%Y-%m-%d}"
         judged = {**asdict(promise), "level": self._params.level}
-        numbers = {name: finite(getattr(found, name)) for name in ("e_value", "peak", "estimate", "low", "high")}
+        numbers = {
+            name: finite_or_none(getattr(found, name)) for name in ("e_value", "peak", "estimate", "low", "high")
+        }
         counts = {"reviews": found.reviews, "documents": found.documents, "inputs": inputs}
         return {**judged, **numbers, **counts, "broken": found.broken, "broken_on": broken_on}
 
-    def _feed(self) -> dict[str, Any]:
+    def _measure_silence(self) -> dict[str, Any]:
         """The silence of decisions and of feedback, whatever the version: a new one may have no window yet."""
         traffic = self._inputs.traffic
         sides = {"decisions": traffic.decisions["decided_at"], "feedback": traffic.replies["recorded_at"]}
-        found = {name: silence(moments, self._now) for name, moments in sides.items()}
+        found = {name: measure_silence(moments, self._now) for name, moments in sides.items()}
         return {name: asdict(one) for name, one in found.items() if one}
 
 
-def _digest(batches: Sequence[ReviewBatch], promise: Promise, level: float) -> str:
+def _digest(batches: Sequence[ReviewBatch], promise: GuaranteedTarget, level: float) -> str:
     """16 hex digits that differ where the test of the promise may."""
     told = [(one.correct.tolist(), one.weight.tolist(), one.document.tolist(), one.coverage) for one in batches]
     return hashlib.sha256(repr((told, promise, level)).encode()).hexdigest()[:16]
@@ -231,10 +239,10 @@ def _digest(batches: Sequence[ReviewBatch], promise: Promise, level: float) -> s
 
 def _calibration(rows: pd.DataFrame) -> dict[str, Any] | None:
     """The check of the probabilities of reviewed answers; None for too few."""
-    if len(rows) < figures.MIN_JUDGED or rows["document"].nunique() < comparison.MIN_DOCUMENTS:
+    if len(rows) < figures.MIN_REVIEWED or rows["document"].nunique() < comparison.MIN_DOCUMENTS:
         return None
     columns = (rows[name].to_numpy() for name in ("probability", "correct", "weight", "document"))
-    found = {name: finite(value) for name, value in asdict(calibration_check(*columns)).items()}
+    found = {name: finite_or_none(value) for name, value in asdict(check_calibration(*columns)).items()}
     return None if found["p_value"] is None else {**found, "reviews": len(rows)}
 
 

@@ -47,7 +47,7 @@ class Traffic:
 
 def read_traffic(database: LogDatabase, now: datetime) -> Traffic:
     """What `database` has. Raises `AbstainError` where it cannot be read."""
-    blocks = [_block(rows) for rows in queries.figures_in_blocks(database, BLOCK)]
+    blocks = [_block(rows) for rows in queries.iter_decision_blocks(database, BLOCK)]
     decisions = pd.concat(blocks) if blocks else _block([])
     for name, dtype in COLUMNS.items():  # blocks that differ in their categories become objects
         decisions[name] = decisions[name].astype(dtype)

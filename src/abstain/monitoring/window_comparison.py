@@ -17,9 +17,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from abstain.core.contracts import UNNAMED, Interaction
+from abstain.core.contracts import UNNAMED_PREFIX, Interaction
 from abstain.data.store.splits import uniform
-from abstain.monitoring.drift import DriftResult, classifier_drift, new_share, one_alarm, permutation_drift
+from abstain.monitoring.drift import (
+    DriftResult,
+    classifier_two_sample_test,
+    combine_p_values,
+    measure_novelty,
+    permutation_test,
+)
 
 COMPARED = 600
 """The most answers of a side."""
@@ -29,9 +35,9 @@ EXAMPLES = 5
 RARE = 0.01
 TEXTS = ("questions", "answers", "contexts")
 
-Embed = Callable[[Sequence[str]], np.ndarray]
+EmbedTexts = Callable[[Sequence[str]], np.ndarray]
 """Turns n texts into (n, d)."""
-States = Callable[[Sequence[Interaction]], tuple[np.ndarray, np.ndarray]]
+ReadCachedStates = Callable[[Sequence[Interaction]], tuple[np.ndarray, np.ndarray]]
 """Of n answers: which have cached states, (n,) bool, and the means of those over their tokens, (cached, d)."""
 
 
@@ -48,18 +54,18 @@ class SampledAnswers:
         return np.array([row.split_group for row in self.interactions], object)
 
     @property
-    def is_enough(self) -> bool:
+    def has_enough(self) -> bool:
         """Whether so many can be compared."""
         return len(self.interactions) >= MIN_ANSWERS and len(set(self.documents)) >= MIN_DOCUMENTS
 
-    def those(self, wanted: np.ndarray) -> SampledAnswers:
+    def filter(self, wanted: np.ndarray) -> SampledAnswers:
         """Those that `wanted` (n,), bool, marks."""
         kept = [row for row, is_wanted in zip(self.interactions, wanted, strict=True) if is_wanted]
         return SampledAnswers(kept, self.decisions[wanted])
 
 
 @dataclass(frozen=True)
-class Difference:
+class ComparisonResult:
     """What one comparison found. `p_value` is None where nothing was judged, and `note` says why."""
 
     p_value: float | None = None
@@ -68,7 +74,7 @@ class Difference:
     note: str = ""
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Difference:
+    def from_json(cls, content: Mapping[str, Any]) -> ComparisonResult:
         """Of what `asdict` gave, by way of JSON."""
         return cls(**{**content, "examples": tuple(content["examples"])})
 
@@ -84,75 +90,83 @@ def draw(
     return SampledAnswers([found[key] for key in ids], decisions.loc[ids])
 
 
-def text_drift(reference: SampledAnswers, window: SampledAnswers, embed: Embed, seed: int) -> dict[str, Difference]:
+def compare_texts(
+    reference: SampledAnswers, window: SampledAnswers, embed: EmbedTexts, seed: int
+) -> dict[str, ComparisonResult]:
     """The drift of each of `TEXTS`, and the questions that are like none before, as `topics`."""
     found = {}
     vectors = {name: (_vectors(reference, name, embed), _vectors(window, name, embed)) for name in TEXTS}
     for name, (before, now) in vectors.items():
-        found[name] = drift_of((reference, *before), (window, *now), seed)
+        found[name] = compare_vectors((reference, *before), (window, *now), seed)
     (_, known), (_, asked) = vectors["questions"]
-    new = new_share(known, asked, reference.documents, window.documents, seed)
-    figures = {"share": finite(new.share), "expected": finite(new.expected)}
-    found["topics"] = Difference(finite(new.p_value), figures, _ids(window, new.examples))
+    new = measure_novelty(known, asked, reference.documents, window.documents, seed)
+    figures = {"share": finite_or_none(new.share), "expected": finite_or_none(new.expected)}
+    found["topics"] = ComparisonResult(finite_or_none(new.p_value), figures, _ids(window, new.examples))
     return found
 
 
-def state_drift(reference: SampledAnswers, window: SampledAnswers, states: States, seed: int) -> Difference:
+def compare_states(
+    reference: SampledAnswers, window: SampledAnswers, states: ReadCachedStates, seed: int
+) -> ComparisonResult:
     """The drift of the hidden states, where those of enough answers are cached on either side.
 
     The gate caches those of the first answers of a day, however many more there are.
     """
     sides = [(side, *states(side.interactions)) for side in (reference, window)]
-    if not all(side.those(has).is_enough for side, has, _ in sides):
-        return Difference(note="not judged: the states of too few answers are cached")
-    return drift_of(sides[0], sides[1], seed)
+    if not all(side.filter(has).has_enough for side, has, _ in sides):
+        return ComparisonResult(note="not judged: the states of too few answers are cached")
+    return compare_vectors(sides[0], sides[1], seed)
 
 
-def drift_of(
+def compare_vectors(
     reference: tuple[SampledAnswers, np.ndarray, np.ndarray],
     window: tuple[SampledAnswers, np.ndarray, np.ndarray],
     seed: int,
-) -> Difference:
+) -> ComparisonResult:
     """The drift of vectors: of each side the answers, which have a vector (n,), and the vectors of those."""
-    before, now = reference[0].those(reference[1]), window[0].those(window[1])
-    if not (before.is_enough and now.is_enough):
-        return Difference(note="not judged: too few answers or documents")
+    before, now = reference[0].filter(reference[1]), window[0].filter(window[1])
+    if not (before.has_enough and now.has_enough):
+        return ComparisonResult(note="not judged: too few answers or documents")
     given = (reference[2], window[2], before.documents, now.documents, seed)
-    means, told = permutation_drift(*given), classifier_drift(*given)
+    means, told = permutation_test(*given), classifier_two_sample_test(*given)
     first = min((means, told), key=lambda one: (np.isnan(one.p_value), one.p_value))
-    return Difference(
-        finite(one_alarm([means.p_value, told.p_value])), {"auc": finite(told.auc)}, _ids(now, first.examples)
+    return ComparisonResult(
+        finite_or_none(combine_p_values([means.p_value, told.p_value])),
+        {"auc": finite_or_none(told.auc)},
+        _ids(now, first.examples),
     )
 
 
-def share_drift(name: str, reference: SampledAnswers, window: SampledAnswers, seed: int) -> Difference:
+def compare_share(name: str, reference: SampledAnswers, window: SampledAnswers, seed: int) -> ComparisonResult:
     """The change of the share of answers that have the column `name`, with documents as groups."""
     sides = [side.decisions[name].to_numpy(float) for side in (reference, window)]
-    found: DriftResult = permutation_drift(
+    found: DriftResult = permutation_test(
         sides[0][:, None], sides[1][:, None], reference.documents, window.documents, seed
     )
-    return Difference(finite(found.p_value), {"before": float(sides[0].mean()), "now": float(sides[1].mean())})
+    return ComparisonResult(
+        finite_or_none(found.p_value), {"before": float(sides[0].mean()), "now": float(sides[1].mean())}
+    )
 
 
-def unknown_chunks(window: SampledAnswers, known: Collection[str]) -> Difference:
+def measure_unknown_chunks(window: SampledAnswers, known: Collection[str]) -> ComparisonResult:
     """The share of the answers that rest on a chunk not among `known`; contexts that nobody named are left out."""
     rest = [
         row.interaction_id
         for row in window.interactions
-        if any(one.chunk_id not in known and not one.chunk_id.startswith(UNNAMED) for one in row.contexts)
+        if any(one.chunk_id not in known and not one.chunk_id.startswith(UNNAMED_PREFIX) for one in row.contexts)
     ]
     share = len(rest) / len(window.interactions) if window.interactions else 0.0
-    return Difference(None, {"share": share}, tuple(rest[-EXAMPLES:]))
+    return ComparisonResult(None, {"share": share}, tuple(rest[-EXAMPLES:]))
 
 
-def writers(reference: SampledAnswers, window: SampledAnswers) -> Difference:
+def writers(reference: SampledAnswers, window: SampledAnswers) -> ComparisonResult:
     """The models that wrote the answers, `before` and `now`, each with its share, the most frequent first; `new`: the
     share of the answers by those that wrote less than `RARE` of the answers before. Without answers before, none is."""
     before, now = _writers(reference), _writers(window)
     new = {model for model in now if before and before.get(model, 0.0) < RARE}
     theirs = [row.interaction_id for row in window.interactions if row.model in new]
     shares = {"before": before, "now": now, "new": sum(now[model] for model in new)}
-    return Difference(None, shares, tuple(theirs[-EXAMPLES:]))
+    return ComparisonResult(None, shares, tuple(theirs[-EXAMPLES:]))
 
 
 def _writers(side: SampledAnswers) -> dict[str, float]:
@@ -160,7 +174,7 @@ def _writers(side: SampledAnswers) -> dict[str, float]:
     return {str(model): round(float(share), 4) for model, share in shares.items()}
 
 
-def _vectors(side: SampledAnswers, name: str, embed: Embed) -> tuple[np.ndarray, np.ndarray]:
+def _vectors(side: SampledAnswers, name: str, embed: EmbedTexts) -> tuple[np.ndarray, np.ndarray]:
     """Which answers have a text of this kind, and its embedding: of contexts the mean over the chunks."""
     if name != "contexts":
         texts = [row.question if name == "questions" else row.answer for row in side.interactions]
@@ -178,6 +192,6 @@ def _ids(side: SampledAnswers, indices: Sequence[int]) -> tuple[str, ...]:
     return tuple(side.interactions[at].interaction_id for at in indices[:EXAMPLES])
 
 
-def finite(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """`value`, or None where it is not defined: JSON has neither nan nor infinity."""
     return None if value is None or not np.isfinite(value) else float(value)

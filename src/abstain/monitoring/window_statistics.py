@@ -12,14 +12,14 @@ import pandas as pd
 from abstain.data.validation.drift import stability_index
 from abstain.learning.metrics.weighted_metrics import effective_sample_size
 from abstain.monitoring.expected_precision import expected_precision
-from abstain.monitoring.window_comparison import SampledAnswers, finite
+from abstain.monitoring.window_comparison import SampledAnswers, finite_or_none
 
 NO_PRODUCT = "none"
-MIN_JUDGED = 20
+MIN_REVIEWED = 20
 """Reviewed answers by which an expected precision is compared with what came of it."""
 
 
-def decision_figures(own: pd.DataFrame, before: pd.DataFrame) -> dict[str, Any]:
+def summarize_decisions(own: pd.DataFrame, before: pd.DataFrame) -> dict[str, Any]:
     """Coverage, what was unavailable, and the confidences of the decisions `own`, beside those `before`."""
     unavailable = own[own["decision"] == "unavailable"]
     products = own["product"].astype("object").fillna(NO_PRODUCT)
@@ -40,14 +40,14 @@ def decision_figures(own: pd.DataFrame, before: pd.DataFrame) -> dict[str, Any]:
 def expected(window: SampledAnswers) -> dict[str, float | None] | None:
     """The expected precision of the sampled answers that were decided to be shown; None where there are none."""
     is_known = ((window.decisions["decision"] == "show") & window.decisions["probability"].notna()).to_numpy(bool)
-    shown = window.those(is_known)
+    shown = window.filter(is_known)
     if not shown.interactions:
         return None
     found = expected_precision(shown.decisions["probability"].to_numpy(float), shown.documents)
-    return {name: finite(value) for name, value in asdict(found).items()}
+    return {name: finite_or_none(value) for name, value in asdict(found).items()}
 
 
-def reviewed_precision(rows: pd.DataFrame) -> dict[str, Any] | None:
+def compute_reviewed_precision(rows: pd.DataFrame) -> dict[str, Any] | None:
     """The inclusion-weighted precision of reviewed shown answers; None for none."""
     if rows.empty:
         return None
@@ -60,12 +60,12 @@ def reviewed_precision(rows: pd.DataFrame) -> dict[str, Any] | None:
     }
 
 
-def record_of(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarize_prediction_errors(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How far the expected precision of earlier windows was from what their reviews said."""
     misses = [
         abs(one["expected"]["value"] - one["came_of_it"]["precision"])
         for one in windows
-        if one.get("expected") and (one.get("came_of_it") or {"reviews": 0})["reviews"] >= MIN_JUDGED
+        if one.get("expected") and (one.get("came_of_it") or {"reviews": 0})["reviews"] >= MIN_REVIEWED
     ]
     return {"windows": len(misses), "mean_error": float(np.mean(misses)) if misses else None}
 

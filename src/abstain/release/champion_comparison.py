@@ -14,75 +14,75 @@ import numpy as np
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.learning.metrics.bootstrap import paired
-from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow, GateCheck, at_least, unbiased_error
+from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCheck, at_least, correct_bootstrap_error
 
-SAME = 1e-6
+CONFIDENCE_TOLERANCE = 1e-6
 """Confidences that differ by less are of one scorer: the champion's come from its ONNX files."""
-BETTER_THAN_CHAMPION = "better than champion "
+BETTER_THAN_PREFIX = "better than champion "
 
 
 @dataclass(frozen=True)
-class Looks:
+class ComparisonBudget:
     """The comparisons on a hold-out so far, and the chance of a false promotion that they have `spent`."""
 
     taken: int = 0
     spent: float = 0.0
 
-    def next(self, params: GateParams) -> Looks | None:
+    def next(self, params: GateParams) -> ComparisonBudget | None:
         """With one more; None where it would spend more than `params.false_promotions`, whatever the levels of earlier
         ones were."""
-        spent = self.spent + level_of_a_look(params)
+        spent = self.spent + get_comparison_alpha(params)
         # A sum of as many equal parts as there are is the whole, but for its last digits.
-        return Looks(self.taken + 1, spent) if spent <= params.false_promotions * (1 + 1e-9) else None
+        return ComparisonBudget(self.taken + 1, spent) if spent <= params.false_promotions * (1 + 1e-9) else None
 
 
-NO_LOOKS = Looks()
+EMPTY_BUDGET = ComparisonBudget()
 
 
-def level_of_a_look(params: GateParams) -> float:
+def get_comparison_alpha(params: GateParams) -> float:
     """The largest p-value at which a challenger is promoted."""
     return params.false_promotions / params.looks
 
 
-def same_confidences(window: EvaluationWindow, champion: str) -> bool:
-    difference = np.abs(window.confidences[CHALLENGER] - window.confidences[champion])
-    return bool(difference.max(initial=0.0) <= SAME)
+def have_same_confidences(window: EvaluationSet, champion: str) -> bool:
+    difference = np.abs(window.confidences[CANDIDATE] - window.confidences[champion])
+    return bool(difference.max(initial=0.0) <= CONFIDENCE_TOLERANCE)
 
 
-def new_threshold(threshold: float, before: float) -> GateCheck:
+def check_new_threshold(threshold: float, before: float) -> PromotionCheck:
     """The champion's own weights with another threshold, whose guarantee and coverage are checked like any other's."""
     message = f"the champion's confidences; threshold {threshold:.3f}, in production {before:.3f}"
-    return GateCheck(Code.NOT_BETTER, "new threshold", abs(threshold - before) > 0, threshold, before, message)
+    return PromotionCheck(Code.NOT_BETTER, "new threshold", abs(threshold - before) > 0, threshold, before, message)
 
 
 def better(
-    window: EvaluationWindow, champion: str, params: GateParams, looks: Looks, rows: str = "hold-out"
-) -> GateCheck:
+    window: EvaluationSet, champion: str, params: GateParams, looks: ComparisonBudget, rows: str = "hold-out"
+) -> PromotionCheck:
     """A one-sided t-test of the paired difference in AUROC, at the part of `false_promotions` of the look after
     `looks`. `rows`: what `window` is of, in the message."""
     from scipy.stats import t
 
     own, other = window.aurocs(champion)
     difference, groups = own.value - other.value, len(np.unique(window.groups))
-    error = unbiased_error(paired(own, other).standard_error, groups)
+    error = correct_bootstrap_error(paired(own, other).standard_error, groups)
     p_value = float(t.sf(difference / error, groups - 1)) if error > 0 else float("nan")
-    level = level_of_a_look(params)
-    name = f"{BETTER_THAN_CHAMPION}{champion}"
+    level = get_comparison_alpha(params)
+    name = f"{BETTER_THAN_PREFIX}{champion}"
     now = looks.next(params)
     if now is None:
         message = (
             f"this hold-out was compared on {looks.taken} times, as often as gate.looks allows: take a new one (docs/"
             "thresholds.md, A hold-out that is used up)"
         )
-        return GateCheck(Code.NOT_BETTER, name, False, p_value, level, message)
+        return PromotionCheck(Code.NOT_BETTER, name, False, p_value, level, message)
     message = (
         f"{rows} AUROC {own.value:.3f} against {other.value:.3f}, difference {difference:+.3f} (standard error "
         f"{error:.3f}); p = {p_value:.2g}, at most {level:.2g} (look {now.taken} of {params.looks} at this hold-out)"
     )
-    return GateCheck(Code.NOT_BETTER, name, p_value <= level, p_value, level, message)
+    return PromotionCheck(Code.NOT_BETTER, name, p_value <= level, p_value, level, message)
 
 
-def not_worse(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
+def check_non_inferior(window: EvaluationSet, champion: str, params: GateParams) -> PromotionCheck:
     """Non-inferiority: the lower bound of the paired difference lies above minus the margin."""
     own, other = window.aurocs(champion)
     margin = params.erasure_margin

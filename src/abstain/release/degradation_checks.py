@@ -19,37 +19,37 @@ from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import RESAMPLES, bootstrap, paired
 from abstain.release.evaluation_set import (
-    CHALLENGER,
-    EvaluationWindow,
-    GateCheck,
+    CANDIDATE,
+    EvaluationSet,
+    PromotionCheck,
     at_least,
     at_most,
+    correct_bootstrap_error,
     counted,
-    unbiased_error,
 )
 
 AS_PRECISE = "as precise"
 COVERAGE = "coverage"
-BESIDE_CHAMPION = (COVERAGE, "newest window", AS_PRECISE)
+CHAMPION_CHECKS = (COVERAGE, "newest window", AS_PRECISE)
 """The checks that compare with the champion."""
-CALIBRATED_DRAWS = 200
+N_ECE_SIMULATIONS = 200
 """Draws of the calibration error of calibrated probabilities."""
 
 
 @dataclass(frozen=True)
-class Drop:
+class DegradationCheck:
     """A check that its figure is not short of its reference by more than `drop`.
 
     `error` is the figure's standard error, `groups` the number of documents that it is estimated from.
     """
 
-    check: GateCheck
+    check: PromotionCheck
     drop: float
     error: float
     groups: int
 
 
-def judged(found: Sequence[Drop], params: GateParams) -> list[GateCheck]:
+def judged(found: Sequence[DegradationCheck], params: GateParams) -> list[PromotionCheck]:
     """The checks of `found`, of which those are not judged whose rows could not tell their drop from chance.
 
     Where a figure is so short that even chance does not explain it, it fails all the same. One whose figure is not
@@ -71,40 +71,42 @@ def judged(found: Sequence[Drop], params: GateParams) -> list[GateCheck]:
     return checks
 
 
-def of_challenger(
-    window: EvaluationWindow, threshold: float, target_precision: float, params: GateParams
-) -> list[Drop]:
+def check_candidate_alone(
+    window: EvaluationSet, threshold: float, target_precision: float, params: GateParams
+) -> list[DegradationCheck]:
     """The precision of every product beside the target, and the calibration, on the hold-out."""
     return [*_slices(window, threshold, target_precision, params), _calibration(window, params)]
 
 
-def precision_drop(window: EvaluationWindow, threshold: float, target_precision: float, params: GateParams) -> Drop:
+def check_precision_drop(
+    window: EvaluationSet, threshold: float, target_precision: float, params: GateParams
+) -> DegradationCheck:
     """The precision at the threshold of an error rate, beside that on the validation split."""
     shown = window.shown(threshold)
     precision, _ = window.precision(shown)
     floor = target_precision - params.max_precision_drop
-    error = error_of_precision(window, shown)
+    error = compute_precision_error(window, shown)
     message = f"{precision:.3f} of {int(shown.sum())} shown answers; at least {floor:.3f}"
-    check = at_least(Code.GUARANTEE_MISSED, "precision", precision, floor, message)
+    check = at_least(Code.TARGET_MISSED, "precision", precision, floor, message)
     return of_rows(window, check, params.max_precision_drop, error, shown)
 
 
-def coverage_drop(
-    window: EvaluationWindow,
+def check_coverage_drop(
+    window: EvaluationSet,
     threshold: float,
     champion: str,
     champion_threshold: float,
     same_target: bool,
     lost: float,
     params: GateParams,
-) -> Drop:
+) -> DegradationCheck:
     """The share of answers shown, beside the champion's and with what that `lost` already, which is a share, too.
 
     Not judged where another target was asked for; then its value is nan, and nothing counts as lost.
     """
-    shown = {CHALLENGER: window.shown(threshold), champion: window.shown(champion_threshold, champion)}
+    shown = {CANDIDATE: window.shown(threshold), champion: window.shown(champion_threshold, champion)}
     drawn = window.bootstrap({name: partial(metrics.mean, mask.astype(float)) for name, mask in shown.items()})
-    own, other = drawn[CHALLENGER], drawn[champion]
+    own, other = drawn[CANDIDATE], drawn[champion]
     difference = paired(own, other)
     message = f"{own.value:.0%} of the answers shown, {other.value:.0%} by {champion}"
     if lost:
@@ -115,30 +117,30 @@ def coverage_drop(
     return of_rows(window, check, params.max_coverage_drop, difference.standard_error)
 
 
-def precision_beside(
-    window: EvaluationWindow, threshold: float, champion: str, champion_threshold: float, params: GateParams
-) -> Drop:
+def check_precision_difference(
+    window: EvaluationSet, threshold: float, champion: str, champion_threshold: float, params: GateParams
+) -> DegradationCheck:
     """The precision of each at its own threshold; not judged where the champion shows too few answers."""
-    at = {CHALLENGER: threshold, champion: champion_threshold}
+    at = {CANDIDATE: threshold, champion: champion_threshold}
     figures = {
         name: partial(metrics.precision, window.correct, window.confidences[name], threshold=its)
         for name, its in at.items()
     }
     drawn = window.bootstrap(figures)
-    own, other = drawn[CHALLENGER], drawn[champion]
+    own, other = drawn[CANDIDATE], drawn[champion]
     difference = paired(own, other)
     shown = {name: window.shown(its, name) for name, its in at.items()}
     _, n_eff = window.precision(shown[champion])
     message = f"{own.value:.3f} of the shown answers, {other.value:.3f} of those that {champion} shows"
-    check = at_least(Code.GUARANTEE_MISSED, AS_PRECISE, difference.value, -params.max_precision_drop, message)
+    check = at_least(Code.TARGET_MISSED, AS_PRECISE, difference.value, -params.max_precision_drop, message)
     if n_eff < params.min_slice:
         few = f"{champion} shows {n_eff:.0f} answers, too few to compare with"
         check = replace(check, passed=None, message=few)
-    rows = shown[CHALLENGER] | shown[champion]
+    rows = shown[CANDIDATE] | shown[champion]
     return of_rows(window, check, params.max_precision_drop, difference.standard_error, rows)
 
 
-def newest_drop(window: EvaluationWindow, champion: str, params: GateParams) -> Drop:
+def check_newest_drop(window: EvaluationSet, champion: str, params: GateParams) -> DegradationCheck:
     """The AUROC on the newest window, beside the champion's."""
     rows = len(window.correct)
     own, other = window.aurocs(champion)
@@ -152,7 +154,9 @@ def newest_drop(window: EvaluationWindow, champion: str, params: GateParams) -> 
     return of_rows(window, check, params.max_newest_drop, difference.standard_error)
 
 
-def _slices(window: EvaluationWindow, threshold: float, target_precision: float, params: GateParams) -> list[Drop]:
+def _slices(
+    window: EvaluationSet, threshold: float, target_precision: float, params: GateParams
+) -> list[DegradationCheck]:
     found = []
     shown = window.shown(threshold)
     floor = target_precision - params.max_slice_drop
@@ -160,37 +164,39 @@ def _slices(window: EvaluationWindow, threshold: float, target_precision: float,
         rows = shown & (window.products == product)
         precision, n_eff = window.precision(rows)
         message = f"precision {precision:.3f} of {counted(int(rows.sum()), n_eff)} shown answers"
-        check = at_least(Code.GUARANTEE_MISSED, f"slice {product}", precision, floor, message)
+        check = at_least(Code.TARGET_MISSED, f"slice {product}", precision, floor, message)
         few = n_eff < params.min_slice
-        error = 0.0 if few else error_of_precision(window, rows)
+        error = 0.0 if few else compute_precision_error(window, rows)
         check = replace(check, passed=None) if few else check
         found.append(of_rows(window, check, params.max_slice_drop, error, rows))
     return found
 
 
-def _calibration(window: EvaluationWindow, params: GateParams) -> Drop:
+def _calibration(window: EvaluationSet, params: GateParams) -> DegradationCheck:
     """The expected calibration error. Its chance error is that of answers which are correct as often as is said."""
-    said = window.confidences[CHALLENGER] if window.probability is None else window.probability
+    said = window.confidences[CANDIDATE] if window.probability is None else window.probability
     value = metrics.ece(window.correct, said, window.weight)
-    check = at_most(Code.GATE_LIMIT, "calibration", value, params.max_ece, "expected calibration error on the hold-out")
+    check = at_most(
+        Code.LIMIT_EXCEEDED, "calibration", value, params.max_ece, "expected calibration error on the hold-out"
+    )
     generator = np.random.default_rng(RESAMPLES.seed)
     by_chance = [
         metrics.ece((generator.random(len(said)) < said).astype(int), said, window.weight)
-        for _ in range(CALIBRATED_DRAWS)
+        for _ in range(N_ECE_SIMULATIONS)
     ]
     # Calibrated answers have an error above 0, too: its mean is the reference.
     return of_rows(window, check, params.max_ece - float(np.mean(by_chance)), float(np.std(by_chance)))
 
 
 def of_rows(
-    window: EvaluationWindow, check: GateCheck, drop: float, error: float, rows: np.ndarray | None = None
-) -> Drop:
+    window: EvaluationSet, check: PromotionCheck, drop: float, error: float, rows: np.ndarray | None = None
+) -> DegradationCheck:
     """`error`: by bootstrap. `rows`: the mask of the answers that the figure is of; None: all."""
     groups = len(np.unique(window.groups if rows is None else window.groups[rows]))
-    return Drop(check, drop, unbiased_error(error, groups), groups)
+    return DegradationCheck(check, drop, correct_bootstrap_error(error, groups), groups)
 
 
-def error_of_precision(window: EvaluationWindow, rows: np.ndarray) -> float:
+def compute_precision_error(window: EvaluationSet, rows: np.ndarray) -> float:
     """The standard error of the precision of `rows` (a mask), by resampling their documents."""
     if not rows.any():
         return float("nan")

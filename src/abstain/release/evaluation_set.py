@@ -12,12 +12,12 @@ from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import RESAMPLES, Estimate, Figure, bootstrap
 
-CHALLENGER = "challenger"
+CANDIDATE = "challenger"
 """The challenger's live scorer, among the confidences of a window."""
 
 
 @dataclass(frozen=True)
-class EvaluationWindow:
+class EvaluationSet:
     """Answers that no version was trained on, with the scores of all. All arrays are (rows,).
 
     `confidences` holds the challenger's, the champion's where there is one, and the baselines'; `probability` the
@@ -38,7 +38,7 @@ class EvaluationWindow:
         weight = np.ones(len(rows)) if self.weight is None else self.weight
         return metrics.mean(self.correct[rows], weight[rows]), metrics.effective_sample_size(weight[rows])
 
-    def shown(self, threshold: float, name: str = CHALLENGER) -> np.ndarray:
+    def shown(self, threshold: float, name: str = CANDIDATE) -> np.ndarray:
         """The mask of answers that the scorer `name` shows from `threshold` on."""
         return np.asarray(self.confidences[name] >= threshold)
 
@@ -48,14 +48,14 @@ class EvaluationWindow:
 
     def aurocs(self, rival: str) -> tuple[Estimate, Estimate]:
         """The AUROC of the challenger and that of `rival`, on the same resamples."""
-        names = (CHALLENGER, rival)
+        names = (CANDIDATE, rival)
         figures = {name: partial(metrics.auroc, self.correct, self.confidences[name]) for name in names}
         drawn = self.bootstrap(figures)
-        return drawn[CHALLENGER], drawn[rival]
+        return drawn[CANDIDATE], drawn[rival]
 
 
 @dataclass(frozen=True)
-class GateCheck:
+class PromotionCheck:
     """One check of the gate; `code` is for its failure. `passed=None`: shown but not judged, for lack of rows."""
 
     code: Code
@@ -66,20 +66,20 @@ class GateCheck:
     message: str
 
 
-def unbiased_error(error: float, groups: int) -> float:
+def correct_bootstrap_error(error: float, groups: int) -> float:
     """The standard error from that of a bootstrap of so many documents, which is too small by sqrt((g - 1) / g)."""
     return float(error * np.sqrt(groups / (groups - 1))) if groups > 1 else error
 
 
-def at_least(code: Code, name: str, value: float, limit: float, message: str) -> GateCheck:
+def at_least(code: Code, name: str, value: float, limit: float, message: str) -> PromotionCheck:
     """The check that `value` is not below `limit`; nan fails."""
-    return GateCheck(code, name, bool(value >= limit), float(value), float(limit), message)
+    return PromotionCheck(code, name, bool(value >= limit), float(value), float(limit), message)
 
 
-def at_most(code: Code, name: str, value: float, limit: float, what: str) -> GateCheck:
+def at_most(code: Code, name: str, value: float, limit: float, what: str) -> PromotionCheck:
     """The check that `value` is not above `limit`; nan fails."""
     message = f"{what}: {value:.3g}, at most {limit:g}"
-    return GateCheck(code, name, bool(value <= limit), float(value), float(limit), message)
+    return PromotionCheck(code, name, bool(value <= limit), float(value), float(limit), message)
 
 
 def counted(rows: int, n_eff: float) -> str:

@@ -17,7 +17,7 @@ from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.release import degradation_checks as drops
-from abstain.release.evaluation_set import EvaluationWindow, GateCheck, at_least, at_most, counted
+from abstain.release.evaluation_set import EvaluationSet, PromotionCheck, at_least, at_most, counted
 
 GUARANTEE = "guarantee"
 """The name of the check of a candidate without a guarantee that the hold-out can check."""
@@ -27,7 +27,7 @@ FROZEN = ", and it is frozen: move split.holdout_frozen_at, or set it to null"
 
 
 @dataclass(frozen=True)
-class NoGuarantee:
+class MissingGuarantee:
     """Why nothing is guaranteed of a candidate, and about how many more reviews, of all splits, would change that.
 
     `more_reviews` is None where no number of them is known to. `shown`: None where the validation split gives no
@@ -38,17 +38,17 @@ class NoGuarantee:
     more_reviews: int | None
     shown: float | None = None
 
-    def check(self, passed: bool, least: int) -> GateCheck:
+    def check(self, passed: bool, least: int) -> PromotionCheck:
         """`passed`: whether the candidate may lack a guarantee; `least`: how many shown answers could check one."""
         none = self.shown is None
         state, value, limit = ("none", 0.0, 1.0) if none else ("not checked", float(self.shown or 0), float(least))
         message = f"{state}{' yet' if passed else ''}: {self.why}"
-        return GateCheck(Code.NO_THRESHOLD, GUARANTEE, passed, value, limit, message)
+        return PromotionCheck(Code.NO_THRESHOLD, GUARANTEE, passed, value, limit, message)
 
 
-def unchecked_guarantee(
-    holdout: EvaluationWindow, threshold: float, params: GateParams, reviews: int, frozen: bool
-) -> NoGuarantee | None:
+def explain_unchecked_guarantee(
+    holdout: EvaluationSet, threshold: float, params: GateParams, reviews: int, frozen: bool
+) -> MissingGuarantee | None:
     """Why the hold-out cannot check the guarantee of `threshold` yet.
 
     None where it shows `params.min_slice` answers about `MIN_DOCUMENTS`.
@@ -65,7 +65,7 @@ def unchecked_guarantee(
             return None
         remedy = FROZEN if frozen else ": bring reviews about more"
         about = f"the hold-out shows answers about {documents} documents, {MIN_DOCUMENTS} are needed{remedy}"
-        return NoGuarantee(about, None, n_eff)
+        return MissingGuarantee(about, None, n_eff)
     rows = int(shown.sum())
     number = f"{rows}" if round(n_eff, 1) == rows else f"{rows} (n_eff {n_eff:.1f})"
     why = f"the hold-out shows {number if rows else 'none'} of its reviewed answers, {params.min_slice} are needed"
@@ -74,22 +74,26 @@ def unchecked_guarantee(
         why += FROZEN
     else:
         why += ": bring more reviews" if more is None else f": bring about {more:,} more reviews"
-    return NoGuarantee(why, more, n_eff)
+    return MissingGuarantee(why, more, n_eff)
 
 
-def precision_kept(window: EvaluationWindow, threshold: float, target: float, params: GateParams) -> GateCheck:
+def check_precision_guarantee(
+    window: EvaluationSet, threshold: float, target: float, params: GateParams
+) -> PromotionCheck:
     """Whether the precision of the shown answers may be `target`."""
     shown = window.shown(threshold)
     precision, n_eff = window.precision(shown)
     floor = target - params.max_precision_drop
     count = counted(int(shown.sum()), n_eff)
     message = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
-    check = at_least(Code.GUARANTEE_MISSED, "precision", precision, floor, message)
-    drop = drops.of_rows(window, check, params.max_precision_drop, drops.error_of_precision(window, shown), shown)
-    return _tested(drop, n_eff, params)
+    check = at_least(Code.TARGET_MISSED, "precision", precision, floor, message)
+    drop = drops.of_rows(window, check, params.max_precision_drop, drops.compute_precision_error(window, shown), shown)
+    return _require_evidence(drop, n_eff, params)
 
 
-def error_rate_kept(window: EvaluationWindow, threshold: float, target: float, params: GateParams) -> GateCheck:
+def check_error_rate_guarantee(
+    window: EvaluationSet, threshold: float, target: float, params: GateParams
+) -> PromotionCheck:
     """Whether the share of all answers that are shown and incorrect may be `target`."""
     shown = window.shown(threshold)
     _, n_eff = window.precision(shown)
@@ -97,11 +101,13 @@ def error_rate_kept(window: EvaluationWindow, threshold: float, target: float, p
     drawn = window.bootstrap({"error rate": partial(metrics.mean, wrong)})["error rate"]
     count = counted(int(shown.sum()), n_eff)
     what = f"shown and incorrect, of all answers of the hold-out, {count} of them shown ({params.min_slice} are needed)"
-    check = at_most(Code.GUARANTEE_MISSED, "error rate", drawn.value, target + params.max_error_rate_excess, what)
-    return _tested(drops.of_rows(window, check, params.max_error_rate_excess, drawn.standard_error), n_eff, params)
+    check = at_most(Code.TARGET_MISSED, "error rate", drawn.value, target + params.max_error_rate_excess, what)
+    return _require_evidence(
+        drops.of_rows(window, check, params.max_error_rate_excess, drawn.standard_error), n_eff, params
+    )
 
 
-def _tested(drop: drops.Drop, n_eff: float, params: GateParams) -> GateCheck:
+def _require_evidence(drop: drops.DegradationCheck, n_eff: float, params: GateParams) -> PromotionCheck:
     """Fails closed: where few answers are shown, or about few documents, which say nothing of others."""
     (check,) = drops.judged([drop], params)
     if n_eff < params.min_slice:

@@ -10,11 +10,11 @@ import numpy as np
 
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Figure, paired
-from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow
+from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
 
 
 @dataclass(frozen=True)
-class Compared:
+class MetricComparison:
     """One figure of both on the same answers; `low` and `high` bound the difference at 95 %, by documents."""
 
     figure: str
@@ -29,33 +29,35 @@ class Compared:
         return {name: None if value != value else value for name, value in asdict(self).items()}
 
 
-def compare(window: EvaluationWindow, champion: str) -> list[Compared]:
+def compare(window: EvaluationSet, champion: str) -> list[MetricComparison]:
     """AUROC, AURC, errors caught where 15 % are withheld, their share of what could be caught, and the Brier score.
 
     The Brier score is of the calibrated probabilities of both, and left out where `window` lacks one.
     """
     figures: dict[str, dict[str, Figure]] = {
-        name: {who: partial(of, window.correct, window.confidences[who]) for who in (CHALLENGER, champion)}
+        name: {who: partial(of, window.correct, window.confidences[who]) for who in (CANDIDATE, champion)}
         for name, of in (
             ("AUROC", metrics.auroc),
             ("AURC", metrics.aurc),
             ("errors caught, 15 % withheld", metrics.error_recall),
-            ("share of the errors that could be caught", metrics.error_recall_of_possible),
+            ("share of the errors that could be caught", metrics.error_recall_vs_best),
         )
     }
-    said = {CHALLENGER: window.probability, champion: window.champion_probability}
+    said = {CANDIDATE: window.probability, champion: window.champion_probability}
     known = {who: np.asarray(values) for who, values in said.items() if values is not None}
     if len(known) == len(said):
         figures["Brier score"] = {who: partial(metrics.brier, window.correct, values) for who, values in known.items()}
     return differences(window, champion, figures)
 
 
-def differences(window: EvaluationWindow, champion: str, figures: Mapping[str, Mapping[str, Figure]]) -> list[Compared]:
+def differences(
+    window: EvaluationSet, champion: str, figures: Mapping[str, Mapping[str, Figure]]
+) -> list[MetricComparison]:
     """`figures`, by name, of the challenger and of `champion`, on the same resamples of documents."""
     rows = []
     for name, of in figures.items():
         drawn = window.bootstrap(of)
-        own, other = drawn[CHALLENGER], drawn[champion]
+        own, other = drawn[CANDIDATE], drawn[champion]
         difference = paired(own, other)
-        rows.append(Compared(name, own.value, other.value, difference.value, *difference.interval))
+        rows.append(MetricComparison(name, own.value, other.value, difference.value, *difference.interval))
     return rows

@@ -14,25 +14,25 @@ from dataclasses import asdict
 import pandas as pd
 
 from abstain.config.params import LabelParams
-from abstain.data.decision_log.queries import DecidedByBoth
-from abstain.data.labels.answer_labels import last_verdicts, resolve
-from abstain.data.store.dataframes import Frames
+from abstain.data.decision_log.queries import PairedDecision
+from abstain.data.labels.answer_labels import resolve, select_latest_reviews
+from abstain.data.store.dataframes import StoreFrames
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow
+from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
 
 
-def paired_reviews(pairs: Sequence[DecidedByBoth], frames: Frames, params: LabelParams) -> pd.DataFrame:
-    """The ones of `pairs` with a drawn review: the fields of `DecidedByBoth`, group, product, correct (0/1) and
+def paired_reviews(pairs: Sequence[PairedDecision], frames: StoreFrames, params: LabelParams) -> pd.DataFrame:
+    """The ones of `pairs` with a drawn review: the fields of `PairedDecision`, group, product, correct (0/1) and
     inclusion_probability, by rising id.
 
     Pairs that `frames` has no interaction of are left out: what they are about is not known.
     """
-    both = pd.DataFrame([asdict(pair) for pair in pairs], columns=list(DecidedByBoth.__dataclass_fields__))
+    both = pd.DataFrame([asdict(pair) for pair in pairs], columns=list(PairedDecision.__dataclass_fields__))
     asked = frames.interactions[["interaction_id", "group", "product"]].drop_duplicates("interaction_id")
     both = both.merge(asked, on="interaction_id").sort_values("interaction_id", ignore_index=True)
     row = pd.Index(both["interaction_id"]).get_indexer(pd.Index(frames.reviews["interaction_id"]))
     reviews = frames.reviews[row >= 0].assign(row=row[row >= 0])
-    verdicts = resolve(last_verdicts(reviews, params), params)
+    verdicts = resolve(select_latest_reviews(reviews, params), params)
     drawn = verdicts[verdicts["inclusion_probability"].notna()]
     rows = both.loc[drawn.index].assign(
         correct=drawn["label"].astype(int), inclusion_probability=drawn["inclusion_probability"].astype(float)
@@ -40,16 +40,16 @@ def paired_reviews(pairs: Sequence[DecidedByBoth], frames: Frames, params: Label
     return rows.reset_index(drop=True)
 
 
-def window_of(rows: pd.DataFrame, champion: str) -> EvaluationWindow:
+def window_of(rows: pd.DataFrame, champion: str) -> EvaluationSet:
     """`paired_reviews` as a window: the shadow is the challenger."""
     probabilities = rows[["probability", "shadow_probability"]].astype(float)
     are_known = bool(probabilities.notna().all(axis=None))
-    return EvaluationWindow(
+    return EvaluationSet(
         correct=rows["correct"].to_numpy(int),
         groups=rows["group"].to_numpy(),
         products=rows["product"].fillna("(none)").to_numpy(),
         confidences={
-            CHALLENGER: rows["shadow_confidence"].to_numpy(float),
+            CANDIDATE: rows["shadow_confidence"].to_numpy(float),
             champion: rows["confidence"].to_numpy(float),
         },
         probability=probabilities["shadow_probability"].to_numpy() if are_known else None,
@@ -60,7 +60,7 @@ def window_of(rows: pd.DataFrame, champion: str) -> EvaluationWindow:
 
 def thresholds_of(rows: pd.DataFrame, champion: str) -> dict[str, float]:
     """The threshold of each, by its name in `window_of`; of one version it never changes."""
-    return {CHALLENGER: float(rows["shadow_threshold"].iloc[0]), champion: float(rows["threshold"].iloc[0])}
+    return {CANDIDATE: float(rows["shadow_threshold"].iloc[0]), champion: float(rows["threshold"].iloc[0])}
 
 
 def reviews_digest(rows: pd.DataFrame) -> str:

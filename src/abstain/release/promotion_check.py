@@ -1,10 +1,10 @@
 """The promotion gate: checks whether a challenger may replace the champion. It fails closed and reports the reasons.
 
-Every check is a `GateCheck` with the figure, the limit and one sentence; a figure that is nan fails. The first version
-has no champion, but must beat the base rate and the length-only baseline. A champion that was trained on rows erased
-since is replaced by a challenger that is not worse by more than a margin. Figures are weighted as in the report, and
-answers are counted by their effective sample size (`metrics.effective_sample_size`). What is guaranteed is tested in
-`guarantee_check`, the comparison with the champion is in `against_champion`, and `drops` asks what got worse.
+Every check is a `PromotionCheck` with the figure, the limit and one sentence; a figure that is nan fails. The first
+version has no champion, but must beat the base rate and the length-only baseline. A champion that was trained on rows
+erased since is replaced by a challenger that is not worse by more than a margin. Figures are weighted as in the report,
+and answers are counted by their effective sample size (`metrics.effective_sample_size`). What is guaranteed is tested
+in `guarantee_check`, the comparison with the champion is in `against_champion`, and `drops` asks what got worse.
 """
 
 from __future__ import annotations
@@ -22,27 +22,37 @@ from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import paired
 from abstain.release import champion_comparison as against_champion
 from abstain.release import degradation_checks as drops
-from abstain.release.champion_comparison import BETTER_THAN_CHAMPION, NO_LOOKS, Looks, same_confidences
-from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow, GateCheck, at_least, at_most
-from abstain.release.holdout_guarantee import GUARANTEE, NoGuarantee, error_rate_kept, precision_kept
-from abstain.release.metric_comparison import Compared, compare
+from abstain.release.champion_comparison import (
+    BETTER_THAN_PREFIX,
+    EMPTY_BUDGET,
+    ComparisonBudget,
+    have_same_confidences,
+)
+from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCheck, at_least, at_most
+from abstain.release.holdout_guarantee import (
+    GUARANTEE,
+    MissingGuarantee,
+    check_error_rate_guarantee,
+    check_precision_guarantee,
+)
+from abstain.release.metric_comparison import MetricComparison, compare
 
-Rule = Literal["better", "not_worse", "accepted"]
-"""The required comparison with the champion. `not_worse`: the champion was trained on rows that were erased since.
+ComparisonRule = Literal["better", "not_worse", "accepted"]
+"""The required comparison with the champion. `check_non_inferior`: the champion was trained on rows that were erased since.
 `accepted`: in addition a user accepts a worse challenger, so that the comparison is shown but not judged."""
 
 
 @dataclass(frozen=True)
-class GateDecision:
+class PromotionDecision:
     """The gate's decision. Approved when every judged check passed and at least one was judged.
 
     `more_reviews`: about how many more a guarantee takes; None with a guarantee, and where no number of them is known.
     `comparison`: further figures beside the champion's, which are not judged.
     """
 
-    checks: tuple[GateCheck, ...] = field(default=())
+    checks: tuple[PromotionCheck, ...] = field(default=())
     more_reviews: int | None = None
-    comparison: tuple[Compared, ...] = ()
+    comparison: tuple[MetricComparison, ...] = ()
 
     @property
     def approved(self) -> bool:
@@ -52,7 +62,7 @@ class GateDecision:
     @property
     def compared(self) -> bool:
         """Whether it took a look: whether the challenger was to be better than a champion on the hold-out."""
-        return any(check.name.startswith(BETTER_THAN_CHAMPION) and check.passed is not None for check in self.checks)
+        return any(check.name.startswith(BETTER_THAN_PREFIX) and check.passed is not None for check in self.checks)
 
     @property
     def guaranteed(self) -> bool:
@@ -83,7 +93,7 @@ class GateDecision:
 
 
 def describe_failure(reason: Reason) -> str:
-    """One of `GateDecision.reasons`, which names what was asked for, as a sentence that says it was not met."""
+    """One of `PromotionDecision.reasons`, which names what was asked for, as a sentence that says it was not met."""
     return f"the check `{reason.field}` failed: {reason.message}"
 
 
@@ -106,24 +116,24 @@ class CandidateMeasurements:
     champion_threshold: float | None = None
     same_target: bool = True
     target_error_rate: float | None = None
-    unguaranteed: NoGuarantee | None = None
+    unguaranteed: MissingGuarantee | None = None
     may_lack_guarantee: bool = False
     forward_tokens: float = 0.0
     base_model_ms: float | None = None
 
 
 def decide(
-    holdout: EvaluationWindow,
-    newest: EvaluationWindow,
+    holdout: EvaluationSet,
+    newest: EvaluationSet,
     measured: CandidateMeasurements,
     params: GateParams,
     champion: str | None,
     same_holdout: bool,
     erased: int = 0,
-    rule: Rule = "better",
-    looks: Looks = NO_LOOKS,
+    rule: ComparisonRule = "better",
+    looks: ComparisonBudget = EMPTY_BUDGET,
     coverage_lost: float = 0.0,
-) -> GateDecision:
+) -> PromotionDecision:
     """Judge the challenger on the frozen hold-out and on the newest window.
 
     `champion` names its column in the windows' confidences, None for a first version. `same_holdout`: the
@@ -133,35 +143,40 @@ def decide(
     only that, parity and latency are judged: there is nothing that the hold-out could bear out.
     """
     threshold, target = measured.threshold, measured.target_precision
-    checks: list[GateCheck] = []
-    found: list[drops.Drop] = []
+    checks: list[PromotionCheck] = []
+    found: list[drops.DegradationCheck] = []
     if measured.target_error_rate is None:
-        checks.append(precision_kept(holdout, threshold, target, params))
+        checks.append(check_precision_guarantee(holdout, threshold, target, params))
     else:
-        checks.append(error_rate_kept(holdout, threshold, measured.target_error_rate, params))
-        found.append(drops.precision_drop(holdout, threshold, target, params))
-    found += drops.of_challenger(holdout, threshold, target, params)
+        checks.append(check_error_rate_guarantee(holdout, threshold, measured.target_error_rate, params))
+        found.append(drops.check_precision_drop(holdout, threshold, target, params))
+    found += drops.check_candidate_alone(holdout, threshold, target, params)
     if champion is None:
-        checks += [_better(holdout, LENGTH_ONLY, params), _better_than_base_rate(holdout, measured, params)]
+        checks += [
+            _check_better_than(holdout, LENGTH_ONLY, params),
+            _check_better_than_base_rate(holdout, measured, params),
+        ]
         checks += drops.judged(found, params)
     else:
         before = float("nan") if measured.champion_threshold is None else measured.champion_threshold
         found += [
-            drops.coverage_drop(holdout, threshold, champion, before, measured.same_target, coverage_lost, params),
-            drops.newest_drop(newest, champion, params),
+            drops.check_coverage_drop(
+                holdout, threshold, champion, before, measured.same_target, coverage_lost, params
+            ),
+            drops.check_newest_drop(newest, champion, params),
         ]
         if rule != "better":
-            compared = against_champion.not_worse(holdout, champion, params)
-            found.append(drops.precision_beside(holdout, threshold, champion, before, params))
-        elif same_confidences(holdout, champion):
-            compared = against_champion.new_threshold(threshold, before)
+            compared = against_champion.check_non_inferior(holdout, champion, params)
+            found.append(drops.check_precision_difference(holdout, threshold, champion, before, params))
+        elif have_same_confidences(holdout, champion):
+            compared = against_champion.check_new_threshold(threshold, before)
         else:
             compared = against_champion.better(holdout, champion, params, looks)
         worse = drops.judged(found, params)
         if rule == "accepted":
-            compared = _accepted(compared)
-            worse = [_accepted(check) if check.name in drops.BESIDE_CHAMPION else check for check in worse]
-        checks += [_same_holdout(same_holdout, erased), compared, *worse]
+            compared = _mark_accepted(compared)
+            worse = [_mark_accepted(check) if check.name in drops.CHAMPION_CHECKS else check for check in worse]
+        checks += [_check_same_holdout(same_holdout, erased), compared, *worse]
     if measured.unguaranteed is not None:
         guarantee = measured.unguaranteed.check(measured.may_lack_guarantee, params.min_slice)
         checks = [*(replace(check, passed=None) for check in checks), guarantee]
@@ -173,16 +188,16 @@ def decide(
             MAX_PARITY,
             "largest difference to what was fitted",
         ),
-        _latency(measured, params),
+        _check_latency(measured, params),
     ]
     more_reviews = measured.unguaranteed.more_reviews if measured.unguaranteed else None
     beside = compare(holdout, champion) if champion is not None else []
-    return GateDecision(tuple(checks), more_reviews, tuple(beside))
+    return PromotionDecision(tuple(checks), more_reviews, tuple(beside))
 
 
-def _latency(measured: CandidateMeasurements, params: GateParams) -> GateCheck:
+def _check_latency(measured: CandidateMeasurements, params: GateParams) -> PromotionCheck:
     what = "p99 in ms of the scorer for one answer on one core"
-    check = at_most(Code.GATE_LIMIT, "latency", measured.latency_p99_ms, params.max_latency_ms, what)
+    check = at_most(Code.LIMIT_EXCEEDED, "latency", measured.latency_p99_ms, params.max_latency_ms, what)
     if not measured.forward_tokens:
         return replace(check, message=f"{check.message}; no pass of the base model")
     reads = f"the base model reads {measured.forward_tokens:.0f} tokens before"
@@ -191,31 +206,33 @@ def _latency(measured: CandidateMeasurements, params: GateParams) -> GateCheck:
     return replace(check, message=f"{check.message}; {reads}")
 
 
-def _same_holdout(same: bool, erased: int) -> GateCheck:
+def _check_same_holdout(same: bool, erased: int) -> PromotionCheck:
     if same:
         message = (
             f"as the champion's, without {erased} of its answers, which were erased" if erased else "as the champion's"
         )
     else:
         message = "differs from the champion's: if intended, run abstain promote --accept-new-holdout REASON"
-    return GateCheck(Code.NEW_HOLDOUT, "same hold-out", same, float(same), 1.0, message)
+    return PromotionCheck(Code.NEW_HOLDOUT, "same hold-out", same, float(same), 1.0, message)
 
 
-def _accepted(check: GateCheck) -> GateCheck:
+def _mark_accepted(check: PromotionCheck) -> PromotionCheck:
     if check.passed is not False:
         return check
     return replace(check, passed=None, message=f"{check.message}; accepted")
 
 
-def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateCheck:
+def _check_better_than(window: EvaluationSet, rival: str, params: GateParams) -> PromotionCheck:
     own, other = window.aurocs(rival)
     chance = paired(own, other).chance
     message = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
     return at_least(Code.NOT_BETTER, f"better than {rival}", chance, params.confidence, message)
 
 
-def _better_than_base_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> GateCheck:
-    of_shown = partial(metrics.precision, window.correct, window.confidences[CHALLENGER], threshold=measured.threshold)
+def _check_better_than_base_rate(
+    window: EvaluationSet, measured: CandidateMeasurements, params: GateParams
+) -> PromotionCheck:
+    of_shown = partial(metrics.precision, window.correct, window.confidences[CANDIDATE], threshold=measured.threshold)
     drawn = window.bootstrap({"shown": of_shown, "all": partial(metrics.mean, window.correct)})
     lift = paired(drawn["shown"], drawn["all"])
     message = (

@@ -52,7 +52,7 @@ class Event(BaseModel):
     @property
     def mark(self) -> str:
         """What a version without a checked guarantee is marked as, with the reviews that are missing; else ""."""
-        return "" if self.guaranteed else without_guarantee(self.more_reviews)
+        return "" if self.guaranteed else describe_missing_guarantee(self.more_reviews)
 
 
 class Taint(BaseModel):
@@ -142,7 +142,7 @@ class Registry(BaseModel):
             raise AbstainError(Code.NO_VERSION, "nothing is in production yet: run `abstain retrain` first")
         usable = [e for e in self.history if e.version not in self.blocked and e.version != self.prod.version]
         if wanted is None:
-            named = [e for e in usable if version_key(e.version) < version_key(self.prod.version)]
+            named = [e for e in usable if parse_version(e.version) < parse_version(self.prod.version)]
         else:
             named = [e for e in usable if e.version == wanted]
         if not named:
@@ -152,7 +152,7 @@ class Registry(BaseModel):
                 f"no version {wanted or 'before ' + self.prod.version} to roll back to: other versions that were in "
                 f"production and are not blocked: {there_are}",
             )
-        return max(named, key=lambda e: version_key(e.version)) if wanted is None else named[-1]
+        return max(named, key=lambda e: parse_version(e.version)) if wanted is None else named[-1]
 
     def rolled_back(self, event: Event) -> Registry:
         """The registry after moving back to `event.version`; the version that was left is blocked."""
@@ -182,7 +182,7 @@ class Registry(BaseModel):
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
 
 
-def without_guarantee(more_reviews: int | None) -> str:
+def describe_missing_guarantee(more_reviews: int | None) -> str:
     """The mark of a version that guarantees nothing yet."""
     return "without a guarantee" + (f", an estimated {more_reviews:,} more reviews are needed" if more_reviews else "")
 
@@ -205,10 +205,10 @@ def load_registry(path: Path) -> Registry:
     return parse_registry(path.read_text(encoding="utf-8")) if path.is_file() else Registry()
 
 
-def versions_of(tags: Iterable[str]) -> list[str]:
+def parse_version_tags(tags: Iterable[str]) -> list[str]:
     """The versions among `tags` such as `probe@v1.2.0`, lowest first. Others, like `probe@vnext`, are anybody's."""
     names = (tag.removeprefix(f"{MODEL}@") for tag in tags if tag.startswith(f"{MODEL}@"))
-    return sorted(filter(VERSION.fullmatch, names), key=version_key)
+    return sorted(filter(VERSION.fullmatch, names), key=parse_version)
 
 
 def next_version(promoted: Iterable[str], tags: Iterable[str]) -> str:
@@ -216,18 +216,18 @@ def next_version(promoted: Iterable[str], tags: Iterable[str]) -> str:
 
     Anybody's tag, such as `probe@v999999999.0.0`, takes its own number and no other.
     """
-    taken = set(versions_of(tags))
-    major, minor, _ = max(map(version_key, promoted), default=(1, -1, 0))
+    taken = set(parse_version_tags(tags))
+    major, minor, _ = max(map(parse_version, promoted), default=(1, -1, 0))
     while (version := f"v{major}.{minor + 1}.0") in taken:
         minor += 1
     return version
 
 
-def tag_of(version: str) -> str:
+def make_version_tag(version: str) -> str:
     return f"{MODEL}@{version}"
 
 
-def version_key(version: str) -> tuple[int, int, int]:
+def parse_version(version: str) -> tuple[int, int, int]:
     """`v1.2.3` as numbers that sort. Raises `AbstainError` for anything else."""
     match = VERSION.fullmatch(version)
     if not match:

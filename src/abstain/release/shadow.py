@@ -20,9 +20,9 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Figure
-from abstain.release.champion_comparison import Looks, better, same_confidences
-from abstain.release.evaluation_set import CHALLENGER, EvaluationWindow, GateCheck
-from abstain.release.metric_comparison import Compared, compare, differences
+from abstain.release.champion_comparison import ComparisonBudget, better, have_same_confidences
+from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCheck
+from abstain.release.metric_comparison import MetricComparison, compare, differences
 from abstain.release.registry import Version
 
 ShadowVerdict = Literal["better", "not told apart", "worse"]
@@ -48,7 +48,7 @@ class Shadow(BaseModel):
     @property
     def version(self) -> str:
         """Its name in its ONNX file, in the decision log and in records."""
-        return shadow_name(self.candidate)
+        return make_shadow_name(self.candidate)
 
     @property
     def tag(self) -> str:
@@ -56,7 +56,7 @@ class Shadow(BaseModel):
         return f"shadow/{self.candidate[:12]}-{self.bundle_sha256[:8]}"
 
 
-def shadow_name(candidate: str) -> str:
+def make_shadow_name(candidate: str) -> str:
     """The name of the candidate with this digest as a shadow."""
     return f"shadow-{candidate[:12]}"
 
@@ -73,7 +73,7 @@ def parse_shadow(text: str) -> Shadow:
         ) from None
 
 
-def takes_rejected(params: ShadowParams, shadow: Shadow | None, beside: str) -> bool:
+def should_shadow_rejected(params: ShadowParams, shadow: Shadow | None, beside: str) -> bool:
     """Whether a rejected candidate becomes the shadow of `beside` by itself.
 
     It does so only where there is none: reviews of one take their time.
@@ -90,8 +90,8 @@ class ShadowComparison:
     """
 
     verdict: ShadowVerdict
-    check: GateCheck
-    figures: tuple[Compared, ...]
+    check: PromotionCheck
+    figures: tuple[MetricComparison, ...]
     answers: dict[str, dict[str, int]]
 
     def to_dict(self) -> dict[str, object]:
@@ -106,7 +106,7 @@ class ShadowComparison:
         }
 
 
-def require_enough(window: EvaluationWindow, params: GateParams) -> None:
+def require_enough_reviews(window: EvaluationSet, params: GateParams) -> None:
     """Raise `AbstainError` where `window` has too few paired reviews for a comparison: that would waste one."""
     rows, documents = len(window.correct), len(np.unique(window.groups))
     if rows < params.min_slice or documents < MIN_DOCUMENTS:
@@ -118,9 +118,9 @@ def require_enough(window: EvaluationWindow, params: GateParams) -> None:
 
 
 def compare_shadow(
-    window: EvaluationWindow, champion: str, thresholds: dict[str, float], params: GateParams, looks: Looks
+    window: EvaluationSet, champion: str, thresholds: dict[str, float], params: GateParams, looks: ComparisonBudget
 ) -> ShadowComparison:
-    """The shadow, `CHALLENGER` in `window`, beside `champion`, each with its own of `thresholds`.
+    """The shadow, `CANDIDATE` in `window`, beside `champion`, each with its own of `thresholds`.
 
     It is told apart at the level of one look, in either direction. `looks`: the comparisons on the hold-out so far.
 
@@ -132,7 +132,7 @@ def compare_shadow(
             f"this hold-out was compared on {looks.taken} times, as often as gate.looks allows, and a shadow's reviews "
             "would be one more: take a new one (docs/thresholds.md, A hold-out that is used up)",
         )
-    if same_confidences(window, champion):
+    if have_same_confidences(window, champion):
         raise AbstainError(
             Code.NOT_BETTER,
             f"the shadow gives the same confidences as {champion}: there is nothing to compare, and no look was taken",
@@ -143,24 +143,26 @@ def compare_shadow(
         verdict = "better"
     elif 1 - check.value <= check.limit:  # not so of nan
         verdict = "worse"
-    figures = (*compare(window, champion), *_at_thresholds(window, champion, thresholds))
+    figures = (*compare(window, champion), *_compare_at_thresholds(window, champion, thresholds))
     return ShadowComparison(verdict, check, figures, _answers(window, champion, thresholds))
 
 
-def _at_thresholds(window: EvaluationWindow, champion: str, thresholds: dict[str, float]) -> list[Compared]:
+def _compare_at_thresholds(
+    window: EvaluationSet, champion: str, thresholds: dict[str, float]
+) -> list[MetricComparison]:
     """What both show, and how much of it is correct, each at its own threshold."""
     figures: dict[str, dict[str, Figure]] = {
         name: {
             who: partial(of, window.correct, window.confidences[who], threshold=thresholds[who])
-            for who in (CHALLENGER, champion)
+            for who in (CANDIDATE, champion)
         }
         for name, of in (("shown", metrics.coverage), ("precision of what is shown", metrics.precision))
     }
     return differences(window, champion, figures)
 
 
-def _answers(window: EvaluationWindow, champion: str, thresholds: dict[str, float]) -> dict[str, dict[str, int]]:
-    own, other = (window.shown(thresholds[who], who) for who in (CHALLENGER, champion))
+def _answers(window: EvaluationSet, champion: str, thresholds: dict[str, float]) -> dict[str, dict[str, int]]:
+    own, other = (window.shown(thresholds[who], who) for who in (CANDIDATE, champion))
     correct = window.correct == 1
     who = {"both": own & other, "production": ~own & other, "shadow": own & ~other, "neither": ~own & ~other}
     return {name: {"answers": int(rows.sum()), "correct": int((rows & correct).sum())} for name, rows in who.items()}

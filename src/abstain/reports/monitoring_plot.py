@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
-from abstain.data.decision_log.monitoring_windows import MonitoredWindow
-from abstain.reports.plots import paint
+from abstain.data.decision_log.monitoring_windows import MonitoringWindow
+from abstain.reports.plots import render_svg
 from abstain.reports.theme import LIGHT, legend, shares
 
 
-def history_plot(windows: Sequence[MonitoredWindow]) -> bytes:
+def plot_history(windows: Sequence[MonitoringWindow]) -> bytes:
     """The history as SVG."""
     rows = [
         {
@@ -24,7 +24,7 @@ def history_plot(windows: Sequence[MonitoredWindow]) -> bytes:
         }
         for one in windows
     ]
-    return paint(_history, pd.DataFrame(rows))
+    return render_svg(_history, pd.DataFrame(rows))
 
 
 def _history(axes: Axes, table: pd.DataFrame) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from abstain.core.formatting import count, figure, percent
 from abstain.core.markdown import document, heading, paragraph, points, table
-from abstain.data.decision_log.monitoring_windows import Alarm, MonitoredWindow
+from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow
 
 DRIFTS = {
     "questions": "drift of questions",
@@ -17,11 +17,11 @@ DRIFTS = {
 }
 
 
-def window_markdown(window: MonitoredWindow) -> str:
+def render_window(window: MonitoringWindow) -> str:
     """The whole of a window: alarms with what to do, its figures, its products."""
     blocks = [heading(1, window.headline), paragraph(title(window))]
     blocks += [_alarm(alarm) for alarm in window.alarms]
-    blocks.append(table(("figure", "value"), window_lines(window), words=("value",)))
+    blocks.append(table(("figure", "value"), format_statistics(window), words=("value",)))
     rows = [(name, of["decisions"], percent(of["coverage"])) for name, of in window.figures["products"].items()]
     if rows:
         blocks.append(table(("product", "decisions", "shown"), rows))
@@ -29,17 +29,17 @@ def window_markdown(window: MonitoredWindow) -> str:
     return document(blocks)
 
 
-def title(window: MonitoredWindow) -> str:
+def title(window: MonitoringWindow) -> str:
     """Version and days."""
     return f"{window.version}, {window.start:%Y-%m-%d} to {window.end:%Y-%m-%d} (UTC, the end not included)"
 
 
-def window_lines(window: MonitoredWindow) -> list[tuple[str, str]]:
+def format_statistics(window: MonitoringWindow) -> list[tuple[str, str]]:
     """The figures, as (what it is, value)."""
     return [*_of_decisions(window.figures), *_of_reviews(window.figures), *_of_drift(window.figures)]
 
 
-def history_rows(windows: Sequence[MonitoredWindow]) -> list[dict[str, Any]]:
+def history_rows(windows: Sequence[MonitoringWindow]) -> list[dict[str, Any]]:
     """A row a window, the newest first, as tables show them."""
     return [
         {
@@ -57,7 +57,7 @@ def history_rows(windows: Sequence[MonitoredWindow]) -> list[dict[str, Any]]:
 
 
 def _alarm(alarm: Alarm) -> str:
-    lines = [f"to do: {alarm.to_do}"]
+    lines = [f"to do: {alarm.action}"]
     if alarm.examples:
         lines.append(f"examples: {', '.join(alarm.examples)}")
     return f"{heading(2, f'{alarm.code}: {alarm.kind}')}\n\n{paragraph(alarm.what)}\n\n{points(lines)}"
@@ -78,9 +78,9 @@ def _of_decisions(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _of_reviews(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     said = ""
     if figures["left_out"]:
-        said = f"; {_volunteers(figures['left_out'])} left out"
+        said = f"; {_format_self_selected(figures['left_out'])} left out"
     elif figures["volunteers"]:
-        said = f"; {_volunteers(figures['volunteers'])} counted as they are"
+        said = f"; {_format_self_selected(figures['volunteers'])} counted as they are"
     yield "reviews", f"{figures['reviews']:,} arrived{said}"
     if found := figures["precision"]:
         worth = f"{count(found['reviews'], 'review')} about {count(found['documents'], 'document')}"
@@ -106,7 +106,7 @@ def _of_reviews(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"no {what} for", f"{quiet['hours']:,.1f} hours, {quiet['longest']:,.1f} at most before"
 
 
-def _volunteers(number: int) -> str:
+def _format_self_selected(number: int) -> str:
     """The start of a sentence about reviews whose reviewers chose what to review."""
     chose = "chose its answer itself and is" if number == 1 else "chose their answers themselves and are"
     return f"{count(number, 'review')} of the version {chose}"

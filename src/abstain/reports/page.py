@@ -28,7 +28,7 @@ from abstain.core.markdown import bold, escape, heading, paragraph, points
 
 State = Literal["passed", "warned", "failed"]
 
-MARKS: dict[State, str] = {"passed": "✓", "warned": "!", "failed": "✗"}
+STATUS_MARKS: dict[State, str] = {"passed": "✓", "warned": "!", "failed": "✗"}
 SHORT_NAME = 20
 """A row's name with fewer characters is never broken."""
 
@@ -37,14 +37,14 @@ _BELOW = re.compile(r"^(.*\S) (\([^()]*\))$", re.DOTALL)
 _UNIT = re.compile(r"(?<=\d) (?=%)")
 
 
-def marked_heading(level: int, state: State, text: str) -> str:
+def status_heading(level: int, state: State, text: str) -> str:
     """Return a heading that opens with the mark of `state`."""
-    return heading(level, f"{MARKS[state]} {text}")
+    return heading(level, f"{STATUS_MARKS[state]} {text}")
 
 
 def verdict(state: State, headline: str, lines: Sequence[str]) -> list[str]:
     """Return the blocks that come first in a report: the heading, and a point for each of `lines`."""
-    return [marked_heading(2, state, headline), *([points(lines)] if lines else [])]
+    return [status_heading(2, state, headline), *([points(lines)] if lines else [])]
 
 
 def plot(name: str, title: str, shows: str, reading: str) -> list[str]:
@@ -168,7 +168,7 @@ def _put_below(body: BeautifulSoup, cell: Tag) -> None:
 
 def _state(title: Tag) -> str:
     """Return the state whose mark opens a heading; empty where none does."""
-    return next((state for state, mark in MARKS.items() if title.get_text().startswith(f"{mark} ")), "")
+    return next((state for state, mark in STATUS_MARKS.items() if title.get_text().startswith(f"{mark} ")), "")
 
 
 def _enclosed(box: Tag, title: Tag, *ends: str) -> Tag:

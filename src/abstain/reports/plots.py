@@ -56,10 +56,10 @@ def plot_tables(
 
 def draw(name: str, table: pd.DataFrame) -> bytes:
     """The plot called `name` (a key of `PLOTS`) of its table of `plot_tables`, as SVG."""
-    return paint(PLOTS[name], table)
+    return render_svg(PLOTS[name], table)
 
 
-def paint(plot: Callable[[Axes, pd.DataFrame], None], table: pd.DataFrame) -> bytes:
+def render_svg(plot: Callable[[Axes, pd.DataFrame], None], table: pd.DataFrame) -> bytes:
     """What `plot` draws of `table`, as SVG."""
     with rc_context(STYLE), warnings.catch_warnings():
         figure = Figure(figsize=(4.5, 3.6), layout="constrained")

@@ -23,7 +23,7 @@ NO_THUMB = "none"
 
 
 @dataclass(frozen=True)
-class TimeWindow:
+class ReviewCandidates:
     """The interactions asked from `since` on and before `until`.
 
     `frame` has one row each, by `interaction_id`: asked_at, product, line_of_business (null where there is none),
@@ -40,14 +40,14 @@ class TimeWindow:
     left_out: int = 0
 
 
-def read_time_window(
+def read_candidates(
     store: DataStore,
     since: datetime | None = None,
     until: datetime | None = None,
     oldest: datetime | None = None,
     uncounted: Collection[str] = (),
     queued: Collection[str] = (),
-) -> TimeWindow:
+) -> ReviewCandidates:
     """The window of `store`, without the interactions `uncounted`; by default the last `DAYS` days of its interactions.
 
     `queued` interactions were reviewed in the queue of the gate's page, and count as those of review files do.
@@ -82,7 +82,7 @@ def read_time_window(
             f"no question was asked from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC: data/ holds "
             f"{first:%Y-%m-%d %H:%M} to {newest:%Y-%m-%d %H:%M}, so set --since and --until within",
         )
-    reviews, imported = _last_words(store, frame.index)
+    reviews, imported = _read_latest_reviews(store, frame.index)
     # The largest of several, as for labels.
     recorded = {key: max(review.inclusion_probability or 0 for review in own) or np.nan for key, own in reviews.items()}
     thumbs = frames.feedback.sort_values("given_at", kind="stable").drop_duplicates("interaction_id", keep="last")
@@ -90,7 +90,7 @@ def read_time_window(
     frame["reviewed"] = frame.index.isin(list(reviews))
     frame["queued"] = frame.index.isin([*imported, *queued])
     frame["recorded_probability"] = pd.Series(recorded, dtype=float).reindex(frame.index)
-    return TimeWindow(since, until, frame, reviews, left_out)
+    return ReviewCandidates(since, until, frame, reviews, left_out)
 
 
 def stream_interactions(store: DataStore, ids: Collection[str]) -> Iterator[Interaction]:
@@ -98,14 +98,14 @@ def stream_interactions(store: DataStore, ids: Collection[str]) -> Iterator[Inte
     return (row for row in store.rows(Interaction) if row.interaction_id in ids)
 
 
-def _last_words(store: DataStore, ids: pd.Index) -> tuple[dict[str, tuple[Review, ...]], set[str]]:
+def _read_latest_reviews(store: DataStore, ids: pd.Index) -> tuple[dict[str, tuple[Review, ...]], set[str]]:
     """Each reviewer's latest review of each of `ids`; those of `ids` with one that a review file brought."""
     wanted = set(ids)
     imported = {batch.batch for batch in store.batches() if any(map(is_review_queue, batch.sources))}
     last: dict[str, dict[str, Review]] = {}
     queued = set()
     for part in store.parts(Review):
-        for row in store.part_rows(part, Review):
+        for row in store.iter_part_rows(part, Review):
             if row.interaction_id not in wanted:
                 continue
             own = last.setdefault(row.interaction_id, {})

@@ -14,8 +14,8 @@ from abstain.core.contracts import Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.queue import DrawnAnswer
 from abstain.data.store.dataset import DataStore
-from abstain.review.candidates import TimeWindow
-from abstain.review.sampling import STRATA, Design
+from abstain.review.candidates import ReviewCandidates
+from abstain.review.sampling import STRATA, ReviewDesign
 from abstain.review.workbook import fits, make_workbook, reviewer_cells, sampled_cells
 
 REASONS = {"random": "at random", "uncertain": "that the probe is unsure of", "drift": "unlike the training data"}
@@ -40,13 +40,13 @@ class ReviewSample:
         return [DrawnAnswer(self.interactions[key], float(self.rows[key]["probability"])) for key in self.open]
 
 
-def collect_sample(design: Design, window: TimeWindow, store: DataStore) -> ReviewSample:
+def collect_sample(design: ReviewDesign, window: ReviewCandidates, store: DataStore) -> ReviewSample:
     """What `design` asks of reviewers. Raises `AbstainError` where that is nothing."""
     rows = {str(key): row for key, row in design.rows.to_dict("index").items()}
     recorded = window.frame["recorded_probability"].to_dict()
     open_rows = [key for key, row in rows.items() if not row["reviewed"]]
     moved = [
-        _again(review, row["probability"])
+        _without_probability(review, row["probability"])
         for key, row in rows.items()
         if row["reviewed"] and row["probability"] != recorded[key]
         for review in window.reviews[key]
@@ -77,7 +77,7 @@ def make_review_file(sample: ReviewSample, key: bytes) -> Workbook:
     )
 
 
-def describe_sample(design: Design, window: TimeWindow) -> Iterator[str]:
+def describe_sample(design: ReviewDesign, window: ReviewCandidates) -> Iterator[str]:
     """Lines that describe the sample."""
     counts = design.rows.loc[~design.rows["reviewed"], "why"].value_counts()
     drawn = ", ".join(f"{counts[why]} {text}" for why, text in REASONS.items() if why in counts) or "none"
@@ -115,6 +115,6 @@ def _fits(review: Review) -> bool:
     return fits(review.ideal_answer or "") and fits(review.reviewer)
 
 
-def _again(review: Review, probability: float) -> Review:
+def _without_probability(review: Review, probability: float) -> Review:
     later = review.reviewed_at + timedelta(microseconds=1)
     return review.model_copy(update={"reviewed_at": later, "inclusion_probability": probability})

@@ -22,7 +22,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class ParsedReviews:
     """The content of a file. Every row is one of three: a review, not reviewed yet, or a problem that names a cell."""
 
     reviews: tuple[Review, ...]
@@ -35,14 +35,14 @@ class Verdicts:
         yield f"{file}: {len(self.reviews)} reviewed, {self.blank} not yet, {len(self.problems)} to fix"
 
 
-def read_verdicts(
+def parse_reviews(
     rows: Iterable[ReviewRow],
     now: datetime,
     stored: Mapping[str, Sequence[Review]],
     reviewer: str | None = None,
     as_stored: Callable[[Review], Review] = lambda review: review,
     uncounted: Mapping[str, str] = MappingProxyType({}),
-) -> Verdicts:
+) -> ParsedReviews:
     """The reviews in `rows`; a row with a problem does not affect others.
 
     Args:
@@ -66,14 +66,14 @@ def read_verdicts(
             if (review.interaction_id, review.reviewer) in reviews:
                 raise _problem(row, "reviewer", f"is {review.reviewer}, as in a row above", "delete one of the two")
             existing = stored.get(review.interaction_id, ())
-            review = _dated(row, review, as_stored(review), existing)
+            review = _assign_timestamp(row, review, as_stored(review), existing)
             if (why := uncounted.get(review.interaction_id)) and as_stored(review) not in existing:
                 raise _problem(row, KEY, f"is of {why}", "this verdict would count nowhere, so leave it out")
         except ValueError as problem:
             problems.append(str(problem))
         else:
             reviews[review.interaction_id, review.reviewer] = review
-    return Verdicts(tuple(reviews.values()), blank, tuple(problems))
+    return ParsedReviews(tuple(reviews.values()), blank, tuple(problems))
 
 
 def _read(row: ReviewRow, now: datetime, reviewer: str | None) -> Review:
@@ -102,7 +102,7 @@ def _moment(text: str) -> str | None:
     return match and (text if match[1] else f"{text}Z")
 
 
-def _dated(row: ReviewRow, review: Review, as_stored: Review, existing: Sequence[Review]) -> Review:
+def _assign_timestamp(row: ReviewRow, review: Review, as_stored: Review, existing: Sequence[Review]) -> Review:
     """`review`, at the moment of the same verdict in data/, if any, so that it is a duplicate there.
 
     ValueError where the file names the moment, and data/ has another verdict of the same reviewer at that moment.

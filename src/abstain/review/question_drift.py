@@ -33,7 +33,7 @@ class QuestionEncoder(Protocol):
 def drift(
     store: DataStore, asked: Collection[str], trained_on: Collection[str], encoder: QuestionEncoder, seed: int
 ) -> pd.Series:
-    """`distances` of the questions of `asked` from those of `trained_on`, both ids, by interaction; at most `COMPARED`.
+    """`compute_nearest_distances` of the questions of `asked` from those of `trained_on`, both ids, by interaction; at most `COMPARED`.
 
     If there are more, those compared are sampled by separate random numbers (docs/decisions/052).
     """
@@ -42,11 +42,13 @@ def drift(
     ]
     questions = {row.interaction_id: row.question for row in stream_interactions(store, set().union(*drawn))}
     compared, known = ([key for key in ids if key in questions] for ids in drawn)
-    values = distances([questions[key] for key in compared], [questions[key] for key in known], encoder)
+    values = compute_nearest_distances([questions[key] for key in compared], [questions[key] for key in known], encoder)
     return pd.Series(values, index=compared, dtype=float)
 
 
-def distances(questions: Sequence[str], trained_on: Sequence[str], encoder: QuestionEncoder) -> np.ndarray:
+def compute_nearest_distances(
+    questions: Sequence[str], trained_on: Sequence[str], encoder: QuestionEncoder
+) -> np.ndarray:
     """Mean cosine distance of each question to its nearest `NEIGHBOURS` of `trained_on`, in [0, 2]; (questions,).
 
     A question that repeats an earlier one in the same words is nan: reviewing one of them is enough. All are nan where

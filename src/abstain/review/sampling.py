@@ -18,10 +18,10 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import uniform
 
-Why = Literal["random", "uncertain", "drift"]
+SelectionReason = Literal["random", "uncertain", "drift"]
 
 STRATA = ("decision", "product", "line_of_business", "thumb")
-COARSER: tuple[tuple[str, ...], ...] = (
+STRATA_LEVELS: tuple[tuple[str, ...], ...] = (
     STRATA,
     ("decision", "product", "thumb"),
     ("decision", "thumb"),
@@ -33,7 +33,7 @@ decision goes last: withheld answers, which no user can rate, are seen by review
 
 
 @dataclass(frozen=True)
-class Design:
+class ReviewDesign:
     """A sample and its design.
 
     `rows`, by `interaction_id`, ordered so that any first part is representative of the whole: why, drawn (n) and of
@@ -55,12 +55,13 @@ def draw(
     seed: int,
     threshold: float | None = None,
     withheld_share: float = 0.0,
-) -> Design:
+) -> ReviewDesign:
     """A sample of `size` rows of `frame`, those included that were sampled and reviewed before.
 
     Args:
-        frame: one row an interaction, by `interaction_id`, with the columns of `TimeWindow.frame` and, where there is a
-            promoted version, `confidence` and `drift` (larger: less like the training data), nan where not known.
+        frame: one row an interaction, by `interaction_id`, with the columns of `ReviewCandidates.frame` and, where
+            there is a promoted version, `confidence` and `drift` (larger: less like the training data), nan where not
+            known.
         random_share: of the size, in (0, 1]; the other rows are half the least sure and half the most drifted.
         threshold: the promoted version's; None without one, and then every row is drawn at random.
         withheld_share: of the rows drawn at random, in [0, 1]; at least so many are answers that were withheld from
@@ -75,7 +76,7 @@ def draw(
             "1: change the one that is not",
         )
     certainly = size - max(1, round(size * random_share))
-    certain = _certain(frame, certainly, threshold)
+    certain = _select_certain(frame, certainly, threshold)
     counted = min(int(_were_certain(frame).sum()), certainly)
     rest = frame[_open(frame) & ~frame.index.isin(certain.index)]
     drawn, strata, overflow, short = _draw(rest, size - counted - len(certain), withheld_share, seed)
@@ -86,7 +87,7 @@ def draw(
     rank = pd.Series(u, rows.index)[certain.index].rank()
     rows.loc[certain.index, "turn"] = (rank - 0.5) / max(len(rank), 1)
     order = np.lexsort((u, rows["turn"].to_numpy(float)))
-    return Design(rows.drop(columns="turn").iloc[order], strata, overflow, short)
+    return ReviewDesign(rows.drop(columns="turn").iloc[order], strata, overflow, short)
 
 
 def allocate(total: int, sizes: Sequence[int]) -> list[int]:
@@ -108,9 +109,9 @@ def allocate(total: int, sizes: Sequence[int]) -> list[int]:
     return given
 
 
-def _certain(frame: pd.DataFrame, size: int, threshold: float | None) -> pd.DataFrame:
+def _select_certain(frame: pd.DataFrame, size: int, threshold: float | None) -> pd.DataFrame:
     """Rows to take with certainty, besides earlier ones: half the least confident, half the most drifted."""
-    taken: dict[str, Why] = {}
+    taken: dict[str, SelectionReason] = {}
     if threshold is not None:
         free = frame[_open(frame)]
         size -= int(_were_certain(frame).sum())
@@ -186,14 +187,14 @@ def _allocate(size: int, sizes: np.ndarray, withheld: np.ndarray, least: int) ->
 
 def _stratified(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
     """The possible stratifications of `rows`, and the number of each row's stratum: from fine to coarse."""
-    for by in COARSER:
+    for by in STRATA_LEVELS:
         codes = rows.groupby(list(by), observed=True, dropna=False).ngroup() if by else pd.Series(0, rows.index)
         yield by, codes.to_numpy(np.int64)
 
 
 def _rows(
     ids: pd.Index,
-    why: Sequence[Why],
+    why: Sequence[SelectionReason],
     drawn: int | np.ndarray,
     of: int | np.ndarray,
     turn: float | np.ndarray,

@@ -13,7 +13,7 @@ from heapq import nsmallest
 from typing import Any
 
 from abstain.core.contracts import Interaction
-from abstain.data.store.key_index import batched
+from abstain.data.store.key_index import iter_batches
 from abstain.llm.features.feature_store import Progress
 from abstain.llm.signals.base import Answers
 from abstain.llm.signals.compute_features import read_answers
@@ -69,7 +69,7 @@ def score_backlog(
     asked = [row for row in interactions() if row.interaction_id in chosen] if chosen else []
     predictor.compute_missing(asked, progress)
     found: dict[str, float] = {}
-    for some in batched(asked, SCORED_AT_ONCE):
+    for some in iter_batches(asked, SCORED_AT_ONCE):
         source = predictor.source
         found |= _scores(predictor, read_answers(source.params, source.settings, some, predictor.scorer.readings))
     known = {name: score for name, score in (cached | found).items() if score == score}
@@ -81,7 +81,7 @@ def _readable(predictor: Predictor, interactions: Iterable[Interaction]) -> Iter
     dropped: dict[str, Any] = {"contexts": ()}
     if predictor.scorer.writer is None:
         dropped |= {"question": "", "answer": "", "token_log_probs": None}
-    for some in batched(interactions, AT_ONCE):
+    for some in iter_batches(interactions, AT_ONCE):
         of_sources = [source.keys(some) for source in predictor.reader.sources]
         for at, row in enumerate(some):
             keys = [keys[at] for keys in of_sources]
@@ -100,13 +100,13 @@ def _cached(predictor: Predictor, rows: list[_Readable]) -> Iterator[tuple[str, 
         missing = set(cache.missing(row.keys[at] for row in rows))
         rows = [row for row in rows if row.keys[at] not in missing]
     if not caches:
-        for some in batched(rows, AT_ONCE):
+        for some in iter_batches(rows, AT_ONCE):
             yield from _scores(predictor, Answers([row.interaction for row in some], {})).items()
         return
     by_key: defaultdict[str, list[_Readable]] = defaultdict(list)
     for row in rows:
         by_key[row.keys[0]].append(row)
-    for read in batched(caches[0].read(by_key), SCORED_AT_ONCE):
+    for read in iter_batches(caches[0].read(by_key), SCORED_AT_ONCE):
         some = [row for key, _ in read for row in by_key[key]]
         found = [
             dict(read),

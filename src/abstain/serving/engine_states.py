@@ -25,10 +25,10 @@ from torch import Tensor
 from abstain.core.codes import Code
 from abstain.core.contracts import Row
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.tokenization import EncodedPass
-from abstain.llm.features.extraction import UnreadableRow
+from abstain.llm.engine.tokenization import EncodedPrompt
+from abstain.llm.features.extraction import UnreadableInteraction
 from abstain.serving.feature_spec import FeatureSpec
-from abstain.serving.state_files import take_file, too_large
+from abstain.serving.state_files import read_and_delete, too_large
 
 Engine = Literal["vllm", "sglang", "transformers"]
 NonNegative = Annotated[int, Field(strict=True, ge=0)]
@@ -40,7 +40,7 @@ TENSORS = {"hidden_states", "token_ids"}
 METADATA, REQUEST = "__metadata__", "request"
 
 
-class StatesDescribed(Row):
+class StatesDescription(Row):
     """What a file of states does not say itself."""
 
     engine: Engine
@@ -56,25 +56,25 @@ class StatesDescribed(Row):
     )
 
 
-class StatesGiven(StatesDescribed):
+class StatesInput(StatesDescription):
     """States as a part of a request: their bytes in base64, or the path of a file in the folder of states."""
 
     safetensors: str | None = None
     path: str | None = None
 
     @model_validator(mode="after")
-    def _check_source(self) -> StatesGiven:
+    def _check_source(self) -> StatesInput:
         if (self.safetensors is None) == (self.path is None):
             raise ValueError("give the states as `safetensors` or as `path`")
         return self
 
 
 def read_states(
-    given: StatesGiven,
+    given: StatesInput,
     spec: FeatureSpec,
     folder: Path | None,
     limit_bytes: int,
-    tokens: EncodedPass | UnreadableRow | None = None,
+    tokens: EncodedPrompt | UnreadableInteraction | None = None,
 ) -> Tensor:
     """The probe's input, float32 (tokens of the answer, d), with those of EOS where `spec` includes it.
 
@@ -83,20 +83,23 @@ def read_states(
     these texts, and for texts that the base model cannot read.
     """
     if given.path is not None:
-        content = take_file(given.path, folder, limit_bytes)
+        content = read_and_delete(given.path, folder, limit_bytes)
     else:
         assert given.safetensors is not None
         content = _decoded(given.safetensors, limit_bytes)
-    return states_in(content, given, spec, tokens)
+    return parse_states(content, given, spec, tokens)
 
 
-def states_in(
-    content: bytes, described: StatesDescribed, spec: FeatureSpec, tokens: EncodedPass | UnreadableRow | None = None
+def parse_states(
+    content: bytes,
+    described: StatesDescription,
+    spec: FeatureSpec,
+    tokens: EncodedPrompt | UnreadableInteraction | None = None,
 ) -> Tensor:
     """As `read_states`, of the bytes of a safetensors file."""
-    if isinstance(tokens, UnreadableRow):
+    if isinstance(tokens, UnreadableInteraction):
         raise AbstainError(Code.TOO_LONG, tokens.reason)
-    at = _axis(described, spec)
+    at = _get_layer_index(described, spec)
     states, ids = _tensors(content)
     if len(states) != len(ids):
         _refuse(
@@ -116,7 +119,7 @@ def states_in(
     return found
 
 
-def request_in(content: bytes) -> dict[str, Any]:
+def parse_embedded_request(content: bytes) -> dict[str, Any]:
     """The JSON object under `request` in the `__metadata__` of a safetensors file that is the body of a request.
 
     Raises `AbstainError` where there is none.
@@ -146,7 +149,7 @@ def _decoded(text: str, limit_bytes: int) -> bytes:
     return content
 
 
-def _axis(described: StatesDescribed, spec: FeatureSpec) -> int:
+def _get_layer_index(described: StatesDescription, spec: FeatureSpec) -> int:
     """The index of the layer that `spec` reads among those that were given."""
     layers = described.layers
     listed = ", ".join(map(str, layers))
@@ -197,7 +200,7 @@ def _tensors(content: bytes) -> tuple[Tensor, Tensor]:
 
 
 def _answer(
-    token_ids: Tensor, described: StatesDescribed, spec: FeatureSpec, tokens: EncodedPass | None
+    token_ids: Tensor, described: StatesDescription, spec: FeatureSpec, tokens: EncodedPrompt | None
 ) -> tuple[int, int]:
     """The first and past the last token whose states the probe reads."""
     ids, start, end_ids = token_ids.tolist(), described.prompt_tokens, list(spec.eos_tokens)
@@ -227,7 +230,7 @@ def _answer(
     return start, len(ids) if spec.includes_eos else end
 
 
-def _compare(prompt: Sequence[int], answer: Sequence[int], spec: FeatureSpec, tokens: EncodedPass) -> None:
+def _compare(prompt: Sequence[int], answer: Sequence[int], spec: FeatureSpec, tokens: EncodedPrompt) -> None:
     """Raise `AbstainError` where the engine read other tokens than the base model reads in the request's texts."""
     start, end = tokens.span("answer")
     expected = tokens.ids[start:end]
@@ -252,4 +255,4 @@ def _holds(ids: Sequence[int], part: Sequence[int]) -> bool:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise AbstainError(Code.OTHER_STATES, message)
+    raise AbstainError(Code.STATES_MISMATCH, message)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.engine.requests import NLL, relevant
-from abstain.llm.engine.tokenization import ENCODING, encode_pass
-from abstain.llm.features.extraction import FeatureSource, Prepared
+from abstain.llm.engine.requests import NLL, cut_to_operation
+from abstain.llm.engine.tokenization import TOKENIZER_LOCK, encode_prompt
+from abstain.llm.features.extraction import FeatureSource, PreparedRequest
 from abstain.llm.signals.base import Answers
 from abstain.serving.decision import Decision
 from abstain.serving.predictor import Predictor
@@ -44,7 +44,7 @@ def explain(predictor: Predictor, decision: Decision, answers: Answers | None) -
     """What led to `decision`. `answers`: the answer with what was read of it; None where it was not read."""
     if answers is None:
         return Explanation(decision)
-    scores = {name: float(column[0]) for name, column in predictor.scorer.part_scores(answers).items()}
+    scores = {name: float(column[0]) for name, column in predictor.scorer.score_components(answers).items()}
     known = {name: None if math.isnan(score) else score for name, score in scores.items()}
     return Explanation(decision, known, _tokens(predictor.reader.sources, answers))
 
@@ -55,23 +55,23 @@ def _tokens(sources: Sequence[FeatureSource], answers: Answers) -> list[AnswerTo
         wanted, ask = source.wanted, source.ask
         if isinstance(ask, NLL) and "answer" in ask.segments and (wanted.prompt, wanted.chunks) == ("answered", None):
             prepared, result = source.prepare(answers.interactions[0]), answers.results[wanted][0]
-            if isinstance(prepared, Prepared) and result is not None:
+            if isinstance(prepared, PreparedRequest) and result is not None:
                 return _pieces(source, prepared, ask, result)
     return []
 
 
-def _pieces(source: FeatureSource, prepared: Prepared, ask: NLL, surprise: Tensor) -> list[AnswerToken]:
+def _pieces(source: FeatureSource, prepared: PreparedRequest, ask: NLL, surprise: Tensor) -> list[AnswerToken]:
     """Args: surprise: (tokens, 2), the result of `ask`."""
     tokenizer = load_tokenizer(resolve(source.params.model, source.settings))
     if not tokenizer.is_fast:  # only these say where in the text a token is
         return []
-    pass_ = relevant(prepared.request.pass_, ask)
+    pass_ = cut_to_operation(prepared.request.pass_, ask)
     text = next(segment.text for segment in pass_ if segment.name == "answer")
-    encoded = encode_pass(tokenizer, pass_)
+    encoded = encode_prompt(tokenizer, pass_)
     first, end = encoded.spans["answer"]
     begin = first - encoded.span(*ask.segments)[0]
     log_probabilities = (-surprise[begin : begin + end - first, 0]).tolist()
-    with ENCODING:
+    with TOKENIZER_LOCK:
         found = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
     ends = [stop for _, stop in found["offset_mapping"]]
     if len(ends) != len(log_probabilities):

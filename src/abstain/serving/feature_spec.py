@@ -10,10 +10,10 @@ from pydantic import Field
 
 from abstain.config.settings import Settings
 from abstain.core.contracts import Row
-from abstain.llm.engine.loading import load_tokenizer, read_depth, resolve
+from abstain.llm.engine.loading import load_tokenizer, read_layer_count, resolve
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.engine.requests import EOS, NLL, HiddenStates, Site, chosen_layer
-from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.requests import EOS, NLL, HiddenStates, Site, get_chosen_layer
+from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.serving.live_scorer import LiveScorer
 
@@ -38,7 +38,7 @@ class FeatureSpec(Row):
     def of(cls, scorer: LiveScorer, settings: Settings) -> FeatureSpec:
         """The specification of `scorer`. Raises `AbstainError` where its base model is not on this machine."""
         llm, ref = scorer.llm, resolve(scorer.llm.model, settings)
-        layer, depth, tokenizer = chosen_layer(llm), read_depth(ref), load_tokenizer(ref)
+        layer, depth, tokenizer = get_chosen_layer(llm), read_layer_count(ref), load_tokenizer(ref)
         end = tuple(segment for segment in load_layout(llm.layout).render("", [], "") if segment.name == EOS)
         known = end if not any(segment.eos and tokenizer.eos_token_id is None for segment in end) else ()
         return cls(
@@ -49,10 +49,10 @@ class FeatureSpec(Row):
             site=llm.site,
             normed=layer == depth and llm.site == "residual",
             includes_eos=llm.includes_eos,
-            eos_tokens=tuple(encode_pass(tokenizer, known).ids),
+            eos_tokens=tuple(encode_prompt(tokenizer, known).ids),
             eos_text="".join(tokenizer.eos_token if segment.eos else segment.text for segment in known),
             width=scorer.head.width,
-            needs=tuple(dict.fromkeys(map(name_of, scorer.readings))),
+            needs=tuple(dict.fromkeys(map(describe_feature_request, scorer.readings))),
         )
 
     @cached_property
@@ -61,7 +61,7 @@ class FeatureSpec(Row):
         return hashlib.sha256(self.canonical().encode()).hexdigest()[:12]
 
 
-def name_of(reading: FeatureRequest) -> str:
+def describe_feature_request(reading: FeatureRequest) -> str:
     """What `reading` gives, such as "the NLLs of the answer, without context"."""
     ask = reading.ask
     assert isinstance(ask, HiddenStates | NLL)  # no other scorer is served

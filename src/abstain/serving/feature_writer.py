@@ -24,28 +24,28 @@ from torch import Tensor
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.llm.features.cache import CacheNamespace, write_rows
-from abstain.llm.features.extraction import FeatureSource, Prepared
+from abstain.llm.features.extraction import FeatureSource, PreparedRequest
 from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.shard_job import row_key
 
 WAITING = 256
 """The most answers whose results wait in memory."""
-LOGGED_AFTER_S = 2.0
+LOG_DELAY_S = 2.0
 """A decision is in the log by then."""
-EVERY_S = 10.0
+FLUSH_INTERVAL_S = 10.0
 
 _log = logging.getLogger("abstain.serve")
 
 
 @dataclass
-class _ToKeep:
+class _QueuedFeatures:
     """The results for one answer, each with its source and its key."""
 
     since: float
     results: list[tuple[FeatureSource, str, Tensor]] = field(default_factory=list)
 
 
-class KeptResults:
+class FeatureCacheWriter:
     """Keeps the results of at most `most_a_day` answers (UTC); `logged` gives the texts that the log keeps, by id.
 
     A context: at its end what waits is written. `counts`: answers that were written, left out and dropped.
@@ -54,12 +54,12 @@ class KeptResults:
     def __init__(self, logged: Callable[[Sequence[str]], Mapping[str, Interaction]], most_a_day: int) -> None:
         self._logged, self._most = logged, most_a_day
         self._lock, self._ended = threading.Lock(), threading.Event()
-        self._waiting: dict[str, _ToKeep] = {}
+        self._waiting: dict[str, _QueuedFeatures] = {}
         self._day, self._today = date.min, 0
         self.counts = Counter[str]()
         self._thread = threading.Thread(target=self._run, name="kept results", daemon=True)
 
-    def __enter__(self) -> KeptResults:
+    def __enter__(self) -> FeatureCacheWriter:
         self._thread.start()
         return self
 
@@ -76,7 +76,7 @@ class KeptResults:
                     return
                 if not self._is_within_day():
                     return
-                self._waiting[interaction_id] = _ToKeep(time.monotonic())
+                self._waiting[interaction_id] = _QueuedFeatures(time.monotonic())
             self._waiting[interaction_id].results.append((source, key, result))
 
     def _is_within_day(self) -> bool:
@@ -87,8 +87,8 @@ class KeptResults:
         return self._today <= self._most
 
     def _run(self) -> None:
-        while not self._ended.wait(EVERY_S):
-            self._write(LOGGED_AFTER_S)
+        while not self._ended.wait(FLUSH_INTERVAL_S):
+            self._write(LOG_DELAY_S)
         self._write(0.0)
 
     def _write(self, older_than_s: float) -> None:
@@ -108,7 +108,7 @@ class KeptResults:
             _log.warning("what was read for %d decisions is not kept: %s", len(taken), error.coded)
 
     def _rows(
-        self, taken: Mapping[str, _ToKeep]
+        self, taken: Mapping[str, _QueuedFeatures]
     ) -> tuple[dict[CacheNamespace, tuple[FeatureSource, dict[str, Tensor]]], int]:
         """What is to be written, by cache space, and of how many answers it is."""
         rows: dict[CacheNamespace, tuple[FeatureSource, dict[str, Tensor]]] = {}
@@ -117,7 +117,7 @@ class KeptResults:
         for interaction_id, text in logged.items():
             for source, key, result in taken[interaction_id].results:
                 prepared = source.prepare(text)
-                if isinstance(prepared, Prepared) and row_key(prepared.request) == key:
+                if isinstance(prepared, PreparedRequest) and row_key(prepared.request) == key:
                     rows.setdefault(source.space(), (source, {}))[1][key] = result
                     found.add(interaction_id)
         return rows, len(found)

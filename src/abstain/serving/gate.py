@@ -22,23 +22,23 @@ from abstain.config.settings import Settings, load_settings
 from abstain.core import paths
 from abstain.core.bundle_format import is_whole
 from abstain.core.codes import Code
-from abstain.core.contracts import Context, Interaction, Question, unnamed_context
+from abstain.core.contracts import Context, Interaction, Question, make_unnamed_context
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.engine.tokenization import EncodedPass
-from abstain.llm.features.extraction import UnreadableRow
+from abstain.llm.engine.tokenization import EncodedPrompt
+from abstain.llm.features.extraction import UnreadableInteraction
 from abstain.llm.signals.base import Answers
-from abstain.llm.signals.compute_features import Given, Keep
+from abstain.llm.signals.compute_features import OnComputed, ProvidedFeatures
 from abstain.serving.decision import Decision
 from abstain.serving.explanation import Explanation, explain
 from abstain.serving.feature_spec import FeatureSpec
-from abstain.serving.log_probs import AnswerLogProbs, read_log_probs
+from abstain.serving.log_probs import AnswerLogProbs, parse_log_probs
 from abstain.serving.predictor import Predictor
-from abstain.serving.provided_features import Missing, given_answers
+from abstain.serving.provided_features import MissingFeatures, build_provided_features
 
-UNKNOWN_WRITER = "unknown"
+UNKNOWN_MODEL = "unknown"
 """The writer of an answer where the caller does not name it."""
-NO_CONTEXT = "no context was given, and the scorer was trained to judge answers by theirs"
+NO_CONTEXT_REASON = "no context was given, and the scorer was trained to judge answers by theirs"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class UnreadAnswer:
     """An answer that the base model has to read. `given`: the results that are there already."""
 
     row: Interaction
-    given: Given
+    given: ProvidedFeatures
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Gate:
         bundle: Path,
         settings: Settings | None = None,
         on_unavailable: OnUnavailable = "abstain",
-        keep: Keep | None = None,
+        keep: OnComputed | None = None,
         digest: str | None = None,
     ) -> Gate:
         """The gate of a release's folder.
@@ -141,19 +141,19 @@ class Gate:
         row = None
         if question is not None and answer is not None:
             row = interaction(question, contexts, answer, interaction_id)
-        key = row.interaction_id if row else interaction_id or new_id()
+        key = row.interaction_id if row else interaction_id or make_interaction_id()
         log_probs = None if response is None else self.log_probs(response, row)
         (decision,) = self.decide_all([DecisionInput(key, row, no_context, states, log_probs)])
         return decision
 
     def log_probs(self, response: Mapping[str, Any], row: Interaction | None) -> AnswerLogProbs:
         """The log-probabilities in `response`. Raises `AbstainError` where they are not of this answer."""
-        return read_log_probs(response, self.spec, row.answer if row else None, self.tokens(row) if row else None)
+        return parse_log_probs(response, self.spec, row.answer if row else None, self.tokens(row) if row else None)
 
-    def tokens(self, row: Interaction) -> EncodedPass:
+    def tokens(self, row: Interaction) -> EncodedPrompt:
         """The tokens that the base model reads of `row`. Raises `AbstainError` where it cannot read it."""
         found = self.predictor.source.tokens(row)
-        if isinstance(found, UnreadableRow):
+        if isinstance(found, UnreadableInteraction):
             raise AbstainError(Code.TOO_LONG, found.reason)
         return found
 
@@ -181,10 +181,10 @@ class Gate:
             AbstainError: States and log-probabilities are of different numbers of tokens.
         """
         key, row = decision_input.interaction_id, decision_input.row
-        if row is not None and self.lacks_context(row, decision_input.no_context):
+        if row is not None and self.is_context_missing(row, decision_input.no_context):
             return ScoredAnswer(self.decide_without_context(key))
-        given = given_answers(self.predictor.scorer, row, decision_input.states, decision_input.log_probs)
-        if not isinstance(given, Missing):
+        given = build_provided_features(self.predictor.scorer, row, decision_input.states, decision_input.log_probs)
+        if not isinstance(given, MissingFeatures):
             (decision,) = self.predictor.score_answers(given, [None], [0.0])
             return ScoredAnswer(self.apply_policy(replace(decision, interaction_id=key)), given)
         if row is not None:
@@ -206,7 +206,7 @@ class Gate:
         (scored,) = self.score_all([DecisionInput(row.interaction_id, row, no_context)])
         return explain(self.predictor, scored.decision, scored.answers)
 
-    def lacks_context(self, asked: Interaction | Question, no_context: bool) -> bool:
+    def is_context_missing(self, asked: Interaction | Question, no_context: bool) -> bool:
         """Whether nothing was retrieved for `asked`, where the prompt has a place for it and that is not meant."""
         if no_context or asked.contexts or not self.predictor.scorer.readings:
             return False
@@ -214,7 +214,7 @@ class Gate:
 
     def decide_without_context(self, interaction_id: str) -> Decision:
         """The decision about what lacks its context."""
-        return self.unavailable(interaction_id, f"{Code.NOTHING_TO_SCORE}: {NO_CONTEXT}")
+        return self.unavailable(interaction_id, f"{Code.NOTHING_TO_SCORE}: {NO_CONTEXT_REASON}")
 
     def unavailable(self, interaction_id: str, reason: str) -> Decision:
         """No decision, for `reason`, which has its code in front."""
@@ -243,20 +243,20 @@ def interaction(
 ) -> Interaction:
     """An answered question from its texts. Raises pydantic's `ValidationError` for an empty one."""
     return Interaction(
-        interaction_id=interaction_id or new_id(),
+        interaction_id=interaction_id or make_interaction_id(),
         asked_at=datetime.now(UTC),
         question=question,
         answer=answer,
-        contexts=as_contexts(contexts),
-        model=UNKNOWN_WRITER,
+        contexts=to_contexts(contexts),
+        model=UNKNOWN_MODEL,
     )
 
 
-def as_contexts(given: Sequence[str | Context]) -> tuple[Context, ...]:
+def to_contexts(given: Sequence[str | Context]) -> tuple[Context, ...]:
     """Contexts; those without an id are named after their text."""
-    return tuple(one if isinstance(one, Context) else unnamed_context(one) for one in given)
+    return tuple(one if isinstance(one, Context) else make_unnamed_context(one) for one in given)
 
 
-def new_id() -> str:
+def make_interaction_id() -> str:
     """An id for an interaction that has none."""
     return f"gate-{secrets.token_hex(12)}"

@@ -18,11 +18,11 @@ from torch import Tensor
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Question
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.generation import Generated
-from abstain.llm.engine.prompts import Pass
+from abstain.llm.engine.generation import GeneratedText
+from abstain.llm.engine.prompts import PromptSegments
 from abstain.llm.engine.requests import Generate, HiddenStates, Request
-from abstain.llm.engine.tokenization import encode_pass
-from abstain.llm.features.extraction import UnreadableRow
+from abstain.llm.engine.tokenization import encode_prompt
+from abstain.llm.features.extraction import UnreadableInteraction
 from abstain.serving.decision import Decision
 from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer
 from abstain.serving.predictor import Predictor
@@ -46,10 +46,10 @@ class GeneratedAnswer:
         return self.scored.decision
 
 
-def room_for(predictor: Predictor, ask: Generate) -> str:
+def explain_no_room(predictor: Predictor, ask: Generate) -> str:
     """Why no question fits the base model's window together with the answer length of `ask`; empty where one may."""
     shortest = predictor.source.prepare_question(Question(interaction_id="shortest", question="?", contexts=()), ask)
-    return shortest.reason if isinstance(shortest, UnreadableRow) else ""
+    return shortest.reason if isinstance(shortest, UnreadableInteraction) else ""
 
 
 def generate_answers(
@@ -81,9 +81,9 @@ def generate_answers(
     requests: dict[str, Request] = {}
     for number, question in enumerate(questions):
         prepared = source.prepare_question(question, ask)
-        if gate.lacks_context(question, no_context):
+        if gate.is_context_missing(question, no_context):
             refused[number] = gate.decide_without_context(question.interaction_id)
-        elif isinstance(prepared, UnreadableRow):
+        elif isinstance(prepared, UnreadableInteraction):
             refused[number] = _refuse(gate, question, Code.TOO_LONG, prepared.reason)
         else:
             requests[str(number)] = prepared.request
@@ -106,17 +106,17 @@ def _refuse(gate: Gate, question: Question, code: Code, reason: str) -> Decision
 
 
 def _states_of(
-    predictor: Predictor, requests: Mapping[str, Request], generated: Mapping[int, Generated]
+    predictor: Predictor, requests: Mapping[str, Request], generated: Mapping[int, GeneratedText]
 ) -> dict[int, Tensor]:
     """The states of each generated answer, float32: those of its generation, or of a second pass."""
     source, engine = predictor.source, predictor.source.engine()
     states = {number: _states(result, requests[str(number)]) for number, result in generated.items()}
     again = {
         str(number): Request(
-            source.continued(requests[str(number)].pass_, result.text), source.ask, requests[str(number)].name
+            source.append_answer(requests[str(number)].pass_, result.text), source.ask, requests[str(number)].name
         )
         for number, result in generated.items()
-        if not _is_written_as_read(engine.loaded.tokenizer, source.continued((), result.text)[:1], result)
+        if not _retokenizes_equally(engine.loaded.tokenizer, source.append_answer((), result.text)[:1], result)
     }
     states |= {int(key): row for key, row in engine.run(again) if isinstance(row, Tensor)}
     return {number: row.float() for number, row in states.items()}
@@ -128,12 +128,12 @@ def _interaction(question: Question, answer: str, predictor: Predictor) -> Inter
     return Interaction(**fields, answer=answer, asked_at=datetime.now(UTC), model=predictor.source.params.model)
 
 
-def _is_written_as_read(tokenizer: Any, text: Pass, one: Generated) -> bool:
+def _retokenizes_equally(tokenizer: Any, text: PromptSegments, one: GeneratedText) -> bool:
     """Whether reading `text`, the answer's segment, gives the tokens that it was written in."""
-    return tuple(encode_pass(tokenizer, text).ids) == one.tokens
+    return tuple(encode_prompt(tokenizer, text).ids) == one.tokens
 
 
-def _states(one: Generated, request: Request) -> Tensor:
+def _states(one: GeneratedText, request: Request) -> Tensor:
     assert one.states is not None
     if not torch.isfinite(one.states).all():
         raise AbstainError(

@@ -22,15 +22,15 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic
 from abstain.learning.estimators.onnx_probe import OnnxProbe
-from abstain.llm.engine.loading import pin
-from abstain.llm.engine.requests import probe_states
+from abstain.llm.engine.loading import pin_revision
+from abstain.llm.engine.requests import make_probe_operation
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers
 from abstain.llm.signals.likelihood import SIGNALS
 from abstain.llm.signals.writer import WriterScores
 
 
-class Part(Protocol):
+class ScorerComponent(Protocol):
     """What the protocol of all scorers (llm/signals/base.py) asks of one that is fitted."""
 
     @property
@@ -59,7 +59,7 @@ class ExportedProbe:
 
 
 @dataclass(frozen=True)
-class RankedWriter:
+class WriterScorer:
     """The writer's scores: `writer` ranks them, and the ONNX file makes a confidence of the ranks."""
 
     onnx: OnnxLogistic
@@ -72,11 +72,11 @@ class RankedWriter:
 
 
 @dataclass(frozen=True)
-class FusedParts:
+class FusedScorer:
     """A fusion of `parts`, by name, in the order of its ONNX file's inputs."""
 
     onnx: OnnxLogistic
-    parts: Mapping[str, Part]
+    parts: Mapping[str, ScorerComponent]
 
     @property
     def readings(self) -> tuple[FeatureRequest, ...]:
@@ -102,7 +102,7 @@ class LiveScorer:
     name: str
     kind: ServableKind
     forward_tokens: float | None
-    scorer: Part
+    scorer: ScorerComponent
 
     @classmethod
     def open(cls, file: Path) -> LiveScorer:
@@ -116,10 +116,14 @@ class LiveScorer:
         require_format(metadata)
         try:
             values = {key: metadata[key] for key in ("model", "layout", "layer", "site", "too_long", "includes_eos")}
-            llm = LLMParams.model_validate({**values, "model": pin(values["model"], metadata["model_revision"])})
+            llm = LLMParams.model_validate(
+                {**values, "model": pin_revision(values["model"], metadata["model_revision"])}
+            )
             described = json.loads(metadata["scorer"])
             name, tokens = described["name"], described["forward_tokens"]
-            parts = _Parts(head, llm, file.parent / paths.ONNX_PARTS.name, described["kinds"], described["sha256"])
+            parts = _ComponentLoader(
+                head, llm, file.parent / paths.ONNX_PARTS.name, described["kinds"], described["sha256"]
+            )
             scorer, kind = parts.part(name), described["kinds"][name]
         except (KeyError, TypeError, ValueError):
             raise AbstainError(
@@ -128,14 +132,14 @@ class LiveScorer:
         return cls(head, metadata, llm, name, kind, tokens, scorer)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ScorerComponent, ...]:
         """The parts of a fusion; any other scorer is its only one."""
-        return tuple(self.scorer.parts.values()) if isinstance(self.scorer, FusedParts) else (self.scorer,)
+        return tuple(self.scorer.parts.values()) if isinstance(self.scorer, FusedScorer) else (self.scorer,)
 
     @property
     def writer(self) -> WriterScores | None:
         """The ranks of the writer's scores, where these are all or a part of the scorer."""
-        return next((part.writer for part in self.parts if isinstance(part, RankedWriter)), None)
+        return next((part.writer for part in self.parts if isinstance(part, WriterScorer)), None)
 
     @property
     def readings(self) -> tuple[FeatureRequest, ...]:
@@ -145,20 +149,20 @@ class LiveScorer:
     @property
     def signals(self) -> tuple[str, ...]:
         """The names of the parts of a fusion; of another scorer, its own."""
-        return tuple(self.scorer.parts) if isinstance(self.scorer, FusedParts) else (self.name,)
+        return tuple(self.scorer.parts) if isinstance(self.scorer, FusedScorer) else (self.name,)
 
     def score(self, answers: Answers) -> np.ndarray:
         """Confidences, float64 (rows,); nan where there is none."""
         return np.asarray(self.scorer.score(answers), float)
 
-    def part_scores(self, answers: Answers) -> dict[str, np.ndarray]:
+    def score_components(self, answers: Answers) -> dict[str, np.ndarray]:
         """The scores of each of `signals`, float64 (rows,); nan where it has none."""
         named = zip(self.signals, self.parts, strict=True)
         return {name: np.asarray(part.score(answers), float) for name, part in named}
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _ComponentLoader:
     """The parts of a release, by name: their `kinds`, and the checksums, `sha256`, of the ONNX files in `folder`."""
 
     head: OnnxProbe
@@ -167,22 +171,22 @@ class _Parts:
     kinds: Mapping[str, ServableKind]
     sha256: Mapping[str, str]
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> ScorerComponent:
         kind = self.kinds[name]
         if kind == "probe":
-            return ExportedProbe(self.head, FeatureRequest(probe_states(self.llm)))
+            return ExportedProbe(self.head, FeatureRequest(make_probe_operation(self.llm)))
         if kind == "log_prob":
             return {one.name: one for one in SIGNALS}[name]
         content = self._read(name)
         if kind == "regressor":
-            from abstain.learning.estimators.regressors.onnx_regressor import Regressor
+            from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
             from abstain.serving.nll_regressor import NllRegressor
 
-            return NllRegressor(Regressor(content), self.llm.layout)
+            return NllRegressor(OnnxRegressor(content), self.llm.layout)
         onnx = OnnxLogistic(content)
         if kind == "writer":
-            return RankedWriter(onnx, WriterScores.from_dict(onnx.described))
-        return FusedParts(onnx, {of: self.part(of) for of in onnx.described["names"]})
+            return WriterScorer(onnx, WriterScores.from_dict(onnx.described))
+        return FusedScorer(onnx, {of: self.part(of) for of in onnx.described["names"]})
 
     def _read(self, name: str) -> bytes:
         file = self.folder / f"{name}.onnx"

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.tokenization import EncodedPass
-from abstain.llm.features.extraction import UnreadableRow
+from abstain.llm.engine.tokenization import EncodedPrompt
+from abstain.llm.features.extraction import UnreadableInteraction
 from abstain.serving.feature_spec import FeatureSpec
 
-UNLIKELY = -9999.0
+MIN_LOG_PROB = -9999.0
 """What servers write for a log-probability that they do not know, or that is minus infinity."""
 Token = tuple[str, float]
 
@@ -39,11 +39,11 @@ class AnswerLogProbs:
         return torch.stack([torch.tensor(nll, dtype=torch.float32), torch.full((len(nll),), math.nan)], 1)
 
 
-def read_log_probs(
+def parse_log_probs(
     response: Mapping[str, Any],
     spec: FeatureSpec,
     answer: str | None = None,
-    tokens: EncodedPass | UnreadableRow | None = None,
+    tokens: EncodedPrompt | UnreadableInteraction | None = None,
 ) -> AnswerLogProbs:
     """The log-probabilities of the one choice of `response`, of chat completions or of completions.
 
@@ -51,11 +51,11 @@ def read_log_probs(
     there are none, where they are no log-probabilities, or of another answer, where it cannot be known whether the last
     one is of EOS, and for texts that the base model cannot read.
     """
-    if isinstance(tokens, UnreadableRow):
+    if isinstance(tokens, UnreadableInteraction):
         raise AbstainError(Code.TOO_LONG, tokens.reason)
     found = _tokens(response)
     for text, value in found:
-        if not UNLIKELY < value <= 0:
+        if not MIN_LOG_PROB < value <= 0:
             _refuse(f"the log-probability of {text!r} is {value:g}: give natural logarithms of probabilities above 0")
     ended = _ends_with_eos(found, spec, tokens)
     own = found[:-1] if ended else found
@@ -92,7 +92,7 @@ def _tokens(response: Mapping[str, Any]) -> list[Token]:
     return found
 
 
-def _ends_with_eos(found: Sequence[Token], spec: FeatureSpec, tokens: EncodedPass | None) -> bool:
+def _ends_with_eos(found: Sequence[Token], spec: FeatureSpec, tokens: EncodedPrompt | None) -> bool:
     """Whether the last one is of what ends the answer."""
     if found[-1][0]:
         return found[-1][0] == spec.eos_text
@@ -101,10 +101,10 @@ def _ends_with_eos(found: Sequence[Token], spec: FeatureSpec, tokens: EncodedPas
     return len(found) == _length(tokens) + 1
 
 
-def _length(tokens: EncodedPass) -> int:
+def _length(tokens: EncodedPrompt) -> int:
     start, end = tokens.span("answer")
     return end - start
 
 
 def _refuse(message: str) -> NoReturn:
-    raise AbstainError(Code.OTHER_STATES, f"log-probabilities: {message}")
+    raise AbstainError(Code.STATES_MISMATCH, f"log-probabilities: {message}")

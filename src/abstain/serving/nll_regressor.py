@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from abstain.learning.estimators.regressors.onnx_regressor import Regressor
+from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers
 from abstain.llm.signals.context_conditions import baseline, nll_features, normal
@@ -16,7 +16,7 @@ from abstain.llm.signals.context_conditions import baseline, nll_features, norma
 class NllRegressor:
     """A regressor as a scorer of `Answers`: it reads them with and without their context, under `layout`."""
 
-    onnx: Regressor
+    onnx: OnnxRegressor
     layout: str
 
     @property

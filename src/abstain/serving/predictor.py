@@ -16,11 +16,11 @@ from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import Calibrator, calibrator_from_dict
 from abstain.llm.engine.loading import resolve
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.features.extraction import FeatureSource, UnreadableRow
+from abstain.llm.features.extraction import FeatureSource, UnreadableInteraction
 from abstain.llm.features.feature_store import Progress
 from abstain.llm.features.shard_job import JobStats
 from abstain.llm.signals.base import Answers
-from abstain.llm.signals.compute_features import Keep, ServiceReader, compute_missing
+from abstain.llm.signals.compute_features import FeatureReader, OnComputed, compute_missing
 from abstain.serving.decision import Decision
 from abstain.serving.live_scorer import LiveScorer
 
@@ -34,13 +34,13 @@ class Predictor:
 
     scorer: LiveScorer
     source: FeatureSource
-    reader: ServiceReader
+    reader: FeatureReader
     calibrator: Calibrator
     guarantee: str
     guaranteed: bool
 
     @classmethod
-    def open(cls, file: Path, settings: Settings, keep: Keep | None = None) -> Predictor:
+    def open(cls, file: Path, settings: Settings, keep: OnComputed | None = None) -> Predictor:
         """Open a release by its probe's ONNX file; `keep` is given what is computed for its decisions.
 
         Raises `AbstainError` where it carries no metadata, where another file of the release is missing or changed, and
@@ -61,16 +61,16 @@ class Predictor:
         here = resolve(llm.model, settings).revision
         if here != trained_on:
             raise AbstainError(
-                Code.OTHER_VERSION,
+                Code.VERSION_MISMATCH,
                 f"version {version} was trained on {llm.model}@{trained_on}, but this machine has @{here}: "
                 "fetch that revision, or retrain",
             )
         if load_layout(llm.layout).digest != layout_digest:
             raise AbstainError(
-                Code.OTHER_VERSION,
+                Code.VERSION_MISMATCH,
                 f"prompt layout {llm.layout} has changed since version {version} was trained: restore it",
             )
-        reader = ServiceReader(tuple(FeatureSource(llm, settings, one) for one in scorer.readings), keep)
+        reader = FeatureReader(tuple(FeatureSource(llm, settings, one) for one in scorer.readings), keep)
         return cls(scorer, FeatureSource(llm, settings), reader, calibrator, message, guaranteed)
 
     def score(self, interactions: Sequence[Interaction]) -> list[Decision]:
@@ -82,7 +82,7 @@ class Predictor:
         return self.score_answers(read.answers, read.unreadable, read.forward_tokens)
 
     def score_answers(
-        self, answers: Answers, unreadable: Sequence[UnreadableRow | None], forward_tokens: Sequence[float]
+        self, answers: Answers, unreadable: Sequence[UnreadableInteraction | None], forward_tokens: Sequence[float]
     ) -> list[Decision]:
         """What `score` gives, of answers that were read.
 

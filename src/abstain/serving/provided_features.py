@@ -12,29 +12,29 @@ from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers, Signal
-from abstain.llm.signals.compute_features import Given
+from abstain.llm.signals.compute_features import ProvidedFeatures
 from abstain.llm.signals.likelihood import NORMAL
-from abstain.serving.feature_spec import name_of
-from abstain.serving.live_scorer import ExportedProbe, LiveScorer, Part, RankedWriter
+from abstain.serving.feature_spec import describe_feature_request
+from abstain.serving.live_scorer import ExportedProbe, LiveScorer, ScorerComponent, WriterScorer
 from abstain.serving.log_probs import AnswerLogProbs
-from abstain.serving.request_files import from_flags
+from abstain.serving.request_files import make_interaction_from_texts
 
 WRITER = "the answer, with the scores that its writer gave it"
-UNKNOWN = from_flags("?", "!", [])
+UNKNOWN = make_interaction_from_texts("?", "!", [])
 """Stands for an answer of which no texts are known."""
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingFeatures:
     """What was given does not suffice. `names`: what the scorer needs besides; `results`: what it can use as given."""
 
     names: tuple[str, ...]
-    results: Given
+    results: ProvidedFeatures
 
 
-def given_answers(
+def build_provided_features(
     scorer: LiveScorer, interaction: Interaction | None, states: Tensor | None, log_probs: AnswerLogProbs | None
-) -> Answers | Missing:
+) -> Answers | MissingFeatures:
     """One answer with what `scorer` reads of it, from `states` and `log_probs`, as they were checked.
 
     Raises `AbstainError` where these are not of equally many tokens.
@@ -48,28 +48,28 @@ def given_answers(
     row = interaction or UNKNOWN
     lacking: dict[str, FeatureRequest | None] = {}
     for part in scorer.parts:
-        if not isinstance(part, RankedWriter):
-            lacking |= _lacking(part, row, results)
+        if not isinstance(part, WriterScorer):
+            lacking |= _find_missing(part, row, results)
         elif interaction is None:
             lacking[WRITER] = None
     unfit = set(lacking.values())
     wanted = {one: result for one, result in results.items() if one in scorer.readings and one not in unfit}
     if lacking:
-        return Missing(tuple(lacking), wanted)
+        return MissingFeatures(tuple(lacking), wanted)
     return Answers([row], {one: [result] for one, result in wanted.items()})
 
 
-def _lacking(part: Part, row: Interaction, results: Given) -> dict[str, FeatureRequest]:
+def _find_missing(part: ScorerComponent, row: Interaction, results: ProvidedFeatures) -> dict[str, FeatureRequest]:
     """What `part` needs besides `results`, by name, each with the reading that would give it."""
-    absent = {name_of(one): one for one in part.readings if one not in results}
+    absent = {describe_feature_request(one): one for one in part.readings if one not in results}
     if isinstance(part, ExportedProbe) or NORMAL not in part.readings or NORMAL not in results:
         return absent
     if not isinstance(part, Signal):  # a regressor reads NLLs and entropies alike
-        return absent | {name_of(NORMAL): NORMAL}
-    return absent or dict.fromkeys(_unknown(part, row, results[NORMAL]), NORMAL)
+        return absent | {describe_feature_request(NORMAL): NORMAL}
+    return absent or dict.fromkeys(_find_missing_values(part, row, results[NORMAL]), NORMAL)
 
 
-def _unknown(signal: Signal, row: Interaction, surprise: Tensor) -> list[str]:
+def _find_missing_values(signal: Signal, row: Interaction, surprise: Tensor) -> list[str]:
     """What of `surprise`, where it is nan, `signal` cannot do without: its score is nan without it."""
     eos, entropies = surprise.clone(), surprise.clone()
     eos[:, 1], entropies[-1, 0] = 0.0, 0.0
@@ -83,7 +83,7 @@ def _compare(scorer: LiveScorer, states: Tensor | None, log_probs: AnswerLogProb
     tokens = len(states) - scorer.llm.includes_eos
     if tokens != len(log_probs.of_tokens):
         raise AbstainError(
-            Code.OTHER_STATES,
+            Code.STATES_MISMATCH,
             f"states of {tokens} tokens and log-probabilities of {len(log_probs.of_tokens)} were given: both are to be "
             "of the same answer",
         )

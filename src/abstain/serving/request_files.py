@@ -12,7 +12,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Context, ImportedInteraction, Interaction, Question, unnamed_context
+from abstain.core.contracts import Context, ImportedInteraction, Interaction, Question, make_unnamed_context
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import parse_lines
 
@@ -33,7 +33,7 @@ def read_questions(file: Path) -> list[Question]:
     return _read(file, Question)
 
 
-def question_from_flags(question: str, contexts: list[str]) -> Question:
+def make_question_from_texts(question: str, contexts: list[str]) -> Question:
     """One question from its texts. Raises `AbstainError` for an empty one."""
     with _named_by_field():
         return Question(interaction_id="command-line", question=question, contexts=_contexts(contexts))
@@ -52,7 +52,7 @@ def _read(file: Path, kind: type[Asked]) -> list[Asked]:
     return rows
 
 
-def from_flags(question: str, answer: str, contexts: list[str]) -> Interaction:
+def make_interaction_from_texts(question: str, answer: str, contexts: list[str]) -> Interaction:
     """One interaction from its texts. Raises `AbstainError` for an empty one."""
     with _named_by_field():
         return Interaction(
@@ -66,7 +66,7 @@ def from_flags(question: str, answer: str, contexts: list[str]) -> Interaction:
 
 
 def _contexts(texts: list[str]) -> tuple[Context, ...]:
-    return tuple(map(unnamed_context, texts))
+    return tuple(map(make_unnamed_context, texts))
 
 
 @contextmanager

@@ -25,22 +25,22 @@ from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.llm.engine.requests import HiddenStates
-from abstain.llm.features.extraction import Prepared
+from abstain.llm.features.extraction import PreparedRequest
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import FeatureStore
 from abstain.llm.signals.base import Answers
 from abstain.llm.signals.compute_features import requests_of
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
-from abstain.serving.request_files import from_flags
+from abstain.serving.request_files import make_interaction_from_texts
 
 TOKENS = 128
 """Of an answer whose results are made up."""
-LOOKED_AT = 100
+MAX_ROWS_TRIED = 100
 """Of the project's answers, to find one that fits the base model's window."""
 
 
-def made_up_answer(scorer: LiveScorer, tokens: int = TOKENS, seed: int = 0) -> Answers:
+def make_random_features(scorer: LiveScorer, tokens: int = TOKENS, seed: int = 0) -> Answers:
     """An answer with random results of every request of the live scorer; the same wherever it is made."""
     drawn = np.random.default_rng(seed)
 
@@ -49,7 +49,7 @@ def made_up_answer(scorer: LiveScorer, tokens: int = TOKENS, seed: int = 0) -> A
             return torch.from_numpy(drawn.standard_normal((tokens, scorer.head.width), np.float32))
         return torch.from_numpy(drawn.random((tokens, 2), np.float32) * 5)
 
-    answer = from_flags("?", "!", [])
+    answer = make_interaction_from_texts("?", "!", [])
     if scorer.writer and scorer.writer.scores:
         (model, _, name), among = next(iter(scorer.writer.scores.items()))
         marks = {"writer": {name.partition(".")[2]: float(among[0])}, "token_log_probs": (float(among[0]),)}
@@ -59,7 +59,7 @@ def made_up_answer(scorer: LiveScorer, tokens: int = TOKENS, seed: int = 0) -> A
 
 def latency_p99_ms(scorer: LiveScorer, tokens: int = TOKENS, blocks: int = 25, runs: int = 100) -> float:
     """The 99th percentile, in ms, of scoring one answer of `tokens` tokens on one core, the LLM left out."""
-    answer = made_up_answer(scorer, tokens)
+    answer = make_random_features(scorer, tokens)
     return p99_ms(lambda: scorer.score(replace(answer, derived={})), blocks, runs)
 
 
@@ -83,7 +83,7 @@ def base_model_ms(predictor: Predictor, rows: Iterable[Interaction]) -> float:
     0 where the scorer needs no pass.
     """
     source, readings = predictor.source, predictor.scorer.readings
-    row = next((row for row in rows if isinstance(source.prepare(row), Prepared)), None)
+    row = next((row for row in rows if isinstance(source.prepare(row), PreparedRequest)), None)
     if not readings or row is None:
         return 0.0
     store, start = FeatureStore(source.params.model, source.settings), 0.0
@@ -96,7 +96,7 @@ def base_model_ms(predictor: Predictor, rows: Iterable[Interaction]) -> float:
 
 def _measure(file: Path) -> dict[str, float | None]:
     p99 = latency_p99_ms(LiveScorer.open(file))
-    rows = itertools.islice(DataStore(paths.DATA).rows(Interaction), LOOKED_AT)
+    rows = itertools.islice(DataStore(paths.DATA).rows(Interaction), MAX_ROWS_TRIED)
     try:
         return {"p99_ms": p99, "base_model_ms": base_model_ms(Predictor.open(file, load_settings()), rows)}
     except AbstainError:  # that it is here is not what the gate asks

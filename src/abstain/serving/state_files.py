@@ -22,7 +22,7 @@ WAIT_S = 5.0
 PAUSE_S = 0.005
 
 
-def take_file(path: str, folder: Path | None, limit_bytes: int, wait_s: float = WAIT_S) -> bytes:
+def read_and_delete(path: str, folder: Path | None, limit_bytes: int, wait_s: float = WAIT_S) -> bytes:
     """The content of the file `path` inside `folder`; the file, and its lock, are deleted, whatever they hold.
 
     A relative `path` is relative to `folder`. What is outside it, a link, or still written after `wait_s` seconds is
@@ -35,7 +35,7 @@ def take_file(path: str, folder: Path | None, limit_bytes: int, wait_s: float = 
             "states were given as a path, and no folder is allowed: set ABSTAIN_SERVE_STATES_FOLDER, or send the bytes",
         )
     try:
-        with _opened_parent(path, folder) as (parent, name), _when_written(parent, name, path, wait_s):
+        with _opened_parent(path, folder) as (parent, name), _wait_until_written(parent, name, path, wait_s):
             return _taken(parent, name, path, limit_bytes)
     except (OSError, ValueError, RuntimeError) as error:  # the last of links that lead to each other
         reason = error.strerror if isinstance(error, OSError) else "no valid path"
@@ -81,7 +81,7 @@ def _open_file(parent: int, name: str) -> int:
 
 
 @contextmanager
-def _when_written(parent: int, name: str, path: str, wait_s: float) -> Iterator[None]:
+def _wait_until_written(parent: int, name: str, path: str, wait_s: float) -> Iterator[None]:
     """Wait until nobody writes `name`: a shared lock of its lock, where there is one, which is deleted then."""
     lock = f"{name}.lock"
     try:

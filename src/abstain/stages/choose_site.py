@@ -22,12 +22,12 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
 from abstain.learning.evaluation.ablation import out_of_fold_aurocs
-from abstain.learning.evaluation.scorer_choice import cheapest_of_the_best
+from abstain.learning.evaluation.scorer_choice import choose_cheapest_of_best
 from abstain.learning.metrics.bootstrap import RESAMPLES, bounded
-from abstain.llm.engine.loading import read_depth, resolve
+from abstain.llm.engine.loading import read_layer_count, resolve
 from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource
 from abstain.llm.signals.compute_features import compute_missing
-from abstain.llm.signals.feature_plan import candidate_sites, choice_requests
+from abstain.llm.signals.feature_plan import candidate_sites, plan_site_choice
 from abstain.llm.signals.registry import build_scorers
 from abstain.stages.shared import artifacts
 
@@ -43,9 +43,9 @@ def choose(params: Params) -> dict[str, Any]:
     frame = artifacts.read_dataset_frame()
     train = frame[frame["split"] == "train"]
     rows = DataStore(paths.DATA).interactions(train["interaction_id"])
-    sites = candidate_sites(read_depth(resolve(params.llm.model, settings)))
+    sites = candidate_sites(read_layer_count(resolve(params.llm.model, settings)))
     scorers = build_scorers(params, settings).scorers
-    compute_missing(params.llm, settings, choice_requests(params, scorers, rows, sites), artifacts.progress)
+    compute_missing(params.llm, settings, plan_site_choice(params, scorers, rows, sites), artifacts.progress)
     with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".sites-") as folder:
         tables = []
         for at, place in enumerate(sites):
@@ -69,7 +69,7 @@ def choose(params: Params) -> dict[str, Any]:
             "the layer is chosen by the reviewed training answers, and these are not of both kinds: bring reviews, or "
             "set llm.layer",
         )
-    chosen = cheapest_of_the_best(aurocs, {place: place.layer for place in sites})
+    chosen = choose_cheapest_of_best(aurocs, {place: place.layer for place in sites})
     return {
         "layer": chosen.layer,
         "site": chosen.site,

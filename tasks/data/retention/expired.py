@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Expired:
+class ExpiredItems:
     """What of one `kind` the policy lets go. `bytes`: None where they are not known; `kept`: what is left alone, and
     why; empty where there is nothing to say."""
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from abstain.config.settings import load_settings
 from abstain.core.formatting import count
-from abstain.release.registry import VERSION, Registry, version_key
-from tasks.data.retention.expired import Expired, bytes_of, remove_all
+from abstain.release.registry import VERSION, Registry, parse_version
+from tasks.data.retention.expired import ExpiredItems, bytes_of, remove_all
 from tasks.runs.progress import observe
 from tasks.runs.workspace import Workspace
 
@@ -26,7 +26,7 @@ _LEFTOVER_DAYS = 1
 """A bundle that is being fetched for longer was left by a killed process."""
 
 
-def clear_releases(registry: Registry, versions: int, now: datetime, *, apply: bool) -> Expired:
+def clear_releases(registry: Registry, versions: int, now: datetime, *, apply: bool) -> ExpiredItems:
     """The bundles in the home of blocked versions that are not among the newest `versions`, and of unknown ones."""
     folder = load_settings().home.resolve() / "releases"
     found = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -37,18 +37,18 @@ def clear_releases(registry: Registry, versions: int, now: datetime, *, apply: b
     size = bytes_of(gone)
     if apply:
         remove_all(gone)
-    return Expired("bundles in the home", len(gone), size)
+    return ExpiredItems("bundles in the home", len(gone), size)
 
 
 def needed_versions(registry: Registry, newest: int) -> set[str]:
     """The version in production, those that a roll-back may choose, and the newest ones."""
-    promoted = sorted({event.version for event in registry.history}, key=version_key)
+    promoted = sorted({event.version for event in registry.history}, key=parse_version)
     unblocked = {version for version in promoted if version not in registry.blocked}
     live = {registry.version} if registry.version else set()
     return unblocked | live | set(promoted[-newest:])
 
 
-def clear_objects(workspace: Workspace, days: int, now: datetime, *, apply: bool) -> Expired:
+def clear_objects(workspace: Workspace, days: int, now: datetime, *, apply: bool) -> ExpiredItems:
     """The files of the DVC cache and of the home's own remote that no tag, no branch and no commit since names.
 
     DVC reads what each of these commits names, in time that grows with their number; where there is no file, none is.
@@ -57,7 +57,7 @@ def clear_objects(workspace: Workspace, days: int, now: datetime, *, apply: bool
     elsewhere = "" if remote else "the DVC remote is outside of the home: nothing is deleted there"
     folders = (load_settings().home.resolve() / "dvc-cache", *([remote] if remote else []))
     if not any(path.is_file() for folder in folders for path in folder.rglob("*")):
-        return Expired(kind, 0, 0, elsewhere)
+        return ExpiredItems(kind, 0, 0, elsewhere)
     since = f"{now - timedelta(days=days):%Y-%m-%d}"
     kept = ["--workspace", "--all-branches", "--all-tags", "--date", since]
     command = ["gc", *kept, "--force", *(["--cloud"] if remote else [])]
@@ -68,4 +68,4 @@ def clear_objects(workspace: Workspace, days: int, now: datetime, *, apply: bool
     size = bytes_of(gone)
     if apply and gone:
         workspace.dvc(*command)
-    return Expired(kind, len(gone), size, elsewhere)
+    return ExpiredItems(kind, len(gone), size, elsewhere)

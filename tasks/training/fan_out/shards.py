@@ -35,7 +35,7 @@ from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner
 
 from abstain.config.settings import Settings, load_settings
 from abstain.core.codes import Code
-from abstain.core.errors import AbstainError, parse_coded
+from abstain.core.errors import AbstainError, parse_error_line
 from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.job_files import JOBS, left_jobs
 from abstain.llm.features.shard_job import JobStats, ShardJob, compute
@@ -285,7 +285,7 @@ def _early_end(flow_run: FlowRun) -> str:
             Code.NOT_PUBLISHED, f"flow run {flow_run.name} of {DEPLOYMENT} was cancelled: run again to go on"
         )
     message = " ".join((state.message or state.name or "").split())
-    if state.is_failed() and (error := parse_coded(message)):
+    if state.is_failed() and (error := parse_error_line(message)):
         raise error
     return "" if state.is_completed() else message
 
@@ -301,7 +301,7 @@ def _require_another_round(waiting: dict[str, str], reason: str, failures: int) 
         )
     if failures == ROUNDS:
         raise AbstainError(
-            Code.LOST_PROCESS,
+            Code.PROCESS_DIED,
             f"{ROUNDS} times processes ended without a result, the last ones at shard {name} ({rows}), of: {reason}: "
             "see the log of the workers; where memory ran out, set a lower ABSTAIN_BATCH_TOKENS, or fewer "
             "ABSTAIN_WORKERS",

@@ -24,10 +24,10 @@ def _features(
     params: Params, settings: Settings, labelled: LabelledAnswers, progress: Progress, runner: ShardRunner
 ) -> JobStats:
     from abstain.llm.signals.compute_features import compute_missing
-    from abstain.llm.signals.feature_plan import all_feature_requests
+    from abstain.llm.signals.feature_plan import plan_features
     from abstain.llm.signals.registry import build_scorers
 
-    asked = all_feature_requests(params, build_scorers(params, settings).scorers, labelled)
+    asked = plan_features(params, build_scorers(params, settings).scorers, labelled)
     return compute_missing(params.llm, settings, asked, progress, runner)
 
 
@@ -48,7 +48,7 @@ FANNED_OUT: Mapping[str, Callable[[Params, Settings, LabelledAnswers, Progress, 
 """The stages whose model requests `ABSTAIN_RUNNER` may compute in other processes before they start."""
 
 
-def step_before(stage: str) -> str:
+def get_fan_out_step(stage: str) -> str:
     """The name of the fan-out before `stage`."""
     return f"fan_out_{stage}"
 
@@ -56,7 +56,7 @@ def step_before(stage: str) -> str:
 @task(task_run_name="fan_out_{stage}", cache_policy=NO_CACHE)
 def fan_out(workspace: Workspace, stage: str) -> None:
     """Compute all model requests of `stage` by `ABSTAIN_RUNNER`, unless the stage is cached."""
-    logger, step = get_run_logger(), step_before(stage)
+    logger, step = get_run_logger(), get_fan_out_step(stage)
     if workspace.dvc("--wait-for-lock", "status", "--json", stage).strip() == "{}":
         observe(step, "cached")
         return

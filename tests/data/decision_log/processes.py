@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from abstain.core.contracts import Feedback
+from abstain.core.contracts import Thumb
 from abstain.data.decision_log import queries
 from tests.conftest import ROOT
 from tests.data.decision_log.builders import open_log
@@ -39,7 +39,7 @@ def assert_all_there(url: str, acknowledged: list[str]) -> None:
     for key in acknowledged:
         found = queries.find(log.database, key)
         assert found and found.decision.interaction and found.decision.interaction.interaction_id == key
-        assert [row.comment for row in found.feedback if isinstance(row, Feedback)] == [key]
+        assert [row.comment for row in found.feedback if isinstance(row, Thumb)] == [key]
     counts = queries.count(log.database)
     assert counts["show"] >= len(acknowledged) <= counts["feedback"]
     log.close()

@@ -9,9 +9,9 @@ from sqlalchemy import Connection, select
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
-from abstain.data.decision_log.calls import CallContent
+from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.erasure import UsersRows, erase, rows_of_user
+from abstain.data.decision_log.erasure import UserRows, erase, find_user_rows
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.schema import DECISIONS
 from abstain.data.store.record_keys import interaction_identity
@@ -101,17 +101,17 @@ def test_what_the_user_asks_while_the_erasure_begins_goes_too(
 
 @pytest.mark.parametrize("with_interactions", [False, True])
 def test_the_users_calls_go_too(tmp_path: Path, log: DecisionLog, with_interactions: bool) -> None:
-    log.remember("key", "call", CallContent(question=secret("call"), user="ann"), 60)
-    log.remember("key", "other", CallContent(question=secret("other"), user="bob"), 60).result()
+    log.remember("key", "call", RegisteredCall(question=secret("call"), user="ann"), 60)
+    log.remember("key", "other", RegisteredCall(question=secret("other"), user="bob"), 60).result()
     database = LogDatabase.existing(url_of(tmp_path))
-    assert database and rows_of_user(database, ["u-ann"]).calls == 1
+    assert database and find_user_rows(database, ["u-ann"]).calls == 1
     log.erase(["ann"], with_interactions=with_interactions)
     assert log.recall("key", "call") is None and log.recall("key", "other")
     assert b"<call>" not in bytes_in(tmp_path)
 
 
 def test_the_call_of_an_interaction_that_goes_goes_too(tmp_path: Path, log: DecisionLog) -> None:
-    log.remember("key", "a", CallContent(question=secret("call")), 60).result()
+    log.remember("key", "a", RegisteredCall(question=secret("call")), 60).result()
     log.erase(["ann"], with_interactions=True)
     assert log.recall("key", "a") is None and b"<call>" not in bytes_in(tmp_path)
 
@@ -119,9 +119,9 @@ def test_the_call_of_an_interaction_that_goes_goes_too(tmp_path: Path, log: Deci
 def test_a_later_call_of_who_was_erased_with_what_they_asked_is_not_remembered(log: DecisionLog) -> None:
     log.erase(["ann"], with_interactions=True)
     log.erase(["bob"], with_interactions=False)
-    log.remember("key", "call", CallContent(question="Before."), 60)
+    log.remember("key", "call", RegisteredCall(question="Before."), 60)
     for call_id, user in (("call", "ann"), ("of-bob", "bob")):
-        log.remember("key", call_id, CallContent(question="Later?", user=user), 60).result()
+        log.remember("key", call_id, RegisteredCall(question="Later?", user=user), 60).result()
     assert log.recall("key", "call") is None and log.recall("key", "of-bob")
 
 
@@ -144,7 +144,7 @@ def test_once_with_interactions_remains_with_interactions(log: DecisionLog) -> N
 def test_interactions_that_the_data_names_go_too(tmp_path: Path, log: DecisionLog) -> None:
     database = LogDatabase.existing(url_of(tmp_path))
     assert database
-    assert rows_of_user(database, ["u-ann"]) == UsersRows(1, frozenset("ab"))
+    assert find_user_rows(database, ["u-ann"]) == UserRows(1, frozenset("ab"))
     gone = {interaction_identity("c").hex()}
     assert erase(database, ["u-carol"], ["u-carol"], with_interactions=False, identities=gone) == 0
     assert erase(database, ["u-carol"], ["u-carol"], with_interactions=True, identities=gone) == 2
@@ -164,7 +164,7 @@ def test_texts_expire_and_figures_stay(tmp_path: Path, log: DecisionLog) -> None
     assert found.decision.confidence == 0.75 and found.share == 0.05
     assert queries.count(log.database) == {**before, "show": before["show"] + 1}
     assert b"so old" not in bytes_in(tmp_path)
-    log.remember("key", "call", CallContent(question=secret("call")), 60).result()
+    log.remember("key", "call", RegisteredCall(question=secret("call")), 60).result()
     log.purge(datetime.now(UTC) + timedelta(seconds=61))
     assert log.recall("key", "call") is None and b"<call>" not in bytes_in(tmp_path)
     again = [

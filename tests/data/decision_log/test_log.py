@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Context, Feedback
+from abstain.core.contracts import Context, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import log as module
 from abstain.data.decision_log import queries, writes
-from abstain.data.decision_log.calls import CallContent
+from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.decisions import LoggedDecision, Shares, decision_row
-from abstain.data.decision_log.log import DecisionLog, LogFull
+from abstain.data.decision_log.decisions import LoggedDecision, SamplingRates, make_decision_row
+from abstain.data.decision_log.log import DecisionLog, LogQueueFull
 from tests.data.builders import feedback, interaction, review
 from tests.data.decision_log.builders import AT, KEY, bytes_in, decision, open_log, pseudonym, url_of
 
@@ -52,7 +52,7 @@ def code_of(future: Future[Any]) -> Code:
 
 
 def row_of(**changes: Any) -> dict[str, Any]:
-    return decision_row(decision(**changes), lambda row: row, pseudonym, Shares(0.15, 0.05), KEY)
+    return make_decision_row(decision(**changes), lambda row: row, pseudonym, SamplingRates(0.15, 0.05), KEY)
 
 
 @contextmanager
@@ -208,7 +208,7 @@ def test_a_full_queue_is_an_error_at_once_and_later_rows_are_taken(tmp_path: Pat
     log = open_log(url_of(tmp_path), pending=2)
     with held(log):
         futures = [log.record(decision("b")), log.feedback("f", feedback("b"))]
-        with pytest.raises(LogFull, match="2 rows wait for the decision log"):
+        with pytest.raises(LogQueueFull, match="2 rows wait for the decision log"):
             log.record(decision("c"))
     assert [future.result() for future in futures] == ["recorded"] * 2
     assert log.record(decision("c")).result() == "recorded"
@@ -246,7 +246,7 @@ def test_a_decision_that_is_of_another_interaction_is_a_mistake_of_the_caller(lo
 
 def test_the_last_contexts_of_a_call_are_recalled_until_they_expire(log: DecisionLog) -> None:
     assert log.recall("ann", "c") is None
-    one, two, three = (CallContent(question=text) for text in ("one", "two", "three"))
+    one, two, three = (RegisteredCall(question=text) for text in ("one", "two", "three"))
     log.remember("ann", "c", one, 60)
     log.remember("ann", "c", two, 60)
     log.remember("ann", "d", one, -1).result()
@@ -257,23 +257,23 @@ def test_the_last_contexts_of_a_call_are_recalled_until_they_expire(log: Decisio
 
 def test_a_call_is_its_owners_alone(log: DecisionLog) -> None:
     for owner in ("ann", "bob"):
-        log.remember(owner, "c", CallContent(question=owner), 60).result()
+        log.remember(owner, "c", RegisteredCall(question=owner), 60).result()
     found = [log.recall(owner, "c") for owner in ("ann", "bob", "cy")]
     assert [one.question if one else None for one in found] == ["ann", "bob", None]
 
 
 def test_what_is_recalled_is_what_was_remembered_with_the_user_by_pseudonym(log: DecisionLog) -> None:
     contexts = (Context(chunk_id="c1", text="one"), "two")
-    log.remember("ann", "c", CallContent(question="Why?", contexts=contexts, user="ann", product="cards"), 60)
-    log.remember("ann", "d", CallContent(contexts=("two",)), 60).result()
-    assert log.recall("ann", "c") == CallContent(question="Why?", contexts=contexts, user="u-ann", product="cards")
-    assert log.recall("ann", "d") == CallContent(contexts=("two",))
+    log.remember("ann", "c", RegisteredCall(question="Why?", contexts=contexts, user="ann", product="cards"), 60)
+    log.remember("ann", "d", RegisteredCall(contexts=("two",)), 60).result()
+    assert log.recall("ann", "c") == RegisteredCall(question="Why?", contexts=contexts, user="u-ann", product="cards")
+    assert log.recall("ann", "d") == RegisteredCall(contexts=("two",))
 
 
 def test_another_process_recalls_what_one_has_registered(tmp_path: Path, log: DecisionLog) -> None:
     other = open_log(url_of(tmp_path))
-    log.remember("ann", "c", CallContent(question="one"), 60).result()
-    assert other.recall("ann", "c") == CallContent(question="one")
+    log.remember("ann", "c", RegisteredCall(question="one"), 60).result()
+    assert other.recall("ann", "c") == RegisteredCall(question="one")
     other.close()
 
 
@@ -287,14 +287,14 @@ def test_contexts_are_bounded_in_number_and_length(tmp_path: Path, monkeypatch: 
         return [at for at in range(5) if log.recall(owner, f"c-{at}")]
 
     for at in range(2):
-        log.remember("ann", f"c-{at}", CallContent(question="?"), 60)
+        log.remember("ann", f"c-{at}", RegisteredCall(question="?"), 60)
     for at in (0, 0, 0, 0, 0, 0, 1, 2, 3, 4):
-        log.remember("eve", f"c-{at}", CallContent(question="?"), 60).result()
+        log.remember("eve", f"c-{at}", RegisteredCall(question="?"), 60).result()
     assert (kept("ann"), kept("eve")) == ([0, 1], [2, 3, 4])
-    log.remember("bob", "c-0", CallContent(question="?"), 60).result()
+    log.remember("bob", "c-0", RegisteredCall(question="?"), 60).result()
     assert (kept("ann"), kept("eve"), kept("bob")) == ([1], [2, 3, 4], [0]), "the oldest of all has gone"
     with pytest.raises(AbstainError, match="characters, 100 allowed"):
-        log.remember("ann", "c", CallContent(contexts=("x" * 100,)), 60)
+        log.remember("ann", "c", RegisteredCall(contexts=("x" * 100,)), 60)
     log.close()
 
 
@@ -305,7 +305,7 @@ def test_contexts_are_bounded_in_number_and_length(tmp_path: Path, monkeypatch: 
 def test_a_larger_share_draws_the_same_and_more(key: str, shown: bool) -> None:
     def drawn(share: float) -> bool:
         told = decision(key, shown, interaction=None)
-        row = decision_row(told, lambda row: row, pseudonym, Shares(share, share), KEY)
+        row = make_decision_row(told, lambda row: row, pseudonym, SamplingRates(share, share), KEY)
         assert row["share"] == share
         return bool(row["drawn"])
 
@@ -429,7 +429,7 @@ def test_redaction_comes_before_the_disk(tmp_path: Path) -> None:
         log.record(decision(interaction=asked, user="ann@example.org")),
         log.feedback("f-1", feedback(comment=f"my {secret}")),
         log.feedback("f-2", review(ideal_answer=f"it is {secret}")),
-        log.remember("key", "c", CallContent(question=f"Is {secret} mine?", contexts=(f"{secret} is.",)), 60),
+        log.remember("key", "c", RegisteredCall(question=f"Is {secret} mine?", contexts=(f"{secret} is.",)), 60),
     ]
     assert [future.result() for future in futures] == ["recorded"] * 4
     assert (tmp_path / "decisions.sqlite-wal").stat().st_size > 0
@@ -446,7 +446,7 @@ def test_another_layout_is_one_line(tmp_path: Path) -> None:
     for opening in (open_log, LogDatabase.existing):
         with pytest.raises(AbstainError, match="its layout has version 1, this release knows 3") as refused:
             opening(url_of(tmp_path))
-        assert refused.value.code is Code.OTHER_VERSION and "\n" not in str(refused.value)
+        assert refused.value.code is Code.VERSION_MISMATCH and "\n" not in str(refused.value)
 
 
 def test_a_place_that_cannot_be_written_and_a_file_that_is_no_database_are_one_line(tmp_path: Path) -> None:
@@ -590,4 +590,4 @@ def test_feedback_of_any_text_comes_back(log: DecisionLog) -> None:
     log.feedback("f", feedback(comment=comment)).result()
     log.record(decision()).result()
     found = queries.find(log.database, "i-1")
-    assert found and isinstance(found.feedback[0], Feedback) and found.feedback[0].comment == comment
+    assert found and isinstance(found.feedback[0], Thumb) and found.feedback[0].comment == comment

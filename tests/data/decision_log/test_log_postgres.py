@@ -12,9 +12,9 @@ import pytest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
-from abstain.data.decision_log.calls import CallContent
+from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.erasure import rows_of_user
+from abstain.data.decision_log.erasure import find_user_rows
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.queue import DrawnAnswer, fill, next_open, progress
 from abstain.ingest.sources.decision_log import DecisionLogSource
@@ -45,9 +45,9 @@ def test_postgres_what_is_recorded_is_found_given_to_ingest_and_erased(url: str,
     assert log.record(decision("b", shown=False, took_ms=5.0)).result() == "recorded"
     assert log.feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "recorded"
     assert log.feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "known"
-    log.remember("key", "c", CallContent(question="one"), 60)
-    log.remember("key", "c", CallContent(question="two"), 60).result()
-    assert log.recall("key", "c") == CallContent(question="two")
+    log.remember("key", "c", RegisteredCall(question="one"), 60)
+    log.remember("key", "c", RegisteredCall(question="two"), 60).result()
+    assert log.recall("key", "c") == RegisteredCall(question="two")
     (step,) = queries.over_time(log.database, AT, AT + timedelta(hours=1), timedelta(minutes=5))
     assert (step.start, step.show, step.abstain, step.p50_ms, step.p99_ms) == (AT, 1, 1, 3.0, 5.0)
     assert [row.interaction_id for row in queries.newest_withheld(log.database, 5)] == ["b"]
@@ -56,7 +56,7 @@ def test_postgres_what_is_recorded_is_found_given_to_ingest_and_erased(url: str,
     assert [row.interaction and row.interaction.interaction_id for row in reading] == ["b", "a"]
     assert list(source.read(reading.outcome.state)) == []
     existing = LogDatabase.existing(url)
-    assert existing and rows_of_user(existing, ["u-ann"]).feedback == 1
+    assert existing and find_user_rows(existing, ["u-ann"]).feedback == 1
     assert log.erase(["ann"], with_interactions=True) == 2
     assert log.purge(AT + timedelta(days=31)) == 1
     found = [queries.find(log.database, key) for key in "ab"]

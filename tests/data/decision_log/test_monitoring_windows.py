@@ -10,12 +10,15 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.monitoring_windows import Alarm, MonitoredWindow, read_windows, write_windows
+from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow, read_windows, write_windows
 from tests.data.decision_log.builders import url_of
 
 DAY = timedelta(days=1)
 START = datetime(2026, 11, 2, tzinfo=UTC)
-ALARMS = (Alarm(Code.INPUT_DRIFT, "contexts differ", ("a", "b")), Alarm(Code.FEED_DEAD, "silence", (), "ring them up"))
+ALARMS = (
+    Alarm(Code.INPUT_DRIFT, "contexts differ", ("a", "b")),
+    Alarm(Code.FEED_SILENT, "silence", (), "ring them up"),
+)
 
 
 @pytest.fixture
@@ -24,8 +27,8 @@ def database(tmp_path: Path) -> Iterator[LogDatabase]:
         yield opened
 
 
-def window(start: int, end: int, version: str = "v1.0.0", decisions: int = 300, **changes: object) -> MonitoredWindow:
-    made = MonitoredWindow(version, START + start * DAY, START + end * DAY, {"decisions": decisions})
+def window(start: int, end: int, version: str = "v1.0.0", decisions: int = 300, **changes: object) -> MonitoringWindow:
+    made = MonitoringWindow(version, START + start * DAY, START + end * DAY, {"decisions": decisions})
     return replace(made, **changes)
 
 
@@ -35,7 +38,7 @@ def test_windows_come_back_as_they_were_written_oldest_first(database: LogDataba
     assert read_windows(database) == (first, second)
     assert read_windows(database, newest=1) == (second,)
     assert (first.headline, second.headline) == ("Alarm: input drift and feed dead", "Quiet")
-    assert [one.to_do for one in first.alarms] == [Code.INPUT_DRIFT.remedy, "ring them up"]
+    assert [one.action for one in first.alarms] == [Code.INPUT_DRIFT.remedy, "ring them up"]
 
 
 def test_windows_take_the_place_of_all_of_their_version_from_their_start_on(database: LogDatabase) -> None:

@@ -12,7 +12,7 @@ import pytest
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import ShadowDecision
 from abstain.data.decision_log.log import DecisionLog
-from abstain.data.decision_log.queries import DecidedByBoth, decided_by_both
+from abstain.data.decision_log.queries import PairedDecision, list_paired_decisions
 from tests.data.builders import interaction
 from tests.data.decision_log.builders import decision, open_log, url_of
 
@@ -31,15 +31,15 @@ def log(tmp_path: Path) -> Iterator[DecisionLog]:
     opened.close()
 
 
-def pairs(folder: Path, candidate: str = "shadow-1", version: str = "v1.0.0") -> list[DecidedByBoth]:
+def pairs(folder: Path, candidate: str = "shadow-1", version: str = "v1.0.0") -> list[PairedDecision]:
     log = LogDatabase.existing(url_of(folder))
     assert log is not None
-    return decided_by_both(log, candidate, version)
+    return list_paired_decisions(log, candidate, version)
 
 
 def test_a_pair_has_what_both_have_decided(tmp_path: Path, log: DecisionLog) -> None:
     first, second = pairs(tmp_path)
-    assert first == DecidedByBoth("a", True, 0.75, 0.5, 0.5, False, 0.25, 0.2, 0.5) and second.interaction_id == "b"
+    assert first == PairedDecision("a", True, 0.75, 0.5, 0.5, False, 0.25, 0.2, 0.5) and second.interaction_id == "b"
     assert pairs(tmp_path, "shadow-2") == pairs(tmp_path, version="v1.1.0") == []
 
 

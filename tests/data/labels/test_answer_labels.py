@@ -8,18 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.config.params import LabelParams
-from abstain.core.contracts import Feedback, Review
-from abstain.data.labels.answer_labels import disagreed, label_rows, last_verdicts, resolve, votes_of
+from abstain.core.contracts import Review, Thumb
+from abstain.data.labels.answer_labels import (
+    assign_labels,
+    find_disagreements,
+    resolve,
+    select_countable_thumbs,
+    select_latest_reviews,
+)
 from tests.data.builders import feedback, review
 from tests.data.frames import LABELS, reviews, thumbs
 
 
-def tally(*rows: Feedback) -> list[tuple[int, int, bool]]:
+def tally(*rows: Thumb) -> list[tuple[int, int, bool]]:
     """The votes of thumbs on answers `a`, `b` ..., as (row, user, up)."""
     placed = thumbs(rows)
     placed = placed.assign(row=placed.pop("interaction_id").map("abc".index))
     placed["user"] = pd.factorize(placed["user"], sort=True)[0] + 1
-    return list(votes_of(placed).itertuples(index=False, name=None))
+    return list(select_countable_thumbs(placed).itertuples(index=False, name=None))
 
 
 def place(rows: Sequence[Review]) -> pd.DataFrame:
@@ -30,7 +36,7 @@ def place(rows: Sequence[Review]) -> pd.DataFrame:
 def verdict(*rows: Review, **changes: object) -> pd.Series:
     """What is said of answer `a`."""
     params = LABELS.model_copy(update=changes)
-    return resolve(last_verdicts(place(rows), params), params).loc[0]
+    return resolve(select_latest_reviews(place(rows), params), params).loc[0]
 
 
 def label(
@@ -41,11 +47,11 @@ def label(
     shown_with: list[float] | None = None,
 ) -> pd.DataFrame:
     said = pd.DataFrame({"label": np.array(balance) > 0, "weight": weight})
-    return label_rows(pd.Series(shown_with or [np.nan] * len(balance)), verdicts, np.array(balance), said, params)
+    return assign_labels(pd.Series(shown_with or [np.nan] * len(balance)), verdicts, np.array(balance), said, params)
 
 
 def reviewed(*rows: Review) -> pd.DataFrame:
-    return resolve(last_verdicts(place(rows), LABELS), LABELS)
+    return resolve(select_latest_reviews(place(rows), LABELS), LABELS)
 
 
 NOBODY = reviewed()
@@ -144,11 +150,11 @@ def test_who_decides_where_reviews_disagree(
 )
 def test_one_verdict_an_answer_whatever_the_order_and_its_parts_make_the_whole(rule: str, rows, rng) -> None:
     params = LABELS.model_copy(update={"conflicts": rule, "require": ("correct", "truthful")})
-    found = resolve(last_verdicts(place(rows), params), params)
+    found = resolve(select_latest_reviews(place(rows), params), params)
     assert (found["label"] == (found["correct"] & found["truthful"])).all()
     assert found.index.tolist() == sorted({"abc".index(row.interaction_id) for row in rows})
     rng.shuffle(rows)
-    pd.testing.assert_frame_equal(resolve(last_verdicts(place(rows), params), params), found)
+    pd.testing.assert_frame_equal(resolve(select_latest_reviews(place(rows), params), params), found)
 
 
 def test_the_inclusion_probability_is_that_of_the_deciding_review() -> None:
@@ -167,7 +173,7 @@ def test_a_disagreement_is_between_any_two_reviews_and_about_being_right() -> No
         review("c", truthful=False, right=False, days=1),
         review("c", truthful=True, right=False, days=2),
     ]
-    assert disagreed(place([*changed_mind, *agreed, *beside_the_point]), LABELS).tolist() == [0]
+    assert find_disagreements(place([*changed_mind, *agreed, *beside_the_point]), LABELS).tolist() == [0]
 
 
 def test_every_anonymous_thumb_counts_and_a_known_user_once_with_the_last() -> None:
@@ -197,7 +203,7 @@ def test_of_two_thumbs_of_one_moment_the_down_counts() -> None:
     ),
     st.randoms(use_true_random=False),
 )
-def test_votes_do_not_depend_on_the_order_of_the_thumbs(rows: list[Feedback], rng) -> None:
+def test_votes_do_not_depend_on_the_order_of_the_thumbs(rows: list[Thumb], rng) -> None:
     found = tally(*rows)
     known = [(row.interaction_id, row.user) for row in rows if row.user]
     assert len(found) == len(set(known)) + sum(row.user is None for row in rows)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.contracts import Interaction
-from abstain.data.labels.near_duplicates import LONG, find_twins, mask
+from abstain.data.labels.near_duplicates import LONG, find_near_duplicates, mask
 from tests.data.builders import ASKED, interaction
 
 SENTENCE = (
@@ -26,7 +26,7 @@ def answer_twins(*answers: str) -> list[int | None]:
 
 
 def numbers(column: str, *batches: list[Interaction]) -> list[int | None]:
-    found = find_twins(batches)[column]
+    found = find_near_duplicates(batches)[column]
     return [None if pd.isna(number) else int(number) for number in found]
 
 
@@ -85,7 +85,9 @@ def test_order_within_a_batch_makes_no_difference() -> None:
     words = SENTENCE.split()
     chain = [" ".join([*["so"] * n, *words[n:]]) for n in range(0, 12, 2)]  # neighbours are alike, the ends are not
     rows = [interaction(f"i-{n}", answer=text, asked_at=ASKED + timedelta(days=n)) for n, text in enumerate(chain)]
-    pd.testing.assert_frame_equal(find_twins([rows]).sort_index(), find_twins([rows[::-1]]).sort_index())
+    pd.testing.assert_frame_equal(
+        find_near_duplicates([rows]).sort_index(), find_near_duplicates([rows[::-1]]).sort_index()
+    )
 
 
 def test_later_batches_change_no_number() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.core.contracts import SMALLEST_INCLUSION
+from abstain.core.contracts import MIN_INCLUSION_PROBABILITY
 from abstain.data.labels.training_table import training_table
 from abstain.learning.metrics.bootstrap import bootstrap
 from abstain.learning.metrics.weighted_metrics import precision, row_weights
@@ -85,9 +85,9 @@ def test_propensity_counts_on_what_was_shown_alone_and_never_as_a_draw(answers: 
     few.loc[few.index[:10], ["decision", "propensity"]] = ["shown", 1e-9]
     found = labelled(few, "review")
     known = found.merge(few[["interaction_id", "decision", "propensity"]], on="interaction_id")
-    expected = known["propensity"].clip(lower=SMALLEST_INCLUSION)
+    expected = known["propensity"].clip(lower=MIN_INCLUSION_PROBABILITY)
     assert (known["inclusion_probability"] == expected).all() and not known["drawn"].any()
-    assert (known["inclusion_probability"] == SMALLEST_INCLUSION).sum() == 10
+    assert (known["inclusion_probability"] == MIN_INCLUSION_PROBABILITY).sum() == 10
     withheld = few.assign(decision=np.where(few["decision"] == "shown", "withheld", "shown"))
     judged = (
         reviews([])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.data.labels.user_share import LargestShare, limit_users
+from abstain.data.labels.user_share import LargestUserShare, cap_user_weights
 from tests.data.frames import votes
 
 Vote = tuple[int, int, bool]
@@ -12,11 +12,11 @@ Vote = tuple[int, int, bool]
 
 def limited(
     rows: list[Vote], weight: float = 0.4, limit: float = 0.05, correct: bool = True
-) -> tuple[pd.Series, LargestShare]:
+) -> tuple[pd.Series, LargestUserShare]:
     """Labels of equal `weight`, all for correct (incorrect), by votes whose evidence is their thumb."""
     given = votes(*rows)
     labels = pd.DataFrame({"label": correct, "weight": weight}, index=sorted(set(given["row"])))
-    return limit_users(given, np.where(given["up"], 1.0, -1.0), labels, limit)
+    return cap_user_weights(given, np.where(given["up"], 1.0, -1.0), labels, limit)
 
 
 def alone(*thumbs: int) -> list[Vote]:
@@ -67,7 +67,7 @@ def test_a_weight_belongs_to_those_whose_thumbs_are_for_the_label() -> None:
     assert largest.users == 2  # user 3 was outvoted
     assert largest.before == pytest.approx(0.75) and largest.after == pytest.approx(0.6)
     assert weight[0] == pytest.approx(0.2 + 0.2 * 0.3 / 0.6) and weight[1] == pytest.approx(0.4 * 0.3 / 0.6)
-    assert limited(rows, limit=0.6, correct=False)[1] == LargestShare(1, 1.0, 1.0, 1.0)
+    assert limited(rows, limit=0.6, correct=False)[1] == LargestUserShare(1, 1.0, 1.0, 1.0)
 
 
 def test_an_anonymous_thumb_is_a_user_of_its_own() -> None:
@@ -81,7 +81,7 @@ def test_an_anonymous_thumb_is_a_user_of_its_own() -> None:
 def test_a_user_of_contrary_evidence_made_the_label_that_contradicts_the_thumb() -> None:
     given = votes((0, 1, True))
     labels = pd.DataFrame({"label": [False], "weight": [0.3]})
-    weight, largest = limit_users(given, np.array([-2.0]), labels, 0.05)
+    weight, largest = cap_user_weights(given, np.array([-2.0]), labels, 0.05)
     assert weight[0] == 0.3 and largest.users == 1
 
 
@@ -95,9 +95,9 @@ def test_no_share_exceeds_the_limit_and_no_weight_grows(rows: list[Vote], limit:
     rng = np.random.default_rng(len(rows))
     labels = pd.DataFrame({"label": rng.random(len(chosen)) < 0.5, "weight": rng.random(len(chosen))}, index=chosen)
     evidence = np.where(given["up"], 1.0, -1.0)
-    weight, largest = limit_users(given, evidence, labels, limit)
+    weight, largest = cap_user_weights(given, evidence, labels, limit)
     assert (weight >= 0).all() and (weight <= labels["weight"] + 1e-12).all()
     assert largest.after <= max(limit, 1 / max(largest.users, 1)) + 1e-9
     if not given["row"].duplicated().any():  # else a label's parts differ by now
-        again = limit_users(given, evidence, labels.assign(weight=weight), limit)[1]
+        again = cap_user_weights(given, evidence, labels.assign(weight=weight), limit)[1]
         assert again.before == pytest.approx(largest.after, abs=1e-9)

@@ -3,14 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from abstain.core.contracts import Document, Feedback, Interaction, Review
+from abstain.core.contracts import Document, Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.json_lines import read_lines
 from abstain.data.store.dataframes import read_frames
-from abstain.data.store.dataset import DataStore, Staging, file_name_problem
+from abstain.data.store.dataset import DataStore, StagedBatch, file_name_problem
 from abstain.data.store.key_index import KeyIndex
-from abstain.data.store.record_keys import Stored, line_of
+from abstain.data.store.record_keys import Stored, make_record
 from abstain.knowledge.documents.reader import parse_document, read_documents
 from tests.data.builders import bytes_of, feedback, interaction, markdown, review
 
@@ -22,8 +22,8 @@ def add(folder: Path, rows: Iterable[Stored], files: dict[str, bytes] | None = N
     """One batch with `rows`, published; the index that knew of them."""
     store = DataStore(folder)
     index = store.index()
-    with Staging(store) as staging:
-        staging.append([line_of(row) for row in rows], index)
+    with StagedBatch(store) as staging:
+        staging.append([make_record(row) for row in rows], index)
         for name, content in (files or {}).items():
             staging.write(name, content)
         staging.publish()
@@ -35,7 +35,7 @@ def test_what_is_written_is_read_again_in_order_of_arrival(tmp_path: Path) -> No
     add(tmp_path / "data", SECOND)
     store = DataStore(tmp_path / "data")
     assert tuple(store.rows(Interaction)) == FIRST[:2]
-    assert tuple(store.rows(Feedback)) == (FIRST[2], SECOND[1])
+    assert tuple(store.rows(Thumb)) == (FIRST[2], SECOND[1])
     assert tuple(store.rows(Review)) == SECOND[:1]
     assert [document.doc_id for document in read_documents(store.document_files())] == ["fees"]
     assert store.interactions(["a"]) == [FIRST[1]]
@@ -59,8 +59,8 @@ def test_a_batch_adds_parts_and_touches_no_other_file(tmp_path: Path) -> None:
 def test_a_batch_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST)
     before, store = bytes_of(tmp_path), DataStore(tmp_path / "data")
-    with pytest.raises(KeyboardInterrupt), Staging(store) as staging:
-        staging.append([line_of(row) for row in SECOND], store.index())
+    with pytest.raises(KeyboardInterrupt), StagedBatch(store) as staging:
+        staging.append([make_record(row) for row in SECOND], store.index())
         staging.write("chunks.jsonl", b"")
         raise KeyboardInterrupt
     assert bytes_of(tmp_path) == before
@@ -85,8 +85,8 @@ def test_what_is_referred_to_is_moved_in_first_and_where_a_source_was_left_last(
 
 def test_only_the_named_files_are_published(tmp_path: Path) -> None:
     store = DataStore(tmp_path / "data")
-    with Staging(store) as staging:
-        staging.append([line_of(FIRST[0])], KeyIndex())
+    with StagedBatch(store) as staging:
+        staging.append([make_record(FIRST[0])], KeyIndex())
         staging.write("quarantine/x.jsonl", b"?\n")
         staging.publish("quarantine")
     assert set(bytes_of(tmp_path / "data")) == {"quarantine/x.jsonl"}
@@ -98,7 +98,7 @@ def test_the_index_knows_every_row_and_can_read_it_again(tmp_path: Path) -> None
     index = DataStore(tmp_path / "data").index()
     assert (len(while_writing), len(index)) == (3, 5)
     for row in (*FIRST, *SECOND):
-        line = line_of(row)
+        line = make_record(row)
         entry = index.find(line.identity)
         assert entry is not None and (entry.content, entry.moment) == (line.content, line.moment)
         assert index.read(entry) == row
@@ -119,7 +119,7 @@ def test_rows_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
         review("a", right=False),
         review("a", reviewer="sme-2"),
     ]
-    lines = [line_of(row) for row in rows]
+    lines = [make_record(row) for row in rows]
     assert len({line.key for line in lines}) == len(lines) - 1, "an interaction goes by its id, whatever it says"
     assert {"interactions/a", "interactions/b"} <= {line.key for line in lines}
     same = {(i, j) for i in range(len(lines)) for j in range(i) if lines[i].identity == lines[j].identity}
@@ -173,7 +173,7 @@ def test_a_broken_stored_row_is_named_by_file_and_line(tmp_path: Path, line: str
     part.parent.mkdir()
     part.write_text(f"{feedback().canonical()}\n{line}\n", encoding="utf-8")
     with pytest.raises(AbstainError, match=message):
-        list(DataStore(tmp_path).rows(Feedback))
+        list(DataStore(tmp_path).rows(Thumb))
     if "sideways" not in line:
         with pytest.raises(AbstainError, match=r"line 2: no row of feedback: restore data/ with `dvc checkout`"):
             DataStore(tmp_path).index()

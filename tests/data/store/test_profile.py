@@ -13,10 +13,10 @@ from abstain.data.store.profile import (
     TEXTS,
     Profile,
     Profiler,
+    get_length_bin,
     language,
-    length_class,
 )
-from abstain.data.store.record_keys import Record, line_of
+from abstain.data.store.record_keys import Record, make_record
 from tests.data.builders import interaction
 
 COUNTS = st.dictionaries(st.sampled_from(MEASURES), st.dictionaries(st.sampled_from("abc"), st.integers(1, 9)))
@@ -25,7 +25,7 @@ PROFILES = st.builds(Profile, rows=st.integers(0, 99), counts=COUNTS)
 
 def lines(number: int, question: str = "What is the annual fee of the card?") -> list[Record]:
     context = Context(chunk_id="fees#0", text="The fee is due in May. " * 8)
-    return [line_of(interaction(f"i-{at}", question=question, contexts=(context,))) for at in range(number)]
+    return [make_record(interaction(f"i-{at}", question=question, contexts=(context,))) for at in range(number)]
 
 
 def profile_of(batch: Sequence[Record]) -> Profile:
@@ -37,7 +37,7 @@ def profile_of(batch: Sequence[Record]) -> Profile:
 
 @given(st.integers(0, 10**7))
 def test_a_length_lies_between_its_class_and_half_an_octave_above(length: int) -> None:
-    lower = int(length_class(length))
+    lower = int(get_length_bin(length))
     assert lower <= length < max(2**0.5 * lower, 1)
 
 
@@ -54,7 +54,7 @@ def test_lengths_and_languages_are_counted() -> None:
 def test_the_sample_of_texts_is_the_same_in_any_order_and_bounded() -> None:
     rows = [
         *lines(TEXTS),
-        *(line_of(interaction(f"x-{at}", question="Où est la banque, s'il vous plaît ?")) for at in range(TEXTS)),
+        *(make_record(interaction(f"x-{at}", question="Où est la banque, s'il vous plaît ?")) for at in range(TEXTS)),
     ]
     profile = profile_of(rows)
     random.Random(1).shuffle(rows)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from abstain.config.params import SplitParams
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import (
-    MIN_DRAWN,
+    MIN_SAMPLED,
     Split,
     assign_splits,
     by_how_chosen,
     check_splits,
     holdout_digest,
     reviewed,
-    reviewed_holdout,
+    select_reviewed_holdout,
     uniform,
 )
 from abstain.sample.files import INCOMING_FROM
@@ -234,8 +234,8 @@ def test_only_experts_labels_are_tested_on() -> None:
 
 
 def test_reviews_that_chose_themselves_are_apart_where_enough_were_drawn() -> None:
-    rows = pd.DataFrame({"drawn": [at % 3 > 0 for at in range(3 * MIN_DRAWN // 2)]})
-    assert rows["drawn"].sum() == MIN_DRAWN
+    rows = pd.DataFrame({"drawn": [at % 3 > 0 for at in range(3 * MIN_SAMPLED // 2)]})
+    assert rows["drawn"].sum() == MIN_SAMPLED
     counted, apart = by_how_chosen(rows)
     assert counted["drawn"].all() and not apart["drawn"].any() and len(counted) + len(apart) == len(rows)
     for few, of_all in ((rows.drop(index=1), True), (rows, False)):
@@ -247,4 +247,4 @@ def test_the_reviewed_hold_out_is_picked_by_place() -> None:
     frame = pd.DataFrame(
         {"source": ["review", "thumb", "review", "review"], "split": ["holdout", "holdout", "train", "holdout"]}
     )
-    assert reviewed_holdout(frame, ["a", "b", "c", "d"]) == ["a", "d"]
+    assert select_reviewed_holdout(frame, ["a", "b", "c", "d"]) == ["a", "d"]

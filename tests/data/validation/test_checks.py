@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.core.contracts import unnamed_context
+from abstain.core.contracts import make_unnamed_context
 from abstain.data.store.key_index import KeyIndex
-from abstain.data.store.record_keys import line_of
+from abstain.data.store.record_keys import make_record
 from abstain.data.validation.checks import TABLES, Known, ValidatedRows, percent, suites
 from abstain.data.validation.columns import tables
 from tests.data.builders import ASKED, CHUNK, DOCUMENT, NOW, PARAMS, cited, feedback, interaction, review
 
 
 def rows(*interactions: object, **other: tuple) -> ValidatedRows:
-    lines = {name: tuple(line_of(one) for one in other.get(name, ())) for name in ("feedback", "reviews")}
-    return ValidatedRows(interactions=tuple(line_of(one) for one in interactions), **lines)
+    lines = {name: tuple(make_record(one) for one in other.get(name, ())) for name in ("feedback", "reviews")}
+    return ValidatedRows(interactions=tuple(make_record(one) for one in interactions), **lines)
 
 
 @pytest.mark.parametrize("with_documents", [True, False])
@@ -85,7 +85,7 @@ def test_a_clock_may_be_ahead_by_as_much_as_is_allowed() -> None:
 
 def test_a_context_is_of_a_known_document_retrievable_or_neither() -> None:
     known = Known(KeyIndex(), {"fees", "cards"}, {"fees#0"})
-    named = unnamed_context("No document is ingested for this.").chunk_id
+    named = make_unnamed_context("No document is ingested for this.").chunk_id
     contexts = cited("fees#0", "cards#1", "b#1", "a#2", "a#2", named)
     (row,) = tables(rows(interaction(contexts=contexts)), known, NOW)["interactions"]
     assert row["unknown_contexts"] == "'a#2', 'b#1'"
@@ -97,7 +97,7 @@ def test_a_context_is_of_a_known_document_retrievable_or_neither() -> None:
 def test_a_delay_counts_from_the_question_in_this_batch_or_an_earlier_one(days: float, is_known: bool) -> None:
     index, asked = KeyIndex(), interaction()
     if is_known:
-        index.add(line_of(asked), 0, 0, 0)
+        index.add(make_record(asked), 0, 0, 0)
     batch = rows(*(() if is_known else (asked,)), feedback=(feedback(days=days),))
     (row,) = tables(batch, Known(index), NOW)["feedback"]
     assert row["interaction_known"]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from abstain.core.contracts import Chunk, Document, Feedback, Interaction, Review
+from abstain.core.contracts import Chunk, Document, Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import as_lines
+from abstain.core.json_lines import to_json_lines
 from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.store.key_index import KeyIndex
-from abstain.data.store.record_keys import line_of
+from abstain.data.store.record_keys import make_record
 from abstain.data.validation.checks import TABLES, Known, ValidatedRows, present
 from abstain.data.validation.results import LISTED, SAMPLE, ValidationResult
 from abstain.data.validation.runner import run_suites, validate
@@ -48,11 +48,11 @@ def checked(tables: Tables, before: tuple = ()) -> ValidationResult:
     """`tables` beside one interaction, one document and its chunk, after the rows `before`."""
     every: Tables = {"documents": (DOCUMENT,), "chunks": (CHUNK,), "interactions": (interaction(),), **tables}
     stored = {
-        name: tuple(line_of(row) for row in every.get(name, ())) for name in ("interactions", "feedback", "reviews")
+        name: tuple(make_record(row) for row in every.get(name, ())) for name in ("interactions", "feedback", "reviews")
     }
     index = KeyIndex()
     for one in before:
-        index.add(line_of(one), 0, 0, 0)
+        index.add(make_record(one), 0, 0, 0)
     known = Known(index, {"fees"}, {chunk.chunk_id for chunk in every["chunks"] if chunk.removed_at is None})
     rows = ValidatedRows(documents=every["documents"], chunks=every["chunks"], **stored)
     return validate(rows, known, PARAMS, NOW)
@@ -69,7 +69,7 @@ def citing(*chunk_ids: str, key: str = "i-1") -> tuple:
 def key_of(found: Any) -> str:
     if isinstance(found, Document):
         return f"documents/{found.doc_id}"
-    return f"chunks/{found.chunk_id}" if isinstance(found, Chunk) else line_of(found).key
+    return f"chunks/{found.chunk_id}" if isinstance(found, Chunk) else make_record(found).key
 
 
 def test_sound_rows_pass_every_suite() -> None:
@@ -131,7 +131,7 @@ BROKEN: list[tuple[Any, str]] = [
 
 def test_a_row_that_breaks_an_expectation_is_named_with_the_reason() -> None:
     rows = [interaction(), DOCUMENT, CHUNK, *(broken for broken, _ in BROKEN)]
-    contracts = zip(TABLES, (Interaction, Feedback, Review, Document, Chunk), strict=True)
+    contracts = zip(TABLES, (Interaction, Thumb, Review, Document, Chunk), strict=True)
     result = checked({table: tuple(row for row in rows if isinstance(row, contract)) for table, contract in contracts})
     assert not result.success
     assert set(result.reasons) == {key_of(broken) for broken, _ in BROKEN}
@@ -188,7 +188,7 @@ def test_empty_tables_are_skipped_and_that_is_said() -> None:
 
 
 def test_without_documents_contexts_are_not_checked_and_that_is_said() -> None:
-    rows = ValidatedRows(interactions=[line_of(row) for row in citing("x#1")])
+    rows = ValidatedRows(interactions=[make_record(row) for row in citing("x#1")])
     result = validate(rows, Known(KeyIndex()), PARAMS, NOW)
     assert result.success
     assert "interactions: without documents their contexts were not checked" in result.notes
@@ -221,11 +221,11 @@ def store_of(folder: Path, *batches: Tables) -> DataStore:
     (handbook / "fees.md").write_text(markdown(), encoding="utf-8")
     versions = {"doc_id": "fees", "version": "1", "updated_at": "2026-08-01T00:00:00Z", "state": "current"}
     (folder / "documents.jsonl").write_text(json.dumps(versions) + "\n", encoding="utf-8")
-    (folder / "chunks.jsonl").write_bytes(as_lines([CHUNK]))
+    (folder / "chunks.jsonl").write_bytes(to_json_lines([CHUNK]))
     for number, batch in enumerate(batches, start=1):
         for table, rows in batch.items():
             (folder / table).mkdir(exist_ok=True)
-            (folder / table / f"{number:06d}.jsonl").write_bytes(as_lines(rows))
+            (folder / table / f"{number:06d}.jsonl").write_bytes(to_json_lines(rows))
     return DataStore(folder)
 
 
@@ -266,7 +266,7 @@ def test_a_store_is_checked_part_by_part_each_against_all_before(
 
 def test_a_part_with_a_broken_line_is_named(tmp_path: Path) -> None:
     store = store_of(tmp_path, {"interactions": (interaction(),), "feedback": (feedback(),)})
-    with store.parts(Feedback)[0].open("a") as file:
+    with store.parts(Thumb)[0].open("a") as file:
         file.write('{"interaction_id": "i-1"}\n')
     with pytest.raises(AbstainError, match=r"feedback/000001\.jsonl line 2: given_at: Field required"):
         validate_store(store, PARAMS, NOW)
@@ -327,14 +327,14 @@ def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_
     came = take("cards.md")
     assert dict(came.joined) == {"accepted": 9}
     store = DataStore(data)
-    assert [sum(1 for _ in store.rows(contract)) for contract in (Interaction, Feedback, Review)] == [9, 9, 9]
+    assert [sum(1 for _ in store.rows(contract)) for contract in (Interaction, Thumb, Review)] == [9, 9, 9]
     assert Quarantine(data).files() == []
     assert take("rows.jsonl").duplicate == 9
 
 
 def test_what_is_found_in_one_batch_is_found_in_the_parts_of_it() -> None:
     rows = (interaction("a", answer="a" * 201), *citing("fees#0", key="b"), interaction("c"), *citing("x#1", key="d"))
-    lines = [line_of(row) for row in rows]
+    lines = [make_record(row) for row in rows]
     known = Known(KeyIndex(), {"fees"}, {"fees#0"})
     parts = [
         validate(ValidatedRows(interactions=part), known, PARAMS, NOW) for part in (lines[:1], lines[1:3], lines[3:])

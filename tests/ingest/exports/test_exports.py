@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.exports.expressions import Expression, utc
@@ -105,14 +105,14 @@ def test_score_before_its_trace_is_held_and_joined(tmp_path: Path) -> None:
     assert take(tmp_path / "data", export(tmp_path / "a", *scores)).held == 2
     assert take(tmp_path / "data", export(tmp_path / "a", *scores)).duplicate == 2
     assert take(tmp_path / "data", export(tmp_path / "b", observation())).joined == {"accepted": 2}
-    assert len(stored(tmp_path / "data", Feedback)) == len(stored(tmp_path / "data", Review)) == 1
+    assert len(stored(tmp_path / "data", Thumb)) == len(stored(tmp_path / "data", Review)) == 1
 
 
 def test_feedback_alone_is_taken_where_the_answer_is_known(tmp_path: Path) -> None:
     take(tmp_path / "data", export(tmp_path / "a", observation()))
     later = export(tmp_path / "b", score("s-1", "user-feedback", 0), mapping=LANGFUSE + FEEDBACK)
     assert take(tmp_path / "data", later).accepted == 1
-    (down,) = stored(tmp_path / "data", Feedback)
+    (down,) = stored(tmp_path / "data", Thumb)
     assert (down.interaction_id, down.thumb) == ("t-1", "down")
 
 
@@ -126,7 +126,7 @@ def test_score_with_another_value_is_a_newer_row_of_the_same_person(tmp_path: Pa
         score("s-3", "completeness", 0, at="2026-10-05T11:00:00Z"),
     ]
     take(data, export(tmp_path / "in", observation(), *after))
-    thumbs, reviews = stored(data, Feedback), stored(data, Review)
+    thumbs, reviews = stored(data, Thumb), stored(data, Review)
     assert [(row.user, row.thumb) for row in thumbs] == [("score s-1", "up"), ("score s-1", "down")]
     assert [(row.reviewer, row.correct, row.complete) for row in reviews] == [
         ("ann", True, True),
@@ -400,7 +400,7 @@ def test_records_in_any_files_order_and_interruptions_are_taken_once(
     take(folder / "data", export(folder / "in", *data.draw(st.permutations(records))))
     store = folder / "data"
     assert sorted(row.interaction_id for row in stored(store, Interaction)) == ["t-0", "t-1", "t-2"]
-    assert sorted(row.user for row in stored(store, Feedback)) == ["score s-0", "score s-1", "score s-2"]
+    assert sorted(row.user for row in stored(store, Thumb)) == ["score s-0", "score s-1", "score s-2"]
     assert sorted(row.interaction_id for row in stored(store, Review)) == ["t-0", "t-1", "t-2"]
     assert sum(1 for path in DataStore(store).held().values() for _ in path.open()) == 2
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from abstain.core.contracts import Context, Feedback, Interaction, Review
+from abstain.core.contracts import Context, Interaction, Review, Thumb
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.sources.export import explicit_export
 from tests.checkout import ROOT
@@ -47,7 +47,7 @@ def test_langfuse(tmp_path: Path) -> None:
     assert (gold.interaction_id, gold.question, gold.answer, gold.product) == ("t-1", QUESTION, ANSWER, "cards")
     assert gold.contexts[0] == FEES and len(gold.contexts) == 2 and loan.contexts == ()
     assert stamps([gold], "asked_at") == ["10-05 09:30:00"]
-    up, down = contents(rows, Feedback)
+    up, down = contents(rows, Thumb)
     assert (up.interaction_id, up.thumb, up.user, up.comment) == ("t-1", "up", "score s-1", "Short, and right.")
     assert (down.interaction_id, down.thumb, down.comment) == ("t-2", "down", None)
     (review,) = contents(rows, Review)
@@ -63,7 +63,7 @@ def test_phoenix(tmp_path: Path) -> None:
     (gold,) = contents(rows, Interaction)
     assert (gold.question, gold.answer, gold.model) == (QUESTION, ANSWER, "helpdesk@7")
     assert gold.contexts[0] == FEES and len(gold.contexts) == 2
-    (thumb,), (review,) = contents(rows, Feedback), contents(rows, Review)
+    (thumb,), (review,) = contents(rows, Thumb), contents(rows, Review)
     assert (thumb.interaction_id, thumb.thumb, thumb.user) == (gold.interaction_id, "up", "user-123")
     assert (review.interaction_id, review.reviewer, review.correct) == (gold.interaction_id, "VXNlcjoy", True)
     assert any("toxicity (1)" in note for note in notes) and any("correctness (1)" in note for note in notes)
@@ -93,7 +93,7 @@ def test_argilla(tmp_path: Path) -> None:
 
 def test_open_webui(tmp_path: Path) -> None:
     rows, notes = read("open-webui", tmp_path)
-    (gold,), (thumb,) = contents(rows, Interaction), contents(rows, Feedback)
+    (gold,), (thumb,) = contents(rows, Interaction), contents(rows, Thumb)
     assert (gold.interaction_id, gold.question, gold.answer, gold.model) == ("m-2", QUESTION, ANSWER, "helpdesk")
     assert [context.text for context in gold.contexts] == [FEES.text]
     assert (thumb.interaction_id, thumb.thumb, thumb.comment) == ("m-2", "down", "It is free in the first year.")
@@ -107,7 +107,7 @@ def test_table(tmp_path: Path) -> None:
         "Was kostet die Goldkarte?",
         "Kann ich früher tilgen?",
     ]
-    (thumb,), (review,) = contents(rows, Feedback), contents(rows, Review)
+    (thumb,), (review,) = contents(rows, Thumb), contents(rows, Review)
     assert (thumb.interaction_id, thumb.thumb, thumb.user) == ("v-1", "up", None)
     assert (review.interaction_id, review.reviewer, review.correct) == ("v-2", "ann", False)
     assert any("Kanal (2)" in note for note in notes)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from abstain.config.params import ValidationParams
 from abstain.core.codes import Code
-from abstain.core.contracts import Chunk, Feedback, Interaction, Review
+from abstain.core.contracts import Chunk, Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
 from abstain.core.reasons import Reason
@@ -85,7 +85,7 @@ def test_interactions_feedback_and_reviews_are_taken_apart(tmp_path: Path) -> No
     assert report.contracts == {"interactions": 2, "feedback": 1, "reviews": 1, "documents": 0}
     data = DataStore(tmp_path / "data")
     assert [found.interaction_id for found in data.rows(Interaction)] == ["i-2", "i-1"]
-    assert next(data.rows(Feedback)).thumb == "up"
+    assert next(data.rows(Thumb)).thumb == "up"
     assert next(data.rows(Review)).reviewer == "sme-1"
 
 
@@ -492,7 +492,7 @@ def test_thumbs_and_reviews_that_come_before_their_interaction_are_held_and_join
     report = take(data, write_lines(tmp_path / "late.jsonl", row("i-1")))
     assert (report.read, report.accepted, report.joined) == (1, 1, {"accepted": 2})
     store = DataStore(data)
-    assert ([f.user for f in store.rows(Feedback)], len(list(store.rows(Review)))) == (["u"], 1)
+    assert ([f.user for f in store.rows(Thumb)], len(list(store.rows(Review)))) == (["u"], 1)
     assert [len(list(read_lines(path))) for path in store.held().values()] == [1]
     assert take(data, early).duplicate == 3
 
@@ -617,7 +617,7 @@ def test_arbitrary_lines_never_crash_always_add_up_and_twice_is_once(lines: list
         data = DataStore(folder / "data")
         known = {found.interaction_id for found in data.rows(Interaction)}
         assert len(known) == first.contracts["interactions"]
-        assert {found.interaction_id for found in (*data.rows(Feedback), *data.rows(Review))} <= known
+        assert {found.interaction_id for found in (*data.rows(Thumb), *data.rows(Review))} <= known
         held = [json.loads(text) for path in data.held().values() for _, text in read_lines(path)]
         assert len(held) == first.held
         assert known.isdisjoint(found["interaction_id"] for found in held)

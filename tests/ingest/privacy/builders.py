@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from abstain.config.params import PrivacyParams
 from abstain.ingest.privacy import redaction
-from abstain.ingest.privacy.recognizers import Find
+from abstain.ingest.privacy.recognizers import FindEntities
 from benchmarks.redaction import IBAN_LENGTHS, iban, in_groups, with_check_digit
 from tests.checkout import shipped_params
 
@@ -30,9 +30,9 @@ def params(**changes: Any) -> PrivacyParams:
 def handed_texts(monkeypatch: pytest.MonkeyPatch, finder: str) -> list[str]:
     """Every text that redactors made from now on hand to a recognizer of `finder`, as they do."""
     handed: list[str] = []
-    make: Callable[..., Find] = getattr(redaction, finder)
+    make: Callable[..., FindEntities] = getattr(redaction, finder)
 
-    def watched(*arguments: object) -> Find:
+    def watched(*arguments: object) -> FindEntities:
         find = make(*arguments)
         return lambda text: handed.append(text) or find(text)  # type: ignore[func-returns-value]
 

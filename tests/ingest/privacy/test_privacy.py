@@ -15,7 +15,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import ParsedRow, kept_text, parse_line, read_document
-from abstain.ingest.pipeline.run import BatchRefused, ingest
+from abstain.ingest.pipeline.run import BatchRejected, ingest
 from abstain.ingest.privacy import policy
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.pseudonyms import Pseudonyms
@@ -126,7 +126,7 @@ def test_what_a_field_is_called_leaves_redacted_printable_and_escaped(tmp_path: 
     (folder / "rows.jsonl").write_text("{}")
     sources = explicit_sources([str(lines), str(table), str(folder)])
     data = tmp_path / "data"
-    with pytest.raises(BatchRefused) as refused:
+    with pytest.raises(BatchRejected) as refused:
         ingest(sources, data, rows.PARAMS, rows.NOW, privacy=open_privacy())
     kept = [row for path in Quarantine(data).files() for row in Quarantine(data).rows(path)]
     markdown, page = ingest_report(refused.value.report, "run", kept, str(refused.value))
@@ -211,7 +211,7 @@ def test_ingest_secrets_of_refused_rows_reach_no_file_and_no_message(tmp_path: P
     (tmp_path / "in" / "shifted.csv").write_text(f"interaction_id,user,comment\nq-1,{user},my address, {MAIL}\n")
     privacy = Privacy(Blank(), user=Pseudonyms(KEY.encode()).user)  # type: ignore[arg-type]
     source, data = FileSource(name="inbox", url=str(tmp_path / "in")), tmp_path / "data"
-    with pytest.raises(BatchRefused, match="5 of 5 new rows fail") as refused:
+    with pytest.raises(BatchRejected, match="5 of 5 new rows fail") as refused:
         ingest([source], data, rows.PARAMS, rows.NOW, privacy=privacy, validate=rows.accept_all)
     found = str(refused.value) + refused.value.report.to_markdown()
     found += "".join(content.decode() for content in rows.bytes_of(data).values())

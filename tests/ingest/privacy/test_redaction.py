@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from abstain.ingest.privacy.recognizers import EntityHit, Find, pattern_finder
+from abstain.ingest.privacy.recognizers import EntityHit, FindEntities, pattern_finder
 from abstain.ingest.privacy.redaction import Redactor, merge
 from abstain.ingest.privacy.search_spans import WINDOW
 from tests.checkout import ROOT, TEMPLATE
@@ -42,7 +42,7 @@ def redact(text: str) -> str:
 
 
 @cache
-def presidio() -> list[Find]:
+def presidio() -> list[FindEntities]:
     return [pattern_finder(entity) for entity in builders.SHIPPED.redact]
 
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from abstain.ingest.sources.cells import column_problem, object_of
+from abstain.ingest.sources.cells import column_problem, make_object
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ from abstain.ingest.sources.cells import column_problem, object_of
     ],
 )
 def test_cells_become_an_object(cells: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert object_of(cells) == expected
+    assert make_object(cells) == expected
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_cells_become_an_object(cells: dict[str, Any], expected: dict[str, Any])
     ],
 )
 def test_cells_naive_time_is_utc_only_if_configured(given: Any, expected: str) -> None:
-    assert object_of({"asked_at": given}, naive_is_utc=True) == {"asked_at": expected}
-    assert object_of({"thumb.given_at": given}, naive_is_utc=True) == {"thumb": {"given_at": expected}}
+    assert make_object({"asked_at": given}, naive_is_utc=True) == {"asked_at": expected}
+    assert make_object({"thumb.given_at": given}, naive_is_utc=True) == {"thumb": {"given_at": expected}}
     untouched = given if isinstance(given, str) else given.isoformat()
-    assert object_of({"asked_at": given}) == {"asked_at": untouched}
+    assert make_object({"asked_at": given}) == {"asked_at": untouched}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from abstain.config.params import load_params
 from abstain.config.settings import load_settings
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import changes as module
 from abstain.data.decision_log import queries
@@ -74,7 +74,7 @@ def stored(folder: Path) -> tuple[list[str], list[str], list[str]]:
     store = DataStore(folder / "data")
     return (
         [row.interaction_id for row in store.rows(Interaction)],
-        [row.interaction_id for row in store.rows(Feedback)],
+        [row.interaction_id for row in store.rows(Thumb)],
         [row.interaction_id for row in store.rows(Review)],
     )
 
@@ -279,7 +279,7 @@ def test_rows_as_ingest_redacts_them_are_duplicates_of_themselves(
     assert [privacy.redact_row(part) for part in kept] == kept
     assert b"ann@example.org" not in bytes_in(tmp_path)
     found = queries.find(log.database, "a")
-    assert found and isinstance(found.feedback[0], Feedback)
+    assert found and isinstance(found.feedback[0], Thumb)
     assert found.decision.user == found.feedback[0].user == privacy.pseudonym("ann") != "ann"
     assert take(tmp_path, privacy).accepted == 2
     log.feedback("f-3", feedback("a", user="bob")).result()

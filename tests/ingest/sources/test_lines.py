@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from abstain.ingest.parsing import too_large_reason
 from abstain.ingest.sources import lines as module
-from abstain.ingest.sources.lines import TooLong, lines, utf8, whole
+from abstain.ingest.sources.lines import OversizedLine, lines, to_utf8, whole
 
 cuts = st.lists(st.integers(0, 40), max_size=6)
 
@@ -35,12 +35,12 @@ def test_lines_do_not_depend_on_chunks(wanted: list[bytes], ends: bool, at: list
 def test_utf8_decodes_every_encoding_with_a_mark(text: str, encoding: str, at: list[int]) -> None:
     mark = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}.get(encoding, b"")
     text = text.lstrip("\ufeff\ufffe")
-    assert b"".join(utf8(chunked(mark + text.encode(encoding), at))) == text.encode()
+    assert b"".join(to_utf8(chunked(mark + text.encode(encoding), at))) == text.encode()
 
 
 def test_utf8_invalid_utf16_spoils_its_own_line_only() -> None:
     content = codecs.BOM_UTF16_LE + "good\n".encode("utf-16-le") + b"\x00\xd8\n\x00" + "fine".encode("utf-16-le") + b"x"
-    good, bad, half = lines(utf8([content]))
+    good, bad, half = lines(to_utf8([content]))
     assert good == b"good"
     for line in (bad, half):
         assert isinstance(line, bytes)
@@ -53,9 +53,9 @@ def test_lines_too_long_line_is_counted_and_hashed(monkeypatch: pytest.MonkeyPat
     long = bytes(range(32, 127)) * 200
     before, found, after = lines(chunked(b"a\n" + long + b"\nb", list(range(30))))
     assert (before, after) == (b"a", b"b")
-    assert found == TooLong(len(long), hashlib.sha256(long).hexdigest())
+    assert found == OversizedLine(len(long), hashlib.sha256(long).hexdigest())
     assert whole([long[:99], long[99:]]) == found
-    assert isinstance(found, TooLong)
+    assert isinstance(found, OversizedLine)
     row = found.row("a.jsonl", 7)
     assert row.reasons == (too_large_reason("line", "19,000 bytes, 10,000 allowed"),)
     assert (row.source, row.line, row.raw, row.size, row.digest) == ("a.jsonl", 7, b"", len(long), found.sha256)

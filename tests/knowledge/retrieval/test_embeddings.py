@@ -50,8 +50,8 @@ def test_another_encoder_has_its_own(tmp_path: Path) -> None:
 
 def test_a_question_that_is_asked_once_is_not_kept(tmp_path: Path) -> None:
     cache, encoder = kept(tmp_path)
-    assert cache.of_question("fee fee").tolist() == [1, 0, 0, 0, 0]
-    cache.of_question("fee fee")
+    assert cache.embed_question("fee fee").tolist() == [1, 0, 0, 0, 0]
+    cache.embed_question("fee fee")
     assert encoder.calls == 2
     assert list(tmp_path.iterdir()) == []
 

@@ -17,7 +17,7 @@ from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.embeddings import unit
 from abstain.knowledge.retrieval.encoder import Vectors
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
-from abstain.knowledge.retrieval.index import IndexEntry, SearchHit, VectorIndex, near_the_best
+from abstain.knowledge.retrieval.index import IndexEntry, SearchHit, VectorIndex, filter_near_best
 from abstain.knowledge.retrieval.pgvector_index import PgVectorIndex
 from abstain.knowledge.retrieval.retriever import open_index
 from tests.knowledge.builders import VOCABULARY, BagOfWords, chunk
@@ -285,10 +285,10 @@ def test_vectors_of_another_dimension_or_not_finite_are_refused(index: VectorInd
 
 def test_hits_far_below_the_best_are_dropped() -> None:
     hits = fill(FaissIndex(), *OPEN).search(vector("fee"), 4)
-    assert ids(near_the_best(hits, 0.5)) == ["a#best", "b#next"]
-    assert ids(near_the_best(hits, 0)) == ["a#best"]
-    assert near_the_best(hits, 1) == near_the_best(hits) == hits  # the gap itself is allowed
-    assert near_the_best([], 0) == []
+    assert ids(filter_near_best(hits, 0.5)) == ["a#best", "b#next"]
+    assert ids(filter_near_best(hits, 0)) == ["a#best"]
+    assert filter_near_best(hits, 1) == filter_near_best(hits) == hits  # the gap itself is allowed
+    assert filter_near_best([], 0) == []
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from abstain.knowledge.retrieval import retriever as module
 from abstain.knowledge.retrieval.embeddings import Embeddings
 from abstain.knowledge.retrieval.encoder import Vectors
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
-from abstain.knowledge.retrieval.index import EntryRefused, IndexEntry
-from abstain.knowledge.retrieval.retriever import Retriever, Synced, open_index, sync_index
+from abstain.knowledge.retrieval.index import EntryRejected, IndexEntry
+from abstain.knowledge.retrieval.retriever import Retriever, SyncResult, open_index, sync_index
 from tests.knowledge.builders import BagOfWords, chunk
 from tests.postgres import database
 
@@ -32,15 +32,15 @@ def found(retriever: Retriever, question: str, *held: str, **options: object) ->
 
 def test_a_tombstone_is_never_found() -> None:
     retriever, encoder = new()
-    assert retriever.sync([*CHUNKS, DEAD]) == Synced(written=3, removed=0, held=3)
+    assert retriever.sync([*CHUNKS, DEAD]) == SyncResult(written=3, removed=0, held=3)
     assert found(retriever, "fee") == ["a#1", "a#2"]
     assert DEAD.text not in encoder.encoded
     killed = CHUNKS[0].model_copy(update={"removed_at": DEAD.removed_at})
-    assert retriever.sync([killed, *CHUNKS[1:], DEAD]) == Synced(written=0, removed=1, held=2)
+    assert retriever.sync([killed, *CHUNKS[1:], DEAD]) == SyncResult(written=0, removed=1, held=2)
     assert found(retriever, "fee") == ["a#2"]
-    assert retriever.sync([*CHUNKS, DEAD.model_copy(update={"removed_at": None})]) == Synced(2, 0, 4)
+    assert retriever.sync([*CHUNKS, DEAD.model_copy(update={"removed_at": None})]) == SyncResult(2, 0, 4)
     assert found(retriever, "fee") == ["a#1", "a#3", "a#2"]
-    assert retriever.sync([]) == Synced(0, 4, 0)
+    assert retriever.sync([]) == SyncResult(0, 4, 0)
     assert found(retriever, "fee") == []
 
 
@@ -48,16 +48,16 @@ def test_only_what_changed_is_written_and_only_what_is_new_is_encoded(tmp_path: 
     retriever, encoder = new(tmp_path)
     retriever.sync(CHUNKS)
     assert (len(encoder.encoded), encoder.calls) == (3, 1)
-    assert retriever.sync(CHUNKS) == Synced(0, 0, 3)
+    assert retriever.sync(CHUNKS) == SyncResult(0, 0, 3)
     assert encoder.calls == 1
     closed = CHUNKS[0].model_copy(update={"entitlements": ("staff",)})
-    assert retriever.sync([closed, *CHUNKS[1:], chunk("c#1", "rate")], {"b": "loans"}) == Synced(3, 0, 4)
+    assert retriever.sync([closed, *CHUNKS[1:], chunk("c#1", "rate")], {"b": "loans"}) == SyncResult(3, 0, 4)
     assert encoder.encoded[3:] == ["rate"]
     assert found(retriever, "fee") == ["a#2", "c#1"]
     assert found(retriever, "fee", "staff", where={"product": "loans"}) == ["b#1"]
     # Another process, the same folder: everything is told to its index, nothing is encoded again.
     again, encoder = new(tmp_path)
-    assert again.sync([closed, *CHUNKS[1:]]) == Synced(3, 0, 3)
+    assert again.sync([closed, *CHUNKS[1:]]) == SyncResult(3, 0, 3)
     assert encoder.calls == 0
 
 
@@ -94,7 +94,7 @@ class Picky(FaissIndex):
 
     def upsert(self, entries: Sequence[IndexEntry], vectors: Vectors) -> None:
         if any("\0" in (entry.product or "") for entry in entries):
-            raise EntryRefused(Code.INVALID_ROW, "no NUL")
+            raise EntryRejected(Code.INVALID_ROW, "no NUL")
         super().upsert(entries, vectors)
 
 
@@ -142,13 +142,13 @@ def test_a_shared_index_forgets_what_is_removed_and_what_fewer_may_read(
             with closing(open_index(url, encoder)) as index:
                 return found(Retriever(index, Embeddings(encoder)), "fee")
 
-        assert sync_index(CHUNKS, {"a": "cards"}, settings) == Synced(3, 0, 3)
+        assert sync_index(CHUNKS, {"a": "cards"}, settings) == SyncResult(3, 0, 3)
         assert asked() == ["a#1", "a#2"]
         closed = CHUNKS[0].model_copy(update={"entitlements": ("staff",)})
-        assert sync_index([closed, *CHUNKS[1:]], {"a": "cards"}, settings) == Synced(1, 0, 3)
+        assert sync_index([closed, *CHUNKS[1:]], {"a": "cards"}, settings) == SyncResult(1, 0, 3)
         assert asked() == ["a#2"]
         dead = [one.model_copy(update={"removed_at": DEAD.removed_at}) for one in CHUNKS]
-        assert sync_index(dead, {}, settings) == Synced(0, 3, 0)
+        assert sync_index(dead, {}, settings) == SyncResult(0, 3, 0)
         assert asked() == []
 
 

@@ -13,15 +13,15 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from abstain.config.params import Architecture, ProbeParams
-from abstain.learning.estimators.probe_registry import ZOO
+from abstain.learning.estimators.probe_registry import PROBES
 from abstain.learning.estimators.probes.base import Probe
 from abstain.learning.estimators.training_rows import TrainingRows
 
 D = 16
-EVERY_KIND: tuple[Architecture, ...] = tuple({entry.kind: name for name, entry in reversed(ZOO.items())}.values())
+EVERY_KIND: tuple[Architecture, ...] = tuple({entry.kind: name for name, entry in reversed(PROBES.items())}.values())
 """One architecture of every class of probes: those of one class differ in their parameters alone."""
 PARAMS = ProbeParams(
-    zoo=tuple(ZOO),
+    zoo=tuple(PROBES),
     export="best",
     folds=4,
     seed=7,
@@ -46,7 +46,7 @@ def probe_of(architecture: Architecture, seed: int = 0, dropout: float = 0.3) ->
     """Random weights, large enough for confidences far from a half, and the mean and deviation of `ragged`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        probe = ZOO[architecture].kind.of(D, PARAMS.model_copy(update={"dropout": dropout}))
+        probe = PROBES[architecture].kind.of(D, PARAMS.model_copy(update={"dropout": dropout}))
         states = [5 + 3 * torch.randn(40, D)]
         probe.prepare(TrainingRows(states, torch.ones(1, dtype=torch.int64), torch.ones(1)))
         with torch.no_grad():

@@ -15,7 +15,7 @@ from abstain.core.labels import Labels
 from abstain.learning.estimators import cross_validation
 from abstain.learning.estimators import training_rows as rows_module
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
-from abstain.learning.estimators.probe_registry import ZOO
+from abstain.learning.estimators.probe_registry import PROBES
 from abstain.learning.estimators.probes.base import Probe, predict, predict_confidence
 from abstain.learning.estimators.probes.descent import probe_loss
 from abstain.learning.estimators.training_rows import TrainingRows
@@ -109,7 +109,9 @@ def test_what_identifies_groups_does_not_help_out_of_fold(architecture: Architec
     train = TrainingRows(
         [names[g] + 0.01 * torch.randn(2, D, generator=generator) for g in group], group % 2, torch.ones(120)
     )
-    *_, last = (step.probe for step in ZOO[architecture].kind.path(train, QUICK.model_copy(update={"max_epochs": 15})))
+    *_, last = (
+        step.probe for step in PROBES[architecture].kind.path(train, QUICK.model_copy(update={"max_epochs": 15}))
+    )
     correct = train.correct.numpy()
     assert auroc(correct, predict_confidence(last, train.states).numpy()) > 0.95
     fitted = fit_probe(architecture, train, group.numpy().astype(str), QUICK)
@@ -123,7 +125,7 @@ def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(archi
     train, groups = planted(90, 1), groups_of(90)
     train.weight[::2] = 0.4
     fitted = fit_probe(architecture, train, groups, FEW)
-    history, entry = fitted.history, ZOO[architecture]
+    history, entry = fitted.history, PROBES[architecture]
     params = entry.params(FEW)
     fold = torch.from_numpy(
         Labels(train.correct.numpy(), train.weight.numpy(), groups).folds(params.folds, params.seed)
@@ -225,7 +227,7 @@ def test_one_class_is_an_error_with_a_remedy(correct: list[int], weight: list[fl
 def test_states_that_are_no_numbers_are_an_error_with_a_remedy() -> None:
     train = planted(40, 1)
     train.states[7][0, 0] = float("nan")
-    for architecture in ZOO:
+    for architecture in PROBES:
         with pytest.raises(AbstainError, match="set ABSTAIN_DTYPE=float32"):
             fit_probe(architecture, train, groups_of(40), FEW)
 

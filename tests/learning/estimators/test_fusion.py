@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
-from abstain.learning.estimators.fusion import STRENGTHS, Fusion, fit_fusion
+from abstain.learning.estimators.fusion import REGULARIZATION_STRENGTHS, Fusion, fit_fusion
 
 
 def table(rows: int = 600, seed: int = 0) -> tuple[pd.DataFrame, Labels]:
@@ -53,7 +53,7 @@ def test_its_regularisation_is_chosen_by_groups_that_it_was_not_fitted_to() -> N
     groups = np.repeat(np.arange(30), 10)
     scores = pd.DataFrame(generator.random((30, 25))[groups], columns=[f"s{n}" for n in range(25)])
     labels = Labels((np.arange(30) % 2)[groups], np.ones(300), groups)
-    assert fit_fusion(scores, labels).fusion.strength == STRENGTHS[0]
+    assert fit_fusion(scores, labels).fusion.strength == REGULARIZATION_STRENGTHS[0]
 
 
 @pytest.mark.parametrize("weights", [np.ones(600), np.random.default_rng(5).random(600)])
@@ -139,10 +139,10 @@ def test_its_own_confidences_of_training_answers_are_out_of_fold() -> None:
 def test_scores_without_a_weight_can_be_left_out() -> None:
     scores, labels = table()
     fusion = fit_fusion(scores.assign(opposite=1 - scores["one"]), labels).fusion
-    used = fusion.without_unused()
+    used = fusion.drop_unused()
     assert fusion.coefficients["opposite"] == 0 and set(used.names) == set(fusion.names) - {
         name for name, weight in fusion.coefficients.items() if not weight
     }
     assert used.score(scores) == pytest.approx(fusion.score(scores.assign(opposite=0.3)), abs=1e-12)
     nothing = Fusion(("one",), (0.0,), (1.0,), (0.0,), (0.0,), intercept=0.5, strength=1.0)
-    assert nothing.without_unused() == nothing
+    assert nothing.drop_unused() == nothing

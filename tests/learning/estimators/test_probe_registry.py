@@ -10,24 +10,24 @@ from safetensors.torch import save_file
 
 from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.probe_registry import ZOO, load_probe, save_probe
+from abstain.learning.estimators.probe_registry import PROBES, load_probe, save_probe
 from abstain.learning.estimators.probes.base import predict
 from tests.learning.estimators.builders import EVERY_KIND, PARAMS, D, probe_of, ragged
 
 
 def test_every_architecture_that_can_be_asked_for_is_there() -> None:
-    assert set(ZOO) == set(get_args(Architecture))
+    assert set(PROBES) == set(get_args(Architecture))
 
 
 def test_the_papers_uncalibrated_row_is_the_lstm_without_its_term() -> None:
-    assert ZOO["lstm_no_huber"].kind is ZOO["lstm"].kind
-    assert ZOO["lstm_no_huber"].params(PARAMS) == PARAMS.model_copy(update={"huber_lambda": 0.0})
-    assert ZOO["lstm"].params(PARAMS) == PARAMS
+    assert PROBES["lstm_no_huber"].kind is PROBES["lstm"].kind
+    assert PROBES["lstm_no_huber"].params(PARAMS) == PARAMS.model_copy(update={"huber_lambda": 0.0})
+    assert PROBES["lstm"].params(PARAMS) == PARAMS
 
 
-@pytest.mark.parametrize("architecture", [name for name in ZOO if name != "linear"])
+@pytest.mark.parametrize("architecture", [name for name in PROBES if name != "linear"])
 def test_the_description_says_how_a_probe_is_trained(architecture: Architecture) -> None:
-    description = ZOO[architecture].description(PARAMS)
+    description = PROBES[architecture].description(PARAMS)
     assert description.endswith(f"dropout {PARAMS.dropout:g}, seed {PARAMS.seed}")
     assert (f"{PARAMS.huber_lambda:g} x Huber" in description) == (architecture != "lstm_no_huber")
 

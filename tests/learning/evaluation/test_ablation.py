@@ -12,27 +12,27 @@ from torch import Tensor
 from abstain.data.store import splits
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
-from abstain.learning.estimators.training_rows import labelled_rows
+from abstain.learning.estimators.training_rows import make_training_rows
 from abstain.learning.evaluation.ablation import (
-    Take,
+    ReadStates,
     auroc_with_interval,
-    left_out_rows,
+    evaluate_left_out_products,
+    evaluate_site,
     out_of_fold_aurocs,
-    site_row,
 )
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.learning.thresholds.selection import tune_threshold
 from tests.checkout import shipped_params
 
 PARAMS = shipped_params()
 THRESHOLD = PARAMS.threshold.model_copy(update={"metric": "precision", "target": 0.7, "min_shown": 5})
-RESAMPLES = Resamples(100, 1)
+RESAMPLES = BootstrapConfig(100, 1)
 ROWS, D = 360, 5
 SPLITS = ("train", "train", "validation", "holdout", "holdout", "newest")
 
 
-def data_set(seed: int = 0) -> tuple[pd.DataFrame, Take]:
+def data_set(seed: int = 0) -> tuple[pd.DataFrame, ReadStates]:
     """Answers of sixty groups, of which wrong ones were reviewed more often; their states know something of it.
 
     Three products: what is right of `odd` ones stands in a place of its own.
@@ -83,11 +83,11 @@ def weights(rows: pd.DataFrame) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def row() -> dict[str, object]:
-    return site_row(FRAME, TAKE, "linear", PARAMS.probe, THRESHOLD, RESAMPLES, ROUGE)
+    return evaluate_site(FRAME, TAKE, "linear", PARAMS.probe, THRESHOLD, RESAMPLES, ROUGE)
 
 
 def fit(train: pd.DataFrame) -> FittedProbe:
-    return fit_probe("linear", labelled_rows(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
+    return fit_probe("linear", make_training_rows(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_labels_of_other_splits_than_train_reach_no_probe_and_a_target_out_of_re
 ) -> None:
     turned = FRAME.assign(correct=FRAME["correct"].where(FRAME["split"] == "train", 1 - FRAME["correct"]))
     unreachable = THRESHOLD.model_copy(update={"target": 0.999, "min_shown": 40})
-    found = site_row(turned, TAKE, "linear", PARAMS.probe, unreachable, RESAMPLES, ROUGE)
+    found = evaluate_site(turned, TAKE, "linear", PARAMS.probe, unreachable, RESAMPLES, ROUGE)
     assert found["out_of_fold"] == row["out_of_fold"]
     # Nearly all of what the probe knows is now wrong.
     assert isinstance(row["auroc"], float) and found["auroc"] < 0.4 < 0.6 < row["auroc"]
@@ -153,13 +153,13 @@ def test_labels_of_other_splits_than_train_reach_no_probe_and_a_target_out_of_re
 def test_reviews_that_chose_themselves_judge_no_place_where_enough_were_drawn(
     row: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(splits, "MIN_DRAWN", 20)
+    monkeypatch.setattr(splits, "MIN_SAMPLED", 20)
     judged = FRAME["split"].isin(["validation", "holdout"]) & (np.arange(ROWS) % 12 > 5)
     noisy = FRAME.assign(drawn=~judged, correct=FRAME["correct"].where(~judged, 1 - FRAME["correct"]))
     without = FRAME[~judged]
     places = FRAME.index.get_indexer(without.index)
     arguments = TAKE, "linear", PARAMS.probe, THRESHOLD, RESAMPLES
-    assert site_row(noisy, *arguments, ROUGE) == site_row(without, *arguments, ROUGE[places])
+    assert evaluate_site(noisy, *arguments, ROUGE) == evaluate_site(without, *arguments, ROUGE[places])
 
 
 def test_the_interval_is_of_groups_and_reaches_over_the_figure() -> None:
@@ -173,7 +173,7 @@ def test_the_interval_is_of_groups_and_reaches_over_the_figure() -> None:
 
 
 def left_out(frame: pd.DataFrame, confidence: pd.Series, min_rows: int = 15) -> dict[str, dict[str, object]]:
-    rows = left_out_rows(frame, TAKE, "linear", PARAMS.probe, RESAMPLES, min_rows, confidence)
+    rows = evaluate_left_out_products(frame, TAKE, "linear", PARAMS.probe, RESAMPLES, min_rows, confidence)
     names = [str(row.pop("product")) for row in rows]
     assert names == sorted(set(names))
     return dict(zip(names, rows, strict=True))

@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 
 from abstain.learning.evaluation.audits import answers_shuffled, context_removed
-from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.metrics.bootstrap import BootstrapConfig
 from tests.learning.evaluation.builders import grouped
 
 CORRECT = np.array([1, 1, 0, 0])
 EVEN, GROUPS = np.ones(4), np.arange(4)
-RESAMPLES = Resamples(200, 0)
+RESAMPLES = BootstrapConfig(200, 0)
 
 
 def test_a_scorer_that_needs_the_context_is_told_from_one_that_does_not() -> None:

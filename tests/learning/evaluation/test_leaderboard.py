@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from abstain.core.errors import AbstainError
 from abstain.learning.evaluation.leaderboard import CALIBRATION, RANKING, leaderboard
 from abstain.learning.metrics import bootstrap as bootstrap_module
-from abstain.learning.metrics.bootstrap import Resamples, bootstrap, paired
+from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, paired
 from tests.conftest import ROOT
 from tests.learning.evaluation.builders import grouped
 
@@ -34,7 +34,7 @@ def board(**changed: Any) -> pd.DataFrame:
         "calibrated": PROBABILITIES,
         "groups": GROUPS,
         "weight": None,
-        "resamples": Resamples(100, 1),
+        "resamples": BootstrapConfig(100, 1),
         "champion": "blind",
     }
     return leaderboard(**(arguments | changed)).set_index("scorer")
@@ -136,9 +136,9 @@ def test_the_judged_systems_own_confidence_on_real_verdicts() -> None:
         frame = pd.DataFrame(json.loads(line) for line in lines)
     frame = frame[(frame["study"] == "long-term") & ~frame["model_answer"].str.startswith("[Unanswerable")]
     correct, scores = (frame["user_feedback"] == "Correct").to_numpy(int), frame[["log_prob", "class_log_prob"]]
-    found = leaderboard(correct, scores, {}, frame["title"].to_numpy(), None, Resamples(300, 0), "log_prob").set_index(
-        "scorer"
-    )
+    found = leaderboard(
+        correct, scores, {}, frame["title"].to_numpy(), None, BootstrapConfig(300, 0), "log_prob"
+    ).set_index("scorer")
     for name in scores:
         assert found.loc[name, "auroc"] == pytest.approx(roc_auc_score(correct, scores[name]))
         assert 0.6 < found.loc[name, "auroc_low"] < found.loc[name, "auroc_high"] < 0.8
@@ -157,7 +157,7 @@ def test_leaderboard_of_many_draws_computes_them_together(monkeypatch: pytest.Mo
             counted = lambda *given, name=name, metric=metric: calls.update([name]) or metric(*given)  # noqa: E731
             monkeypatch.setitem(metrics, name, counted)
     scores = {f"s{n}": SHARP + 0.01 * n for n in range(25)}
-    found = board(scores=scores, calibrated={}, resamples=Resamples(1000, 1), champion="s3")
+    found = board(scores=scores, calibrated={}, resamples=BootstrapConfig(1000, 1), champion="s3")
     assert len(found) == 25
     chunks = math.ceil(1000 / (bootstrap_module.CELLS // 200))
     assert calls == dict.fromkeys((*RANKING, *CALIBRATION), 25 * (chunks + 1))  # and once for the figure itself

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.learning.evaluation.reviewed_split import ReviewedSplit, calibrate, calibration_rows
+from abstain.learning.evaluation.reviewed_split import ReviewedSplit, calibrate, compare_calibrators
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.learning.metrics.calibration import Method, fit_calibrator
 
 
@@ -47,7 +47,7 @@ def test_too_few_answers_of_a_class_calibrate_nothing() -> None:
 
 def test_every_method_is_measured_on_the_hold_out() -> None:
     validation, holdout = judged(800, 0), judged(800, 1)
-    rows = calibration_rows(validation, holdout, "sure", ["sure"], Resamples(200, 1))
+    rows = compare_calibrators(validation, holdout, "sure", ["sure"], BootstrapConfig(200, 1))
     by_method = {row["method"]: row for row in rows}
     assert list(by_method) == ["none", "temperature", "isotonic", "venn_abers", "none, sure"]
     assert by_method["none"]["brier"] == pytest.approx(
@@ -64,7 +64,7 @@ def test_what_is_measured_on_the_hold_out_was_fitted_without_it(method: Method) 
     validation, holdout = judged(800, 0), judged(300, 1, wrong_share=0.7)
     fitted = fit_calibrator(method, validation.raw("sure"), validation.correct, validation.weight)
     expected = metrics.brier(holdout.correct, fitted.apply(holdout.raw("sure")), holdout.weight)
-    found = {row["method"]: row for row in calibration_rows(validation, holdout, "sure", [], Resamples(2, 1))}
+    found = {row["method"]: row for row in compare_calibrators(validation, holdout, "sure", [], BootstrapConfig(2, 1))}
     assert found[method]["brier"] == pytest.approx(expected)
 
 
@@ -85,7 +85,7 @@ def test_answers_that_count_keep_their_scores() -> None:
 
 def test_what_is_shown_has_an_interval_around_its_precision_and_error_rate() -> None:
     part = judged(400, 2)
-    bounds = part.shown("sure", 0.5, Resamples(200, 1))
+    bounds = part.shown("sure", 0.5, BootstrapConfig(200, 1))
     shown = part.raw("sure") >= 0.5
     precision = metrics.mean(part.correct[shown], part.weight[shown])
     assert bounds["precision_low"] < precision < bounds["precision_high"]
@@ -96,6 +96,6 @@ def test_what_is_shown_has_an_interval_around_its_precision_and_error_rate() -> 
 def test_where_all_that_is_shown_is_right_there_is_no_interval() -> None:
     part = judged(400, 2)
     best = part.raw("sure")[part.correct == 1].max()
-    found = part.shown("sure", best, Resamples(200, 1))
+    found = part.shown("sure", best, BootstrapConfig(200, 1))
     assert found["shown"] == 1 == found["shown_n_eff"]
     assert all(np.isnan(value) for name, value in found.items() if name.endswith(("_low", "_high")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from abstain.learning.evaluation.scorer_choice import cheapest_of_the_best
+from abstain.learning.evaluation.scorer_choice import choose_cheapest_of_best
 from abstain.learning.metrics.bootstrap import Estimate
 
 
@@ -24,12 +24,12 @@ def estimate(value: float, *noise: float) -> Estimate:
     ],
 )
 def test_the_shallower_layer_wins_within_a_standard_error(aurocs: dict[int, Estimate], chosen: int) -> None:
-    assert cheapest_of_the_best(aurocs, {layer: layer for layer in aurocs}) == chosen
+    assert choose_cheapest_of_best(aurocs, {layer: layer for layer in aurocs}) == chosen
 
 
 def test_of_two_sites_of_one_layer_the_better_one_wins() -> None:
     aurocs = {"mlp": estimate(0.80, 0.05, -0.05), "residual": estimate(0.81, 0, 0)}
-    assert cheapest_of_the_best(aurocs, {"mlp": 3, "residual": 3}) == "residual"
+    assert choose_cheapest_of_best(aurocs, {"mlp": 3, "residual": 3}) == "residual"
 
 
 COSTS = {"writer": 0.0, "probe": 50.0, "log_prob": 80.0, "fusion": 200.0}
@@ -55,10 +55,10 @@ def test_what_is_in_use_stays_unless_another_gains_more_than_the_error(in_use: l
         "log_prob": estimate(0.835, -0.02, 0.02),
         "fusion": estimate(0.85, 0, 0),
     }
-    assert cheapest_of_the_best(found, COSTS, in_use) == chosen
+    assert choose_cheapest_of_best(found, COSTS, in_use) == chosen
 
 
 def test_with_an_error_that_is_not_known_what_is_in_use_stays() -> None:
     found = {"probe": estimate(0.8, np.nan), "fusion": estimate(0.9, np.nan)}
-    assert cheapest_of_the_best(found, COSTS, ["probe"]) == "probe"
-    assert cheapest_of_the_best(found, COSTS) == "fusion"
+    assert choose_cheapest_of_best(found, COSTS, ["probe"]) == "probe"
+    assert choose_cheapest_of_best(found, COSTS) == "fusion"

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.learning.evaluation.selective_prediction import at_threshold, threshold_table
+from abstain.learning.evaluation.selective_prediction import evaluate_at_threshold, threshold_table
 from abstain.learning.metrics import weighted_metrics as metrics
 from tests.learning.evaluation.builders import grouped
 
@@ -29,15 +29,15 @@ def test_rouge_of_shown_and_withheld_answers_by_hand() -> None:
     """Four of five answers have an ideal one; weighted: the shown ones 0.8 (3) and 0.4 (1), the withheld 0.2 (1), 0.6 (3)."""
     correct, confidence = np.array([1, 1, 1, 0, 0]), np.array([0.9, 0.8, 0.7, 0.3, 0.2])
     rouge, weight = np.array([0.8, 0.4, NAN, 0.2, 0.6]), np.array([3.0, 1, 1, 1, 3])
-    found = at_threshold(correct, confidence, 0.5, weight, rouge)
+    found = evaluate_at_threshold(correct, confidence, 0.5, weight, rouge)
     assert (found["rouge_shown"], found["rouge_shown_answers"]) == (pytest.approx(0.7), 2)
     assert (found["rouge_withheld"], found["rouge_withheld_answers"]) == (pytest.approx(0.5), 2)
-    assert at_threshold(correct, confidence, 0.5, None, rouge)["rouge_shown"] == pytest.approx(0.6)
+    assert evaluate_at_threshold(correct, confidence, 0.5, None, rouge)["rouge_shown"] == pytest.approx(0.6)
     table = threshold_table(correct, confidence, {}, weight, rouge).set_index("threshold")
     assert np.isnan(table.loc[0.0, "rouge_withheld"]) and table.loc[0.0, "rouge_withheld_answers"] == 0
     assert table.loc[0.0, "rouge_shown_answers"] == 4
     assert (table["rouge_shown_answers"] + table["rouge_withheld_answers"] == 4).all()
-    none = at_threshold(correct, confidence, 0.5, weight, np.full(5, NAN))
+    none = evaluate_at_threshold(correct, confidence, 0.5, weight, np.full(5, NAN))
     assert np.isnan([none["rouge_shown"], none["rouge_withheld"]]).all()
     assert none["rouge_shown_answers"] == none["rouge_withheld_answers"] == 0
 

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.learning.evaluation.slices import KIND, Scored, auroc_by_slice, slice_table, strata
+from abstain.learning.evaluation.slices import KIND, Scored, auroc_by_slice, build_slice_table, strata
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Resamples, bootstrap
+from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap
 from tests.learning.evaluation.builders import grouped
 
 CORRECT, CONFIDENCE, GROUPS = grouped(400, 60, 0)
@@ -20,7 +20,7 @@ PRODUCT = pd.DataFrame({"product": pd.Categorical(np.array(["gold", "blue"])[np.
 
 
 def table(scored: Scored = SCORED, by: pd.DataFrame = PRODUCT, min_rows: int = 20) -> pd.DataFrame:
-    return slice_table(scored, by, Resamples(100, 3), min_rows).set_index("slice")
+    return build_slice_table(scored, by, BootstrapConfig(100, 3), min_rows).set_index("slice")
 
 
 def test_every_figure_is_that_of_the_slices_own_rows() -> None:
@@ -154,9 +154,9 @@ def test_every_scorer_is_measured_on_each_slice_that_is_large_enough() -> None:
     refusals, silent = np.arange(400) < 15, np.where(np.arange(400) % 5 == 0, np.nan, CONFIDENCE)
     kinds = strata([None] * 400, [None] * 400, np.zeros(400, int), np.full(400, 8), refusals)[KIND]
     scores = pd.DataFrame({"sure": CONFIDENCE, "silent": silent})
-    few, many = (auroc_by_slice(CORRECT, scores, GROUPS, WEIGHT, kinds, Resamples(100, 3), n)[1] for n in (20, 5))
+    few, many = (auroc_by_slice(CORRECT, scores, GROUPS, WEIGHT, kinds, BootstrapConfig(100, 3), n)[1] for n in (20, 5))
     assert few == {"slice": "refusals", "rows": 15, "n_eff": many["n_eff"], "scorers": {}}
-    answers = auroc_by_slice(CORRECT, scores, GROUPS, WEIGHT, kinds, Resamples(100, 3), 20)[0]
+    answers = auroc_by_slice(CORRECT, scores, GROUPS, WEIGHT, kinds, BootstrapConfig(100, 3), 20)[0]
     assert (answers["slice"], answers["rows"]) == ("answers", 385)
     for name in scores:
         own = answers["scorers"][name]
@@ -175,7 +175,7 @@ def test_all_strata_together_hold_every_row_once_each() -> None:
         generator.integers(3, 120, 400),
         NO_REFUSAL,
     )
-    found = slice_table(SCORED, by, Resamples(50, 0), 20)
+    found = build_slice_table(SCORED, by, BootstrapConfig(50, 0), 20)
     assert found.groupby("stratum", sort=False)["rows"].sum().tolist() == [400] * 4
     assert found.groupby("stratum", sort=False)["shown"].sum().tolist() == [SCORED.shown.sum()] * 4
     judged = found[found["auroc"].notna()]

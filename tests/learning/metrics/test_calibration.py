@@ -16,7 +16,13 @@ from scipy.stats import beta
 from sklearn.isotonic import IsotonicRegression
 
 from abstain.core.errors import AbstainError
-from abstain.learning.metrics.calibration import THINNING_SEED, Method, calibrator_from_dict, fit_calibrator, thin
+from abstain.learning.metrics.calibration import (
+    THINNING_SEED,
+    Method,
+    calibrator_from_dict,
+    fit_calibrator,
+    rejection_sample,
+)
 from abstain.learning.metrics.weighted_metrics import brier, ece, row_weights
 
 METHODS: tuple[Method, ...] = ("none", "temperature", "isotonic", "venn_abers")
@@ -53,7 +59,9 @@ def test_every_calibrator_keeps_the_order_and_is_the_same_after_json(
     try:
         calibrator = fit_calibrator(method, *sample)
     except AbstainError:
-        assert method == "venn_abers" and thin(sample[2], THINNING_SEED).sum() < len(sample[2])  # too few were left
+        assert method == "venn_abers" and rejection_sample(sample[2], THINNING_SEED).sum() < len(
+            sample[2]
+        )  # too few were left
         return
     calibrated = calibrator.apply(EVERYWHERE)
     assert ((calibrated >= 0) & (calibrated <= 1)).all()
@@ -229,8 +237,8 @@ def test_a_broken_record_is_refused(stored: dict[str, object]) -> None:
 
 
 def test_thinning_equal_weights_keeps_every_row_and_none_stays_none() -> None:
-    assert thin(np.full(50, 0.3), 0).all()
-    assert thin(np.array([]), 0).shape == (0,)
+    assert rejection_sample(np.full(50, 0.3), 0).all()
+    assert rejection_sample(np.array([]), 0).shape == (0,)
 
 
 def test_thinned_rows_are_an_even_sample() -> None:
@@ -238,7 +246,7 @@ def test_thinned_rows_are_an_even_sample() -> None:
     right = generator.random(50_000) < 0.7
     inclusion = np.where(right, 0.2, 0.9)
     reviewed = generator.random(50_000) < inclusion
-    kept = thin(row_weights(inclusion[reviewed]), 1)
+    kept = rejection_sample(row_weights(inclusion[reviewed]), 1)
     assert right[reviewed].mean() == pytest.approx(0.342, abs=0.01)
     assert right[reviewed][kept].mean() == pytest.approx(0.7, abs=0.015)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, roc_auc_score
 
 from abstain.core.errors import AbstainError
-from abstain.learning.metrics.bootstrap import Resamples
-from abstain.learning.metrics.correctness_metrics import estimation, figures, tune_t
+from abstain.learning.metrics.bootstrap import BootstrapConfig
+from abstain.learning.metrics.correctness_metrics import evaluate_estimates, figures, tune_t
 
 NAN = float("nan")
 score = st.integers(0, 20).map(lambda n: n / 20)
@@ -93,17 +93,17 @@ def test_a_score_of_exactly_t_is_correct_and_is_called_so() -> None:
 
 def test_a_row_of_the_table_has_every_figure_with_an_interval_around_it() -> None:
     true, predicted, groups = sample()
-    row = estimation(true, predicted, 0.7, groups, None, Resamples(300, 0), buffer=0.05)
+    row = evaluate_estimates(true, predicted, 0.7, groups, None, BootstrapConfig(300, 0), buffer=0.05)
     assert (row["threshold"], row["judged"], row["note"]) == (0.7, 300, None)
     names = list(figures(true, predicted, 0.7, 0.05))
     assert len(names) == 8
     for name in names:
         assert row[f"{name}_low"] < row[name] < row[f"{name}_high"]
     assert row["accuracy_buffered"] > row["accuracy"] > 0.7
-    assert row == estimation(true, predicted, 0.7, groups, None, Resamples(300, 0), buffer=0.05)
-    of_rows = estimation(true, predicted, 0.7, np.arange(300), None, Resamples(300, 0))
+    assert row == evaluate_estimates(true, predicted, 0.7, groups, None, BootstrapConfig(300, 0), buffer=0.05)
+    of_rows = evaluate_estimates(true, predicted, 0.7, np.arange(300), None, BootstrapConfig(300, 0))
     assert of_rows["auroc"] == row["auroc"] and of_rows["auroc_low"] != row["auroc_low"], "drawn by groups"
-    assert "withheld" not in estimation(true, predicted, 0.7, groups, None, Resamples(10, 0))
+    assert "withheld" not in evaluate_estimates(true, predicted, 0.7, groups, None, BootstrapConfig(10, 0))
 
 
 def test_answers_whose_true_score_is_unknown_count_nowhere() -> None:
@@ -111,7 +111,7 @@ def test_answers_whose_true_score_is_unknown_count_nowhere() -> None:
     unknown = np.arange(300) % 3 == 0
     some = values(np.where(unknown, NAN, true), predicted, 0.7, b=0.05)
     assert some == pytest.approx(values(true[~unknown], predicted[~unknown], 0.7, b=0.05))
-    row = estimation(np.where(unknown, NAN, true), predicted, 0.7, groups, None, Resamples(10, 0))
+    row = evaluate_estimates(np.where(unknown, NAN, true), predicted, 0.7, groups, None, BootstrapConfig(10, 0))
     assert row["judged"] == 200 and row["note"] is None
 
 
@@ -120,7 +120,7 @@ def test_a_prediction_that_is_missing_counts_as_nothing() -> None:
     found = values(true, predicted, 0.5)
     assert found["mse"] == pytest.approx((0.1**2 + 0.8**2) / 3)
     assert (found["accuracy"], found["auroc"]) == (pytest.approx(2 / 3), 0.5)
-    row = estimation(true, np.full(3, NAN), 0.5, np.arange(3), None, Resamples(10, 0), buffer=0.1)
+    row = evaluate_estimates(true, np.full(3, NAN), 0.5, np.arange(3), None, BootstrapConfig(10, 0), buffer=0.1)
     assert row["note"] == "no answer has a predicted score"
     assert all(math.isnan(row[name]) for name in ("mse", "auroc", "accuracy", "f1"))
 
@@ -135,7 +135,7 @@ def test_a_prediction_that_is_missing_counts_as_nothing() -> None:
 )
 def test_of_one_class_there_is_no_auroc_and_it_is_said(true: list[float], note: str) -> None:
     predicted = np.array([0.2, 0.8, 0.9])
-    row = estimation(np.array(true), predicted, 0.7, np.arange(3), None, Resamples(20, 0))
+    row = evaluate_estimates(np.array(true), predicted, 0.7, np.arange(3), None, BootstrapConfig(20, 0))
     assert row["note"] == note
     assert all(math.isnan(row[name]) for name in ("auroc", "auroc_low", "auroc_high"))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from abstain.learning.metrics.weighted_metrics import effective_sample_size
-from abstain.learning.thresholds.design_effect import GroupTotals, group_totals, intraclass_correlation
+from abstain.learning.thresholds.design_effect import GroupTotals, compute_group_totals, intraclass_correlation
 from benchmarks.guarantee import Population
 
 
@@ -15,7 +15,7 @@ def totals(
 ) -> GroupTotals:
     """At two thresholds, of which the second shows nothing."""
     rows = len(correct)
-    return group_totals(
+    return compute_group_totals(
         np.full(rows, 0.5),
         np.array(correct),
         np.ones(rows) if weight is None else np.array(weight),
@@ -63,11 +63,13 @@ def test_the_correlation_is_found_whatever_is_reviewed(liked_often: float) -> No
     rows = Population(0.6, 0.2, liked_often).draw(2000, 10, np.random.default_rng(3))
     assert rows.weight is not None and rows.groups is not None
     of = (rows.confidence, rows.correct, rows.weight)
-    found = group_totals(*of, rows.groups, np.array([0.0]), "precision")
+    found = compute_group_totals(*of, rows.groups, np.array([0.0]), "precision")
     (estimate,), (above,) = intraclass_correlation(found)
     assert estimate == pytest.approx(0.11, abs=0.02)
     assert estimate < above < estimate + 0.02
-    shuffled = group_totals(*of, np.random.default_rng(1).permutation(rows.groups), np.array([0.0]), "precision")
+    shuffled = compute_group_totals(
+        *of, np.random.default_rng(1).permutation(rows.groups), np.array([0.0]), "precision"
+    )
     assert intraclass_correlation(shuffled)[0][0] < 0.01
 
 

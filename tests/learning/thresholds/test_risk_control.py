@@ -20,7 +20,7 @@ from abstain.core.errors import AbstainError
 from abstain.learning.thresholds.risk_control import (
     MIN_GROUPS,
     ControlledThreshold,
-    NoControlledThreshold,
+    InfeasibleThreshold,
     ReviewedAnswers,
     control_risk,
     reviews_needed,
@@ -80,7 +80,7 @@ def test_few_documents_guarantee_nothing_and_say_so() -> None:
     generator = np.random.default_rng(1)
     tested, training = (Population(0.85).draw(documents, 30, generator) for documents in (8, 16))
     made = control_risk(tested, training, asked())
-    assert isinstance(made, NoControlledThreshold) and made.groups == 8
+    assert isinstance(made, InfeasibleThreshold) and made.groups == 8
     assert made.reviews_needed is not None and made.reviews_needed >= made.rows * MIN_GROUPS / 8
     assert (
         f"too few documents to tell how answers about one err together: review answers about at least {MIN_GROUPS}"
@@ -91,12 +91,12 @@ def test_few_documents_guarantee_nothing_and_say_so() -> None:
 def test_as_many_reviews_as_are_said_to_be_needed_make_a_guarantee_four_times_in_five() -> None:
     population, params = Population(0.75), asked(0.85)
 
-    def made(documents: int, sample: int) -> ControlledThreshold | NoControlledThreshold:
+    def made(documents: int, sample: int) -> ControlledThreshold | InfeasibleThreshold:
         generator = np.random.default_rng([23, sample])
         tested, training = (population.draw(number, 5, generator) for number in (documents, 2 * documents))
         return control_risk(tested, training, params)
 
-    refused = [found for sample in range(60) if isinstance(found := made(40, sample), NoControlledThreshold)]
+    refused = [found for sample in range(60) if isinstance(found := made(40, sample), InfeasibleThreshold)]
     needed = int(np.median([found.reviews_needed for found in refused if found.reviews_needed is not None]))
     assert len(refused) > 30 and needed > 200
     kept = sum(isinstance(made(needed // 5, 1000 + sample), ControlledThreshold) for sample in range(100))
@@ -182,7 +182,7 @@ def test_one_reviewer_who_judged_more_than_the_limit_leaves_no_guarantee_and_say
     kept = control_risk(judged_by(tested, *five), TRAINING, asked(0.9, max_reviewer_share=0.2), tested_share=0.5)
     assert isinstance(kept, ControlledThreshold)
     refused = control_risk(judged_by(tested, *five[:2]), TRAINING, asked(0.9, max_reviewer_share=0.2), tested_share=0.5)
-    assert isinstance(refused, NoControlledThreshold) and not refused.to_dict()["guaranteed"]
+    assert isinstance(refused, InfeasibleThreshold) and not refused.to_dict()["guaranteed"]
     assert (refused.reviews_needed, refused.more_reviews) == (250, 300)
     assert str(refused) == (
         "precision 0.9 is reached at confidence 0.9 with 100 reviewed answers; one reviewer of 2 judged 50% of it, 20% "
@@ -217,14 +217,14 @@ def test_too_few_reviews_say_how_many_are_needed() -> None:
     """38 + 19 of 40 + 20 right at the threshold tried first, which shows 40 of 100 + 20 of 50 answers."""
     tested, training = graded((0.9, 19, 1), (0.3, 10, 20)), graded((0.9, 38, 2), (0.3, 20, 40))
     made = control_risk(tested, training, asked(0.9))
-    assert isinstance(made, NoControlledThreshold) and made.more_reviews is not None
+    assert isinstance(made, InfeasibleThreshold) and made.more_reviews is not None
     assert made.reviews_needed == reviews_needed("precision", 0.9, 0.9, 0.95, 0.4) == 383
     assert str(made) == (
         "no threshold reaches precision 0.9 at confidence 0.9 with 50 reviewed answers; about 383 would be needed: "
         "bring about 333 more reviews, or lower threshold.target"
     )
     of_quarter = control_risk(tested, training, asked(0.9), tested_share=0.25)
-    assert isinstance(of_quarter, NoControlledThreshold) and of_quarter.more_reviews == 4 * made.more_reviews
+    assert isinstance(of_quarter, InfeasibleThreshold) and of_quarter.more_reviews == 4 * made.more_reviews
     assert (made.threshold, made.precision, made.coverage) == (0.9, pytest.approx(0.95), 0.4)
     assert made.to_dict()["guaranteed"] is False and json.dumps(made.to_dict())
 
@@ -233,7 +233,7 @@ def test_where_few_answers_exclude_nothing_at_least_as_many_are_named_as_the_bes
     """2 of 10 + 20 are incorrect and 5 % are tolerated: a truth of 1.2 % would show as many one time in twenty."""
     few = graded((0.9, 9, 1)), graded((0.9, 19, 1))
     made = control_risk(*few, asked(0.05, "error_rate"), tested_share=0.25)
-    assert isinstance(made, NoControlledThreshold) and made.at_least
+    assert isinstance(made, InfeasibleThreshold) and made.at_least
     best = beta.ppf(0.05, 2, 29)
     assert made.reviews_needed == reviews_needed("error_rate", 0.05, 0.9, best, 1.0)
     assert f"bring at least {made.more_reviews:,} more reviews" in str(made)
@@ -244,7 +244,7 @@ def test_where_few_answers_exclude_nothing_at_least_as_many_are_named_as_the_bes
 def test_a_probe_that_is_not_good_enough_needs_no_more_reviews_but_a_lower_guarantee() -> None:
     poor = graded((0.9, 32, 8), (0.3, 30, 30))
     made = control_risk(poor, poor, asked(0.95))
-    assert isinstance(made, NoControlledThreshold) and made.reviews_needed is None
+    assert isinstance(made, InfeasibleThreshold) and made.reviews_needed is None
     assert str(made) == (
         "no threshold reaches precision 0.95 at confidence 0.9 with 100 reviewed answers, and more of them will not "
         "help: within reach is 0.800 while showing 40% (threshold 0.900): lower threshold.target, or train a better probe"
@@ -345,9 +345,7 @@ def test_without_rows_there_is_nothing_to_say() -> None:
 def test_one_row_and_one_class_are_judged_without_a_figure_that_is_made_up(rows: ReviewedAnswers) -> None:
     for metric in ("precision", "error_rate"):
         made = control_risk(rows, rows, asked(0.02 if metric == "error_rate" else 0.9, metric))
-        assert isinstance(made, NoControlledThreshold)
+        assert isinstance(made, InfeasibleThreshold)
         assert made.precision == pytest.approx(rows.correct.mean())
         assert (made.reviews_needed is None) == (rows.correct.mean() == 0)
-    assert isinstance(
-        control_risk(graded((0.8, 200, 0)), rows, asked(0.9)), ControlledThreshold | NoControlledThreshold
-    )
+    assert isinstance(control_risk(graded((0.8, 200, 0)), rows, asked(0.9)), ControlledThreshold | InfeasibleThreshold)

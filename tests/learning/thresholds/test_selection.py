@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.learning.thresholds.selection import operating_point, tune_threshold
+from abstain.learning.thresholds.selection import compute_operating_point, tune_threshold
 
 # Steps of a tenth: ties are common. Every answer with the same confidence is shown or masked together.
 answers = st.lists(st.tuples(st.integers(0, 10).map(lambda n: n / 10), st.booleans()), min_size=1, max_size=40)
@@ -70,7 +70,7 @@ def test_an_error_rate_is_of_all_answers() -> None:
     )
     with pytest.raises(AbstainError, match=message):
         tune_threshold(*arrays(rows), asked(0.05, 2, "error_rate"))
-    assert operating_point(*arrays(rows), 0.95).error_rate == 0
+    assert compute_operating_point(*arrays(rows), 0.95).error_rate == 0
 
 
 def test_float32_confidences_keep_their_own_row_above_the_threshold() -> None:
@@ -104,19 +104,19 @@ def test_too_few_answers_say_how_many_are_needed(rows: list[tuple[float, bool]])
 
 
 def test_where_nothing_is_shown_precision_is_nan_and_the_rest_zero() -> None:
-    point = operating_point(np.array([0.2, 0.4]), np.array([1, 0]), 0.5)
+    point = compute_operating_point(np.array([0.2, 0.4]), np.array([1, 0]), 0.5)
     assert math.isnan(point.precision)
     assert (point.coverage, point.recall, point.shown) == (0, 0, 0)
 
 
 def test_where_nothing_is_right_recall_is_nan() -> None:
-    point = operating_point(np.array([0.2, 0.4]), np.array([0, 0]), 0.0)
+    point = compute_operating_point(np.array([0.2, 0.4]), np.array([0, 0]), 0.0)
     assert math.isnan(point.recall)
     assert point.precision == 0
 
 
 def test_an_answer_at_the_threshold_is_shown() -> None:
-    assert operating_point(np.array([0.5, 0.4]), np.array([1, 0]), 0.5).shown == 1
+    assert compute_operating_point(np.array([0.5, 0.4]), np.array([1, 0]), 0.5).shown == 1
 
 
 @given(
@@ -145,8 +145,8 @@ def test_equal_weights_change_nothing(rows: list[tuple[float, bool]], weight: fl
     confidence, right = arrays(rows)
     weights = row_weights(np.full(len(rows), 1 / max(weight, 1.0)))
     for threshold in np.unique(confidence):
-        assert str(operating_point(confidence, right, threshold, weights)) == str(
-            operating_point(confidence, right, threshold)
+        assert str(compute_operating_point(confidence, right, threshold, weights)) == str(
+            compute_operating_point(confidence, right, threshold)
         )
 
 

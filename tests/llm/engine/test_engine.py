@@ -15,9 +15,9 @@ from abstain.llm.engine import attention
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel, load, window_of
 from abstain.llm.engine.planner import RequestPlan
-from abstain.llm.engine.prompts import Pass, Segment, load_layout
+from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
 from abstain.llm.engine.requests import HiddenStates, Request, Site
-from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.tokenization import encode_prompt
 from tests.llm.builders import LAYERS, WINDOW, plain_forward, shared_model, tiny_model, tiny_pass, tiny_passes
 from tests.tolerance import tolerance
 
@@ -36,20 +36,20 @@ def blocks_of(loaded: LoadedModel) -> torch.nn.ModuleList:
     return getattr(base, "h", None) or getattr(base, "layers", None) or base.decoder.layers
 
 
-def length(loaded: LoadedModel, pass_: Pass) -> int:
-    return len(encode_pass(loaded.tokenizer, pass_).ids)
+def length(loaded: LoadedModel, pass_: PromptSegments) -> int:
+    return len(encode_prompt(loaded.tokenizer, pass_).ids)
 
 
-def reference(loaded: LoadedModel, pass_: Pass, layers: tuple[int, ...]) -> Tensor:
+def reference(loaded: LoadedModel, pass_: PromptSegments, layers: tuple[int, ...]) -> Tensor:
     """Answer and EOS states by a plain forward: (layers, L + 1, d)."""
-    encoded = encode_pass(loaded.tokenizer, pass_)
+    encoded = encode_prompt(loaded.tokenizer, pass_)
     _, states = plain_forward(loaded, encoded.ids)
     return torch.stack([states[layer][encoded.spans["answer"][0] :] for layer in layers])
 
 
-def feed_forward_reference(loaded: LoadedModel, pass_: Pass, layers: tuple[int, ...]) -> Tensor:
+def feed_forward_reference(loaded: LoadedModel, pass_: PromptSegments, layers: tuple[int, ...]) -> Tensor:
     """The same, of the output of the blocks' feed-forward parts, seen by hooks of our own."""
-    encoded = encode_pass(loaded.tokenizer, pass_)
+    encoded = encode_prompt(loaded.tokenizer, pass_)
     seen: dict[int, Tensor] = {}
     with ExitStack() as hooks:
         for layer in layers:
@@ -60,7 +60,9 @@ def feed_forward_reference(loaded: LoadedModel, pass_: Pass, layers: tuple[int, 
     return torch.stack([seen[layer][0, encoded.spans["answer"][0] :] for layer in layers])
 
 
-def run(engine: Engine, passes: Mapping[str, Pass], layers: tuple[int, ...], site: Site = "residual") -> dict[str, Any]:
+def run(
+    engine: Engine, passes: Mapping[str, PromptSegments], layers: tuple[int, ...], site: Site = "residual"
+) -> dict[str, Any]:
     """The states of every layer and pass, by "layer pass", all requested at once."""
     requests = {
         f"{layer} {key}": Request(pass_, HiddenStates(layer, site), f"interaction {key}")
@@ -72,7 +74,7 @@ def run(engine: Engine, passes: Mapping[str, Pass], layers: tuple[int, ...], sit
 
 def states_of(
     loaded: LoadedModel,
-    passes: Mapping[str, Pass],
+    passes: Mapping[str, PromptSegments],
     layers: tuple[int, ...],
     site: Site = "residual",
     tokens: int = 4096,
@@ -147,7 +149,7 @@ def test_the_mlp_site_is_the_output_of_the_feed_forward_part(family: str) -> Non
 
 
 def test_other_segments_can_be_asked_for(llama: LoadedModel) -> None:
-    encoded = encode_pass(llama.tokenizer, tiny_pass())
+    encoded = encode_prompt(llama.tokenizer, tiny_pass())
     request = Request(tiny_pass(), HiddenStates(2, segments=("question", "turn")), "a")
     ((_, states),) = Engine(llama, 4096).run({"a": request})
     expected = plain_forward(llama, encoded.ids)[1][2][slice(*encoded.span("question", "turn"))]
@@ -201,7 +203,7 @@ def test_the_tokens_of_a_shared_prefix_are_run_once(llama: LoadedModel) -> None:
     contexts = ["The fee is 9 EUR. " * 4, "Cards come by post. " * 4]
     asked = [(f"What about {n}?", context, f"It is {n}.") for context in contexts for n in range(5)]
     passes = {f"{n}": tiny_pass(answer, context, question) for n, (question, context, answer) in enumerate(asked)}
-    encoded = {key: encode_pass(llama.tokenizer, pass_) for key, pass_ in passes.items()}
+    encoded = {key: encode_prompt(llama.tokenizer, pass_) for key, pass_ in passes.items()}
     engine = Engine(llama, 10_000)
     found = run(engine, passes, (2,))
     for key, pass_ in passes.items():
@@ -231,7 +233,7 @@ def test_equal_passes_and_passes_that_go_on_from_others_cost_nothing(llama: Load
 
 
 def test_a_shallow_ask_does_not_go_deep_unless_that_saves_more(llama: LoadedModel) -> None:
-    def work(packed: bool, **asked: tuple[Pass, int]) -> Counter[int]:
+    def work(packed: bool, **asked: tuple[PromptSegments, int]) -> Counter[int]:
         engine = Engine(llama, 10_000, packed)
         list(engine.run({key: Request(pass_, HiddenStates(layer), key) for key, (pass_, layer) in asked.items()}))
         return engine.work.layer_tokens
@@ -383,7 +385,7 @@ REAL = {
 REAL_LAYERS = (1, 16, 30)
 
 
-def real_passes() -> dict[str, Pass]:
+def real_passes() -> dict[str, PromptSegments]:
     layout = load_layout("rag-chatml-v1")
     return {key: layout.render(*texts) for key, texts in REAL.items()}
 

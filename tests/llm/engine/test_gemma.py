@@ -11,10 +11,10 @@ from torch import Tensor
 
 from abstain.config.settings import Settings
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import LoadedModel, load, load_tokenizer, read_depth, read_window, resolve
+from abstain.llm.engine.loading import LoadedModel, load, load_tokenizer, read_context_length, read_layer_count, resolve
 from abstain.llm.engine.prompts import Segment, load_layout
 from abstain.llm.engine.requests import NLL, Generate, Request
-from abstain.llm.engine.tokenization import encode_pass, first_tokens
+from abstain.llm.engine.tokenization import encode_prompt, get_bos_tokens
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,12 +48,12 @@ def by_hugging_face(loaded: LoadedModel, ids: list[int], last: int) -> Tensor:
 
 
 def test_it_reads_english_and_needs_its_bos(gemma: LoadedModel, real_settings: Settings) -> None:
-    (bos,) = first_tokens(gemma.tokenizer)
-    ids = encode_pass(gemma.tokenizer, (Segment("text", PARAGRAPH),)).ids
+    (bos,) = get_bos_tokens(gemma.tokenizer)
+    ids = encode_prompt(gemma.tokenizer, (Segment("text", PARAGRAPH),)).ids
     without, with_it = (by_hugging_face(gemma, [*first, *ids], len(ids) - 1).mean() for first in ([], [bos]))
     assert with_it < 3.0
     assert without > with_it + 1.5
-    assert (read_depth(gemma.ref), read_window(gemma.ref)) == (18, 32768)
+    assert (read_layer_count(gemma.ref), read_context_length(gemma.ref)) == (18, 32768)
     assert resolve("gemma3-270m", real_settings) == gemma.ref
 
 
@@ -74,7 +74,7 @@ def test_packed_passes_have_the_nll_of_a_plain_forward(gemma: LoadedModel) -> No
     exact = load(gemma.ref, torch.device("cpu"), torch.float32)
     passes = [(Segment("bos"), Segment("before", before), Segment("text", PARAGRAPH)) for before in ("", LONG)]
     requests = {str(at): Request(pass_, NLL(("text",)), f"pass {at}") for at, pass_ in enumerate(passes)}
-    encoded = [encode_pass(gemma.tokenizer, pass_) for pass_ in passes]
+    encoded = [encode_prompt(gemma.tokenizer, pass_) for pass_ in passes]
     assert encoded[0].spans["text"][0] == 1 < gemma.model.config.sliding_window < encoded[1].spans["text"][0]
     for loaded, tolerance in ((exact, 1e-3), (gemma, 0.1)):  # a plain forward in bfloat16 is 0.03 off, too
         engine = Engine(loaded, 256)
@@ -97,7 +97,7 @@ def test_it_answers_and_a_blank_line_ends_the_answer(gemma: LoadedModel) -> None
         assert isinstance(answers, list)
         (generated,) = answers
         assert not generated.ended  # it was never taught to say EOS
-        answer = layout.answer_in(generated.text)
+        answer = layout.extract_answer(generated.text)
         assert questions[question] in answer
         assert len(answer) < len(generated.text)
 
@@ -113,6 +113,6 @@ def test_it_answers_and_a_blank_line_ends_the_answer(gemma: LoadedModel) -> None
 )
 def test_its_tokenizer_writes_back_what_it_read(text: str, gemma: LoadedModel) -> None:
     tokenizer: Any = load_tokenizer(gemma.ref)
-    ids = encode_pass(tokenizer, (Segment("text", text),)).ids
+    ids = encode_prompt(tokenizer, (Segment("text", text),)).ids
     assert tokenizer.decode(ids) == text
     assert not {*ids} & {*tokenizer.all_special_ids, *tokenizer.convert_tokens_to_ids(["<start_of_turn>", "<unused7>"])}

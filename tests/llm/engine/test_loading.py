@@ -17,7 +17,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine import loading
 from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import Embedded, load, load_tokenizer, pin, resolve
+from abstain.llm.engine.loading import Embedded, load, load_tokenizer, pin_revision, resolve
 from abstain.llm.engine.requests import HiddenStates, Request
 from tests.checkout import ROOT
 from tests.llm.builders import save_tiny_model, tiny_model, tiny_pass
@@ -35,7 +35,7 @@ def test_an_unknown_model_is_one_line_with_a_remedy(
         resolve(name, settings)
     message = str(caught.value)
     assert message.startswith(
-        f"model '{name}' cannot be found: it is no embedded model ({', '.join(loading.EMBEDDED)})"
+        f"model '{name}' cannot be found: it is no embedded model ({', '.join(loading.EMBEDDED_MODELS)})"
     )
     assert message.endswith("; choose another one (params.yaml: llm.model or perturbation.model)")
     assert "\n" not in message
@@ -157,7 +157,7 @@ def test_an_embedded_model_whose_package_is_missing_names_the_package(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ghost = Embedded((("llm_ghost_1b", "ghost.gguf"),), "llm-ghost-1b")
-    monkeypatch.setitem(loading.EMBEDDED, "ghost-1b", ghost)
+    monkeypatch.setitem(loading.EMBEDDED_MODELS, "ghost-1b", ghost)
     with pytest.raises(AbstainError, match="'ghost-1b' is not installed: pip install llm-ghost-1b$"):
         resolve("ghost-1b", settings)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -182,7 +182,7 @@ def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         hashlib.sha256(b"GGUF and the rest").hexdigest(),
     )
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setitem(loading.EMBEDDED, "cut-1b", cut)
+    monkeypatch.setitem(loading.EMBEDDED_MODELS, "cut-1b", cut)
     return parts
 
 
@@ -191,7 +191,7 @@ def test_a_model_in_parts_is_found_without_importing_and_joined_in_order(
 ) -> None:
     ref = resolve("cut-1b", settings)
     assert (ref.name, ref.path) == ("cut-1b", str(settings.models / f"cut-1b-{ref.revision}"))
-    assert pin("cut-1b", ref.revision) == "cut-1b"
+    assert pin_revision("cut-1b", ref.revision) == "cut-1b"
     assert loading._whole("cut-1b", tmp_path).read_bytes() == b"GGUF and the rest"
     in_parts[1].write_bytes(b"another")
     assert resolve("cut-1b", settings).revision != ref.revision
@@ -255,6 +255,6 @@ def test_the_embedded_model_is_the_packages_file(real_settings: Settings) -> Non
 
 
 def test_a_pinned_name_is_found_at_exactly_that_revision(tiny_folder: Path) -> None:
-    assert pin("org/model", "abc") == pin("org/model@older", "abc") == "org/model@abc"
-    assert pin("smollm2-135m-instruct", "abc") == "smollm2-135m-instruct"
-    assert pin(str(tiny_folder), "abc") == str(tiny_folder)
+    assert pin_revision("org/model", "abc") == pin_revision("org/model@older", "abc") == "org/model@abc"
+    assert pin_revision("smollm2-135m-instruct", "abc") == "smollm2-135m-instruct"
+    assert pin_revision(str(tiny_folder), "abc") == str(tiny_folder)

@@ -9,7 +9,7 @@ from torch import Tensor
 from abstain.llm.engine.engine import Engine, Result
 from abstain.llm.engine.pauses import Unwanted, pausing
 from abstain.llm.engine.prompts import Segment
-from abstain.llm.engine.requests import Generate, Guess, HiddenStates, Request
+from abstain.llm.engine.requests import ConstrainedGenerate, Generate, HiddenStates, Request
 from tests.llm.builders import shared_model, tiny_passes
 
 TOKENS = 6
@@ -21,7 +21,7 @@ def asked() -> dict[str, Request]:
     prompts = {key: pass_[:-2] for key, pass_ in tiny_passes().items()}
     answers = {f"{key} written": Request(pass_, WRITTEN, key) for key, pass_ in prompts.items()}
     guesses = {
-        f"{key} guessed": Request((*pass_, Segment("target", "ab")), Guess(3, TOKENS), key)
+        f"{key} guessed": Request((*pass_, Segment("target", "ab")), ConstrainedGenerate(3, TOKENS), key)
         for key, pass_ in prompts.items()
     }
     return answers | guesses

@@ -79,9 +79,9 @@ def test_a_layout_can_begin_with_bos_and_end_an_answer_with_a_text_of_its_own() 
     ],
 )
 def test_an_answer_ends_where_the_layout_says(written: str, answer: str) -> None:
-    assert load_layout("qa-plain-bos-v1").answer_in(written) == answer
+    assert load_layout("qa-plain-bos-v1").extract_answer(written) == answer
     for by_eos in ("rag-plain-v1", "rag-chatml-v1"):
-        assert load_layout(by_eos).answer_in(written) == written
+        assert load_layout(by_eos).extract_answer(written) == written
 
 
 def test_a_bos_that_a_layout_spells_is_that_text() -> None:

@@ -13,12 +13,20 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine import decoder, generation
 from abstain.llm.engine.beams import phrases
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.generation import Generated
+from abstain.llm.engine.generation import GeneratedText
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder, beam_decoder
 from abstain.llm.engine.loading import LoadedModel
-from abstain.llm.engine.prompts import Pass, Segment, load_layout
-from abstain.llm.engine.requests import NLL, Generate, Guess, HiddenStates, NextTokenProbs, Request, relevant
-from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
+from abstain.llm.engine.requests import (
+    NLL,
+    ConstrainedGenerate,
+    Generate,
+    HiddenStates,
+    NextTokenProbs,
+    Request,
+    cut_to_operation,
+)
+from abstain.llm.engine.tokenization import encode_prompt
 from tests.llm.builders import (
     WIDTH,
     WINDOW,
@@ -37,13 +45,15 @@ TOLERANCE = 1e-4
 PROMPT = slice(None, -2)  # a pass without its answer and EOS
 
 
-def run(loaded: LoadedModel, ask: Any, passes: dict[str, Pass], packed: bool | None = None, tokens: int = 4096) -> Any:
+def run(
+    loaded: LoadedModel, ask: Any, passes: dict[str, PromptSegments], packed: bool | None = None, tokens: int = 4096
+) -> Any:
     return dict(Engine(loaded, tokens, packed).run({key: Request(p, ask, f"row {key}") for key, p in passes.items()}))
 
 
-def next_token(loaded: LoadedModel, prompt: Pass) -> Tensor:
+def next_token(loaded: LoadedModel, prompt: PromptSegments) -> Tensor:
     """Probabilities (vocabulary,) by a plain forward."""
-    return plain_forward(loaded, encode_pass(loaded.tokenizer, prompt).ids)[0][-1].exp()
+    return plain_forward(loaded, encode_prompt(loaded.tokenizer, prompt).ids)[0][-1].exp()
 
 
 def close(one: Tensor, other: Tensor) -> None:
@@ -62,7 +72,7 @@ def test_nll_entropy_and_choices_equal_those_of_a_plain_forward(family: str, pac
     found = [run(loaded, ask, tiny_passes(), packed, tokens=130) for ask in asks]
     tokens = [loaded.tokenizer.encode(text)[0] for text in offered]
     for key, pass_ in tiny_passes().items():
-        encoded = encode_pass(loaded.tokenizer, pass_)
+        encoded = encode_prompt(loaded.tokenizer, pass_)
         log_p, _ = plain_forward(loaded, encoded.ids)
         for ask, of_ask in zip(asks[:-1], found, strict=False):
             close(of_ask[key], surprise(log_p, encoded.ids)[slice(*encoded.span(*ask.segments))])
@@ -92,7 +102,7 @@ def test_the_states_of_an_answer_without_eos_are_those_of_its_tokens(ended: bool
     engine = Engine(loaded, 4096)
     asked = Generate(6, states=HiddenStates(2, segments=("answer",)))
     ((_, (answer,)),) = engine.run({"a": Request(prompt, asked, "a")})
-    ids = encode_pass(loaded.tokenizer, prompt).ids
+    ids = encode_prompt(loaded.tokenizer, prompt).ids
     assert answer.ended == ended and answer.tokens == whole.tokens[: last if ended else 6]
     close(answer.states, plain_forward(loaded, [*ids, *answer.tokens])[1][2][len(ids) :])
     assert engine.work.forward_tokens == len(ids) + len(answer.tokens)
@@ -111,7 +121,7 @@ def test_answers_are_greedy_and_their_states_are_those_of_the_finished_pass(fami
         found = run(loaded, Generate(6, states=HiddenStates(layer), choices=offered), prompts, packed, tokens=150)
         for key, prompt in prompts.items():
             (answer,) = found[key]
-            ids = encode_pass(loaded.tokenizer, prompt).ids
+            ids = encode_prompt(loaded.tokenizer, prompt).ids
             written = [*answer.tokens, eos][: len(answer.log_probs)]
             log_p, states = plain_forward(loaded, [*ids, *answer.tokens, eos])
             steps = log_p[len(ids) - 1 : len(ids) - 1 + len(written)]
@@ -142,7 +152,7 @@ def test_without_states_no_more_is_decoded_than_answers_have_tokens() -> None:
     for one, states in zip(engines, (None, HiddenStates(2)), strict=True):
         ((_, (answer,)),) = one.run({"a": Request(prompts["a"], Generate(5, states=states), "a")})
         assert len(answer.tokens) == 5
-    prompt = len(encode_pass(shared_model().tokenizer, prompts["a"]).ids)
+    prompt = len(encode_prompt(shared_model().tokenizer, prompts["a"]).ids)
     assert engines[0].work.forward_tokens == prompt + 4  # the last token has no successor to be asked for
     assert engines[1].work.forward_tokens == prompt + 6  # with states, it is read, and EOS after it
 
@@ -192,7 +202,7 @@ def test_all_asks_of_one_pass_cost_one_pass() -> None:
     passes = {name: pass_[PROMPT] if name == "answer" else pass_ for name in asks}
     together = Engine(loaded, 4096)
     found = dict(together.run({name: Request(passes[name], ask, name) for name, ask in asks.items()}))
-    encoded = encode_pass(loaded.tokenizer, pass_)
+    encoded = encode_prompt(loaded.tokenizer, pass_)
     assert together.work.forward_tokens == len(encoded.ids)
     # Rows that are projected: one for each token of answer and context, one at the end, one for the answer to come.
     lengths = [len(found["nll"]), len(found["context"])]
@@ -222,18 +232,18 @@ def test_vocabulary_is_projected_in_chunks(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_comes_after_the_last_segment_asked_for_is_cut_off() -> None:
     pass_ = tiny_pass()
-    assert relevant(pass_, HiddenStates(2, segments=("question",))) == pass_[:4]
-    assert relevant(pass_, NLL(("answer",))) == pass_[:-1]
-    assert relevant(pass_, NextTokenProbs(("Y",))) == pass_
+    assert cut_to_operation(pass_, HiddenStates(2, segments=("question",))) == pass_[:4]
+    assert cut_to_operation(pass_, NLL(("answer",))) == pass_[:-1]
+    assert cut_to_operation(pass_, NextTokenProbs(("Y",))) == pass_
     with pytest.raises(AbstainError, match="no segment 'hint' in the prompt layout: it has instruction, context"):
-        relevant(pass_, NLL(("hint",)))
+        cut_to_operation(pass_, NLL(("hint",)))
     for segments in (("answer", "question"), ("context", "question")):
         with pytest.raises(AbstainError, match="are not adjacent in the prompt layout"):
-            relevant(pass_, NLL(segments))
+            cut_to_operation(pass_, NLL(segments))
 
 
 def test_a_prompt_needs_room_for_its_answer() -> None:
-    room = WINDOW - len(encode_pass(shared_model().tokenizer, tiny_pass(context="")[PROMPT]).ids)
+    room = WINDOW - len(encode_prompt(shared_model().tokenizer, tiny_pass(context="")[PROMPT]).ids)
     fits, over = (tiny_pass(context="x" * length)[PROMPT] for length in (room - 5, room - 4))
     assert run(shared_model(), Generate(5), {"a": fits})
     too_long = f"^row a: {WINDOW + 1} tokens are more than the {WINDOW} that tiny-llama"
@@ -276,9 +286,11 @@ def test_rows_that_are_done_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> 
     assert [len(found[key][0].tokens) for key in sorted(found)] == [9, 2, 2, 2]
 
 
-def every_answer(loaded: LoadedModel, prompt: Pass, tokens: list[int], most: int) -> dict[tuple[int, ...], float]:
+def every_answer(
+    loaded: LoadedModel, prompt: PromptSegments, tokens: list[int], most: int
+) -> dict[tuple[int, ...], float]:
     """Mean log-probability of all answers of at most `most` of `tokens`, ended by EOS or by the limit."""
-    ids, eos = encode_pass(loaded.tokenizer, prompt).ids, loaded.tokenizer.eos_token_id
+    ids, eos = encode_prompt(loaded.tokenizer, prompt).ids, loaded.tokenizer.eos_token_id
     found: dict[tuple[int, ...], float] = {}
     grow: list[tuple[tuple[int, ...], list[float]]] = [((), [])]
     while grow:
@@ -294,7 +306,7 @@ def every_answer(loaded: LoadedModel, prompt: Pass, tokens: list[int], most: int
     return found
 
 
-def guessed(prompt: Pass, text: str) -> Pass:
+def guessed(prompt: PromptSegments, text: str) -> PromptSegments:
     return (*prompt, Segment("target", text))
 
 
@@ -320,7 +332,7 @@ def test_a_wide_search_finds_the_likeliest_answer_that_contains_a_text(family: s
     loaded, letters = of_five_tokens(family)
     prompts = {"short": tiny_pass()[PROMPT], "long": tiny_pass(context="The fee is 0. " * 3)[PROMPT]}
     requests = {
-        f"{name} {text}": Request(guessed(prompt, text), Guess(60, 3), name)
+        f"{name} {text}": Request(guessed(prompt, text), ConstrainedGenerate(60, 3), name)
         for name, prompt in prompts.items()
         for text in ("", "cd", "Da", "a")
     }
@@ -345,7 +357,11 @@ def test_a_wide_search_finds_the_likeliest_answer_that_contains_a_text(family: s
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_narrow_search_finds_what_contains_the_text_beside_other_requests(packed: bool) -> None:
     prompt, engine = tiny_pass()[PROMPT], Engine(shared_model(), 4096, packed)
-    asks: dict[str, Any] = {"greedy": Generate(6), "one beam": Guess(1, 6), "fee": Guess(4, 6)}
+    asks: dict[str, Any] = {
+        "greedy": Generate(6),
+        "one beam": ConstrainedGenerate(1, 6),
+        "fee": ConstrainedGenerate(4, 6),
+    }
     texts = {"one beam": "", "fee": "Fee"}
     requests = {key: Request(guessed(prompt, texts[key]) if key in texts else prompt, asks[key], key) for key in asks}
     found: Any = dict(engine.run(requests))
@@ -358,8 +374,10 @@ def test_a_narrow_search_finds_what_contains_the_text_beside_other_requests(pack
 @pytest.mark.parametrize("packed", [True, False])
 def test_the_cost_of_a_search_is_its_prompt_and_a_token_a_beam_and_step(packed: bool) -> None:
     prompt, engine = tiny_pass()[PROMPT], Engine(shared_model(), 4096, packed)
-    length = len(encode_pass(engine.loaded.tokenizer, prompt).ids)
-    for _ in engine.run({str(n): Request(guessed(prompt, f"fee{n}"), Guess(5, 8), str(n)) for n in range(3)}):
+    length = len(encode_prompt(engine.loaded.tokenizer, prompt).ids)
+    for _ in engine.run(
+        {str(n): Request(guessed(prompt, f"fee{n}"), ConstrainedGenerate(5, 8), str(n)) for n in range(3)}
+    ):
         pass
     prompts = 1 if packed else 3  # a prompt that passes share is read once
     assert length * prompts < engine.work.forward_tokens <= length * prompts + 3 * 5 * 8 + (0 if packed else 3 * length)
@@ -386,7 +404,7 @@ def test_beams_share_the_keys_and_values_of_their_prompt() -> None:
 def test_a_text_that_has_no_room_is_not_guessed_and_spoils_no_other() -> None:
     prompt = tiny_pass()[PROMPT]
     passes = {"long": guessed(prompt, "concept"), "short": guessed(prompt, "fee")}
-    found = run(shared_model(), Guess(2, 3), passes)
+    found = run(shared_model(), ConstrainedGenerate(2, 3), passes)
     assert {key: tuple(one.shape) for key, one in found.items()} == {"long": (0, 2), "short": (3, 2)}
 
 
@@ -411,7 +429,7 @@ def test_asks_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
         Generate(**wrong)
     for beams, tokens in ((0, 3), (3, 0)):
         with pytest.raises(ValueError, match="at least one beam and one token"):
-            Guess(beams, tokens)
+            ConstrainedGenerate(beams, tokens)
     with pytest.raises(ValueError, match="a choice needs tokens"):
         NextTokenProbs(())
 
@@ -474,11 +492,11 @@ def test_the_embedded_model_answers_with_the_states_of_two_passes(embedded: Load
     """An answer and its states from one reading equal those of generating first and reading the answer then."""
     layout = load_layout("rag-chatml-v1")
     prompts = {f"{n}": layout.render(question, contexts, None) for n, (question, contexts) in enumerate(REAL)}
-    answers: dict[str, list[Generated]] = run(embedded, Generate(24, states=HiddenStates(16)), prompts)
+    answers: dict[str, list[GeneratedText]] = run(embedded, Generate(24, states=HiddenStates(16)), prompts)
     for n, (question, contexts) in enumerate(REAL):
         (answer,) = answers[f"{n}"]
         whole = layout.render(question, contexts, answer.text)
-        assert encode_pass(embedded.tokenizer, whole).ids[-len(answer.tokens) - 1 : -1] == list(answer.tokens)
+        assert encode_prompt(embedded.tokenizer, whole).ids[-len(answer.tokens) - 1 : -1] == list(answer.tokens)
         again = run(embedded, HiddenStates(16), {"a": whole})["a"]
         assert answer.states is not None and answer.states.shape == again.shape
         relative = (answer.states - again).norm(dim=-1) / again.norm(dim=-1)

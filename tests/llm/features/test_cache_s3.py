@@ -147,7 +147,7 @@ def test_a_damaged_object_is_moved_and_a_bucket_is_maintained(s3: str) -> None:
         assert f"f/{header.name}" not in objects(s3) and objects(s3)[f"f/{moved}"] == broken
     client.put_object(Bucket=bucket, Key=f"f/{header.name}", Body=with_a_flipped_bit(content))
     client.put_object(Bucket=bucket, Key="f/mine.txt", Body=b"")
-    assert maintenance.verify(url) == maintenance.Verified(2, (header.name,))
+    assert maintenance.verify(url) == maintenance.VerifyResult(2, (header.name,))
     time.sleep(1.1)  # an object's time has whole seconds
     assert maintenance.prune(url, {}, timedelta(days=1)).names == ()
     assert maintenance.prune(url, {SPACE.digest: {"b"}}, timedelta(0)).names == (moved,)

@@ -17,12 +17,17 @@ from abstain.core.contracts import Context, Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.store.state_table import StateTable
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.generation import Generated
+from abstain.llm.engine.generation import GeneratedText
 from abstain.llm.engine.prompts import Segment, load_layout
-from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, Request
+from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Operation, Request
 from abstain.llm.features import feature_store as rows
 from abstain.llm.features import shard_job as work
-from abstain.llm.features.extraction import FeatureSource, Prepared, UnreadableRow, chunk_nll
+from abstain.llm.features.extraction import (
+    FeatureSource,
+    PreparedRequest,
+    UnreadableInteraction,
+    make_chunk_nll_requests,
+)
 from tests.llm.builders import WIDTH, plain_surprise, save_tiny_model
 from tests.llm.signals.builders import context, interaction, numbered
 
@@ -50,9 +55,9 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def asked(source: FeatureSource, rows: Sequence[Interaction], *asks: Ask) -> list[Request]:
+def asked(source: FeatureSource, rows: Sequence[Interaction], *asks: Operation) -> list[Request]:
     """Each of `asks` about each of `rows`."""
-    prepared = [p.request for p in map(source.prepare, rows) if isinstance(p, Prepared)]
+    prepared = [p.request for p in map(source.prepare, rows) if isinstance(p, PreparedRequest)]
     return [replace(request, ask=ask) for request in prepared for ask in asks]
 
 
@@ -216,7 +221,7 @@ LONG = numbered(1, answer="x" * 600)
 
 def test_an_answer_that_does_not_fit_is_refused_with_its_reason(source: FeatureSource, tmp_path: Path) -> None:
     refused = source.prepare(LONG)
-    assert isinstance(refused, UnreadableRow)
+    assert isinstance(refused, UnreadableInteraction)
     assert re.fullmatch(r"\d{3} tokens are more than the 512 that tiny-bank reads", refused.reason)
     assert source.missing([ROWS[0], LONG]) == 1
     source.compute_missing([ROWS[0], LONG])
@@ -229,10 +234,10 @@ def test_the_lowest_ranked_chunks_go_where_params_say_so(source: FeatureSource) 
     dropping = FeatureSource(source.params.model_copy(update={"too_long": "drop_chunks"}), source.settings)
     row, kept = (interaction("yes", [f"{n}" * 150 for n in range(chunks)]) for chunks in (5, 2))
     prepared = dropping.prepare(row)
-    assert isinstance(prepared, Prepared) and prepared.dropped == 3
+    assert isinstance(prepared, PreparedRequest) and prepared.dropped == 3
     assert dropping.keys([row]) == source.keys([kept])
-    assert isinstance(source.prepare(row), UnreadableRow)
-    assert isinstance(dropping.prepare(LONG), UnreadableRow)  # without any chunk it is too long still
+    assert isinstance(source.prepare(row), UnreadableInteraction)
+    assert isinstance(dropping.prepare(LONG), UnreadableInteraction)  # without any chunk it is too long still
 
 
 def test_the_table_is_the_same_file_whatever_was_computed_when(source: FeatureSource, tmp_path: Path) -> None:
@@ -249,10 +254,10 @@ def test_what_depends_on_a_chunk_alone_is_computed_once_for_all_its_contexts(
     source: FeatureSource, engine: Engine
 ) -> None:
     texts = [f"Chunk {n} says something." for n in range(4)]
-    first = dict(source.rows.read(chunk_nll([texts[0], texts[1], texts[0]])))
+    first = dict(source.rows.read(make_chunk_nll_requests([texts[0], texts[1], texts[0]])))
     assert engine.work.passes == 2
     torch.testing.assert_close(first[0], first[2], equal_nan=True, rtol=0, atol=0)
-    again = dict(source.rows.read(chunk_nll(texts)))
+    again = dict(source.rows.read(make_chunk_nll_requests(texts)))
     assert engine.work.passes == 4
     _, expected = plain_surprise(engine.loaded, (Segment("text", texts[3]),))
     torch.testing.assert_close(again[3], expected, equal_nan=True, atol=1e-4, rtol=0)
@@ -273,7 +278,7 @@ def test_an_answer_that_was_generated_is_kept_as_its_tokens_and_choices(source: 
     requests = asked(source, ROWS[:3], Generate(4, choices=("a", "b")))
     found = dict(source.rows.read(requests))
     ((_, (answer,)),) = engine.run({"x": requests[2]})
-    assert isinstance(answer, Generated)
+    assert isinstance(answer, GeneratedText)
     torch.testing.assert_close(found[2], answer.steps(engine.loaded.tokenizer.eos_token_id))
     assert source.rows.missing(requests) == 0
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from abstain.llm.features import file_store
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
-from abstain.llm.features.maintenance import Pruned, Verified, prune, stats, verify
+from abstain.llm.features.maintenance import PruneResult, VerifyResult, prune, stats, verify
 from abstain.llm.features.shard import encode
 from tests.llm.features.test_cache import DAMAGE, SPACE, files, part, rows, with_a_flipped_bit
 
@@ -34,8 +34,8 @@ def age(file: Path, days: float) -> None:
 
 def test_nothing_is_there(tmp_path: Path) -> None:
     assert stats(tmp_path / "none") == []
-    assert verify(tmp_path / "none") == Verified(0, ())
-    assert prune(tmp_path / "none", {}, DAY) == Pruned((), 0)
+    assert verify(tmp_path / "none") == VerifyResult(0, ())
+    assert prune(tmp_path / "none", {}, DAY) == PruneResult((), 0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,10 +62,10 @@ def test_verify_finds_every_kind_of_damage(tmp_path: Path, damage) -> None:
     bad.write_bytes(damage(bad.read_bytes()))
     seen: list[tuple[int, int]] = []
     report = verify(tmp_path, lambda done, total: seen.append((done, total)))
-    assert report == Verified(2, (f"{SPACE.digest}/{bad.name}",))
+    assert report == VerifyResult(2, (f"{SPACE.digest}/{bad.name}",))
     assert seen == [(1, 2), (2, 2)]
     assert files(tmp_path) == sorted([good, tmp_path / "quarantine" / f"{SPACE.digest}-{bad.name}"])
-    assert verify(tmp_path) == Verified(1, ())
+    assert verify(tmp_path) == VerifyResult(1, ())
 
 
 def test_prune_takes_what_is_old_and_not_needed(tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_prune_takes_what_is_old_and_not_needed(tmp_path: Path) -> None:
     before, doomed = files(tmp_path), sorted([old, other, broken, *left[:-1]])
     keep = {SPACE.digest: {"b", "x"}}
     names = tuple(sorted(file.relative_to(tmp_path).as_posix() for file in doomed))
-    expected = Pruned(names, sum(file.stat().st_size for file in doomed))
+    expected = PruneResult(names, sum(file.stat().st_size for file in doomed))
     assert prune(tmp_path, keep, 30 * DAY, dry_run=True) == expected
     assert files(tmp_path) == before
     assert prune(tmp_path, keep, 30 * DAY) == expected
     assert files(tmp_path) == sorted({*before} - {*doomed})
     assert needed.exists() and young.exists() and all(file.exists() for file in mine)
-    assert prune(tmp_path, keep, 30 * DAY) == Pruned((), 0)
+    assert prune(tmp_path, keep, 30 * DAY) == PruneResult((), 0)
     assert FeatureCache(tmp_path, SPACE).missing("abcdef") == ["c", "d"]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from abstain.llm.features.nll import SEGMENTS, Found, summarise
+from abstain.llm.features.nll import SEGMENTS, Found, compute_nll_features
 
 NAN = float("nan")
 
@@ -33,7 +33,7 @@ PERTURBED = found(output=tokens(6.0, 0.0, 1.0, 2.0), context=tokens(3.0, 7.0))
 
 def test_statistics_are_those_of_a_segments_tokens() -> None:
     """By pandas; the first token of a pass, which nothing precedes, is left out."""
-    row = summarise(NORMAL, BASELINE, [PERTURBED])
+    row = compute_nll_features(NORMAL, BASELINE, [PERTURBED])
     for condition, segments in (("N", NORMAL), ("B", BASELINE), ("P", PERTURBED)):
         for segment, found in segments.items():
             nll, entropy = pd.DataFrame(found.numpy()).dropna().to_numpy(float).T if found is not None else ([], [])
@@ -57,18 +57,18 @@ def by_pandas(tokens: Sequence[float]) -> list[float]:
 
 def test_what_could_not_be_read_as_it_was_asked_has_no_features() -> None:
     unread: Found = dict.fromkeys(SEGMENTS)
-    row = summarise(unread, BASELINE, [PERTURBED, PERTURBED])
-    assert row.keys() == summarise(NORMAL, BASELINE, [PERTURBED, PERTURBED]).keys()
+    row = compute_nll_features(unread, BASELINE, [PERTURBED, PERTURBED])
+    assert row.keys() == compute_nll_features(NORMAL, BASELINE, [PERTURBED, PERTURBED]).keys()
     assert all(math.isnan(value) for value in row.values())
-    assert not math.isnan(summarise(NORMAL, BASELINE, [unread])["N.output.nll_mean"])
+    assert not math.isnan(compute_nll_features(NORMAL, BASELINE, [unread])["N.output.nll_mean"])
 
 
 def test_what_is_not_there_is_nan() -> None:
     """The context under B_c, an empty segment, one of a single first token, a prompt that could not be read."""
-    row = summarise(NORMAL | {"question": tokens()}, BASELINE, [dict.fromkeys(SEGMENTS)])
+    row = compute_nll_features(NORMAL | {"question": tokens()}, BASELINE, [dict.fromkeys(SEGMENTS)])
     missing = {name for name, value in row.items() if math.isnan(value)}
     assert {name for name in row if name.startswith(("B.context", "N.question", "P", "N-B.question"))} == missing
-    first = summarise(NORMAL | {"instruction": tokens(NAN)}, BASELINE, [PERTURBED])
+    first = compute_nll_features(NORMAL | {"instruction": tokens(NAN)}, BASELINE, [PERTURBED])
     assert {name for name, value in first.items() if math.isnan(value)} == {
         name for name in row if name.startswith(("N.instruction", "B.context"))
     }
@@ -77,12 +77,12 @@ def test_what_is_not_there_is_nan() -> None:
 def test_of_several_copies_there_are_mean_and_spread() -> None:
     copies = [found(output=tokens(value, value)) for value in (1.0, 2.0, 6.0)]
     both = found(output=tokens(1.0, 3.0))
-    row, single = summarise(both, both, copies), summarise(both, both, copies[:1])
+    row, single = compute_nll_features(both, both, copies), compute_nll_features(both, both, copies[:1])
     assert row["P.output.nll_mean"] == 3.0 and row["Ps.output.nll_mean"] == pytest.approx(math.sqrt(14 / 3))
     assert row["P-N.output.nll_mean"] == 1.0 and row["Ps-N.output.nll_mean"] == row["Ps-B.output.nll_mean"]
     assert row["Ps.context.nll_sum"] == 0.0
     assert {name for name in row if name not in single} == {f"Ps{name[1:]}" for name in single if name.startswith("P")}
-    with_none = summarise(both, both, [copies[0], dict.fromkeys(SEGMENTS)])
+    with_none = compute_nll_features(both, both, [copies[0], dict.fromkeys(SEGMENTS)])
     assert math.isnan(with_none["P.output.nll_mean"]) and math.isnan(with_none["Ps.output.nll_mean"])
 
 
@@ -93,7 +93,7 @@ NUMBERS = st.lists(st.floats(0, 50, width=32), min_size=1, max_size=12)
 @given(st.fixed_dictionaries(dict.fromkeys(SEGMENTS, NUMBERS)), NUMBERS)
 def test_statistics_keep_their_order(segments: Mapping[str, list[float]], output: list[float]) -> None:
     one = {name: tokens(*values) for name, values in segments.items()}
-    row = summarise(one, one, [{**one, "output": tokens(*output)}])
+    row = compute_nll_features(one, one, [{**one, "output": tokens(*output)}])
     for condition in "NBP":
         low, middle, q90, high, mean, total = (
             row[f"{condition}.output.nll_{name}"] for name in ("min", "median", "q90", "max", "mean", "sum")

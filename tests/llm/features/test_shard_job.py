@@ -12,9 +12,9 @@ from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment
-from abstain.llm.engine.requests import NLL, Guess, HiddenStates, NextTokenProbs, Perturb, Request
+from abstain.llm.engine.requests import NLL, ConstrainedGenerate, HiddenStates, NextTokenProbs, Perturb, Request
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.features.shard_job import ASKS, JobStats, LocalRunner, ShardJob, compute
+from abstain.llm.features.shard_job import OPERATION_TYPES, JobStats, LocalRunner, ShardJob, compute
 from tests.llm.signals.builders import numbered
 
 TEXTS = st.text(max_size=20)
@@ -24,7 +24,7 @@ ASKED = st.sampled_from(
         HiddenStates(3, "mlp"),
         NLL(("answer",)),
         NextTokenProbs(("Yes", "No")),
-        Guess(30, 15),
+        ConstrainedGenerate(30, 15),
         Perturb("entropy", "iterative", 15, 5),
     ]
 )
@@ -49,7 +49,7 @@ def test_work_survives_json_and_its_name_is_that_of_its_content(one: ShardJob, o
 def test_a_name_is_the_same_on_every_machine() -> None:
     work = ShardJob("m", "m@1", "float32", 100, (Request((Segment("answer", "é"),), HiddenStates(2, "residual"), "i"),))
     assert work.name == "b9f271174c0d76d8d7cb44fa5d812166"
-    assert {"HiddenStates", "NLL", "NextTokenProbs", "Generate", "Guess", "Perturb"} == ASKS.keys()
+    assert {"HiddenStates", "NLL", "NextTokenProbs", "Generate", "Guess", "Perturb"} == OPERATION_TYPES.keys()
 
 
 def test_the_local_runner_computes_one_shard_after_the_other(source: FeatureSource) -> None:

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from abstain.llm.engine.loading import LoadedModel, ModelRef
-from abstain.llm.engine.prompts import Pass, Segment
+from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
 from abstain.llm.perturbation.loop import Text, allowed_tokens, encode
@@ -125,7 +125,7 @@ def engine_of(
     return CausalEngine(loaded, batch_tokens, packed)
 
 
-def chunk(text: str) -> Pass:
+def chunk(text: str) -> PromptSegments:
     return (Segment("chunk", text),)
 
 
@@ -142,7 +142,7 @@ def places_of(text: Text, steps: list[PerturbationStep]) -> list[int]:
 
 
 def steps_of(
-    engine: CausalEngine | PerturbationEngine, texts: Mapping[str, str | Pass], ask: Perturb
+    engine: CausalEngine | PerturbationEngine, texts: Mapping[str, str | PromptSegments], ask: Perturb
 ) -> dict[str, list[PerturbationStep]]:
     requests = {
         key: Request(chunk(text) if isinstance(text, str) else text, ask, f"text {key}") for key, text in texts.items()

@@ -13,7 +13,7 @@ from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Perturb, Request
 from abstain.llm.perturbation import causal
-from abstain.llm.perturbation.causal import CausalProposer, best_others
+from abstain.llm.perturbation.causal import CausalProposer, get_best_alternatives
 from abstain.llm.perturbation.engines import CausalEngine
 from abstain.llm.perturbation.loop import encode
 from abstain.llm.perturbation.text import PerturbationStep, Pieces
@@ -156,7 +156,7 @@ def test_places_that_are_filled_in_parts_are_filled_alike(monkeypatch: pytest.Mo
 
 def test_what_takes_a_place_is_likely_allowed_and_another() -> None:
     logits = torch.tensor([[9.0, 5.0, 4.0, 3.0], [1.0, 2.0, 0.0, 0.0]])
-    fills = best_others(logits, torch.tensor([1, 0]), torch.tensor([False, True, True, True]))
+    fills = get_best_alternatives(logits, torch.tensor([1, 0]), torch.tensor([False, True, True, True]))
     log_p = logits.log_softmax(-1)
     assert [fill.new for fill in fills] == [2, 1]
     assert [fill.before for fill in fills] == pytest.approx([float(log_p[0, 1]), float(log_p[1, 0])])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import Perturb
-from abstain.llm.perturbation.loop import Fill, Text, allowed_tokens, encode, perturb
+from abstain.llm.perturbation.loop import Text, TokenProposal, allowed_tokens, encode, perturb
 from abstain.llm.perturbation.text import Pieces
 from tests.llm.perturbation.builders import HOSTILE, TEXTS, bpe_tokenizer, chunk, t5_tokenizer, wordpiece_tokenizer
 
@@ -40,9 +40,11 @@ class Table:
             for row in rows
         ]
 
-    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[Fill]]:
+    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
         self.asked.append(("fill", {row: list(at) for row, at in places.items()}))
-        return {row: [Fill(self.ids[row][at] + 100, -1.0, -2.0) for at in of_row] for row, of_row in places.items()}
+        return {
+            row: [TokenProposal(self.ids[row][at] + 100, -1.0, -2.0) for at in of_row] for row, of_row in places.items()
+        }
 
     def replace(self, row: int, places: Sequence[int], tokens: Sequence[int]) -> None:
         for at, token in zip(places, tokens, strict=True):

@@ -11,7 +11,7 @@ from abstain.config.settings import Settings
 from abstain.llm.engine.requests import NLL, Generate, HiddenStates, NextTokenProbs
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers, Scorer, Signal
-from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, read_answers
+from abstain.llm.signals.compute_features import collect_feature_requests, compute_missing, read_answers
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.likelihood import BASELINE, NORMAL, SIGNALS
 from abstain.llm.signals.verbalized import verbalized_signal
@@ -53,7 +53,7 @@ def scorers() -> list[Scorer]:
 
 def test_what_several_scorers_need_is_asked_once() -> None:
     everyone = scorers()
-    asked = feature_requests_of(everyone)
+    asked = collect_feature_requests(everyone)
     assert len({scorer.name for scorer in everyone}) == len(everyone)
     assert len(asked) == len(set(asked)) == 5
     assert {NORMAL, BASELINE} < set(asked)

@@ -10,11 +10,11 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.prefix_tree import common_prefix
 from abstain.llm.engine.requests import Generate, HiddenStates, NextTokenProbs
-from abstain.llm.features.extraction import FeatureSource, UnreadableRow
+from abstain.llm.features.extraction import FeatureSource, UnreadableInteraction
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.compute_features import (
     COUNTED,
-    ServiceReader,
+    FeatureReader,
     compute_missing,
     forward_tokens,
     read_answers,
@@ -105,7 +105,7 @@ def test_a_service_reads_from_the_cache_or_computes_together_and_keeps_nothing(
     alone = Settings(home=settings.home / "other", device="cpu", dtype="float32")
     compute_missing(params, alone, [(rows[:1], readings)])
     files = sorted(Path(alone.features).rglob("*"))
-    reader = ServiceReader(tuple(FeatureSource(params, alone, one) for one in readings))
+    reader = FeatureReader(tuple(FeatureSource(params, alone, one) for one in readings))
     engine = reader.sources[0].engine()
     before = engine.work.forward_tokens
     long = interaction("x" * WINDOW, name="i-long")
@@ -119,9 +119,9 @@ def test_a_service_reads_from_the_cache_or_computes_together_and_keeps_nothing(
         for one, other in zip(read, expected.results[reading], strict=True):
             assert one is not None and other is not None
             assert_near(one.float(), other.float())
-    assert unreadable[:3] == [None] * 3 and isinstance(unreadable[3], UnreadableRow)
+    assert unreadable[:3] == [None] * 3 and isinstance(unreadable[3], UnreadableInteraction)
     assert sorted(Path(alone.features).rglob("*")) == files
     each = [forward_tokens(params, alone, [row], readings) for row in rows[1:]]
     assert read_now.forward_tokens == pytest.approx([0, *each, 0]), "what was cached costs nothing"
-    nothing = ServiceReader(()).read(rows)
+    nothing = FeatureReader(()).read(rows)
     assert nothing.answers.results == {} and nothing.unreadable == [None] * 3 and nothing.forward_tokens == [0] * 3

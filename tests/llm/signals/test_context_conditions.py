@@ -17,7 +17,7 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import LoadedModel, load_tokenizer, resolve
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.nll import ENTROPIES, SEGMENTS, STATISTICS
 from abstain.llm.features.shard_job import row_key
 from abstain.llm.signals.compute_features import requests_of
@@ -143,7 +143,7 @@ def test_tokens_of_one_answer_are_those_of_its_three_prompts(tiny_folder: Path, 
     asked, row = conditions(tiny_folder, settings), ROWS[0]
     ((changed,),) = asked.perturber.perturb([row])
     lengths = [
-        len(encode_pass(byte_tokenizer(), load_layout(LAYOUT).render(row.question, texts, row.answer)).ids)
+        len(encode_prompt(byte_tokenizer(), load_layout(LAYOUT).render(row.question, texts, row.answer)).ids)
         for texts in ([TEXTS[0]], [], [changed.contexts[0].text])
     ]
     shared = len(load_layout(LAYOUT).render("", [], "")[0].text.encode())

@@ -18,7 +18,7 @@ from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.signals import auxiliary_model
 from abstain.llm.signals.base import ScorerUnavailable
-from abstain.llm.signals.entailment import Entailment, entailment_scorer, probability, supported_label
+from abstain.llm.signals.entailment import Entailment, entailment_scorer, find_supported_label, probability
 from tests.llm.signals.builders import (
     LONG,
     TEXTS,
@@ -173,7 +173,7 @@ def test_roberta_counts_its_positions_from_after_padding(tmp_path: Path, setting
     ],
 )
 def test_the_label_that_means_supported(names: list[str], expected: int | None) -> None:
-    assert supported_label(dict(enumerate(names))) == expected
+    assert find_supported_label(dict(enumerate(names))) == expected
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from abstain.llm.signals.extractive_qa import (
     LONGEST,
     TOP,
     ExtractiveQA,
-    Readout,
+    WindowLogits,
     best_spans,
     expected_f1,
     extractive_scorer,
@@ -49,7 +49,7 @@ LOGITS = st.floats(-8, 8).map(lambda value: round(value, 3))
 
 
 @st.composite
-def readouts(draw: st.DrawFn) -> list[Readout]:
+def readouts(draw: st.DrawFn) -> list[WindowLogits]:
     """Windows of up to three chunks whose tokens are one character each, some of them in two windows."""
     found = []
     for chunk in range(draw(st.integers(1, 3))):
@@ -57,11 +57,11 @@ def readouts(draw: st.DrawFn) -> list[Readout]:
             n = draw(st.integers(1, 5))
             start, end = (np.array(draw(st.lists(LOGITS, min_size=n, max_size=n))) for _ in range(2))
             places = np.column_stack([np.arange(first, first + n), np.arange(first, first + n) + 1])
-            found.append(Readout(chunk, start, end, places, draw(st.none() | LOGITS)))
+            found.append(WindowLogits(chunk, start, end, places, draw(st.none() | LOGITS)))
     return found
 
 
-def computed_by_hand(windows: Sequence[Readout], longest: int) -> dict[tuple[int, int, int], float]:
+def computed_by_hand(windows: Sequence[WindowLogits], longest: int) -> dict[tuple[int, int, int], float]:
     """p of every span, in plain Python."""
     scores: dict[tuple[int, int, int], float] = {}
     for one in windows:
@@ -77,7 +77,7 @@ def computed_by_hand(windows: Sequence[Readout], longest: int) -> dict[tuple[int
 @pytest.mark.heavy
 @given(readouts(), st.integers(1, 6), st.integers(1, 4))
 def test_spans_have_the_probabilities_that_a_plain_loop_gives_them(
-    windows: list[Readout], top: int, longest: int
+    windows: list[WindowLogits], top: int, longest: int
 ) -> None:
     expected = computed_by_hand(windows, longest)
     found = best_spans(windows, top, longest)
@@ -90,28 +90,28 @@ def test_spans_have_the_probabilities_that_a_plain_loop_gives_them(
 
 @settings_of(max_examples=50)
 @given(readouts())
-def test_without_no_answer_all_spans_together_are_certain(windows: list[Readout]) -> None:
-    sure = [Readout(one.chunk, one.start, one.end, one.places) for one in windows]
+def test_without_no_answer_all_spans_together_are_certain(windows: list[WindowLogits]) -> None:
+    sure = [WindowLogits(one.chunk, one.start, one.end, one.places) for one in windows]
     assert best_spans(sure, top=1000)[:, 3].sum() == pytest.approx(1)
     assert best_spans(windows, top=1000)[:, 3].sum() <= 1 + 1e-9
 
 
 def test_there_is_no_answer_only_if_no_window_has_one() -> None:
     places = np.array([[0, 1]])
-    sure = Readout(0, np.zeros(1), np.zeros(1), places, none=-50.0)
-    unsure = Readout(1, np.zeros(1), np.zeros(1), places, none=50.0)
+    sure = WindowLogits(0, np.zeros(1), np.zeros(1), places, none=-50.0)
+    unsure = WindowLogits(1, np.zeros(1), np.zeros(1), places, none=50.0)
     assert best_spans([sure, unsure])[:, 3] == pytest.approx([0.5, 0.5])
     assert best_spans([unsure])[0, 3] < 1e-20
 
 
 def test_large_logits_do_not_overflow() -> None:
-    one = Readout(0, np.array([900.0, -900.0]), np.array([900.0, -900.0]), np.array([[0, 1], [1, 2]]), none=0.0)
+    one = WindowLogits(0, np.array([900.0, -900.0]), np.array([900.0, -900.0]), np.array([[0, 1], [1, 2]]), none=0.0)
     assert best_spans([one])[0].tolist() == [0, 0, 1, 1]
 
 
 def test_nothing_to_read_is_no_span() -> None:
     assert best_spans([]).shape == (0, 4)
-    assert best_spans([Readout(0, np.empty(0), np.empty(0), np.empty((0, 2), int), none=1.0)]).shape == (0, 4)
+    assert best_spans([WindowLogits(0, np.empty(0), np.empty(0), np.empty((0, 2), int), none=1.0)]).shape == (0, 4)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,13 @@ def test_what_cannot_be_compared_is_nan(answer: str, spans: list[tuple[str, floa
     assert math.isnan(expected_f1(answer, spans))
 
 
-def readout_by_hand(folder: Path, chunk: int, window: TextWindow) -> Readout:
+def readout_by_hand(folder: Path, chunk: int, window: TextWindow) -> WindowLogits:
     """One window by transformers alone; "no answer" stands at CLS, which comes first."""
     start, end = (of.double().numpy() for of in plain_logits(folder, "answer", window.inputs))
     of_chunk = np.array([text == 1 for text in window.texts])
-    return Readout(chunk, start[of_chunk], end[of_chunk], np.array(window.places)[of_chunk], float(start[0] + end[0]))
+    return WindowLogits(
+        chunk, start[of_chunk], end[of_chunk], np.array(window.places)[of_chunk], float(start[0] + end[0])
+    )
 
 
 def test_extractive_qa_score_equals_a_plain_loop_over_windows(scorer: ExtractiveQA, folder: Path) -> None:

@@ -8,13 +8,13 @@ import pytest
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.llm.familiarity import concepts
-from abstain.llm.familiarity.familiarity import Familiarity, FamiliarityMethod, SelfFamiliarity
+from abstain.llm.familiarity.familiarity import Familiarity, FamiliarityConfig, SelfFamiliarity
 from abstain.llm.familiarity.guessing import GuessedConcept
 from abstain.llm.signals.base import Answers, ScorerUnavailable
 from abstain.llm.signals.familiarity import QuestionFamiliarity, familiarity_scorer
 from tests.llm.signals.builders import interaction, labels
 
-SHORT = FamiliarityMethod(explanation_tokens=6, beams=3, guess_tokens=9)
+SHORT = FamiliarityConfig(explanation_tokens=6, beams=3, guess_tokens=9)
 
 
 def test_a_question_has_the_score_of_its_concepts(tiny_params: LLMParams, settings: Settings) -> None:
@@ -22,7 +22,7 @@ def test_a_question_has_the_score_of_its_concepts(tiny_params: LLMParams, settin
     asked = ["Who may join Nash?", "What is that?"]
     answers = Answers([interaction(question=question) for question in asked], {})
     named, plain = scorer.fit(answers, labels([1, 0])).score(answers)
-    (found,) = scorer.familiarity.familiarity_of(asked[:1])
+    (found,) = scorer.familiarity.score(asked[:1])
     assert [one.concept for one in found.concepts] == ["Nash"] and named == found.score
     assert plain == 1.0, "it names nothing that the model could not know"
     most = scorer.familiarity.forward_tokens(asked)
@@ -34,7 +34,7 @@ def test_a_question_whose_concepts_are_too_long_has_no_score(
 ) -> None:
     scorer = familiarity_scorer(tiny_params, settings)
     too_long = Familiarity((GuessedConcept("Nash", "", "", None),), None)
-    monkeypatch.setattr(SelfFamiliarity, "familiarity_of", lambda self, instructions: [too_long] * len(instructions))
+    monkeypatch.setattr(SelfFamiliarity, "score", lambda self, instructions: [too_long] * len(instructions))
     assert np.isnan(scorer.score(Answers([interaction()], {}))).all()
 
 

@@ -8,11 +8,11 @@ from abstain.llm.signals.context_conditions import baseline, normal
 from abstain.llm.signals.feature_plan import (
     LabelledAnswers,
     ProbeSite,
-    all_feature_requests,
     candidate_sites,
     conditions,
-    served_site,
-    sweep_sites,
+    get_served_site,
+    list_sweep_sites,
+    plan_features,
 )
 from benchmarks.full_params import full_params
 from tests.llm.signals.builders import interaction
@@ -23,8 +23,8 @@ SIGNALS = [Signal("a", (SURPRISE,), lambda _, found: 0.5), Signal("b", (SURPRISE
 
 
 def test_the_sweep_is_layers_times_sites_and_the_numbers_of_chunks_here() -> None:
-    places = sweep_sites(PARAMS)
-    here = served_site(PARAMS)
+    places = list_sweep_sites(PARAMS)
+    here = get_served_site(PARAMS)
     grid = {ProbeSite(layer, site) for layer in PARAMS.sweep.layers for site in PARAMS.sweep.sites}
     chunks = {ProbeSite(here.layer, here.site, k) for k in PARAMS.sweep.contexts}
     assert set(places) == (grid | chunks) - {here} and len(places) == len(set(places))
@@ -34,32 +34,30 @@ def test_the_sweep_is_layers_times_sites_and_the_numbers_of_chunks_here() -> Non
 
 def test_no_place_reads_eos_where_the_probe_does_not() -> None:
     without = PARAMS.model_copy(update={"llm": PARAMS.llm.model_copy(update={"includes_eos": False})})
-    for place in (served_site(without), *sweep_sites(without), *candidate_sites(30)):
+    for place in (get_served_site(without), *list_sweep_sites(without), *candidate_sites(30)):
         reading = place.reading(without.llm)
         assert reading.ask == HiddenStates(place.layer, place.site, ("answer",)) and reading.chunks == place.chunks
 
 
 def test_a_reading_that_several_want_is_asked_once() -> None:
     rows = [interaction(name=f"i-{at}") for at in range(3)]
-    (labelled, readings), *audits = all_feature_requests(
-        PARAMS, SIGNALS, LabelledAnswers(rows, rows[:1], PARAMS.audits.run)
-    )
+    (labelled, readings), *audits = plan_features(PARAMS, SIGNALS, LabelledAnswers(rows, rows[:1], PARAMS.audits.run))
     unperturbed = {*normal(PARAMS.llm.layout).values(), *baseline(PARAMS.llm.layout).values()}
     assert labelled == rows and len(readings) == len(set(readings))
-    assert {served_site(PARAMS).reading(PARAMS.llm), SURPRISE} <= set(readings)
-    assert len(readings) == len({SURPRISE, *unperturbed}) + 1 + len(sweep_sites(PARAMS))
+    assert {get_served_site(PARAMS).reading(PARAMS.llm), SURPRISE} <= set(readings)
+    assert len(readings) == len({SURPRISE, *unperturbed}) + 1 + len(list_sweep_sites(PARAMS))
     assert [len(changed) for changed, _ in audits] == [1, 1]
-    assert all(set(of) == {served_site(PARAMS).reading(PARAMS.llm), SURPRISE, *unperturbed} for _, of in audits)
+    assert all(set(of) == {get_served_site(PARAMS).reading(PARAMS.llm), SURPRISE, *unperturbed} for _, of in audits)
 
 
 def test_without_regressors_nothing_is_asked_for_them() -> None:
     none = PARAMS.model_copy(update={"regressors": PARAMS.regressors.model_copy(update={"targets": ()})})
     labelled = LabelledAnswers([interaction()], [], PARAMS.audits.run)
-    (_, readings), *_ = all_feature_requests(none, SIGNALS, labelled)
+    (_, readings), *_ = plan_features(none, SIGNALS, labelled)
     assert set(readings) == {
-        served_site(none).reading(none.llm),
+        get_served_site(none).reading(none.llm),
         SURPRISE,
-        *(place.reading(none.llm) for place in sweep_sites(none)),
+        *(place.reading(none.llm) for place in list_sweep_sites(none)),
     }
     assert conditions(none, Settings(), labelled)[1] == []
     changed = LabelledAnswers(

@@ -7,7 +7,7 @@ import pytest
 from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain.llm.signals.registry import build_scorers
-from abstain.llm.signals.servable import kind_of, not_servable, served_fusions, served_parts
+from abstain.llm.signals.servable import kind_of, list_servable_components, list_servable_fusions, not_servable
 from tests.checkout import shipped_params
 from tests.llm.builders import save_tiny_model
 
@@ -32,21 +32,23 @@ def perturbed(params: Params) -> Params:
 
 def test_a_fusion_is_of_all_that_so_many_passes_give(params: Params, settings: Settings) -> None:
     scorers = build_scorers(params, settings).scorers
-    fusions = served_fusions(served_parts(params, scorers))
+    fusions = list_servable_fusions(list_servable_components(params, scorers))
     one, both = (set(fusions[name]) for name in ("fusion_one_pass", "fusion_two_passes"))
     assert one == {"probe", "sequence_log_prob", "writer"}
     assert both == one | {"context_gain", "regressors"}
-    assert served_fusions({"probe": served_parts(params, ())["probe"]}) == {}, "one part alone is no fusion"
+    assert list_servable_fusions({"probe": list_servable_components(params, ())["probe"]}) == {}, (
+        "one part alone is no fusion"
+    )
 
 
 def test_what_needs_another_prompt_or_model_is_not_servable_with_the_reason(params: Params, settings: Settings) -> None:
     scorers = build_scorers(params, settings).scorers
     why = not_servable(params, scorers)
-    assert {one.name for one in scorers} - set(served_parts(params, scorers)) == set(why)
+    assert {one.name for one in scorers} - set(list_servable_components(params, scorers)) == set(why)
     assert "prompt of its own" in why["verbalised"] and why["length_only"] == "it is a baseline"
     assert "no threshold can part them" in why["joint_log_prob"]
     assert "perturbation.copies" in not_servable(perturbed(params), scorers)["regressors"]
-    assert "regressors" not in served_parts(perturbed(params), scorers)
+    assert "regressors" not in list_servable_components(perturbed(params), scorers)
 
 
 def test_kinds() -> None:

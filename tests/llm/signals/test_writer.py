@@ -9,7 +9,7 @@ import pytest
 from abstain.core.contracts import Interaction
 from abstain.learning.metrics.weighted_metrics import auroc
 from abstain.llm.signals.base import ScorerUnavailable
-from abstain.llm.signals.writer import RANKED, WriterScores, rank, scores_of
+from abstain.llm.signals.writer import MIN_RANKED, WriterScores, rank, scores_of
 from benchmarks.scorers import FILE
 from benchmarks.writer import measure
 from tests.llm.signals.builders import interaction, labels, unread
@@ -77,7 +77,7 @@ def test_the_scale_of_a_version_changes_nothing() -> None:
 
 def test_a_version_with_too_few_training_answers_is_missing_and_counted() -> None:
     """A third of its answers are refusals: one too few."""
-    few = scored(3 * (RANKED - 1), 1, "m@2")
+    few = scored(3 * (MIN_RANKED - 1), 1, "m@2")
     scorer = fitted([*scored(120), *few])
     new = scored(9, 2, "m@3")
     rows = [*scored(6, 3), *few[:6], *new, without(few[0], "judge", "noise")]
@@ -86,12 +86,12 @@ def test_a_version_with_too_few_training_answers_is_missing_and_counted() -> Non
     model = np.array([row.model for row in rows])
     np.testing.assert_array_equal(np.isnan(found), (model == "m@3") | (refusal & (model == "m@2")))
     assert scorer.unranked(unread(*rows)) == (
-        f"11 answers have scores of their writer and no rank, because fewer than {RANKED} training answers are of the "
+        f"11 answers have scores of their writer and no rank, because fewer than {MIN_RANKED} training answers are of the "
         "same version and kind: m@3, answers (6); m@3, refusals (3); m@2, refusals (2)"
     )
     many = [row for version in range(6) for row in scored(2, 2, f"new@{version}")]
     assert scorer.unranked(unread(*many)).endswith("; and 7 others")
-    enough = fitted([*scored(120), *scored(3 * RANKED, 1, "m@2")])
+    enough = fitted([*scored(120), *scored(3 * MIN_RANKED, 1, "m@2")])
     assert not np.isnan(enough.score(unread(*few))).any() and enough.unranked(unread(*few)) == ""
 
 
@@ -148,12 +148,12 @@ def test_ranks_lie_between_0_and_1_and_equal_scores_share_theirs() -> None:
             r"^no training answer has scores of its writer: ingest",
         ),
         (
-            [row for row in scored(3 * RANKED) if row.answer.startswith("I don't")][1:],
-            rf"^no version of the assistant has {RANKED} training answers",
+            [row for row in scored(3 * MIN_RANKED) if row.answer.startswith("I don't")][1:],
+            rf"^no version of the assistant has {MIN_RANKED} training answers",
         ),
         (
             [row for row in scored(240) if right([row])[0]],
-            rf"^no version of the assistant has {RANKED} training answers",
+            rf"^no version of the assistant has {MIN_RANKED} training answers",
         ),
     ],
 )

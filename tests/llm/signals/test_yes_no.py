@@ -17,7 +17,7 @@ from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import LoadedModel, load, resolve
 from abstain.llm.engine.requests import Generate, NextTokenProbs
 from abstain.llm.signals.base import Answers, Signal
-from abstain.llm.signals.compute_features import feature_requests_of, read_answers
+from abstain.llm.signals.compute_features import collect_feature_requests, read_answers
 from abstain.llm.signals.yes_no import SEEN, STEPS, first_word, neither, yes_no_signals, yes_score
 from tests.llm.builders import byte_tokenizer, tiny_model
 from tests.llm.signals.builders import TEXTS, interaction, unread
@@ -227,7 +227,7 @@ def test_all_variants_read_the_embedded_model_together(
 ) -> None:
     """None of them is a copy of another, and each is a confidence."""
     signals = by_name(embedded.tokenizer)
-    answers = read_answers(embedded_params, float32_settings, ROWS, feature_requests_of(signals.values()))
+    answers = read_answers(embedded_params, float32_settings, ROWS, collect_feature_requests(signals.values()))
     found = np.array([signal.score(answers) for signal in signals.values()])
     assert ((found >= 0) & (found <= 1)).all()
     assert all(np.abs(one - two).max() > 1e-3 for at, one in enumerate(found) for two in found[:at])

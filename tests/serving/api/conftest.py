@@ -15,9 +15,9 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import LiveGate, Release
+from abstain.serving.api.version_follower import VersionFollower, VersionInfo
 from abstain.serving.gate import Gate
 from tests.serving.builders import GUARANTEE, release
 
@@ -28,23 +28,23 @@ class MadeUpReleases:
     """Releases in folders, one of which is live."""
 
     def __init__(self) -> None:
-        self.now: Release | None = None
+        self.now: VersionInfo | None = None
         self.away = False
 
     def promote(self, version: str, file: Path) -> None:
-        self.now = Release(version, str(file), datetime(2026, 11, 1, tzinfo=UTC))
+        self.now = VersionInfo(version, str(file), datetime(2026, 11, 1, tzinfo=UTC))
 
-    def live(self) -> Release:
+    def live(self) -> VersionInfo:
         if self.away:
             raise AbstainError(Code.NOT_READABLE, "the origin cannot be reached")
         if self.now is None:
             raise AbstainError(Code.NO_VERSION, "nothing is in production yet")
         return self.now
 
-    def folder(self, release: Release) -> Path:
+    def folder(self, release: VersionInfo) -> Path:
         return Path(release.digest).parent
 
-    def fetch(self, release: Release) -> Path:
+    def fetch(self, release: VersionInfo) -> Path:
         return self.folder(release)
 
 
@@ -83,7 +83,7 @@ def make_service(releases: MadeUpReleases, settings: Settings, log: DecisionLog)
 
     def make(**changes: object) -> GateService:
         serving = ServeSettings(**changes)  # type: ignore[arg-type]
-        live = LiveGate(releases, lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
+        live = VersionFollower(releases, lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
         service = GateService(live, log, serving)
         service.live.refresh()
         return service
@@ -101,5 +101,5 @@ def service(
 
 @pytest.fixture
 def client(service: GateService) -> Iterator[TestClient]:
-    with TestClient(make_app(service, Keys()), BASE) as opened:
+    with TestClient(make_app(service, ApiKeys()), BASE) as opened:
         yield opened

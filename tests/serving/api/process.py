@@ -13,10 +13,10 @@ from abstain.config.serve_settings import load_serve_settings
 from abstain.config.settings import load_settings
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api import app
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.server import LOOPBACK_NAMES, listen, run
 from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import LiveGate, Release
+from abstain.serving.api.version_follower import VersionFollower, VersionInfo
 from abstain.serving.gate import Gate
 
 
@@ -24,20 +24,20 @@ class FolderReleases:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def live(self) -> Release | None:
+    def live(self) -> VersionInfo | None:
         version = (self.root / "live").read_text().strip()
-        return Release(version, version, datetime(2026, 11, 1, tzinfo=UTC))
+        return VersionInfo(version, version, datetime(2026, 11, 1, tzinfo=UTC))
 
-    def folder(self, release: Release) -> Path:
+    def folder(self, release: VersionInfo) -> Path:
         return self.root / release.version
 
-    def fetch(self, release: Release) -> Path:
+    def fetch(self, release: VersionInfo) -> Path:
         return self.folder(release)
 
 
 def main(folder: Path) -> None:
     settings, serving = load_settings(), load_serve_settings()
-    live = LiveGate(FolderReleases(folder), lambda bundle: Gate.open(bundle, settings))
+    live = VersionFollower(FolderReleases(folder), lambda bundle: Gate.open(bundle, settings))
     log = DecisionLog.open(
         f"sqlite:///{folder / 'log.sqlite'}", redact=lambda row: row, pseudonym=lambda name: f"u-{name}", key=b"digests"
     )
@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
         live.refresh()
         print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
         app.REFRESH_S = 0.2
-        run(app.make_app(service, Keys(), LOOPBACK_NAMES), listening)
+        run(app.make_app(service, ApiKeys(), LOOPBACK_NAMES), listening)
 
 
 if __name__ == "__main__":

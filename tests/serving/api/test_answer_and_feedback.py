@@ -9,11 +9,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback, Review
+from abstain.core.contracts import Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import BASE, MadeUpReleases
 
@@ -49,8 +49,8 @@ def answering(
 def test_an_answer_is_told_where_it_is_shown_or_the_key_may_see_withheld_ones(
     answering: GateService, threshold: str
 ) -> None:
-    made = {roles: make_key("x", roles) for roles in (("ask",), ("ask", "withheld"))}
-    keys = Keys("\n".join(line for _, line in made.values()))
+    made = {roles: create_key("x", roles) for roles in (("ask",), ("ask", "withheld"))}
+    keys = ApiKeys("\n".join(line for _, line in made.values()))
     with TestClient(make_app(answering, keys), BASE) as client:
         seen = {}
         for roles, (key, _) in made.items():
@@ -66,9 +66,9 @@ def test_an_answer_is_told_where_it_is_shown_or_the_key_may_see_withheld_ones(
 
 @pytest.mark.parametrize("stream", ["buffered", "optimistic"])
 def test_a_streamed_answer_is_held_or_retracted(answering: GateService, threshold: str, stream: str) -> None:
-    key, line = make_key("x", ["ask"] if stream == "buffered" else ["ask", "withheld"])
+    key, line = create_key("x", ["ask"] if stream == "buffered" else ["ask", "withheld"])
     is_shown = threshold == "0.0"
-    with TestClient(make_app(answering, Keys(line)), BASE) as client:
+    with TestClient(make_app(answering, ApiKeys(line)), BASE) as client:
         sent = client.post(
             "/v1/answer", json={**QUESTION, "stream": stream}, headers={"Authorization": f"Bearer {key}"}
         )
@@ -104,7 +104,7 @@ def test_feedback_is_recorded_once_by_its_id(client: TestClient, service: GateSe
     found = queries.find(service.log.database, "i-1")
     assert found is not None
     kinds = [type(row) for row in found.feedback]
-    assert sorted(kinds, key=str) == sorted([Feedback, Review], key=str)
+    assert sorted(kinds, key=str) == sorted([Thumb, Review], key=str)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_text_that_was_sent_is_retracted_where_the_decision_cannot_be_logged(
 def test_a_buffered_stream_sends_no_withheld_text_even_to_who_may_see_it(
     answering: GateService, threshold: str
 ) -> None:
-    with TestClient(make_app(answering, Keys()), BASE) as client:
+    with TestClient(make_app(answering, ApiKeys()), BASE) as client:
         found = events(client.post("/v1/answer", json={**QUESTION, "stream": "buffered"}).text)
     assert [name for name, _ in found] == (["text", "decision"] if threshold == "0.0" else ["decision"])
     assert dict(found)["decision"]["answer"], "which who may see it reads here"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from abstain.serving.api.callers import REMEMBERED, OverQuota, Quota, caller_of
-from abstain.serving.api.keys import ANYBODY_HERE, ApiKey
+from abstain.serving.api.keys import LOOPBACK_KEY, ApiKey
 
 
 class Clock:
@@ -16,7 +16,7 @@ class Clock:
 def test_a_caller_is_its_key_or_else_its_address() -> None:
     scope = {"type": "http", "client": ("10.0.0.1", 5000)}
     assert caller_of(scope, ApiKey("ann", frozenset(), "5e")) == "key ann"
-    assert caller_of(scope, ANYBODY_HERE) == caller_of(scope, None) == "address 10.0.0.1"
+    assert caller_of(scope, LOOPBACK_KEY) == caller_of(scope, None) == "address 10.0.0.1"
     assert caller_of({"type": "http", "client": None}, None) == "address unknown"
 
 

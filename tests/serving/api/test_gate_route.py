@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from abstain.data.decision_log import queries
 from abstain.serving.api import decision_inputs as gathering
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.schemas import ANSWERS, INSTRUCTION
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
@@ -82,14 +82,14 @@ def test_unavailable_answers_are_shown_where_that_was_chosen(
     make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
 ) -> None:
     releases.promote("v1.0.0", make_release())
-    with TestClient(make_app(make_service(on_unavailable="show"), Keys()), BASE) as client:
+    with TestClient(make_app(make_service(on_unavailable="show"), ApiKeys()), BASE) as client:
         found = ask(client, contexts=[])
         assert (found["decision"], found["show"]) == ("unavailable", True)
         assert 'decision="unavailable",shown="yes"' in client.get("/metrics").text
 
 
 def test_with_no_version_live_nothing_is_ready_and_nothing_shown(make_service: Callable[..., GateService]) -> None:
-    with TestClient(make_app(make_service(), Keys()), BASE) as client:
+    with TestClient(make_app(make_service(), ApiKeys()), BASE) as client:
         assert client.get("/healthz").status_code == 200
         ready = client.get("/readyz")
         assert ready.status_code == 503 and ready.json()["code"] == "A407"
@@ -166,7 +166,7 @@ def test_a_slow_decision_is_unavailable(
         return score_with_model(self, *unread)
 
     monkeypatch.setattr(Gate, "score_with_model", slowly)
-    with TestClient(make_app(service, Keys()), BASE) as client:
+    with TestClient(make_app(service, ApiKeys()), BASE) as client:
         found = ask(client)
     assert (found["decision"], found["show"]) == ("unavailable", False) and "A509" in found["reason"]
 
@@ -186,7 +186,7 @@ def test_a_burst_beyond_the_queue_is_told_to_come_back(
         return score_with_model(self, *unread)
 
     monkeypatch.setattr(Gate, "score_with_model", slowly)
-    with TestClient(make_app(service, Keys()), BASE) as client, ThreadPoolExecutor(12) as pool:
+    with TestClient(make_app(service, ApiKeys()), BASE) as client, ThreadPoolExecutor(12) as pool:
         found = list(pool.map(lambda number: client.post("/v1/gate", json={**ASKED, "answer": f"{number}"}), range(12)))
     refused = [one for one in found if one.status_code == 429]
     assert refused and {one.status_code for one in found} == {200, 429}
@@ -200,7 +200,7 @@ def test_an_unexpected_error_is_a_problem_without_its_text(
         raise RuntimeError("secret")
 
     monkeypatch.setattr(Gate, "score_with_model", fail)
-    with TestClient(make_app(service, Keys()), BASE, raise_server_exceptions=False) as client:
+    with TestClient(make_app(service, ApiKeys()), BASE, raise_server_exceptions=False) as client:
         response = client.post("/v1/gate", json=ASKED)
         assert 'abstain_problems_total{status="500"} 1.0' in client.get("/metrics").text
     assert response.status_code == 500 and response.headers["content-type"] == "application/problem+json"
@@ -256,7 +256,7 @@ def test_the_time_limit_holds_for_what_is_retrieved_too(
 ) -> None:
     slow = make_service(timeout_s=0.05)
     slow.gatherer._retrieve = lambda question, entitlements, k: time.sleep(5) or []
-    with TestClient(make_app(slow, Keys()), BASE) as client:
+    with TestClient(make_app(slow, ApiKeys()), BASE) as client:
         began = time.monotonic()
         found = ask(client, contexts=None, entitlements=["staff"])
         assert time.monotonic() - began < 4 and "A509" in found["reason"]
@@ -267,7 +267,7 @@ def test_of_a_list_beyond_the_queue_nothing_is_decided(
 ) -> None:
     releases.promote("v1.0.0", make_release())
     service = make_service(caller={"waiting": 3})
-    with TestClient(make_app(service, Keys()), BASE) as client:
+    with TestClient(make_app(service, ApiKeys()), BASE) as client:
         asked = [{**ASKED, "interaction_id": f"i-{number}"} for number in range(4)]
         refused = client.post("/v1/gate", json=asked)
         assert refused.status_code == 429 and "3 of one caller may" in refused.json()["detail"]
@@ -283,7 +283,7 @@ def test_lists_at_once_find_room(service: GateService, monkeypatch: pytest.Monke
         return score_with_model(self, *unread)
 
     monkeypatch.setattr(Gate, "score_with_model", slowly)
-    with TestClient(make_app(service, Keys()), BASE) as client, ThreadPoolExecutor(3) as pool:
+    with TestClient(make_app(service, ApiKeys()), BASE) as client, ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda _: client.post("/v1/gate", json=[ASKED] * ANSWERS), range(3)))
     assert {one.status_code for one in found} == {200}
 

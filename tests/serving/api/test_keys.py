@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from abstain.core.errors import AbstainError
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ROLES, Keys, make_key, parse_keys
+from abstain.serving.api.keys import ROLES, ApiKeys, create_key, parse_keys
 from abstain.serving.api.server import LOOPBACK_NAMES, names_of, require_loopback
 from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import BASE
@@ -27,14 +27,14 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asker(file: Path) -> str:
-    key, line = make_key("assistant", ["ask"])
+    key, line = create_key("assistant", ["ask"])
     file.write_text(f"# who may ask\n\n{line}\n")
     return key
 
 
 @pytest.fixture
 def guarded(service: GateService, file: Path, asker: str) -> Iterator[TestClient]:
-    with TestClient(make_app(service, Keys(None, file)), BASE) as client:
+    with TestClient(make_app(service, ApiKeys(None, file)), BASE) as client:
         yield client
 
 
@@ -59,8 +59,8 @@ def test_only_who_has_a_key_with_the_role_is_answered(guarded: TestClient, asker
 
 
 def test_a_key_for_thumbs_gives_no_review(guarded: TestClient, file: Path) -> None:
-    feedback_key, feedback_line = make_key("assistant-thumbs", ["feedback"])
-    review_key, review_line = make_key("ann", ["review"])
+    feedback_key, feedback_line = create_key("assistant-thumbs", ["feedback"])
+    review_key, review_line = create_key("ann", ["review"])
     file.write_text(f"{file.read_text()}\n{feedback_line}\n{review_line}\n")
     thumb = {"feedback_id": "f-1", "interaction_id": "i-1", "thumb": "up"}
     review = {"feedback_id": "f-2", "interaction_id": "i-1"}
@@ -79,7 +79,7 @@ def test_a_key_for_thumbs_gives_no_review(guarded: TestClient, file: Path) -> No
 
 def test_two_keys_are_valid_while_one_replaces_the_other(guarded: TestClient, file: Path, asker: str) -> None:
     old = file.read_text().splitlines()[-1]
-    new_key, new = make_key("assistant", ["ask"])
+    new_key, new = create_key("assistant", ["ask"])
     replace(file, old, new)
     for key in (asker, new_key):
         assert guarded.post("/v1/gate", json=ASKED, headers=bearer(key)).status_code == 200
@@ -101,9 +101,9 @@ def test_a_file_that_became_damaged_or_is_gone_lets_nobody_in(guarded: TestClien
 
 
 def test_what_is_stored_of_a_key_does_not_contain_it() -> None:
-    key, line = make_key("ann", ROLES)
+    key, line = create_key("ann", ROLES)
     assert key.removeprefix("abstain_") not in line and parse_keys(line, "x")[0].roles == ROLES
-    assert make_key("ann", ROLES)[0] != key
+    assert create_key("ann", ROLES)[0] != key
 
 
 @pytest.mark.parametrize("line", ["ann", "ann ask", "ann root " + "0" * 64, "ann ask xyz", "a b ask " + "0" * 64])
@@ -123,7 +123,7 @@ def test_without_keys_only_this_machine_is_listened_to() -> None:
 
 
 def test_a_page_of_another_site_cannot_use_a_server_without_keys(service: GateService) -> None:
-    with TestClient(make_app(service, Keys(), LOOPBACK_NAMES), BASE) as client:
+    with TestClient(make_app(service, ApiKeys(), LOOPBACK_NAMES), BASE) as client:
         assert client.post("/v1/gate", json=ASKED).status_code == 200
         assert client.post("/v1/gate", json=ASKED, headers={"Origin": BASE}).status_code == 200
         assert client.post("/v1/gate", json=ASKED, headers={"Origin": "http://evil.example"}).status_code == 403
@@ -137,13 +137,13 @@ def test_a_page_of_another_site_cannot_use_a_server_without_keys(service: GateSe
 def test_a_server_without_keys_answers_at_the_address_that_it_listens_to(
     service: GateService, host: str, address: str
 ) -> None:
-    with TestClient(make_app(service, Keys(), names_of(host)), address) as client:
+    with TestClient(make_app(service, ApiKeys(), names_of(host)), address) as client:
         assert client.post("/v1/gate", json=ASKED).status_code == 200
         assert client.post("/v1/gate", json=ASKED, headers={"Host": "evil.example"}).status_code == 400
 
 
 def test_a_variable_that_is_set_and_holds_no_key_lets_nobody_in(service: GateService) -> None:
-    assert Keys("# rotate me").required and Keys("# rotate me").holder("x") is None
+    assert ApiKeys("# rotate me").required and ApiKeys("# rotate me").holder("x") is None
 
 
 def test_without_a_key_no_body_is_read(guarded: TestClient) -> None:

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import MadeUpReleases
 
@@ -31,7 +31,7 @@ def app(
     make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., object]
 ) -> FastAPI:
     releases.promote("v1.0.0", make_release())  # type: ignore[arg-type]
-    return make_app(make_service(text_limit=2000), Keys())
+    return make_app(make_service(text_limit=2000), ApiKeys())
 
 
 def attack(app: FastAPI, examples: int) -> set[str]:

@@ -19,7 +19,7 @@ from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.app import make_app
 from abstain.serving.api.callers import Quota, set_caller
-from abstain.serving.api.keys import ApiKey, Keys
+from abstain.serving.api.keys import ApiKey, ApiKeys
 from abstain.serving.api.redactions import PER_ROW, Redactions
 from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import BASE, MadeUpReleases
@@ -74,7 +74,7 @@ def connect(
     """A client of a server with these settings."""
     releases.promote("v1.0.0", make_release(threshold="0.0"))
     with ExitStack() as stack:
-        yield lambda **settings: stack.enter_context(TestClient(make_app(make_service(**settings), Keys()), BASE))
+        yield lambda **settings: stack.enter_context(TestClient(make_app(make_service(**settings), ApiKeys()), BASE))
 
 
 @pytest.fixture

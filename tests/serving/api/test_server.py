@@ -21,8 +21,15 @@ from abstain.core.errors import AbstainError
 from abstain.serving.api import middleware as limits
 from abstain.serving.api import server
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys
-from abstain.serving.api.server import LINES_A_MINUTE, LOOPBACK_NAMES, MESSAGES_A_MINUTE, FewLines, config_of, listen
+from abstain.serving.api.keys import ApiKeys
+from abstain.serving.api.server import (
+    LINES_A_MINUTE,
+    LOOPBACK_NAMES,
+    MESSAGES_A_MINUTE,
+    FewLines,
+    listen,
+    make_uvicorn_config,
+)
 from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED
@@ -34,7 +41,7 @@ pytestmark = pytest.mark.heavy
 def running(service: GateService) -> Iterator[tuple[str, int]]:
     """The service on a socket of this machine: host and port."""
     with listen("127.0.0.1", 0) as listening:
-        own = uvicorn.Server(config_of(make_app(service, Keys(), LOOPBACK_NAMES)))
+        own = uvicorn.Server(make_uvicorn_config(make_app(service, ApiKeys(), LOOPBACK_NAMES)))
         thread = threading.Thread(target=own.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

@@ -19,9 +19,9 @@ from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.schema import SHADOWS
 from abstain.serving.api import shadow as shadow_module
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import LiveGate
+from abstain.serving.api.version_follower import VersionFollower
 from abstain.serving.gate import Gate
 from abstain.serving.predictor import Predictor
 from tests.serving.api.conftest import BASE, MadeUpReleases
@@ -48,10 +48,12 @@ def start(
         candidates = MadeUpReleases()
         candidates.promote(SHADOW, make_release(SHADOW, **{"threshold": "0.0", **changes}))
         serving = ServeSettings(shadow=mode)  # type: ignore[arg-type]
-        live, shadow = (LiveGate(of, lambda bundle: Gate.open(bundle, settings)) for of in (releases, candidates))
+        live, shadow = (
+            VersionFollower(of, lambda bundle: Gate.open(bundle, settings)) for of in (releases, candidates)
+        )
         service = GateService(live, log, serving, shadow=shadow)
         service.refresh()
-        with TestClient(make_app(service, Keys()), BASE) as client:
+        with TestClient(make_app(service, ApiKeys()), BASE) as client:
             yield client, service
 
     return opened

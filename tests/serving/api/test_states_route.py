@@ -17,7 +17,7 @@ from torch import Tensor
 from abstain.data.decision_log import queries
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import interaction
 from tests.serving.api.conftest import BASE, MadeUpReleases
@@ -46,7 +46,7 @@ def without_eos(
 
 @pytest.fixture
 def engine_client(without_eos: GateService) -> Any:
-    with TestClient(make_app(without_eos, Keys()), BASE) as client:
+    with TestClient(make_app(without_eos, ApiKeys()), BASE) as client:
         yield client
 
 

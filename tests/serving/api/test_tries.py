@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
 from abstain.serving.api.tries import WITHIN_S, Tries
 from tests.serving.api.conftest import BASE, MadeUpReleases
@@ -78,7 +78,7 @@ def test_an_answer_without_a_decision_is_no_try(
     def refuse(*_: object) -> None:
         raise AbstainError(Code.NO_SERVICE, "the log is away")
 
-    with TestClient(make_app(service, Keys()), BASE) as client:
+    with TestClient(make_app(service, ApiKeys()), BASE) as client:
         unread = client.post("/v1/gate", json=asked | {"contexts": []}).json()
         assert unread["decision"] == "unavailable"
         with monkeypatch.context() as patch:

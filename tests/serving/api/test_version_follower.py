@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from abstain.serving.api import version_follower as live_gate
 from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import Release
+from abstain.serving.api.version_follower import VersionInfo
 from tests.serving.api.conftest import MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED, ask
 
@@ -99,7 +99,7 @@ def test_what_fails_for_a_while_is_tried_again_and_what_is_bad_is_not(
     tried: list[str] = []
     fetch = releases.fetch
 
-    def fails_once(release: Release) -> Path:
+    def fails_once(release: VersionInfo) -> Path:
         tried.append(release.version)
         if len(tried) == 1:
             raise OSError(28, "No space left on device")
@@ -127,7 +127,7 @@ def test_what_fails_for_a_while_is_tried_again_and_what_is_bad_is_not(
 def test_a_registry_that_fails_in_any_way_ends_nothing(
     client: TestClient, service: GateService, releases: MadeUpReleases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails() -> Release:
+    def fails() -> VersionInfo:
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patched:

@@ -18,9 +18,9 @@ from abstain.core.contracts import Context
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys
-from abstain.serving.api.service import GateService, Retrieve
-from abstain.serving.api.version_follower import LiveGate
+from abstain.serving.api.keys import ApiKeys
+from abstain.serving.api.service import GateService, RetrieveChunks
+from abstain.serving.api.version_follower import VersionFollower
 from abstain.serving.gate import Gate
 from tests.serving.api.conftest import MadeUpReleases
 from tests.serving.builders import GUARANTEE, release
@@ -72,11 +72,11 @@ def make_worker(
 ) -> Callable[..., GateService]:
     """A worker of the server, with these serve settings; all workers share the log."""
 
-    def make(retrieve: Retrieve | None = None, **changes: Any) -> GateService:
+    def make(retrieve: RetrieveChunks | None = None, **changes: Any) -> GateService:
         serving = ServeSettings(**{"withheld_text": WITHHELD, **changes})
         releases = MadeUpReleases()
         releases.promote("v1.0.0", gate_folder / paths.RELEASED_ONNX.name)
-        live = LiveGate(releases, lambda folder: Gate.open(folder, settings, serving.on_unavailable))
+        live = VersionFollower(releases, lambda folder: Gate.open(folder, settings, serving.on_unavailable))
         service = GateService(live, open_log(), serving, retrieve)
         live.refresh()
         return service
@@ -89,8 +89,8 @@ def connect() -> Iterator[Callable[..., TestClient]]:
     """A client of a worker."""
     opened = []
 
-    def make(worker: GateService, keys: Keys | None = None) -> TestClient:
-        opened.append(TestClient(make_app(worker, keys or Keys()), "http://127.0.0.1"))
+    def make(worker: GateService, keys: ApiKeys | None = None) -> TestClient:
+        opened.append(TestClient(make_app(worker, keys or ApiKeys()), "http://127.0.0.1"))
         opened[-1].__enter__()
         return opened[-1]
 

@@ -21,7 +21,7 @@ from fastapi.testclient import TestClient
 
 from abstain.config.serve_settings import OnUnavailable
 from abstain.data.decision_log import queries
-from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.service import GateService
 from abstain.serving.decision import Decision
 from abstain.serving.gateways.callbacks import AnswerWithheld, langchain_callback, llamaindex_callback
@@ -80,9 +80,9 @@ def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_is_asked_with_a_key_and_its_decision_comes_back(
     make_worker: Worker, connect: Connect, answers: tuple[str, str]
 ) -> None:
-    key, line = make_key("assistant", ["ask"])
+    key, line = create_key("assistant", ["ask"])
     worker = make_worker()
-    server = through(connect(worker, Keys(line)))
+    server = through(connect(worker, ApiKeys(line)))
     gate = HttpGate("http://127.0.0.1", key, transport=server, user="anna")
     shown, withheld = (gate.decide(QUESTION, CONTEXTS, answer) for answer in answers)
     assert (shown.show, shown.decision) == (True, "show")

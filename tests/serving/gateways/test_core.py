@@ -10,13 +10,13 @@ import pytest
 from abstain.config.serve_settings import GatewayPaths, KgatewayPaths, load_serve_settings
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
-from abstain.serving.gateways.core import Finder, Found
+from abstain.serving.gateways.core import Found, GatewayFieldParser
 
 NOTHING = Found(**dict.fromkeys(field.name for field in fields(Found)))
 
 
 def found(request: dict[str, Any], **paths: str) -> Found:
-    return Finder("made-up", GatewayPaths(**paths)).find(request)
+    return GatewayFieldParser("made-up", GatewayPaths(**paths)).find(request)
 
 
 def test_without_paths_nothing_is_found() -> None:
@@ -54,12 +54,12 @@ def test_entitlements_that_are_no_texts_are_refused() -> None:
 def test_a_message_may_be_a_list_of_parts() -> None:
     parts = [{"type": "text", "text": "Look at this."}, {"type": "image_url", "image_url": {"url": "data:"}}]
     messages = [{"role": "user", "content": "Before."}, {"role": "user", "content": parts}]
-    assert Finder("made-up", KgatewayPaths()).find({"messages": messages}).question == "Look at this."
+    assert GatewayFieldParser("made-up", KgatewayPaths()).find({"messages": messages}).question == "Look at this."
 
 
 def test_a_path_that_is_no_expression_is_named_with_its_variable() -> None:
     with pytest.raises(AbstainError, match=r"ABSTAIN_SERVE_LITELLM__CONTEXTS.*JMESPath"):
-        Finder("litellm", GatewayPaths(contexts="metadata["))
+        GatewayFieldParser("litellm", GatewayPaths(contexts="metadata["))
 
 
 def test_a_path_is_set_by_a_variable_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:

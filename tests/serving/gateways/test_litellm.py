@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from abstain.core.codes import Code
 from abstain.data.decision_log import queries
-from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.service import GateService
 from tests.serving.gateways.conftest import CONTEXTS, QUESTION, WITHHELD, counted, nearest, registered
 
@@ -177,8 +177,8 @@ def test_a_header_that_was_not_forwarded_is_no_id(
 
 
 def test_a_key_without_the_role_may_not_ask(make_worker: Worker, connect: Connect, recorded: Recorded) -> None:
-    teller, asker = make_key("teller", ["feedback"]), make_key("asker", ["ask"])
-    client = connect(make_worker(), Keys(f"{teller[1]}\n{asker[1]}"))
+    teller, asker = create_key("teller", ["feedback"]), create_key("asker", ["ask"])
+    client = connect(make_worker(), ApiKeys(f"{teller[1]}\n{asker[1]}"))
     body = recorded("litellm_request")
     codes = [
         client.post(PATH, json=body, headers={"Authorization": f"Bearer {key}"} if key else {}).status_code

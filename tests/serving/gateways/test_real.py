@@ -20,7 +20,7 @@ import yaml
 
 from abstain.data.decision_log import queries
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.service import GateService
 from tests.conftest import ROOT
 from tests.ports import free_port
@@ -54,7 +54,7 @@ def run_in(python: Path, script: str) -> Any:
     return json.loads(run.stdout)
 
 
-def serve(worker: GateService, keys: Keys) -> tuple[str, uvicorn.Server, threading.Thread]:
+def serve(worker: GateService, keys: ApiKeys) -> tuple[str, uvicorn.Server, threading.Thread]:
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(make_app(worker, keys), port=port, log_level="warning"))
     thread = threading.Thread(target=server.run)
@@ -65,9 +65,9 @@ def serve(worker: GateService, keys: Keys) -> tuple[str, uvicorn.Server, threadi
 @pytest.fixture
 def gates(make_worker: Worker) -> Iterator[tuple[dict[str, str], str, GateService]]:
     """Two servers, one of which replaces what it withholds, and the key of both."""
-    key, line = make_key("litellm", ["ask"])
+    key, line = create_key("litellm", ["ask"])
     workers = {kind: make_worker(litellm_withheld=kind) for kind in ("block", "replace")}
-    running = {kind: serve(worker, Keys(line)) for kind, worker in workers.items()}
+    running = {kind: serve(worker, ApiKeys(line)) for kind, worker in workers.items()}
     yield {kind: address for kind, (address, _, _) in running.items()}, key, workers["block"]
     for _, server, thread in running.values():
         server.should_exit = True

@@ -24,10 +24,10 @@ from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.queue import DrawnAnswer, fill
 from abstain.learning.estimators.onnx_logistic import fusion_to_onnx
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import Keys
-from abstain.serving.api.server import LOOPBACK_NAMES, config_of
+from abstain.serving.api.keys import ApiKeys
+from abstain.serving.api.server import LOOPBACK_NAMES, make_uvicorn_config
 from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import LiveGate, Release
+from abstain.serving.api.version_follower import VersionFollower, VersionInfo
 from abstain.serving.gate import Gate
 from abstain.serving.status_page.page import add_page
 from tests.data.builders import cited, interaction
@@ -52,18 +52,18 @@ LABELS = LabelParams(
 class FixedReleases:
     """A registry that names one version, or none."""
 
-    def __init__(self, now: Release | None, bundle: Path, trouble: AbstainError | None = None) -> None:
+    def __init__(self, now: VersionInfo | None, bundle: Path, trouble: AbstainError | None = None) -> None:
         self.now, self.bundle, self.trouble = now, bundle, trouble
 
-    def live(self) -> Release:
+    def live(self) -> VersionInfo:
         if self.now is None:
             raise AbstainError(Code.NO_VERSION, "nothing is in production yet")
         return self.now
 
-    def folder(self, release: Release) -> Path:
+    def folder(self, release: VersionInfo) -> Path:
         return self.bundle
 
-    def fetch(self, release: Release) -> Path:
+    def fetch(self, release: VersionInfo) -> Path:
         if self.trouble:
             raise self.trouble
         return self.bundle
@@ -84,11 +84,11 @@ def fused_release(folder: Path, model: Path, settings: Settings, guaranteed: boo
 
 def make_service(folder: Path, releases: FixedReleases, settings: Settings) -> GateService:
     """A service over a log in `folder`; the first version is not opened yet."""
-    live = LiveGate(releases, lambda bundle: Gate.open(bundle, settings))
+    live = VersionFollower(releases, lambda bundle: Gate.open(bundle, settings))
     return GateService(live, open_log(url_of(folder)), ServeSettings(keys=None, keys_file=None))
 
 
-def make_server(service: GateService, keys: Keys) -> FastAPI:
+def make_server(service: GateService, keys: ApiKeys) -> FastAPI:
     """The app as `abstain serve` makes it."""
     app = make_app(service, keys, None if keys.required else (*LOOPBACK_NAMES, "testserver"))
     add_page(app, service, keys, LABELS)
@@ -111,7 +111,7 @@ def fill_queue(service: GateService, *keys: str, probability: float = 3 / 17) ->
 def listening(app: FastAPI) -> Iterator[str]:
     """The address of `app`, served on this machine while the block runs."""
     port = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(config_of(app))
+    server = uvicorn.Server(make_uvicorn_config(app))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [port]})
     thread.start()
     try:

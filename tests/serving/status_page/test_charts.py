@@ -9,15 +9,15 @@ import pytest
 from bs4 import BeautifulSoup
 
 from abstain.serving.status_page.charts import coverage_chart, decisions_chart, latency_chart
-from abstain.serving.status_page.status_data import Day
+from abstain.serving.status_page.status_data import DayStatistics
 
 FIRST = datetime(2026, 11, 12, tzinfo=UTC)
 
 
-def days(*figures: tuple[int, int, int, float | None]) -> list[Day]:
+def days(*figures: tuple[int, int, int, float | None]) -> list[DayStatistics]:
     """Days of so many decisions of each kind, as many answers shown as decided so; then the p99, twice the p50."""
     return [
-        Day(FIRST + timedelta(days=at), show, abstain, unavailable, show, slow and slow / 2, slow)
+        DayStatistics(FIRST + timedelta(days=at), show, abstain, unavailable, show, slow and slow / 2, slow)
         for at, (show, abstain, unavailable, slow) in enumerate(figures)
     ]
 
@@ -47,7 +47,7 @@ def test_a_line_breaks_where_a_day_has_no_decisions() -> None:
 
 
 def test_answers_that_were_shown_without_a_decision_count_as_shown() -> None:
-    day = Day(FIRST, show=1, abstain=1, unavailable=2, shown=3)
+    day = DayStatistics(FIRST, show=1, abstain=1, unavailable=2, shown=3)
     assert "75 %" in drawn(coverage_chart([day])).desc.get_text() and day.coverage == 0.75
 
 

@@ -24,12 +24,12 @@ from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.monitoring_windows import Alarm, MonitoredWindow, write_windows
+from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow, write_windows
 from abstain.data.decision_log.queue import DrawnAnswer, fill
 from abstain.ingest.sources.decision_log import DecisionLogSource
-from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import Release
+from abstain.serving.api.version_follower import VersionInfo
 from tests.data.builders import cited, interaction
 from tests.data.decision_log.builders import decision, url_of
 from tests.serving.status_page.builders import (
@@ -64,7 +64,7 @@ def bundle(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
     """v1.2.0 is live."""
-    made = make_service(tmp_path, FixedReleases(Release("v1.2.0", "0", SINCE, "a mark"), bundle), settings)
+    made = make_service(tmp_path, FixedReleases(VersionInfo("v1.2.0", "0", SINCE, "a mark"), bundle), settings)
     made.live.refresh()
     assert made.live.now, made.live.trouble
     return made
@@ -73,7 +73,7 @@ def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
 @pytest.fixture
 def page(service: GateService) -> Iterator[TestClient]:
     """The page of a server without keys."""
-    with TestClient(make_server(service, Keys())) as client:
+    with TestClient(make_server(service, ApiKeys())) as client:
         yield client
 
 
@@ -82,10 +82,10 @@ def guarded(service: GateService, tmp_path: Path) -> Iterator[Callable[..., tupl
     """A server with keys: a browser, and the key of a holder with these roles."""
     file = tmp_path / "keys"
     file.write_text("")
-    app = make_server(service, Keys(file=file))
+    app = make_server(service, ApiKeys(file=file))
 
     def of(*roles: str, name: str = "ann") -> tuple[TestClient, str]:
-        key, line = make_key(name, roles)
+        key, line = create_key(name, roles)
         file.write_text(f"{file.read_text()}{line}\n")
         browser = TestClient(app)
         browser.portal = server.portal  # one event loop: a loop of each request's own ends before its tasks do
@@ -141,7 +141,7 @@ def test_the_page_says_what_is_live_and_what_it_promises(page: TestClient) -> No
     assert "nothing can be said" in said, "no answer was reviewed"
 
 
-def window(start: int, *alarms: Alarm, **figures: object) -> MonitoredWindow:
+def window(start: int, *alarms: Alarm, **figures: object) -> MonitoringWindow:
     """A window of three days from that day of November on."""
     begin = datetime(2026, 11, start, tzinfo=UTC)
     told = {
@@ -165,7 +165,7 @@ def window(start: int, *alarms: Alarm, **figures: object) -> MonitoredWindow:
         "notes": [],
         **figures,
     }
-    return MonitoredWindow("v1.2.0", begin, begin + timedelta(days=3), told, alarms)
+    return MonitoringWindow("v1.2.0", begin, begin + timedelta(days=3), told, alarms)
 
 
 def test_the_page_has_the_stored_windows_of_the_monitoring(tmp_path: Path, page: TestClient) -> None:
@@ -194,7 +194,7 @@ def test_the_newest_window_is_said_with_its_alarms_and_the_others_in_a_chart_and
 def test_a_refused_version_is_said_beside_the_one_that_goes_on(service: GateService, page: TestClient) -> None:
     releases = service.live._releases
     assert isinstance(releases, FixedReleases)
-    releases.now = Release("v1.3.0", "1", SINCE)
+    releases.now = VersionInfo("v1.3.0", "1", SINCE)
     releases.trouble = AbstainError(Code.BAD_ARTIFACT, "a file was changed")
     service.live.refresh()
     said = text_of(page.get("/"))
@@ -205,7 +205,7 @@ def test_without_a_version_the_page_says_so_and_nothing_can_be_tried(
     settings: Settings, tmp_path: Path, bundle: Path
 ) -> None:
     service = make_service(tmp_path, FixedReleases(None, bundle), settings)
-    with TestClient(make_server(service, Keys())) as page:
+    with TestClient(make_server(service, ApiKeys())) as page:
         service.live.refresh()
         assert "nothing is in production yet" in text_of(page.get("/"))
         tried = send(page, "/try", **TRIED)
@@ -216,9 +216,9 @@ def test_a_version_that_guarantees_nothing_is_not_said_to_be_well(
     model: Path, settings: Settings, tmp_path: Path
 ) -> None:
     bundle = fused_release(tmp_path / "bundle", model, settings, guaranteed=False)
-    service = make_service(tmp_path, FixedReleases(Release("v1.2.0", "0", SINCE), bundle), settings)
+    service = make_service(tmp_path, FixedReleases(VersionInfo("v1.2.0", "0", SINCE), bundle), settings)
     service.live.refresh()
-    with TestClient(make_server(service, Keys())) as page:
+    with TestClient(make_server(service, ApiKeys())) as page:
         reply = page.get("/")
     assert BeautifulSoup(reply.text, "html.parser").select_one(
         ".verdict.failed"
@@ -632,7 +632,7 @@ def test_another_site_gets_nothing_of_a_server_without_keys(page: TestClient) ->
 
 
 def test_the_page_is_no_part_of_the_api(service: GateService) -> None:
-    described = make_server(service, Keys()).openapi()["paths"]
+    described = make_server(service, ApiKeys()).openapi()["paths"]
     assert "/v1/gate" in described and not {"/", "/try", "/review"} & set(described)
 
 

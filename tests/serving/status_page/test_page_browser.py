@@ -16,9 +16,9 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Review
 from abstain.data.decision_log import queries
 from abstain.ingest.sources.decision_log import DecisionLogSource
-from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import Release
+from abstain.serving.api.version_follower import VersionInfo
 from tests.browser import headless
 from tests.data.builders import cited
 from tests.data.decision_log.builders import decision, url_of
@@ -61,7 +61,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
     """Two weeks of decisions, and withheld answers with texts that are hard to show."""
-    made = make_service(tmp_path, FixedReleases(Release("v1.2.0", "0", SINCE, "a mark"), bundle), settings)
+    made = make_service(tmp_path, FixedReleases(VersionInfo("v1.2.0", "0", SINCE, "a mark"), bundle), settings)
     made.live.refresh()
     now = datetime.now(UTC)
     for number in range(40):
@@ -119,7 +119,7 @@ def press_access_key(page: Page, key: str) -> None:
 
 def test_an_answer_is_tried_by_keyboard_and_is_no_traffic(browser: Browser, service: GateService) -> None:
     before = dict(queries.count(service.log.database))
-    with listening(make_server(service, Keys())) as address, opened(browser, address) as page:
+    with listening(make_server(service, ApiKeys())) as address, opened(browser, address) as page:
         page.keyboard.press("Tab")
         expect(page.get_by_role("link", name="To the content")).to_be_focused()
         for label, text in (("Question", "What is the fee?"), ("Contexts", "There is none."), ("Answer", "None, é.")):
@@ -136,7 +136,7 @@ def test_an_answer_is_tried_by_keyboard_and_is_no_traffic(browser: Browser, serv
 
 
 def test_a_withheld_answer_is_reviewed_by_keyboard(browser: Browser, service: GateService) -> None:
-    with listening(make_server(service, Keys())) as address, opened(browser, address) as page:
+    with listening(make_server(service, ApiKeys())) as address, opened(browser, address) as page:
         tab_to(page, page.get_by_role("link", name="May I pay late?"))
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="A withheld answer")).to_be_visible()
@@ -155,7 +155,7 @@ def test_a_withheld_answer_is_reviewed_by_keyboard(browser: Browser, service: Ga
 
 def test_the_queue_is_reviewed_by_keyboard(browser: Browser, service: GateService, tmp_path: Path) -> None:
     fill_queue(service, "a", "b", "c")
-    with listening(make_server(service, Keys())) as address, opened(browser, address) as page:
+    with listening(make_server(service, ApiKeys())) as address, opened(browser, address) as page:
         tab_to(page, page.get_by_role("link", name="Review the next answer"))
         page.keyboard.press("Enter")
         expect(page.get_by_text("Is it a?")).to_be_in_viewport()
@@ -186,8 +186,8 @@ def test_the_queue_is_reviewed_by_keyboard(browser: Browser, service: GateServic
 
 
 def test_a_reviewer_logs_in_by_keyboard_and_out(browser: Browser, service: GateService) -> None:
-    key, line = make_key("ann", ["withheld", "review"])
-    with listening(make_server(service, Keys(text=line))) as address, opened(browser, address) as page:
+    key, line = create_key("ann", ["withheld", "review"])
+    with listening(make_server(service, ApiKeys(text=line))) as address, opened(browser, address) as page:
         expect(page.get_by_text("v1.2.0")).to_have_count(0)
         tab_to(page, page.get_by_label("Key"))
         page.keyboard.type("wrong")
@@ -216,7 +216,7 @@ def test_pages_fit_a_phone_and_turn_dark(browser: Browser, service: GateService)
     outside = """width => [...document.querySelectorAll("body *")].filter(one => !one.closest(".scroll, svg, .skip")
         && one.getBoundingClientRect().right > width + 1).map(one => one.outerHTML.slice(0, 99))"""
     with (
-        listening(make_server(service, Keys())) as address,
+        listening(make_server(service, ApiKeys())) as address,
         opened(browser, address, java_script_enabled=True) as page,
     ):
 
@@ -254,7 +254,7 @@ def test_pages_fit_a_phone_and_turn_dark(browser: Browser, service: GateService)
 def test_texts_can_be_read_in_both_schemes(browser: Browser, service: GateService, scheme: str) -> None:
     """At least 4.5 : 1 between each text and what is behind it (WCAG 2.2 AA)."""
     with (
-        listening(make_server(service, Keys())) as address,
+        listening(make_server(service, ApiKeys())) as address,
         opened(browser, address, java_script_enabled=True, color_scheme=scheme) as page,
     ):
         assert page.evaluate(CONTRAST) == []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.status_page import sessions as module
-from abstain.serving.status_page.sessions import HOURS, Sessions
+from abstain.serving.status_page.sessions import SESSION_HOURS, Sessions
 
 
 class Clock:
@@ -28,14 +28,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def key() -> tuple[str, Sessions]:
-    made, line = make_key("ann", ["ask"])
-    return made, Sessions(Keys(text=line))
+    made, line = create_key("ann", ["ask"])
+    return made, Sessions(ApiKeys(text=line))
 
 
 def test_a_session_ends_after_its_hours(key: tuple[str, Sessions], clock: Clock) -> None:
     text, sessions = key
     session = sessions.log_in(text)
-    clock.now += 3600 * HOURS - 1
+    clock.now += 3600 * SESSION_HOURS - 1
     visitor = sessions.visitor(session)
     assert visitor and visitor.holder.name == "ann"
     clock.now += 1
@@ -55,7 +55,7 @@ def test_no_two_sessions_share_a_name_or_the_token_of_their_forms(key: tuple[str
     text, sessions = key
     visitors = [sessions.visitor(sessions.log_in(text)) for _ in range(20)]
     assert len({one.session for one in visitors if one}) == len({one.form_token for one in visitors if one}) == 20
-    assert len({Sessions(Keys()).form_token("") for _ in range(5)}) == 5, "nor do two servers"
+    assert len({Sessions(ApiKeys()).form_token("") for _ in range(5)}) == 5, "nor do two servers"
 
 
 @pytest.mark.parametrize("session", [None, "", "made up"])

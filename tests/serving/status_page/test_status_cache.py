@@ -13,10 +13,10 @@ import pytest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.version_follower import Release
+from abstain.serving.api.version_follower import VersionInfo
 from abstain.serving.status_page import status_cache as module
-from abstain.serving.status_page.status_cache import KeptFigures
-from abstain.serving.status_page.status_data import Day
+from abstain.serving.status_page.status_cache import StatusCache
+from abstain.serving.status_page.status_data import DayStatistics
 from tests.data.decision_log.builders import open_log, url_of
 from tests.serving.status_page.builders import LABELS, SINCE
 
@@ -33,7 +33,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The name of the thread of each computing."""
     threads: list[str] = []
 
-    def days(*_: object) -> list[Day]:
+    def days(*_: object) -> list[DayStatistics]:
         threads.append(threading.current_thread().name)
         time.sleep(0.05)
         return []
@@ -46,7 +46,7 @@ def test_pages_that_are_loaded_together_compute_once_beside_the_others_threads(
     log: DecisionLog, computed: list[str]
 ) -> None:
     async def load() -> None:
-        kept = KeptFigures(log, LABELS)
+        kept = StatusCache(log, LABELS)
         await asyncio.gather(*(kept.of(None) for _ in range(20)))
         await kept.of(None)
 
@@ -58,12 +58,12 @@ def test_after_their_time_and_for_another_release_they_are_computed_anew(
     log: DecisionLog, computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def load() -> None:
-        kept = KeptFigures(log, LABELS)
+        kept = StatusCache(log, LABELS)
         await kept.of(None)
-        await kept.of(Release("v1.0.0", "d", SINCE))
+        await kept.of(VersionInfo("v1.0.0", "d", SINCE))
         assert len(computed) == 2
-        monkeypatch.setattr(module, "KEPT_S", 0.0)
-        await kept.of(Release("v1.0.0", "d", SINCE))
+        monkeypatch.setattr(module, "CACHE_TTL_S", 0.0)
+        await kept.of(VersionInfo("v1.0.0", "d", SINCE))
 
     asyncio.run(load())
     assert len(computed) == 3
@@ -71,7 +71,7 @@ def test_after_their_time_and_for_another_release_they_are_computed_anew(
 
 def test_who_leaves_does_not_take_them_from_the_others(log: DecisionLog, computed: list[str]) -> None:
     async def load() -> None:
-        kept = KeptFigures(log, LABELS)
+        kept = StatusCache(log, LABELS)
         first, second = (asyncio.create_task(kept.of(None)) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
@@ -82,11 +82,11 @@ def test_who_leaves_does_not_take_them_from_the_others(log: DecisionLog, compute
 
 
 def test_a_log_that_cannot_be_read_is_asked_again(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: object) -> list[Day]:
+    def away(*_: object) -> list[DayStatistics]:
         raise AbstainError(Code.NO_SERVICE, "away")
 
     async def load() -> None:
-        kept = KeptFigures(log, LABELS)
+        kept = StatusCache(log, LABELS)
         with monkeypatch.context() as patch:
             patch.setattr(module, "days", away)
             with pytest.raises(AbstainError, match="away"):

@@ -31,7 +31,7 @@ def alarm(folder: Path, *named: tuple[str, str | None, str]) -> None:
     file = folder / paths.DATASET_SUMMARY
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(card))
-    contradictions.alarm_contradictions(Workspace(folder, lock=0))
+    contradictions.emit_contradiction_alarms(Workspace(folder, lock=0))
 
 
 def test_whoever_is_named_on_the_data_card_is_an_alarm(tmp_path: Path, emitted: Emitted) -> None:

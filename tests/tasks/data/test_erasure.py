@@ -15,7 +15,7 @@ import pytest
 from abstain.config.settings import decision_log_url, load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback, Interaction
+from abstain.core.contracts import Interaction, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from abstain.core.markdown import numbered
@@ -31,10 +31,10 @@ from abstain_cli import app as cli
 from flows import promote as promote_flow
 from flows import retrain as retrain_flow
 from tasks.data.erasure import erase_user
-from tasks.data.erasure_copies import remember_export
+from tasks.data.erasure_copies import record_export
 from tasks.monitoring import publish
 from tasks.release import promotion
-from tasks.release.promotion import Promotion, promote_candidate, roll_back
+from tasks.release.promotion import PromotionResult, promote_candidate, roll_back
 from tasks.release.promotion_records import write_record
 from tasks.runs.git_commit import commit, push
 from tasks.runs.workspace import BRANCH, Workspace, open_workspace
@@ -71,7 +71,7 @@ def checks(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_the_same_bytes_are_a_new_version_after_an_erasure(workspace: Plain, candidates: Candidates) -> None:
     assert candidates.promote().status == "unchanged"
     workspace.taint("v1.0.0")
-    assert candidates.promote() == Promotion("promoted", "v1.1.0", [])
+    assert candidates.promote() == PromotionResult("promoted", "v1.1.0", [])
     first, second = workspace.on_origin().history
     assert (second.reason, second.candidate) == ("erasure", first.candidate) and second.sha256 != first.sha256
     assert workspace.on_origin().taint is None and "v1.0.0" in workspace.on_origin().tainted
@@ -151,7 +151,7 @@ def test_a_roll_back_to_a_tainted_version_has_its_mark(
 ) -> None:
     workspace.taint("v1.0.0")
     candidates.promote()
-    monkeypatch.setattr(promotion, "fetch_release", lambda *_: Path())
+    monkeypatch.setattr(promotion, "fetch_bundle", lambda *_: Path())
     monkeypatch.setattr(promotion, "smoke_test", lambda *_: None)
     moved = roll_back(workspace, None, "complaints")
     assert moved == workspace.on_origin() and moved.version == "v1.0.0"
@@ -314,7 +314,7 @@ def test_versions_that_saw_the_rows_are_marked_with_them_gone(
     erasure = erase_user(history, user, with_interactions=with_interactions)
     assert erasure.versions == dict.fromkeys(versions, True)
     assert list(history.on_origin().tainted) == versions and history.on_origin() == erasure.registry
-    assert all(found.user != user for found in DataStore(history.path / paths.DATA).rows(Feedback))
+    assert all(found.user != user for found in DataStore(history.path / paths.DATA).rows(Thumb))
     assert history.git("rev-parse", f"origin/{BRANCH}~1") == before, "rows and marks are one commit"
 
 
@@ -322,7 +322,7 @@ def test_copies_outside_of_the_data_are_named_with_what_to_do(history: Plain) ->
     root, home = history.path, load_settings().home.resolve()
     files = [write_file(root.parent / f"{key}.xlsx", interaction(key)) for key in ("i-1", "i-2")]
     for file in files:
-        remember_export(file)
+        record_export(file)
     shown = {"examples": {"caught": [{"interaction_id": "i-1"}], "missed": []}}
     other = {"examples": {"caught": [{"interaction_id": "i-12"}], "missed": []}}
     for version, evaluation in (("v1.0.0", shown), ("v1.1.0", other)):
@@ -424,7 +424,7 @@ def test_with_dvc_the_thumbs_of_a_tag_are_found(small_project: Project, monkeypa
         monkeypatch.setenv(key, value)
     monkeypatch.chdir(small_project.root)
     with open_workspace() as workspace:
-        user = next(found.user for found in DataStore(workspace.path / paths.DATA).rows(Feedback) if found.user)
+        user = next(found.user for found in DataStore(workspace.path / paths.DATA).rows(Thumb) if found.user)
         workspace.git("tag", "--annotate", "probe@v1.0.0", "-m", "t")
         push(workspace, "probe@v1.0.0")
         assert erase_user(workspace, user, with_interactions=True).versions == {"v1.0.0": True}

@@ -9,7 +9,7 @@ import pytest
 
 from abstain.core import paths
 from abstain.ingest.pipeline.report import IngestReport
-from abstain.release.registry import Registry, tag_of
+from abstain.release.registry import Registry, make_version_tag
 from tasks.data import new_reviews
 from tasks.runs.events import INGESTED, REVIEWS
 from tasks.runs.git_commit import commit
@@ -35,7 +35,7 @@ def bring(workspace: Plain, monkeypatch: pytest.MonkeyPatch, day: int, reviews: 
 
 def promote(workspace: Plain, version: str, at: datetime) -> None:
     """The version that was trained on the data as it is."""
-    workspace.git("tag", tag_of(version))
+    workspace.git("tag", make_version_tag(version))
     (workspace.path / paths.REGISTRY).write_text(Registry(history=(promotion(version, at=at),)).to_json())
 
 
@@ -47,7 +47,7 @@ def test_reviews_since_the_training_data_are_announced_by_portions(
 
     def announced(day: int, reviews: int) -> list[tuple[str, str]]:
         emitted.clear()
-        new_reviews.announce_rows(workspace, bring(workspace, monkeypatch, day, reviews))
+        new_reviews.emit_ingest_events(workspace, bring(workspace, monkeypatch, day, reviews))
         return emitted
 
     assert announced(0, 199) == [(INGESTED, "")]
@@ -65,4 +65,4 @@ def test_reviews_since_the_training_data_are_announced_by_portions(
 def test_ingest_without_new_rows_announces_nothing(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_reviews, "emit", lambda *_, **__: pytest.fail("it announced"))
     bring(workspace, monkeypatch, 0, 500)
-    new_reviews.announce_rows(workspace, IngestReport(7, 0, 7, 0, 0, {"interactions": 0, "reviews": 0}))
+    new_reviews.emit_ingest_events(workspace, IngestReport(7, 0, 7, 0, 0, {"interactions": 0, "reviews": 0}))

@@ -14,9 +14,9 @@ from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.llm.features.shard_job import ShardJob
 from abstain.release.registry import Registry
-from tasks.data.retention.policy import clear_features, clear_reports
+from tasks.data.retention.policy import clear_reports, delete_expired_features
 from tasks.data.retention.releases import clear_objects, clear_releases
-from tasks.runs.progress import observed_by
+from tasks.runs.progress import register_observer
 from tasks.runs.workspace import Workspace
 from tests.release.events import promotion
 
@@ -83,7 +83,7 @@ def test_commits_are_read_only_where_dvc_has_files_and_that_is_said_before(
     monkeypatch.setattr(Commits, "asked", [])
     (tmp_path / folder / "files" / "md5" / "ab").mkdir(parents=True)
     workspace, told = Commits(tmp_path / "workspace", lock=0), []
-    with observed_by(lambda _, message: told.append((message, "gc" in workspace.asked))):
+    with register_observer(lambda _, message: told.append((message, "gc" in workspace.asked))):
         assert clear_objects(workspace, 90, NOW, apply=True).count == 0
         assert "gc" not in workspace.asked and told == []
         (tmp_path / folder / "files" / "md5" / "ab" / "cd").touch()
@@ -118,7 +118,7 @@ def test_a_cache_that_others_may_fill_is_left_alone(tmp_path: Path, monkeypatch:
     shard.parent.mkdir(parents=True)
     shard.write_bytes(b"a shard that nobody can read")
     os.utime(shard, (0, 0))
-    said = clear_features(30, apply=True)
+    said = delete_expired_features(30, apply=True)
     assert (said.count, shard.exists()) == (0, True) and "may be shared" in said.kept
 
 
@@ -136,7 +136,7 @@ def test_the_texts_of_a_killed_run_go_from_a_shared_cache(tmp_path: Path, monkey
     ):
         (jobs / name).write_text(work.to_json())
         os.utime(jobs / name, (at, at))
-    would = clear_features(30, apply=False)
+    would = delete_expired_features(30, apply=False)
     assert (would.count, would.bytes) == (2, 2 * len(work.to_json())) and len(names(jobs)) == 3
-    assert clear_features(30, apply=True) == would
+    assert delete_expired_features(30, apply=True) == would
     assert names(jobs) == {f"{'7a' * 16}.job"}, "which may be at work"

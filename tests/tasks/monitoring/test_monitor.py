@@ -14,7 +14,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitoring_windows import read_windows
 from tasks.monitoring import monitor as monitoring
-from tasks.monitoring.monitor import open_log, patiently
+from tasks.monitoring.monitor import open_log, retry_while_unavailable
 from tests.data.decision_log.builders import decision, url_of
 from tests.data.decision_log.builders import open_log as open_writer
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.heavy
 @pytest.fixture(autouse=True)
 def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of patience in place of two minutes."""
-    monkeypatch.setattr(monitoring, "PATIENCE_S", 2)
+    monkeypatch.setattr(monitoring, "DATABASE_WAIT_S", 2)
 
 
 def test_a_database_that_is_away_for_a_moment_is_waited_for(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_database_that_is_away_for_a_moment_is_waited_for(tmp_path: Path) -> N
         with closing(LogDatabase(url_of(tmp_path))) as database:
             return len(read_windows(database))
 
-    assert patiently(ask) == 0 and asked == 2
+    assert retry_while_unavailable(ask) == 0 and asked == 2
 
 
 def test_a_database_that_stays_away_is_one_line_with_its_code(tmp_path: Path) -> None:
@@ -62,10 +62,10 @@ def test_another_error_is_not_waited_for() -> None:
 
     def ask() -> None:
         asked.append(1)
-        raise AbstainError(Code.OTHER_VERSION, "another layout: use that release")
+        raise AbstainError(Code.VERSION_MISMATCH, "another layout: use that release")
 
     with pytest.raises(AbstainError):
-        patiently(ask)
+        retry_while_unavailable(ask)
     assert len(asked) == 1
 
 

@@ -14,8 +14,8 @@ from abstain.core.bundle_format import is_whole, write_digest
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Event
 from tasks.release import bundles as release_bundle
-from tasks.release.bundles import fetch_release
-from tasks.release.promotion import Promotion
+from tasks.release.bundles import fetch_bundle
+from tasks.release.promotion import PromotionResult
 from tests.release.events import promotion
 from tests.tasks.conftest import Candidates, Plain
 
@@ -80,14 +80,14 @@ def test_a_damaged_local_copy_is_replaced_by_what_was_promoted(
     event: Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
     bundle = write(tmp_path / "releases" / "v1.0.0")
-    assert fetch_release(tmp_path, event) == bundle
+    assert fetch_bundle(tmp_path, event) == bundle
     change(bundle)
     on_tag(monkeypatch, change)
     with pytest.raises(AbstainError, match=r"v1\.0\.0 are not those that were promoted: the tag"):
-        fetch_release(tmp_path, event)
+        fetch_bundle(tmp_path, event)
     assert not is_whole(bundle, event.bundle_sha256), "it stays as it is"
     on_tag(monkeypatch, lambda _: None)
-    assert fetch_release(tmp_path, event) == bundle and is_whole(bundle, event.bundle_sha256)
+    assert fetch_bundle(tmp_path, event) == bundle and is_whole(bundle, event.bundle_sha256)
     assert list(bundle.parent.iterdir()) == [bundle]
 
 
@@ -97,21 +97,21 @@ def test_what_was_changed_at_the_origin_never_reaches_the_store(
 ) -> None:
     on_tag(monkeypatch, change)
     with pytest.raises(AbstainError, match=r"promoted: the tag probe@v1\.0\.0 or the DVC remote was changed"):
-        fetch_release(tmp_path, event)
+        fetch_bundle(tmp_path, event)
     assert list((tmp_path / "releases").iterdir()) == []
     on_tag(monkeypatch, lambda _: None)
-    assert fetch_release(tmp_path, event) == tmp_path / "releases" / "v1.0.0"
+    assert fetch_bundle(tmp_path, event) == tmp_path / "releases" / "v1.0.0"
 
 
 def test_the_event_of_a_promotion_has_the_digest_of_the_whole_bundle(
     workspace: Plain, first_candidates: Candidates, tmp_path: Path
 ) -> None:
     first_candidates.write()
-    assert first_candidates.promote() == Promotion("promoted", "v1.0.0", [])
+    assert first_candidates.promote() == PromotionResult("promoted", "v1.0.0", [])
     live = workspace.on_origin().prod
     assert live is not None and is_whole(workspace.path / paths.RELEASE, live.bundle_sha256)
     store = tmp_path / "home" / "releases" / "v1.0.0"
     shutil.copytree(workspace.path / paths.RELEASE, store)
-    assert fetch_release(workspace.path, live) == store
+    assert fetch_bundle(workspace.path, live) == store
     (store / "params.yaml").write_text("threshold: {}")
     assert not is_whole(store, live.bundle_sha256)

@@ -13,10 +13,10 @@ from abstain.core import paths
 from abstain.core.bundle_format import sha256
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.release.registry import Event, load_registry, tag_of
+from abstain.release.registry import Event, load_registry, make_version_tag
 from tasks.release import promotion
 from tasks.release import promotion_inputs as gate_inputs
-from tasks.release.promotion import Promotion
+from tasks.release.promotion import PromotionResult
 from tasks.runs.events import REFUSED
 from tasks.runs.git_commit import commit
 from tasks.runs.run_params import edit_params
@@ -35,7 +35,7 @@ def frozen(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> list[str | None
             found.append(load_registry(workspace.path / paths.REGISTRY).version)
         return False
 
-    monkeypatch.setattr(promotion, "write_decided", write)
+    monkeypatch.setattr(promotion, "write_promotion_params", write)
     return found
 
 
@@ -63,7 +63,7 @@ def test_the_first_version_may_lack_a_guarantee_until_one_has_it(
 ) -> None:
     set_on_infeasible(workspace, "heuristic")
     first_candidates.write(1.5, unguaranteed=WHY)
-    assert first_candidates.promote() == Promotion("promoted", "v1.0.0", [f"none yet: {WHY}"])
+    assert first_candidates.promote() == PromotionResult("promoted", "v1.0.0", [f"none yet: {WHY}"])
     live = workspace.on_origin().prod
     assert live is not None and not live.guaranteed and live.more_reviews == 500 and frozen == []
     assert carried_guarantee(workspace) == {"guaranteed": False, "message": f"none yet: {WHY}", "more_reviews": 500}
@@ -71,12 +71,12 @@ def test_the_first_version_may_lack_a_guarantee_until_one_has_it(
     first_candidates.write(1.4, drop=20, unguaranteed=WHY)  # the hold-out has grown, and is no rival's
     assert first_candidates.promote().version == "v1.1.0"
     first_candidates.write(1.2, drop=10)  # ranks worse, but keeps its word
-    assert first_candidates.promote() == Promotion("promoted", "v1.2.0", [])
+    assert first_candidates.promote() == PromotionResult("promoted", "v1.2.0", [])
     live = workspace.on_origin().prod
     assert live is not None and live.guaranteed and live.more_reviews is None and frozen == ["v1.1.0"]
     assert carried_guarantee(workspace) == {"guaranteed": True, "message": "precision of at least 0.8"}
     first_candidates.write(1.6, drop=10, unguaranteed=WHY)
-    assert first_candidates.promote() == Promotion(
+    assert first_candidates.promote() == PromotionResult(
         "rejected", "v1.2.0", [f"A302 the check `guarantee` failed: none: {WHY}"]
     )
 
@@ -88,7 +88,7 @@ def test_where_it_must_not_the_record_and_an_event_say_why(
     monkeypatch.setattr(promotion, "emit", lambda name, about, **said: emitted.append({name: about, **said}))
     assert load_params(workspace.path / paths.PARAMS).threshold.on_infeasible == "fail"
     first_candidates.write(1.5, unguaranteed=WHY)
-    assert first_candidates.promote() == Promotion(
+    assert first_candidates.promote() == PromotionResult(
         "rejected", None, [f"A302 the check `guarantee` failed: none: {WHY}"]
     )
     assert workspace.on_origin().prod is None and frozen == []
@@ -128,7 +128,7 @@ def test_a_guarantee_that_cannot_be_checked_is_none_until_it_can(
     first_candidates.write(1.4, drop=FEW)  # not compared with the other
     assert first_candidates.promote().version == "v1.1.0" and frozen == []
     first_candidates.write(1.2)  # ranks worse, but is checked
-    assert first_candidates.promote() == Promotion("promoted", "v1.2.0", [])
+    assert first_candidates.promote() == PromotionResult("promoted", "v1.2.0", [])
     assert workspace.on_origin().guaranteed and frozen == ["v1.1.0"]
 
 
@@ -141,7 +141,7 @@ def test_the_same_bytes_are_judged_again_once_the_hold_out_can_check_them(
     first_candidates.write(1.5, drop=FEW - 1)
     assert first_candidates.promote().status == "unchanged" and workspace.on_origin().version == "v1.0.0"
     first_candidates.write(1.5)
-    assert first_candidates.promote() == Promotion("promoted", "v1.1.0", [])
+    assert first_candidates.promote() == PromotionResult("promoted", "v1.1.0", [])
     first, second = workspace.on_origin().history
     assert first.candidate == second.candidate and (first.guaranteed, second.guaranteed) == (False, True)
     first_candidates.write(1.5, drop=FEW)
@@ -153,7 +153,7 @@ def test_one_that_cannot_be_checked_replaces_none_that_was(
 ) -> None:
     set_on_infeasible(workspace, "heuristic")
     first_candidates.write(1.2)
-    assert first_candidates.promote() == Promotion("promoted", "v1.0.0", [])
+    assert first_candidates.promote() == PromotionResult("promoted", "v1.0.0", [])
     first_candidates.write(1.6, drop=FEW)
     outcome = first_candidates.promote(new_holdout="fewer answers")
     assert (outcome.status, outcome.version) == ("rejected", "v1.0.0")
@@ -222,7 +222,7 @@ def test_a_refilled_hold_out_is_compared_on_anew(workspace: Plain, candidates: C
     assert candidates.promote().status == "rejected"
     assert "(look 1 of 2 at this hold-out)" in candidates.judged[-1]
     candidates.write(2.4, drop=40)
-    assert candidates.promote() == Promotion("promoted", "v1.1.0", [])
+    assert candidates.promote() == PromotionResult("promoted", "v1.1.0", [])
     record = approval(workspace, "v1.1.0")
     assert record["new_holdout"] == "refilled with the answers asked since 2026-09-01T00:00:00Z"
     assert candidates.promote().status == "unchanged", "it is production's own hold-out now"
@@ -241,7 +241,7 @@ def test_a_deleted_record_stops_the_gate(workspace: Plain, candidates: Candidate
 
 
 def test_where_the_first_tag_is_missing_the_gate_says_what_to_do(workspace: Plain, candidates: Candidates) -> None:
-    workspace.git("tag", "--delete", tag_of("v1.0.0"))
+    workspace.git("tag", "--delete", make_version_tag("v1.0.0"))
     candidates.write(2.4)
     with pytest.raises(AbstainError, match="is not in the origin, .*: push it there"):
         candidates.promote()

@@ -17,7 +17,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from tasks.release import promotion_params
-from tasks.release.promotion_params import refill_holdout, write_decided, write_rolled_back
+from tasks.release.promotion_params import refill_holdout, write_promotion_params, write_rollback_params
 from tasks.runs.run_params import edit_params
 from tasks.runs.workspace import Workspace, open_workspace
 from tests.conftest import Project, read_lock
@@ -62,7 +62,7 @@ def test_the_first_promotion_freezes_the_holdout_and_moves_no_row(project: Proje
         workspace.dvc("repro", "--quiet")
         before, lock = table(workspace), read_lock(workspace.path)
         started = datetime.now(UTC)
-        assert write_decided(workspace, promotion(kind="fusion"))
+        assert write_promotion_params(workspace, promotion(kind="fusion"))
         date = load_params(workspace.path / "params.yaml").split.holdout_frozen_at
         frames = read_frames(DataStore(workspace.path / paths.DATA))
         assert date is not None and date > started
@@ -81,14 +81,14 @@ def test_the_first_promotion_freezes_the_holdout_and_moves_no_row(project: Proje
         assert now["stages"]["dataset"]["params"] != lock["stages"]["dataset"]["params"]
         assert load_params(workspace.path / "params.yaml").serve.in_production == "fusion"
         text = (workspace.path / "params.yaml").read_text()
-        assert not write_decided(workspace, promotion(kind="fusion"))
+        assert not write_promotion_params(workspace, promotion(kind="fusion"))
         assert (workspace.path / "params.yaml").read_text() == text
 
 
 def test_a_version_without_a_guarantee_freezes_nothing(project: Project) -> None:
     with open_workspace() as workspace:
         workspace.dvc("repro", "--quiet")
-        assert write_decided(workspace, promotion(guaranteed=False))
+        assert write_promotion_params(workspace, promotion(guaranteed=False))
         params = load_params(workspace.path / "params.yaml")
         assert params.split.holdout_frozen_at is None and params.serve.in_production == "probe"
         assert status(workspace) == {}
@@ -97,12 +97,12 @@ def test_a_version_without_a_guarantee_freezes_nothing(project: Project) -> None
 def test_after_a_roll_back_the_next_retrain_chooses_again(project: Project) -> None:
     with open_workspace() as workspace:
         workspace.dvc("repro", "--quiet")
-        assert write_decided(workspace, promotion(kind="fusion"))
-        write_rolled_back(workspace, promotion(action="rollback"))
+        assert write_promotion_params(workspace, promotion(kind="fusion"))
+        write_rollback_params(workspace, promotion(action="rollback"))
         assert load_params(workspace.path / "params.yaml").serve.in_production == "probe"
         assert "choose_scorer" in status(workspace)  # type: ignore[operator]
         (workspace.path / "params.yaml").write_text("serve: {}\n")
-        write_rolled_back(workspace, promotion(action="rollback"))
+        write_rollback_params(workspace, promotion(action="rollback"))
         assert (workspace.path / "params.yaml").read_text() == "serve: {}\n", "of another release: left as it is"
 
 
@@ -112,14 +112,14 @@ def test_where_rows_came_in_since_the_next_retrain_runs_the_stage(project: Proje
         lock = read_lock(workspace.path)
         rows = sorted((workspace.path / paths.DATA / "feedback").glob("*.jsonl"))[0]
         rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:-1]))
-        assert write_decided(workspace, promotion())
+        assert write_promotion_params(workspace, promotion())
         assert read_lock(workspace.path)["stages"]["dataset"] == lock["stages"]["dataset"]
         assert "dataset" in status(workspace)  # type: ignore[operator]
 
 
 def test_the_date_is_written_so_that_yaml_reads_a_text(project: Project) -> None:
     with open_workspace() as workspace:
-        assert write_decided(workspace, promotion())
+        assert write_promotion_params(workspace, promotion())
         written = yaml.safe_load((workspace.path / "params.yaml").read_text())["split"]["holdout_frozen_at"]
         assert isinstance(written, str) and Path("params.yaml").read_text().count("\n") > 100
 

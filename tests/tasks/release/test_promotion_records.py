@@ -17,16 +17,16 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason
-from abstain.release.champion_comparison import Looks
+from abstain.release.champion_comparison import ComparisonBudget
 from tasks.release.promotion_records import (
-    accepted_before,
     coverage_lost,
-    earlier_rejection,
-    inputs_digest,
-    looks_taken,
+    find_earlier_rejection,
+    find_holdout_acceptance,
+    find_holdout_refill,
+    hash_stage_inputs,
+    read_comparison_budget,
     read_records,
-    refilled_since,
-    require_all,
+    require_records,
     write_record,
 )
 from tests.conftest import ROOT
@@ -58,21 +58,21 @@ def record(day: int, look: int | None = None, *, approved: bool = False, **more:
 
 
 def test_every_comparison_since_the_hold_out_was_accepted_counts() -> None:
-    assert looks_taken([], "h", accepting=False) == Looks()
+    assert read_comparison_budget([], "h", accepting=False) == ComparisonBudget()
     records = [
         record(1, approved=True),
         record(2, 1),
         record(3, 2, metrics={"holdout": {"digest": "erased"}}),
         record(4),
     ]
-    assert looks_taken(records, "h", accepting=False) == Looks(2, 0.02)
+    assert read_comparison_budget(records, "h", accepting=False) == ComparisonBudget(2, 0.02)
     accepted = [*records, record(5, approved=True, new_holdout="a new quarter"), record(6, 1)]
-    assert looks_taken(accepted, "h", accepting=False) == Looks(1, 0.01)
+    assert read_comparison_budget(accepted, "h", accepting=False) == ComparisonBudget(1, 0.01)
 
 
 def test_the_levels_of_all_comparisons_are_added_up() -> None:
     changed = [record(1, 1), record(2, 2, spent=0.015)]
-    assert looks_taken(changed, "h", accepting=False) == Looks(2, 0.015)
+    assert read_comparison_budget(changed, "h", accepting=False) == ComparisonBudget(2, 0.015)
 
 
 def test_a_record_that_git_knows_of_and_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_a_record_that_git_knows_of_and_that_is_gone_is_named(tmp_path: Path) ->
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-    require_all(names, tmp_path)
+    require_records(names, tmp_path)
     (tmp_path / names[1]).unlink()
     with pytest.raises(AbstainError, match=r"^approvals/rejected-a-h.json was deleted, .* restore it"):
-        require_all(names, tmp_path)
+        require_records(names, tmp_path)
 
 
 def test_what_a_champion_shows_less_is_that_of_its_own_record() -> None:
@@ -101,26 +101,28 @@ def test_what_a_champion_shows_less_is_that_of_its_own_record() -> None:
 
 def test_while_another_is_accepted_those_on_it_count() -> None:
     records = [record(1, 7), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout="why")]
-    assert looks_taken(records, "new", accepting=True) == Looks(1, 0.01)
-    assert looks_taken(records, "other", accepting=True) == Looks()
+    assert read_comparison_budget(records, "new", accepting=True) == ComparisonBudget(1, 0.01)
+    assert read_comparison_budget(records, "other", accepting=True) == ComparisonBudget()
 
 
 def test_a_hold_out_that_was_accepted_once_stays_so() -> None:
     records = [record(1, approved=True), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout="why")]
-    assert accepted_before(records, "new") == "why"
-    assert accepted_before(records, "h") is None
+    assert find_holdout_acceptance(records, "new") == "why"
+    assert find_holdout_acceptance(records, "h") is None
 
 
 def test_a_refill_in_params_is_the_reason_whatever_record_there_is() -> None:
     split = load_params(ROOT / "params.yaml").split
     before = [record(1, approved=True, version="v1.0.0", params={"split": split.model_dump(mode="json")})]
-    assert refilled_since(before, "v1.0.0", split) is None
+    assert find_holdout_refill(before, "v1.0.0", split) is None
     opens = datetime(2026, 9, 1, tzinfo=UTC)
     refilled = split.model_copy(update={"holdout_from": opens})
-    assert refilled_since(before, "v1.0.0", refilled) == "refilled with the answers asked since 2026-09-01T00:00:00Z"
-    assert refilled_since([], "v1.0.0", refilled) is None
+    assert (
+        find_holdout_refill(before, "v1.0.0", refilled) == "refilled with the answers asked since 2026-09-01T00:00:00Z"
+    )
+    assert find_holdout_refill([], "v1.0.0", refilled) is None
     since = [record(2, approved=True, version="v1.1.0", params={"split": refilled.model_dump(mode="json")})]
-    assert refilled_since(since, "v1.1.0", refilled) is None, "it is production's own now"
+    assert find_holdout_refill(since, "v1.1.0", refilled) is None, "it is production's own now"
 
 
 def test_records_come_back_in_their_order(tmp_path: Path) -> None:
@@ -185,18 +187,18 @@ def test_edited_record_stops_the_promotion(
 
 def test_what_was_rejected_is_not_judged_again() -> None:
     before = [record(2)]
-    assert earlier_rejection(before, NOW) == [NOT_BETTER]
+    assert find_earlier_rejection(before, NOW) == [NOT_BETTER]
     other_bytes = NOW | {
         "candidate_sha256": "of another processor",
         "metrics": {"holdout": {"digest": "h", "auroc": 0.8}},
     }
-    assert earlier_rejection(before, other_bytes) == [NOT_BETTER]
-    assert earlier_rejection(before, other_bytes | {"inputs_sha256": "more reviews"}) == []
+    assert find_earlier_rejection(before, other_bytes) == [NOT_BETTER]
+    assert find_earlier_rejection(before, other_bytes | {"inputs_sha256": "more reviews"}) == []
     for key, value in (("champion", "v1.1.0"), ("gate", {"looks": 30}), ("erasure", {"since": "2026-11-20"})):
-        assert earlier_rejection(before, NOW | {key: value}) == []
+        assert find_earlier_rejection(before, NOW | {key: value}) == []
     slow = [record(2, checks=[{"name": "latency", "passed": False}])]
-    assert earlier_rejection(slow, NOW) == []
-    assert earlier_rejection([record(2, approved=True)], NOW) == []
+    assert find_earlier_rejection(slow, NOW) == []
+    assert find_earlier_rejection([record(2, approved=True)], NOW) == []
 
 
 def test_inputs_are_what_no_stage_makes(tmp_path: Path) -> None:
@@ -218,9 +220,9 @@ def test_inputs_are_what_no_stage_makes(tmp_path: Path) -> None:
             assert old in text
             text = text.replace(old, new)
         file.write_text(yaml.safe_dump(json.loads(text)))
-        return inputs_digest(file)
+        return hash_stage_inputs(file)
 
-    assert inputs_digest(file) is None
+    assert hash_stage_inputs(file) is None
     first = digest()
     assert first == digest(('"md5": "2"', '"md5": "other bits of another processor"'))
     changed = {

@@ -23,9 +23,9 @@ from abstain.release.shadow import Shadow
 from abstain_cli import shadow as cli
 from tasks.release import bundles as release_bundle
 from tasks.release import version_source as live_release
-from tasks.release.promotion import Promotion
-from tasks.release.shadow import clear_shadow, review_shadow, set_shadow, shadow_at
-from tasks.release.version_source import OriginShadow
+from tasks.release.promotion import PromotionResult
+from tasks.release.shadow import clear_shadow, read_shadow, review_shadow, set_shadow
+from tasks.release.version_source import OriginShadowSource
 from tasks.runs.git_commit import commit
 from tasks.runs.run_params import edit_params
 from tasks.runs.workspace import BRANCH
@@ -84,20 +84,20 @@ def head(workspace: Plain) -> str:
 
 
 def test_a_refused_candidate_becomes_the_shadow_of_what_is_in_production(workspace: Plain, shadow: Shadow) -> None:
-    assert shadow_at(workspace.path, f"origin/{BRANCH}") == shadow and shadow.beside == "v1.0.0"
+    assert read_shadow(workspace.path, f"origin/{BRANCH}") == shadow and shadow.beside == "v1.0.0"
     assert shadow.tag in workspace.git("ls-remote", "--tags", "origin")
     there = {file.name for file in (workspace.path / paths.SHADOW).iterdir()}
     assert there == {"probe.onnx", "parts", "smoke.npy", "smoke.json", "bundle.sha256"}, "nothing that shows answers"
     before = head(workspace)
     assert set_shadow(workspace).tag == shadow.tag, "its files are under this tag already"
-    assert clear_shadow(workspace) and shadow_at(workspace.path, f"origin/{BRANCH}") is None
+    assert clear_shadow(workspace) and read_shadow(workspace.path, f"origin/{BRANCH}") is None
     assert head(workspace) != before and not clear_shadow(workspace)
 
 
 def test_what_is_in_production_is_no_shadow_of_itself(workspace: Plain, candidates: Candidates) -> None:
     with pytest.raises(AbstainError, match="the last candidate is v1.0.0, which is in production") as error:
         set_shadow(workspace)
-    assert error.value.code is Code.NO_VERSION and shadow_at(workspace.path, "HEAD") is None
+    assert error.value.code is Code.NO_VERSION and read_shadow(workspace.path, "HEAD") is None
 
 
 def test_a_look_at_its_reviews_is_one_of_the_comparisons_on_the_hold_out(
@@ -157,11 +157,11 @@ def test_beside_another_version_it_is_no_shadow(
     workspace: Plain, candidates: Candidates, shadow: Shadow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_release, "origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
-    follows = OriginShadow()
+    follows = OriginShadowSource()
     live = follows.live()
     assert live is not None and (live.version, live.digest) == (shadow.version, shadow.bundle_sha256)
     candidates.write(1.8)
-    assert candidates.promote() == Promotion("promoted", "v1.1.0", [])
+    assert candidates.promote() == PromotionResult("promoted", "v1.1.0", [])
     assert follows.live() is None
     with pytest.raises(AbstainError, match="is the shadow of v1.0.0, and v1.1.0 is in production now"):
         review_shadow(workspace)
@@ -183,7 +183,7 @@ def test_a_gate_fetches_it_by_its_tag_and_refuses_other_files(
 
         return run
 
-    follows = OriginShadow()
+    follows = OriginShadowSource()
     live = follows.live()
     assert live is not None
     monkeypatch.setattr(release_bundle, "run", get(damage=b" "))
@@ -199,21 +199,21 @@ def test_a_rejected_candidate_becomes_the_shadow_by_itself_only_where_params_say
     workspace: Plain, candidates: Candidates
 ) -> None:
     candidates.write(1.0)
-    assert candidates.promote().status == "rejected" and shadow_at(workspace.path, f"origin/{BRANCH}") is None
+    assert candidates.promote().status == "rejected" and read_shadow(workspace.path, f"origin/{BRANCH}") is None
     edit_params(workspace, {"shadow": {"rejected": True}})
     commit(workspace, "Let rejected candidates decide beside production", paths.PARAMS)
     candidates.write(0.95)
     assert candidates.promote().status == "rejected"
-    first = shadow_at(workspace.path, f"origin/{BRANCH}")
+    first = read_shadow(workspace.path, f"origin/{BRANCH}")
     assert first is not None and first.candidate == sha256(workspace.path / paths.ONNX)
     candidates.write(0.9)
     assert candidates.promote().status == "rejected"
-    assert shadow_at(workspace.path, f"origin/{BRANCH}") == first, "its reviews have only begun to come"
+    assert read_shadow(workspace.path, f"origin/{BRANCH}") == first, "its reviews have only begun to come"
     candidates.write(1.8)
     assert candidates.promote().version == "v1.1.0"
     candidates.write(0.9)
     assert candidates.promote().status == "rejected"
-    second = shadow_at(workspace.path, f"origin/{BRANCH}")
+    second = read_shadow(workspace.path, f"origin/{BRANCH}")
     assert second is not None and second.beside == "v1.1.0"
 
 

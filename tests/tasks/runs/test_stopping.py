@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tasks.runs.shell import run, succeeds
-from tasks.runs.stopping import Stopped, require_going_on, stopping_together
+from tasks.runs.stopping import Stopped, require_going_on, stop_threads_on_error
 from tests.checkout import SHIPPED
 from tests.conftest import ROOT, Project
 from tests.tasks.server.test_server import wait_until
@@ -117,7 +117,7 @@ def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None
         run(["sh", "-c", f"touch {name}; exec sleep 600"], tmp_path)
 
     with ThreadPoolExecutor() as threads:
-        with pytest.raises(KeyboardInterrupt), stopping_together():
+        with pytest.raises(KeyboardInterrupt), stop_threads_on_error():
             context = contextvars.copy_context()
             at_work = threads.submit(context.run, command, "begun")
             wait_until((tmp_path / "begun").exists)

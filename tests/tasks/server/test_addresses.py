@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from tasks.server import addresses
-from tasks.server.addresses import HEARTBEAT, guard, heartbeat, own_server, report_to, server_key
+from tasks.server.addresses import HEARTBEAT, heartbeat, make_server_environment, own_server, report_to, server_key
 
 OWN = "http://127.0.0.1:4200"
 
@@ -27,7 +27,10 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClie
     from prefect.server.api.server import create_app
 
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
-    settings = {getattr(prefect.settings, name): value for name, value in guard(OWN, "http://localhost:4200").items()}
+    settings = {
+        getattr(prefect.settings, name): value
+        for name, value in make_server_environment(OWN, "http://localhost:4200").items()
+    }
     with prefect.settings.temporary_settings(settings):
         yield TestClient(create_app(ephemeral=True, ignore_cache=True), base_url=OWN)
 

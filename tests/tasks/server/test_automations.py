@@ -13,7 +13,7 @@ from abstain.core.errors import AbstainError
 from tasks.runs.events import ALARM, DRIFT, INGESTED, REFUSED, REVIEWS
 from tasks.server import automation_sync
 from tasks.server.automations import NOTIFY, PREFIX, RETRAIN
-from tasks.server.webhook import keep_url, stored_url
+from tasks.server.webhook import store_url, stored_url
 from tests.checkout import ROOT
 from tests.tasks.server.test_server import wait_until
 
@@ -103,7 +103,7 @@ def test_second_time_changes_nothing_and_on_or_off_stays(server: OnServer) -> No
 
     assert automation_sync.apply(False, heartbeat=60) == "4 deleted, 4 unchanged"
     assert not any("alert" in name for name in server.automations())
-    automation_sync.forget_run_again()
+    automation_sync.remove_rerun_automation()
     assert automation_sync.apply(False, heartbeat=60) == "1 created, 3 unchanged"
     (own,) = server.client.read_automations_by_name("of a person")
     server.client.delete_automation(own.id)
@@ -111,12 +111,12 @@ def test_second_time_changes_nothing_and_on_or_off_stays(server: OnServer) -> No
 
 def test_url_stays_until_it_is_replaced_or_empty(server: OnServer) -> None:
     try:
-        assert keep_url(None) is None
-        assert keep_url(URL) == keep_url(None) == stored_url() == URL
-        assert keep_url(f"{URL}2") == keep_url(None) == f"{URL}2"
+        assert store_url(None) is None
+        assert store_url(URL) == store_url(None) == stored_url() == URL
+        assert store_url(f"{URL}2") == store_url(None) == f"{URL}2"
     finally:
-        assert keep_url("") is None
-    assert keep_url("") is keep_url(None) is stored_url() is None
+        assert store_url("") is None
+    assert store_url("") is store_url(None) is stored_url() is None
 
 
 def test_server_without_the_deployments_is_one_line(server: OnServer) -> None:
@@ -176,7 +176,7 @@ def test_starting_run_supersedes_those_that_wait_for_the_same(
 ) -> None:
     from prefect.states import AwaitingConcurrencySlot, Scheduled
 
-    from tasks.runs.duplicate_runs import supersede_waiting
+    from tasks.runs.duplicate_runs import cancel_duplicate_runs
 
     in_a_minute = datetime.now(UTC) + timedelta(minutes=1)
     deployment = server.client.read_deployment_by_name(RETRAIN).id
@@ -188,10 +188,10 @@ def test_starting_run_supersedes_those_that_wait_for_the_same(
     due, for_a_slot, later, others, running = create(), create(), create(), create(force=True), server.start(RETRAIN)
     server.client.set_flow_run_state(for_a_slot.id, AwaitingConcurrencySlot(scheduled_time=in_a_minute), force=True)
     server.client.set_flow_run_state(later.id, Scheduled(scheduled_time=in_a_minute), force=True)
-    supersede_waiting()  # outside of a deployment: nothing
+    cancel_duplicate_runs()  # outside of a deployment: nothing
     assert server.state(due) == "Scheduled"
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", str(deployment))
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(this.id))
-    supersede_waiting()
+    cancel_duplicate_runs()
     assert [server.state(run) for run in (due, for_a_slot)] == ["Superseded", "Superseded"]
     assert [server.state(run) for run in (later, others, running, this)] == [*["Scheduled"] * 2, *["Running"] * 2]

@@ -27,7 +27,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.llm.features.shard_job import JobStats, LocalRunner, ShardJob
-from tasks.runs.stopping import Stopped, stopping_together
+from tasks.runs.stopping import Stopped, stop_threads_on_error
 from tasks.training.fan_out import runner_for, shards
 
 pytestmark = pytest.mark.heavy
@@ -163,7 +163,7 @@ def test_three_rounds_without_progress_are_one_line(serve: Serve) -> None:
         (Cancelled(), Code.NOT_PUBLISHED, "flow run run-0 of extract/gpu was cancelled: run again to go on"),
         (
             Failed(message="Flow run failed. CodedFailure: A205: the shard wants a@1: fetch"),
-            Code.OTHER_VERSION,
+            Code.VERSION_MISMATCH,
             "the shard wants a@1: fetch",
         ),
     ],
@@ -200,7 +200,7 @@ def test_a_shard_without_a_job_costs_nothing(serve: Serve, monkeypatch: pytest.M
 def test_a_fan_out_that_waits_is_stopped(serve: Serve) -> None:
     server, runner = serve(Running())
     with ThreadPoolExecutor() as threads:
-        with pytest.raises(KeyboardInterrupt), stopping_together():
+        with pytest.raises(KeyboardInterrupt), stop_threads_on_error():
             at_work = threads.submit(contextvars.copy_context().run, list, runner.run(jobs(1)))
             while not server.parts:
                 assert not at_work.done(), at_work.exception()

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.runs.workspace import Workspace
 from tasks.training import pipeline
-from tasks.training.stage_times import Reading
+from tasks.training.stage_times import BaseModelUsage
 from tests.checkout import SHIPPED
 
 
@@ -35,7 +35,7 @@ def test_a_stage_that_is_not_stale_starts_no_command(tmp_path: Path, monkeypatch
 
 def test_a_run_remembers_what_it_read_and_how_long_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
-    recorded: list[tuple[str, float, Reading | None]] = []
+    recorded: list[tuple[str, float, BaseModelUsage | None]] = []
 
     def run(command: list[str], folder: Path, on_line: Callable[[str], None], **_: object) -> str:
         for line in (

@@ -20,17 +20,17 @@ from tasks.runs.workspace import Workspace
 from tasks.training import retrain_cost as demand
 from tasks.training.plan import (
     AFTER,
-    READS_THE_BASE_MODEL,
+    BASE_MODEL_STAGES,
     Change,
     RetrainPlan,
     StagePlan,
     computed_with_other_requirements,
     find_stale,
-    in_few_words,
     make_plan,
+    summarize_reasons,
 )
-from tasks.training.retrain_cost import Demand
-from tasks.training.stage_times import Reading, record_run
+from tasks.training.retrain_cost import RetrainCost
+from tasks.training.stage_times import BaseModelUsage, record_run
 from tests.checkout import SHIPPED
 from tests.conftest import new_project
 from tests.test_dependencies import STAGES, TREE
@@ -75,7 +75,7 @@ def test_plan_of_unchanged_project_asks_no_model(
     tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository("torch==1\n")
-    monkeypatch.setattr(demand, "count_demand", lambda workspace: pytest.fail("models are asked"))
+    monkeypatch.setattr(demand, "estimate_retrain_cost", lambda workspace: pytest.fail("models are asked"))
     cached = StagePlan([], "nothing changed")
     assert plan(tmp_path) == RetrainPlan({"dataset": cached, "features": cached, "report": cached}, None, [])
     changed = [{"changed deps": {"src/abstain/reports/plots.py": "modified"}}]
@@ -89,8 +89,8 @@ def test_plan_of_stale_reader_counts_what_models_are_asked(
 ) -> None:
     repository("torch==1\n", {"dataset": "a", "features": "b"})
     (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
-    wanted = Demand(3, 10, 4, {"features": 500})
-    monkeypatch.setattr(demand, "count_demand", lambda workspace: wanted)
+    wanted = RetrainCost(3, 10, 4, {"features": 500})
+    monkeypatch.setattr(demand, "estimate_retrain_cost", lambda workspace: wanted)
     found = plan(tmp_path, dataset=["changed command"])
     assert found.demand == wanted and found.blocked is None
     assert found.stages == {
@@ -101,7 +101,7 @@ def test_plan_of_stale_reader_counts_what_models_are_asked(
         "report": StagePlan([Change(AFTER, "features")], "no recorded run"),
     }
     record_run("dataset", 3.0, None)
-    record_run("features", 70.0, Reading("smollm2-135m-instruct", 20_000, 40.0))
+    record_run("features", 70.0, BaseModelUsage("smollm2-135m-instruct", 20_000, 40.0))
     again = plan(tmp_path, dataset=["changed command"]).stages
     assert [stage.seconds for stage in again.values()] == [3.0, pytest.approx(31.0), None]
 
@@ -111,10 +111,10 @@ def test_plan_of_blocked_retrain_says_so_before_the_stages(
 ) -> None:
     repository("torch==1\n")
 
-    def fail(workspace: Workspace) -> Demand:
+    def fail(workspace: Workspace) -> RetrainCost:
         raise AbstainError(Code.BAD_SETTING, "layer 99 requested: set llm.layer")
 
-    monkeypatch.setattr(demand, "count_demand", fail)
+    monkeypatch.setattr(demand, "estimate_retrain_cost", fail)
     found = plan(tmp_path, dataset=["changed command"])
     first, *rest = lines(found, verbose=False)
     assert first == "blocked: A601: layer 99 requested: set llm.layer"
@@ -129,7 +129,7 @@ def test_plan_has_one_line_a_stage_and_details_if_asked() -> None:
         ),
         "report": StagePlan([Change(AFTER, "features")], "after features"),
     }
-    whole = RetrainPlan(stages, Demand(3, 10, 4, {"features": 1_234_567}), [])
+    whole = RetrainPlan(stages, RetrainCost(3, 10, 4, {"features": 1_234_567}), [])
     assert [line.split() for line in lines(whole, verbose=False)] == [
         ["validate", "cached", "nothing", "changed"],
         ["features", "runs", "data", "changed", "1,234,567", "tokens", "13", "min"],
@@ -165,12 +165,12 @@ def params(*keys: str) -> dict[str, Any]:
 )
 def test_reasons_of_a_stage_are_told_in_five_words(tmp_path: Path, status: list[Any], words: str) -> None:
     stale = find_stale(Recorded(tmp_path, 0, {"features": status}), {"features": set()})
-    assert in_few_words(stale["features"]) == words and len(words.split()) <= 5
+    assert summarize_reasons(stale["features"]) == words and len(words.split()) <= 5
 
 
 def test_a_stage_is_told_by_up_to_four_stages_before() -> None:
     before = [Change("", "artifacts/x", ("modified",)), *(Change(AFTER, name) for name in "abcde")]
-    assert in_few_words(before) == "after a, b, c, d"
+    assert summarize_reasons(before) == "after a, b, c, d"
 
 
 @pytest.mark.heavy
@@ -178,7 +178,7 @@ def test_readers_of_the_base_model_are_the_stages_with_its_engine() -> None:
     with_engine = {
         name for name in STAGES if "src/abstain/llm/engine/engine.py" in TREE.closure(f"abstain.stages.{name}")
     }
-    assert with_engine == READS_THE_BASE_MODEL
+    assert with_engine == BASE_MODEL_STAGES
 
 
 def test_plan_names_cached_stages_of_other_requirements(tmp_path: Path, repository: Callable[..., None]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training.stage_times import FEWEST_TOKENS, Reading, expected_seconds, record_run
+from tasks.training.stage_times import MIN_TOKENS, BaseModelUsage, expected_seconds, record_run
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +22,13 @@ def test_expected_time_of_what_never_ran_is_unknown() -> None:
 
 
 def test_expected_time_grows_with_the_tokens_to_read() -> None:
-    record_run("features", 60.0, Reading("m", FEWEST_TOKENS, 50.0))
-    assert expected_seconds("features", "m", 2 * FEWEST_TOKENS) == pytest.approx(110.0)
+    record_run("features", 60.0, BaseModelUsage("m", MIN_TOKENS, 50.0))
+    assert expected_seconds("features", "m", 2 * MIN_TOKENS) == pytest.approx(110.0)
     assert expected_seconds("features", "m", 0) == pytest.approx(10.0)
-    assert expected_seconds("features", "another", FEWEST_TOKENS) is None
+    assert expected_seconds("features", "another", MIN_TOKENS) is None
 
 
 def test_run_that_reads_little_keeps_the_measured_speed() -> None:
-    record_run("features", 60.0, Reading("m", FEWEST_TOKENS, 50.0))
-    record_run("features", 20.0, Reading("m", FEWEST_TOKENS - 1, 15.0))
-    assert expected_seconds("features", "m", FEWEST_TOKENS) == pytest.approx(70.0)
+    record_run("features", 60.0, BaseModelUsage("m", MIN_TOKENS, 50.0))
+    record_run("features", 20.0, BaseModelUsage("m", MIN_TOKENS - 1, 15.0))
+    assert expected_seconds("features", "m", MIN_TOKENS) == pytest.approx(70.0)

@@ -13,7 +13,7 @@ from abstain.data.store.record_keys import microseconds
 _ABSENT = "-"
 
 
-class CallContent(Row):
+class RegisteredCall(Row):
     """What is known of a call before its answer. `contexts` are ranked, best first, some without an id."""
 
     question: Text | None = None
@@ -22,8 +22,8 @@ class CallContent(Row):
     product: Text | None = None
 
 
-def call_row(
-    owner: str, call_id: str, content: CallContent, ttl_s: float, redact: Redact, pseudonym: Callable[[str], str]
+def make_call_row(
+    owner: str, call_id: str, content: RegisteredCall, ttl_s: float, redact: Redact, pseudonym: Callable[[str], str]
 ) -> dict[str, Any]:
     """`content` as a row of `CALLS`, to be forgotten after `ttl_s` seconds: texts redacted, the user by pseudonym."""
     now = datetime.now(UTC)
@@ -40,7 +40,7 @@ def call_row(
             model=_ABSENT,
         )
     )
-    kept = CallContent(
+    kept = RegisteredCall(
         question=redacted.question if content.question else None,
         contexts=tuple(
             one.text if isinstance(given, str) else one

@@ -14,7 +14,7 @@ from sqlalchemy import Row, Select, exists, func, or_, select
 
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import Texts
-from abstain.data.decision_log.schema import DECISIONS, FEEDBACK, property_of
+from abstain.data.decision_log.schema import DECISIONS, FEEDBACK, read_property
 
 PAGE = 200
 """Rows that are in memory at once."""
@@ -30,7 +30,7 @@ class LogPosition:
 
 
 @dataclass(frozen=True)
-class LoggedChange:
+class LogChange:
     """A decision, or feedback and the decision that it is of. Texts are JSON; None where the log has none (any more).
 
     `number` is that of the table's row; `texts` and `answer_texts` are of the row and of its decision, which is None
@@ -45,16 +45,16 @@ class LoggedChange:
     answer_texts: Texts | None = None
 
 
-def end_of(database: LogDatabase) -> LogPosition:
+def read_end_position(database: LogDatabase) -> LogPosition:
     """Where the log ends now."""
     with database.reading() as connection:
         decisions = select(func.max(DECISIONS.c.seq)).scalar_subquery()
         feedback = select(func.max(FEEDBACK.c.seq)).scalar_subquery()
         highest = connection.execute(select(decisions, feedback)).one()
-        return LogPosition(property_of(connection, "id") or "", highest[0] or 0, highest[1] or 0)
+        return LogPosition(read_property(connection, "id") or "", highest[0] or 0, highest[1] or 0)
 
 
-def changes(database: LogDatabase, since: LogPosition, end: LogPosition) -> Iterator[LoggedChange]:
+def changes(database: LogDatabase, since: LogPosition, end: LogPosition) -> Iterator[LogChange]:
     """What ingest takes of the rows after `since` up to `end`: decisions first.
 
     A decision comes where it was drawn, or where feedback on it came before it. Feedback brings its decision, too: that
@@ -64,13 +64,13 @@ def changes(database: LogDatabase, since: LogPosition, end: LogPosition) -> Iter
     was_awaited = exists().where(FEEDBACK.c.interaction_id == columns.interaction_id, FEEDBACK.c.seq <= since.feedback)
     decisions = select(columns.seq, columns.texts, columns.content).where(or_(columns.drawn, was_awaited))
     for row in _pages(database, decisions, columns.seq, since.decisions, end.decisions):
-        yield LoggedChange(row.seq, "decision", row.texts, row.content)
+        yield LogChange(row.seq, "decision", row.texts, row.content)
     own = FEEDBACK.c
     joined = FEEDBACK.outerjoin(DECISIONS, own.interaction_id == columns.interaction_id)
     answer = (columns.content.label("answer"), columns.texts.label("answer_texts"))
     feedback = select(own.seq, own.kind, own.texts, own.content, *answer).select_from(joined)
     for row in _pages(database, feedback, own.seq, since.feedback, end.feedback):
-        yield LoggedChange(row.seq, row.kind, row.texts, row.content, row.answer, row.answer_texts)
+        yield LogChange(row.seq, row.kind, row.texts, row.content, row.answer, row.answer_texts)
 
 
 def _pages(database: LogDatabase, rows: Select[Any], seq: Any, after: int, end: int) -> Iterator[Row[Any]]:

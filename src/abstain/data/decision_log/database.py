@@ -26,7 +26,7 @@ from sqlalchemy.engine import URL, make_url
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import make_home
+from abstain.core.files import create_home
 from abstain.data.decision_log.schema import VERSION, make_tables, version_of
 
 WAIT_S = 10
@@ -35,7 +35,7 @@ WAIT_S = 10
 _log = logging.getLogger("abstain.serve")
 _FILE = "sqlite:///"
 _LOCK = 0x61627374_6C6F67  # "abstlog"
-_OF_ONE_ROW = (exc.DataError, exc.IntegrityError, exc.InterfaceError)
+_ROW_ERRORS = (exc.DataError, exc.IntegrityError, exc.InterfaceError)
 """Errors of a value, not of the database; an interface error of a lost connection says that it is."""
 _URL = re.compile(r"[\w+]+://([^@/?#\[\]\s]*@)?[^@\s]*")
 """A URL in which no part of a password is taken for a host, and named."""
@@ -118,7 +118,7 @@ class LogDatabase:
         with self._transaction(is_writer=False) as connection:
             yield connection
 
-    def overwrite_removed(self) -> None:
+    def vacuum_removed_texts(self) -> None:
         """Have texts that were removed leave SQLite's write-ahead log, too."""
         if self.is_file:
             with self._translate_errors(), self._engine.connect() as connection:
@@ -142,7 +142,7 @@ class LogDatabase:
     def _prepare(self) -> None:
         if self._file is not None:
             try:
-                make_home(self._file.parent)
+                create_home(self._file.parent)
                 # SQLite gives its other files the mode of this one.
                 os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             except OSError as error:
@@ -157,7 +157,7 @@ class LogDatabase:
             raise self.error(
                 f"its layout has version {version}, this release knows {VERSION}: use the release that wrote it, or "
                 "move it away, and a new one is made",
-                Code.OTHER_VERSION,
+                Code.VERSION_MISMATCH,
             )
 
     @contextmanager
@@ -191,7 +191,7 @@ class LogDatabase:
         try:
             yield
         except exc.DBAPIError as error:
-            if isinstance(error, _OF_ONE_ROW) and not error.connection_invalidated:
+            if isinstance(error, _ROW_ERRORS) and not error.connection_invalidated:
                 raise
             cause = str(error.orig).strip().partition("\n")[0] or type(error.orig).__name__
             raise self.error(f"{cause}: it takes rows again once this is solved") from None

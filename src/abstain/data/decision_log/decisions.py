@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol, TypeVar
 from sqlalchemy import Row as FoundRow
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback, Interaction, Review, Row
+from abstain.core.contracts import Interaction, Review, Row, Thumb
 from abstain.core.errors import AbstainError
-from abstain.data.store.record_keys import microseconds, moment_of
+from abstain.data.store.record_keys import from_microseconds, microseconds
 from abstain.data.store.splits import uniform
 
 Texts = Literal["kept", "none", "expired", "erased"]
@@ -65,7 +65,7 @@ class LoggedDecision:
 
 
 @dataclass(frozen=True)
-class Shares:
+class SamplingRates:
     """The probabilities with which a withheld answer and a shown one are drawn for the data, feedback or not."""
 
     withheld: float
@@ -91,8 +91,8 @@ _FIGURES = (
 )
 
 
-def decision_row(
-    decision: LoggedDecision, redact: Redact, pseudonym: Callable[[str], str], shares: Shares, key: bytes
+def make_decision_row(
+    decision: LoggedDecision, redact: Redact, pseudonym: Callable[[str], str], shares: SamplingRates, key: bytes
 ) -> dict[str, Any]:
     """`decision` as a row of `DECISIONS`: its texts redacted, its user by pseudonym.
 
@@ -123,7 +123,9 @@ def decision_row(
     }
 
 
-def feedback_row(feedback_id: str, row: Feedback | Review, redact: Redact, key: bytes, now: datetime) -> dict[str, Any]:
+def make_feedback_row(
+    feedback_id: str, row: Thumb | Review, redact: Redact, key: bytes, now: datetime
+) -> dict[str, Any]:
     """`row`, redacted, as a row of `FEEDBACK`; a review without an inclusion probability, since it was not drawn.
 
     Raises:
@@ -138,7 +140,7 @@ def feedback_row(feedback_id: str, row: Feedback | Review, redact: Redact, key: 
     return {"feedback_id": feedback_id, **reply_row(redact(row), reply_digest(row, key), now)}
 
 
-def reply_digest(row: Feedback | Review, key: bytes) -> str:
+def reply_digest(row: Thumb | Review, key: bytes) -> str:
     """What recognises a thumb or a review as it came.
 
     It leaves out its moment, which a caller need not give, and how it was drawn.
@@ -146,37 +148,37 @@ def reply_digest(row: Feedback | Review, key: bytes) -> str:
     return _digest(key, row.model_dump_json(exclude={"given_at", "reviewed_at", "inclusion_probability"}))
 
 
-def reply_row(row: Feedback | Review, digest: str | None, now: datetime) -> dict[str, Any]:
+def reply_row(row: Thumb | Review, digest: str | None, now: datetime) -> dict[str, Any]:
     """A redacted thumb or review as a row of `FEEDBACK` without its id."""
     return {
         "interaction_id": row.interaction_id,
         "recorded_at": microseconds(now),
-        "kind": "thumb" if isinstance(row, Feedback) else "review",
-        "user": row.user if isinstance(row, Feedback) else None,
+        "kind": "thumb" if isinstance(row, Thumb) else "review",
+        "user": row.user if isinstance(row, Thumb) else None,
         "texts": "kept",
         "content": row.canonical(),
         "digest": digest,
     }
 
 
-def shadow_row(decision: ShadowDecision) -> dict[str, Any]:
+def make_shadow_row(decision: ShadowDecision) -> dict[str, Any]:
     """`decision` as a row of `SHADOWS`."""
     return {**asdict(decision), "decided_at": microseconds(decision.decided_at)}
 
 
-def read_decision(row: FoundRow[Any]) -> LoggedDecision:
+def parse_decision_row(row: FoundRow[Any]) -> LoggedDecision:
     """A row of `DECISIONS` as the decision that it is of: the user by pseudonym, texts as they are there."""
     return LoggedDecision(
         **{name: getattr(row, name) for name in _FIGURES},
-        decided_at=moment_of(row.decided_at),
+        decided_at=from_microseconds(row.decided_at),
         user=row.user,
         interaction=Interaction.model_validate_json(row.content) if row.content else None,
     )
 
 
-def read_feedback(kind: str, content: str) -> Feedback | Review:
+def parse_feedback(kind: str, content: str) -> Thumb | Review:
     """The content of a row of `FEEDBACK`."""
-    return (Feedback if kind == "thumb" else Review).model_validate_json(content)
+    return (Thumb if kind == "thumb" else Review).model_validate_json(content)
 
 
 def _digest(key: bytes, text: str) -> str:

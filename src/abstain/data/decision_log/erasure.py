@@ -14,18 +14,18 @@ from typing import Any
 from sqlalchemy import Connection, case, delete, func, or_, select, update
 
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.schema import CALLS, DECISIONS, ERASED, FEEDBACK, QUEUE, SHADOWS
+from abstain.data.decision_log.schema import CALLS, DECISIONS, ERASED_USERS, FEEDBACK, QUEUE, SHADOWS
 from abstain.data.store.record_keys import interaction_identity, microseconds
 
 AT_ONCE = 500
 """Ids that one statement names."""
 
-GONE: dict[str, Any] = {"texts": "erased", "content": None, "digest": None, "user": None}
+ERASED_FIELDS: dict[str, Any] = {"texts": "erased", "content": None, "digest": None, "user": None}
 """What becomes of a row that is erased."""
 
 
 @dataclass(frozen=True)
-class UsersRows:
+class UserRows:
     """What the log has of a user: the number of thumbs, the decisions on what they asked or rated, by id, and the
     number of calls that are remembered."""
 
@@ -37,7 +37,7 @@ class UsersRows:
         return bool(self.feedback or self.interactions or self.calls)
 
 
-def rows_of_user(database: LogDatabase, names: Collection[str]) -> UsersRows:
+def find_user_rows(database: LogDatabase, names: Collection[str]) -> UserRows:
     """What the log has of the user with any of `names`. Raises `AbstainError` where it cannot be read."""
     with database.reading() as connection:
         return _rows_of(connection, names)
@@ -66,9 +66,9 @@ def erase(
     # All ids are looked through before other writers have to wait. What the user says meanwhile is found below.
     others = _with_identities(database, identities) if with_interactions else set()
     with database.writing() as connection:
-        _keep_out(connection, pseudonyms, with_interactions=with_interactions)
+        _block_users(connection, pseudonyms, with_interactions=with_interactions)
         gone = sorted(_rows_of(connection, names).interactions | others) if with_interactions else []
-        count = connection.execute(update(FEEDBACK).where(FEEDBACK.c.user.in_(names)).values(GONE)).rowcount
+        count = connection.execute(update(FEEDBACK).where(FEEDBACK.c.user.in_(names)).values(ERASED_FIELDS)).rowcount
         count += connection.execute(delete(CALLS).where(CALLS.c.user.in_(names))).rowcount
         for start in range(0, len(gone), AT_ONCE):
             ids = gone[start : start + AT_ONCE]
@@ -77,9 +77,9 @@ def erase(
             count += connection.execute(delete(QUEUE).where(QUEUE.c.interaction_id.in_(ids))).rowcount
             for table in (FEEDBACK, DECISIONS):
                 is_theirs = table.c.interaction_id.in_(ids) & (table.c.texts != "erased")
-                count += connection.execute(update(table).where(is_theirs).values(GONE)).rowcount
+                count += connection.execute(update(table).where(is_theirs).values(ERASED_FIELDS)).rowcount
         connection.execute(update(DECISIONS).where(DECISIONS.c.user.in_(names)).values(user=None))
-    database.overwrite_removed()
+    database.vacuum_removed_texts()
     return count
 
 
@@ -95,27 +95,29 @@ def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
         for table, moment in ((DECISIONS, DECISIONS.c.decided_at), (FEEDBACK, FEEDBACK.c.recorded_at)):
             is_known = or_(table.c.texts == "kept", table.c.digest.is_not(None))
             has_some = or_(is_known, table.c.user.is_not(None))
-            values = {**GONE, "texts": case((is_known, "expired"), else_=table.c.texts)}
+            values = {**ERASED_FIELDS, "texts": case((is_known, "expired"), else_=table.c.texts)}
             count += connection.execute(update(table).where(moment < oldest, has_some).values(values)).rowcount
         count += connection.execute(delete(SHADOWS).where(SHADOWS.c.decided_at < oldest)).rowcount
         count += connection.execute(delete(QUEUE).where(QUEUE.c.drawn_at < oldest)).rowcount
         over = connection.execute(delete(CALLS).where(CALLS.c.expires_at <= microseconds(now))).rowcount
     if count or over:
-        database.overwrite_removed()
+        database.vacuum_removed_texts()
     return count
 
 
 def erased_users(connection: Connection, names: Collection[str]) -> dict[str, bool]:
     """Those of `names` whose rows are not kept: whether what they ask is not, either."""
-    rows = connection.execute(select(ERASED.c.user, ERASED.c.with_interactions).where(ERASED.c.user.in_(names)))
+    rows = connection.execute(
+        select(ERASED_USERS.c.user, ERASED_USERS.c.with_interactions).where(ERASED_USERS.c.user.in_(names))
+    )
     return {row[0]: row[1] for row in rows}
 
 
-def _rows_of(connection: Connection, names: Collection[str]) -> UsersRows:
+def _rows_of(connection: Connection, names: Collection[str]) -> UserRows:
     rated = connection.scalars(select(FEEDBACK.c.interaction_id).where(FEEDBACK.c.user.in_(names))).all()
     asked = connection.scalars(select(DECISIONS.c.interaction_id).where(DECISIONS.c.user.in_(names))).all()
     calls = connection.scalar(select(func.count()).select_from(CALLS).where(CALLS.c.user.in_(names))) or 0
-    return UsersRows(len(rated), frozenset((*rated, *asked)), calls)
+    return UserRows(len(rated), frozenset((*rated, *asked)), calls)
 
 
 def _with_identities(database: LogDatabase, identities: Collection[str]) -> set[str]:
@@ -135,8 +137,8 @@ def _with_identities(database: LogDatabase, identities: Collection[str]) -> set[
         return {key for key in found if interaction_identity(key).hex() in identities}
 
 
-def _keep_out(connection: Connection, pseudonyms: Collection[str], *, with_interactions: bool) -> None:
+def _block_users(connection: Connection, pseudonyms: Collection[str], *, with_interactions: bool) -> None:
     before = erased_users(connection, pseudonyms)
-    connection.execute(ERASED.delete().where(ERASED.c.user.in_(pseudonyms)))
+    connection.execute(ERASED_USERS.delete().where(ERASED_USERS.c.user.in_(pseudonyms)))
     rows = [{"user": name, "with_interactions": with_interactions or before.get(name, False)} for name in pseudonyms]
-    connection.execute(ERASED.insert(), rows)
+    connection.execute(ERASED_USERS.insert(), rows)

@@ -26,22 +26,22 @@ from typing import Any
 from sqlalchemy import Connection, Table, select, update
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback, Review
+from abstain.core.contracts import Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import erasure
-from abstain.data.decision_log.calls import CallContent, call_row
+from abstain.data.decision_log.calls import RegisteredCall, make_call_row
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import (
     LoggedDecision,
     Recorded,
     Redact,
+    SamplingRates,
     ShadowDecision,
-    Shares,
-    decision_row,
-    feedback_row,
+    make_decision_row,
+    make_feedback_row,
+    make_shadow_row,
     reply_digest,
     reply_row,
-    shadow_row,
 )
 from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, PROPERTIES, QUEUE, SHADOWS
 from abstain.data.decision_log.writes import write
@@ -59,12 +59,12 @@ Answer = Future[Recorded] | None
 """The future that a method is to return; None: a new one."""
 
 
-class LogFull(AbstainError):
+class LogQueueFull(AbstainError):
     """The log does not take a row now, because too many wait for the database: ask again later."""
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _QueuedRow:
     """A row on its way, as the `table` has it."""
 
     table: Table
@@ -87,7 +87,7 @@ class DecisionLog:
         redact: Redact,
         pseudonym: Callable[[str], str],
         key: bytes,
-        shares: Shares,
+        shares: SamplingRates,
         keep_days: float,
         calls_each: int,
         pending: int,
@@ -96,7 +96,7 @@ class DecisionLog:
         self._shares, self._keep_days, self._calls_each = shares, keep_days, calls_each
         self.trouble: str | None = None
         database.is_served = True
-        self._queue: queue.Queue[_Waiting | None] = queue.Queue(pending)
+        self._queue: queue.Queue[_QueuedRow | None] = queue.Queue(pending)
         self._lock, self._is_closed = threading.Lock(), False
         self._thread = threading.Thread(target=self._run, name="decision log", daemon=True)
         self._thread.start()
@@ -128,7 +128,7 @@ class DecisionLog:
 
         Raises `AbstainError` where the database cannot be made or reached, or has a layout of another release.
         """
-        shares = Shares(withheld_share, shown_share)
+        shares = SamplingRates(withheld_share, shown_share)
         return cls(LogDatabase.open(url), redact, pseudonym, key, shares, keep_days, calls_each, pending)
 
     def record(self, decision: LoggedDecision, answer: Answer = None) -> Future[Recorded]:
@@ -137,28 +137,30 @@ class DecisionLog:
         It takes the place of an `unavailable` one under its id of which neither texts nor anything else is known.
 
         The future raises `AbstainError` where another request has this id or one whose texts are gone, and where the
-        database is away. Raises `LogFull` where too many rows wait, and `ValueError` where the ids of decision and
+        database is away. Raises `LogQueueFull` where too many rows wait, and `ValueError` where the ids of decision and
         interaction differ.
         """
         if decision.interaction is not None and decision.interaction.interaction_id != decision.interaction_id:
             raise ValueError("the interaction of a decision has its id")
-        row = decision_row(decision, self._redact, self._pseudonym, self._shares, self._key)
+        row = make_decision_row(decision, self._redact, self._pseudonym, self._shares, self._key)
         return self._put(DECISIONS, row, answer)
 
-    def feedback(self, feedback_id: str, row: Feedback | Review, answer: Answer = None) -> Future[Recorded]:
+    def feedback(self, feedback_id: str, row: Thumb | Review, answer: Answer = None) -> Future[Recorded]:
         """Record a thumb or a review once by its id; `known` where the same was recorded before.
 
         The future raises `AbstainError` where this id has another content, and where the database is away. Raises
-        `AbstainError` for an id that the log itself gives, and `LogFull` where too many rows wait.
+        `AbstainError` for an id that the log itself gives, and `LogQueueFull` where too many rows wait.
         """
-        return self._put(FEEDBACK, feedback_row(feedback_id, row, self._redact, self._key, datetime.now(UTC)), answer)
+        return self._put(
+            FEEDBACK, make_feedback_row(feedback_id, row, self._redact, self._key, datetime.now(UTC)), answer
+        )
 
     def review(self, row: Review, answer: Answer = None) -> Future[Recorded]:
         """Record a review that was given on the page, with the probability that its answer has in the queue; `known`
         where it is its reviewer's last one of this answer.
 
         The future raises `AbstainError` where the answer is neither in the queue nor in the log, and where the database
-        is away. Raises `LogFull` where too many rows wait.
+        is away. Raises `LogQueueFull` where too many rows wait.
         """
         digest = reply_digest(row, self._key)
         return self._put(QUEUE, reply_row(self._redact(row), digest, datetime.now(UTC)), answer)
@@ -166,33 +168,33 @@ class DecisionLog:
     def shadow(self, decision: ShadowDecision) -> Future[Recorded]:
         """Record what a candidate would have decided, once for each answer; not about one whose texts were erased.
 
-        The future raises `AbstainError` where the database is away. Raises `LogFull` where too many rows wait.
+        The future raises `AbstainError` where the database is away. Raises `LogQueueFull` where too many rows wait.
         """
-        return self._put(SHADOWS, shadow_row(decision))
+        return self._put(SHADOWS, make_shadow_row(decision))
 
     def remember(
-        self, owner: str, call_id: str, content: CallContent, ttl_s: float, answer: Answer = None
+        self, owner: str, call_id: str, content: RegisteredCall, ttl_s: float, answer: Answer = None
     ) -> Future[Recorded]:
         """Remember what the answer of a call will rest on, for `ttl_s` seconds; the last content of a call counts.
 
         Calls with one id of two owners are two. Of a user who was erased with what they asked, nothing is remembered.
 
-        Raises `AbstainError` for a content of more than `CALL_CHARS`, and `LogFull` where too many rows wait.
+        Raises `AbstainError` for a content of more than `CALL_CHARS`, and `LogQueueFull` where too many rows wait.
         """
         if (length := len(content.canonical())) > CALL_CHARS:
             raise AbstainError(
                 Code.TOO_LARGE,
                 f"the contexts of a call have {length:,} characters, {CALL_CHARS:,} allowed: send less",
             )
-        return self._put(CALLS, call_row(owner, call_id, content, ttl_s, self._redact, self._pseudonym), answer)
+        return self._put(CALLS, make_call_row(owner, call_id, content, ttl_s, self._redact, self._pseudonym), answer)
 
-    def recall(self, owner: str, call_id: str) -> CallContent | None:
+    def recall(self, owner: str, call_id: str) -> RegisteredCall | None:
         """What is remembered of a call of `owner`, redacted; None where nothing is, or no more."""
         now, own = microseconds(datetime.now(UTC)), CALLS.c
         known = select(own.content).where(own.owner == owner, own.call_id == call_id, own.expires_at > now)
         with self.database.reading() as connection:
             content: str | None = connection.scalar(known)
-        return CallContent.model_validate_json(content) if content else None
+        return RegisteredCall.model_validate_json(content) if content else None
 
     def erase(self, names: Collection[str], *, with_interactions: bool) -> int:
         """Erase the user with any of `names`, ids or pseudonyms: see `erasure.erase`."""
@@ -213,7 +215,7 @@ class DecisionLog:
             self.database.close()
 
     def _put(self, table: Table, row: dict[str, Any], answer: Answer = None) -> Future[Any]:
-        waiting = _Waiting(table, row, answer or Future())
+        waiting = _QueuedRow(table, row, answer or Future())
         with self._lock:  # nothing comes behind the mark of the end
             if self._is_closed:
                 raise AbstainError(Code.NO_SERVICE, "the decision log is closed: the server is shutting down")
@@ -221,7 +223,7 @@ class DecisionLog:
                 self._queue.put_nowait(waiting)
             except queue.Full:
                 most = f"{self._queue.maxsize:,} rows wait for the decision log"
-                raise LogFull(Code.BUSY, f"{most}: send fewer requests, or see why it is slow") from None
+                raise LogQueueFull(Code.BUSY, f"{most}: send fewer requests, or see why it is slow") from None
         return waiting.future
 
     # The thread that writes
@@ -240,9 +242,9 @@ class DecisionLog:
                 with _going_on("its old texts were not removed, and are due again in an hour"):
                     self.purge(datetime.now(UTC))
 
-    def _take(self, timeout_s: float) -> tuple[list[_Waiting], bool]:
+    def _take(self, timeout_s: float) -> tuple[list[_QueuedRow], bool]:
         """All rows that wait, at least one unless the time is over; and whether more may come."""
-        batch: list[_Waiting] = []
+        batch: list[_QueuedRow] = []
         with suppress(queue.Empty):
             while len(batch) < BATCH:
                 waiting = self._queue.get_nowait() if batch else self._queue.get(timeout=timeout_s)
@@ -251,7 +253,7 @@ class DecisionLog:
                 batch.append(waiting)
         return batch, True
 
-    def _write_all(self, batch: Sequence[_Waiting]) -> None:
+    def _write_all(self, batch: Sequence[_QueuedRow]) -> None:
         """Write the rows in one commit; then each future is done. A row that the database refuses fails alone."""
         try:
             with self._writing() as connection:

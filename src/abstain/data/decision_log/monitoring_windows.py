@@ -18,7 +18,7 @@ from abstain.core.codes import Code
 from abstain.core.formatting import listed
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import WINDOWS
-from abstain.data.store.record_keys import microseconds, moment_of
+from abstain.data.store.record_keys import from_microseconds, microseconds
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Alarm:
     remedy: str = ""
 
     @property
-    def to_do(self) -> str:
+    def action(self) -> str:
         """`remedy`, by default that of the code."""
         return self.remedy or self.code.remedy
 
@@ -42,7 +42,7 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class MonitoredWindow:
+class MonitoringWindow:
     """The figures of one window, [start, end), of the decisions by one version, and its alarms.
 
     `figures`: JSON, as docs/monitoring.md lists them. `is_final`: it is not computed again.
@@ -61,7 +61,7 @@ class MonitoredWindow:
         return f"Alarm: {listed([one.kind for one in self.alarms])}" if self.alarms else "Quiet"
 
 
-def read_windows(database: LogDatabase, newest: int | None = None) -> tuple[MonitoredWindow, ...]:
+def read_windows(database: LogDatabase, newest: int | None = None) -> tuple[MonitoringWindow, ...]:
     """The stored windows, or the `newest` of them, oldest first. Raises `AbstainError` where the log cannot be read."""
     rows = select(WINDOWS).order_by(WINDOWS.c.ends_at.desc(), WINDOWS.c.starts_at.desc()).limit(newest)
     with database.reading() as connection:
@@ -69,7 +69,7 @@ def read_windows(database: LogDatabase, newest: int | None = None) -> tuple[Moni
     return tuple(map(_window, reversed(found)))
 
 
-def write_windows(database: LogDatabase, windows: Sequence[MonitoredWindow]) -> None:
+def write_windows(database: LogDatabase, windows: Sequence[MonitoringWindow]) -> None:
     """Write `windows` in place of all that are stored from the first of them on under the same version.
 
     Days may be joined in another way than before, where decisions came late. Raises `AbstainError` where the database
@@ -86,7 +86,7 @@ def write_windows(database: LogDatabase, windows: Sequence[MonitoredWindow]) -> 
             connection.execute(WINDOWS.insert(), [_row(window) for window in windows])
 
 
-def _row(window: MonitoredWindow) -> dict[str, Any]:
+def _row(window: MonitoringWindow) -> dict[str, Any]:
     alarms = [{name: value for name, value in asdict(one).items() if name != "code"} for one in window.alarms]
     return {
         "version": window.version,
@@ -98,16 +98,16 @@ def _row(window: MonitoredWindow) -> dict[str, Any]:
     }
 
 
-def _window(row: Row[Any]) -> MonitoredWindow:
+def _window(row: Row[Any]) -> MonitoringWindow:
     content = json.loads(row.content)
     alarms = (
         Alarm(Code(code), one["what"], tuple(one["examples"]), one["remedy"])
         for code, one in zip(row.alarms.split(), content["alarms"], strict=True)
     )
-    return MonitoredWindow(
+    return MonitoringWindow(
         row.version,
-        moment_of(row.starts_at),
-        moment_of(row.ends_at),
+        from_microseconds(row.starts_at),
+        from_microseconds(row.ends_at),
         content["figures"],
         tuple(alarms),
         row.is_final,

@@ -11,11 +11,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, and_, case, func, literal, select
 
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.decisions import LoggedDecision, Texts, read_decision, read_feedback
+from abstain.data.decision_log.decisions import LoggedDecision, Texts, parse_decision_row, parse_feedback
 from abstain.data.decision_log.schema import DECISIONS, FEEDBACK, SHADOWS
-from abstain.data.store.record_keys import microseconds, moment_of
+from abstain.data.store.record_keys import from_microseconds, microseconds
 
 DECISION_KINDS = ("show", "abstain", "unavailable")
 AT_ONCE = 500
@@ -23,7 +23,7 @@ AT_ONCE = 500
 
 
 @dataclass(frozen=True)
-class FoundDecision:
+class DecisionDetails:
     """What is known of one decision: whether its texts are there, whether it was drawn for the data and with which
     probability, and the feedback on it whose texts are there, in the order in which it came."""
 
@@ -31,11 +31,11 @@ class FoundDecision:
     texts: Texts
     drawn: bool
     share: float
-    feedback: tuple[Feedback | Review, ...]
+    feedback: tuple[Thumb | Review, ...]
 
 
 @dataclass(frozen=True)
-class DecisionsInStep:
+class IntervalCounts:
     """The decisions from `start` on, for one step of time: how many of each kind, how many of the answers were shown,
     and the milliseconds that half of the decisions and 99 in 100 took at most.
 
@@ -51,7 +51,7 @@ class DecisionsInStep:
     p99_ms: float
 
 
-def find(database: LogDatabase, interaction_id: str) -> FoundDecision | None:
+def find(database: LogDatabase, interaction_id: str) -> DecisionDetails | None:
     """What is known of the decision on `interaction_id`; None where none was logged."""
     with database.reading() as connection:
         row = connection.execute(select(DECISIONS).where(DECISIONS.c.interaction_id == interaction_id)).first()
@@ -63,15 +63,15 @@ def find(database: LogDatabase, interaction_id: str) -> FoundDecision | None:
         said = connection.execute(replies).all() if row is not None else []
     if row is None:
         return None
-    feedback = tuple(read_feedback(kind, content) for kind, content in said)
-    return FoundDecision(read_decision(row), row.texts, row.drawn, row.share, feedback)
+    feedback = tuple(parse_feedback(kind, content) for kind, content in said)
+    return DecisionDetails(parse_decision_row(row), row.texts, row.drawn, row.share, feedback)
 
 
 def newest_withheld(database: LogDatabase, limit: int) -> list[LoggedDecision]:
     """The `limit` newest decisions by which an answer was withheld, the newest first."""
     rows = select(DECISIONS).where(DECISIONS.c.shown.is_(False)).order_by(DECISIONS.c.seq.desc()).limit(limit)
     with database.reading() as connection:
-        return [read_decision(row) for row in connection.execute(rows)]
+        return [parse_decision_row(row) for row in connection.execute(rows)]
 
 
 def reviewed(database: LogDatabase, interaction_ids: Collection[str]) -> frozenset[str]:
@@ -103,12 +103,12 @@ def reviews_of_shown(database: LogDatabase, version: str, since: datetime) -> li
         .order_by(FEEDBACK.c.seq)
     )
     with database.reading() as connection:
-        found = [read_feedback(row.kind, row.content) for row in connection.execute(rows)]
+        found = [parse_feedback(row.kind, row.content) for row in connection.execute(rows)]
     return [one for one in found if isinstance(one, Review)]
 
 
 @dataclass(frozen=True)
-class DecidedByBoth:
+class PairedDecision:
     """An answer that production showed or withheld, and that a shadow had a confidence of, too."""
 
     interaction_id: str
@@ -122,7 +122,7 @@ class DecidedByBoth:
     shadow_threshold: float
 
 
-def decided_by_both(database: LogDatabase, candidate: str, version: str) -> list[DecidedByBoth]:
+def list_paired_decisions(database: LogDatabase, candidate: str, version: str) -> list[PairedDecision]:
     """What `version` has decided in production, and `candidate` as its shadow, in the order of the log.
 
     `unavailable` decisions and answers without a confidence of either are left out.
@@ -144,7 +144,7 @@ def decided_by_both(database: LogDatabase, candidate: str, version: str) -> list
         .order_by(own.seq)
     )
     with database.reading() as connection:
-        return [DecidedByBoth(**row._mapping) for row in connection.execute(rows)]
+        return [PairedDecision(**row._mapping) for row in connection.execute(rows)]
 
 
 def count(database: LogDatabase, since: datetime | None = None) -> Mapping[str, int]:
@@ -159,7 +159,7 @@ def count(database: LogDatabase, since: datetime | None = None) -> Mapping[str, 
     return {**{kind: decisions.get(kind, 0) for kind in DECISION_KINDS}, "feedback": feedback}
 
 
-def over_time(database: LogDatabase, since: datetime, until: datetime, step: timedelta) -> Sequence[DecisionsInStep]:
+def over_time(database: LogDatabase, since: datetime, until: datetime, step: timedelta) -> Sequence[IntervalCounts]:
     """The decisions from `since` on and before `until`, by `step`; a step without any is left out.
 
     Raises `ValueError` for a step that is not above 0.
@@ -184,10 +184,10 @@ def over_time(database: LogDatabase, since: datetime, until: datetime, step: tim
     rows = select(each.c.at, each.c.ms, func.count().label("total"), *kinds, number(each.c.shown, "shown"))
     with database.reading() as connection:
         found = connection.execute(rows.group_by(each.c.at, each.c.ms).order_by(each.c.at, each.c.ms)).all()
-    return [_step(moment_of(first + at * length), list(own)) for at, own in groupby(found, lambda row: row.at)]
+    return [_step(from_microseconds(first + at * length), list(own)) for at, own in groupby(found, lambda row: row.at)]
 
 
-def _step(start: datetime, buckets: Sequence[Row[Any]]) -> DecisionsInStep:
+def _step(start: datetime, buckets: Sequence[Row[Any]]) -> IntervalCounts:
     """One step of its buckets, by rising milliseconds."""
     totals = {name: sum(getattr(one, name) for one in buckets) for name in (*DECISION_KINDS, "shown")}
     counts = list(accumulate(one.total for one in buckets))
@@ -196,10 +196,10 @@ def _step(start: datetime, buckets: Sequence[Row[Any]]) -> DecisionsInStep:
         # The bucket of the smallest rank that is at least this share of all, in whole numbers.
         return float(buckets[bisect_left(counts, -(-counts[-1] * percent // 100))].ms)
 
-    return DecisionsInStep(start, **totals, p50_ms=percentile(50), p99_ms=percentile(99))
+    return IntervalCounts(start, **totals, p50_ms=percentile(50), p99_ms=percentile(99))
 
 
-def figures_in_blocks(database: LogDatabase, block: int) -> Iterator[list[Row[Any]]]:
+def iter_decision_blocks(database: LogDatabase, block: int) -> Iterator[list[Row[Any]]]:
     """All decisions without their texts, in the order in which they were logged, in lists of `block` rows.
 
     `decided_at` is in microseconds since 1970. Raises `AbstainError` where the log cannot be read.

@@ -103,7 +103,7 @@ def fill(database: LogDatabase, answers: Sequence[DrawnAnswer], moved: Sequence[
             if known is None or known[0].reviewed_at < review.reviewed_at:
                 outdated[review] = None  # of what it was before redaction nothing is known
         _write_again(connection, outdated, now)
-    database.overwrite_removed()
+    database.vacuum_removed_texts()
     return sum(not row["is_reviewed"] for row in rows)
 
 

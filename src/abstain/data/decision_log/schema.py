@@ -101,7 +101,7 @@ QUEUE = Table(
 )
 """The answers of the last sample that reviewers work through on the page."""
 
-ERASED = Table(
+ERASED_USERS = Table(
     "decision_log_erased",
     _TABLES,
     Column("user", Text, primary_key=True),
@@ -167,10 +167,10 @@ def version_of(connection: Connection) -> str | None:
     """The version of the tables there; None where there are none."""
     if not inspect(connection).has_table(PROPERTIES.name):
         return None
-    return str(property_of(connection, "version"))
+    return str(read_property(connection, "version"))
 
 
-def property_of(connection: Connection, name: str) -> str | None:
+def read_property(connection: Connection, name: str) -> str | None:
     """`version` or `id` of the log there."""
     content: str | None = connection.scalar(select(PROPERTIES.c.content).where(PROPERTIES.c.name == name))
     return content

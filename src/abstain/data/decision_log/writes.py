@@ -16,7 +16,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import one_line
 from abstain.data.decision_log.decisions import Recorded
-from abstain.data.decision_log.erasure import GONE, erased_users
+from abstain.data.decision_log.erasure import ERASED_FIELDS, erased_users
 from abstain.data.decision_log.queue import write_review
 from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, QUEUE, SHADOWS
 from abstain.data.store.record_keys import microseconds
@@ -65,7 +65,7 @@ def _write_decisions(
             outcomes.append("known" if is_same else _conflict("interaction_id", key))
             continue
         if erased.get(row["user"], False):
-            row = {**row, **GONE}
+            row = {**row, **ERASED_FIELDS}
             gone.add(key)
         (empty.add if _is_empty(row) else empty.discard)(key)
         known[key], new[key] = row["digest"], row
@@ -90,7 +90,7 @@ def _write_feedback(
             outcomes.append("known" if known[key] in (row["digest"], None) else _conflict("feedback id", key))
             continue
         is_gone = row["user"] in erased or row["interaction_id"] in gone
-        new.append({**row, **GONE} if is_gone else row)
+        new.append({**row, **ERASED_FIELDS} if is_gone else row)
         known[key] = new[-1]["digest"]
         outcomes.append("recorded")
     if new:

@@ -23,7 +23,7 @@ from abstain.config.params import LabelParams
 from abstain.core.contracts import VERDICTS
 
 
-def votes_of(thumbs: pd.DataFrame) -> pd.DataFrame:
+def select_countable_thumbs(thumbs: pd.DataFrame) -> pd.DataFrame:
     """The thumbs that count, as (row, user, up), in an order that does not depend on that of `thumbs`.
 
     Args:
@@ -40,7 +40,7 @@ def votes_of(thumbs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"row": row[last], "user": user[last], "up": up[last]})
 
 
-def last_verdicts(reviews: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
+def select_latest_reviews(reviews: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
     """Each reviewer's last review of an answer: row, reviewer, reviewed_at, the verdicts, label, inclusion_probability.
 
     Args:
@@ -75,14 +75,14 @@ def resolve(last: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
     )
 
 
-def disagreed(reviews: pd.DataFrame, params: LabelParams) -> np.ndarray:
+def find_disagreements(reviews: pd.DataFrame, params: LabelParams) -> np.ndarray:
     """The rows, ascending, of answers with one review for correct and one for incorrect, by any reviewers."""
     correct = reviews[list(params.require)].all(axis=1)
     kinds = correct.groupby(reviews["row"]).agg(["min", "max"])
     return kinds.index[kinds["min"] != kinds["max"]].to_numpy()
 
 
-def label_rows(
+def assign_labels(
     shown_with: pd.Series, verdicts: pd.DataFrame, balance: np.ndarray, thumbs: pd.DataFrame, params: LabelParams
 ) -> pd.DataFrame:
     """The label of each answer, a row each: correct (0/1), weight, source (review, thumb, or null: no label), and the

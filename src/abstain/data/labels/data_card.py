@@ -15,9 +15,9 @@ from abstain.config.params import LabelParams
 from abstain.data.labels.contradictions import Contradictions
 from abstain.data.labels.reliability import DOWN, UP, Agreement, Reliability, Share
 from abstain.data.labels.reviewers import LISTED, reviewer_agreement
-from abstain.data.labels.user_share import LargestShare
+from abstain.data.labels.user_share import LargestUserShare
 
-JUDGED = ("train", "validation", "holdout", "newest")
+EVALUATED_SPLITS = ("train", "validation", "holdout", "newest")
 QUANTILES = (0.05, 0.5, 0.95)
 
 
@@ -27,7 +27,7 @@ def data_card(
     last: pd.DataFrame,
     pool: Agreement,
     known: Reliability | None,
-    largest: LargestShare,
+    largest: LargestUserShare,
     contradicting: Contradictions,
     params: LabelParams,
 ) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def data_card(
         },
         "splits": [
             {"split": name, **_counts(answers[(by_reviewer | by_thumb) & (answers["split"] == name)])}
-            for name in JUDGED
+            for name in EVALUATED_SPLITS
         ],
         "kinds": [
             {"kind": name, **_counts(answers[(by_reviewer | by_thumb) & (answers["refusal"] == refusal)])}
@@ -102,7 +102,7 @@ def _thumbs(
     weights: np.ndarray,
     pool: Agreement,
     known: Reliability | None,
-    largest: LargestShare,
+    largest: LargestUserShare,
     params: LabelParams,
 ) -> dict[str, Any]:
     """Thumbs against reviewers on the training rows, and the resulting weights and user reliabilities."""

@@ -65,7 +65,7 @@ def mask(text: str, product: str | None = None) -> str:
     return " ".join(words)
 
 
-def find_twins(batches: Iterable[Iterable[Interaction]]) -> pd.DataFrame:
+def find_near_duplicates(batches: Iterable[Iterable[Interaction]]) -> pd.DataFrame:
     """The twins of each interaction.
 
     Args:
@@ -74,7 +74,7 @@ def find_twins(batches: Iterable[Iterable[Interaction]]) -> pd.DataFrame:
     Returns `question_twin` and `answer_twin` (Int64) by interaction_id: twins have equal numbers, a text that can have
     no twin has none.
     """
-    questions, answers = _Numbering(MIN_QUESTION_WORDS), _Numbering(LONG)
+    questions, answers = _DuplicateIndex(MIN_QUESTION_WORDS), _DuplicateIndex(LONG)
     found: dict[str, tuple[int | None, int | None]] = {}
     for batch in batches:
         masked = sorted(
@@ -87,7 +87,7 @@ def find_twins(batches: Iterable[Iterable[Interaction]]) -> pd.DataFrame:
     return pd.DataFrame(columns, pd.Index(found.keys(), dtype="str", name="interaction_id"))
 
 
-class _Numbering:
+class _DuplicateIndex:
     """Numbers masked texts: a text gets the number of the earlier one that is most like it, or a new one."""
 
     def __init__(self, min_words: int) -> None:

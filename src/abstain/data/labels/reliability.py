@@ -93,9 +93,9 @@ class Reliability:
 
     def posterior(self, votes: pd.DataFrame, answers: int) -> np.ndarray:
         """(answers,) the probability that each is correct, given its votes (row, user, up)."""
-        return np.asarray(expit(logit(self.prior) + np.bincount(votes["row"], self.of_votes(votes), answers)))
+        return np.asarray(expit(logit(self.prior) + np.bincount(votes["row"], self.get_vote_evidence(votes), answers)))
 
-    def of_votes(self, votes: pd.DataFrame) -> np.ndarray:
+    def get_vote_evidence(self, votes: pd.DataFrame) -> np.ndarray:
         """(votes,) the evidence of each vote (row, user, up)."""
         return np.asarray(self.evidence[votes["user"], votes["up"].astype(int)])
 

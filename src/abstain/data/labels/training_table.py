@@ -21,16 +21,22 @@ import pandas as pd
 
 from abstain.config.params import LabelParams, SplitParams
 from abstain.core.codes import Code
-from abstain.core.contracts import SMALLEST_INCLUSION, Interaction
+from abstain.core.contracts import MIN_INCLUSION_PROBABILITY, Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.text import is_refusal
-from abstain.data.labels.answer_labels import disagreed, label_rows, last_verdicts, resolve, votes_of
+from abstain.data.labels.answer_labels import (
+    assign_labels,
+    find_disagreements,
+    resolve,
+    select_countable_thumbs,
+    select_latest_reviews,
+)
 from abstain.data.labels.contradictions import find_contradictions
 from abstain.data.labels.data_card import data_card
 from abstain.data.labels.near_duplicate_splits import split_rows, twin_in_training
-from abstain.data.labels.near_duplicates import TWINS, find_twins
+from abstain.data.labels.near_duplicates import TWINS, find_near_duplicates
 from abstain.data.labels.reliability import compare, estimate
-from abstain.data.labels.user_share import limit_users
+from abstain.data.labels.user_share import cap_user_weights
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import check_splits, since
@@ -48,7 +54,7 @@ COLUMNS = (
     *("asked_at", "batch", "twin_in_training", "refusal"),
 )
 
-ON_CARD = (
+DATA_CARD_COLUMNS = (
     *("interaction_id", "group", "split", "left_out", "joined", "twin_in_training"),
     *("correct", "weight", "source", "reviews_disagree", "thumbs_disagree", "refusal"),
 )
@@ -63,7 +69,7 @@ def read_training_table(
     return training_table(interactions, frames.feedback, frames.reviews, labels, split)
 
 
-def uncounted_verdicts(store: DataStore, labels: LabelParams, split: SplitParams, at: datetime) -> dict[str, str]:
+def find_uncounted_reviews(store: DataStore, labels: LabelParams, split: SplitParams, at: datetime) -> dict[str, str]:
     """The interactions of `store` of which a verdict given `at` that moment counts nowhere, each with the reason."""
     asked = _in_order(read_frames(store).interactions.join(_read_texts(store, labels), on="interaction_id"))
     splits = split_rows(asked, split)
@@ -82,7 +88,7 @@ def _in_order(interactions: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_texts(store: DataStore, labels: LabelParams) -> pd.DataFrame:
-    """What the texts say, by interaction_id: `find_twins`, and `refusal`, of bool. They are read once."""
+    """What the texts say, by interaction_id: `find_near_duplicates`, and `refusal`, of bool. They are read once."""
     refusal: dict[str, bool] = {}
 
     def noted(rows: Iterable[Interaction]) -> Iterator[Interaction]:
@@ -90,7 +96,7 @@ def _read_texts(store: DataStore, labels: LabelParams) -> pd.DataFrame:
             refusal[row.interaction_id] = is_refusal(row.answer, labels.refusals)
             yield row
 
-    twins = find_twins(noted(store.part_rows(part, Interaction)) for part in store.parts(Interaction))
+    twins = find_near_duplicates(noted(store.iter_part_rows(part, Interaction)) for part in store.parts(Interaction))
     return twins.assign(refusal=pd.Series(refusal, dtype=bool))
 
 
@@ -101,14 +107,14 @@ def training_table(
 
     Args:
         interactions: interaction_id, asked_at, group, product, line_of_business, decision (or null), propensity (or
-            nan), batch, refusal (`is_refusal`), question_twin, answer_twin (`find_twins`).
+            nan), batch, refusal (`is_refusal`), question_twin, answer_twin (`find_near_duplicates`).
         feedback: interaction_id, given_at, thumb, user (or null).
         reviews: interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or nan),
             batch.
 
     Returns the table, of `COLUMNS`: correct is 0 or 1, source review or thumb; the deciding review's complete,
     judged_correct, truthful and reviewers (a list: several may decide) are null without one; inclusion_probability and
-    drawn are as by `label_rows`; reviews_disagree where one review is for correct and another for incorrect,
+    drawn are as by `assign_labels`; reviews_disagree where one review is for correct and another for incorrect,
     thumbs_disagree where the thumbs' majority contradicts the reviewers, twin_in_training where a hold-out answer has a
     near-duplicate among those for training and validation, or one for validation among those for training.
 
@@ -121,11 +127,11 @@ def training_table(
             Code.FAILED_CHECK, f"interaction '{ids[ids.duplicated()][0]}' is in data/ twice: remove one of its rows"
         )
     asked = asked.join(split_rows(asked, split))
-    thumbs = _placed(feedback, FEEDBACK, ids, asked["split"], split.holdout_frozen_at)
-    judged = _placed(reviews, REVIEW, ids, asked["split"], split.holdout_frozen_at)
+    thumbs = _attach_row_numbers(feedback, FEEDBACK, ids, asked["split"], split.holdout_frozen_at)
+    judged = _attach_row_numbers(reviews, REVIEW, ids, asked["split"], split.holdout_frozen_at)
     user, names = pd.factorize(thumbs["user"], sort=True)
-    votes = votes_of(thumbs.assign(user=user + 1))
-    last = last_verdicts(judged, labels)
+    votes = select_countable_thumbs(thumbs.assign(user=user + 1))
+    last = select_latest_reviews(judged, labels)
     verdicts = resolve(last, labels)
 
     train = (asked["split"] == "train").to_numpy(bool)
@@ -137,20 +143,22 @@ def training_table(
     evidence = np.where(votes["up"], 1.0, -1.0)
     if known:
         by_thumb = by_thumb.where(asked["split"] == "holdout", known.labels(votes, len(asked), labels))
-        evidence = known.of_votes(votes)
+        evidence = known.get_vote_evidence(votes)
     weighs = train & (balance != 0) & ~asked.index.isin(verdicts.index)
-    weight, largest = limit_users(votes, evidence, by_thumb[weighs], labels.max_user_share)
+    weight, largest = cap_user_weights(votes, evidence, by_thumb[weighs], labels.max_user_share)
     by_thumb.loc[weighs, "weight"] = weight
 
-    answers = asked.join(label_rows(_shown_with(asked), verdicts, balance, by_thumb, labels))
-    answers["reviews_disagree"] = asked.index.isin(disagreed(judged, labels))
+    answers = asked.join(assign_labels(_propensity(asked), verdicts, balance, by_thumb, labels))
+    answers["reviews_disagree"] = asked.index.isin(find_disagreements(judged, labels))
     against = verdicts["label"] != (balance > 0)[verdicts.index]
     answers["thumbs_disagree"] = asked.index.isin(verdicts.index[against & (balance[verdicts.index] != 0)])
     labelled = answers["source"].notna()
     answers["twin_in_training"] = twin_in_training(answers[labelled]).reindex(answers.index, fill_value=False)
     table = answers.loc[labelled, list(COLUMNS)].reset_index(drop=True)
     check_splits(table["split"], table["correct"] == 1, split.by)
-    counted = answers[list(ON_CARD)].assign(balance=balance, thumbs=np.bincount(votes["row"], minlength=len(asked)))
+    counted = answers[list(DATA_CARD_COLUMNS)].assign(
+        balance=balance, thumbs=np.bincount(votes["row"], minlength=len(asked))
+    )
     contradicting = find_contradictions(_in_batches(last, judged), votes, list(names))
     return table, data_card(counted, learnt[0], last, pool, known, largest, contradicting, labels)
 
@@ -161,13 +169,13 @@ def _in_batches(last: pd.DataFrame, judged: pd.DataFrame) -> pd.DataFrame:
     return last.merge(judged.groupby(key, as_index=False)["batch"].min(), on=key)
 
 
-def _shown_with(asked: pd.DataFrame) -> pd.Series:
-    """By row, the probability with which an answer was shown, at least `SMALLEST_INCLUSION`; nan where it is not known,
+def _propensity(asked: pd.DataFrame) -> pd.Series:
+    """By row, the probability with which an answer was shown, at least `MIN_INCLUSION_PROBABILITY`; nan where it is not known,
     or the answer was withheld."""
-    return asked["propensity"].where(asked["decision"] == "shown").clip(lower=SMALLEST_INCLUSION)
+    return asked["propensity"].where(asked["decision"] == "shown").clip(lower=MIN_INCLUSION_PROBABILITY)
 
 
-def _placed(
+def _attach_row_numbers(
     rows: pd.DataFrame, columns: Sequence[str], ids: pd.Index, splits: pd.Series, frozen_at: datetime | None
 ) -> pd.DataFrame:
     """The thumbs or reviews that count, with the `row` of their answer; the first of `columns` is their moment."""

@@ -6,8 +6,8 @@ Notes:
 * No user may have more than `labels.max_user_share` of all thumb weight, nor more than 1/n of it where n users carry
   weight and that is more: n shares below 1/n do not add up to a whole. What exceeds the limit is taken off that user's
   part of each label in equal proportion, so the others weigh what they weighed (water-filling, in closed form).
-* Every anonymous thumb counts as a user of its own, as in `votes_of`: who gave it is not known, so no two of them can
-  be held to be one person's. So the limit does not bind somebody who gives many of them.
+* Every anonymous thumb counts as a user of its own, as in `select_countable_thumbs`: who gave it is not known, so no
+  two of them can be held to be one person's. So the limit does not bind somebody who gives many of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pandas as pd
 
 
 @dataclass(frozen=True)
-class LargestShare:
+class LargestUserShare:
     """The largest share of one of `users` in all thumb weight, before and after the limit; 0 where there is none."""
 
     users: int
@@ -28,9 +28,9 @@ class LargestShare:
     after: float
 
 
-def limit_users(
+def cap_user_weights(
     votes: pd.DataFrame, evidence: np.ndarray, labels: pd.DataFrame, limit: float
-) -> tuple[pd.Series, LargestShare]:
+) -> tuple[pd.Series, LargestUserShare]:
     """The weights of `labels`, so that none of the users has more than `limit` of their sum, and the largest share.
 
     Args:
@@ -47,7 +47,7 @@ def limit_users(
     allowed = max(limit, 1 / max(len(carried), 1))
     kept = np.minimum(carried, allowed * _total(carried, allowed))
     left = (part * (kept / carried)[person]).groupby(made["row"]).sum()
-    return left.reindex(labels.index, fill_value=0.0), LargestShare(
+    return left.reindex(labels.index, fill_value=0.0), LargestUserShare(
         len(carried), allowed, _largest(carried), _largest(kept)
     )
 

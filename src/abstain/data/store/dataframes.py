@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.record_keys import Stored
 
@@ -39,7 +39,7 @@ REVIEWS = {
 
 
 @dataclass(frozen=True)
-class Frames:
+class StoreFrames:
     """The three tables, rows in order of arrival; `group` may not straddle splits and is never missing."""
 
     interactions: pd.DataFrame
@@ -47,15 +47,15 @@ class Frames:
     reviews: pd.DataFrame
 
 
-def read_frames(store: DataStore) -> Frames:
+def read_frames(store: DataStore) -> StoreFrames:
     """The columns of everything in `store`. Raises `AbstainError` naming file and line of a broken row."""
-    return Frames(
-        _frame(store, Interaction, INTERACTIONS), _frame(store, Feedback, FEEDBACK), _frame(store, Review, REVIEWS)
+    return StoreFrames(
+        _frame(store, Interaction, INTERACTIONS), _frame(store, Thumb, FEEDBACK), _frame(store, Review, REVIEWS)
     )
 
 
 def _frame(store: DataStore, contract: type[Stored], columns: dict[str, str]) -> pd.DataFrame:
-    parts = [_part(store.part_rows(path, contract), columns, path.stem) for path in store.parts(contract)]
+    parts = [_part(store.iter_part_rows(path, contract), columns, path.stem) for path in store.parts(contract)]
     empty = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in columns.items()})
     return pd.concat(parts, ignore_index=True) if parts else empty
 

@@ -58,10 +58,10 @@ _ORDER = (
     "sources",
 )
 """The order in which a batch's files are moved in: referenced files come first, the sources' states last."""
-LISTS = ("documents.jsonl", "chunks.jsonl", "batches.jsonl")
+APPENDED_FILES = ("documents.jsonl", "chunks.jsonl", "batches.jsonl")
 """The files that are a dependency of the DAG each."""
 NO_ROWS = b"\n"
-"""The content of one of `LISTS` without a row: DVC warns of an empty file, each time."""
+"""The content of one of `APPENDED_FILES` without a row: DVC warns of an empty file, each time."""
 
 REVIEW_QUEUE = "review-queue"
 """Prefix of the names of sources of verdicts of the review queue, whose inclusion probabilities were checked; it marks
@@ -112,7 +112,7 @@ class DataStore:
         for part in self.parts(contract):
             yield from read_rows(part, contract)
 
-    def part_rows(self, part: Path, contract: type[R]) -> Iterator[R]:
+    def iter_part_rows(self, part: Path, contract: type[R]) -> Iterator[R]:
         """The rows of one of `parts`."""
         return read_rows(part, contract)
 
@@ -170,7 +170,7 @@ class DataStore:
         return self
 
 
-class Staging:
+class StagedBatch:
     """The write side: one batch, built beside the data folder and moved into it by `publish`, or thrown away.
 
     A context manager; leaving it without `publish` leaves the data folder as it was. Files whose name begins with a
@@ -184,7 +184,7 @@ class Staging:
         self._parts: dict[str, IndexedWriter] = {}
         self._gone: list[Path] = []
 
-    def __enter__(self) -> Staging:
+    def __enter__(self) -> StagedBatch:
         target = self._store.folder
         target.parent.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -239,16 +239,16 @@ class Staging:
         for contract, table in TABLES.items():
             if table not in self._parts and not self._store.parts(contract):
                 self.write(f"{table}/{self.batch}.jsonl", b"")
-        for name in LISTS:
+        for name in APPENDED_FILES:
             if not (folder / name).exists() and not (self.folder / name).exists():
                 self.write(name, NO_ROWS)
 
 
-def write_empty(folder: Path) -> None:
+def create_empty_store(folder: Path) -> None:
     """Write a data folder without a row, in which every dependency of the DAG exists."""
     for table in TABLES.values():
         write_atomically(folder / table / "000000.jsonl", b"")
-    for name in LISTS:
+    for name in APPENDED_FILES:
         write_atomically(folder / name, NO_ROWS)
 
 
@@ -257,7 +257,7 @@ def is_review_queue(source: str) -> bool:
     return source.startswith(REVIEW_QUEUE)
 
 
-def suffix_of(source: str) -> str:
+def get_document_suffix(source: str) -> str:
     """The suffix under which the document that came as the file `source` is kept."""
     return ".html" if source.lower().endswith((".html", ".htm")) else ".md"
 

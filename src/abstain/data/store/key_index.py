@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
-from abstain.data.store.record_keys import Record, RecordKey, Stored, interaction_identity, moment_of, parse_key
+from abstain.data.store.record_keys import Record, RecordKey, Stored, from_microseconds, interaction_identity, parse_key
 
-CONTRACTS: dict[str, type[Stored]] = {"interactions": Interaction, "feedback": Feedback, "reviews": Review}
+CONTRACTS: dict[str, type[Stored]] = {"interactions": Interaction, "feedback": Thumb, "reviews": Review}
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ AT_ONCE = 20_000
 _PACKED = struct.Struct("<16sqIQI")
 
 
-class KnownRow(NamedTuple):
+class IndexedRow(NamedTuple):
     """A known row: digest of its content, moment (microseconds), and where its line lies."""
 
     content: bytes
@@ -41,7 +41,7 @@ class KnownRow(NamedTuple):
 
 
 class KeyIndex:
-    """Identity -> `KnownRow`. Rows are added file by file, in order of arrival; the first of an identity stays."""
+    """Identity -> `IndexedRow`. Rows are added file by file, in order of arrival; the first of an identity stays."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, bytes] = {}
@@ -71,16 +71,16 @@ class KeyIndex:
     def add(self, row: RecordKey | Record, file: int, offset: int, length: int) -> None:
         self._entries.setdefault(row.identity, _PACKED.pack(row.content, row.moment, file, offset, length))
 
-    def find(self, identity: bytes) -> KnownRow | None:
+    def find(self, identity: bytes) -> IndexedRow | None:
         packed = self._entries.get(identity)
-        return None if packed is None else KnownRow(*_PACKED.unpack(packed))
+        return None if packed is None else IndexedRow(*_PACKED.unpack(packed))
 
     def asked_at(self, interaction_id: str) -> datetime | None:
         """When an interaction was asked; None where it is not known."""
         found = self.find(interaction_identity(interaction_id))
-        return None if found is None else moment_of(found.moment)
+        return None if found is None else from_microseconds(found.moment)
 
-    def read(self, entry: KnownRow) -> Stored:
+    def read(self, entry: IndexedRow) -> Stored:
         """The row itself, read from its file."""
         table, path = self._files[entry.file]
         with path.open("rb") as file:
@@ -112,7 +112,7 @@ class IndexedWriter:
         self._file.close()
 
 
-def batched(rows: Iterable[T], size: int) -> Iterator[list[T]]:
+def iter_batches(rows: Iterable[T], size: int) -> Iterator[list[T]]:
     """`rows` in lists of at most `size`."""
     iterator = iter(rows)
     while block := list(islice(iterator, size)):

@@ -25,10 +25,10 @@ from abstain.data.store.record_keys import Record
 TEXTS = 1_000
 """Texts of each kind whose language is detected, a batch."""
 
-TOLD_BY = 500
+LANGUAGE_SAMPLE_CHARS = 500
 """Characters of a text from which its language is detected."""
 
-CERTAIN = 0.5
+MIN_LANGUAGE_PROBABILITY = 0.5
 """Less likely languages are `und`."""
 
 LENGTHS = ("question length", "answer length", "context length")
@@ -66,9 +66,13 @@ class Profiler:
         self._rows += 1
         texts = (len(row.question), len(row.answer), sum(len(context.text) for context in row.contexts))
         for name, length in zip(LENGTHS, texts, strict=True):
-            self._lengths[name][length_class(length)] += 1
+            self._lengths[name][get_length_bin(length)] += 1
         # A heap of the smallest digests, the largest of them first.
-        entry = (-int.from_bytes(line.identity, "big"), row.question[:TOLD_BY], row.answer[:TOLD_BY])
+        entry = (
+            -int.from_bytes(line.identity, "big"),
+            row.question[:LANGUAGE_SAMPLE_CHARS],
+            row.answer[:LANGUAGE_SAMPLE_CHARS],
+        )
         if len(self._sample) < TEXTS:
             heapq.heappush(self._sample, entry)
         else:
@@ -82,7 +86,7 @@ class Profiler:
         return Profile(rows=self._rows, counts={name: dict(sorted(found.items())) for name, found in counts.items()})
 
 
-def length_class(length: int) -> str:
+def get_length_bin(length: int) -> str:
     """The lower bound of the half octave that `length` lies in."""
     return "0" if length < 1 else str(math.ceil(2 ** (math.floor(2 * math.log2(length)) / 2)))
 
@@ -97,4 +101,4 @@ def language(text: str) -> str:
 def _identifier() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
 
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True, min_confidence=CERTAIN)
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True, min_confidence=MIN_LANGUAGE_PROBABILITY)

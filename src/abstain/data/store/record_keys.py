@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from abstain.core.contracts import Feedback, Interaction, Review, Row
+from abstain.core.contracts import Interaction, Review, Row, Thumb
 
-Stored = Interaction | Feedback | Review
+Stored = Interaction | Thumb | Review
 """The rows that arrive in batches and are kept in parts."""
 
-TABLES: dict[type[Row], str] = {Interaction: "interactions", Feedback: "feedback", Review: "reviews"}
+TABLES: dict[type[Row], str] = {Interaction: "interactions", Thumb: "feedback", Review: "reviews"}
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -47,7 +47,7 @@ class RecordKey(NamedTuple):
     moment: int
 
 
-def line_of(row: Stored) -> Record:
+def make_record(row: Stored) -> Record:
     """`row` as it is stored."""
     text = row.canonical().encode()
     content = _digest(text)
@@ -55,7 +55,7 @@ def line_of(row: Stored) -> Record:
     match row:
         case Interaction():
             return Record(row, text, interaction_identity(key), content, microseconds(row.asked_at))
-        case Feedback():
+        case Thumb():
             moment = microseconds(row.given_at)
             return Record(row, text, _reply(b"f", key, moment, row.user, content), content, moment)
         case Review():
@@ -84,7 +84,7 @@ def microseconds(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def moment_of(microseconds: int) -> datetime:
+def from_microseconds(microseconds: int) -> datetime:
     return _EPOCH + timedelta(microseconds=microseconds)
 
 

@@ -30,8 +30,8 @@ from abstain.core.errors import AbstainError
 Row = TypeVar("Row")
 Split = Literal["train", "validation", "holdout", "newest", "excluded"]
 
-NEEDED: tuple[Split, ...] = ("train", "validation", "holdout")
-MIN_DRAWN = 100
+REQUIRED_SPLITS: tuple[Split, ...] = ("train", "validation", "holdout")
+MIN_SAMPLED = 100
 """With fewer reviews that were drawn with known probabilities, the others count, too."""
 
 
@@ -76,7 +76,7 @@ def check_splits(splits: Sequence[str] | pd.Series, correct: Sequence[bool] | pd
         raise ValueError(f"{len(splits)} splits for {len(correct)} labels")
     labelled = pd.DataFrame({"split": pd.Series(splits, dtype="str"), "correct": pd.Series(correct, dtype=bool)})
     found = labelled.value_counts().to_dict()
-    for split in NEEDED:
+    for split in REQUIRED_SPLITS:
         correct_count, incorrect_count = found.get((split, True), 0), found.get((split, False), 0)
         if not correct_count + incorrect_count:
             raise AbstainError(Code.TOO_FEW_LABELS, f"no labelled rows in the split '{split}': {_remedy(split, by)}")
@@ -118,16 +118,16 @@ def reviewed(frame: pd.DataFrame) -> pd.DataFrame:
 def by_how_chosen(rows: pd.DataFrame, of_all: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The reviewed `rows` that count, and those apart from them.
 
-    Where at least `MIN_DRAWN` were `drawn` with known probabilities, these stand for all answers, and reviews that
+    Where at least `MIN_SAMPLED` were `drawn` with known probabilities, these stand for all answers, and reviews that
     chose themselves say nothing more of these. With fewer, all count, and stand for answers like them. They do so, too,
     where they are to check a guarantee that is not `of_all` answers.
     """
     drawn = rows["drawn"]
-    if not of_all or drawn.sum() < MIN_DRAWN:
+    if not of_all or drawn.sum() < MIN_SAMPLED:
         return rows, rows.iloc[:0]
     return rows[drawn], rows[~drawn]
 
 
-def reviewed_holdout(frame: pd.DataFrame, rows: Sequence[Row]) -> list[Row]:
+def select_reviewed_holdout(frame: pd.DataFrame, rows: Sequence[Row]) -> list[Row]:
     """The reviewed hold-out rows among `rows`, one per row of the training table."""
     return [rows[at] for at in np.flatnonzero((frame["split"] == "holdout") & (frame["source"] == "review")).tolist()]

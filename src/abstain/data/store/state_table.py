@@ -32,7 +32,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 STORED = {torch.bfloat16: "<u2", torch.float32: "<f4"}
-AGAIN = "run `abstain retrain` again"
+RETRAIN_HINT = "run `abstain retrain` again"
 
 
 def write_table(
@@ -126,7 +126,7 @@ def _naming_full_disk(file: Path, size: int) -> Iterator[None]:
             raise
         raise AbstainError(
             Code.NOT_WRITABLE,
-            f"{file.parent.absolute()} has no room for {file.name} ({size / 2**30:.2f} GiB): free some, and {AGAIN}",
+            f"{file.parent.absolute()} has no room for {file.name} ({size / 2**30:.2f} GiB): free some, and {RETRAIN_HINT}",
         ) from None
 
 
@@ -216,4 +216,4 @@ class StateTable(Sequence[Tensor]):
         return view
 
     def _damaged(self) -> AbstainError:
-        return AbstainError(Code.BAD_ARTIFACT, f"{self._path} is no readable table of states: {AGAIN}")
+        return AbstainError(Code.BAD_ARTIFACT, f"{self._path} is no readable table of states: {RETRAIN_HINT}")

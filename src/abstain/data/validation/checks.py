@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from abstain.config.params import ValidationParams
 from abstain.core.codes import Code
-from abstain.core.contracts import SMALLEST_INCLUSION, Chunk, Document
+from abstain.core.contracts import MIN_INCLUSION_PROBABILITY, Chunk, Document
 from abstain.core.reasons import Reason, ReasonKind
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import Record
@@ -99,13 +99,13 @@ def _twice(name: str) -> Reason:
     return _failed(name, "'{value}' occurs more than once")
 
 
-def _no_longer(name: str, params: ValidationParams, column: str | None = None) -> Expectation:
+def _expect_max_length(name: str, params: ValidationParams, column: str | None = None) -> Expectation:
     limit = params.max_text_chars
     message = f"{{value}} characters, {limit} allowed (validation.max_text_chars)"
     return between(column or f"{name}_chars", _failed(name, message, ReasonKind.TOO_LONG), max_value=limit)
 
 
-def _not_ahead(name: str, params: ValidationParams) -> Expectation:
+def _expect_not_in_future(name: str, params: ValidationParams) -> Expectation:
     skew = params.max_clock_skew_seconds
     message = f"{{value}} s in the future, {skew:g} allowed (validation.max_clock_skew_seconds)"
     return between(f"{name}_seconds_ahead", _failed(name, message), max_value=skew)
@@ -116,14 +116,14 @@ def _new(column: str, twice: Reason, known: Reason | None = None) -> tuple[Expec
     return unique(column, twice), one_of("known_before", [False], known or twice)
 
 
-def _timely(name: str, params: ValidationParams) -> list[Expectation]:
+def _expect_timely(name: str, params: ValidationParams) -> list[Expectation]:
     days = params.max_feedback_delay_days
     early = _failed(name, "before the question was asked ({value} days)")
     message = f"{{value}} days after the question, {days:g} allowed (validation.max_feedback_delay_days)"
     return [
         between("delay_days", early, min_value=-params.max_clock_skew_seconds / 86400),
         between("delay_days", _failed(name, message, ReasonKind.TOO_LATE), max_value=days),
-        _not_ahead(name, params),
+        _expect_not_in_future(name, params),
     ]
 
 
@@ -139,12 +139,12 @@ def suites(
         present("interaction_id"),
         *_new("interaction_id", _twice("interaction_id"), _failed("interaction_id", "occurs more than once")),
         present("asked_at"),
-        _not_ahead("asked_at", params),
+        _expect_not_in_future("asked_at", params),
         between("question_chars", _empty("question"), min_value=1),
-        _no_longer("question", params),
+        _expect_max_length("question", params),
         between("answer_chars", _empty("answer"), min_value=1),
-        _no_longer("answer", params),
-        _no_longer("contexts", params, "longest_context_chars"),
+        _expect_max_length("answer", params),
+        _expect_max_length("contexts", params, "longest_context_chars"),
         present("model"),
         between("contexts", _failed("contexts", "answered without any context"), "warning", min_value=1),
         one_of("scores_not_finite", [""], _failed("writer", "{value} is no finite number")),
@@ -174,27 +174,27 @@ def suites(
             known,
             *_new("identity", _failed("thumb", "this user gave two thumbs at the same time")),
             one_of("thumb", ["up", "down"], _failed("thumb", "'{value}' is neither up nor down")),
-            *_timely("given_at", params),
-            _no_longer("comment", params),
+            *_expect_timely("given_at", params),
+            _expect_max_length("comment", params),
         ),
         "reviews": (
             present("interaction_id"),
             known,
             *_new("identity", _failed("review", "this reviewer gave two verdicts at the same time")),
             present("reviewer"),
-            *_timely("reviewed_at", params),
-            _no_longer("ideal_answer", params),
+            *_expect_timely("reviewed_at", params),
+            _expect_max_length("ideal_answer", params),
             between(
                 "inclusion_probability",
-                _failed("inclusion_probability", f"{{value}} is not in [{SMALLEST_INCLUSION:g}, 1]"),
-                min_value=SMALLEST_INCLUSION,
+                _failed("inclusion_probability", f"{{value}} is not in [{MIN_INCLUSION_PROBABILITY:g}, 1]"),
+                min_value=MIN_INCLUSION_PROBABILITY,
                 max_value=1,
             ),
         ),
         "documents": (
             present("doc_id"),
             unique("doc_id", _twice("doc_id")),
-            _not_ahead("updated_at", params),
+            _expect_not_in_future("updated_at", params),
             between(
                 "chunks",
                 _failed("document", "nothing in it can be retrieved: write text below a heading"),
@@ -206,7 +206,7 @@ def suites(
             unique("chunk_id", _twice("chunk_id")),
             one_of("kind", ["text", "table", "list"], _failed("kind", "'{value}' is neither text, table nor list")),
             between("text_chars", _empty("text"), min_value=1),
-            _no_longer("text", params),
+            _expect_max_length("text", params),
             one_of("document_known", [True], _failed("doc_id", "there is no such document")),
             one_of("document_named", [True], _failed("chunk_id", "does not open with its doc_id and '#'")),
         ),

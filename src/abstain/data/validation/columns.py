@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from abstain.core.contracts import UNNAMED, Feedback, Interaction, Review, document_of
-from abstain.data.store.record_keys import Record, moment_of
+from abstain.core.contracts import UNNAMED_PREFIX, Interaction, Review, Thumb, get_document_id
+from abstain.data.store.record_keys import Record, from_microseconds
 from abstain.data.validation.checks import Known, ValidatedRows
 
 Table = list[dict[str, Any]]
@@ -17,7 +17,7 @@ Table = list[dict[str, Any]]
 
 def tables(rows: ValidatedRows, known: Known, now: datetime) -> dict[str, Table]:
     """The columns of the expectations; `row` is the key of the row they belong to."""
-    asked = {line.row.interaction_id: moment_of(line.moment) for line in rows.interactions}
+    asked = {line.row.interaction_id: from_microseconds(line.moment) for line in rows.interactions}
     chunk_counts = Counter(chunk.doc_id for chunk in rows.chunks if chunk.removed_at is None)
 
     def reply(line: Record, at: str) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def tables(rows: ValidatedRows, known: Known, now: datetime) -> dict[str, Table]
         "feedback": [
             {**reply(line, "given_at"), "thumb": line.row.thumb, "comment_chars": len(line.row.comment or "")}
             for line in rows.feedback
-            if isinstance(line.row, Feedback)
+            if isinstance(line.row, Thumb)
         ],
         "reviews": [
             {
@@ -68,7 +68,7 @@ def tables(rows: ValidatedRows, known: Known, now: datetime) -> dict[str, Table]
                 "kind": row.kind,
                 "text_chars": len(row.text),
                 "document_known": row.doc_id in known.doc_ids,
-                "document_named": document_of(row.chunk_id) == row.doc_id,
+                "document_named": get_document_id(row.chunk_id) == row.doc_id,
             }
             for row in rows.chunks
         ],
@@ -78,8 +78,8 @@ def tables(rows: ValidatedRows, known: Known, now: datetime) -> dict[str, Table]
 def _interaction(line: Record, known: Known, now: datetime) -> dict[str, Any]:
     row = line.row
     assert isinstance(row, Interaction)
-    cited = [context.chunk_id for context in row.contexts if not context.chunk_id.startswith(UNNAMED)]
-    unknown = [chunk_id for chunk_id in cited if document_of(chunk_id) not in known.doc_ids]
+    cited = [context.chunk_id for context in row.contexts if not context.chunk_id.startswith(UNNAMED_PREFIX)]
+    unknown = [chunk_id for chunk_id in cited if get_document_id(chunk_id) not in known.doc_ids]
     return {
         "row": line.key,
         "interaction_id": row.interaction_id,

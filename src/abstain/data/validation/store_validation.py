@@ -7,8 +7,8 @@ from typing import Any
 
 from abstain.config.params import ValidationParams
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.key_index import AT_ONCE, CONTRACTS, KeyIndex, batched
-from abstain.data.store.record_keys import line_of
+from abstain.data.store.key_index import AT_ONCE, CONTRACTS, KeyIndex, iter_batches
+from abstain.data.store.record_keys import make_record
 from abstain.data.validation.checks import TABLES, Known, ValidatedRows
 from abstain.data.validation.results import ValidationResult
 from abstain.data.validation.runner import validate
@@ -31,9 +31,9 @@ def validate_store(store: DataStore, params: ValidationParams, now: datetime) ->
     del chunks, handbook
     for table, contract in CONTRACTS.items():
         for part in store.parts(contract):
-            lines = (line_of(row) for row in store.part_rows(part, contract))
+            lines = (make_record(row) for row in store.iter_part_rows(part, contract))
             number = known.index.open_file(table, part)
-            for block in batched(lines, AT_ONCE):
+            for block in iter_batches(lines, AT_ONCE):
                 rows: dict[str, Any] = {table: block}
                 result = validate(ValidatedRows(**rows), known, params, now, unknown_contexts="warning")
                 found = ValidationResult.merge([found, result])

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, cast
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.ingest.exports.expressions import Expression, TrackedExpression
-from abstain.ingest.exports.formats import FORMATS, Record, Score, tool_of
+from abstain.ingest.exports.formats import FORMATS, Record, Score, detect_format
 from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewScores, ThumbScores, value_text
-from abstain.ingest.exports.reviews import ReviewKey, ScoredPart, missing_verdicts, review_row
+from abstain.ingest.exports.reviews import ReviewField, ReviewKey, make_review_row, missing_verdicts
 from abstain.ingest.parsing import ParsedRow, parse_object
 
 WRITTEN = ("writer", "token_log_probs", "decision", "propensity")
@@ -40,7 +40,7 @@ class ExportRecord(NamedTuple):
 
 
 class ExportRows:
-    """The rows of one export. `survey` takes the records of each file, `check` ends it, `rows` takes them again."""
+    """The rows of one export. `scan` takes the records of each file, `check` ends it, `rows` takes them again."""
 
     def __init__(self, mapping: ExportMapping, name: str) -> None:
         self._mapping, self._name = mapping, name
@@ -49,7 +49,7 @@ class ExportRows:
         used = frozenset[str]().union(*(one.fields for one in mapping.expressions().values()))
         self._used = used - mapping.thumb_names - mapping.review_names
         self._contexts: dict[str, list[Any]] = {}
-        self._reviews: dict[str, tuple[ReviewKey, list[ScoredPart]]] = {}
+        self._reviews: dict[str, tuple[ReviewKey, list[ReviewField]]] = {}
         self._records = self._answers = 0
         self._scores = Counter[str]()
         self._left_out: dict[str, Counter[str]] = {}
@@ -65,7 +65,7 @@ class ExportRows:
                 raise AbstainError(Code.WRONG_FORMAT, f"{where}: {error}: export it again") from None
             for part in parts:
                 if not self._format.recognizes(part):
-                    other = tool_of(record.fields)
+                    other = detect_format(record.fields)
                     remedy = f"write `format: {other}` in {self._name}" if other else "name an export of that tool"
                     names = ", ".join(sorted(record.fields)[:6])
                     raise AbstainError(
@@ -76,7 +76,7 @@ class ExportRows:
 
     # The survey
 
-    def survey(self, parts: Iterable[ExportRecord]) -> None:
+    def scan(self, parts: Iterable[ExportRecord]) -> None:
         """Take the parts of one file, which was read to its end."""
         for part in parts:
             self._records += 1
@@ -116,11 +116,11 @@ class ExportRows:
     def _survey_score(self, score: Score, part: ExportRecord) -> None:
         self._scores[score.name] += 1
         if score.name not in self._mapping.score_names:
-            self._leave_out("scores that are not mapped", score.name)
+            self._count_skipped("scores that are not mapped", score.name)
         elif score.left_out is not None:
-            self._leave_out(f"scores {score.left_out}, not taken", score.name)
+            self._count_skipped(f"scores {score.left_out}, not taken", score.name)
         elif (interaction_id := _text(self._tracked["interaction_id"].of(part.fields))) is None:
-            self._leave_out("scores without an interaction_id, not taken", score.name)
+            self._count_skipped("scores without an interaction_id, not taken", score.name)
         elif score.name in self._mapping.thumb_names:
             self._track("thumbs", score.within)
             if self._thumb_of(score) is None:
@@ -136,29 +136,29 @@ class ExportRows:
         if score.name != reviews.ideal_answer:
             says = cast("Mapping[str, Any] | None", reviews.verdicts[score.name].get(value_text(score.value)))
         if reviewer is None:
-            self._leave_out("scores without a reviewer, not taken", score.name)
+            self._count_skipped("scores without a reviewer, not taken", score.name)
         elif reviews.reviewers != "all" and reviewer not in reviews.reviewers:
-            self._leave_out("scores of people who are not among reviews.reviewers, not taken", score.name)
+            self._count_skipped("scores of people who are not among reviews.reviewers, not taken", score.name)
         elif says is None:
             self._leave_out_value(score)
         else:
             key = ReviewKey(interaction_id, reviewer, score.form)
             at = _first(score.within, reviews.reviewed_at, self._format.at)
             _, parts = self._reviews.setdefault(json.dumps(key), (key, []))
-            parts.append(ScoredPart(at, says, part.source, part.number))
+            parts.append(ReviewField(at, says, part.source, part.number))
 
     def _track(self, section: str, record: Record, but: str = "") -> None:
         for key, tracked in self._tracked.items():
             if key.startswith(f"{section}.") and key != but:
                 tracked.of(record)
 
-    def _leave_out(self, what: str, name: str) -> None:
+    def _count_skipped(self, what: str, name: str) -> None:
         self._left_out.setdefault(what, Counter())[name] += 1
 
     def _leave_out_value(self, score: Score) -> None:
         value = value_text(score.value)
         quoted = value if len(value) <= _SHOWN and "\n" not in value else "a longer text"
-        self._leave_out("values that are not mapped", f"{score.name} = {quoted}")
+        self._count_skipped("values that are not mapped", f"{score.name} = {quoted}")
 
     # The rows
 
@@ -179,9 +179,9 @@ class ExportRows:
         """The reviews of all files; those that lack a verdict are counted, and come when they have it."""
         for key, parts in self._reviews.values():
             if missing := missing_verdicts(parts):
-                self._leave_out("reviews that are not complete yet, not taken", f"without {' and '.join(missing)}")
+                self._count_skipped("reviews that are not complete yet, not taken", f"without {' and '.join(missing)}")
             else:
-                yield review_row(key, parts)
+                yield make_review_row(key, parts)
 
     def notes(self) -> tuple[str, ...]:
         """What gave no row, with counts, after the last row."""

@@ -60,7 +60,7 @@ class TrackedExpression:
         self.records += 1
         self._found = self._found or value not in (None, False)
         if not self._found and self._unseen:
-            names = set(names_in(record))
+            names = set(iter_field_names(record))
             self._unseen -= names
             self._names.update(names)
         return value
@@ -88,19 +88,19 @@ ExpressionText = Annotated[Any, BeforeValidator(_parse)]
 """An `Expression` as a field of a pydantic model."""
 
 
-def names_in(value: Any) -> Iterator[str]:
+def iter_field_names(value: Any) -> Iterator[str]:
     """Every name of a field in `value`, at any depth, JSON in texts included."""
     if isinstance(value, dict):
         yield from value
         for inner in value.values():
-            yield from names_in(inner)
+            yield from iter_field_names(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from names_in(inner)
+            yield from iter_field_names(inner)
     elif isinstance(value, str) and value[:1] in ("{", "["):
         parsed = from_json(value)
         if not isinstance(parsed, str):
-            yield from names_in(parsed)
+            yield from iter_field_names(parsed)
 
 
 def from_json(value: Any) -> Any:

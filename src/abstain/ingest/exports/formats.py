@@ -53,7 +53,7 @@ class ExportFormat:
         return any(mark <= record.keys() for mark in self.marks)
 
 
-def _itself(record: Record) -> Iterator[Record]:
+def _single_record(record: Record) -> Iterator[Record]:
     yield record
 
 
@@ -194,7 +194,7 @@ FORMATS: dict[str, ExportFormat] = {
     "label_studio": ExportFormat(
         "Label Studio",
         (frozenset({"data", "annotations"}),),
-        _itself,
+        _single_record,
         _label_studio_scores,
         id=Expression("id"),
         at=Expression("updated_at || created_at"),
@@ -219,11 +219,11 @@ FORMATS: dict[str, ExportFormat] = {
         reviewer=Expression("user_id"),
         comment=Expression("data.comment"),
     ),
-    "table": ExportFormat("table", (frozenset(),), _itself, _table_scores),
+    "table": ExportFormat("table", (frozenset(),), _single_record, _table_scores),
 }
 
 
-def tool_of(record: Record) -> str | None:
+def detect_format(record: Record) -> str | None:
     """The format whose tool writes records like this one; None where none of them does."""
     for name, known in FORMATS.items():
         if name != "table" and any(known.recognizes(part) for part in known.records(record)):

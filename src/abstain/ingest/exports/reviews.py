@@ -21,7 +21,7 @@ class ReviewKey(NamedTuple):
     form: Any
 
 
-class ScoredPart(NamedTuple):
+class ReviewField(NamedTuple):
     """The fields of a review that one score gives, the time of the score, and its place."""
 
     at: Any
@@ -30,12 +30,12 @@ class ScoredPart(NamedTuple):
     number: int
 
 
-def missing_verdicts(parts: list[ScoredPart]) -> list[str]:
+def missing_verdicts(parts: list[ReviewField]) -> list[str]:
     """The verdicts that no score gives so far."""
     return [verdict for verdict in VERDICTS if all(verdict not in part.says for part in parts)]
 
 
-def review_row(key: ReviewKey, parts: list[ScoredPart]) -> ParsedRow:
+def make_review_row(key: ReviewKey, parts: list[ReviewField]) -> ParsedRow:
     """The review: of each field its newest value, at the time of the newest score.
 
     It is refused if two scores of the same time contradict each other.
@@ -51,7 +51,7 @@ def review_row(key: ReviewKey, parts: list[ScoredPart]) -> ParsedRow:
     return replace(row, review=None, reasons=(*row.reasons, *reasons)) if reasons else row
 
 
-def _last_values(ordered: list[ScoredPart], name: str) -> set[str]:
+def _last_values(ordered: list[ReviewField], name: str) -> set[str]:
     """The values that the newest scores which give the field `name` give it: one, unless they contradict each other."""
     giving = [part for part in ordered if name in part.says]
     return {str(part.says[name]) for part in giving if _moment(part.at) == _moment(giving[-1].at)}

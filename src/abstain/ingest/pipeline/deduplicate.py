@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Document, Feedback, Interaction, Review
+from abstain.core.contracts import Document, Interaction, Review, Thumb
 from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.data.store.key_index import KeyIndex
-from abstain.data.store.record_keys import Record, Stored, interaction_identity, line_of
+from abstain.data.store.record_keys import Record, Stored, interaction_identity, make_record
 from abstain.ingest.parsing import ParsedRow
 
 Outcome = Literal["accepted", "duplicate", "held", "quarantined"]
@@ -29,7 +29,7 @@ Decision = tuple[Outcome, Reasons]
 
 
 @dataclass(frozen=True)
-class Resolution:
+class BatchResolution:
     """The outcome of each input row, in order; the new rows; those whose interaction is not known."""
 
     decisions: tuple[Decision, ...]
@@ -38,22 +38,22 @@ class Resolution:
 
 
 @dataclass(frozen=True)
-class Parsed:
+class RowRecords:
     """An input row with its contents as they would be stored."""
 
     row: ParsedRow
     lines: tuple[Record, ...]
 
     @classmethod
-    def of(cls, row: ParsedRow) -> Parsed:
+    def of(cls, row: ParsedRow) -> RowRecords:
         if row.document is not None:
             raise RuntimeError(f"{row.source}: a document after rows: a source gives its documents first")
-        return cls(row, tuple(line_of(part) for part in row.contents() if not isinstance(part, Document)))
+        return cls(row, tuple(make_record(part) for part in row.contents() if not isinstance(part, Document)))
 
 
 def resolve_duplicates(
-    batch: Sequence[Parsed], index: KeyIndex, held: KeyIndex, refused: Mapping[bytes, Reasons], *, is_last: bool
-) -> Resolution:
+    batch: Sequence[RowRecords], index: KeyIndex, held: KeyIndex, refused: Mapping[bytes, Reasons], *, is_last: bool
+) -> BatchResolution:
     """Decide on `batch` against `index`, against the pending rows `held`, and against itself.
 
     Rows with contents in `refused`, by their content's digest, are left out. `is_last`: no interaction comes any more,
@@ -62,7 +62,7 @@ def resolve_duplicates(
     new: dict[bytes, Record] = {}
     pending: dict[bytes, list[Record]] = {}
 
-    def decide(parsed: Parsed) -> Decision:
+    def decide(parsed: RowRecords) -> Decision:
         reasons = parsed.row.reasons or tuple(
             reason for line in parsed.lines for reason in refused.get(line.content, ())
         )
@@ -96,7 +96,7 @@ def resolve_duplicates(
         return ()
 
     decisions = tuple(decide(parsed) for parsed in batch)
-    return Resolution(decisions, tuple(new.values()), tuple(line for equal in pending.values() for line in equal))
+    return BatchResolution(decisions, tuple(new.values()), tuple(line for equal in pending.values() for line in equal))
 
 
 def version_of(source: bytes) -> str:
@@ -104,7 +104,7 @@ def version_of(source: bytes) -> str:
     return hashlib.sha256(source).hexdigest()
 
 
-def settle_documents(
+def resolve_documents(
     rows: Sequence[ParsedRow],
     current: Mapping[str, Document],
     is_known: Callable[[str, str], bool],
@@ -155,7 +155,7 @@ def _difference(row: Stored, known: Stored) -> Reason:
         case Interaction():
             one_line = " ".join(row.interaction_id.split())
             return _conflict("interaction_id", f"'{one_line}' is known with other content (differs in {differing})")
-        case Feedback():
+        case Thumb():
             message = f"this user's thumb of the same time is known with other content (differs in {differing})"
             return _conflict("thumb", message, ReasonKind.SAME_MOMENT)
         case Review():

@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import TypeVar
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Chunk, Document, Interaction, Review, document_of
+from abstain.core.contracts import Chunk, Document, Interaction, Review, get_document_id
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import as_lines, read_lines
+from abstain.core.json_lines import read_lines, to_json_lines
 from abstain.core.reasons import Reason, Reasons
-from abstain.data.store.dataset import DataStore, DocumentVersion, Staging, suffix_of
+from abstain.data.store.dataset import DataStore, DocumentVersion, StagedBatch, get_document_suffix
 from abstain.data.store.key_index import AT_ONCE, IndexedWriter, KeyIndex
 from abstain.data.store.profile import Profiler
 from abstain.data.store.record_keys import TABLES, Record, interaction_identity
@@ -27,9 +27,9 @@ from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.parsing import ParsedRow, reparse
 from abstain.ingest.pipeline.deduplicate import (
     Decision,
-    Parsed,
+    RowRecords,
+    resolve_documents,
     resolve_duplicates,
-    settle_documents,
     version_of,
 )
 from abstain.ingest.pipeline.report import without_particulars
@@ -38,9 +38,9 @@ from abstain.ingest.quarantine import (
     Quarantine,
     QuarantinedRow,
     Writer,
-    caused_by_person,
     digest_of,
-    waits_for_documents,
+    is_awaiting_documents,
+    is_user_caused,
 )
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.documents.versioning import update_chunks
@@ -51,7 +51,7 @@ Validate = Callable[[ValidatedRows, Known], ValidationResult]
 BLOCK_BYTES = 64 * 1024 * 1024
 """Rows that are in memory together have about as many bytes at most: 20,000 of 3 kB each."""
 
-FORGOTTEN = ParsedRow(
+ERASED_USER_ROW = ParsedRow(
     "", 0, b"", reasons=(Reason(Code.ERASED_USER, "user", "erasure was requested, so the row was not kept"),)
 )
 """The record of a row from an erased user: only that it came."""
@@ -60,7 +60,9 @@ FORGOTTEN = ParsedRow(
 class IngestPipeline:
     """Takes documents, then rows, then pending rows; counts the outcome of each."""
 
-    def __init__(self, store: DataStore, staging: Staging, privacy: Privacy, check: Validate, now: datetime) -> None:
+    def __init__(
+        self, store: DataStore, staging: StagedBatch, privacy: Privacy, check: Validate, now: datetime
+    ) -> None:
         self._store, self._staging, self._privacy, self._check, self._now = store, staging, privacy, check, now
         self._index = store.index()
         self._held = KeyIndex()
@@ -91,14 +93,14 @@ class IngestPipeline:
 
     # Documents
 
-    def take_documents(self, rows: Sequence[ParsedRow]) -> None:
+    def add_documents(self, rows: Sequence[ParsedRow]) -> None:
         """Deduplicate and check `rows`, which hold documents or the reasons why they are invalid."""
         self.read += len(rows)
         known = {(version.doc_id, version.version) for version in self._versions if version.state == "current"}
         refused: dict[str, Reasons] = {}
         is_checked = False
         while True:  # each turn refuses at least one version more, so it ends
-            decisions, winners = settle_documents(
+            decisions, winners = resolve_documents(
                 rows, self._documents, lambda doc_id, version: (doc_id, version) in known, refused
             )
             revised, uncut = self._revise_all(winners)
@@ -118,16 +120,16 @@ class IngestPipeline:
                 break
             refused |= {version_of(winners[doc_id].raw): reasons for doc_id, reasons in failing.items()}
         for doc_id, row in winners.items():
-            self._adopt(doc_id, row, revised[doc_id])
+            self._stage_document(doc_id, row, revised[doc_id])
         for row, decision in zip(rows, decisions, strict=True):
             self._count(row, decision, self.outcomes)
 
     def remove_documents(self, doc_ids: Iterable[str]) -> None:
         """Documents that vanished from their source: their chunks become tombstones."""
         for doc_id in sorted(self._documents.keys() & set(doc_ids)):
-            self._adopt(doc_id, None, self._revise(doc_id, None))
+            self._stage_document(doc_id, None, self._rechunk(doc_id, None))
 
-    def _revise(self, doc_id: str, document: Document | None) -> tuple[Chunk, ...]:
+    def _rechunk(self, doc_id: str, document: Document | None) -> tuple[Chunk, ...]:
         return update_chunks(self._chunks.get(doc_id, ()), self._documents.get(doc_id), document, self._now).chunks
 
     def _revise_all(self, rows: Mapping[str, ParsedRow]) -> tuple[dict[str, tuple[Chunk, ...]], dict[str, Reasons]]:
@@ -136,12 +138,12 @@ class IngestPipeline:
         uncut: dict[str, Reasons] = {}
         for doc_id, row in rows.items():
             try:
-                revised[doc_id] = self._revise(doc_id, row.document)
+                revised[doc_id] = self._rechunk(doc_id, row.document)
             except AbstainError as error:
                 uncut[version_of(row.raw)] = (Reason(Code.FAILED_CHECK, "document", str(error)),)
         return revised, uncut
 
-    def _adopt(self, doc_id: str, row: ParsedRow | None, chunks: tuple[Chunk, ...]) -> None:
+    def _stage_document(self, doc_id: str, row: ParsedRow | None, chunks: tuple[Chunk, ...]) -> None:
         self._chunks[doc_id], self._changed[doc_id] = chunks, row
         before = self._documents.pop(doc_id, None)
         if row is not None and row.document is not None:
@@ -162,21 +164,21 @@ class IngestPipeline:
 
     # Rows
 
-    def take_rows(self, rows: Iterable[ParsedRow]) -> None:
+    def add_rows(self, rows: Iterable[ParsedRow]) -> None:
         """Deduplicate and check `rows`, block by block."""
         known = self._known()
         for block in blocks(rows, lambda row: len(row.raw)):
             self.read += len(block)
-            self._settle([Parsed.of(self._admit(row)) for row in block], known, self.outcomes)
+            self._resolve_rows([RowRecords.of(self._redact_row(row)) for row in block], known, self.outcomes)
 
-    def retry_waiting(self) -> None:
+    def retry_rows_awaiting_documents(self) -> None:
         """Decide again on rows that wait for documents, where this batch has brought some."""
         if self.new_documents:
             known = self._known()
             for block in blocks((row.reparse() for row in self.quarantine.waiting()), lambda row: len(row.raw)):
-                self._settle([Parsed.of(self._admit(row)) for row in block], known, self.joined)
+                self._resolve_rows([RowRecords.of(self._redact_row(row)) for row in block], known, self.joined)
 
-    def match_pending(self) -> None:
+    def resolve_pending(self) -> None:
         """Decide on pending rows, of this batch or earlier ones, now that every interaction is known."""
         known, before, set_aside = self._known(), self._store.held(), self._pending
         self._held = KeyIndex()  # so that a row decided on below is no duplicate of itself
@@ -185,8 +187,8 @@ class IngestPipeline:
             rows.close()
             for path, outcomes in ((before.get(table), self.joined), (rows.path, self.outcomes)):
                 for block in blocks((text for _, text in read_lines(path)) if path else (), len):
-                    parsed = [Parsed.of(reparse(text, "held", 0)) for text in block]
-                    self._settle(parsed, known, outcomes, is_last=True)
+                    parsed = [RowRecords.of(reparse(text, "held", 0)) for text in block]
+                    self._resolve_rows(parsed, known, outcomes, is_last=True)
         for left in self._pending.values():
             left.close()
             if not left.rows:
@@ -197,7 +199,9 @@ class IngestPipeline:
         path = self._staging.folder / folder
         return {table: IndexedWriter(path / f"{table}.jsonl", table, self._held) for table in ("feedback", "reviews")}
 
-    def _settle(self, parsed: Sequence[Parsed], known: Known, outcomes: Counter[str], *, is_last: bool = False) -> None:
+    def _resolve_rows(
+        self, parsed: Sequence[RowRecords], known: Known, outcomes: Counter[str], *, is_last: bool = False
+    ) -> None:
         """Decide, without the rows that fail validation; stage what is new, and count in `outcomes`."""
         refused: dict[bytes, Reasons] = {}
         while True:  # each turn refuses at least one content more, so it ends
@@ -227,20 +231,20 @@ class IngestPipeline:
             if decision[0] != "held" or (is_last and outcomes is self.outcomes):
                 self._count(one.row, decision, outcomes)
 
-    def _admit(self, row: ParsedRow) -> ParsedRow:
+    def _redact_row(self, row: ParsedRow) -> ParsedRow:
         """`row` without content that must not be kept: personal data, and all content from an erased user."""
         admitted = self._privacy.apply(row)
         part = admitted.interaction or admitted.feedback or admitted.review
         is_gone = part is not None and interaction_identity(part.interaction_id).hex() in self._gone
         is_theirs = admitted.feedback is not None and admitted.feedback.user in self._forgotten
         if is_gone or (is_theirs and admitted.interaction is None):
-            return replace(FORGOTTEN, source=row.source, line=row.line)
+            return replace(ERASED_USER_ROW, source=row.source, line=row.line)
         return replace(admitted, feedback=None) if is_theirs else admitted
 
     def _count(self, row: ParsedRow, decision: Decision, outcomes: Counter[str]) -> None:
         """Count the outcome of a row, and keep it if it is refused. Only rows of this batch count towards the limit."""
         outcome, reasons = decision
-        waits = outcome == "quarantined" and waits_for_documents(reasons)
+        waits = outcome == "quarantined" and is_awaiting_documents(reasons)
         outcomes["held" if waits else outcome] += 1
         file = self.quarantine.file_of(row)
         if outcome != "quarantined":
@@ -252,13 +256,13 @@ class IngestPipeline:
             self.waiting += outcomes is self.outcomes
         else:
             self.reasons.update(without_particulars(redacted))
-        if reasons == FORGOTTEN.reasons:
+        if reasons == ERASED_USER_ROW.reasons:
             return
-        is_new = not waits and not caused_by_person(reasons) and not self.quarantine.was_seen(row)
+        is_new = not waits and not is_user_caused(reasons) and not self.quarantine.is_reported(row)
         if outcomes is self.outcomes and is_new:
             self.newly_refused += 1
             self.refused_before = self.refused_before or (file.stem if file else "")
-        if file is None and not self.quarantine.was_discarded(row):
+        if file is None and not self.quarantine.is_discarded(row):
             self._writer.add(QuarantinedRow.of(row, redacted))
 
     # The end
@@ -273,15 +277,15 @@ class IngestPipeline:
         self.quarantined_in = self._writer.close()
         for old in self._store.document_files() if self._changed else ():
             row = self._changed.get(old.stem)
-            if old.stem in self._changed and (row is None or suffix_of(row.source) != old.suffix):
+            if old.stem in self._changed and (row is None or get_document_suffix(row.source) != old.suffix):
                 self._staging.delete(old)
         for doc_id, row in self._changed.items():
             if row is not None:
-                self._staging.write(f"documents/{doc_id}{suffix_of(row.source)}", row.raw)
+                self._staging.write(f"documents/{doc_id}{get_document_suffix(row.source)}", row.raw)
         if self._changed:
-            self._staging.write("documents.jsonl", as_lines(self._versions))
+            self._staging.write("documents.jsonl", to_json_lines(self._versions))
             chunks = (chunk for doc_id in sorted(self._chunks) for chunk in self._chunks[doc_id])
-            self._staging.write("chunks.jsonl", as_lines(chunks))
+            self._staging.write("chunks.jsonl", to_json_lines(chunks))
 
     def accept(self, sources: Sequence[str]) -> None:
         """Remove accepted rows from the quarantine; unblock the `sources` that earlier batches blocked."""
@@ -312,4 +316,4 @@ def _rows(lines: Sequence[Record]) -> ValidatedRows:
 def _document_of(key: str) -> str:
     """The document that a failing `documents/...` or `chunks/...` belongs to."""
     table, _, name = key.partition("/")
-    return name if table == "documents" else document_of(name)
+    return name if table == "documents" else get_document_id(name)

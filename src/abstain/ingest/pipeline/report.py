@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from abstain.core.markdown import document, heading, key_figures, list_section, paragraph, points
+from abstain.core.markdown import document, heading, key_metrics_table, list_section, paragraph, points
 from abstain.core.reasons import Reason
 from abstain.data.validation.runner import ValidationResult
 
@@ -66,7 +66,7 @@ class IngestReport:
             "quarantined": self.quarantined,
         }
         new = ", ".join(f"{count:,} {name}" for name, count in self.contracts.items())
-        blocks = [key_figures((f"{count:,}", name) for name, count in counts.items()), paragraph(f"New: {new}.")]
+        blocks = [key_metrics_table((f"{count:,}", name) for name, count in counts.items()), paragraph(f"New: {new}.")]
         if self.quarantined:
             where = f" in {self.quarantine}" if self.quarantine else ", all of them known"
             reasons = points(f"{count:,} x {reason}" for reason, count in self.reasons.items())

@@ -24,8 +24,8 @@ from pathlib import Path
 from abstain.config.params import QualityParams, ValidationParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import as_lines
-from abstain.data.store.dataset import DataStore, IngestedBatch, Staging, is_review_queue
+from abstain.core.json_lines import to_json_lines
+from abstain.data.store.dataset import DataStore, IngestedBatch, StagedBatch, is_review_queue
 from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.drift import validate_drift
 from abstain.data.validation.runner import ValidationResult, validate
@@ -39,11 +39,11 @@ from abstain.ingest.sources import Source, SourceReader
 Validate = Callable[[ValidatedRows, Known, ValidationParams, datetime], ValidationResult]
 
 
-class BatchRefused(AbstainError):
+class BatchRejected(AbstainError):
     """Too many rows of a batch fail; `report` has the outcomes as if the other rows had been accepted."""
 
     def __init__(self, message: str, report: IngestReport) -> None:
-        super().__init__(Code.REFUSED_BATCH, message)
+        super().__init__(Code.BATCH_REJECTED, message)
         self.report = report
 
 
@@ -62,18 +62,18 @@ def ingest(
 
     `now` is the latest moment that a timestamp may have. With `remember`, each source continues where the last ingest
     left it; with `quality`, the report has the drift of the batch against earlier ones. Raises `AbstainError`, with
-    nothing written, for a source that cannot be read; and `BatchRefused`, with the quarantine written but nothing
+    nothing written, for a source that cannot be read; and `BatchRejected`, with the quarantine written but nothing
     accepted, where more than `params.max_failed_fraction` of the new rows are refused.
     """
     store, names, privacy = DataStore(data), tuple(source.name for source in sources), privacy or Privacy.off()
-    with Staging(store) as staging, _redacted_errors(privacy):
+    with StagedBatch(store) as staging, _redacted_errors(privacy):
         intake = IngestPipeline(store, staging, privacy, lambda rows, known: validate(rows, known, params, now), now)
         readings = [source.read(store.state(source.name) if remember else {}) for source in sources]
-        documents, rows = _documents_first(readings)
-        intake.take_documents(documents)
-        intake.take_rows(rows)
-        intake.retry_waiting()
-        intake.match_pending()
+        documents, rows = _split_documents(readings)
+        intake.add_documents(documents)
+        intake.add_rows(rows)
+        intake.retry_rows_awaiting_documents()
+        intake.resolve_pending()
         present = frozenset[str]().union(*(reading.outcome.present or () for reading in readings))
         for name, reading in zip(names, readings, strict=True) if remember else ():
             intake.remove_documents(reading.outcome.vanished - present)  # it may have moved to another source
@@ -84,10 +84,10 @@ def ingest(
         if quality and profile.rows:
             intake.results.append(validate_drift([*(batch.profile for batch in store.batches()), profile], quality))
         report = _report(intake, staging, readings, privacy, is_queue=all(map(is_review_queue, names)))
-        _require_few_refused(report, params, names, intake, staging)
+        _check_rejection_rate(report, params, names, intake, staging)
         if rows_of := {table: count for table, count in report.contracts.items() if count}:
             batch = IngestedBatch(batch=staging.batch, arrived_at=now, sources=names, rows=rows_of, profile=profile)
-            staging.write("batches.jsonl", as_lines([*store.batches(), batch]))
+            staging.write("batches.jsonl", to_json_lines([*store.batches(), batch]))
         staging.publish()
     return report
 
@@ -97,7 +97,7 @@ def _redacted_errors(privacy: Privacy) -> Iterator[None]:
     """An error may quote a line or a field's name: it ends in the log, in the run's state and at the webhook."""
     try:
         yield
-    except BatchRefused:  # made of redacted reasons
+    except BatchRejected:  # made of redacted reasons
         raise
     except AbstainError as error:
         shown = privacy.redact_message(str(error))
@@ -106,7 +106,7 @@ def _redacted_errors(privacy: Privacy) -> Iterator[None]:
         raise AbstainError(error.code, shown) from None
 
 
-def _documents_first(readings: Iterable[SourceReader]) -> tuple[list[ParsedRow], Iterator[ParsedRow]]:
+def _split_documents(readings: Iterable[SourceReader]) -> tuple[list[ParsedRow], Iterator[ParsedRow]]:
     """All documents (and unreadable ones), and the other rows: every source gives its documents first."""
     documents: list[ParsedRow] = []
     rest: list[Iterator[ParsedRow]] = []
@@ -122,7 +122,7 @@ def _documents_first(readings: Iterable[SourceReader]) -> tuple[list[ParsedRow],
 
 def _report(
     intake: IngestPipeline,
-    staging: Staging,
+    staging: StagedBatch,
     readings: Iterable[SourceReader],
     privacy: Privacy,
     *,
@@ -149,8 +149,8 @@ def _report(
     )
 
 
-def _require_few_refused(
-    report: IngestReport, params: ValidationParams, names: tuple[str, ...], intake: IngestPipeline, staging: Staging
+def _check_rejection_rate(
+    report: IngestReport, params: ValidationParams, names: tuple[str, ...], intake: IngestPipeline, staging: StagedBatch
 ) -> None:
     """If too many rows are refused, publish the quarantine alone, block the retrain, and raise."""
     new = report.accepted + report.held + report.newly_refused
@@ -166,7 +166,7 @@ def _require_few_refused(
     intake.quarantine.block(name, names, message)
     intake.quarantine.stage_blocking(staging)
     staging.publish(FOLDER)
-    raise BatchRefused(
+    raise BatchRejected(
         f"{message}: fix the rows listed by `abstain quarantine list` at the source and ingest again, or discard "
         f"them: `abstain quarantine discard {name}`",
         report,

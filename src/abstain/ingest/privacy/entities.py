@@ -15,7 +15,16 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.text import did_you_mean
 from abstain.ingest.privacy.recognizers import NAMES, pattern_recognizers
-from abstain.ingest.privacy.search_spans import Pieces, cards, emails, hinted, ibans, matching, phones, windows
+from abstain.ingest.privacy.search_spans import (
+    Pieces,
+    cards,
+    emails,
+    ibans,
+    make_hinted_search,
+    matching,
+    phones,
+    windows,
+)
 
 RARE: dict[str, float] = {
     "CREDIT_CARD": 1.0,
@@ -33,7 +42,7 @@ _PIECES: dict[str, Pieces] = {
     "PHONE_NUMBER": phones,
     "US_SSN": matching(r"\d{3}(?<!\w...)[- .]?\d{2}[- .]?\d{4}\b"),
 }
-_NATIONAL_PHONES = hinted(r"\d(?:\W{0,4}\d){6}")
+_NATIONAL_PHONES = make_hinted_search(r"\d(?:\W{0,4}\d){6}")
 
 
 def require_known(names: Collection[str], min_score: float) -> None:

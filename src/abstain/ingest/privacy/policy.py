@@ -19,7 +19,7 @@ from typing import TypeVar, cast
 
 from abstain.config.params import PrivacyParams
 from abstain.config.settings import Settings
-from abstain.core.contracts import Context, Feedback, Interaction, Review, Row
+from abstain.core.contracts import Context, Interaction, Review, Row, Thumb
 from abstain.core.markdown import plain
 from abstain.core.reasons import Reason
 from abstain.ingest.parsing import ParsedRow
@@ -90,7 +90,7 @@ class Privacy:
         """An interaction, a thumb or a review as `apply` would keep it."""
         if isinstance(row, Interaction):
             return cast(R, self._interaction(row))
-        if isinstance(row, Feedback):
+        if isinstance(row, Thumb):
             return cast(R, self._feedback(row))
         assert isinstance(row, Review)
         return cast(R, self._review(row))
@@ -130,7 +130,7 @@ class Privacy:
             contexts = contexts if all(a is b for a, b in zip(contexts, redacted, strict=True)) else redacted
         return _with(row, question=self.redact(row.question), answer=self.redact(row.answer), contexts=contexts)
 
-    def _feedback(self, row: Feedback) -> Feedback:
+    def _feedback(self, row: Thumb) -> Thumb:
         user = self.pseudonym(row.user) if row.user else None
         return _with(row, user=user, comment=self._maybe(row.comment))
 

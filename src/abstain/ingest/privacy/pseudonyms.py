@@ -19,13 +19,13 @@ from pathlib import Path
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.secret_file import read_or_make
+from abstain.core.secret_file import read_or_create_secret
 from abstain.core.text import PSEUDONYM
 
 _SHORTEST = 32
 
 
-def bare_name(name: str) -> str:
+def normalize_name(name: str) -> str:
     """`name` without spaces around it, in NFC: typed in a terminal, it may hold its accents as characters of their own.
 
     Nothing else is folded: an id in other case is another user's.
@@ -33,7 +33,7 @@ def bare_name(name: str) -> str:
     return unicodedata.normalize("NFC", name.strip())
 
 
-def seal_key(settings: Settings) -> bytes:
+def derive_seal_key(settings: Settings) -> bytes:
     """The key of the seals in review files: derived from `user_key`, so that a seal says nothing about pseudonyms.
 
     Raises `AbstainError` as `user_key` does.
@@ -64,7 +64,7 @@ class Pseudonyms:
         return self._pseudonym("r", name)
 
     def _pseudonym(self, kind: str, name: str) -> str:
-        person = bare_name(name)
+        person = normalize_name(name)
         if not person or PSEUDONYM.fullmatch(person):
             return person
         message = f"{kind}\0{person}".encode("utf-8", "surrogatepass")
@@ -96,7 +96,7 @@ def user_key(settings: Settings) -> bytes:
 
 def _key_of(file: Path) -> bytes:
     try:
-        key = read_or_make(file)
+        key = read_or_create_secret(file)
     except OSError as error:
         raise AbstainError(
             Code.BAD_SETTING,

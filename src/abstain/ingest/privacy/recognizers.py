@@ -45,7 +45,7 @@ class EntityHit(NamedTuple):
     score: float
 
 
-Find = Callable[[str], Sequence[EntityHit]]
+FindEntities = Callable[[str], Sequence[EntityHit]]
 
 
 @cache
@@ -71,7 +71,7 @@ def pattern_recognizers(*, with_torch: bool = False) -> dict[str, tuple[Any, flo
     return found
 
 
-def pattern_finder(entity: str, phone_regions: Sequence[str] = ()) -> Find:
+def pattern_finder(entity: str, phone_regions: Sequence[str] = ()) -> FindEntities:
     """The recognizer of `entity`, one of `pattern_recognizers`.
 
     Without `phone_regions` (ISO 3166 codes) only phone numbers with `+` and a country code are found.
@@ -115,7 +115,7 @@ def require_regions(regions: Sequence[str]) -> None:
             )
 
 
-def require_names(pipeline: str) -> None:
+def require_spacy_pipeline(pipeline: str) -> None:
     """Raise `AbstainError` where the spaCy pipeline is not installed."""
     is_package = pipeline.isidentifier() and importlib.util.find_spec(pipeline) is not None
     if not is_package and not (pipeline and Path(pipeline).is_dir()):
@@ -126,7 +126,7 @@ def require_names(pipeline: str) -> None:
         )
 
 
-def name_finder(entities: Sequence[str], pipeline: str) -> Find:
+def name_finder(entities: Sequence[str], pipeline: str) -> FindEntities:
     """One run of a spaCy pipeline for all of `entities`, each one of `NAMES`."""
     with _hidden("transformers"):  # but not torch: the pipeline may be made with it
         import spacy

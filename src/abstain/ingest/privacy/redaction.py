@@ -20,11 +20,11 @@ from abstain.ingest.privacy.entities import RARE, pieces_of, require_known
 from abstain.ingest.privacy.recognizers import (
     NAMES,
     EntityHit,
-    Find,
+    FindEntities,
     name_finder,
     pattern_finder,
-    require_names,
     require_regions,
+    require_spacy_pipeline,
 )
 from abstain.ingest.privacy.search_spans import canonical, windows
 from abstain.ingest.privacy.view import view_of, views_of
@@ -46,11 +46,11 @@ class Redactor:
         self._placeholder = re.compile(f"<(?:{'|'.join(sorted({*RARE, *NAMES, *wanted}))})>")
         self._names = tuple(name for name in wanted if name in NAMES)
         if self._names:
-            require_names(params.names_pipeline)
+            require_spacy_pipeline(params.names_pipeline)
         national = bool(params.phone_regions)
         self._patterns = [(name, pieces_of(name, national_phones=national)) for name in wanted if name not in NAMES]
         self._keep = {view_of(kept).text.strip().casefold() for kept in params.keep}
-        self._finders: dict[str, Find] = {}
+        self._finders: dict[str, FindEntities] = {}
         self._making = threading.Lock()
 
     def redact(self, text: str) -> tuple[str, Counter[str]]:
@@ -95,7 +95,7 @@ class Redactor:
             if hits:
                 return
 
-    def _finder(self, entity: str) -> Find:
+    def _finder(self, entity: str) -> FindEntities:
         if entity in self._finders:
             return self._finders[entity]
         with self._making:

@@ -76,7 +76,7 @@ def windows(text: str) -> Iterable[Piece]:
     return ((0, (len(text),)),) if len(text) <= WINDOW else _windows(text)
 
 
-def hinted(pattern: str) -> Pieces:
+def make_hinted_search(pattern: str) -> Pieces:
     """`windows` of a text in which `pattern` is found, none of another."""
     search = re.compile(pattern).search
 

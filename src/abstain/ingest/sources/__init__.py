@@ -18,7 +18,7 @@ from abstain.ingest.parsing import ParsedRow
 
 
 @dataclass(frozen=True)
-class SourceState:
+class ReadOutcome:
     """The result of a reading that reached its end.
 
     `state` is JSON for the next `Source.read`; `ignored` names skipped files, and `notes` are lines for the report. A
@@ -39,15 +39,15 @@ class SourceReader:
     Iterating raises `AbstainError` if the source cannot be read to its end; rows given before that do not count.
     """
 
-    def __init__(self, rows: Generator[ParsedRow, None, SourceState]) -> None:
+    def __init__(self, rows: Generator[ParsedRow, None, ReadOutcome]) -> None:
         self._rows = rows
-        self._outcome: SourceState | None = None
+        self._outcome: ReadOutcome | None = None
 
     def __iter__(self) -> Iterator[ParsedRow]:
         self._outcome = yield from self._rows
 
     @property
-    def outcome(self) -> SourceState:
+    def outcome(self) -> ReadOutcome:
         """The outcome. Raises `RuntimeError` before the last row was taken."""
         if self._outcome is None:
             raise RuntimeError("a source's outcome is known after its last row, not before")

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 
 from abstain.core.contracts import VERDICTS
-from abstain.core.json_lines import repeated_keys
+from abstain.core.json_lines import find_duplicate_keys
 from abstain.ingest.parsing import ROW_BYTES
 
 _FLAGS = frozenset(VERDICTS)
@@ -60,7 +60,7 @@ def column_problem(columns: Sequence[str]) -> str | None:
     return None
 
 
-def object_of(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> dict[str, Any]:
+def make_object(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> dict[str, Any]:
     """Return the object of one row.
 
     Args:
@@ -79,7 +79,7 @@ def object_of(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> dict[s
     return fields
 
 
-def plain_value(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return a cell of any column as JSON has it; None if it is missing."""
     return _convert("", value, naive_is_utc=False)
 
@@ -119,7 +119,7 @@ def _convert_text(field: str, value: str, naive_is_utc: bool) -> Any:
         if field in _NUMBERS or (field == _SCORE and not value.lstrip().startswith("{")):
             return float(value)
         is_json = field in _JSON and len(value) <= ROW_BYTES and value.lstrip().startswith(("[", "{"))
-        if is_json and not repeated_keys(value):
+        if is_json and not find_duplicate_keys(value):
             return from_json(value)
         if field in _TIMES and naive_is_utc:
             moment = datetime.fromisoformat(value)

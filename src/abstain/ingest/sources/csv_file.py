@@ -11,15 +11,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback, ImportedFeedback, ImportedInteraction, ImportedReview, Review
+from abstain.core.contracts import ImportedInteraction, ImportedReview, ImportedThumb, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import ParsedRow, invalid, parse_object
-from abstain.ingest.sources.cells import TableRecord, column_problem, object_of
-from abstain.ingest.sources.lines import LIMIT, TooLong
+from abstain.ingest.sources.cells import TableRecord, column_problem, make_object
+from abstain.ingest.sources.lines import LIMIT, OversizedLine
 
 KNOWN = frozenset(
-    [*ImportedInteraction.model_fields, *Feedback.model_fields, *Review.model_fields]
-    + [f"thumb.{name}" for name in ImportedFeedback.model_fields]
+    [*ImportedInteraction.model_fields, *Thumb.model_fields, *Review.model_fields]
+    + [f"thumb.{name}" for name in ImportedThumb.model_fields]
     + [f"review.{name}" for name in ImportedReview.model_fields]
 )
 """Every column that a table may have."""
@@ -29,17 +29,17 @@ _REREAD = 4 * LIMIT
 """The most bytes that are read again because of unclosed quotes before the file is refused."""
 
 
-def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Iterator[ParsedRow]:
+def read_csv(lines: Iterable[bytes | OversizedLine], source: str, shown: str) -> Iterator[ParsedRow]:
     """Yield one row a record below a header of `KNOWN` columns. For arguments and errors see `csv_records`."""
     for record in csv_records(lines, source, shown, KNOWN):
         if isinstance(record, TableRecord):
-            yield parse_object(object_of(record.cells), source, record.number)
+            yield parse_object(make_object(record.cells), source, record.number)
         else:
             yield record
 
 
 def csv_records(
-    lines: Iterable[bytes | TooLong], source: str, shown: str, known: frozenset[str] | None = None
+    lines: Iterable[bytes | OversizedLine], source: str, shown: str, known: frozenset[str] | None = None
 ) -> Iterator[TableRecord | ParsedRow]:
     """Yield each record below the header that has a filled cell; a refused row for one that cannot be read.
 
@@ -53,7 +53,7 @@ def csv_records(
         AbstainError: the header names no known column or one twice, or too many quotes are not closed.
     """
     csv.field_size_limit(LIMIT)
-    feed = _Feed(lines)
+    feed = _NumberedLines(lines)
     delimiter, columns = _read_header(feed, shown, known)
     records = csv.reader(feed, delimiter=delimiter, strict=True)
     while True:
@@ -70,7 +70,7 @@ def csv_records(
                     f"{shown}: too many rows open a quote and do not close it, the last in line {number}: write it "
                     'again with every text in "double quotes", and "" for a quote inside',
                 ) from None
-            if isinstance(line, TooLong):
+            if isinstance(line, OversizedLine):
                 yield line.row(source, number)
             else:
                 yield ParsedRow(source, number, line.rstrip(b"\r\n"), (invalid("line", f"invalid CSV: {error}"),))
@@ -86,7 +86,7 @@ def csv_records(
             yield ParsedRow(source, number, raw, (invalid("line", problem),))
 
 
-def _read_header(feed: _Feed, shown: str, known: frozenset[str] | None) -> tuple[str, list[str]]:
+def _read_header(feed: _NumberedLines, shown: str, known: frozenset[str] | None) -> tuple[str, list[str]]:
     """Return the delimiter by which the first line names most (known) columns, and the names of all columns."""
     try:
         text = next((line for line in feed if line.strip()), "")
@@ -108,14 +108,14 @@ def _read_header(feed: _Feed, shown: str, known: frozenset[str] | None) -> tuple
     return delimiter, columns
 
 
-class _Feed:
+class _NumberedLines:
     """Numbered lines for `csv.reader`: `record` holds those of the current record, which can be given back."""
 
-    def __init__(self, lines: Iterable[bytes | TooLong]) -> None:
-        self.record: list[tuple[int, bytes | TooLong]] = []
+    def __init__(self, lines: Iterable[bytes | OversizedLine]) -> None:
+        self.record: list[tuple[int, bytes | OversizedLine]] = []
         self.reread = 0
         self._lines = enumerate(lines, start=1)
-        self._returned: deque[tuple[int, bytes | TooLong]] = deque()
+        self._returned: deque[tuple[int, bytes | OversizedLine]] = deque()
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -125,14 +125,14 @@ class _Feed:
         if not self.record:
             self._size = 0
         self.record.append((number, line))
-        if isinstance(line, TooLong):
+        if isinstance(line, OversizedLine):
             raise csv.Error("a line is too long")
         self._size += len(line) + 1
         if self._size > LIMIT:
             raise csv.Error(f"a row of more than {LIMIT:,} bytes: is a quote not closed?")
         return line.decode("utf-8", "surrogateescape") + "\n"
 
-    def give_back(self) -> tuple[int, bytes | TooLong]:
+    def give_back(self) -> tuple[int, bytes | OversizedLine]:
         """Return the record's first line with its number; its other lines are read again as records of their own."""
         first, *rest = self.record
         self._returned.extendleft(reversed(rest))

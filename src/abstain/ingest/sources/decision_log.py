@@ -15,11 +15,11 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from abstain.config.settings import decision_log_url, load_settings
-from abstain.core.filesystem import with_variables
-from abstain.data.decision_log.changes import LoggedChange, LogPosition, changes, end_of
+from abstain.core.filesystem import expand_variables
+from abstain.data.decision_log.changes import LogChange, LogPosition, changes, read_end_position
 from abstain.data.decision_log.database import LogDatabase
 from abstain.ingest.parsing import ParsedRow, parse_object
-from abstain.ingest.sources import SourceModel, SourceReader, SourceState
+from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader
 
 
 class DecisionLogSource(SourceModel):
@@ -37,7 +37,7 @@ class DecisionLogSource(SourceModel):
         """Return this source with its URL. Raises `AbstainError` for a variable that is not set."""
         if self.url is None:
             return self.model_copy(update={"url": decision_log_url(load_settings(), home)})
-        return self.model_copy(update={"url": with_variables(self.url, f"source '{self.name}'")})
+        return self.model_copy(update={"url": expand_variables(self.url, f"source '{self.name}'")})
 
     def read(self, state: Mapping[str, Any]) -> SourceReader:
         """Read what was logged since the reading that gave `state`; all of it where this is another log.
@@ -48,21 +48,21 @@ class DecisionLogSource(SourceModel):
         database = LogDatabase.existing(self.url) if self.url else None
         return SourceReader(self._rows(database, state))
 
-    def _rows(self, database: LogDatabase | None, state: Mapping[str, Any]) -> Generator[ParsedRow, None, SourceState]:
+    def _rows(self, database: LogDatabase | None, state: Mapping[str, Any]) -> Generator[ParsedRow, None, ReadOutcome]:
         if database is None:
-            return SourceState(state)
+            return ReadOutcome(state)
         expired = 0
         with closing(database):
-            end = end_of(database)
+            end = read_end_position(database)
             since = LogPosition(**state) if state.get("log") == end.log else LogPosition(end.log)
             for change in changes(database, since, end):
                 expired += "expired" in (change.texts, change.answer_texts)
                 if change.content is not None:
                     yield self._parse(change)
         note = f"{self.name}: {expired:,} decisions or replies came after their texts had gone from the log"
-        return SourceState(asdict(end), notes=(note,) if expired else ())
+        return ReadOutcome(asdict(end), notes=(note,) if expired else ())
 
-    def _parse(self, change: LoggedChange) -> ParsedRow:
+    def _parse(self, change: LogChange) -> ParsedRow:
         """A row of the import format; feedback whose decision has no text is one of its own."""
         assert change.content is not None
         fields = json.loads(change.content)

@@ -16,24 +16,24 @@ from pydantic import Field
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import name_at
-from abstain.core.json_lines import one_line, repeated_keys
+from abstain.core.filesystem import get_display_name
+from abstain.core.json_lines import find_duplicate_keys, one_line
 from abstain.ingest.exports.export_rows import ExportRecord, ExportRows
 from abstain.ingest.exports.mapping import load_mapping
 from abstain.ingest.parsing import ParsedRow
-from abstain.ingest.sources import SourceModel, SourceReader, SourceState
-from abstain.ingest.sources.cells import TableRecord, plain_value
+from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader
+from abstain.ingest.sources.cells import TableRecord, to_json_value
 from abstain.ingest.sources.csv_file import csv_records
 from abstain.ingest.sources.files import (
     CSV,
     JSON_LINES,
     PARQUET,
     known_version,
-    refused_file,
+    make_rejected_file_row,
     require_text,
     resolved_url,
 )
-from abstain.ingest.sources.lines import TooLong, lines, utf8, whole
+from abstain.ingest.sources.lines import OversizedLine, lines, to_utf8, whole
 from abstain.ingest.sources.parquet_file import parquet_records
 from abstain.ingest.sources.storage import Storage, Stored
 
@@ -92,26 +92,26 @@ class ExportSource(SourceModel):
         versions = {file.name: file.version for _, file in files}
         now = {"files": versions, "mapping": digest}
         if now == state and None not in versions.values():
-            return SourceReader(_nothing(SourceState(now, tuple(ignored))))
+            return SourceReader(_nothing(ReadOutcome(now, tuple(ignored))))
         return SourceReader(self._rows(files, ExportRows(mapping, path.name), now, tuple(ignored)))
 
     def _rows(
         self, files: Sequence[_File], export: ExportRows, state: dict[str, Any], ignored: tuple[str, ...]
-    ) -> Generator[ParsedRow, None, SourceState]:
+    ) -> Generator[ParsedRow, None, ReadOutcome]:
         try:
             read = yield from self._survey(files, export, state)
         except AbstainError as error:
             if not self.scheduled or error.code is not Code.BAD_SETTING:
                 raise
             misfit = Stored(self.name, "", "", json.dumps(state, sort_keys=True))
-            yield refused_file(misfit, error)
-            return SourceState(state, ignored)
+            yield make_rejected_file_row(misfit, error)
+            return ReadOutcome(state, ignored)
         if not self.scheduled:
             export.require_rows(self.name)
         for storage, file in read:
             yield from export.rows(export.parts(_records(storage, file), file.shown))
         yield from export.reviews()
-        return SourceState(state, ignored, notes=export.notes())
+        return ReadOutcome(state, ignored, notes=export.notes())
 
     def _survey(
         self, files: Sequence[_File], export: ExportRows, state: dict[str, Any]
@@ -120,13 +120,13 @@ class ExportSource(SourceModel):
         read: list[_File] = []
         for storage, file in files:
             try:
-                export.survey(export.parts(_records(storage, file), file.shown))
+                export.scan(export.parts(_records(storage, file), file.shown))
                 read.append((storage, file))
             except AbstainError as error:
                 if not self.scheduled or error.code is Code.BAD_SETTING:
                     raise
                 state["files"][file.name] = known_version(file, error)
-                yield refused_file(file, error)
+                yield make_rejected_file_row(file, error)
         export.check()
         return read
 
@@ -146,11 +146,11 @@ def explicit_export(urls: Sequence[str], mapping: str) -> ExplicitExport:
     """Return `urls` as the files of one export. Raises `AbstainError` if there are none."""
     if not urls:
         raise AbstainError(Code.USAGE, f"--mapping explains the files that are named: name one: {_KINDS}")
-    name = ", ".join(map(name_at, urls))
+    name = ", ".join(map(get_display_name, urls))
     return ExplicitExport(name=name, url=urls[0], more_urls=tuple(urls[1:]), mapping=mapping)
 
 
-def _nothing(state: SourceState) -> Generator[ParsedRow, None, SourceState]:
+def _nothing(state: ReadOutcome) -> Generator[ParsedRow, None, ReadOutcome]:
     yield from ()
     return state
 
@@ -159,17 +159,19 @@ def _records(storage: Storage, file: Stored) -> Iterator[ExportRecord]:
     """Yield every record of one file. Raises `AbstainError` where it cannot be read to its end: it was cut, then."""
 
     def of_table(record: TableRecord) -> ExportRecord:
-        return ExportRecord({name: plain_value(cell) for name, cell in record.cells.items()}, file.name, record.number)
+        return ExportRecord(
+            {name: to_json_value(cell) for name, cell in record.cells.items()}, file.name, record.number
+        )
 
     name = file.name.lower()
     if name.endswith(PARQUET):
         with storage.open(file) as opened:
             yield from map(of_table, _whole(parquet_records(opened, file.name, file.shown), file))
         return
-    chunks = require_text(utf8(storage.chunks(file)), file)
+    chunks = require_text(to_utf8(storage.chunks(file)), file)
     if name.endswith(JSON):
         content = whole(chunks, WHOLE)
-        if isinstance(content, TooLong):
+        if isinstance(content, OversizedLine):
             raise AbstainError(
                 Code.TOO_LARGE, f"{file.shown}: {content.size:,} bytes, {WHOLE:,} allowed: export JSON Lines, or less"
             )
@@ -180,7 +182,7 @@ def _records(storage: Storage, file: Stored) -> Iterator[ExportRecord]:
     else:
         for number, line in enumerate(lines(chunks), start=1):
             where = f"{file.shown} line {number}"
-            if isinstance(line, TooLong):
+            if isinstance(line, OversizedLine):
                 raise _damaged(where, line.row(file.name, number).reasons[0].message)
             if line.strip():
                 yield _object(_parse(line, where), file, number)
@@ -200,7 +202,7 @@ def _parse(content: bytes, where: str) -> Any:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _damaged(where, f"is no JSON to its end ({error})") from None
-    if keys := repeated_keys(text):
+    if keys := find_duplicate_keys(text):
         raise _damaged(where, f"the key '{one_line(keys[0])}' comes twice in one object")
     return parsed
 

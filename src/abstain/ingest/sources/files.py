@@ -16,14 +16,14 @@ from pydantic import Field
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import make_home
-from abstain.core.filesystem import is_url, name_at
-from abstain.core.json_lines import no_lines
+from abstain.core.files import create_home
+from abstain.core.filesystem import get_display_name, is_url
+from abstain.core.json_lines import detect_other_json
 from abstain.core.reasons import Reason
 from abstain.ingest.parsing import ParsedRow, is_document, parse_line, read_document
-from abstain.ingest.sources import SourceModel, SourceReader, SourceState
+from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader
 from abstain.ingest.sources.csv_file import read_csv
-from abstain.ingest.sources.lines import TooLong, lines, utf8, whole
+from abstain.ingest.sources.lines import OversizedLine, lines, to_utf8, whole
 from abstain.ingest.sources.parquet_file import read_parquet
 from abstain.ingest.sources.storage import Storage, Stored
 from abstain.knowledge.documents.reader import KINDS
@@ -86,7 +86,7 @@ class FileSource(SourceModel):
         files: Sequence[Stored],
         ignored: tuple[str, ...],
         earlier: Mapping[str, Mapping[str, Any]],
-    ) -> Generator[ParsedRow, None, SourceState]:
+    ) -> Generator[ParsedRow, None, ReadOutcome]:
         entries: dict[str, dict[str, Any]] = {}
         for file in sorted(files, key=lambda file: (not is_document(file.name), file.name)):
             entry = earlier.get(file.name, {})
@@ -103,13 +103,13 @@ class FileSource(SourceModel):
                     if file.name not in {existing.name for existing in storage.list().files}:
                         continue  # the file was deleted; if the whole folder was, `list` raises
                     version = known_version(file, error)
-                    yield refused_file(file, error)
+                    yield make_rejected_file_row(file, error)
             entries[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
         state = {"files": entries}
         if not self.mirror:
-            return SourceState(state, ignored)
+            return ReadOutcome(state, ignored)
         present = _doc_ids(entries)
-        return SourceState(state, ignored, present, _doc_ids(earlier) - present)
+        return ReadOutcome(state, ignored, present, _doc_ids(earlier) - present)
 
 
 class ExplicitFiles(FileSource):
@@ -122,7 +122,7 @@ def explicit_sources(urls: Sequence[str]) -> tuple[ExplicitFiles, ...]:
     """Return a source for each of `urls`, paths or fsspec URLs. Raises `AbstainError` if there are none."""
     if not urls:
         raise AbstainError(Code.USAGE, f"nothing to ingest: name files, or folders of them: {_KINDS}")
-    return tuple(ExplicitFiles(name=name_at(url), url=url) for url in urls)
+    return tuple(ExplicitFiles(name=get_display_name(url), url=url) for url in urls)
 
 
 def resolved_url(url: str, home: Path, suffixes: tuple[str, ...]) -> str:
@@ -131,7 +131,7 @@ def resolved_url(url: str, home: Path, suffixes: tuple[str, ...]) -> str:
         return url
     path = Path(url).expanduser()
     if not path.is_absolute() and not url.lower().endswith(suffixes):
-        make_home(home)
+        create_home(home)
         (home / path).mkdir(parents=True, exist_ok=True)
     return str(home / path)
 
@@ -146,7 +146,7 @@ def known_version(file: Stored, error: AbstainError) -> str | None:
     return None if error.code is Code.NOT_READABLE else file.version
 
 
-def refused_file(file: Stored, error: AbstainError) -> ParsedRow:
+def make_rejected_file_row(file: Stored, error: AbstainError) -> ParsedRow:
     """Return the row that stands for an unreadable file; its `digest` is the same for every attempt at this version."""
     digest = hashlib.sha256(f"{file.name}\0{file.version}".encode("utf-8", "surrogateescape")).hexdigest()
     reason = Reason(error.code, "file", error.message.removeprefix(f"{file.shown}: "))
@@ -162,11 +162,11 @@ def _read_file(storage: Storage, file: Stored) -> Iterator[ParsedRow]:
         return
     chunks = storage.chunks(file)
     if KINDS.get(PurePosixPath(name).suffix) != "html":  # an HTML page declares its own encoding
-        chunks = utf8(chunks)
+        chunks = to_utf8(chunks)
     chunks = require_text(chunks, file)
     if is_document(name):
         content = whole(chunks)
-        if isinstance(content, TooLong):
+        if isinstance(content, OversizedLine):
             yield content.row(file.name, 1)
         else:
             yield read_document(content, file.name)
@@ -174,7 +174,7 @@ def _read_file(storage: Storage, file: Stored) -> Iterator[ParsedRow]:
         yield from read_csv(lines(chunks), file.name, file.shown)
     else:
         for number, line in enumerate(lines(_require_json_lines(chunks, file)), start=1):
-            if isinstance(line, TooLong):
+            if isinstance(line, OversizedLine):
                 yield line.row(file.name, number)
             elif line.strip():
                 yield parse_line(line.removesuffix(b"\r"), file.name, number)
@@ -193,8 +193,8 @@ def require_text(chunks: Iterator[bytes], file: Stored) -> Iterator[bytes]:
 def _require_json_lines(chunks: Iterator[bytes], file: Stored) -> Iterator[bytes]:
     """Return `chunks`. Raises `AbstainError` if the first one begins a JSON array, or an object over several lines."""
     begun = [next(chunks, b"")]
-    if no_lines(begun[0], is_whole=False):
+    if detect_other_json(begun[0], is_whole=False):
         begun.append(next(chunks, b""))
-        if problem := no_lines(begun[0], is_whole=not begun[1]):
+        if problem := detect_other_json(begun[0], is_whole=not begun[1]):
             raise AbstainError(Code.WRONG_FORMAT, f"{file.shown}: {problem}")
     return chain(begun, chunks)

@@ -17,7 +17,7 @@ _NOT_UTF8 = b"\xff"
 
 
 @dataclass(frozen=True)
-class TooLong:
+class OversizedLine:
     """A line or document beyond `LIMIT`: its size in bytes and its sha256."""
 
     size: int
@@ -29,7 +29,7 @@ class TooLong:
         return ParsedRow(source, number, b"", (reason,), digest=self.sha256, size=self.size)
 
 
-def utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def to_utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield `chunks` in UTF-8 without a byte order mark; UTF-16 is recognized by its mark, other encodings are left.
 
     Invalid UTF-16 becomes invalid UTF-8, so that only the lines that hold it are refused.
@@ -53,7 +53,7 @@ def utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield _NOT_UTF8
 
 
-def lines(chunks: Iterable[bytes]) -> Iterator[bytes | TooLong]:
+def lines(chunks: Iterable[bytes]) -> Iterator[bytes | OversizedLine]:
     """Yield every line without its `\\n`, blank lines included; the last one needs no `\\n`."""
     line = _Line()
     for chunk in chunks:
@@ -70,7 +70,7 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes | TooLong]:
         yield line.content()
 
 
-def whole(chunks: Iterable[bytes], limit: int | None = None) -> bytes | TooLong:
+def whole(chunks: Iterable[bytes], limit: int | None = None) -> bytes | OversizedLine:
     """Return everything, as if it were one line."""
     line = _Line(limit)
     for chunk in chunks:
@@ -94,5 +94,5 @@ class _Line:
         if self.size > self._limit:
             self._parts = []
 
-    def content(self) -> bytes | TooLong:
-        return b"".join(self._parts) if self.size <= self._limit else TooLong(self.size, self._digest.hexdigest())
+    def content(self) -> bytes | OversizedLine:
+        return b"".join(self._parts) if self.size <= self._limit else OversizedLine(self.size, self._digest.hexdigest())

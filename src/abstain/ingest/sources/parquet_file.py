@@ -20,9 +20,9 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import translate_errors
 from abstain.ingest.parsing import ROW_BYTES, ParsedRow, parse_object, too_large_reason
-from abstain.ingest.sources.cells import TableRecord, column_problem, object_of
+from abstain.ingest.sources.cells import TableRecord, column_problem, make_object
 from abstain.ingest.sources.lines import LIMIT
-from abstain.ingest.sources.storage import RATIO, UNPACKED
+from abstain.ingest.sources.storage import MAX_COMPRESSION_RATIO, MAX_UNPACKED_BYTES
 
 BATCH = 1000
 """Rows held in memory at once."""
@@ -34,12 +34,12 @@ ROWS = 100_000
 """The most rows of a file that is smaller than a tenth of a byte a row: equal rows cost no space, either."""
 
 SHARED = 64 * 1024 * 1024
-"""The most bytes of all rows of a small file; of a larger one, 10 * `RATIO` for each of its own: rows share texts."""
+"""The most bytes of all rows of a small file; of a larger one, 10 * `MAX_COMPRESSION_RATIO` for each of its own: rows share texts."""
 
 FIXED = 1024
 """The longest value of fixed length, in bytes: these have a dictionary that cannot be left packed."""
 
-_LOOK = """
+_METADATA_SCRIPT = """
 import io, sys
 from pyarrow.parquet import read_metadata
 found = read_metadata(io.BytesIO(sys.stdin.buffer.read()))
@@ -57,7 +57,7 @@ def read_parquet(file: IO[bytes], source: str, shown: str) -> Iterator[ParsedRow
     """Yield one row a record of columns that are named like the fields of the contracts; see `parquet_records`."""
     for record in parquet_records(file, source, shown, ROW_BYTES):
         if isinstance(record, TableRecord):
-            yield parse_object(object_of(record.cells), source, record.number)
+            yield parse_object(make_object(record.cells), source, record.number)
         else:
             yield record
 
@@ -81,7 +81,7 @@ def parquet_records(file: IO[bytes], source: str, shown: str, limit: int = LIMIT
     with _translate_errors(shown):
         file.seek(0, os.SEEK_END)
         size = file.tell()
-        if _ends_its_reader(file, size):
+        if _crashes_arrow(file, size):
             raise AbstainError(
                 Code.WRONG_FORMAT, f"{shown}: what it says of its columns is damaged: write it again, or leave it out"
             )
@@ -101,8 +101,8 @@ def parquet_records(file: IO[bytes], source: str, shown: str, limit: int = LIMIT
         for cells, bytes_of_it in _records(batch, schema, shown, limit):
             number += 1
             taken += bytes_of_it if cells is not None else 0
-            if taken > max(SHARED, 10 * RATIO * size):
-                problem = f"its first {number:,} rows unpack to {taken:,} bytes, {10 * RATIO:,} times the file allowed"
+            if taken > max(SHARED, 10 * MAX_COMPRESSION_RATIO * size):
+                problem = f"its first {number:,} rows unpack to {taken:,} bytes, {10 * MAX_COMPRESSION_RATIO:,} times the file allowed"
                 raise AbstainError(Code.TOO_LARGE, f"{shown}: {problem}: write less into one file")
             if cells is None:
                 problem = f"about {bytes_of_it:,} bytes, {limit:,} allowed: divide it, or leave out what is not needed"
@@ -112,7 +112,7 @@ def parquet_records(file: IO[bytes], source: str, shown: str, limit: int = LIMIT
                 yield TableRecord(number, cells)
 
 
-def _ends_its_reader(file: IO[bytes], size: int) -> bool:
+def _crashes_arrow(file: IO[bytes], size: int) -> bool:
     """Whether a process ends that looks at the columns' descriptions: where they are damaged, Arrow raises no error for
     some of them, but aborts. So another process looks first."""
     file.seek(max(size - 8, 0))
@@ -121,7 +121,7 @@ def _ends_its_reader(file: IO[bytes], size: int) -> bool:
     if end[4:] != b"PAR1" or length > size - 8:
         return False  # of which Arrow says more
     file.seek(size - 8 - length)
-    command = [sys.executable, "-I", "-c", _LOOK]
+    command = [sys.executable, "-I", "-c", _METADATA_SCRIPT]
     looked = subprocess.run(command, input=b"PAR1" + file.read(), capture_output=True, check=False)  # noqa: S603 (ours)
     return looked.returncode < 0
 
@@ -138,8 +138,8 @@ def _problem(parquet: Any, size: int) -> str | None:
         group = found.row_group(at)
         chunks = [group.column(number) for number in range(group.num_columns)]
         unpacked = sum(chunk.total_uncompressed_size for chunk in chunks)
-        if unpacked > max(UNPACKED, RATIO * size):
-            return f"row group {at + 1} unpacks to {unpacked:,} bytes, {RATIO} times the file allowed: {remedy}"
+        if unpacked > max(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * size):
+            return f"row group {at + 1} unpacks to {unpacked:,} bytes, {MAX_COMPRESSION_RATIO} times the file allowed: {remedy}"
         listed = sum(one.num_values for one, column in zip(chunks, columns, strict=True) if column.max_repetition_level)
         if listed > LISTED:
             return f"row group {at + 1} has {listed:,} values in lists, {LISTED:,} allowed: {remedy}"

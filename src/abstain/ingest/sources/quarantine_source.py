@@ -8,7 +8,7 @@ from typing import Any
 
 from abstain.ingest.parsing import ParsedRow, is_document
 from abstain.ingest.quarantine import QuarantinedRow
-from abstain.ingest.sources import SourceReader, SourceState
+from abstain.ingest.sources import ReadOutcome, SourceReader
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class QuarantineSource:
         """Give every row; `state` is ignored."""
         return SourceReader(self._parse())
 
-    def _parse(self) -> Generator[ParsedRow, None, SourceState]:
+    def _parse(self) -> Generator[ParsedRow, None, ReadOutcome]:
         for row in sorted(self.rows, key=lambda row: not is_document(row.source)):
             yield row.reparse()
         lost = sum(row.raw is None for row in self.rows)
         note = f"the text of {lost:,} rows was not kept: fix these at the source and ingest that again"
-        return SourceState(notes=(note,) if lost else ())
+        return ReadOutcome(notes=(note,) if lost else ())

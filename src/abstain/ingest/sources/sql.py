@@ -25,8 +25,8 @@ from abstain.core.codes import Code
 from abstain.core.text import did_you_mean
 from abstain.data.store.key_index import CONTRACTS
 from abstain.ingest.parsing import ParsedRow, parse_object
-from abstain.ingest.sources import SourceModel, SourceReader, SourceState
-from abstain.ingest.sources.cells import object_of
+from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader
+from abstain.ingest.sources.cells import make_object
 from abstain.ingest.sources.sql_database import Database, parse_url
 
 _TIMES = {"interactions": "asked_at", "feedback": "given_at", "reviews": "reviewed_at"}
@@ -138,16 +138,16 @@ class SqlSource(SourceModel):
 
     def _rows(
         self, database: Database, tables: Mapping[str, _Table], earlier: Mapping[str, Mapping[str, Any]]
-    ) -> Generator[ParsedRow, None, SourceState]:
+    ) -> Generator[ParsedRow, None, ReadOutcome]:
         state: dict[str, dict[str, Any]] = {}
         for name, table in tables.items():
             since, state[name] = self._plan(database, table, earlier.get(name, {}))
             rows = database.stream(table.rows, since, table.label)
             for number, (*values, key, _) in enumerate(rows, start=1):
                 cells = dict(zip(table.fields, values, strict=True))
-                fields = object_of(cells, naive_is_utc=self.naive_is_utc)
+                fields = make_object(cells, naive_is_utc=self.naive_is_utc)
                 yield parse_object(fields, f"{self.name}/{name}", key if isinstance(key, int) else number)
-        return SourceState({"tables": state})
+        return ReadOutcome({"tables": state})
 
     def _plan(self, database: Database, table: _Table, earlier: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the watermark to begin at (None: read everything), and the state to store after the reading."""

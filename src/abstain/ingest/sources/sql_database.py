@@ -20,7 +20,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import with_variables
+from abstain.core.filesystem import expand_variables
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ def parse_url(url: str, name: str, home: Path = Path()) -> URL:
         AbstainError: a variable is not set, or SQLAlchemy cannot parse the URL.
     """
     try:
-        parsed = make_url(with_variables(url, f"source '{name}'"))
+        parsed = make_url(expand_variables(url, f"source '{name}'"))
     except (ArgumentError, ValueError):
         raise AbstainError(
             Code.BAD_SETTING,

@@ -15,14 +15,14 @@ from typing import IO, Any
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import BUCKETS, connect, redacted_url, translate_errors, with_variables
+from abstain.core.filesystem import BUCKETS, connect, expand_variables, redacted_url, translate_errors
 
 _CHUNK = 1 << 20
 
-UNPACKED = 16 * 1024 * 1024
+MAX_UNPACKED_BYTES = 16 * 1024 * 1024
 """The most bytes that a packed file unpacks to, however small it is."""
 
-RATIO = 100
+MAX_COMPRESSION_RATIO = 100
 """The most bytes that a larger one unpacks to, for each of its own: texts and rows are packed some 5 to 30 times."""
 
 
@@ -49,7 +49,7 @@ class Storage:
     """A local path or an fsspec URL, with `${VARIABLE}` from the environment; `url` is the redacted one."""
 
     def __init__(self, url: str) -> None:
-        url = with_variables(url, redacted_url(url))
+        url = expand_variables(url, redacted_url(url))
         self.url = redacted_url(url)
         self._fs, self._root = connect(url)
 
@@ -120,7 +120,7 @@ class Storage:
     def chunks(self, file: Stored) -> Iterator[bytes]:
         """The bytes of `file` from the first to the last, unpacked where its name ends in .gz.
 
-        Raises `AbstainError` where it unpacks to more than `RATIO` times its size.
+        Raises `AbstainError` where it unpacks to more than `MAX_COMPRESSION_RATIO` times its size.
         """
         import gzip
         import zlib
@@ -138,10 +138,10 @@ class Storage:
                         Code.WRONG_FORMAT, f"{file.shown}: cannot be read: {error}: write it again"
                     ) from error
                 read += len(chunk)
-                if is_packed and read > max(UNPACKED, RATIO * opened.tell()):
+                if is_packed and read > max(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * opened.tell()):
                     raise AbstainError(
                         Code.TOO_LARGE,
-                        f"{file.shown}: unpacks to more than {RATIO} times its size, the most allowed: unpack it",
+                        f"{file.shown}: unpacks to more than {MAX_COMPRESSION_RATIO} times its size, the most allowed: unpack it",
                     )
                 if not chunk:
                     return

@@ -15,7 +15,7 @@ from typing import Any
 from bs4.element import NavigableString, Tag
 from markdownify import ATX, MarkdownConverter, should_remove_whitespace_outside
 
-from abstain.knowledge.documents.html_tables import grid_of, write_grid
+from abstain.knowledge.documents.html_tables import build_grid, write_grid
 
 INVISIBLE = {0xA0: " ", 0xAD: None, 0x200B: None, 0xFEFF: None}
 """Characters that are removed or become a space: for `str.translate`."""
@@ -88,7 +88,7 @@ class Converter(MarkdownConverter):  # type: ignore[misc]
 
     def convert_table(self, el: Tag, text: str, parent_tags: set[str]) -> str:
         # What is left of `text` stands in no cell: the caption, and what strayed from a broken table.
-        return "\n\n".join(["", *filter(None, [text.strip(), write_grid(grid_of(el, self._cells))]), ""])
+        return "\n\n".join(["", *filter(None, [text.strip(), write_grid(build_grid(el, self._cells))]), ""])
 
 
 def _start(ordered: Tag) -> int:

@@ -17,7 +17,7 @@ class TooManyCells(ValueError):
     """A table has more than `MAX_CELLS` places."""
 
 
-def grid_of(table: Tag, texts: Mapping[int, str]) -> list[list[str]]:
+def build_grid(table: Tag, texts: Mapping[int, str]) -> list[list[str]]:
     """The rows of `table`, equally long, the first of them its header (empty texts where it has none).
 
     `texts`: the text of each cell by its identity. A cell that spans columns or rows is repeated in each. An

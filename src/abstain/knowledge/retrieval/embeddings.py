@@ -20,7 +20,7 @@ import numpy as np
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import make_home
+from abstain.core.files import create_home
 from abstain.knowledge.retrieval.encoder import Encoder, Vectors
 
 BLOCK = 512
@@ -57,7 +57,7 @@ class Embeddings:
                         database.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", rows)
         return np.stack([vectors[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
 
-    def of_question(self, text: str) -> Vectors:
+    def embed_question(self, text: str) -> Vectors:
         """The (d,) vector of a one-off question: it is not cached."""
         vector: Vectors = unit(self.encoder.encode([text]))[0]
         return vector
@@ -75,7 +75,7 @@ class Embeddings:
     @contextmanager
     def _open(self, file: Path) -> Iterator[sqlite3.Connection]:
         try:
-            make_home(file.parent.parent)
+            create_home(file.parent.parent)
             file.parent.mkdir(exist_ok=True)
             with closing(sqlite3.connect(file, timeout=_WAIT_SECONDS)) as database:
                 database.execute("CREATE TABLE IF NOT EXISTS embeddings (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")

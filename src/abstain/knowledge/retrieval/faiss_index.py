@@ -19,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abstain.knowledge.retrieval.encoder import Vectors
-from abstain.knowledge.retrieval.index import FILTERS, IndexEntry, SearchHit, check_alive, check_search, check_vectors
+from abstain.knowledge.retrieval.index import (
+    FILTERS,
+    IndexEntry,
+    SearchHit,
+    check_no_tombstones,
+    check_search,
+    check_vectors,
+)
 
 
 class FaissIndex:
@@ -36,7 +43,7 @@ class FaissIndex:
     def upsert(self, entries: Sequence[IndexEntry], vectors: Vectors) -> None:
         import faiss
 
-        check_alive(entries)
+        check_no_tombstones(entries)
         if not entries:
             return
         check_vectors(vectors, (len(entries), self._index.d if self._index is not None else vectors.shape[-1]))

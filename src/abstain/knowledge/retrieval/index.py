@@ -45,7 +45,7 @@ class IndexEntry:
         return {"product": self.product, "doc_id": self.chunk.doc_id, "kind": self.chunk.kind}
 
 
-class EntryRefused(AbstainError):
+class EntryRejected(AbstainError):
     """An index accepts a value of one of the entries neither now nor later; none of them was written."""
 
 
@@ -66,7 +66,7 @@ class VectorIndex(Protocol):
     def upsert(self, entries: Sequence[IndexEntry], vectors: Vectors) -> None:
         """Add `entries`, or replace those that are there; `vectors`: (n, d) float32, in the same order.
 
-        All or none are written. `EntryRefused` where the index cannot hold one of them;
+        All or none are written. `EntryRejected` where the index cannot hold one of them;
         ValueError for a tombstone, and for vectors that are not finite or not as many as the entries, of the index's d.
         """
 
@@ -102,13 +102,13 @@ def check_vectors(vectors: Vectors, shape: tuple[int, ...]) -> None:
         raise ValueError("a vector holds NaN or infinite values: nothing is near to it, check the encoder")
 
 
-def check_alive(entries: Iterable[IndexEntry]) -> None:
+def check_no_tombstones(entries: Iterable[IndexEntry]) -> None:
     """ValueError for a tombstone: an indexed one could be found."""
     for entry in entries:
         if entry.chunk.removed_at is not None:
             raise ValueError(f"{entry.chunk.chunk_id} was removed from its document: it cannot be indexed")
 
 
-def near_the_best(hits: Sequence[SearchHit], max_gap: float = math.inf) -> list[SearchHit]:
+def filter_near_best(hits: Sequence[SearchHit], max_gap: float = math.inf) -> list[SearchHit]:
     """`hits`, best first, without those whose score lies more than `max_gap` below the best one."""
     return [hit for hit in hits if hit.score >= hits[0].score - max_gap]

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from abstain.core.codes import Code
 from abstain.core.contracts import Chunk
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import redacted_url, without_secrets
+from abstain.core.filesystem import redact_urls, redacted_url
 from abstain.knowledge.retrieval.encoder import Encoder, Vectors
 from abstain.knowledge.retrieval.index import (
-    EntryRefused,
+    EntryRejected,
     IndexEntry,
     SearchHit,
-    check_alive,
+    check_no_tombstones,
     check_search,
     check_vectors,
 )
@@ -82,7 +82,7 @@ class PgVectorIndex:
         self._table = f"abstain_chunks_{encoder.identity}"
         if not self._table.isidentifier():
             raise ValueError(f"an encoder's identity must be letters and digits, not {encoder.identity!r}")
-        with self._speaking():
+        with self._translate_errors():
             self._connection: psycopg.Connection[Any] = psycopg.connect(url, autocommit=True)
             with self._connection.transaction():
                 self._run("SELECT pg_advisory_xact_lock(%s)", _LOCK)
@@ -93,11 +93,11 @@ class PgVectorIndex:
             ((self._dimension,),) = self._run(_DIMENSION)
 
     def digests(self) -> Mapping[str, str]:
-        with self._speaking():
+        with self._translate_errors():
             return dict(self._run("SELECT chunk_id, digest FROM {table}"))
 
     def upsert(self, entries: Sequence[IndexEntry], vectors: Vectors) -> None:
-        check_alive(entries)
+        check_no_tombstones(entries)
         if entries:
             check_vectors(vectors, (len(entries), self._dimension))
         rows = (
@@ -111,16 +111,16 @@ class PgVectorIndex:
             )
             for entry, vector in zip(entries, vectors, strict=True)
         )
-        with self._speaking():
+        with self._translate_errors():
             try:
                 with self._connection.transaction(), self._connection.cursor() as cursor:
                     cursor.executemany(self._sql(_UPSERT), rows)
             except self._data_error as error:
                 said = " ".join(str(error).split())
-                raise EntryRefused(Code.INVALID_ROW, f"the vector index refuses a value: {said}") from None
+                raise EntryRejected(Code.INVALID_ROW, f"the vector index refuses a value: {said}") from None
 
     def remove(self, chunk_ids: Iterable[str]) -> None:
-        with self._speaking():
+        with self._translate_errors():
             self._run("DELETE FROM {table} WHERE chunk_id = ANY(%s)", list(chunk_ids))
 
     def search(
@@ -129,7 +129,7 @@ class PgVectorIndex:
         check_search(k, where)
         check_vectors(vector, (self._dimension,))
         asked = (_written(vector), list(entitlements), json.dumps(dict(where or {})), k)
-        with self._speaking(), self._connection.transaction():
+        with self._translate_errors(), self._connection.transaction():
             self._run("SET LOCAL enable_indexscan = off")
             found = self._run(_SEARCH, *asked)
         return [SearchHit(Chunk.model_validate_json(chunk), score) for chunk, score in found]
@@ -145,11 +145,11 @@ class PgVectorIndex:
         return statement.replace("{table}", self._table).encode()
 
     @contextmanager
-    def _speaking(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except self._error as error:
-            said = without_secrets(" ".join(str(error).split()))
+            said = redact_urls(" ".join(str(error).split()))
             raise AbstainError(
                 Code.NO_SERVICE,
                 f"the vector index in {redacted_url(self._url)} does not answer ({said}): check ABSTAIN_INDEX, and "

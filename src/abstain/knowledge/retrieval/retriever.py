@@ -18,14 +18,14 @@ from abstain.core.contracts import Chunk
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.embeddings import Embeddings
 from abstain.knowledge.retrieval.encoder import Encoder, SentenceEncoder
-from abstain.knowledge.retrieval.index import EntryRefused, IndexEntry, SearchHit, VectorIndex, near_the_best
+from abstain.knowledge.retrieval.index import EntryRejected, IndexEntry, SearchHit, VectorIndex, filter_near_best
 
 AT_ONCE = 4096
 """Chunks that are sent to an index together."""
 
 
 @dataclass(frozen=True)
-class Synced:
+class SyncResult:
     """The number of chunks `written` to an index and `removed` from it, and the number that it holds."""
 
     written: int
@@ -45,7 +45,7 @@ class Retriever:
         chunks: Iterable[Chunk],
         products: Mapping[str, str | None] | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Synced:
+    ) -> SyncResult:
         """Make the index hold `chunks`, all there are, without the tombstones among them, and nothing else.
 
         `products`: the product of each document, for the filter. `progress` is called with the number of chunks
@@ -80,13 +80,13 @@ class Retriever:
                 Code.INVALID_ROW,
                 f"{refused[0]}{more}: the vector index refuses this chunk, so nobody finds it: correct its document",
             )
-        return Synced(total, len(gone), len(entries))
+        return SyncResult(total, len(gone), len(entries))
 
     def _upsert(self, entries: Sequence[IndexEntry]) -> list[str]:
         """Send `entries`; return the ids of those that the index refuses. One of them holds up no other."""
         try:
             self.index.upsert(entries, self.embeddings.of([entry.chunk.text for entry in entries]))
-        except EntryRefused:
+        except EntryRejected:
             if len(entries) == 1:
                 return [entries[0].chunk.chunk_id]
             half = len(entries) // 2
@@ -106,8 +106,8 @@ class Retriever:
         Best first. A hit whose score is more than `max_gap` below the best one is dropped: it costs tokens, and a small
         base model is easily misled by it. `where`: see `index.FILTERS`. ValueError where `k` < 1.
         """
-        vector = self.embeddings.of_question(question)
-        return near_the_best(self.index.search(vector, k, entitlements, where), max_gap)
+        vector = self.embeddings.embed_question(question)
+        return filter_near_best(self.index.search(vector, k, entitlements, where), max_gap)
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def open_retriever(settings: Settings) -> Iterator[Retriever]:
         yield Retriever(index, Embeddings(encoder, settings.embeddings))
 
 
-def sync_index(chunks: Iterable[Chunk], products: Mapping[str, str | None], settings: Settings) -> Synced | None:
+def sync_index(chunks: Iterable[Chunk], products: Mapping[str, str | None], settings: Settings) -> SyncResult | None:
     """Make the shared index hold `chunks`, as `Retriever.sync` does; None where there is none (`ABSTAIN_INDEX`).
 
     Raises `AbstainError` where its server fails.

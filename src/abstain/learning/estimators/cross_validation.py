@@ -28,14 +28,14 @@ from abstain.config.params import Architecture, ProbeParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
-from abstain.learning.estimators.probe_registry import ZOO
+from abstain.learning.estimators.probe_registry import PROBES
 from abstain.learning.estimators.probes.base import Probe, TrainingStep, confidence, predict
 from abstain.learning.estimators.probes.descent import probe_loss
 from abstain.learning.estimators.training_rows import TrainingRows
 
 
 @dataclass(frozen=True)
-class History:
+class FitHistory:
     """A path, step by step, as tuples of equal length; `kept` is the number of the step that was kept, from 0 on.
 
     `value` is the number of epochs, or of a linear probe C. Losses are the probe's own, weighted: `train_loss` the mean
@@ -55,7 +55,7 @@ class FittedProbe:
 
     probe: Probe
     out_of_fold: np.ndarray
-    history: History
+    history: FitHistory
 
 
 def fit_probe(
@@ -94,14 +94,14 @@ def _fit(
     on_progress: Callable[[int, int], None],
     threads: ThreadPoolExecutor,
 ) -> FittedProbe:
-    entry = ZOO[architecture]
+    entry = PROBES[architecture]
     params = entry.params(params)
     labels = Labels(train.correct.numpy(), train.weight.numpy(), groups)
     fold = torch.from_numpy(labels.folds(params.folds, params.seed))
     train = train.in_memory()
     counts, numbers = train.weight > 0, range(int(fold.max()) + 1)
-    held_out = [_by_length(train, _where(fold == number)) for number in numbers]
-    paths = [entry.kind.path(train.subset(_where(counts & (fold != number))), params) for number in numbers]
+    held_out = [_sort_by_length(train, _mask_to_index(fold == number)) for number in numbers]
+    paths = [entry.kind.path(train.subset(_mask_to_index(counts & (fold != number))), params) for number in numbers]
     total = entry.kind.steps(params) * (len(paths) + 1)
 
     curve: list[tuple[float, float, float]] = []
@@ -125,18 +125,18 @@ def _fit(
             break
     if best == math.inf:
         raise AbstainError(Code.NOT_TRAINABLE, f"training of {architecture} diverged: lower probe.learning_rate")
-    path = entry.kind.path(train.subset(_where(counts)), params)
+    path = entry.kind.path(train.subset(_mask_to_index(counts)), params)
     probe = threads.submit(lambda: next(islice(path, kept, None))).result().probe.eval()
     probe.architecture = architecture
     on_progress(total, total)
     value, train_loss, held_out_loss = zip(*curve, strict=True)
-    return FittedProbe(probe, out_of_fold.numpy(), History(value, train_loss, held_out_loss, kept))
+    return FittedProbe(probe, out_of_fold.numpy(), FitHistory(value, train_loss, held_out_loss, kept))
 
 
-def _where(chosen: Tensor) -> Tensor:
+def _mask_to_index(chosen: Tensor) -> Tensor:
     return chosen.nonzero().flatten()
 
 
-def _by_length(train: TrainingRows, index: Tensor) -> Tensor:
+def _sort_by_length(train: TrainingRows, index: Tensor) -> Tensor:
     """`index` with rows of similar length side by side, which leaves little padding."""
     return index[train.lengths[index].argsort(stable=True)]

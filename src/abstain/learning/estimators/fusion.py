@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 EDGE = 1e-4
 """Scores are kept this far from 0 and 1, whose log-odds are infinite."""
-TELLS = 1e-6
+MIN_LOG_ODDS_RANGE = 1e-6
 """Log-odds that differ by less are equal."""
-STRENGTHS = tuple(10.0**power for power in (-4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1))
+REGULARIZATION_STRENGTHS = tuple(10.0**power for power in (-4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1))
 FOLDS = 5
 _BY_SCORE = ("names", "mean", "scale", "coefficient", "missing")
 
@@ -57,7 +57,7 @@ class Fusion:
         """Per score, the term added to the log-odds of an answer where that score is missing."""
         return dict(zip(self.names, self.missing, strict=True))
 
-    def without_unused(self) -> Fusion:
+    def drop_unused(self) -> Fusion:
         """The same fusion of the scores with a weight alone, by themselves or by being missing; all of them if none."""
         used = [at for at in range(len(self.names)) if self.coefficient[at] or self.missing[at]]
         if not used:
@@ -95,9 +95,9 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> FittedFusion:
 
     Raises `AbstainError` where the answers are all correct, or all incorrect.
     """
-    labels.require_both_kinds()
+    labels.require_both_classes()
     # Of the clipped log-odds: a score that is below `EDGE` on all training answers separates none of them.
-    names = tuple(name for name in scores.columns if np.ptp(_known(_log_odds(scores, (name,)))) > TELLS)
+    names = tuple(name for name in scores.columns if np.ptp(_known(_log_odds(scores, (name,)))) > MIN_LOG_ODDS_RANGE)
     if not names:
         raise AbstainError(Code.NOT_TRAINABLE, "no scorer separates any two answers: nothing to fuse")
     known = _log_odds(scores, names)
@@ -122,7 +122,7 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> FittedFusion:
         return float(labels.weight[known] @ np.logaddexp(0, -sign * odds[known]))
 
     with threadpool_limits(1):  # the order of a sum, and so its last bits, depends on the number of threads
-        tried = {strength: held_out(strength) for strength in STRENGTHS}
+        tried = {strength: held_out(strength) for strength in REGULARIZATION_STRENGTHS}
         strength = min(tried, key=lambda one: loss(tried[one]))
         found, intercept = _fit(inputs, labels, strength, len(names))
     coefficients = found.tolist()

@@ -48,7 +48,7 @@ class OnnxProbe:
         if [(one.name, len(one.shape)) for one in inputs] != [(INPUT, 2)]:
             reads = ", ".join(f"{one.name} ({', '.join(map(str, one.shape))})" for one in inputs)
             raise AbstainError(
-                Code.OTHER_VERSION,
+                Code.VERSION_MISMATCH,
                 f"{file} is no ONNX probe of this version, it reads {reads}: run `abstain retrain`, or fetch a release "
                 "that this version made",
             )
@@ -69,7 +69,7 @@ class OnnxProbe:
         return np.array([run([OUTPUT], {INPUT: row.numpy()})[0].item() for row in rows], np.float32)
 
 
-class _Served(torch.nn.Module):
+class _ServingModule(torch.nn.Module):
     """The probe as it is served, of one answer: (tokens, d) to its confidence, (1, 1)."""
 
     def __init__(self, probe: Probe) -> None:
@@ -88,7 +88,7 @@ def export_probe(probe: Probe, file: Path, metadata: Mapping[str, str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own, about its own insides
         program = torch.onnx.export(
-            _Served(probe).eval(),
+            _ServingModule(probe).eval(),
             (torch.zeros(5, probe.width),),
             input_names=[INPUT],
             output_names=[OUTPUT],

@@ -25,7 +25,7 @@ from abstain.learning.estimators.probes.pca import PCAProbe
 
 
 @dataclass(frozen=True)
-class ZooEntry:
+class ProbeSpec:
     """A kind of probe, and the parameters that it does not take from `params.yaml`."""
 
     kind: type[Probe]
@@ -38,12 +38,12 @@ class ZooEntry:
         return self.kind.description(self.params(params))
 
 
-ZOO: Mapping[Architecture, ZooEntry] = {
-    "lstm": ZooEntry(LSTMProbe),
-    "lstm_no_huber": ZooEntry(LSTMProbe, {"huber_lambda": 0.0}),  # the paper's "no calib." row
-    "linear": ZooEntry(LinearProbe, {"huber_lambda": 0.0}),  # a logistic regression has no such term
-    "attention": ZooEntry(AttentionProbe),
-    "pca": ZooEntry(PCAProbe),
+PROBES: Mapping[Architecture, ProbeSpec] = {
+    "lstm": ProbeSpec(LSTMProbe),
+    "lstm_no_huber": ProbeSpec(LSTMProbe, {"huber_lambda": 0.0}),  # the paper's "no calib." row
+    "linear": ProbeSpec(LinearProbe, {"huber_lambda": 0.0}),  # a logistic regression has no such term
+    "attention": ProbeSpec(AttentionProbe),
+    "pca": ProbeSpec(PCAProbe),
 }
 HEADER = "probe"
 
@@ -63,11 +63,11 @@ def load_probe(file: Path) -> Probe:
             described = json.loads(opened.metadata()[HEADER])
             weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         architecture = described.pop("architecture")
-        probe = ZOO[architecture].kind(**described)
+        probe = PROBES[architecture].kind(**described)
         probe.load_state_dict(weights)
     except FileNotFoundError:
         raise AbstainError(Code.BAD_ARTIFACT, f"{file} is missing: {again}") from None
     except (SafetensorError, TypeError, KeyError, ValueError, RuntimeError, OSError):
-        raise AbstainError(Code.OTHER_VERSION, f"{file} is no probe of this version: {again}") from None
+        raise AbstainError(Code.VERSION_MISMATCH, f"{file} is no probe of this version: {again}") from None
     probe.architecture = architecture
     return probe.eval()

@@ -57,7 +57,7 @@ class TrainingRows:
         return TrainingRows(states, self.correct, self.weight)
 
 
-def labelled_rows(rows: pd.DataFrame, take: Callable[[pd.Index], Sequence[Tensor]]) -> TrainingRows:
+def make_training_rows(rows: pd.DataFrame, take: Callable[[pd.Index], Sequence[Tensor]]) -> TrainingRows:
     """`rows` of the data set (`correct`, `weight`) with the states that `take` gives of them, in their order."""
     correct, weight = rows["correct"].to_numpy(int), rows["weight"].to_numpy("float32")
     return TrainingRows(take(rows.index), torch.tensor(correct), torch.tensor(weight))

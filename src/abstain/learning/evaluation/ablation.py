@@ -18,23 +18,23 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.splits import Split, by_how_chosen, reviewed
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
-from abstain.learning.estimators.training_rows import labelled_rows
+from abstain.learning.estimators.training_rows import make_training_rows
 from abstain.learning.evaluation.scorer_choice import aurocs
-from abstain.learning.evaluation.selective_prediction import Confidences, at_tuned_threshold
-from abstain.learning.metrics.bootstrap import Estimate, Key, Resamples, bounded, paired
+from abstain.learning.evaluation.selective_prediction import ScoredAnswers, evaluate_at_tuned_threshold
+from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, Key, bounded, paired
 from abstain.learning.metrics.weighted_metrics import auroc, effective_sample_size, row_weights
 
-Take = Callable[[pd.Index], Sequence[Tensor]]
+ReadStates = Callable[[pd.Index], Sequence[Tensor]]
 """The states of some rows of the data set, in their order."""
 
 
-def site_row(
+def evaluate_site(
     frame: pd.DataFrame,
-    take: Take,
+    take: ReadStates,
     architecture: Architecture,
     probe: ProbeParams,
     threshold: ThresholdParams,
-    resamples: Resamples,
+    resamples: BootstrapConfig,
     rouge: np.ndarray,
 ) -> dict[str, Any]:
     """One row of the paper's table 4: a probe on the states of `take`, with the threshold tuned on validation.
@@ -43,7 +43,7 @@ def site_row(
     of reach on validation, there is a `note`, and no threshold.
     """
     train = frame[frame["split"] == "train"]
-    fitted = fit_probe(architecture, labelled_rows(train, take), train["group"].to_numpy(), probe)
+    fitted = fit_probe(architecture, make_training_rows(train, take), train["group"].to_numpy(), probe)
     judged, out_of_fold = _out_of_fold(train, fitted)
     row: dict[str, Any] = {"out_of_fold": auroc(_correct(judged), out_of_fold, _weight(judged))}
     validation, holdout = (_counted(frame, split) for split in ("validation", "holdout"))
@@ -51,16 +51,20 @@ def site_row(
         predict_confidence(fitted.probe, take(rows.index)).numpy() for rows in (holdout, validation)
     )
     row |= auroc_with_interval(holdout, confidence, resamples)
-    return row | at_tuned_threshold(
-        Confidences(_correct(validation), on_validation, _weight(validation)),
-        Confidences(_correct(holdout), confidence, _weight(holdout)),
+    return row | evaluate_at_tuned_threshold(
+        ScoredAnswers(_correct(validation), on_validation, _weight(validation)),
+        ScoredAnswers(_correct(holdout), confidence, _weight(holdout)),
         threshold,
         rouge[frame.index.get_indexer(holdout.index)],
     )
 
 
 def out_of_fold_aurocs(
-    train: pd.DataFrame, takes: Mapping[Key, Take], architecture: Architecture, probe: ProbeParams, resamples: Resamples
+    train: pd.DataFrame,
+    takes: Mapping[Key, ReadStates],
+    architecture: Architecture,
+    probe: ProbeParams,
+    resamples: BootstrapConfig,
 ) -> dict[Key, Estimate]:
     """The out-of-fold AUROC of a probe on the states of each of `takes`, on the same resamples.
 
@@ -68,17 +72,17 @@ def out_of_fold_aurocs(
     `fit_probe`.
     """
     groups = train["group"].to_numpy()
-    fits = {key: fit_probe(architecture, labelled_rows(train, take), groups, probe) for key, take in takes.items()}
+    fits = {key: fit_probe(architecture, make_training_rows(train, take), groups, probe) for key, take in takes.items()}
     judged = reviewed(train)
     return aurocs(judged, {key: _out_of_fold(train, fitted)[1] for key, fitted in fits.items()}, resamples)
 
 
-def left_out_rows(
+def evaluate_left_out_products(
     frame: pd.DataFrame,
-    take: Take,
+    take: ReadStates,
     architecture: Architecture,
     probe: ProbeParams,
-    resamples: Resamples,
+    resamples: BootstrapConfig,
     min_rows: int,
     confidence: pd.Series,
 ) -> list[dict[str, Any]]:
@@ -100,7 +104,7 @@ def left_out_rows(
             rows.append({**row, "note": "one class only: no AUROC"})
             continue
         try:
-            fitted = fit_probe(architecture, labelled_rows(train, take), train["group"].to_numpy(), probe)
+            fitted = fit_probe(architecture, make_training_rows(train, take), train["group"].to_numpy(), probe)
         except AbstainError as error:
             rows.append({**row, "note": str(error)})
             continue
@@ -111,7 +115,7 @@ def left_out_rows(
     return rows
 
 
-def auroc_with_interval(rows: pd.DataFrame, confidence: np.ndarray, resamples: Resamples) -> dict[str, float]:
+def auroc_with_interval(rows: pd.DataFrame, confidence: np.ndarray, resamples: BootstrapConfig) -> dict[str, float]:
     """`auroc`, `auroc_low` and `auroc_high`, the 95 % interval by groups, of `confidence` (rows,)."""
     return bounded("auroc", aurocs(rows, {"": confidence}, resamples)[""])
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Resamples, bootstrap, bounded, paired
+from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, bounded, paired
 
 
 def context_removed(
@@ -18,7 +18,7 @@ def context_removed(
     changed: pd.DataFrame,
     weight: np.ndarray,
     groups: np.ndarray,
-    resamples: Resamples,
+    resamples: BootstrapConfig,
 ) -> list[dict[str, Any]]:
     """A row a scorer: AUROC and mean confidence with the context, and of the same answers without it.
 

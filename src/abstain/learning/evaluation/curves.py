@@ -12,7 +12,7 @@ from abstain.learning.evaluation.reviewed_split import ReviewedSplit
 from abstain.learning.metrics import weighted_metrics as metrics
 
 BINS = 20
-COARSE = 5
+SLICE_BINS = 5
 """Bins of a slice's probabilities, which has fewer answers."""
 SHOWN = 4
 """The most slices that remain distinguishable in one plot."""
@@ -65,7 +65,7 @@ def reliability(correct: np.ndarray, raw: np.ndarray, calibrated: np.ndarray, we
 def reliability_by(
     stratum: pd.Series, correct: np.ndarray, calibrated: np.ndarray, weight: np.ndarray, min_rows: int
 ) -> pd.DataFrame:
-    """`kind`, the slice of `stratum` (rows,), and the columns of `metrics.reliability`, a row each of `COARSE` bins.
+    """`kind`, the slice of `stratum` (rows,), and the columns of `metrics.reliability`, a row each of `SLICE_BINS` bins.
 
     Of the slices with an effective sample size of at least `min_rows`, the `SHOWN` largest.
     """
@@ -74,7 +74,7 @@ def reliability_by(
     rows = [
         {"kind": name, **row}
         for name, of in list(enough.items())[:SHOWN]
-        for row in metrics.reliability(correct[of], calibrated[of], weight[of], COARSE)
+        for row in metrics.reliability(correct[of], calibrated[of], weight[of], SLICE_BINS)
     ]
     return pd.DataFrame(rows, columns=["kind", "confidence", "accuracy", "rows", "share"])
 

@@ -23,7 +23,7 @@ import pandas as pd
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Estimate, Figure, Resamples, bootstrap, bounded, paired
+from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, Figure, bootstrap, bounded, paired
 
 Column = np.ndarray | pd.Series
 
@@ -52,7 +52,7 @@ def leaderboard(
     calibrated: pd.DataFrame | Mapping[str, np.ndarray],
     groups: np.ndarray,
     weight: metrics.Weight,
-    resamples: Resamples,
+    resamples: BootstrapConfig,
     champion: str | None,
 ) -> pd.DataFrame:
     """One row a scorer, in the order of `scores`.

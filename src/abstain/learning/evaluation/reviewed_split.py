@@ -13,9 +13,9 @@ import pandas as pd
 
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import by_how_chosen
-from abstain.learning.evaluation.selective_prediction import Confidences
+from abstain.learning.evaluation.selective_prediction import ScoredAnswers
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Resamples, bootstrap, bounded
+from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, bounded
 from abstain.learning.metrics.calibration import Calibrator, Method, fit_calibrator
 
 
@@ -67,11 +67,11 @@ class ReviewedSplit:
         """The raw confidences of the scorer `name`, float64 (rows,)."""
         return self.scores[name].to_numpy(float)
 
-    def said_by(self, name: str) -> Confidences:
+    def get_confidences(self, name: str) -> ScoredAnswers:
         """The answers with the confidences of the scorer `name`."""
-        return Confidences(self.correct, self.raw(name), self.weight)
+        return ScoredAnswers(self.correct, self.raw(name), self.weight)
 
-    def scored_by(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def get_scored_rows(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Raw confidence, `correct` and `weight` of the answers that the scorer `name` has a score of, each (rows,)."""
         confidence = self.raw(name)
         known = ~np.isnan(confidence)
@@ -81,7 +81,7 @@ class ReviewedSplit:
         """The calibrated probability of the scorer `name`, float64 (rows,)."""
         return self.calibrated[name].to_numpy(float)
 
-    def shown(self, name: str, threshold: float, resamples: Resamples) -> dict[str, float]:
+    def shown(self, name: str, threshold: float, resamples: BootstrapConfig) -> dict[str, float]:
         """The answers that `name` shows from `threshold` on: their number, `shown`, their effective sample size,
         `shown_n_eff`, and 95 % intervals, by groups, of their precision and of the error rate: `precision_low`,
         `precision_high`, `error_rate_low`, `error_rate_high`.
@@ -110,7 +110,7 @@ def calibrate(validation: ReviewedSplit, scores: Mapping[str, pd.DataFrame], met
     calibrators: dict[Any, Calibrator] = {}
     for name in validation.scores:
         with suppress(AbstainError):
-            calibrators[name] = fit_calibrator(method, *validation.scored_by(str(name)))
+            calibrators[name] = fit_calibrator(method, *validation.get_scored_rows(str(name)))
     return {
         split: pd.DataFrame(
             {name: calibrators[name].apply(table[name].to_numpy(float)) for name in calibrators}, table.index
@@ -119,12 +119,12 @@ def calibrate(validation: ReviewedSplit, scores: Mapping[str, pd.DataFrame], met
     }
 
 
-def calibration_rows(
+def compare_calibrators(
     validation: ReviewedSplit,
     holdout: ReviewedSplit,
     name: str,
     uncalibrated: list[str],
-    resamples: Resamples,
+    resamples: BootstrapConfig,
 ) -> list[dict[str, Any]]:
     """ECE and Brier score of `name` on the hold-out, with 95 % intervals, a row a method that is fitted on validation.
 
@@ -133,7 +133,7 @@ def calibration_rows(
     probabilities: dict[str, np.ndarray] = {}
     for method in get_args(Method):
         try:
-            fitted = fit_calibrator(method, *validation.scored_by(name))
+            fitted = fit_calibrator(method, *validation.get_scored_rows(name))
             probabilities[method] = fitted.apply(holdout.raw(name))
         except AbstainError:  # too few answers of a kind for this one: its row stays, without figures
             probabilities[method] = np.full(len(holdout.rows), np.nan)

@@ -12,18 +12,20 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from abstain.learning.metrics.bootstrap import Estimate, Key, Resamples, bootstrap, paired
+from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, Key, bootstrap, paired
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 
 
-def aurocs(rows: pd.DataFrame, confidences: Mapping[Key, np.ndarray], resamples: Resamples) -> dict[Key, Estimate]:
+def aurocs(
+    rows: pd.DataFrame, confidences: Mapping[Key, np.ndarray], resamples: BootstrapConfig
+) -> dict[Key, Estimate]:
     """The AUROC on `rows` of the data set of each of `confidences` (rows,), on the same resamples of groups."""
     correct, weight = rows["correct"].to_numpy(int), row_weights(rows["inclusion_probability"].to_numpy(float))
     figures = {name: partial(auroc, correct, confidence) for name, confidence in confidences.items()}
     return bootstrap(figures, rows["group"].to_numpy(), resamples.draws, resamples.seed, weight)
 
 
-def cheapest_of_the_best(
+def choose_cheapest_of_best(
     found: Mapping[Key, Estimate], costs: Mapping[Key, float], in_use: Collection[Key] = ()
 ) -> Key:
     """The cheapest of those whose AUROC is within one standard error, paired, of the best; of equal costs the best.

@@ -21,7 +21,7 @@ from abstain.learning.thresholds.selection import tune_threshold
 GRID = tuple(step / 10 for step in range(10))
 
 
-def at_threshold(
+def evaluate_at_threshold(
     correct: np.ndarray,
     confidence: np.ndarray,
     threshold: float,
@@ -55,7 +55,7 @@ def at_threshold(
 
 
 @dataclass(frozen=True)
-class Confidences:
+class ScoredAnswers:
     """Reviewed answers and one scorer's confidence: `correct` of 0/1, `confidence`, nan without a score, and `weight`,
     each (rows,)."""
 
@@ -64,10 +64,10 @@ class Confidences:
     weight: np.ndarray
 
 
-def at_tuned_threshold(
-    validation: Confidences, holdout: Confidences, params: ThresholdParams, rouge: np.ndarray | None = None
+def evaluate_at_tuned_threshold(
+    validation: ScoredAnswers, holdout: ScoredAnswers, params: ThresholdParams, rouge: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """`at_threshold` of the hold-out at the heuristic threshold of `validation`, and an empty `note`.
+    """`evaluate_at_threshold` of the hold-out at the heuristic threshold of `validation`, and an empty `note`.
 
     Where the target is out of reach on validation, the row has only a `note` that states it.
     """
@@ -78,7 +78,7 @@ def at_tuned_threshold(
         )
     except AbstainError as error:
         return {"note": str(error)}
-    row = at_threshold(holdout.correct, holdout.confidence, tuned.threshold, holdout.weight, rouge)
+    row = evaluate_at_threshold(holdout.correct, holdout.confidence, tuned.threshold, holdout.weight, rouge)
     return {**row, "note": ""}
 
 
@@ -89,7 +89,7 @@ def threshold_table(
     weight: metrics.Weight = None,
     rouge: np.ndarray | None = None,
 ) -> pd.DataFrame:
-    """`at_threshold` at 0.0, 0.1 ... 0.9 and at the marked ones, in rising order (the paper's table 2).
+    """`evaluate_at_threshold` at 0.0, 0.1 ... 0.9 and at the marked ones, in rising order (the paper's table 2).
 
     `mark` is the name of a marked threshold, "" elsewhere. Every name has one row, two of one threshold each their own.
     Raises `ValueError` when a marked threshold is nan: a guarantee that cannot be made has no threshold to show.
@@ -100,5 +100,8 @@ def threshold_table(
     plain = [(threshold, "") for threshold in GRID if threshold not in thresholds_marked.values()]
     rows = sorted([*plain, *((threshold, name) for name, threshold in thresholds_marked.items())])
     return pd.DataFrame(
-        [{**at_threshold(correct, confidence, threshold, weight, rouge), "mark": mark} for threshold, mark in rows]
+        [
+            {**evaluate_at_threshold(correct, confidence, threshold, weight, rouge), "mark": mark}
+            for threshold, mark in rows
+        ]
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Resamples, bootstrap, bounded
+from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, bounded
 
 NOT_GIVEN = "not given"
 KIND = "kind of answer"
@@ -74,7 +74,7 @@ def strata(
     )
 
 
-def slice_table(scored: Scored, strata: pd.DataFrame, resamples: Resamples, min_rows: int) -> pd.DataFrame:
+def build_slice_table(scored: Scored, strata: pd.DataFrame, resamples: BootstrapConfig, min_rows: int) -> pd.DataFrame:
     """One row a slice, weighted; `strata` (rows, strata) is what the function of that name makes.
 
     A slice with an effective sample size below `min_rows` is not judged; where that of the shown answers is below it,
@@ -99,7 +99,7 @@ def auroc_by_slice(
     groups: np.ndarray,
     weight: np.ndarray,
     stratum: pd.Series,
-    resamples: Resamples,
+    resamples: BootstrapConfig,
     min_rows: int,
 ) -> list[dict[str, Any]]:
     """A row a slice of `stratum`, one of `strata`: its name, `rows`, `n_eff`, and `scorers`: name -> AUROC with its
@@ -119,7 +119,7 @@ def auroc_by_slice(
     return found
 
 
-def _figures(scored: Scored, resamples: Resamples, min_rows: int) -> dict[str, Any]:
+def _figures(scored: Scored, resamples: BootstrapConfig, min_rows: int) -> dict[str, Any]:
     correct, weight, shown = scored.correct, scored.weight, scored.shown
     row = {
         "rows": len(correct),
@@ -129,7 +129,7 @@ def _figures(scored: Scored, resamples: Resamples, min_rows: int) -> dict[str, A
     row |= dict.fromkeys(("auroc", "auroc_low", "auroc_high", "ece", "brier"), np.nan)
     row |= {"shown": int(shown.sum()), "precision": np.nan}
     if row["n_eff"] < min_rows:
-        return row | {"note": f"{_fewer(row['rows'], min_rows)} answers: not judged"}
+        return row | {"note": f"{_describe_too_few(row['rows'], min_rows)} answers: not judged"}
     figure = {"": partial(metrics.auroc, correct, scored.confidence)}
     auroc = bootstrap(figure, scored.groups, resamples.draws, resamples.seed, weight)[""]
     row |= bounded("auroc", auroc)
@@ -139,7 +139,7 @@ def _figures(scored: Scored, resamples: Resamples, min_rows: int) -> dict[str, A
     if not notes and np.isnan(row["auroc_low"]):
         notes.append("too few groups of both classes for an interval")
     if metrics.effective_sample_size(weight[shown]) < min_rows:
-        notes.append(f"{_fewer(row['shown'], min_rows)} shown answers: precision not judged")
+        notes.append(f"{_describe_too_few(row['shown'], min_rows)} shown answers: precision not judged")
     else:
         row["precision"] = metrics.mean(correct[shown], weight[shown])
     return row | {"note": "; ".join(notes)}
@@ -155,7 +155,7 @@ def _undefined(scored: Scored) -> dict[str, bool]:
     }
 
 
-def _fewer(rows: int, min_rows: int) -> str:
+def _describe_too_few(rows: int, min_rows: int) -> str:
     return f"fewer than {min_rows}" if rows < min_rows else f"effective sample size below {min_rows}"
 
 

@@ -19,21 +19,21 @@ Figure = Callable[[np.ndarray], Any]
 
 Key = TypeVar("Key", bound=Hashable)
 
-UNDEFINED = 0.05
+MAX_UNDEFINED_SHARE = 0.05
 """A figure that is undefined in more than this share of the draws has no interval: the others are a biased sample."""
 CELLS = 2**16
 """Most weights that are held at once: 512 KiB, and what is computed of them, stay in a core's cache."""
 
 
 @dataclass(frozen=True)
-class Resamples:
+class BootstrapConfig:
     """The number of draws and their seed; equal ones give the same draws of equal groups."""
 
     draws: int
     seed: int
 
 
-RESAMPLES = Resamples(1000, 3)
+RESAMPLES = BootstrapConfig(1000, 3)
 """Those of the report and of the gate."""
 
 
@@ -95,12 +95,12 @@ def bounded(name: str, estimate: Estimate) -> dict[str, float]:
 
 
 def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """The central percentile interval of `draws`, nan draws left out; nan where these are more than `UNDEFINED`.
+    """The central percentile interval of `draws`, nan draws left out; nan where these are more than `MAX_UNDEFINED_SHARE`.
 
     A few groups of one class each would otherwise be sure of the figure that they have when both kinds are drawn.
     """
     known = draws[~np.isnan(draws)]
-    if len(known) < (1 - UNDEFINED) * len(draws) or not len(known):
+    if len(known) < (1 - MAX_UNDEFINED_SHARE) * len(draws) or not len(known):
         return float("nan"), float("nan")
     low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -28,12 +28,12 @@ Method = Literal["none", "temperature", "isotonic", "venn_abers"]
 Interval = tuple[np.ndarray, np.ndarray]
 Numbers = tuple[float, ...]
 
-MIN_OF_A_CLASS = 10
+MIN_PER_CLASS = 10
 """With fewer correct or incorrect answers nothing is calibrated: the result would be noise."""
 THINNING_SEED = 5
 LARGEST_LOGIT = float(np.log(1e6))
 """Confidences of 0 and 1 have no logit; they count as one in a million from it."""
-STEEPEST = 50.0
+MAX_SLOPE = 50.0
 """The temperature's scale stays within 1/50 and 50: confidences that separate the rows fully would have it endless."""
 
 
@@ -125,11 +125,11 @@ def fit_calibrator(method: Method, confidence: np.ndarray, correct: np.ndarray, 
         raise AbstainError(
             Code.UNKNOWN_NAME, f"unknown calibration '{method}': choose one of {', '.join(get_args(Method))}"
         )
-    confidence, correct, weight = checked_rows(confidence, correct, weight)
+    confidence, correct, weight = validate_rows(confidence, correct, weight)
     if method == "none":
         return Calibrator()
     if method == "venn_abers":
-        kept = thin(weight, THINNING_SEED)
+        kept = rejection_sample(weight, THINNING_SEED)
         _check_classes(method, correct[kept], len(correct))
         return _fit_venn_abers(confidence[kept], correct[kept])
     _check_classes(method, correct, len(correct))
@@ -151,7 +151,7 @@ def calibrator_from_dict(stored: Mapping[str, Any]) -> Calibrator:
     return calibrator
 
 
-def thin(weight: np.ndarray, seed: int) -> np.ndarray:
+def rejection_sample(weight: np.ndarray, seed: int) -> np.ndarray:
     """The mask (rows,) of an even sample of all answers (rejection sampling), all rows for equal weights.
 
     A row stays with probability weight / max(weight): for methods that take no weights.
@@ -160,7 +160,7 @@ def thin(weight: np.ndarray, seed: int) -> np.ndarray:
     return np.asarray(drawn < weight / weight.max(initial=0))
 
 
-def checked_rows(
+def validate_rows(
     confidence: np.ndarray, correct: np.ndarray, weight: Weight
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Confidences and weights as float64, `correct` as int, each (rows,). `AbstainError` names the invalid one."""
@@ -185,10 +185,10 @@ def checked_rows(
 def _check_classes(method: Method, correct: np.ndarray, reviewed: int) -> None:
     n_eff = "" if reviewed == len(correct) else f", effective sample size {len(correct)}"
     for count, name in ((int(correct.sum()), "correct"), (int(len(correct) - correct.sum()), "incorrect")):
-        if count < MIN_OF_A_CLASS:
+        if count < MIN_PER_CLASS:
             raise AbstainError(
                 Code.TOO_FEW_LABELS,
-                f"calibration by {method} needs {MIN_OF_A_CLASS} correct and {MIN_OF_A_CLASS} incorrect reviewed "
+                f"calibration by {method} needs {MIN_PER_CLASS} correct and {MIN_PER_CLASS} incorrect reviewed "
                 f"answers, and only {count} are {name} (of {reviewed}{n_eff}): bring more reviews, "
                 "or set calibration.method to none",
             )
@@ -202,7 +202,7 @@ def _fit_temperature(confidence: np.ndarray, correct: np.ndarray, weight: np.nda
     def loss(log_scale: float) -> float:
         return float(np.average(np.logaddexp(0, -sign * np.exp(log_scale) * logit), weights=weight))
 
-    limit = np.log(STEEPEST)
+    limit = np.log(MAX_SLOPE)
     found = minimize_scalar(loss, bounds=(-limit, limit), method="bounded", options={"xatol": 1e-6})
     return Temperature(float(np.exp(found.x)))
 

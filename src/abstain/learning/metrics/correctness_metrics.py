@@ -25,7 +25,7 @@ import numpy as np
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Figure, Resamples, bootstrap, bounded
+from abstain.learning.metrics.bootstrap import BootstrapConfig, Figure, bootstrap, bounded
 
 
 def figures(
@@ -50,7 +50,7 @@ def figures(
         "accuracy": partial(metrics.accuracy, correct, predicted, threshold=threshold),
         "f1": partial(metrics.f1, correct, predicted, threshold=threshold),
     }
-    found = {name: _on(known, figure) for name, figure in of_known.items()}
+    found = {name: _restrict_to(known, figure) for name, figure in of_known.items()}
     if buffer is None:
         return found
     if buffer < 0:
@@ -60,17 +60,17 @@ def figures(
     buffered = {"accuracy": metrics.accuracy, "f1": metrics.f1}
     for name, metric in buffered.items():
         figure = partial(metric, correct[~withheld], predicted[~withheld], threshold=threshold)
-        found[f"{name}_buffered"] = _on(rest, figure)
-    return {**found, "withheld": _on(known, partial(metrics.mean, withheld))}
+        found[f"{name}_buffered"] = _restrict_to(rest, figure)
+    return {**found, "withheld": _restrict_to(known, partial(metrics.mean, withheld))}
 
 
-def estimation(
+def evaluate_estimates(
     true: np.ndarray,
     predicted: np.ndarray,
     threshold: float,
     groups: np.ndarray,
     weight: metrics.Weight,
-    resamples: Resamples,
+    resamples: BootstrapConfig,
     buffer: float | None = None,
 ) -> dict[str, Any]:
     """A row of the paper's tables: every one of `figures` with its 95 % interval by bootstrap of `groups`, (rows,).
@@ -122,7 +122,7 @@ def tune_t(
     return float(max(merit, key=lambda t: merit[t]))
 
 
-def _on(rows: np.ndarray, figure: Figure) -> Figure:
+def _restrict_to(rows: np.ndarray, figure: Figure) -> Figure:
     """`figure` of `rows`, a mask or places, as a figure of all: it is given their weights alone."""
     return lambda weight: figure(weight[..., rows])
 

@@ -129,7 +129,7 @@ def error_recall_over_random(
 
 
 @_metric
-def error_recall_of_possible(
+def error_recall_vs_best(
     correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15
 ) -> np.ndarray:
     """`error_recall` as a share of its largest possible value: with 40 % errors, 15 % withheld catch at most 37.5 %."""

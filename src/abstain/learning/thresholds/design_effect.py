@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ABOVE = 1.0
+STANDARD_ERRORS_ADDED = 1.0
 """The correlation is taken this many standard errors above its estimate."""
 
 
@@ -57,7 +57,7 @@ class GroupTotals:
         return np.asarray(self.wrong_squares * (1 - share) ** 2 + (self.squares - self.wrong_squares) * share**2)
 
 
-def group_totals(
+def compute_group_totals(
     confidence: np.ndarray,
     correct: np.ndarray,
     weight: np.ndarray,
@@ -90,8 +90,8 @@ def intraclass_correlation(*tables: GroupTotals) -> tuple[np.ndarray, np.ndarray
     """The correlation of being incorrect within a group at each threshold, and what is safely above it.
 
     Both are (thresholds,), in [0, 1]. The first is the moment estimate over all pairs of answers of a group, pooled
-    over `tables`; the second adds `ABOVE` standard errors by the jackknife over groups. Both are 0 where no group has
-    two counted answers: there is no correlation that could matter.
+    over `tables`; the second adds `STANDARD_ERRORS_ADDED` standard errors by the jackknife over groups. Both are 0
+    where no group has two counted answers: there is no correlation that could matter.
     """
     parts = [table.pairs() for table in tables]
     products, weights = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -99,7 +99,7 @@ def intraclass_correlation(*tables: GroupTotals) -> tuple[np.ndarray, np.ndarray
     without = _ratio(products.sum(axis=0) - products, weights.sum(axis=0) - weights)
     error = np.sqrt((groups - 1) / groups * ((without - without.mean(axis=0)) ** 2).sum(axis=0))
     estimate = _ratio(products.sum(axis=0), weights.sum(axis=0))
-    return np.clip(estimate, 0, 1), np.clip(estimate + ABOVE * error, 0, 1)
+    return np.clip(estimate, 0, 1), np.clip(estimate + STANDARD_ERRORS_ADDED * error, 0, 1)
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ class ReviewerShare:
         return f"one reviewer{name} of {self.reviewers:,} judged {self.share:.0%} of it"
 
 
-def largest_share(reviewers: Iterable[Sequence[str]], weight: np.ndarray) -> ReviewerShare | None:
+def find_largest_share(reviewers: Iterable[Sequence[str]], weight: np.ndarray) -> ReviewerShare | None:
     """The largest share of one reviewer in the `weight` (rows,) of answers; None where there is none.
 
     Args:

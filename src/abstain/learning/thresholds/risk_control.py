@@ -28,11 +28,11 @@ import numpy as np
 from abstain.config.params import ThresholdParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.learning.metrics.calibration import checked_rows
+from abstain.learning.metrics.calibration import validate_rows
 from abstain.learning.metrics.weighted_metrics import Weight, effective_sample_size
-from abstain.learning.thresholds.design_effect import GroupTotals, group_totals, intraclass_correlation
-from abstain.learning.thresholds.reviewer_share import ReviewerShare, largest_share
-from abstain.learning.thresholds.selection import Threshold, operating_point
+from abstain.learning.thresholds.design_effect import GroupTotals, compute_group_totals, intraclass_correlation
+from abstain.learning.thresholds.reviewer_share import ReviewerShare, find_largest_share
+from abstain.learning.thresholds.selection import OperatingPoint, compute_operating_point
 
 Metric = Literal["precision", "error_rate"]
 
@@ -40,7 +40,7 @@ TRIED = 50
 """Candidate thresholds, evenly spaced by coverage; 20 or 200 of them reach the same coverage."""
 POWER = 0.8
 """The chance of a guarantee with `reviews_needed` reviews."""
-MOST_REVIEWS = 1_000_000
+MAX_REVIEWS_NEEDED = 1_000_000
 MIN_GROUPS = 10
 """The fewest groups whose answers give a guarantee."""
 VOID = "void if handbook, model or questions change"
@@ -68,7 +68,7 @@ class ReviewedAnswers:
         if not len(self.confidence):
             raise AbstainError(Code.TOO_FEW_LABELS, f"no reviewed answers {what}: bring reviews")
         groups = np.arange(len(self.confidence)) if self.groups is None else self.groups
-        rows = checked_rows(self.confidence, self.correct, self.weight)
+        rows = validate_rows(self.confidence, self.correct, self.weight)
         return ReviewedAnswers(*rows, groups, self.drawn, self.reviewers)
 
     def joined(self, other: ReviewedAnswers) -> ReviewedAnswers:
@@ -85,7 +85,7 @@ class ReviewedAnswers:
         if self.reviewers is None:
             return None
         counted = self.confidence >= threshold if metric == "precision" else np.ones(len(self.correct), bool)
-        return largest_share(self.reviewers[counted], self._weight[counted])
+        return find_largest_share(self.reviewers[counted], self._weight[counted])
 
     @property
     def documents(self) -> int:
@@ -93,9 +93,9 @@ class ReviewedAnswers:
         return len(self.correct) if self.groups is None else len(np.unique(self.groups))
 
     def totals(self, thresholds: np.ndarray, metric: Metric) -> GroupTotals:
-        """`group_totals` of these answers, which must be `checked`."""
+        """`compute_group_totals` of these answers, which must be `checked`."""
         assert self.groups is not None
-        return group_totals(self.confidence, self.correct, self._weight, self.groups, thresholds, metric)
+        return compute_group_totals(self.confidence, self.correct, self._weight, self.groups, thresholds, metric)
 
     @property
     def _weight(self) -> np.ndarray:
@@ -103,7 +103,7 @@ class ReviewedAnswers:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _ThresholdResult:
     metric: Metric
     target: float
     confidence: float
@@ -122,15 +122,15 @@ class _Outcome:
         """Every field, whether anything is `guaranteed`, what voids it, and its `message`."""
         return {"guaranteed": isinstance(self, ControlledThreshold), **asdict(self), "void": VOID, "message": str(self)}
 
-    def _about(self) -> str:
+    def _describe_groups(self) -> str:
         return "" if self.groups == self.rows else f" about {self.groups:,} documents"
 
-    def _by(self) -> str:
+    def _describe_reviewer(self) -> str:
         return "" if self.largest_reviewer is None else f"; {self.largest_reviewer}"
 
 
 @dataclass(frozen=True)
-class ControlledThreshold(_Outcome):
+class ControlledThreshold(_ThresholdResult):
     """A `threshold` that keeps `metric` at `target` with `confidence`. Fractions are in [0, 1].
 
     It holds for all answers where the reviewed ones were `drawn` with known probabilities, else for answers like these.
@@ -152,13 +152,13 @@ class ControlledThreshold(_Outcome):
         worth = f" (worth {self.n_eff:,} independent, ICC {self.icc:.2f})"
         return (
             f"{limit} {self.target:g} of {of} at confidence {self.confidence:g}: threshold {self.threshold:.3f} shows "
-            f"{self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} reviews {drawn}{self._about()}"
-            f"{'' if self.n_eff == counted else worth}{self._by()}; {VOID}"
+            f"{self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} reviews {drawn}{self._describe_groups()}"
+            f"{'' if self.n_eff == counted else worth}{self._describe_reviewer()}; {VOID}"
         )
 
 
 @dataclass(frozen=True)
-class NoControlledThreshold(_Outcome):
+class InfeasibleThreshold(_ThresholdResult):
     """Why nothing is guaranteed, and what would help.
 
     `threshold` is the one nearest to the target; `precision`, `error_rate` and `coverage` are its estimates for all
@@ -177,7 +177,7 @@ class NoControlledThreshold(_Outcome):
         chosen = "" if self.drawn else " that were not drawn at random"
         message = (
             f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at confidence {self.confidence:g} "
-            f"with {self.rows:,} reviewed answers{self._about()}{chosen}"
+            f"with {self.rows:,} reviewed answers{self._describe_groups()}{chosen}"
         )
         if self.groups < min(MIN_GROUPS, self.rows):
             return (
@@ -200,7 +200,7 @@ class NoControlledThreshold(_Outcome):
 
 
 @dataclass(frozen=True)
-class OneReviewerDecides(NoControlledThreshold):
+class ReviewerShareExceeded(InfeasibleThreshold):
     """A threshold passes the test, but one reviewer judged more than `max_reviewer_share` of what the test is of.
 
     `reviews_needed` bring that share down to the limit if others review all that are more.
@@ -212,7 +212,7 @@ class OneReviewerDecides(NoControlledThreshold):
         fewest = math.ceil(1 / self.max_reviewer_share - 1e-9)
         return (
             f"{self.metric.replace('_', ' ')} {self.target:g} is reached at confidence {self.confidence:g} with "
-            f"{self.rows:,} reviewed answers{self._by()}, {self.max_reviewer_share:.0%} allowed "
+            f"{self.rows:,} reviewed answers{self._describe_reviewer()}, {self.max_reviewer_share:.0%} allowed "
             f"(threshold.max_reviewer_share): have other reviewers review about {self.more_reviews:,} more answers, by "
             f"{fewest} reviewers or more in all"
         )
@@ -230,7 +230,7 @@ class _Tests:
 
 def control_risk(
     tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams, tested_share: float = 1.0
-) -> ControlledThreshold | NoControlledThreshold:
+) -> ControlledThreshold | InfeasibleThreshold:
     """The threshold that shows most among those that keep `params.metric` at `params.target`, guaranteed.
 
     Args:
@@ -250,13 +250,13 @@ def control_risk(
     last = passed - 1
     if not passed or not (tested.confidence >= tests.thresholds[last]).any() or tested.documents < MIN_GROUPS:
         return _no_guarantee(tests, tested, training, params, tested_share)
-    point = operating_point(tested.confidence, tested.correct, float(tests.thresholds[last]), tested.weight)
+    point = compute_operating_point(tested.confidence, tested.correct, float(tests.thresholds[last]), tested.weight)
     figures = _figures(point, tests, last, tested, params)
     largest, limit = figures["largest_reviewer"], params.max_reviewer_share
     if limit is not None and largest is not None and largest.share > limit:
         needed = math.ceil(len(tested.correct) * largest.share / limit)
         more = math.ceil((needed - len(tested.correct)) / tested_share)
-        return OneReviewerDecides(
+        return ReviewerShareExceeded(
             **figures, reviews_needed=needed, more_reviews=more, at_least=False, max_reviewer_share=limit
         )
     return ControlledThreshold(**figures, shown=point.shown, p_value=float(tests.p_values[last]))
@@ -278,7 +278,7 @@ def reviews_needed(
     tolerated, wrong = (1 - target, 1 - reached) if metric == "precision" else (target, reached)
     if not wrong < tolerated:
         return None
-    size = np.unique(np.geomspace(1, MOST_REVIEWS, 1000).astype(int))
+    size = np.unique(np.geomspace(1, MAX_REVIEWS_NEEDED, 1000).astype(int))
     most = binom.ppf(1 - confidence, size, tolerated)
     most = np.where(binom.cdf(most, size, tolerated) <= 1 - confidence, most, most - 1)  # incorrect ones allowed
     short = np.flatnonzero(binom.cdf(most, size, wrong) < POWER)
@@ -286,7 +286,7 @@ def reviews_needed(
     if enough == len(size):
         return None
     needed = size[enough] / (effective_share * (coverage if metric == "precision" else 1))
-    return int(np.ceil(needed)) if needed <= MOST_REVIEWS else None
+    return int(np.ceil(needed)) if needed <= MAX_REVIEWS_NEEDED else None
 
 
 def candidate_thresholds(training: ReviewedAnswers) -> np.ndarray:
@@ -314,13 +314,15 @@ def _p_values(wrong_share: np.ndarray, n_eff: np.ndarray, params: ThresholdParam
 
     wrong, some = wrong_share * n_eff, wrong_share < 1
     right = np.where(some, n_eff - wrong, 1.0)
-    of_some = betainc(np.maximum(right, 1e-12), wrong + 1, 1 - _tolerated(params))  # binom.cdf, of any real numbers
+    of_some = betainc(
+        np.maximum(right, 1e-12), wrong + 1, 1 - _get_tolerated_error(params)
+    )  # binom.cdf, of any real numbers
     return np.where(some & (n_eff > 0), of_some, 1.0)
 
 
 def _no_guarantee(
     tests: _Tests, tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams, tested_share: float
-) -> NoControlledThreshold:
+) -> InfeasibleThreshold:
     """The outcome without a guarantee, with the number of reviews needed, estimated at the first threshold tried at
     which a tested answer is shown.
 
@@ -332,7 +334,7 @@ def _no_guarantee(
     showing = np.flatnonzero(tests.thresholds <= tested.confidence.max())
     at = int(showing[0]) if len(showing) else 0
     threshold = float(tests.thresholds[at])
-    shown = operating_point(tested.confidence, tested.correct, threshold).shown
+    shown = compute_operating_point(tested.confidence, tested.correct, threshold).shown
     counted = shown if params.metric == "precision" else rows
     effective_share = tests.n_eff[at] / counted if counted and tests.n_eff[at] else 1.0
 
@@ -340,7 +342,7 @@ def _no_guarantee(
         return reviews_needed(params.metric, params.target, params.confidence, reached, coverage, effective_share)
 
     def judge(answers: ReviewedAnswers) -> tuple[dict[str, Any], int | None]:
-        point = operating_point(answers.confidence, answers.correct, threshold, answers.weight)
+        point = compute_operating_point(answers.confidence, answers.correct, threshold, answers.weight)
         figures = _figures(point, tests, at, tested, params)
         return figures, needed_for(figures[params.metric], point.coverage)
 
@@ -357,14 +359,14 @@ def _no_guarantee(
         figures, needed = judge(tested)
     at_least = needed is None
     if at_least:
-        needed = needed_for(_best_not_excluded(joined, figures, params), figures["coverage"])
+        needed = needed_for(_best_plausible_value(joined, figures, params), figures["coverage"])
     if needed is not None and groups < MIN_GROUPS:
         needed = max(needed, math.ceil(rows * MIN_GROUPS / groups))
     more = None if needed is None else max(1, math.ceil((needed - rows) / tested_share))
-    return NoControlledThreshold(**figures, reviews_needed=needed, more_reviews=more, at_least=at_least)
+    return InfeasibleThreshold(**figures, reviews_needed=needed, more_reviews=more, at_least=at_least)
 
 
-def _best_not_excluded(answers: ReviewedAnswers, figures: dict[str, Any], params: ThresholdParams) -> float:
+def _best_plausible_value(answers: ReviewedAnswers, figures: dict[str, Any], params: ThresholdParams) -> float:
     """The best precision (error rate) under which `answers` could be as bad as `figures` with a chance of 5 % (Clopper
     and Pearson)."""
     from scipy.stats import beta
@@ -378,7 +380,7 @@ def _best_not_excluded(answers: ReviewedAnswers, figures: dict[str, Any], params
 
 
 def _figures(
-    point: Threshold, tests: _Tests, at: int, tested: ReviewedAnswers, params: ThresholdParams
+    point: OperatingPoint, tests: _Tests, at: int, tested: ReviewedAnswers, params: ThresholdParams
 ) -> dict[str, Any]:
     return {
         "metric": params.metric,
@@ -397,6 +399,6 @@ def _figures(
     }
 
 
-def _tolerated(params: ThresholdParams) -> float:
+def _get_tolerated_error(params: ThresholdParams) -> float:
     """The largest share of incorrect answers that keeps the guarantee."""
     return 1 - params.target if params.metric == "precision" else params.target

@@ -21,7 +21,7 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Threshold:
+class OperatingPoint:
     """A tuned threshold and what it gave on the answers it was tuned on. Fractions are in [0, 1], and weighted.
 
     `effective_shown` is the effective sample size of the `shown` answers.
@@ -46,7 +46,7 @@ class Threshold:
 
 def tune_threshold(
     confidence: np.ndarray, correct: np.ndarray, params: ThresholdParams, weight: Weight = None
-) -> Threshold:
+) -> OperatingPoint:
     """The threshold with the highest coverage whose precision (error rate) is at least (at most) the target.
 
     Args:
@@ -55,7 +55,7 @@ def tune_threshold(
     Raises `AbstainError` where no threshold that shows `min_shown` answers reaches the target; the message has the best
     value reached.
     """
-    candidates = [operating_point(confidence, correct, float(t), weight) for t in np.unique(confidence)]
+    candidates = [compute_operating_point(confidence, correct, float(t), weight) for t in np.unique(confidence)]
     believed = [point for point in candidates if point.effective_shown >= params.min_shown]
     if not believed:
         n_eff = "" if weight is None else f" (effective sample size {effective_sample_size(weight):.0f})"
@@ -64,9 +64,9 @@ def tune_threshold(
             f"only {len(confidence)} reviewed answers{n_eff} to tune the threshold on, fewer than "
             f"threshold.min_shown = {params.min_shown}: bring more reviews, or lower it",
         )
-    reaching = [point for point in believed if _short_of(point, params) <= ROUNDING]
+    reaching = [point for point in believed if _get_shortfall(point, params) <= ROUNDING]
     if not reaching:
-        best = min(believed, key=lambda point: (_short_of(point, params), -point.coverage))
+        best = min(believed, key=lambda point: (_get_shortfall(point, params), -point.coverage))
         precise = params.metric == "precision"
         raise AbstainError(
             Code.NO_THRESHOLD,
@@ -78,18 +78,20 @@ def tune_threshold(
     return max(reaching, key=lambda point: (point.coverage, point.threshold))
 
 
-def _short_of(point: Threshold, params: ThresholdParams) -> float:
+def _get_shortfall(point: OperatingPoint, params: ThresholdParams) -> float:
     """By how much the target is missed; not above 0 where it is reached."""
     return params.target - point.precision if params.metric == "precision" else point.error_rate - params.target
 
 
-def operating_point(confidence: np.ndarray, correct: np.ndarray, threshold: float, weight: Weight = None) -> Threshold:
+def compute_operating_point(
+    confidence: np.ndarray, correct: np.ndarray, threshold: float, weight: Weight = None
+) -> OperatingPoint:
     """The result of showing every answer with confidence >= `threshold`; precision is nan where nothing is shown."""
     weight = np.ones(len(confidence)) if weight is None else weight
     shown = confidence >= threshold
     true_positives = float(weight[shown & (correct == 1)].sum())
     displayed, positives = float(weight[shown].sum()), float(weight[correct == 1].sum())
-    return Threshold(
+    return OperatingPoint(
         threshold=threshold,
         precision=true_positives / displayed if displayed else float("nan"),
         coverage=displayed / float(weight.sum()),

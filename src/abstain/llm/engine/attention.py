@@ -22,7 +22,7 @@ KeysValues = list[tuple[Tensor, Tensor]]
 """Layer by layer, keys and values of one run, each (key/value heads, tokens, head width)."""
 
 
-class KeysSeen(Exception):
+class _KeysCaptured(Exception):
     """Raised to leave a block once its keys and values are known."""
 
 
@@ -52,7 +52,7 @@ class PackedBatch:
         self._keys_only = True
         try:
             yield
-        except KeysSeen:
+        except _KeysCaptured:
             pass
         finally:
             self._keys_only = False
@@ -72,7 +72,7 @@ class PackedBatch:
                     self._kept.setdefault(run, []).append((k[:, here].clone(), v[:, here].clone()))
             if self._keys_only:
                 self._seen = k, v
-                raise KeysSeen
+                raise _KeysCaptured
         else:
             k, v = self._seen
         out = q.new_empty(q.shape[1], q.shape[0], v.shape[2]).transpose(0, 1)
@@ -191,7 +191,7 @@ def shared_prompt_attention(
     return out.reshape(heads, rows, width)
 
 
-class Attends(Protocol):
+class AttentionBackend(Protocol):
     """What takes the place of a model's attention during a forward pass of one row of tokens; see `PackedBatch`."""
 
     def attend(
@@ -199,7 +199,7 @@ class Attends(Protocol):
     ) -> Tensor: ...
 
 
-_packed_batch: ContextVar[Attends] = ContextVar("packed_batch")
+_packed_batch: ContextVar[AttentionBackend] = ContextVar("packed_batch")
 
 
 def _attention(
@@ -232,7 +232,7 @@ def _register() -> None:
 
 
 @contextmanager
-def packed_attention(config: Any, batch: Attends) -> Iterator[None]:
+def packed_attention(config: Any, batch: AttentionBackend) -> Iterator[None]:
     """Within the block, the model of `config` uses the attention of `batch`; afterwards it is as before."""
     _register()
     before = config._attn_implementation

@@ -22,8 +22,8 @@ from abstain.llm.engine.attention import KeysValues
 from abstain.llm.engine.decoder import Decoder
 from abstain.llm.engine.incremental_decoder import beam_decoder
 from abstain.llm.engine.pauses import pause
-from abstain.llm.engine.requests import Guess
-from abstain.llm.engine.tokenization import ENCODING
+from abstain.llm.engine.requests import ConstrainedGenerate
+from abstain.llm.engine.tokenization import TOKENIZER_LOCK
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class Beam:
 
 
 @dataclass(eq=False)
-class Sought:
+class ConstrainedPrompt:
     """A prompt whose answer is to contain `target`: token ids, final state (1, d), and keys and values if it packs."""
 
     ids: list[int]
     state: Tensor
     keys_values: KeysValues | None
-    ask: Guess
+    ask: ConstrainedGenerate
     target: str
 
 
-def search(decoder: Decoder, prompts: Sequence[Sought], eos: int | None) -> list[Tensor]:
-    """The best beam for each prompt: (steps, 2), float32, token and log-probability; shapes and rules: `Guess`."""
+def search(decoder: Decoder, prompts: Sequence[ConstrainedPrompt], eos: int | None) -> list[Tensor]:
+    """The best beam for each prompt: (steps, 2), float32, token and log-probability; shapes and rules: `ConstrainedGenerate`."""
     searches = [_Search(phrases(decoder.loaded.tokenizer, prompt.target), prompt.ask, eos) for prompt in prompts]
     state = torch.cat([prompt.state for prompt in prompts])
     rows = beam_decoder(decoder, [prompt.ids for prompt in prompts], [prompt.keys_values for prompt in prompts])
@@ -78,7 +78,7 @@ def search(decoder: Decoder, prompts: Sequence[Sought], eos: int | None) -> list
 class _Search:
     """The beams of one prompt. There are none where no form of the text has room."""
 
-    def __init__(self, texts: Sequence[tuple[int, ...]], ask: Guess, eos: int | None) -> None:
+    def __init__(self, texts: Sequence[tuple[int, ...]], ask: ConstrainedGenerate, eos: int | None) -> None:
         self._phrases, self._ask, self._eos = texts, ask, eos
         self._of_phrases = sorted({token for phrase in texts for token in phrase})
         self._shortest = min(map(len, texts))
@@ -87,7 +87,7 @@ class _Search:
 
     def step(self, log_p: Tensor) -> list[tuple[int, int]]:
         """Take all beams one token on by `log_p` (beams, vocabulary): (old row, new token) of each that goes on."""
-        chosen = _shared_out(self._candidates(log_p), self._ask.beams)
+        chosen = _select_across_banks(self._candidates(log_p), self._ask.beams)
         old = self.beams
         self.beams = [
             Beam((*old[row].tokens, token), (*old[row].log_probs, value), lacks)
@@ -116,7 +116,7 @@ class _Search:
             total = sum(beam.log_probs)
             tokens = dict(zip(likeliest[row], values[row], strict=True))
             if beam.lacks:
-                wanted = {phrase[_begun(beam.tokens, phrase)] for phrase in self._phrases}
+                wanted = {phrase[_overlap_length(beam.tokens, phrase)] for phrase in self._phrases}
                 along = zip(self._of_phrases, of_phrases[row], strict=True)
                 tokens.update((token, value) for token, value in along if token in wanted)
             for token, value in tokens.items():
@@ -138,7 +138,7 @@ class _Search:
         tokens = (*beam.tokens, token)
         if any(tokens[-len(phrase) :] == phrase for phrase in self._phrases):
             return 0
-        return min(len(phrase) - _begun(tokens, phrase) for phrase in self._phrases)
+        return min(len(phrase) - _overlap_length(tokens, phrase) for phrase in self._phrases)
 
     def _is_over(self) -> bool:
         """Whether nothing goes on, or nothing that may become better: every further token costs, or costs nothing."""
@@ -154,7 +154,7 @@ class _Search:
             self._best = beam
 
 
-def _shared_out(
+def _select_across_banks(
     candidates: Sequence[tuple[float, int, int, int, float]], size: int
 ) -> list[tuple[float, int, int, int, float]]:
     """The best `size` of `candidates`, taken in turns from the banks of those that lack equally much."""
@@ -173,7 +173,7 @@ def phrases(tokenizer: object, text: str) -> list[tuple[int, ...]]:
     What looks like a special token is split, as in a prompt. There is at least one, if need be of no tokens.
     """
     forms = dict.fromkeys((text, text.lower(), text.upper(), text.capitalize(), string.capwords(text)))
-    with ENCODING:
+    with TOKENIZER_LOCK:
         spelt = [
             tokenizer.encode(f"{before}{form}", add_special_tokens=False, split_special_tokens=True)  # type: ignore[attr-defined]
             for form in forms
@@ -182,6 +182,6 @@ def phrases(tokenizer: object, text: str) -> list[tuple[int, ...]]:
     return [tuple(ids) for ids in dict.fromkeys(map(tuple, spelt))]
 
 
-def _begun(tokens: tuple[int, ...], phrase: tuple[int, ...]) -> int:
+def _overlap_length(tokens: tuple[int, ...], phrase: tuple[int, ...]) -> int:
     """The length of the longest end of `tokens` that is a beginning of `phrase`."""
     return next(n for n in range(min(len(phrase) - 1, len(tokens)), -1, -1) if tokens[len(tokens) - n :] == phrase[:n])

@@ -21,7 +21,7 @@ from abstain.llm.engine.device import keep_freed_memory
 from abstain.llm.engine.loading import LoadedModel, require_layer, window_of
 from abstain.llm.engine.prefix_tree import Node, build, walk
 from abstain.llm.engine.requests import Site
-from abstain.llm.engine.self_check import Checked, remembered
+from abstain.llm.engine.self_check import SelfCheckResult, load_or_run_self_check
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Hook:
 
 
 Span = tuple[int, int]
-Wanted = Mapping[Node, Mapping[Hook, Span]]
+RequestedStates = Mapping[Node, Mapping[Hook, Span]]
 """The tokens of a run (first, past the last) whose rows of a hook are requested."""
 NodeStates = dict[Node, dict[Hook, Tensor]]
 """Those rows, each (tokens, d), on the model's device."""
@@ -62,7 +62,7 @@ class ComputeStats:
     vocabulary_rows: int = 0
 
 
-class _DeepestLayerSeen(Exception):
+class _EarlyExit(Exception):
     """Raised by a hook to leave the forward pass early."""
 
 
@@ -81,7 +81,7 @@ class Decoder:
             keep_freed_memory()
         self._decoder: nn.Module = loaded.model.base_model
         self._blocks = _find_blocks(self._decoder, self.n_layers)
-        checked = self._check(packed) if packed is not None else remembered(loaded, self._check)
+        checked = self._check(packed) if packed is not None else load_or_run_self_check(loaded, self._check)
         self.packs, self._projects = checked.packs, checked.projects
         self.work = ComputeStats()
 
@@ -100,12 +100,12 @@ class Decoder:
             if hasattr(block, name):
                 return getattr(block, name)  # type: ignore[no-any-return]
         raise AbstainError(
-            Code.UNSUITABLE,
+            Code.MODEL_UNSUITABLE,
             f"{self.loaded.ref.name} has no separate feed-forward block: set llm.site to residual",
         )
 
     def read(
-        self, runs: Sequence[Node], wanted: Wanted, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
+        self, runs: Sequence[Node], wanted: RequestedStates, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
     ) -> NodeStates:
         """One forward pass of `runs` through layers 1 to `depth`.
 
@@ -122,7 +122,7 @@ class Decoder:
         """
         if not self._projects:
             raise AbstainError(
-                Code.UNSUITABLE,
+                Code.MODEL_UNSUITABLE,
                 f"{self.loaded.ref.name} post-processes its logits in an unsupported way: request hidden states alone",
             )
         self.work.vocabulary_rows += len(hidden)
@@ -134,12 +134,15 @@ class Decoder:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _packed(
-        self, runs: Sequence[Node], wanted: Wanted, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
+        self, runs: Sequence[Node], wanted: RequestedStates, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
     ) -> NodeStates:
         batch = PackedBatch(runs, kept, keep)
         ids = torch.tensor([[token for run in runs for token in run.ids]])
         positions = torch.cat([torch.arange(run.start, run.end) for run in runs])[None]
-        asked = {run: hull([span for hook, span in wanted.get(run, {}).items() if hook.layer == depth]) for run in runs}
+        asked = {
+            run: covering_span([span for hook, span in wanted.get(run, {}).items() if hook.layer == depth])
+            for run in runs
+        }
         rows = torch.cat([torch.arange(*asked[run]) + batch.offsets[run] for run in runs]).to(self.device)
         with packed_attention(self.config, batch), self._narrowed(depth, batch, rows, asked):
             captured = self._run(ids, wanted, depth, position_ids=positions.to(self.device))
@@ -154,7 +157,7 @@ class Decoder:
             at += asked[run][1] - asked[run][0]
         return node_states
 
-    def _padded(self, runs: Sequence[Node], wanted: Wanted, depth: int) -> NodeStates:
+    def _padded(self, runs: Sequence[Node], wanted: RequestedStates, depth: int) -> NodeStates:
         longest = max(len(run) for run in runs)
         ids = torch.zeros(len(runs), longest, dtype=torch.long)
         for row, run in enumerate(runs):
@@ -166,7 +169,7 @@ class Decoder:
             for row, run in enumerate(runs)
         }
 
-    def _run(self, ids: Tensor, wanted: Wanted, depth: int, **positions: Tensor) -> dict[Hook, Tensor]:
+    def _run(self, ids: Tensor, wanted: RequestedStates, depth: int, **positions: Tensor) -> dict[Hook, Tensor]:
         """Call the model down to `depth`: hook -> (rows, tokens, d)."""
         hooks = {hook for of_run in wanted.values() for hook in of_run}
         captured: dict[Hook, Tensor] = {}
@@ -180,7 +183,7 @@ class Decoder:
             try:
                 output = self._decoder(input_ids=ids.to(self.device), use_cache=False, **positions)
                 captured[final] = output.last_hidden_state
-            except _DeepestLayerSeen:
+            except _EarlyExit:
                 pass
         return captured
 
@@ -202,7 +205,7 @@ class Decoder:
             with batch.keys_only():
                 whole(hidden, *arguments, **named)
             if not len(rows):
-                raise _DeepestLayerSeen
+                raise _EarlyExit
             batch.narrow(asked)
             output = whole(pick(hidden), *map(pick, arguments), **{name: pick(value) for name, value in named.items()})
             if depth < self.n_layers:
@@ -224,7 +227,7 @@ class Decoder:
         self.work.layer_tokens[depth] += at_depth
         self.work.forward_tokens += tokens
 
-    def _check(self, packed: bool | None = None) -> Checked:
+    def _check(self, packed: bool | None = None) -> SelfCheckResult:
         """Compare packed passes, unless `packed` is given, and projected states with a plain forward."""
         with self.lock, torch.inference_mode():
             passes = _check_passes(min(self.config.vocab_size, 200))
@@ -232,7 +235,7 @@ class Decoder:
             plain = [self.loaded.model(input_ids=one, output_hidden_states=True) for one in ids]
             final = [one.hidden_states[-1][0] for one in plain]
             packs = self._packing_agrees(passes, final) if packed is None else packed
-            return Checked(packs, _relative(self._project(final[0]), plain[0].logits[0]) <= CHECK_TOLERANCE)
+            return SelfCheckResult(packs, _relative(self._project(final[0]), plain[0].logits[0]) <= CHECK_TOLERANCE)
 
     def _packing_agrees(self, passes: Sequence[list[int]], expected: Sequence[Tensor]) -> bool:
         """Whether packed passes with a shared prefix give the states that a plain forward gives, on this device."""
@@ -266,7 +269,7 @@ def _relative(one: Tensor, other: Tensor) -> float:
     return float(((one - other).norm(dim=-1) / other.norm(dim=-1)).mean())
 
 
-def hull(spans: Sequence[Span]) -> Span:
+def covering_span(spans: Sequence[Span]) -> Span:
     """From the first to past the last of `spans`; (0, 0) where there are none."""
     return (min(first for first, _ in spans), max(last for _, last in spans)) if spans else (0, 0)
 
@@ -275,7 +278,7 @@ def _capture(captured: dict[Hook, Tensor], hook: Hook, *, exit_after: bool) -> C
     def callback(_module: nn.Module, _inputs: Any, output: Any) -> None:
         captured[hook] = output[0] if isinstance(output, tuple) else output
         if exit_after:
-            raise _DeepestLayerSeen
+            raise _EarlyExit
 
     return callback
 
@@ -286,7 +289,7 @@ def _find_blocks(decoder: nn.Module, n_layers: int) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == n_layers:
             return module
     raise AbstainError(
-        Code.UNSUITABLE,
+        Code.MODEL_UNSUITABLE,
         f"{type(decoder).__name__} has no list of {n_layers} decoder blocks: it is no causal LM we know",
     )
 

@@ -54,15 +54,15 @@ def keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
 
 
-def to_host(rows: Tensor) -> Tensor:
-    """A copy of `rows` on the CPU; from CUDA into pinned memory, and not there before `copies_done` has been called."""
+def copy_to_host(rows: Tensor) -> Tensor:
+    """A copy of `rows` on the CPU; from CUDA into pinned memory, and not there before `make_copy_barrier` has been called."""
     if rows.device.type != "cuda":
         return rows.to("cpu", copy=True)
     host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
     return host.copy_(rows, non_blocking=True)
 
 
-def copies_done(device: torch.device) -> Callable[[], None]:
+def make_copy_barrier(device: torch.device) -> Callable[[], None]:
     """A function that waits for the copies that are under way now."""
     if device.type != "cuda":
         return lambda: None

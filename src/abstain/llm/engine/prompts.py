@@ -47,7 +47,7 @@ class Segment:
         return self.name == "bos" and not self.text
 
 
-Pass = tuple[Segment, ...]
+PromptSegments = tuple[Segment, ...]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Layout:
         """Whether the layout has a place for retrieved chunks."""
         return any(entry.get("field") == "contexts" for entry in self._entries)
 
-    def render(self, question: str, contexts: Sequence[str], answer: str | None) -> Pass:
+    def render(self, question: str, contexts: Sequence[str], answer: str | None) -> PromptSegments:
         """The segments in order. With `answer=None` the pass ends where the base model begins to answer."""
         fields = {"question": question, "contexts": contexts, "answer": answer}
         segments: list[Segment] = []
@@ -90,7 +90,7 @@ class Layout:
                 segments.append(Segment(name, entry.get("lead", "") + text))
         return tuple(segments)
 
-    def answer_in(self, written: str) -> str:
+    def extract_answer(self, written: str) -> str:
         """The answer in generated text: up to the end-of-answer text, where this layout names one."""
         end = next((entry.get("literal") for entry in self._entries if entry["segment"] == "eos"), None)
         return written.partition(end)[0].strip() if end else written

@@ -1,7 +1,8 @@
 """The kinds of requests to the base model about a pass. A new method is a new declaration here, not a new loop.
 
-A request kind (`Ask`) names segments of its pass. Text after the last of them cannot change the result under causal
-attention, so it is cut off (`relevant`): two methods that share the beginning of a pass share its computation.
+A request kind (`Operation`) names segments of its pass. Text after the last of them cannot change the result under
+causal attention, so it is cut off (`cut_to_operation`): two methods that share the beginning of a pass share its
+computation.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Literal
 from abstain.config.params import LLMParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.prompts import Pass
+from abstain.llm.engine.prompts import PromptSegments
 
 Site = Literal["residual", "mlp"]
 EOS = "eos"
 """The segment of what ends an answer."""
 
 
-def chosen_layer(llm: LLMParams) -> int:
+def get_chosen_layer(llm: LLMParams) -> int:
     """`llm.layer`. Raises `AbstainError` where it is not chosen yet."""
     if llm.layer == "auto":
         raise AbstainError(
@@ -49,13 +50,13 @@ class HiddenStates:
         return EOS in self.segments
 
 
-def probe_states(llm: LLMParams, layer: int | None = None, site: Site | None = None) -> HiddenStates:
+def make_probe_operation(llm: LLMParams, layer: int | None = None, site: Site | None = None) -> HiddenStates:
     """The states that a probe reads: of the answer, and of EOS where `llm.includes_eos`, by default at `llm`'s place.
 
     Raises `AbstainError` where `llm.layer` is wanted and not chosen yet.
     """
     segments = ("answer", EOS) if llm.includes_eos else ("answer",)
-    return HiddenStates(chosen_layer(llm) if layer is None else layer, site or llm.site, segments)
+    return HiddenStates(get_chosen_layer(llm) if layer is None else layer, site or llm.site, segments)
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Generate:
     answers are drawn for a pass, under `seed`. With `states`, the hidden states of the answer's tokens, and of the EOS
     after it where `states` includes it, are kept on the way. With `choices`, the probability of each of these tokens is
     kept at every step, before temperature and `top_p`; each is one token of the tokenizer.
-    Result: a list of at most `samples` `Generated`.
+    Result: a list of at most `samples` `GeneratedText`.
     """
 
     max_new_tokens: int = 48
@@ -118,7 +119,7 @@ class Generate:
 
 
 @dataclass(frozen=True)
-class Guess:
+class ConstrainedGenerate:
     """The likeliest answer that contains a text: that of the pass's last segment, which the model does not read.
 
     Found by a search with `beams` beams (beams.py), ended by EOS or by `max_new_tokens`; likeliest is the highest mean
@@ -155,39 +156,39 @@ class Perturb:
             raise ValueError("a perturbation replaces at least one token")
 
 
-Ask = HiddenStates | NLL | NextTokenProbs | Generate | Guess | Perturb
+Operation = HiddenStates | NLL | NextTokenProbs | Generate | ConstrainedGenerate | Perturb
 
 
 @dataclass(frozen=True)
 class Request:
     """One request: a kind and its pass. `name` identifies the row in error messages."""
 
-    pass_: Pass
-    ask: Ask
+    pass_: PromptSegments
+    ask: Operation
     name: str
 
 
-def relevant(pass_: Pass, ask: Ask) -> Pass:
+def cut_to_operation(pass_: PromptSegments, ask: Operation) -> PromptSegments:
     """`pass_` up to the last segment that `ask` needs. Raises `AbstainError` for a segment the pass does not have."""
-    if isinstance(ask, NextTokenProbs | Generate | Guess | Perturb):
+    if isinstance(ask, NextTokenProbs | Generate | ConstrainedGenerate | Perturb):
         return pass_
     names = [segment.name for segment in pass_]
     for wanted in ask.segments:
         if wanted not in names:
             raise AbstainError(
-                Code.UNSUITABLE,
+                Code.MODEL_UNSUITABLE,
                 f"no segment '{wanted}' in the prompt layout: it has {', '.join(dict.fromkeys(names))}",
             )
     start = names.index(ask.segments[0])
     if tuple(names[start : start + len(ask.segments)]) != ask.segments:
         raise AbstainError(
-            Code.UNSUITABLE,
+            Code.MODEL_UNSUITABLE,
             f"{', '.join(ask.segments)} are not adjacent in the prompt layout: request one by one",
         )
     return pass_[: names.index(ask.segments[-1]) + 1]
 
 
-def prompt_of(request: Request) -> Pass:
-    """What the model reads of the request's pass: all that is `relevant` but the text that is to be guessed."""
-    pass_ = relevant(request.pass_, request.ask)
-    return pass_[:-1] if isinstance(request.ask, Guess) else pass_
+def get_prompt_segments(request: Request) -> PromptSegments:
+    """What the model reads of the request's pass: all that is `cut_to_operation` but the text that is to be guessed."""
+    pass_ = cut_to_operation(request.pass_, request.ask)
+    return pass_[:-1] if isinstance(request.ask, ConstrainedGenerate) else pass_

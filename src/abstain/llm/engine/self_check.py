@@ -22,14 +22,14 @@ from abstain.llm.engine.loading import LoadedModel
 
 
 @dataclass(frozen=True)
-class Checked:
+class SelfCheckResult:
     """`packs`: packed passes give the states of a plain forward. `projects`: the logits are those of the states."""
 
     packs: bool
     projects: bool
 
 
-def remembered(loaded: LoadedModel, check: Callable[[], Checked]) -> Checked:
+def load_or_run_self_check(loaded: LoadedModel, check: Callable[[], SelfCheckResult]) -> SelfCheckResult:
     """The result of `check` for this model, code and machine, from `loaded.checks`, or else found out and kept there.
 
     It is found out anew where the weights, the dtype, the device, the processor's instruction set, torch, transformers
@@ -39,7 +39,7 @@ def remembered(loaded: LoadedModel, check: Callable[[], Checked]) -> Checked:
         return check()
     file = loaded.checks / f"{_key(loaded)}.json"
     if file.is_file():
-        return Checked(**json.loads(file.read_text()))
+        return SelfCheckResult(**json.loads(file.read_text()))
     result = check()
     with suppress(OSError):  # a home that cannot be written to costs the checks every time
         write_json(file, asdict(result))

@@ -9,15 +9,15 @@ from typing import Any
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.loading import ModelRef, load_tokenizer, read_window
-from abstain.llm.engine.prompts import Pass
+from abstain.llm.engine.loading import ModelRef, load_tokenizer, read_context_length
+from abstain.llm.engine.prompts import PromptSegments
 
-ENCODING = threading.Lock()
+TOKENIZER_LOCK = threading.Lock()
 """A tokenizer keeps how it splits special tokens as a state: another thread's choice must not come in between."""
 
 
 @dataclass(frozen=True)
-class EncodedPass:
+class EncodedPrompt:
     """`ids`: the pass as token ids; `spans`: segment name -> (first, past the last) index into `ids`."""
 
     ids: list[int]
@@ -28,11 +28,11 @@ class EncodedPass:
         return self.spans[segments[0]][0], self.spans[segments[-1]][1]
 
 
-def encode_pass(tokenizer: Any, pass_: Pass) -> EncodedPass:
+def encode_prompt(tokenizer: Any, pass_: PromptSegments) -> EncodedPrompt:
     """Tokenize `pass_` segment by segment.
 
     A literal keeps its special tokens; in text that people wrote they are split into plain characters, so it
-    cannot end a turn. A segment named `bos` may be empty (`first_tokens`). Raises `AbstainError` when the pass needs
+    cannot end a turn. A segment named `bos` may be empty (`get_bos_tokens`). Raises `AbstainError` when the pass needs
     an EOS token that the tokenizer does not have.
     """
     ids: list[int] = []
@@ -41,27 +41,27 @@ def encode_pass(tokenizer: Any, pass_: Pass) -> EncodedPass:
         if segment.eos:
             if tokenizer.eos_token_id is None:
                 raise AbstainError(
-                    Code.UNSUITABLE,
+                    Code.MODEL_UNSUITABLE,
                     "the base model's tokenizer has no EOS token: choose a layout without an eos segment",
                 )
             new = [tokenizer.eos_token_id]
         elif segment.bos:
-            new = first_tokens(tokenizer)
+            new = get_bos_tokens(tokenizer)
         else:
-            with ENCODING:
+            with TOKENIZER_LOCK:
                 new = tokenizer.encode(segment.text, add_special_tokens=False, split_special_tokens=not segment.literal)
         spans[segment.name] = (len(ids), len(ids) + len(new))
         ids += new
-    return EncodedPass(ids, spans)
+    return EncodedPrompt(ids, spans)
 
 
-def first_tokens(tokenizer: Any) -> list[int]:
+def get_bos_tokens(tokenizer: Any) -> list[int]:
     """BOS, where the tokenizer itself begins a text with it; empty otherwise.
 
     That a tokenizer has a BOS does not mean that its model was trained to see one first: SmolLM2's is `<|im_start|>`,
     with which it reads plain text worse than without.
     """
-    with ENCODING:
+    with TOKENIZER_LOCK:
         first: list[int] = tokenizer.encode("")[:1]
     return first if first == [tokenizer.bos_token_id] else []
 
@@ -74,19 +74,19 @@ class ContextWindow:
 
     @cached_property
     def _tokens(self) -> int | None:
-        return read_window(self._ref)
+        return read_context_length(self._ref)
 
     @cached_property
     def _tokenizer(self) -> Any:
         return load_tokenizer(self._ref)
 
-    def excess(self, pass_: Pass, more: int = 0) -> str:
+    def excess(self, pass_: PromptSegments, more: int = 0) -> str:
         """Why `pass_`, and `more` tokens after it, do not fit; empty where they do."""
         # A token is at least a byte: for most passes the byte count alone decides.
         at_most = sum(len(segment.text.encode()) for segment in pass_) + len(pass_) + more
         if self._tokens is None or at_most <= self._tokens:
             return ""
-        length = len(encode_pass(self._tokenizer, pass_).ids) + more
+        length = len(encode_prompt(self._tokenizer, pass_).ids) + more
         if length <= self._tokens:
             return ""
         return f"{length} tokens are more than the {self._tokens} that {self._ref.name} reads"

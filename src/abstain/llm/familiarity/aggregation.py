@@ -36,7 +36,7 @@ def aggregate(concepts: Sequence[str], scores: Sequence[float], how: Aggregation
     return float(np.average(ranked, weights=R ** -np.arange(len(ranked))))
 
 
-def threshold_of(scores: Sequence[float]) -> float:
+def compute_threshold(scores: Sequence[float]) -> float:
     """h from the scores of basic concepts: the midpoint of the 95 % interval, by bootstrap, of their 5th percentile.
 
     So about one in twenty instructions on what everybody knows has a lower score. The paper does not say of which

@@ -33,7 +33,7 @@ _LINKS = {"of", "the", "for", "on", "at", "de", "von", "van", "v.", "vs.", "&", 
 _OPENERS = {"AUX", "PRON", "SCONJ", "ADV", "ADP", "DET", "VERB", "CCONJ"}
 
 
-def concepts_of(instruction: str, spans: Iterable[Span], *, grouping: bool, filtering: bool) -> list[str]:
+def select_concepts(instruction: str, spans: Iterable[Span], *, grouping: bool, filtering: bool) -> list[str]:
     """The concepts at `spans`, each once, in order."""
     short = [span for span in spans if len(words_of(instruction[slice(*span)])) <= MAX_WORDS]
     taken = sorted(_longest(short))
@@ -59,7 +59,7 @@ def grouped(instruction: str, spans: Sequence[Span]) -> list[Span]:
     return found
 
 
-def recognized(instructions: Sequence[str]) -> list[list[Span]]:
+def recognize_concepts(instructions: Sequence[str]) -> list[list[Span]]:
     """Candidates of each instruction by spaCy.
 
     Raises `AbstainError` where spaCy or its pipeline is not installed, and for a text longer than it reads.

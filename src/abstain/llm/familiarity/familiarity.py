@@ -8,9 +8,9 @@ from importlib import resources
 from typing import Literal
 
 from abstain.config.settings import Settings
-from abstain.llm.engine.requests import Generate, Guess
-from abstain.llm.familiarity.aggregation import Aggregation, aggregate, threshold_of
-from abstain.llm.familiarity.concepts import Span, concepts_of, listed, recognized
+from abstain.llm.engine.requests import ConstrainedGenerate, Generate
+from abstain.llm.familiarity.aggregation import Aggregation, aggregate, compute_threshold
+from abstain.llm.familiarity.concepts import Span, listed, recognize_concepts, select_concepts
 from abstain.llm.familiarity.guessing import ConceptGuesser, GuessedConcept
 from abstain.llm.familiarity.words import log_frequency
 from abstain.llm.features.feature_store import FeatureStore, Progress
@@ -22,7 +22,7 @@ MAX_CONCEPTS = 20
 
 
 @dataclass(frozen=True)
-class FamiliarityMethod:
+class FamiliarityConfig:
     """How concepts are found, guessed and weighed; the defaults are the paper's, but for `extraction`.
 
     `domain`: what the base model is told to look for, with `extraction="llm"`, such as "medical". `explanation_tokens`
@@ -60,13 +60,13 @@ class Familiarity:
 class SelfFamiliarity:
     """The base model `model`, as `llm.model` names it, prompted as `layout` is: with ChatML or in plain text."""
 
-    def __init__(self, model: str, layout: str, settings: Settings, method: FamiliarityMethod | None = None) -> None:
-        self.method = method or FamiliarityMethod()
+    def __init__(self, model: str, layout: str, settings: Settings, method: FamiliarityConfig | None = None) -> None:
+        self.method = method or FamiliarityConfig()
         self.guesser = ConceptGuesser(
             FeatureStore(model, settings),
             "chatml" if "chatml" in layout else "plain",
             Generate(self.method.explanation_tokens),
-            Guess(self.method.beams, self.method.guess_tokens),
+            ConstrainedGenerate(self.method.beams, self.method.guess_tokens),
         )
 
     @property
@@ -74,9 +74,7 @@ class SelfFamiliarity:
         """What the base model read and wrote so far; the rest came from the cache."""
         return self.guesser.cost
 
-    def familiarity_of(
-        self, instructions: Sequence[str], progress: Progress = lambda done, total: None
-    ) -> list[Familiarity]:
+    def score(self, instructions: Sequence[str], progress: Progress = lambda done, total: None) -> list[Familiarity]:
         """The familiarity of each instruction. A concept that several name is guessed once.
 
         Raises `AbstainError` where a package of the extra `familiarity` is missing, and where an instruction or an
@@ -84,7 +82,7 @@ class SelfFamiliarity:
         """
         of_each = [self._rarest(concepts) for concepts in self.concepts(instructions, progress)]
         guessed = self.guesser.guess([concept for kept, _ in of_each for concept in kept], progress)
-        return [self._weighed([guessed[concept] for concept in kept], left_out) for kept, left_out in of_each]
+        return [self._aggregate([guessed[concept] for concept in kept], left_out) for kept, left_out in of_each]
 
     def forward_tokens(self, instructions: Sequence[str]) -> float:
         """The most tokens that the base model runs for an instruction, in the mean, if it knows none of its concepts
@@ -97,19 +95,19 @@ class SelfFamiliarity:
         how = self.method
         spans: list[list[Span]]
         if how.extraction == "ner":
-            spans = recognized(instructions)
+            spans = recognize_concepts(instructions)
         else:
             answers = self.guesser.list_concepts(instructions, how.domain, progress)
             spans = [listed(text, answer) for text, answer in zip(instructions, answers, strict=True)]
         return [
-            concepts_of(text, found, grouping=how.grouping, filtering=how.filtering)
+            select_concepts(text, found, grouping=how.grouping, filtering=how.filtering)
             for text, found in zip(instructions, spans, strict=True)
         ]
 
     def threshold(self, progress: Progress = lambda done, total: None) -> float:
         """h: below it, an instruction is less familiar than what everybody knows (`basic_concepts`)."""
         guessed = self.guesser.guess(basic_concepts(), progress).values()
-        return threshold_of([one.score for one in guessed if one.score is not None])
+        return compute_threshold([one.score for one in guessed if one.score is not None])
 
     def known_threshold(self) -> float | None:
         """`threshold`, where the cache has every basic concept: computing it anew takes minutes."""
@@ -121,7 +119,7 @@ class SelfFamiliarity:
         kept = [concept for concept in concepts if concept in rarest]
         return kept, len(concepts) - len(kept)
 
-    def _weighed(self, guessed: Sequence[GuessedConcept], left_out: int) -> Familiarity:
+    def _aggregate(self, guessed: Sequence[GuessedConcept], left_out: int) -> Familiarity:
         scored = [(one.concept, one.score) for one in guessed if one.score is not None]
         if not scored:
             return Familiarity(tuple(guessed), None, left_out)

@@ -13,10 +13,10 @@ from math import exp
 from typing import Any
 
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.engine.prompts import Pass, Segment, load_layout
-from abstain.llm.engine.requests import Generate, Guess, Request
-from abstain.llm.engine.tokenization import encode_pass
-from abstain.llm.familiarity.masking import masked, says_something
+from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
+from abstain.llm.engine.requests import ConstrainedGenerate, Generate, Request
+from abstain.llm.engine.tokenization import encode_prompt
+from abstain.llm.familiarity.masking import has_content_word, masked
 from abstain.llm.features.feature_store import FeatureStore, Progress
 from abstain.llm.features.shard_job import JobStats
 
@@ -48,7 +48,7 @@ class ConceptGuesser:
     store: FeatureStore
     template: str
     explanation: Generate = field(default_factory=lambda: Generate(200))
-    search: Guess = field(default_factory=Guess)
+    search: ConstrainedGenerate = field(default_factory=ConstrainedGenerate)
     cost: JobStats = field(default_factory=lambda: JobStats(0, 0, 0))
 
     def guess(
@@ -57,7 +57,7 @@ class ConceptGuesser:
         """Each of `concepts`, guessed. Raises `AbstainError` where the base model's window is too short for it."""
         asked = list(dict.fromkeys(concepts))
         found = {one.concept: one for one in _explained(asked, self._written(self._explanations(asked), progress))}
-        meant = [one for one in found.values() if says_something(one.explanation)]
+        meant = [one for one in found.values() if has_content_word(one.explanation)]
         requests = self._guesses(meant)
         self._compute(requests, progress)
         for at, row in self.store.read(requests):
@@ -72,7 +72,7 @@ class ConceptGuesser:
         if self.store.missing(prompts):
             return False
         written = texts_of(self.store, self._tokenizer, prompts)
-        meant = [one for one in _explained(concepts, written) if says_something(one.explanation)]
+        meant = [one for one in _explained(concepts, written) if has_content_word(one.explanation)]
         return not self.store.missing(self._guesses(meant))
 
     def _explanations(self, concepts: Sequence[str]) -> list[Request]:
@@ -84,7 +84,7 @@ class ConceptGuesser:
     def most_tokens(self, concept: str) -> int:
         """The most tokens that the base model runs to guess `concept`: both prompts, l_F twice, and T_B times l_B."""
         prompts = (self._request("explain", concept, self.explanation, concept).pass_, self._prompt("guess", ""))
-        read = sum(len(encode_pass(self._tokenizer, prompt).ids) for prompt in prompts)
+        read = sum(len(encode_prompt(self._tokenizer, prompt).ids) for prompt in prompts)
         return read + 2 * self.explanation.max_new_tokens + self.search.beams * self.search.max_new_tokens
 
     def list_concepts(self, instructions: Sequence[str], domain: str, progress: Progress) -> list[str]:
@@ -97,11 +97,11 @@ class ConceptGuesser:
         ]
         return self._written(requests, progress)
 
-    def _request(self, question: str, text: str, ask: Generate | Guess, concept: str) -> Request:
-        target = (Segment("target", concept),) if isinstance(ask, Guess) else ()
+    def _request(self, question: str, text: str, ask: Generate | ConstrainedGenerate, concept: str) -> Request:
+        target = (Segment("target", concept),) if isinstance(ask, ConstrainedGenerate) else ()
         return Request(self._prompt(question, text) + target, ask, f"concept {concept!r}")
 
-    def _prompt(self, question: str, text: str) -> Pass:
+    def _prompt(self, question: str, text: str) -> PromptSegments:
         return load_layout(f"concept-{question}-{self.template}-v1", "questions").render(text, (), None)
 
     def _written(self, requests: Sequence[Request], progress: Progress) -> list[str]:

@@ -34,7 +34,7 @@ def masked(explanation: str, concept: str) -> str:
     return explanation
 
 
-def says_something(explanation: str) -> bool:
+def has_content_word(explanation: str) -> bool:
     """Whether a masked explanation has a word left from which the concept could be guessed."""
     return any(word.casefold() not in _NOT_MASKED for word in words_of(explanation))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from abstain.llm.engine.prompts import Pass
+from abstain.llm.engine.prompts import PromptSegments
 from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.shard import (
     CacheNamespace,
@@ -37,7 +37,7 @@ __all__ = ["CacheNamespace", "FeatureCache", "pass_key", "write_rows"]
 log = logging.getLogger(__name__)
 
 
-def pass_key(pass_: Pass) -> str:
+def prompt_key(pass_: PromptSegments) -> str:
     """sha256 (hex) of a pass's segments: equal text in equal segments, equal key."""
     return hashlib.sha256(repr([(s.name, s.text, s.literal, s.eos) for s in pass_]).encode()).hexdigest()
 
@@ -78,7 +78,7 @@ class FeatureCache:
                     raise DamagedShard("its name is another shard's")
             except DamagedShard as damage:
                 quarantine(self._store, entry.name)
-                self._lose(entry.name, damage)
+                self._quarantine_shard(entry.name, damage)
             else:
                 self._remember(header)
 
@@ -120,7 +120,7 @@ class FeatureCache:
                 try:
                     header, states = load_shard(self._store, name)
                 except (DamagedShard, FileNotFoundError) as damage:
-                    self._lose(name, damage)
+                    self._quarantine_shard(name, damage)
                     again += wanted
                     continue
                 for key in wanted:
@@ -144,7 +144,7 @@ class FeatureCache:
         for key in header.rows:
             self._holders.setdefault(key, []).append(header.name)
 
-    def _lose(self, name: str, damage: Exception) -> None:
+    def _quarantine_shard(self, name: str, damage: Exception) -> None:
         self._forget(name)
         if isinstance(damage, DamagedShard):
             log.warning("%s/%s: %s; it is in quarantine/ now, its rows are missing", self._store.url, name, damage)

@@ -18,7 +18,7 @@ from abstain.config.params import PerturbationParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.engine.prompts import Pass, Segment
+from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.engine.tokenization import ContextWindow
 from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, Progress
@@ -130,7 +130,7 @@ class ContextPerturber:
     def _window(self) -> ContextWindow:
         return ContextWindow(resolve(self.model, self.settings))
 
-    def _excess(self, pass_: Pass) -> str:
+    def _excess(self, pass_: PromptSegments) -> str:
         return self._window.excess(pass_, AROUND)
 
     def _requests(self, rows: Sequence[Interaction], ask: Perturb) -> list[Request | None]:
@@ -154,7 +154,7 @@ class ContextPerturber:
         return row.model_copy(update={"contexts": contexts})
 
 
-def _pass(row: Interaction) -> Pass:
+def _pass(row: Interaction) -> PromptSegments:
     """The chunks of `row`, which are the even segments, and what stands between them."""
     chunks = [Segment("chunk", one.text) for one in row.contexts]
     return tuple(part for chunk in chunks for part in (JOIN, chunk))[1:]

@@ -19,10 +19,10 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction, Question
 from abstain.data.store.state_table import write_table
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import ModelRef, load_tokenizer, read_depth, require_layer, resolve
-from abstain.llm.engine.prompts import Pass, Segment, load_layout
-from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, Request, probe_states
-from abstain.llm.engine.tokenization import ContextWindow, EncodedPass, encode_pass
+from abstain.llm.engine.loading import ModelRef, load_tokenizer, read_layer_count, require_layer, resolve
+from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
+from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Operation, Request, make_probe_operation
+from abstain.llm.engine.tokenization import ContextWindow, EncodedPrompt, encode_prompt
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import FeatureStore, Progress
@@ -32,7 +32,7 @@ NOTHING_FITS = "no answer fits the base model's window: take a model that reads 
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRequest:
     """The request for one interaction; `dropped` of its chunks did not fit."""
 
     request: Request
@@ -40,7 +40,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class UnreadableRow:
+class UnreadableInteraction:
     """An interaction that the base model cannot read, and why."""
 
     reason: str
@@ -50,7 +50,7 @@ class UnreadableRow:
 class FeatureSource:
     """One feature of answered questions on this machine: its cache and how to compute it.
 
-    Without a `reading`, the probe's input: the states of `probe_states(params)`.
+    Without a `reading`, the probe's input: the states of `make_probe_operation(params)`.
     """
 
     params: LLMParams
@@ -59,10 +59,10 @@ class FeatureSource:
 
     @cached_property
     def wanted(self) -> FeatureRequest:
-        return self.reading or FeatureRequest(probe_states(self.params))
+        return self.reading or FeatureRequest(make_probe_operation(self.params))
 
     @property
-    def ask(self) -> Ask:
+    def ask(self) -> Operation:
         return self.wanted.ask
 
     @cached_property
@@ -90,39 +90,39 @@ class FeatureSource:
         """The base model, loaded once a process."""
         return self.rows.engine()
 
-    def prepare(self, interaction: Interaction) -> Prepared | UnreadableRow:
+    def prepare(self, interaction: Interaction) -> PreparedRequest | UnreadableInteraction:
         """The pass of an answered question (eq. 3 of the probe's paper), cut to the window by `llm.too_long`."""
         return self._fit(self.wanted, interaction, interaction.answer)
 
-    def tokens(self, interaction: Interaction) -> EncodedPass | UnreadableRow:
+    def tokens(self, interaction: Interaction) -> EncodedPrompt | UnreadableInteraction:
         """That pass as the token ids that the base model reads."""
         prepared = self.prepare(interaction)
-        if isinstance(prepared, UnreadableRow):
+        if isinstance(prepared, UnreadableInteraction):
             return prepared
-        return encode_pass(load_tokenizer(self._ref), prepared.request.pass_)
+        return encode_prompt(load_tokenizer(self._ref), prepared.request.pass_)
 
-    def prepare_question(self, question: Question, ask: Generate) -> Prepared | UnreadableRow:
+    def prepare_question(self, question: Question, ask: Generate) -> PreparedRequest | UnreadableInteraction:
         """The pass of an unanswered question, cut so that the answer fits the window too."""
         return self._fit(FeatureRequest(ask), question, None)
 
-    def continued(self, prompt: Pass, answer: str) -> Pass:
+    def append_answer(self, prompt: PromptSegments, answer: str) -> PromptSegments:
         """`prompt` with an answer and the layout's text after it."""
         whole = load_layout(self.params.layout).render("", [], answer)
         return (*prompt, *whole[[segment.name for segment in whole].index("answer") :])
 
-    def requests(self, interactions: Sequence[Interaction]) -> _Asked:
+    def requests(self, interactions: Sequence[Interaction]) -> _LazyRequests:
         """The requests for `interactions`, built on access.
 
         Raises `AbstainError` where the base model has no such layer: here, before the first shard is computed.
         """
         if isinstance(self.ask, HiddenStates):
-            require_layer(self.ask.layer, self._ref, read_depth(self._ref))
-        return _Asked(self, interactions)
+            require_layer(self.ask.layer, self._ref, read_layer_count(self._ref))
+        return _LazyRequests(self, interactions)
 
     def keys(self, interactions: Sequence[Interaction]) -> list[str | None]:
         """The cache key of every interaction; None for one that is refused."""
         prepared = map(self.prepare, interactions)
-        return [row_key(p.request) if isinstance(p, Prepared) else None for p in prepared]
+        return [row_key(p.request) if isinstance(p, PreparedRequest) else None for p in prepared]
 
     def missing(self, interactions: Sequence[Interaction]) -> int:
         """The number of distinct rows of `interactions` that would need a forward pass."""
@@ -158,17 +158,17 @@ class FeatureSource:
 
     def _fit(
         self, reading: FeatureRequest, asked: Question | Interaction, answer: str | None
-    ) -> Prepared | UnreadableRow:
+    ) -> PreparedRequest | UnreadableInteraction:
         texts = reading.contexts(asked)
         for dropped in range(len(texts) + 1 if self.params.too_long == "drop_chunks" else 1):
             pass_ = reading.render(self.params.layout, asked.question, texts[: len(texts) - dropped], answer)
             excess = self._window.excess(pass_, reading.generated)
             if not excess:
-                return Prepared(Request(pass_, reading.ask, f"interaction {asked.interaction_id}"), dropped)
-        return UnreadableRow(excess)
+                return PreparedRequest(Request(pass_, reading.ask, f"interaction {asked.interaction_id}"), dropped)
+        return UnreadableInteraction(excess)
 
 
-class _Asked:
+class _LazyRequests:
     """The requests of interactions, built on access; None for a refused one."""
 
     def __init__(self, source: FeatureSource, interactions: Sequence[Interaction]) -> None:
@@ -179,7 +179,7 @@ class _Asked:
 
     def __getitem__(self, at: int, /) -> Request | None:
         prepared = self._source.prepare(self._interactions[at])
-        return prepared.request if isinstance(prepared, Prepared) else None
+        return prepared.request if isinstance(prepared, PreparedRequest) else None
 
 
 @lru_cache(maxsize=4)
@@ -187,7 +187,7 @@ def _window(ref: ModelRef) -> ContextWindow:
     return ContextWindow(ref)  # its tokenizer is loaded once for all readings
 
 
-def chunk_nll(texts: Sequence[str]) -> list[Request]:
+def make_chunk_nll_requests(texts: Sequence[str]) -> list[Request]:
     """Context-free features of chunks: NLL and entropy of a chunk's tokens, read by themselves.
 
     Such a pass has no layout, so a row's key is the chunk's text, independent of the context and question for which

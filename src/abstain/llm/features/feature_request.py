@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from abstain.core.contracts import Interaction, Question
-from abstain.llm.engine.prompts import Pass, load_layout
-from abstain.llm.engine.requests import Ask, Generate
+from abstain.llm.engine.prompts import PromptSegments, load_layout
+from abstain.llm.engine.requests import Generate, Operation
 
 Prompt = Literal["answered", "asked_after", "yes_score", "probability"]
 """`answered`: the layout of `llm.layout`, up to the EOS after the answer; `asked_after`: continues it with the
@@ -26,7 +26,7 @@ WHOLE = {"yes_score": "yes-score-v1", "probability": "probability-v1"}
 class FeatureRequest:
     """`ask` about `prompt` with the best `chunks` retrieved chunks in it; None: with all, 0: with none (B_c)."""
 
-    ask: Ask
+    ask: Operation
     prompt: Prompt = "answered"
     chunks: int | None = None
 
@@ -39,7 +39,7 @@ class FeatureRequest:
         """The texts of the chunks that are in the prompt, best first."""
         return [context.text for context in asked.contexts[: self.chunks]]
 
-    def render(self, layout: str, question: str, contexts: list[str], answer: str | None) -> Pass:
+    def render(self, layout: str, question: str, contexts: list[str], answer: str | None) -> PromptSegments:
         """The prompt as segments. Raises `AbstainError` where no follow-up question exists for `layout`."""
         if self.prompt in WHOLE:
             return load_layout(WHOLE[self.prompt], "questions").render(question, contexts, answer)

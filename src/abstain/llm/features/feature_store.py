@@ -26,8 +26,8 @@ from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prefix_tree import distinct_tokens
-from abstain.llm.engine.requests import Ask, Generate, Guess, Request, prompt_of
-from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.requests import ConstrainedGenerate, Generate, Operation, Request, get_prompt_segments
+from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.shard_job import SHARD_ROWS, JobStats, LocalRunner, ShardJob, ShardRunner, engine_for, row_key
 
@@ -54,11 +54,11 @@ class FeatureStore:
     model: str
     settings: Settings
 
-    def space(self, ask: Ask) -> CacheNamespace:
+    def space(self, ask: Operation) -> CacheNamespace:
         """The cache space of `ask`. Raises `AbstainError` where the base model is not found."""
         return self._work(()).space(ask)
 
-    def cache(self, ask: Ask) -> FeatureCache:
+    def cache(self, ask: Operation) -> FeatureCache:
         return FeatureCache(self.settings.features, self.space(ask))
 
     def engine(self) -> Engine:
@@ -66,7 +66,7 @@ class FeatureStore:
         engine = engine_for(self._work(()), self.settings)
         if not isinstance(engine, Engine):
             raise AbstainError(
-                Code.UNSUITABLE, f"{self.model} is no causal language model, as a base model is: change llm.model"
+                Code.MODEL_UNSUITABLE, f"{self.model} is no causal language model, as a base model is: change llm.model"
             )
         return engine
 
@@ -123,13 +123,13 @@ class FeatureStore:
 
         Missing and damaged rows are computed first.
         """
-        places: defaultdict[tuple[Ask, str], list[int]] = defaultdict(list)
+        places: defaultdict[tuple[Operation, str], list[int]] = defaultdict(list)
         for at, (ask, key) in _keys(requests):
             places[ask, key].append(at)
         for _ in range(ATTEMPTS):
             if not places:
                 return
-            self.compute_missing(_Part(requests, [at[0] for at in places.values()]))
+            self.compute_missing(_RequestSubset(requests, [at[0] for at in places.values()]))
             for ask in {ask for ask, _ in places}:
                 for key, row in self.cache(ask).read([key for of, key in places if of == ask]):
                     for at in places.pop((ask, key)):
@@ -143,14 +143,14 @@ class FeatureStore:
 
     def _uncached(self, requests: RequestList) -> list[tuple[bytes, int]]:
         """(beginning of the pass, index of the first request) for each missing row, in the order of beginnings."""
-        first: dict[tuple[Ask, str], int] = {}
+        first: dict[tuple[Operation, str], int] = {}
         for at, asked in _keys(requests):
             first.setdefault(asked, at)
-        by_ask: defaultdict[Ask, list[str]] = defaultdict(list)
+        by_ask: defaultdict[Operation, list[str]] = defaultdict(list)
         for ask, key in first:
             by_ask[ask].append(key)
         missing = [first[ask, key] for ask, keys in by_ask.items() for key in self.cache(ask).missing(keys)]
-        return sorted((_beginning(requests[at]), at) for at in missing)
+        return sorted((_prefix_digest(requests[at]), at) for at in missing)
 
     def _cut(self, requests: RequestList, uncached: Sequence[tuple[bytes, int]]) -> Iterator[ShardJob]:
         """Shards of `SHARD_ROWS` passes, or up to twice that where it would part some that have most in common.
@@ -161,7 +161,7 @@ class FeatureStore:
         passes, last = 0, b""
         for beginning, index in uncached:
             if beginning != last:
-                full = passes >= SHARD_ROWS and not _alike(last, beginning)
+                full = passes >= SHARD_ROWS and not _share_prefix(last, beginning)
                 if full or passes == 2 * SHARD_ROWS:
                     yield self._shard(requests, shard)
                     shard, passes = [], 0
@@ -198,7 +198,7 @@ class ConcatRequests:
         return self._parts[which][at - self._ends[which]]
 
 
-class _Part:
+class _RequestSubset:
     """Some of `requests`, built on access."""
 
     def __init__(self, requests: RequestList, indices: Sequence[int]) -> None:
@@ -212,19 +212,21 @@ class _Part:
 
 
 def _tokens_of(shard: ShardJob, tokenizer: Any) -> int:
-    passes = {prompt_of(request) for request in shard.requests}
+    passes = {get_prompt_segments(request) for request in shard.requests}
     written = sum(one.ask.max_new_tokens for one in shard.requests if isinstance(one.ask, Generate))
-    written += sum(one.ask.beams * one.ask.max_new_tokens for one in shard.requests if isinstance(one.ask, Guess))
-    return distinct_tokens([encode_pass(tokenizer, pass_).ids for pass_ in passes]) + written
+    written += sum(
+        one.ask.beams * one.ask.max_new_tokens for one in shard.requests if isinstance(one.ask, ConstrainedGenerate)
+    )
+    return distinct_tokens([encode_prompt(tokenizer, pass_).ids for pass_ in passes]) + written
 
 
-def _keys(requests: RequestList) -> Iterator[tuple[int, tuple[Ask, str]]]:
+def _keys(requests: RequestList) -> Iterator[tuple[int, tuple[Operation, str]]]:
     for at in range(len(requests)):
         if request := requests[at]:
             yield at, (request.ask, row_key(request))
 
 
-def _beginning(request: Request | None) -> bytes:
+def _prefix_digest(request: Request | None) -> bytes:
     """Two bytes for each block of the text so far: texts with a common prefix are sorted together, in little memory."""
     assert request is not None
     text = "\0".join(segment.text for segment in request.pass_).encode()
@@ -235,7 +237,7 @@ def _beginning(request: Request | None) -> bytes:
     return bytes(marks)
 
 
-def _alike(one: bytes, other: bytes) -> bool:
+def _share_prefix(one: bytes, other: bytes) -> bool:
     """Whether two beginnings have more than half in common."""
     half = 2 * (min(len(one), len(other)) // 4 + 1)
     return one[:half] == other[:half]

@@ -27,9 +27,9 @@ from abstain.core.filesystem import (
     BUCKETS,
     S3,
     connect,
+    get_modified_time,
+    get_protocol,
     local_path,
-    modified_at,
-    protocol_of,
     redacted_url,
     translate_errors,
 )
@@ -71,7 +71,7 @@ class FileStore:
         self._folder = local_path(str(root))
         self._address = str(self._folder or root).rstrip("/")
         self.url = redacted_url(self._address)
-        self._protocol = protocol_of(self._address)
+        self._protocol = get_protocol(self._address)
         self._process = 0
         self._connect()
 
@@ -87,7 +87,7 @@ class FileStore:
                         info = fs.info(info["name"])
                     if info["type"] == "file":
                         # One without a time is new: too young to be pruned.
-                        written = modified_at(info) or datetime.now(UTC)
+                        written = get_modified_time(info) or datetime.now(UTC)
                         entries.append(StoredFile(info["name"][len(base) :].lstrip("/"), info["size"], written))
         return sorted(entries, key=lambda entry: entry.name)
 

@@ -25,7 +25,7 @@ LEFT_BEHIND = re.compile(
 
 
 @dataclass(frozen=True)
-class SpaceStats:
+class NamespaceStats:
     """One space of a cache. `rows` counts a row as often as it is stored, `distinct` once."""
 
     digest: str
@@ -39,7 +39,7 @@ class SpaceStats:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifyResult:
     """The number of shards read, and the names, relative to the root, of those moved to quarantine."""
 
     checked: int
@@ -47,14 +47,14 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PruneResult:
     """The names, relative to the root, of removed files (in a dry run, of those to be removed), and their bytes."""
 
     names: tuple[str, ...]
     bytes: int
 
 
-def stats(root: str | Path) -> list[SpaceStats]:
+def stats(root: str | Path) -> list[NamespaceStats]:
     """Every space under `root`, newest first. Reads headers only, and moves nothing."""
     store = FileStore(root)
     spaces: dict[str, list[tuple[StoredFile, Header | None]]] = {}
@@ -64,7 +64,7 @@ def stats(root: str | Path) -> list[SpaceStats]:
     for digest, found in spaces.items():
         headers = [header for _, header in found if header]
         result.append(
-            SpaceStats(
+            NamespaceStats(
                 digest=digest,
                 space=headers[0].space if headers else None,
                 rows=sum(len(header.rows) for header in headers),
@@ -78,7 +78,7 @@ def stats(root: str | Path) -> list[SpaceStats]:
     return sorted(result, key=lambda space: space.written, reverse=True)
 
 
-def verify(root: str | Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Verified:
+def verify(root: str | Path, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyResult:
     """Read every shard under `root` and move the damaged ones to quarantine."""
     store = FileStore(root)
     names = [entry.name for entry in shards(store)]
@@ -91,10 +91,10 @@ def verify(root: str | Path, progress: Callable[[int, int], None] = lambda done,
         except FileNotFoundError:  # pruned since
             pass
         progress(done, len(names))
-    return Verified(len(names), tuple(bad))
+    return VerifyResult(len(names), tuple(bad))
 
 
-def prune(root: str | Path, keep: Mapping[str, Set[str]], older_than: timedelta, dry_run: bool = False) -> Pruned:
+def prune(root: str | Path, keep: Mapping[str, Set[str]], older_than: timedelta, dry_run: bool = False) -> PruneResult:
     """Delete the shards that were last written more than `older_than` ago and hold no row that `keep` names.
 
     `keep` maps a space's digest to keys. Quarantined shards and what killed writers left are deleted at that age, too;
@@ -112,7 +112,7 @@ def prune(root: str | Path, keep: Mapping[str, Set[str]], older_than: timedelta,
     if not dry_run:
         for entry in doomed:
             store.delete(entry.name)
-    return Pruned(tuple(sorted(entry.name for entry in doomed)), sum(entry.size for entry in doomed))
+    return PruneResult(tuple(sorted(entry.name for entry in doomed)), sum(entry.size for entry in doomed))
 
 
 def _headers(store: FileStore, entries: list[StoredFile] | None = None) -> list[tuple[StoredFile, Header | None]]:

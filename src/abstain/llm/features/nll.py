@@ -40,7 +40,7 @@ ENTROPIES = {f"entropy_{name}": _OF_TOKENS[name] for name in ("mean", "max")}
 DIFFERENCES = {f"nll_{name}": _OF_TOKENS[name] for name in ("mean", "std", "min", "max")}
 
 
-def summarise(normal: Found, baseline: Found, perturbed: Sequence[Found]) -> dict[str, float]:
+def compute_nll_features(normal: Found, baseline: Found, perturbed: Sequence[Found]) -> dict[str, float]:
     """The features of one answered question; nan for missing segments, such as the context under B_c.
 
     Where its prompt under N_c could not be read, all are nan: an estimate from the rest would look like one that

@@ -27,27 +27,27 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.device import choose_device
 from abstain.llm.engine.engine import ENGINE_VERSION
-from abstain.llm.engine.generation import Generated
+from abstain.llm.engine.generation import GeneratedText
 from abstain.llm.engine.loading import kind_of, load, resolve
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import (
     NLL,
-    Ask,
+    ConstrainedGenerate,
     Generate,
-    Guess,
     HiddenStates,
     NextTokenProbs,
+    Operation,
     Perturb,
     Request,
-    relevant,
+    cut_to_operation,
 )
-from abstain.llm.features.cache import CacheNamespace, pass_key, write_rows
+from abstain.llm.features.cache import CacheNamespace, prompt_key, write_rows
 from abstain.llm.features.file_store import FileStore
 from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
 
 SHARD_ROWS = 64
-ASKS: dict[str, Callable[..., Ask]] = {
-    kind.__name__: kind for kind in (HiddenStates, NLL, NextTokenProbs, Generate, Guess, Perturb)
+OPERATION_TYPES: dict[str, Callable[..., Operation]] = {
+    kind.__name__: kind for kind in (HiddenStates, NLL, NextTokenProbs, Generate, ConstrainedGenerate, Perturb)
 }
 
 
@@ -64,7 +64,7 @@ class ShardJob:
     batch_tokens: int
     requests: tuple[Request, ...]
 
-    def space(self, ask: Ask) -> CacheNamespace:
+    def space(self, ask: Operation) -> CacheNamespace:
         """The cache space of the results of `ask`."""
         return CacheNamespace(self.revision, self.dtype, repr(ask), ENGINE_VERSION)
 
@@ -86,7 +86,9 @@ class ShardJob:
     def from_json(cls, text: str) -> ShardJob:
         content: dict[str, Any] = json.loads(text)
         asks = [
-            ASKS[kind](**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+            OPERATION_TYPES[kind](
+                **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+            )
             for kind, fields in content.pop("asks")
         ]
         rows = content.pop("requests")
@@ -135,7 +137,7 @@ def compute(work: ShardJob, settings: Settings) -> JobStats:
     engine = engine_for(work, settings)
     before = engine.work.pass_tokens, engine.work.forward_tokens
     requests = {str(at): request for at, request in enumerate(work.requests)}
-    rows: defaultdict[Ask, dict[str, Tensor]] = defaultdict(dict)
+    rows: defaultdict[Operation, dict[str, Tensor]] = defaultdict(dict)
     for at, result in engine.run(requests):
         row = result if isinstance(result, Tensor) else _steps(result, engine.loaded.tokenizer)
         rows[requests[at].ask][row_key(requests[at])] = row
@@ -145,7 +147,7 @@ def compute(work: ShardJob, settings: Settings) -> JobStats:
     return JobStats(len(requests), engine.work.pass_tokens - before[0], engine.work.forward_tokens - before[1])
 
 
-def _steps(answers: list[Generated], tokenizer: Any) -> Tensor:
+def _steps(answers: list[GeneratedText], tokenizer: Any) -> Tensor:
     """The one answer of a `Generate`: its tokens and choices, without its states."""
     (answer,) = answers
     return answer.steps(tokenizer.eos_token_id)
@@ -153,7 +155,7 @@ def _steps(answers: list[Generated], tokenizer: Any) -> Tensor:
 
 def row_key(request: Request) -> str:
     """The key of a request's row in the space of its kind: the text up to the last segment that matters."""
-    return pass_key(relevant(request.pass_, request.ask))
+    return prompt_key(cut_to_operation(request.pass_, request.ask))
 
 
 def engine_for(work: ShardJob, settings: Settings) -> CausalEngine | PerturbationEngine:
@@ -165,7 +167,7 @@ def engine_for(work: ShardJob, settings: Settings) -> CausalEngine | Perturbatio
     found = resolve(work.model, settings)
     if str(found) != work.revision:
         raise AbstainError(
-            Code.OTHER_VERSION,
+            Code.VERSION_MISMATCH,
             f"the shard wants {work.revision}, but this machine has {found}: fetch that revision here",
         )
     return _engine(work.model, work.revision, work.dtype, work.batch_tokens, settings)

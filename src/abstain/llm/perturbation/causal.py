@@ -11,7 +11,7 @@ from torch import Tensor
 from abstain.llm.engine.attention import KeysValues
 from abstain.llm.engine.decoder import Decoder, Hook, log_probabilities
 from abstain.llm.engine.prefix_tree import Node
-from abstain.llm.perturbation.loop import Fill
+from abstain.llm.perturbation.loop import TokenProposal
 
 LOGIT_BYTES = 1 << 28
 """Size of the float32 logits of places that are filled at once: 15 places of each of 60 texts take a GB with Gemma."""
@@ -64,7 +64,7 @@ class CausalProposer:
                 row.scored += len(fresh)
         return [self._rows[row].likely for row in rows]
 
-    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[Fill]]:
+    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
         self._read({row: max(at) + 1 for row, at in places.items()})
         hidden = torch.cat([self._rows[row].final[list(at)] for row, at in places.items()])
         old = torch.tensor([self._rows[row].ids[at + 1] for row, of_row in places.items() for at in of_row])
@@ -73,7 +73,9 @@ class CausalProposer:
             [
                 fill
                 for at in range(0, len(hidden), chunk)
-                for fill in best_others(self._logits(hidden[at : at + chunk]), old[at : at + chunk], self._allowed)
+                for fill in get_best_alternatives(
+                    self._logits(hidden[at : at + chunk]), old[at : at + chunk], self._allowed
+                )
             ]
         )
         return {row: [next(fills) for _ in at] for row, at in places.items()}
@@ -135,10 +137,10 @@ class CausalProposer:
                 break
 
 
-def best_others(logits: Tensor, old: Tensor, allowed: Tensor) -> list[Fill]:
+def get_best_alternatives(logits: Tensor, old: Tensor, allowed: Tensor) -> list[TokenProposal]:
     """The likeliest allowed token that is not the old one, row by row: `logits` (rows, vocabulary), `old` (rows,)."""
     log_p = logits.float().log_softmax(-1)
     old = old.to(log_p.device)[:, None]
     before = log_p.gather(1, old)
     after, new = log_p.masked_fill_(~allowed, float("-inf")).scatter_(1, old, float("-inf")).max(-1)
-    return [Fill(*row) for row in zip(new.tolist(), before[:, 0].tolist(), after.tolist(), strict=True)]
+    return [TokenProposal(*row) for row in zip(new.tolist(), before[:, 0].tolist(), after.tolist(), strict=True)]

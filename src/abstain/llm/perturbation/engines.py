@@ -43,13 +43,13 @@ def run_perturbations(
     tokenizer, config = loaded.tokenizer, loaded.model.config.get_text_config()
     if not tokenizer.is_fast:
         raise AbstainError(
-            Code.UNSUITABLE,
+            Code.MODEL_UNSUITABLE,
             f"{loaded.ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one",
         )
     pieces, allowed, window = Pieces.of(tokenizer), allowed_tokens(tokenizer, config.vocab_size), window_of(config)
     if not allowed.any():
         raise AbstainError(
-            Code.UNSUITABLE,
+            Code.MODEL_UNSUITABLE,
             f"{loaded.ref.name}: no token of its tokenizer may take another's place: save the tokenizer's files beside "
             "the model",
         )
@@ -95,7 +95,7 @@ class CausalEngine(Engine):
         start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         if start is None:
             raise AbstainError(
-                Code.UNSUITABLE,
+                Code.MODEL_UNSUITABLE,
                 f"{self.loaded.ref.name} has neither BOS nor EOS: nothing comes before a first token",
             )
         return CausalProposer(self.decoder, texts, start, allowed, self.batch_tokens)
@@ -115,7 +115,7 @@ class PerturbationEngine:
         for request in requests.values():
             if not isinstance(request.ask, Perturb):
                 raise AbstainError(
-                    Code.UNSUITABLE,
+                    Code.MODEL_UNSUITABLE,
                     f"{self.loaded.ref.name} is no causal language model: it can only perturb contexts",
                 )
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from abstain.llm.engine.prompts import Pass
+from abstain.llm.engine.prompts import PromptSegments
 from abstain.llm.engine.requests import Perturb
-from abstain.llm.engine.tokenization import ENCODING
+from abstain.llm.engine.tokenization import TOKENIZER_LOCK
 from abstain.llm.perturbation.text import PerturbationStep, Pieces
 
 
-class Fill(NamedTuple):
+class TokenProposal(NamedTuple):
     """The proposed token for a place, and the log-likelihoods, in nats, of the old token and the new one there."""
 
     new: int
@@ -32,7 +32,7 @@ class TokenProposer(Protocol):
     def log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
         """The current log-likelihood of each token of texts number `rows`, in nats, float32 (tokens,)."""
 
-    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[Fill]]:
+    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
         """Text number -> the model's likeliest other tokens for these places, all masked at once."""
 
     def replace(self, row: int, places: Sequence[int], tokens: Sequence[int]) -> None:
@@ -50,7 +50,7 @@ class Text:
     free: list[bool] = field(default_factory=list)
 
 
-def encode(pieces: Pieces, pass_: Pass, allowed: Tensor) -> Text:
+def encode(pieces: Pieces, pass_: PromptSegments, allowed: Tensor) -> Text:
     """Tokenize `pass_`, segment by segment. No literal may be replaced, nor a token that is a part of a character.
 
     A special token that people wrote is split into plain ones, or unknown where the vocabulary has it as a plain one,
@@ -60,7 +60,7 @@ def encode(pieces: Pieces, pass_: Pass, allowed: Tensor) -> Text:
     unknown, special = tokenizer.unk_token_id, set(tokenizer.all_special_ids)
     text = Text()
     for number, segment in enumerate(pass_):
-        with ENCODING:
+        with TOKENIZER_LOCK:
             encoded = tokenizer(
                 segment.text,
                 add_special_tokens=False,

@@ -11,8 +11,8 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.loading import LoadedModel
-from abstain.llm.perturbation.causal import LOGIT_BYTES, best_others
-from abstain.llm.perturbation.loop import Fill
+from abstain.llm.perturbation.causal import LOGIT_BYTES, get_best_alternatives
+from abstain.llm.perturbation.loop import TokenProposal
 
 STRIDE = 7
 """To score a text, every 7th token is masked at once, and so on 7 times: about the 15 % that these models and T5's kin
@@ -39,7 +39,7 @@ class MaskedProposer:
         tokenizer = loaded.tokenizer
         if tokenizer.mask_token_id is None:
             raise AbstainError(
-                Code.UNSUITABLE,
+                Code.MODEL_UNSUITABLE,
                 f"{loaded.ref.name} has no mask token, which a masked language model needs to fill a place",
             )
         self._model, self._mask, self._pad = loaded.model, tokenizer.mask_token_id, tokenizer.pad_token_id or 0
@@ -59,11 +59,11 @@ class MaskedProposer:
             found[row][list(places)] = logits.log_softmax(-1).gather(1, old[:, None])[:, 0].cpu()
         return list(found.values())
 
-    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[Fill]]:
-        filled: dict[int, list[Fill]] = {}
+    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
+        filled: dict[int, list[TokenProposal]] = {}
         for (row, of_row), logits in self._logits(list(places.items())):
             old = torch.tensor([self._texts[row][at] for at in of_row])
-            filled[row] = best_others(logits, old, self._allowed)
+            filled[row] = get_best_alternatives(logits, old, self._allowed)
         return filled
 
     def replace(self, row: int, places: Sequence[int], tokens: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class MaskedProposer:
 
     def _logits(self, masked: Sequence[Masked]) -> Iterator[tuple[Masked, Tensor]]:
         """The logits of each one's places, float32 (places, vocabulary)."""
-        for batch in side_by_side(masked, self._length, self._batch_tokens):
+        for batch in iter_batches(masked, self._length, self._batch_tokens):
             ids, seen = padded([self._whole(*one) for one in batch], self._pad)
             device = self._model.device
             with torch.inference_mode():
@@ -91,7 +91,7 @@ class MaskedProposer:
         return [*self._before, *text, *self._after]
 
 
-def side_by_side(masked: Sequence[Masked], length: Callable[[int], int], tokens: int) -> Iterator[list[Masked]]:
+def iter_batches(masked: Sequence[Masked], length: Callable[[int], int], tokens: int) -> Iterator[list[Masked]]:
     """The longest first, as many at a time as have together no more than `tokens` tokens, padding included, at least
     one; `length`: of text number ..."""
     order = sorted(masked, key=lambda one: length(one[0]))

@@ -12,9 +12,9 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.loading import LoadedModel
-from abstain.llm.perturbation.causal import best_others
-from abstain.llm.perturbation.loop import Fill
-from abstain.llm.perturbation.masked import STRIDE, Masked, padded, side_by_side
+from abstain.llm.perturbation.causal import get_best_alternatives
+from abstain.llm.perturbation.loop import TokenProposal
+from abstain.llm.perturbation.masked import STRIDE, Masked, iter_batches, padded
 
 
 class Seq2SeqProposer:
@@ -36,7 +36,7 @@ class Seq2SeqProposer:
         self._sentinels = [vocabulary[name] for n in range(100) if (name := f"<extra_id_{n}>") in vocabulary]
         if not self._sentinels:
             raise AbstainError(
-                Code.UNSUITABLE,
+                Code.MODEL_UNSUITABLE,
                 f"{loaded.ref.name} has no sentinel tokens (<extra_id_0> ...), which stand for a masked place: "
                 "choose a model of T5's kind",
             )
@@ -62,16 +62,16 @@ class Seq2SeqProposer:
                 found[row][list(places)] = at_sentinels.log_softmax(-1).gather(1, old[:, None])[:, 0].cpu()
         return list(found.values())
 
-    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[Fill]]:
+    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
         """The decoder's tokens, place by place, each after its tokens for the places before."""
         most = max(map(len, places.values()))
         if most > len(self._sentinels):
             raise AbstainError(
-                Code.UNSUITABLE,
+                Code.MODEL_UNSUITABLE,
                 f"{most} places at once are more than the {len(self._sentinels)} sentinels of {self._name}: "
                 "lower perturbation.tokens, or perturb iteratively",
             )
-        filled: dict[int, list[Fill]] = {row: [] for row in places}
+        filled: dict[int, list[TokenProposal]] = {row: [] for row in places}
         for batch, encoded, seen in self._encoded(list(places.items())):
             last, past = [self._start] * len(batch), None
             for number in range(max(len(of_row) for _, of_row in batch)):
@@ -80,7 +80,7 @@ class Seq2SeqProposer:
                 for at, (row, of_row) in enumerate(batch):
                     if number < len(of_row):
                         old = torch.tensor([self._texts[row][of_row[number]]])
-                        filled[row] += best_others(out.logits[at, -1:], old, self._allowed)
+                        filled[row] += get_best_alternatives(out.logits[at, -1:], old, self._allowed)
                         last[at] = filled[row][-1].new
         return filled
 
@@ -95,7 +95,7 @@ class Seq2SeqProposer:
     def _encoded(self, masked: Sequence[Masked]) -> Iterator[tuple[list[Masked], Any, Tensor]]:
         """Batches of texts whose places have become sentinels, read by the encoder, and which tokens are padding."""
         device = self._model.device
-        for batch in side_by_side(masked, lambda row: len(self._texts[row]) + 1, self._batch_tokens):
+        for batch in iter_batches(masked, lambda row: len(self._texts[row]) + 1, self._batch_tokens):
             ids, seen = (part.to(device) for part in padded([self._whole(*one) for one in batch], self._pad))
             with torch.inference_mode():
                 encoded = self._model.get_encoder()(input_ids=ids, attention_mask=seen)

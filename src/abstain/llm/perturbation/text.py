@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from abstain.llm.engine.tokenization import ENCODING
+from abstain.llm.engine.tokenization import TOKENIZER_LOCK
 
 
 class PerturbationStep(NamedTuple):
@@ -66,7 +66,7 @@ class Pieces:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Pieces:
-        with ENCODING:
+        with TOKENIZER_LOCK:
             first, *_ = ids = tuple(tokenizer.encode("a", add_special_tokens=False))
             # Not a comma: some tokenizers of this kind take the space before one away again.
             after = tokenizer.encode("a;", add_special_tokens=False)[-1]
@@ -91,7 +91,7 @@ class Pieces:
 
     def reproduces(self, text: str) -> bool:
         """Whether the tokenizer writes back what it read."""
-        with ENCODING:
+        with TOKENIZER_LOCK:
             ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return self._decode(ids) == text
 

@@ -15,8 +15,8 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.device import choose_device
 from abstain.llm.engine.loading import ModelRef, readable, resolve, window_of
-from abstain.llm.engine.prompts import Pass
-from abstain.llm.features.cache import CacheNamespace, FeatureCache, pass_key
+from abstain.llm.engine.prompts import PromptSegments
+from abstain.llm.features.cache import CacheNamespace, FeatureCache, prompt_key
 from abstain.llm.signals.base import ScorerUnavailable
 
 Head = Literal["ForSequenceClassification", "ForQuestionAnswering"]
@@ -28,7 +28,7 @@ BLOCK = 512
 """Rows that are computed and written to the cache together."""
 WINDOW = 512
 """Tokens of a window where a model names no limit."""
-ANOTHER = "name another model in params.yaml"
+HINT = "name another model in params.yaml"
 ROOM = 16
 """Fewer tokens than this of a long text beside the short one are not worth reading."""
 
@@ -58,12 +58,16 @@ class AuxiliaryModel:
         return _load(self.ref, self.head, self.settings).tokenizer
 
     def cached(
-        self, ask: str, version: str, passes: Sequence[Pass], compute: Callable[[list[Pass]], list[Tensor]]
+        self,
+        ask: str,
+        version: str,
+        passes: Sequence[PromptSegments],
+        compute: Callable[[list[PromptSegments]], list[Tensor]],
     ) -> list[Tensor]:
         """`compute` of each of `passes`, float32 (n, w), in order; only missing ones are computed."""
         dtype = str(_dtype(self.settings)).removeprefix("torch.")
         cache = FeatureCache(self.settings.features, CacheNamespace(str(self.ref), dtype, ask, version))
-        keys = [pass_key(pass_) for pass_ in passes]
+        keys = [prompt_key(pass_) for pass_ in passes]
         rows = dict(cache.read(keys))
         missing = [(key, pass_) for key, pass_ in dict(zip(keys, passes, strict=True)).items() if key not in rows]
         for at in range(0, len(missing), BLOCK):
@@ -148,14 +152,14 @@ def find_model(name: str | None, setting: str, head: Head, settings: Settings) -
         raise ScorerUnavailable(error.code, error.message) from None
     trained = config.architectures or []
     if trained and not any(head in architecture for architecture in trained):
-        raise ScorerUnavailable(Code.UNSUITABLE, f"{name} is a {', '.join(trained)}: {setting} needs a ...{head}")
+        raise ScorerUnavailable(Code.MODEL_UNSUITABLE, f"{name} is a {', '.join(trained)}: {setting} needs a ...{head}")
     try:
         tokenizer = _tokenizer(ref)
     except AbstainError as error:
         raise ScorerUnavailable(error.code, error.message) from None
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # transformers' errors for missing files
         raise ScorerUnavailable(
-            Code.UNSUITABLE,
+            Code.MODEL_UNSUITABLE,
             f"{name}: its tokenizer knows no words: save the tokenizer beside the model, or {remedy}",
         )
     return AuxiliaryModel(ref, head, settings), config
@@ -178,10 +182,10 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
     tokenizer = _tokenizer(ref)
     if not tokenizer.is_fast:
         raise AbstainError(
-            Code.UNSUITABLE, f"{ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one"
+            Code.MODEL_UNSUITABLE, f"{ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one"
         )
     tokenizer.padding_side = tokenizer.truncation_side = "right"
-    with readable(ref, ANOTHER):
+    with readable(ref, HINT):
         model, info = getattr(transformers, f"AutoModel{head}").from_pretrained(
             ref.path,
             dtype=_dtype(settings),
@@ -191,7 +195,7 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
         )
     if missing := sorted(info["missing_keys"]):
         raise AbstainError(
-            Code.UNSUITABLE,
+            Code.MODEL_UNSUITABLE,
             f"{ref.name}: its weights lack {missing[0]}, so its output would be random: "
             "choose a model that was trained for this",
         )
@@ -204,7 +208,7 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
 def _tokenizer(ref: ModelRef) -> Any:
     from transformers import AutoTokenizer
 
-    with readable(ref, ANOTHER):
+    with readable(ref, HINT):
         return AutoTokenizer.from_pretrained(ref.path, split_special_tokens=True, trust_remote_code=False)
 
 

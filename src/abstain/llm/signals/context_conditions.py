@@ -20,10 +20,10 @@ from abstain.core.contracts import Interaction
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import NLL
 from abstain.llm.features.context_perturbation import ContextPerturber
-from abstain.llm.features.extraction import FeatureSource, Prepared, UnreadableRow
+from abstain.llm.features.extraction import FeatureSource, PreparedRequest, UnreadableInteraction
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import FeatureStore, Progress
-from abstain.llm.features.nll import SEGMENTS, Found, summarise
+from abstain.llm.features.nll import SEGMENTS, Found, compute_nll_features
 from abstain.llm.features.shard_job import JobStats, ShardRunner
 from abstain.llm.signals.base import Answers
 from abstain.llm.signals.compute_features import (
@@ -114,7 +114,7 @@ class ContextConditions:
         perturbed = [self._found(copy, self._normal) for copy in self.perturber.perturb(rows)]
         copies = zip(*perturbed, strict=True) if perturbed else itertools.repeat((), len(rows))
         of_rows = zip(normal, baseline, copies, strict=True)
-        return pd.DataFrame([summarise(*of_row) for of_row in of_rows])
+        return pd.DataFrame([compute_nll_features(*of_row) for of_row in of_rows])
 
     def count(self, rows: Sequence[Interaction]) -> dict[str, int]:
         """Rows by what is special about them: the counts of `ContextPerturber.count`, and `other_chunks`: the perturbed
@@ -131,9 +131,9 @@ class ContextConditions:
     def forward_tokens(self, rows: Sequence[Interaction]) -> float:
         """Tokens that the base model runs for one answer by itself; the perturbation model's are not among them."""
         own = (*self._normal.values(), *self._baseline.values())
-        return forward_tokens(self.llm, self.settings, rows, own) + self.forward_tokens_of_copies(rows)
+        return forward_tokens(self.llm, self.settings, rows, own) + self.perturbed_forward_tokens(rows)
 
-    def forward_tokens_of_copies(self, rows: Sequence[Interaction]) -> float:
+    def perturbed_forward_tokens(self, rows: Sequence[Interaction]) -> float:
         """Those of `forward_tokens` that are of perturbed contexts, which no other scorer reads."""
         copies, normal = self.perturber.perturb(rows[:COUNTED]), tuple(self._normal.values())
         return sum(forward_tokens(self.llm, self.settings, copy, normal) for copy in copies)
@@ -154,7 +154,7 @@ def nll_features(answers: Answers, layout: str) -> pd.DataFrame:
     """The features (features/nll.py) of `answers` under N_c and B_c alone, float64, by the results that they hold."""
     if "nll_features" not in answers.derived:
         of_rows = zip(_by_segment(answers, normal(layout)), _by_segment(answers, baseline(layout)), strict=True)
-        rows = [summarise(of_normal, of_baseline, ()) for of_normal, of_baseline in of_rows]
+        rows = [compute_nll_features(of_normal, of_baseline, ()) for of_normal, of_baseline in of_rows]
         # As one block: of an answer alone, a column each would take longer than all that is computed.
         values = np.array([list(row.values()) for row in rows])
         answers.derived["nll_features"] = pd.DataFrame(values, columns=list(rows[0]) if rows else None)
@@ -166,6 +166,6 @@ def _by_segment(answers: Answers, readings: dict[str, FeatureRequest]) -> list[F
     return [dict(zip(readings, found, strict=True)) for _, found in answers.rows(tuple(readings.values()))]
 
 
-def _dropped(found: Prepared | UnreadableRow) -> int | None:
+def _dropped(found: PreparedRequest | UnreadableInteraction) -> int | None:
     """The number of chunks that did not fit; None where the answer cannot be read at all."""
-    return found.dropped if isinstance(found, Prepared) else None
+    return found.dropped if isinstance(found, PreparedRequest) else None

@@ -14,13 +14,16 @@ from collections.abc import Callable, Sequence
 
 from abstain.core.contracts import Interaction
 
-UNSCORED = {"writer": None, "token_log_probs": None}
+CLEARED_WRITER_FIELDS = {"writer": None, "token_log_probs": None}
 Variant = Callable[[Sequence[Interaction]], list[Interaction]]
 
 
 def context_removed(interactions: Sequence[Interaction]) -> list[Interaction]:
     """The same, in order, without their chunks."""
-    return [one.model_copy(update={"contexts": (), **UNSCORED}) if one.contexts else one for one in interactions]
+    return [
+        one.model_copy(update={"contexts": (), **CLEARED_WRITER_FIELDS}) if one.contexts else one
+        for one in interactions
+    ]
 
 
 def answers_shuffled(interactions: Sequence[Interaction]) -> list[Interaction]:
@@ -40,7 +43,7 @@ def answers_shuffled(interactions: Sequence[Interaction]) -> list[Interaction]:
             others = (interactions[rows[(place + step) % len(rows)]].answer for step in range(1, len(rows)))
             answers[at] = next((answer for answer in others if answer != own), own)
     return [
-        one if answer == one.answer else one.model_copy(update={"answer": answer, **UNSCORED})
+        one if answer == one.answer else one.model_copy(update={"answer": answer, **CLEARED_WRITER_FIELDS})
         for one, answer in zip(interactions, answers, strict=True)
     ]
 

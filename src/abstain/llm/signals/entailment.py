@@ -27,7 +27,7 @@ from torch import Tensor
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.labels import Labels
-from abstain.llm.engine.prompts import Pass, Segment
+from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.auxiliary_model import AuxiliaryModel, find_model
 from abstain.llm.signals.base import Answers, ScorerUnavailable
@@ -64,7 +64,7 @@ class Entailment:
         found = iter(self.model.cached("entailment", SCORER_VERSION, list(chain.from_iterable(pairs)), self._compute))
         return np.array([max((float(next(found)) for _ in of_row), default=float("nan")) for of_row in pairs], float)
 
-    def _compute(self, pairs: list[Pass]) -> list[Tensor]:
+    def _compute(self, pairs: list[PromptSegments]) -> list[Tensor]:
         """p(supported), (1, 1), of each premise and hypothesis: the maximum over the premise's windows."""
         windows = [
             (at, window)
@@ -82,12 +82,12 @@ def entailment_scorer(model: str | None, settings: Settings) -> Entailment:
     """The scorer for the model of that folder or Hugging Face `id[@revision]`. Raises `ScorerUnavailable`."""
     found, config = find_model(model, SETTING, "ForSequenceClassification", settings)
     try:
-        return Entailment(found, supported_label(config.id2label))
+        return Entailment(found, find_supported_label(config.id2label))
     except ValueError as error:
-        raise ScorerUnavailable(Code.UNSUITABLE, f"{model}: {error}; change {SETTING}") from None
+        raise ScorerUnavailable(Code.MODEL_UNSUITABLE, f"{model}: {error}; change {SETTING}") from None
 
 
-def supported_label(id2label: Mapping[int, str]) -> int | None:
+def find_supported_label(id2label: Mapping[int, str]) -> int | None:
     """The label that means that the premise supports the hypothesis; None where there is one logit, its log-odds.
 
     Raises ValueError, listing the labels, where none of them is known to mean it.

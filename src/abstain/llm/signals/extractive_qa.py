@@ -26,7 +26,7 @@ from torch import Tensor
 
 from abstain.config.settings import Settings
 from abstain.core.labels import Labels
-from abstain.llm.engine.prompts import Pass, Segment
+from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.auxiliary_model import AuxiliaryModel, TextWindow, find_model
 from abstain.llm.signals.base import Answers
@@ -43,7 +43,7 @@ WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
-class Readout:
+class WindowLogits:
     """The model's output for one window of chunk number `chunk`.
 
     `start`, `end`: logits, float64 (tokens,), of the chunk's tokens; `places`: first and past the last character in the
@@ -83,7 +83,7 @@ class ExtractiveQA:
             scores.append(expected_f1(one.answer, spans))
         return np.array(scores, float)
 
-    def _compute(self, asked: list[Pass]) -> list[Tensor]:
+    def _compute(self, asked: list[PromptSegments]) -> list[Tensor]:
         """The spans of each question and its chunks: `best_spans`, float32."""
         windows = [
             (row, chunk, window)
@@ -91,17 +91,17 @@ class ExtractiveQA:
             for chunk, context in enumerate(contexts)
             for window in self.model.windows(question.text, context.text, "second")
         ]
-        readouts: list[list[Readout]] = [[] for _ in asked]
+        readouts: list[list[WindowLogits]] = [[] for _ in asked]
         for number, (start, end) in self.model.run([window for _, _, window in windows]):
             row, chunk, window = windows[number]
             readouts[row].append(self._readout(chunk, window, start, end))
         return [torch.from_numpy(best_spans(of_row)).float() for of_row in readouts]
 
-    def _readout(self, chunk: int, window: TextWindow, start: Tensor, end: Tensor) -> Readout:
+    def _readout(self, chunk: int, window: TextWindow, start: Tensor, end: Tensor) -> WindowLogits:
         of_chunk = [at for at, text in enumerate(window.texts) if text == 1]
         ids, cls = window.inputs["input_ids"], self.model.tokenizer.cls_token_id
         none = ids.index(cls) if cls in ids else None
-        return Readout(
+        return WindowLogits(
             chunk,
             start[of_chunk].double().numpy(),
             end[of_chunk].double().numpy(),
@@ -116,7 +116,7 @@ def extractive_scorer(model: str | None, settings: Settings) -> ExtractiveQA:
     return ExtractiveQA(found)
 
 
-def best_spans(readouts: Sequence[Readout], top: int = TOP, longest: int = LONGEST) -> np.ndarray:
+def best_spans(readouts: Sequence[WindowLogits], top: int = TOP, longest: int = LONGEST) -> np.ndarray:
     """The `top` most probable spans, best first: float64 (spans, 4), chunk, first and past the last character, p.
 
     A span that two windows hold counts once, with the better score. Of "no answer" the window counts that is least sure

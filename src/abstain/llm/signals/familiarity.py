@@ -34,7 +34,7 @@ class QuestionFamiliarity:
         return self
 
     def score(self, answers: Answers) -> np.ndarray:
-        found = self.familiarity.familiarity_of([one.question for one in answers.interactions])
+        found = self.familiarity.score([one.question for one in answers.interactions])
         return np.array([_score(one) for one in found])
 
 

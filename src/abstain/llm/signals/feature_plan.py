@@ -14,10 +14,10 @@ from functools import cached_property
 from abstain.config.params import LLMParams, Params
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.requests import Site, chosen_layer, probe_states
+from abstain.llm.engine.requests import Site, get_chosen_layer, make_probe_operation
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Scorer
-from abstain.llm.signals.compute_features import Asked, feature_requests_of
+from abstain.llm.signals.compute_features import Asked, collect_feature_requests
 from abstain.llm.signals.context_conditions import ContextConditions, baseline, normal
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 
@@ -32,12 +32,12 @@ class ProbeSite:
 
     def reading(self, llm: LLMParams) -> FeatureRequest:
         """The request for the states that a probe of `llm` reads here."""
-        return FeatureRequest(probe_states(llm, self.layer, self.site), chunks=self.chunks)
+        return FeatureRequest(make_probe_operation(llm, self.layer, self.site), chunks=self.chunks)
 
 
-def served_site(params: Params) -> ProbeSite:
+def get_served_site(params: Params) -> ProbeSite:
     """The site that the exported probe reads."""
-    return ProbeSite(chosen_layer(params.llm), params.llm.site)
+    return ProbeSite(get_chosen_layer(params.llm), params.llm.site)
 
 
 def candidate_sites(depth: int) -> list[ProbeSite]:
@@ -50,9 +50,9 @@ def candidate_sites(depth: int) -> list[ProbeSite]:
     return [ProbeSite(layer, site) for layer in layers for site in ("residual", "mlp")]
 
 
-def sweep_sites(params: Params) -> list[ProbeSite]:
+def list_sweep_sites(params: Params) -> list[ProbeSite]:
     """The other sites to compare: `sweep.layers` x `sweep.sites`, and `sweep.contexts` at the served site."""
-    here = served_site(params)
+    here = get_served_site(params)
     places = [ProbeSite(layer, site) for layer in params.sweep.layers for site in params.sweep.sites]
     places += [ProbeSite(here.layer, here.site, chunks) for chunks in params.sweep.contexts]
     return [place for place in dict.fromkeys(places) if place != here]
@@ -78,27 +78,27 @@ class LabelledAnswers:
         return {"asked": list(self.rows)} | changed
 
 
-def all_feature_requests(params: Params, scorers: Iterable[Scorer], labelled: LabelledAnswers) -> list[Asked]:
+def plan_features(params: Params, scorers: Iterable[Scorer], labelled: LabelledAnswers) -> list[Asked]:
     """The requests of the stage `features`: all that do not need perturbed contexts."""
-    own = (served_site(params).reading(params.llm), *signal_requests(params, scorers))
+    own = (get_served_site(params).reading(params.llm), *collect_signal_requests(params, scorers))
     asked, *audits = labelled.variants.values()
     return [
-        (asked, (*own, *(place.reading(params.llm) for place in sweep_sites(params)))),
+        (asked, (*own, *(place.reading(params.llm) for place in list_sweep_sites(params)))),
         *((rows, own) for rows in audits),
     ]
 
 
-def choice_requests(
+def plan_site_choice(
     params: Params, scorers: Iterable[Scorer], train: Sequence[Interaction], sites: Sequence[ProbeSite]
 ) -> list[Asked]:
     """The requests to choose one of `sites`: the states of training answers there, and what the stage `features` will
     read of these answers in the same passes."""
-    return [(train, (*(place.reading(params.llm) for place in sites), *signal_requests(params, scorers)))]
+    return [(train, (*(place.reading(params.llm) for place in sites), *collect_signal_requests(params, scorers)))]
 
 
-def signal_requests(params: Params, scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:
+def collect_signal_requests(params: Params, scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:
     """The requests of `scorers` and of the regressors."""
-    own = feature_requests_of(scorers)
+    own = collect_feature_requests(scorers)
     if wants_regressors(params):
         own += (*normal(params.llm.layout).values(), *baseline(params.llm.layout).values())
     return own

@@ -27,7 +27,7 @@ class LengthOnly:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        labels.require_both_kinds()
+        labels.require_both_classes()
         model = make_pipeline(StandardScaler(), LogisticRegression())
         model.fit(_lengths(answers), labels.correct, logisticregression__sample_weight=labels.weight)
         return LengthOnly(model=model)

@@ -12,7 +12,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import FAMILIARITY, WRITER
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.engine.requests import Ask, Generate, NextTokenProbs
+from abstain.llm.engine.requests import Generate, NextTokenProbs, Operation
 from abstain.llm.signals import likelihood
 from abstain.llm.signals.base import Scorer, ScorerUnavailable
 from abstain.llm.signals.entailment import entailment_scorer
@@ -35,7 +35,7 @@ class AvailableScorers:
 
 def build_scorers(params: Params, settings: Settings) -> AvailableScorers:
     """Make the scorers of `params.scorers.enabled`. Raises `AbstainError` for an unknown name, listing all names."""
-    makers = _makers(params, settings)
+    makers = _scorer_factories(params, settings)
     unknown = [name for name in params.scorers.enabled if name not in makers]
     if unknown:
         raise AbstainError(
@@ -51,7 +51,7 @@ def build_scorers(params: Params, settings: Settings) -> AvailableScorers:
     return AvailableScorers((*scorers, LengthOnly()), skipped)
 
 
-def _makers(params: Params, settings: Settings) -> dict[str, Callable[[], Scorer]]:
+def _scorer_factories(params: Params, settings: Settings) -> dict[str, Callable[[], Scorer]]:
     tokenizer = load_tokenizer(resolve(params.llm.model, settings))
     signals = (*likelihood.SIGNALS, *yes_no_signals(tokenizer), verbalized_signal(tokenizer))
 
@@ -64,7 +64,7 @@ def _makers(params: Params, settings: Settings) -> dict[str, Callable[[], Scorer
             for token in _choices(reading.ask):
                 if len(tokenizer.encode(token, add_special_tokens=False)) != 1:
                     raise ScorerUnavailable(
-                        Code.UNSUITABLE, f"{params.llm.model} has no token of its own for {token!r}"
+                        Code.MODEL_UNSUITABLE, f"{params.llm.model} has no token of its own for {token!r}"
                     )
         return one
 
@@ -77,6 +77,6 @@ def _makers(params: Params, settings: Settings) -> dict[str, Callable[[], Scorer
     }
 
 
-def _choices(ask: Ask) -> tuple[str, ...]:
+def _choices(ask: Operation) -> tuple[str, ...]:
     """The tokens whose probabilities `ask` wants, each of which the base model must have."""
     return ask.tokens if isinstance(ask, NextTokenProbs) else ask.choices if isinstance(ask, Generate) else ()

@@ -13,7 +13,7 @@ from abstain.core.scorer_names import FAMILIARITY, ONE_PASS, PROBE, REGRESSORS, 
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Scorer
 from abstain.llm.signals.context_conditions import baseline, normal
-from abstain.llm.signals.feature_plan import served_site, wants_regressors
+from abstain.llm.signals.feature_plan import get_served_site, wants_regressors
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.likelihood import SIGNALS
 
@@ -24,7 +24,7 @@ LOG_PROBS = {one.name: one for one in SIGNALS if one.name != "joint_log_prob"}
 _OTHER_PROMPT = "it reads a prompt of its own, and a service reads an answer under its own prompt alone"
 _OTHER_MODEL = "it needs another model than the base model"
 _BASELINE = "it is a baseline"
-_ALL_NEAR_ZERO = "its confidences of long answers are all near 0, so that no threshold can part them"
+_VANISHING_CONFIDENCES = "its confidences of long answers are all near 0, so that no threshold can part them"
 _PERTURBED = (
     "it reads perturbed contexts, whose perturbation serve.max_tokens does not bound: set perturbation.copies 0"
 )
@@ -36,15 +36,15 @@ def kind_of(name: str) -> ServableKind:
     return known.get(name, "log_prob" if name in LOG_PROBS else "regressor")
 
 
-def served_parts(params: Params, scorers: Iterable[Scorer]) -> dict[str, tuple[FeatureRequest, ...]]:
+def list_servable_components(params: Params, scorers: Iterable[Scorer]) -> dict[str, tuple[FeatureRequest, ...]]:
     """The feature requests of the probe, of `scorers` that can be served, and of the `REGRESSORS`, if they can be."""
     parts = {one.name: one.readings for one in scorers if not _reason(one)}
     if wants_regressors(params) and not params.perturbation.copies:
         parts[REGRESSORS] = (*normal(params.llm.layout).values(), *baseline(params.llm.layout).values())
-    return {PROBE: (served_site(params).reading(params.llm),), **parts}
+    return {PROBE: (get_served_site(params).reading(params.llm),), **parts}
 
 
-def served_fusions(parts: Mapping[str, Sequence[FeatureRequest]]) -> dict[str, list[str]]:
+def list_servable_fusions(parts: Mapping[str, Sequence[FeatureRequest]]) -> dict[str, list[str]]:
     """The parts of each fusion: all that an answer's passes give. One part alone is none."""
     passes = {name: len({(one.prompt, one.chunks) for one in readings}) for name, readings in parts.items()}
     found = {of: [name for name in parts if passes[name] <= most] for most, of in FUSIONS.items()}
@@ -63,5 +63,5 @@ def _reason(scorer: Scorer) -> str:
     if isinstance(scorer, LengthOnly):
         return _BASELINE
     if scorer in SIGNALS:
-        return _ALL_NEAR_ZERO
+        return _VANISHING_CONFIDENCES
     return _OTHER_PROMPT if scorer.readings or scorer.name == FAMILIARITY else _OTHER_MODEL

@@ -8,8 +8,8 @@ Notes:
 * A logistic regression of correctness combines the ranks, with slopes of their own for refusals: how sure an assistant
   is that there is no answer says something else than how sure it is of one. A score may count either way.
 * The log-probabilities of the answer's tokens are scores, too, by the statistics of `likelihood.py`: no pass is run.
-* Fewer than `RANKED` training answers to rank among are no ranking. Such a score is missing, and an answer without any
-  ranked score has none.
+* Fewer than `MIN_RANKED` training answers to rank among are no ranking. Such a score is missing, and an answer without
+  any ranked score has none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from abstain.core.text import is_refusal
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers, ScorerUnavailable
 
-RANKED = 10
+MIN_RANKED = 10
 """Fewest answers to rank among. The error of a rank among n has 2 / n of the variance of ranks, a fifth here; an answer
 without a rank is withheld, which costs more."""
 LISTED = 5
@@ -41,7 +41,7 @@ class WriterScores:
     """Logistic regression of correctness on ranks of the writer's scores.
 
     `refusals`: the beginnings of refusals. `scores`: by version, kind and name, those of the training answers, float64,
-    ascending; at least `RANKED`. `coefficient` and `intercept`: of the columns of `inputs`.
+    ascending; at least `MIN_RANKED`. `coefficient` and `intercept`: of the columns of `inputs`.
     """
 
     refusals: tuple[str, ...]
@@ -67,7 +67,7 @@ class WriterScores:
         if len(np.unique(learnt.correct)) < 2:
             raise ScorerUnavailable(
                 Code.TOO_FEW_LABELS,
-                f"no version of the assistant has {RANKED} training answers with scores of their writer, correct and "
+                f"no version of the assistant has {MIN_RANKED} training answers with scores of their writer, correct and "
                 "incorrect ones: bring feedback on more answers of one version",
             )
         scaler, model = StandardScaler(), LogisticRegression()
@@ -113,7 +113,7 @@ class WriterScores:
         if more := len(missing) - len(named):
             named.append(f"and {more} others")
         return (
-            f"{missing.total():,} answers have scores of their writer and no rank, because fewer than {RANKED} "
+            f"{missing.total():,} answers have scores of their writer and no rank, because fewer than {MIN_RANKED} "
             f"training answers are of the same version and kind: {'; '.join(named)}"
         )
 
@@ -122,7 +122,7 @@ class WriterScores:
         for row in answers.interactions:
             for name, value in scores_of(row).items():
                 found[row.model, self._is_refusal(row), name].append(value)
-        return {place: np.sort(values) for place, values in found.items() if len(values) >= RANKED}
+        return {place: np.sort(values) for place, values in found.items() if len(values) >= MIN_RANKED}
 
     def inputs(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
         """(rows, columns) of numbers, and (rows,) of bool: whether a row has any ranked score.

@@ -9,7 +9,7 @@ from typing import Any
 from abstain.core.formatting import percent
 from abstain.core.markdown import bold, heading, paragraph, table
 from abstain.data.validation.results import SHOWN, UNITS, condition
-from abstain.reports.page import State, marked_heading
+from abstain.reports.page import State, status_heading
 
 OUTCOMES: dict[tuple[bool, str], tuple[str, State]] = {
     (True, "error"): ("ok", "passed"),
@@ -62,7 +62,7 @@ def _suite(title: str, checks: Sequence[Mapping[str, Any]]) -> list[str]:
     columns = ("column", "must be", "outcome", "failing", "for example", "why")
     words = ("must be", "outcome", "for example", "why")
     return [
-        marked_heading(3, state, f"{title}, {holding}"),
+        status_heading(3, state, f"{title}, {holding}"),
         table(columns, map(_check, checks), "Each expectation of a column", words),
     ]
 

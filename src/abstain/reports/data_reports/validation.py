@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from abstain.core.formatting import count
-from abstain.core.markdown import document, heading, key_figures, list_section, paragraph
+from abstain.core.markdown import document, heading, key_metrics_table, list_section, paragraph
 from abstain.data.validation.checks import TABLES
 from abstain.reports.data_reports.charts import drift_images, drift_section
 from abstain.reports.data_reports.sections import balance_section, failing_section, suite_sections
@@ -30,7 +30,7 @@ def validation_report(results: Sequence[Mapping[str, Any]], about: str) -> tuple
         heading(1, "Data validation"),
         paragraph(about),
         *_verdict(checks, rows, failing),
-        key_figures((f"{rows[name]:,}", name) for name in (*TABLES, "labels") if name in rows),
+        key_metrics_table((f"{rows[name]:,}", name) for name in (*TABLES, "labels") if name in rows),
         *failing_section(sorted(reasons.items()), failing),
         *list_section("Warnings", [line for result in results for line in result["warnings"]]),
         *balance_section(figures.get("splits", ())),

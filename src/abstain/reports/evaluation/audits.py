@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from abstain.core.formatting import NOTHING, bounds, count, figure, listed, percent, with_bounds
+from abstain.core.formatting import NOTHING, bounds, count, figure, format_with_interval, listed, percent
 from abstain.core.markdown import defined, heading, paragraph
-from abstain.reports.evaluation.evaluation_result import Evaluated, marked_table
+from abstain.reports.evaluation.evaluation_result import EvaluationResult, highlighted_table
 
 CHANCE = 0.5
 
 
-def audit_section(evaluated: Evaluated) -> list[str]:
+def audit_section(evaluated: EvaluationResult) -> list[str]:
     sections = {
         "context_removed": _context_removed,
         "answers_shuffled": _answers_shuffled,
@@ -30,7 +30,7 @@ def audit_section(evaluated: Evaluated) -> list[str]:
     ]
 
 
-def _context_removed(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _context_removed(evaluated: EvaluationResult, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         heading(3, "Context removed"),
         paragraph(_without_context(evaluated, rows)),
@@ -42,7 +42,7 @@ def _context_removed(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) ->
                 [
                     row["scorer"],
                     *(figure(row[name]) for name in ("auroc", "auroc_changed")),
-                    with_bounds(row, "auroc_lost", "+.3f"),
+                    format_with_interval(row, "auroc_lost", "+.3f"),
                     *(figure(row[name]) for name in ("mean", "mean_changed")),
                 ]
                 for row in rows
@@ -51,7 +51,7 @@ def _context_removed(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) ->
     ]
 
 
-def _answers_shuffled(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _answers_shuffled(evaluated: EvaluationResult, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         heading(3, "Answers shuffled"),
         paragraph(_shuffled(evaluated, rows)),
@@ -71,7 +71,7 @@ def _answers_shuffled(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -
     ]
 
 
-def _left_out(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _left_out(evaluated: EvaluationResult, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         heading(3, "Trained without a product"),
         paragraph(_expected_of_new_products(rows)),
@@ -86,20 +86,24 @@ def _left_out(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> list[s
 
 
 def _table_of(
-    evaluated: Evaluated, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()
+    evaluated: EvaluationResult,
+    caption: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    words: Sequence[str] = (),
 ) -> list[str]:
     """The table, its row of the served scorer in bold; none where there are no rows."""
     marked = evaluated.served["name"] if columns[0] == "scorer" else ""
-    return [marked_table(columns, rows, caption, words, marked)] if rows else []
+    return [highlighted_table(columns, rows, caption, words, marked)] if rows else []
 
 
-def _length(evaluated: Evaluated) -> str:
+def _length(evaluated: EvaluationResult) -> str:
     length, own = evaluated.scorers.get("length_only"), evaluated.own
     if length is None:
         return "Not measured: length_only is not among the scorers that are compared (scorers.enabled)."
     text = (
         "A model of the length of the answer alone has an AUROC of "
-        f"{with_bounds(length, 'auroc')}; {evaluated.served['name']} has {with_bounds(own, 'auroc')}."
+        f"{format_with_interval(length, 'auroc')}; {evaluated.served['name']} has {format_with_interval(own, 'auroc')}."
     )
     if not defined(length["auroc_difference_high"]):
         return text
@@ -108,7 +112,7 @@ def _length(evaluated: Evaluated) -> str:
     return f"{text} On these answers it is not shown to use more than the length of an answer: be careful."
 
 
-def _without_context(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> str:
+def _without_context(evaluated: EvaluationResult, rows: Sequence[Mapping[str, Any]]) -> str:
     text = "A confidence that ranks answers as well without the retrieved context does not check them against it."
     row = _of_served(evaluated, rows)
     if row is None or not defined(row["auroc"]) or not defined(row["auroc_changed"]):
@@ -125,7 +129,7 @@ def _without_context(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) ->
     )
 
 
-def _shuffled(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> str:
+def _shuffled(evaluated: EvaluationResult, rows: Sequence[Mapping[str, Any]]) -> str:
     text = "The answer to another question is incorrect here, however well written it is."
     row = _of_served(evaluated, rows)
     if row is None or not defined(row["auroc_against_shuffled"]):
@@ -164,12 +168,12 @@ def _product(row: Mapping[str, Any]) -> list[str]:
     return [
         row["product"],
         f"{row['rows']:,}",
-        with_bounds(row, "auroc"),
+        format_with_interval(row, "auroc"),
         figure(row.get("auroc_trained_on_all")),
-        with_bounds(row, "lost", "+.3f"),
+        format_with_interval(row, "lost", "+.3f"),
         row["note"] or NOTHING,
     ]
 
 
-def _of_served(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def _of_served(evaluated: EvaluationResult, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return next((row for row in rows if row["scorer"] == evaluated.served["name"]), None)

@@ -8,14 +8,14 @@ from abstain.reports.evaluation.audits import audit_section
 from abstain.reports.evaluation.calibration_and_slices import calibration_section, slice_section
 from abstain.reports.evaluation.cards import data_card, glossary, model_card
 from abstain.reports.evaluation.correctness import correctness_section
-from abstain.reports.evaluation.evaluation_result import Evaluated
+from abstain.reports.evaluation.evaluation_result import EvaluationResult
 from abstain.reports.evaluation.examples import example_section
 from abstain.reports.evaluation.guarantee import guarantee_section
 from abstain.reports.evaluation.ranking import ranking_section
 from abstain.reports.evaluation.thresholds import ablation_section, threshold_section
 
 
-def evaluation_markdown(evaluated: Evaluated) -> str:
+def render_evaluation(evaluated: EvaluationResult) -> str:
     """Return the report of one candidate."""
     served, holdout = evaluated.served, evaluated.holdout
     return document(

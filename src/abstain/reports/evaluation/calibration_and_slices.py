@@ -7,39 +7,42 @@ from typing import Any
 
 import pandas as pd
 
-from abstain.core.formatting import bounds, figure, listed, percent, share, with_bounds
+from abstain.core.formatting import bounds, figure, format_with_interval, listed, percent, share
 from abstain.core.markdown import defined, heading, paragraph, table
-from abstain.reports.evaluation.evaluation_result import Evaluated, marked_table
+from abstain.reports.evaluation.evaluation_result import EvaluationResult, highlighted_table
 from abstain.reports.page import plot
 
 
-def calibration_section(evaluated: Evaluated) -> list[str]:
+def calibration_section(evaluated: EvaluationResult) -> list[str]:
     calibration = evaluated.evaluation["calibration"]
-    rows = [[row["method"], *(with_bounds(row, name) for name in ("ece", "brier"))] for row in calibration["by_method"]]
+    rows = [
+        [row["method"], *(format_with_interval(row, name) for name in ("ece", "brier"))]
+        for row in calibration["by_method"]
+    ]
     caption = "Calibrators, fitted on validation, measured on the hold-out; none: the confidence as it is"
     return [
         heading(2, "Calibration"),
         paragraph(_calibrated(calibration)),
-        marked_table(("method", "ECE", "Brier"), rows, caption, marked=calibration["method"]),
+        highlighted_table(("method", "ECE", "Brier"), rows, caption, marked=calibration["method"]),
         *_reliability_plot(evaluated),
         *_reliability_by_product(evaluated),
         *_confidence_plot(evaluated),
     ]
 
 
-def slice_section(evaluated: Evaluated) -> list[str]:
+def slice_section(evaluated: EvaluationResult) -> list[str]:
     slices = evaluated.evaluation["slices"]
     columns = ("by", "slice", "answers", "n_eff", "correct", "AUROC", "ECE", "Brier", "shown", "precision")
     caption = "The served scorer by slice of the hold-out; n_eff: effective sample size"
     by_slice = table(columns, map(_slice, slices), caption, words=("by", "slice", "precision"))
-    return [heading(2, "Slices"), paragraph(_weakest(evaluated, slices)), by_slice]
+    return [heading(2, "Slices"), paragraph(_describe_weak_slices(evaluated, slices)), by_slice]
 
 
 def _slice(row: Mapping[str, Any]) -> list[str]:
     cells = [row["by"], row["slice"], f"{row['rows']:,}", figure(row["n_eff"], ",.0f"), percent(row["base_rate"])]
     if not any(defined(row[name]) for name in ("auroc", "ece", "precision")):
         return [*cells, row["note"]]
-    cells += [with_bounds(row, "auroc"), figure(row["ece"]), figure(row["brier"]), f"{row['shown']:,}"]
+    cells += [format_with_interval(row, "auroc"), figure(row["ece"]), figure(row["brier"]), f"{row['shown']:,}"]
     if defined(row["precision"]):
         return [*cells, f"{percent(row['precision'])} ({row['note']})" if row["note"] else percent(row["precision"])]
     return [*cells, row["note"] or figure(None)]
@@ -60,7 +63,7 @@ def _calibrated(calibration: Mapping[str, Any]) -> str:
     )
 
 
-def _weakest(evaluated: Evaluated, slices: list[Mapping[str, Any]]) -> str:
+def _describe_weak_slices(evaluated: EvaluationResult, slices: list[Mapping[str, Any]]) -> str:
     """How many slices are below the target, by name; a guarantee is about all answers and not about each slice."""
     judged = [row for row in slices if defined(row["precision"])]
     text = f"{len(judged)} of {len(slices)} slices have enough shown answers to be judged."
@@ -77,7 +80,7 @@ def _weakest(evaluated: Evaluated, slices: list[Mapping[str, Any]]) -> str:
     )
 
 
-def _reliability_plot(evaluated: Evaluated) -> list[str]:
+def _reliability_plot(evaluated: EvaluationResult) -> list[str]:
     items = [text for text in (_gap(evaluated, kind) for kind in ("raw", "calibrated")) if text]
     return plot(
         "reliability",
@@ -87,7 +90,7 @@ def _reliability_plot(evaluated: Evaluated) -> list[str]:
     )
 
 
-def _reliability_by_product(evaluated: Evaluated) -> list[str]:
+def _reliability_by_product(evaluated: EvaluationResult) -> list[str]:
     table = evaluated.tables["reliability_by_product"]
     shown = [str(name) for name in table["kind"].drop_duplicates()]
     off = {row["slice"]: row["ece"] for row in evaluated.evaluation["slices"] if row["by"] == "product"}
@@ -100,7 +103,7 @@ def _reliability_by_product(evaluated: Evaluated) -> list[str]:
     )
 
 
-def _gap(evaluated: Evaluated, kind: str) -> str:
+def _gap(evaluated: EvaluationResult, kind: str) -> str:
     """Where a probability is off by most, counting each bin by its answers."""
     table = evaluated.tables["reliability"]
     known = table[table["kind"] == kind].dropna()
@@ -114,7 +117,7 @@ def _gap(evaluated: Evaluated, kind: str) -> str:
     )
 
 
-def _confidence_plot(evaluated: Evaluated) -> list[str]:
+def _confidence_plot(evaluated: EvaluationResult) -> list[str]:
     at, base = evaluated.at, evaluated.holdout["base_rate"]
     wrong = None
     if defined(at["precision"]) and defined(base) and base < 1:

@@ -8,18 +8,18 @@ from typing import Any
 from abstain.core.codes import Code
 from abstain.core.formatting import count, figure, listed, percent, share
 from abstain.core.markdown import heading, labelled, paragraph, points, table
-from abstain.reports.evaluation.evaluation_result import Evaluated
+from abstain.reports.evaluation.evaluation_result import EvaluationResult
 
 
-def model_card(evaluated: Evaluated) -> list[str]:
+def model_card(evaluated: EvaluationResult) -> list[str]:
     served, probe, threshold = evaluated.served, evaluated.evaluation["probe"], evaluated.threshold
     train = next((row for row in evaluated.dataset["splits"] if row["split"] == "train"), None)
     limit = "precision of at least" if evaluated.is_precision else "error rate (shown and incorrect, of all) of at most"
     guarantee = f"{limit} {share(threshold['target'])}, confidence {share(threshold['confidence'])}"
     if not threshold["guaranteed"]:
         guarantee = f"none ({guarantee}: asked for)"
-    elif evaluated.too_few:
-        guarantee += f", not checked yet: {evaluated.too_few}"
+    elif evaluated.too_few_shown:
+        guarantee += f", not checked yet: {evaluated.too_few_shown}"
     rows = {
         "base model": served["model"],
         "scorer": served["name"] + (f", of {listed(served['parts'])}" if served["kind"] == "fusion" else ""),
@@ -37,7 +37,7 @@ def model_card(evaluated: Evaluated) -> list[str]:
     return [heading(2, "Model card"), table(("what", "value"), rows.items(), "The served version", words=("value",))]
 
 
-def data_card(evaluated: Evaluated) -> list[str]:
+def data_card(evaluated: EvaluationResult) -> list[str]:
     dataset = evaluated.dataset
     labels = listed([f"{number:,} {name.replace('_', ' ')}" for name, number in dataset["labels"].items()])
     return [

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from abstain.core.formatting import count, figure, listed, percent, with_bounds
+from abstain.core.formatting import count, figure, format_with_interval, listed, percent
 from abstain.core.markdown import heading, paragraph, points, table
-from abstain.reports.evaluation.evaluation_result import Evaluated
+from abstain.reports.evaluation.evaluation_result import EvaluationResult
 
-SAID = {
+REMARKS = {
     "empty": "without any context: nothing could be perturbed, so the perturbed condition is that without context",
     "too_long": "with a context that the perturbation model cannot read at once, and that stays as it was",
     "fewer": "with fewer tokens than were to be replaced: all were",
@@ -18,7 +18,7 @@ SAID = {
 }
 
 
-def correctness_section(evaluated: Evaluated) -> list[str]:
+def correctness_section(evaluated: EvaluationResult) -> list[str]:
     found = evaluated.evaluation["regressors"]
     regressors: Mapping[str, Mapping[str, Any]] = found["regressors"]
     if not regressors:
@@ -53,7 +53,7 @@ def _table(regressors: Mapping[str, Mapping[str, Any]]) -> str:
         if of is None:
             rows.append((name, "no t could be tuned"))
             continue
-        figures = (with_bounds(of, metric) for metric in ("mse", "auroc", "accuracy", "f1"))
+        figures = (format_with_interval(of, metric) for metric in ("mse", "auroc", "accuracy", "f1"))
         counted = (figure(of["threshold"], ".2f"), f"{of['judged']:,}", percent(of["positive"]))
         stored = (f"{row['bytes'] / 1e3:,.0f} kB", f"{row['parity']:.1e}")
         rows.append((name, *counted, *figures, *stored))
@@ -62,7 +62,7 @@ def _table(regressors: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _counted(perturbed: Mapping[str, Any]) -> list[str]:
     counts = {name: number for name, number in perturbed["perturbed"].items() if number}
-    return [f"{count(number, 'answer')} of {perturbed['rows']:,} {SAID[name]}." for name, number in counts.items()]
+    return [f"{count(number, 'answer')} of {perturbed['rows']:,} {REMARKS[name]}." for name, number in counts.items()]
 
 
 def _dropped(regressors: Mapping[str, Mapping[str, Any]]) -> str:

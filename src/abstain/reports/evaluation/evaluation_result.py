@@ -13,7 +13,7 @@ from abstain.core.markdown import bold_row, defined, table
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """`metrics`, `evaluation` and `dataset` are the parsed JSON files of these names; null is what is not defined.
 
     `tables`: what `plots.plot_tables` makes of the tables behind the plots.
@@ -61,7 +61,7 @@ class Evaluated:
         return self.metric == "precision"
 
     @property
-    def too_few(self) -> str:
+    def too_few_shown(self) -> str:
         """Where the hold-out shows too few answers for the gate to check a guarantee, how many; else ""."""
         rows, n_eff, least = self.at["shown"], self.at["shown_n_eff"], self.evaluation["min_rows"]
         if n_eff >= least:
@@ -70,7 +70,7 @@ class Evaluated:
         return f"the hold-out has {count(rows, 'shown answer')}{evenly} where {least} are needed"
 
 
-def marked_table(
+def highlighted_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
     caption: str,

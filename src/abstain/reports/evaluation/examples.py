@@ -7,7 +7,7 @@ from typing import Any
 
 from abstain.core.formatting import figure, percent
 from abstain.core.markdown import heading, labelled, numbered, paragraph
-from abstain.reports.evaluation.evaluation_result import Evaluated
+from abstain.reports.evaluation.evaluation_result import EvaluationResult
 
 KINDS = {
     "caught": ("Errors caught", "Incorrect, and withheld; the lowest confidence first."),
@@ -16,7 +16,7 @@ KINDS = {
 }
 
 
-def example_section(evaluated: Evaluated) -> list[str]:
+def example_section(evaluated: EvaluationResult) -> list[str]:
     blocks = [heading(2, "Examples")]
     for kind, (title, caption) in KINDS.items():
         found = evaluated.evaluation["examples"][kind]

@@ -6,35 +6,35 @@ from collections.abc import Mapping
 from typing import Any
 
 from abstain.core.formatting import beside, bounds, count, figure, percent, share
-from abstain.core.markdown import defined, key_figures, labelled
+from abstain.core.markdown import defined, key_metrics_table, labelled
 from abstain.core.text import short_name
-from abstain.reports.evaluation.evaluation_result import Evaluated, is_kept, reached
+from abstain.reports.evaluation.evaluation_result import EvaluationResult, is_kept, reached
 from abstain.reports.page import State, verdict
 
 
-def guarantee_section(evaluated: Evaluated) -> list[str]:
+def guarantee_section(evaluated: EvaluationResult) -> list[str]:
     """Whether the guarantee is kept on the hold-out, and what else a decision needs, a line each."""
     state, headline = _judged(evaluated)
     lines = [
-        _guaranteed(evaluated),
+        _describe_guarantee(evaluated),
         *_volunteered(evaluated),
         _measured(evaluated),
         _without_twins(evaluated),
         _heuristic(evaluated),
         _served(evaluated),
-        _newest(evaluated),
+        _describe_newest(evaluated),
     ]
     return [*verdict(state, headline, lines), _key_figures(evaluated)]
 
 
-def _judged(evaluated: Evaluated) -> tuple[State, str]:
+def _judged(evaluated: EvaluationResult) -> tuple[State, str]:
     threshold, target = evaluated.threshold, evaluated.threshold["target"]
     value = reached(evaluated.metric, evaluated.at)
     if evaluated.is_precision:
         measured, limit = f"{beside(value, target)} of the shown answers are correct", f"at least {share(target)}"
     else:
         measured, limit = f"{beside(value, target)} of all answers are shown and incorrect", f"at most {share(target)}"
-    unknown = evaluated.too_few if evaluated.at["coverage"] else "nothing is shown on the hold-out"
+    unknown = evaluated.too_few_shown if evaluated.at["coverage"] else "nothing is shown on the hold-out"
     if not threshold["guaranteed"]:
         found = unknown or f"on the hold-out {measured}, {limit} was asked for"
         return "warned", f"No guarantee can be made: {found}"
@@ -46,7 +46,7 @@ def _judged(evaluated: Evaluated) -> tuple[State, str]:
     return "failed", f"Guarantee not kept on the hold-out: {measured}, {limit} was guaranteed"
 
 
-def _guaranteed(evaluated: Evaluated) -> str:
+def _describe_guarantee(evaluated: EvaluationResult) -> str:
     threshold = evaluated.threshold
     what = "of the shown answers are correct" if evaluated.is_precision else "of all answers are shown and incorrect"
     limit = f"at {'least' if evaluated.is_precision else 'most'} {share(threshold['target'])} {what}"
@@ -56,12 +56,12 @@ def _guaranteed(evaluated: Evaluated) -> str:
     counted = "the shown ones" if evaluated.is_precision else "they"
     tested = (
         f"{count(threshold['rows'], 'reviewed answer')} of the validation split about "
-        f"{count(threshold['groups'], 'document')}, where {_shows(threshold)}; {counted} are worth "
+        f"{count(threshold['groups'], 'document')}, where {_describe_coverage(threshold)}; {counted} are worth "
         f"{count(threshold['n_eff'], 'independent answer')} (intraclass correlation {figure(threshold['icc'], '.2f')})"
     )
     of = "of all answers" if threshold["drawn"] else "of answers like the reviewed ones, which were not drawn at random"
     return labelled(
-        "Guaranteed, but not checked yet" if evaluated.too_few else "Guaranteed",
+        "Guaranteed, but not checked yet" if evaluated.too_few_shown else "Guaranteed",
         f"{limit}, with a confidence of {share(threshold['confidence'])}, {of}; {threshold['void']}. Tested on "
         f"{tested}; p = {figure(threshold['p_value'], '.2g')}. {_reviewer(threshold['largest_reviewer'])}",
     )
@@ -76,23 +76,27 @@ def _reviewer(largest: Mapping[str, Any] | None) -> str:
     )
 
 
-def _volunteered(evaluated: Evaluated) -> list[str]:
+def _volunteered(evaluated: EvaluationResult) -> list[str]:
     """What the threshold gave of reviews that chose themselves, where enough others were drawn."""
     apart = {"validation split": evaluated.threshold["volunteered"], "hold-out": evaluated.holdout["volunteered"]}
-    found = [f"{count(of['rows'], 'review')} of the {name}, where {_shows(of)}" for name, of in apart.items() if of]
+    found = [
+        f"{count(of['rows'], 'review')} of the {name}, where {_describe_coverage(of)}"
+        for name, of in apart.items()
+        if of
+    ]
     return [labelled("Reviews that chose themselves", f"not counted here: {'; '.join(found)}.")] if found else []
 
 
-def _measured(evaluated: Evaluated) -> str:
+def _measured(evaluated: EvaluationResult) -> str:
     holdout, at = evaluated.holdout, evaluated.at
     text = (
-        f"{_shows(at)}, on the {count(holdout['rows'], 'answer')} of the frozen hold-out, on which nothing was "
+        f"{_describe_coverage(at)}, on the {count(holdout['rows'], 'answer')} of the frozen hold-out, on which nothing was "
         f"trained, calibrated or tuned. Were everything shown, {percent(holdout['base_rate'])} would be correct."
     )
     return labelled("Measured", text + _shortfall(evaluated))
 
 
-def _without_twins(evaluated: Evaluated) -> str:
+def _without_twins(evaluated: EvaluationResult) -> str:
     """The headline figures of the hold-out with the near-duplicates of training answers, and without them."""
     apart, rows = evaluated.holdout["without_twins"], evaluated.holdout["rows"]
     if not apart["twins"]:
@@ -103,13 +107,13 @@ def _without_twins(evaluated: Evaluated) -> str:
         text = (
             f"{apart['twins']:,} of the {count(rows, 'answer')} of the hold-out have one. On the other "
             f"{apart['rows']:,} the AUROC is {figure(apart['auroc'])} (on all {figure(evaluated.own['auroc'])}), and "
-            f"{_shows(apart)}, {percent(apart['error_rate'])} shown and incorrect (of all: {_shows(evaluated.at)}, "
+            f"{_describe_coverage(apart)}, {percent(apart['error_rate'])} shown and incorrect (of all: {_describe_coverage(evaluated.at)}, "
             f"{percent(reached('error_rate', evaluated.at))})."
         )
     return labelled("Near-duplicates in the training data", text)
 
 
-def _shortfall(evaluated: Evaluated) -> str:
+def _shortfall(evaluated: EvaluationResult) -> str:
     """By how many answers the target is missed, and whether chance would do."""
     threshold, at, metric = evaluated.threshold, evaluated.at, evaluated.metric
     target, value = threshold["target"], reached(metric, at)
@@ -127,22 +131,22 @@ def _shortfall(evaluated: Evaluated) -> str:
     return f" The target is missed by {by}; the interval {'holds' if within else 'does not hold'} it: {cause}."
 
 
-def _heuristic(evaluated: Evaluated) -> str:
+def _heuristic(evaluated: EvaluationResult) -> str:
     threshold, heuristic = evaluated.threshold, evaluated.threshold["heuristic"]
     if not heuristic:
         return labelled("Heuristic threshold", "there is none, no threshold was good enough on validation.")
-    on_validation = f"good enough on validation ({_shows(heuristic)}), which guarantees nothing"
+    on_validation = f"good enough on validation ({_describe_coverage(heuristic)}), which guarantees nothing"
     if not threshold["guaranteed"]:
         served = f"the heuristic one, {figure(heuristic['threshold'])}, just {on_validation}."
         return labelled("Threshold served instead", served)
-    found = _shows(evaluated.holdout["at_heuristic"])
+    found = _describe_coverage(evaluated.holdout["at_heuristic"])
     return labelled(
         "Heuristic threshold, for comparison",
         f"{figure(heuristic['threshold'])}, just {on_validation}: on the hold-out {found}.",
     )
 
 
-def _served(evaluated: Evaluated) -> str:
+def _served(evaluated: EvaluationResult) -> str:
     served = evaluated.served
     chosen = next(row for row in served["candidates"] if row["scorer"] == served["name"])
     found = f"AUROC out of fold {figure(chosen['auroc'])}, {figure(served['forward_tokens'], ',.0f')} tokens an answer"
@@ -159,7 +163,7 @@ def _served(evaluated: Evaluated) -> str:
     return labelled("Served", f"{name} of {served['model']}, {why}.")
 
 
-def _newest(evaluated: Evaluated) -> str:
+def _describe_newest(evaluated: EvaluationResult) -> str:
     newest = evaluated.metrics["newest"]
     if not newest["rows"]:
         return labelled("Newest window", "no reviewed answer yet, so nothing is known of what has changed since.")
@@ -168,14 +172,14 @@ def _newest(evaluated: Evaluated) -> str:
     return labelled("Newest window", f"{text}, on the hold-out {figure(evaluated.own['auroc'])}.")
 
 
-def _shows(row: Mapping[str, Any]) -> str:
+def _describe_coverage(row: Mapping[str, Any]) -> str:
     """`50.3 % of the answers are shown, 78.5 % of them correct`."""
     if not row["coverage"]:
         return "nothing is shown"
     return f"{percent(row['coverage'])} of the answers are shown, {percent(row['precision'])} of them correct"
 
 
-def _key_figures(evaluated: Evaluated) -> str:
+def _key_figures(evaluated: EvaluationResult) -> str:
     """The figures that are read first."""
     threshold, at, own = evaluated.threshold, evaluated.at, evaluated.own
     is_precision, target = evaluated.is_precision, threshold["target"]
@@ -184,7 +188,7 @@ def _key_figures(evaluated: Evaluated) -> str:
     )
     aim = "aimed at, not guaranteed"
     if threshold["guaranteed"]:
-        unchecked = ", not checked yet" if evaluated.too_few else ""
+        unchecked = ", not checked yet" if evaluated.too_few_shown else ""
         aim = f"guaranteed, with confidence {share(threshold['confidence'])}{unchecked}"
     found = [
         (f"{limit} {share(target)}", f"{of_what} ({aim})"),
@@ -202,18 +206,18 @@ def _key_figures(evaluated: Evaluated) -> str:
     if not threshold["guaranteed"] and threshold["reviews_needed"]:
         needed = f"{threshold['reviews_needed']:,}"
         more = (needed, f"reviews needed for the guarantee ({threshold['rows']:,} are there)")
-        return key_figures([*found, more])
+        return key_metrics_table([*found, more])
     caught = f"{figure(own['error_recall_over_random'], '.1f')} times that of random withholding"
     none = "equal confidences cannot be parted"
     below = caught if defined(own["error_recall_over_random"]) else none
     more = (percent(own["error_recall_at_15pct"]), f"error recall at 15 % withheld ({below})")
-    return key_figures([*found, more])
+    return key_metrics_table([*found, more])
 
 
-def _interval(evaluated: Evaluated) -> str:
+def _interval(evaluated: EvaluationResult) -> str:
     metric, at = evaluated.metric, evaluated.at
-    if evaluated.too_few:
-        return f": {evaluated.too_few}"
+    if evaluated.too_few_shown:
+        return f": {evaluated.too_few_shown}"
     if at.get(f"{metric}_low") is None or at.get(f"{metric}_high") is None:
         return ""
     return f", 95 % interval {percent(at[f'{metric}_low'])} to {percent(at[f'{metric}_high'])}"

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from abstain.core.formatting import NOTHING, count, figure, listed, percent, with_bounds
+from abstain.core.formatting import NOTHING, count, figure, format_with_interval, listed, percent
 from abstain.core.markdown import bold, defined, document, heading, paragraph, table
 from abstain.core.scorer_names import PROBE
-from abstain.reports.evaluation.evaluation_result import Evaluated, marked_table
+from abstain.reports.evaluation.evaluation_result import EvaluationResult, highlighted_table
 from abstain.reports.page import plot
 
 BY_CHANCE = 0.025
@@ -33,7 +33,7 @@ def ranked(scorers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return sorted(known, key=lambda name: (-known[name], name))
 
 
-def ranking_section(evaluated: Evaluated) -> list[str]:
+def ranking_section(evaluated: EvaluationResult) -> list[str]:
     return [
         heading(2, "Ranking of the scorers"),
         paragraph(*_summary(evaluated)),
@@ -43,12 +43,12 @@ def ranking_section(evaluated: Evaluated) -> list[str]:
         paragraph(_counted(evaluated)),
         *_by_kind(evaluated),
         *_chosen(evaluated),
-        *_fused(evaluated.evaluation["fusion"]),
+        *_describe_fusion(evaluated.evaluation["fusion"]),
         *_yes_scores(evaluated.evaluation["rank_correlation"]),
     ]
 
 
-def _summary(evaluated: Evaluated) -> list[str]:
+def _summary(evaluated: EvaluationResult) -> list[str]:
     """The table in words: the best, what is clearly better or worse than the served scorer."""
     scorers = evaluated.scorers
     names = [name for name in ranked(scorers) if defined(scorers[name]["auroc"])]
@@ -101,22 +101,22 @@ def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[s
             [
                 name,
                 _kind(name, evaluation),
-                with_bounds(row, "auroc"),
+                format_with_interval(row, "auroc"),
                 difference,
                 chance,
                 percent(row["error_recall_at_15pct"]),
-                with_bounds(row, "error_recall_over_random", ".2f"),
+                format_with_interval(row, "error_recall_over_random", ".2f"),
                 figure(tokens.get(name), ",.0f"),
                 f"{row['unscored']:,}",
             ]
         )
     rows += [[name, f"skipped: {why}"] for name, why in sorted(evaluation["skipped"].items())]
-    every = [[name, *(with_bounds(scorers[name], metric) for metric in FIGURES)] for name in names]
+    every = [[name, *(format_with_interval(scorers[name], metric) for metric in FIGURES)] for name in names]
     caption = "All scorers on the hold-out, best AUROC first, with 95 % intervals"
     others = "The other figures; Brier, ECE, accuracy and F1 are of probabilities calibrated on validation"
     return [
-        marked_table(first, rows, caption, words=("kind",), marked=served),
-        marked_table(("scorer", *FIGURES.values()), every, others, marked=served),
+        highlighted_table(first, rows, caption, words=("kind",), marked=served),
+        highlighted_table(("scorer", *FIGURES.values()), every, others, marked=served),
     ]
 
 
@@ -128,10 +128,10 @@ def _kind(name: str, evaluation: Mapping[str, Any]) -> str:
 def _difference(row: Mapping[str, Any]) -> tuple[str, str]:
     if not defined(row["auroc_difference"]):
         return figure(None), figure(None)
-    return with_bounds(row, "auroc_difference", "+.3f"), percent(row["chance_better"], 0)
+    return format_with_interval(row, "auroc_difference", "+.3f"), percent(row["chance_better"], 0)
 
 
-def _counted(evaluated: Evaluated) -> str:
+def _counted(evaluated: EvaluationResult) -> str:
     """What has no score: answers without one, replies that were neither yes nor no, scorers that were skipped."""
     rows = evaluated.holdout["rows"]
     silent = [
@@ -154,18 +154,24 @@ def _counted(evaluated: Evaluated) -> str:
     return " ".join(parts)
 
 
-def _by_kind(evaluated: Evaluated) -> list[str]:
+def _by_kind(evaluated: EvaluationResult) -> list[str]:
     """Refusals apart, where there are any: their likelihoods and their share of correct ones are other ones."""
     kinds = evaluated.evaluation["by_kind"]
     if not kinds:
         return []
     rows = [
-        [name, *(with_bounds(of["scorers"][name], "auroc") if of["scorers"] else "too few to judge" for of in kinds)]
+        [
+            name,
+            *(
+                format_with_interval(of["scorers"][name], "auroc") if of["scorers"] else "too few to judge"
+                for of in kinds
+            ),
+        ]
         for name in ranked(evaluated.scorers)
     ]
     columns = ("scorer", *(f"{of['slice']} ({of['rows']:,})" for of in kinds))
     caption = "AUROC by kind of answer, with 95 % intervals; refusals begin with one of labels.refusals"
-    return [marked_table(columns, rows, caption, marked=evaluated.served["name"])]
+    return [highlighted_table(columns, rows, caption, marked=evaluated.served["name"])]
 
 
 def _replies(neither: Mapping[str, int] | None) -> list[str]:
@@ -177,7 +183,7 @@ def _replies(neither: Mapping[str, int] | None) -> list[str]:
     ]
 
 
-def _chosen(evaluated: Evaluated) -> list[str]:
+def _chosen(evaluated: EvaluationResult) -> list[str]:
     """What can be served, and the zoo, out of fold."""
     served, probe = evaluated.served, evaluated.evaluation["probe"]
     asked = (
@@ -195,14 +201,14 @@ def _chosen(evaluated: Evaluated) -> list[str]:
             row["scorer"],
             row["kind"].replace("_", "-"),
             figure(row["forward_tokens"], ",.0f"),
-            with_bounds(row, "auroc"),
+            format_with_interval(row, "auroc"),
             "served" if row["scorer"] == served["name"] else NOTHING,
         ]
         for row in served["candidates"]
     ]
     columns = ("scorer", "kind", "forward tokens", "AUROC out of fold", "")
     caption = "What can be served, cheapest first, with 95 % intervals"
-    candidates = marked_table(columns, rows, caption, words=("kind", ""), marked=served["name"])
+    candidates = highlighted_table(columns, rows, caption, words=("kind", ""), marked=served["name"])
     others = [[name, why] for name, why in sorted(served["not_servable"].items()) if name in evaluated.scorers]
     found = probe["out_of_fold"]
     order = sorted(found, key=lambda name: (-(found[name] if defined(found[name]) else -math.inf), name))
@@ -213,7 +219,7 @@ def _chosen(evaluated: Evaluated) -> list[str]:
         blocks.append(table(("scorer", "why"), others, "Not servable", words=("why",)))
     return [
         *blocks,
-        marked_table(("probe", "AUROC out of fold", ""), zoo, caption, words=("",), marked=probe["exported"]),
+        highlighted_table(("probe", "AUROC out of fold", ""), zoo, caption, words=("",), marked=probe["exported"]),
     ]
 
 
@@ -222,7 +228,7 @@ def _budget(served: Mapping[str, Any]) -> str:
     return "" if most is None else f", with at most {most:,} forward tokens an answer"
 
 
-def _fused(fusion: Mapping[str, Any] | None) -> list[str]:
+def _describe_fusion(fusion: Mapping[str, Any] | None) -> list[str]:
     if not fusion or not fusion["coefficients"]:
         return []
     coefficients, missing = fusion["coefficients"], fusion["missing"]
@@ -263,7 +269,7 @@ def _yes_scores(correlation: Mapping[str, Any]) -> list[str]:
     return [heading(3, "Agreement of the Yes-score's variants"), paragraph(text), correlations]
 
 
-def _leaderboard_plot(evaluated: Evaluated) -> list[str]:
+def _leaderboard_plot(evaluated: EvaluationResult) -> list[str]:
     scorers = evaluated.scorers
     items = [f"{name} {figure(scorers[name]['auroc'])}" for name in ranked(scorers)]
     return plot(
@@ -274,7 +280,7 @@ def _leaderboard_plot(evaluated: Evaluated) -> list[str]:
     )
 
 
-def _roc_plot(evaluated: Evaluated) -> list[str]:
+def _roc_plot(evaluated: EvaluationResult) -> list[str]:
     items = []
     for name, curve in evaluated.tables["roc"].groupby("scorer", sort=False):
         known = curve.dropna()

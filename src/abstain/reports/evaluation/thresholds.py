@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from abstain.core.formatting import bounds, count, figure, listed, percent, share, with_bounds
+from abstain.core.formatting import bounds, count, figure, format_with_interval, listed, percent, share
 from abstain.core.markdown import bold_row, defined, heading, paragraph, table
-from abstain.reports.evaluation.evaluation_result import Evaluated, marked_table, reached
+from abstain.reports.evaluation.evaluation_result import EvaluationResult, highlighted_table, reached
 from abstain.reports.evaluation.ranking import ranked
 from abstain.reports.page import plot
 
@@ -18,7 +18,7 @@ HALF = 0.5
 TUNED = ("threshold", "precision", "recall", "withheld", "ROUGE-L shown", "ROUGE-L withheld")
 
 
-def threshold_section(evaluated: Evaluated) -> list[str]:
+def threshold_section(evaluated: EvaluationResult) -> list[str]:
     return [
         heading(2, "Thresholds: coverage and precision"),
         paragraph(
@@ -33,7 +33,7 @@ def threshold_section(evaluated: Evaluated) -> list[str]:
     ]
 
 
-def _comparison(evaluated: Evaluated) -> str:
+def _comparison(evaluated: EvaluationResult) -> str:
     """The served threshold beside the heuristic one and beside showing everything."""
     threshold, holdout = evaluated.threshold, evaluated.holdout
     everything = {"coverage": 1.0, "precision": holdout["base_rate"], "recall": 1.0}
@@ -44,7 +44,7 @@ def _comparison(evaluated: Evaluated) -> str:
         )
     served = "served: heuristic, without a guarantee"
     if threshold["guaranteed"]:
-        served = f"served: guaranteed{', not checked yet' if evaluated.too_few else ''}"
+        served = f"served: guaranteed{', not checked yet' if evaluated.too_few_shown else ''}"
     rows.append(bold_row(_compared(served, threshold, evaluated.at)))
     columns = (
         "what is shown",
@@ -88,7 +88,7 @@ def threshold_table(thresholds: pd.DataFrame) -> str:
     return table(columns, rows, caption, words=("mark",))
 
 
-def _scorers_table(evaluated: Evaluated) -> str:
+def _scorers_table(evaluated: EvaluationResult) -> str:
     """The coverage of every scorer at its own threshold tuned on validation, best AUROC first."""
     own = evaluated.evaluation["at_own_threshold"]
     names = [name for name in ranked(evaluated.scorers) if name in own]
@@ -97,7 +97,7 @@ def _scorers_table(evaluated: Evaluated) -> str:
     caption = (
         "Every scorer at a threshold of its own, just good enough on validation (heuristic: nothing is guaranteed)"
     )
-    return marked_table(columns, rows, caption, marked=evaluated.served["name"])
+    return highlighted_table(columns, rows, caption, marked=evaluated.served["name"])
 
 
 def _tuned(row: Mapping[str, Any]) -> list[str]:
@@ -107,7 +107,7 @@ def _tuned(row: Mapping[str, Any]) -> list[str]:
     return [figure(row["threshold"]), *shares, *(figure(row[f"rouge_{part}"]) for part in ("shown", "withheld"))]
 
 
-def ablation_section(evaluated: Evaluated) -> list[str]:
+def ablation_section(evaluated: EvaluationResult) -> list[str]:
     """Layers, sites and numbers of chunks; empty where nothing was swept."""
     swept = evaluated.evaluation["ablations"]
     if not swept:
@@ -161,7 +161,7 @@ def _site_row(row: Mapping[str, Any]) -> list[str]:
         row["site"],
         "all" if row["chunks"] is None else str(row["chunks"]),
         figure(row["out_of_fold"]),
-        with_bounds(row, "auroc"),
+        format_with_interval(row, "auroc"),
         *_tuned(row),
     ]
     return bold_row(cells) if row["served"] else cells
@@ -175,7 +175,7 @@ def _rouge(at: Mapping[Any, Any], part: str) -> str:
     return f"{figure(at[f'rouge_{part}'])} ({count(int(at[f'rouge_{part}_answers']), 'answer')})"
 
 
-def _threshold_plot(evaluated: Evaluated) -> list[str]:
+def _threshold_plot(evaluated: EvaluationResult) -> list[str]:
     table = evaluated.tables["threshold"]
     items = [
         f"at the {row['mark']} threshold {figure(row['threshold'])}, {percent(row['coverage'])} of the answers are "
@@ -192,7 +192,7 @@ def _threshold_plot(evaluated: Evaluated) -> list[str]:
     )
 
 
-def _risk_coverage_plot(evaluated: Evaluated) -> list[str]:
+def _risk_coverage_plot(evaluated: EvaluationResult) -> list[str]:
     items = []
     for name, curve in evaluated.tables["risk_coverage"].groupby("scorer", sort=False):
         known = curve.dropna().sort_values("coverage")

@@ -22,20 +22,20 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.callers import current_caller
 from abstain.serving.api.decision_inputs import RawStates
-from abstain.serving.api.keys import ApiKey, Keys, Role
+from abstain.serving.api.keys import ApiKey, ApiKeys, Role
 from abstain.serving.api.middleware import (
-    ARRIVED,
     BODY,
-    BodyLimits,
-    CountedResponses,
-    KeyFirst,
-    OwnOriginOnly,
+    BODY_RECEIVED_AT,
+    ApiKeyMiddleware,
+    BodyLimitMiddleware,
+    ResponseMetricsMiddleware,
+    SameOriginMiddleware,
     count_values,
-    no_key,
+    make_unauthorized_problem,
     require_few_values,
 )
 from abstain.serving.api.problems import Problem, handle_problems
-from abstain.serving.api.recording import Timed
+from abstain.serving.api.recording import RecordedDecision
 from abstain.serving.api.schemas import (
     ANSWERS,
     AnswerRequest,
@@ -48,14 +48,14 @@ from abstain.serving.api.schemas import (
     FeedbackRequest,
     FeedbackResponse,
     GateRequest,
+    GateRequests,
     HealthResponse,
-    Several,
     VersionResponse,
 )
 from abstain.serving.api.service import GateService
 from abstain.serving.api.streaming import answer_events, answer_response
-from abstain.serving.api.telemetry import context_of, trace_headers
-from abstain.serving.engine_states import StatesDescribed, request_in
+from abstain.serving.api.telemetry import extract_trace_context, trace_headers
+from abstain.serving.engine_states import StatesDescription, parse_embedded_request
 from abstain.serving.gateways.kgateway import kgateway_routes
 from abstain.serving.gateways.litellm import litellm_routes
 from abstain.serving.gateways.portkey import portkey_routes
@@ -94,7 +94,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = None) -> FastAPI:
+def make_app(service: GateService, keys: ApiKeys, hosts: tuple[str, ...] | None = None) -> FastAPI:
     """The server's app. `hosts`: the only names it answers to, for one without keys; None: any."""
 
     @asynccontextmanager
@@ -120,7 +120,7 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
     handle_problems(app)
     app.include_router(_gate_routes(service, keys))
     for gateway_routes in (litellm_routes, kgateway_routes, portkey_routes):
-        app.include_router(gateway_routes(service, requires(keys, "ask")))
+        app.include_router(gateway_routes(service, require_caller(keys, "ask")))
     app.include_router(_health_routes(service))
     app.state.connections = service.settings.caller.connections
     # The page sets both, for its forms.
@@ -152,22 +152,22 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
         return told
 
     of_caller = service.settings.caller.bodies
-    app.add_middleware(BodyLimits, limit_of=body_limit, of_caller=of_caller, check=check, refusal=refusal)
-    app.add_middleware(KeyFirst, keys=keys, paths=API_PATHS, limit_of=body_limit)
+    app.add_middleware(BodyLimitMiddleware, limit_of=body_limit, of_caller=of_caller, check=check, refusal=refusal)
+    app.add_middleware(ApiKeyMiddleware, keys=keys, paths=API_PATHS, limit_of=body_limit)
     if hosts is not None:
-        app.add_middleware(OwnOriginOnly, hosts=hosts)
-    app.add_middleware(CountedResponses, problems=service.metrics.problems)
+        app.add_middleware(SameOriginMiddleware, hosts=hosts)
+    app.add_middleware(ResponseMetricsMiddleware, problems=service.metrics.problems)
     return app
 
 
-def requires(keys: Keys, role: Role | None = None) -> Callable[..., Awaitable[ApiKey]]:
+def require_caller(keys: ApiKeys, role: Role | None = None) -> Callable[..., Awaitable[ApiKey]]:
     """A dependency: the caller, who has the role, or with None any."""
 
     async def caller(sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> ApiKey:
         # Without `async` each request would wait for a thread.
         holder = keys.holder(sent.credentials if sent else None)
         if holder is None:
-            raise no_key()
+            raise make_unauthorized_problem()
         if role is not None:
             require_role(holder, role)
         return holder
@@ -188,28 +188,28 @@ async def _follow(service: GateService) -> None:
         await asyncio.sleep(REFRESH_S)
 
 
-def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
+def _gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
     routes = APIRouter(prefix="/v1")
-    Asker = Annotated[ApiKey, Depends(requires(keys, "ask"))]
-    Teller = Annotated[ApiKey, Depends(requires(keys))]
+    Asker = Annotated[ApiKey, Depends(require_caller(keys, "ask"))]
+    Teller = Annotated[ApiKey, Depends(require_caller(keys))]
 
     @routes.post("/gate", operation_id="gate", response_model=DecisionResponse | list[DecisionResponse])
-    async def gate(asked: GateRequest | Several, _: Asker, request: Request) -> Response:
+    async def gate(asked: GateRequest | GateRequests, _: Asker, request: Request) -> Response:
         """Decide about one answer or several: show it, abstain, or `unavailable`, which is never clean."""
         many = asked if isinstance(asked, list) else [asked]
         if len(many) > ANSWERS:
             raise AbstainError(Code.TOO_LARGE, f"{len(many)} answers in one request, {ANSWERS} are allowed")
         for each in many:  # before any is decided about
-            service.gatherer.require_texts(each)
+            service.gatherer.validate_texts(each)
         service.require_room(many)
         service.rows.take(current_caller(), len(many))
-        trace = context_of(request.headers)
+        trace = extract_trace_context(request.headers)
         deciding = (service.decide(one, trace=trace) for one in many)
         found = await asyncio.gather(*deciding, return_exceptions=True)
         for one in found:
             if isinstance(one, BaseException):
                 raise one
-        done = [one for one in found if isinstance(one, Timed)]
+        done = [one for one in found if isinstance(one, RecordedDecision)]
         decisions = [DecisionResponse(**vars(one.decision)).model_dump_json() for one in done]
         content = f"[{','.join(decisions)}]" if isinstance(asked, list) else decisions[0]
         return _decided(request, content, max((one.log_s for one in done), default=0.0), trace)
@@ -228,9 +228,9 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
         Its `__metadata__` hold, under `request`, the fields of `/v1/gate` as JSON, whose `states` describe the file.
         """
         content: bytes = request.scope["state"][BODY]
-        asked, described = described_by(content)
+        asked, described = parse_states_request(content)
         service.rows.take(current_caller())
-        trace = context_of(request.headers)
+        trace = extract_trace_context(request.headers)
         timed = await service.decide(asked, trace=trace, body=RawStates(content, described))
         told = DecisionResponse(**vars(timed.decision)).model_dump_json()
         return _decided(request, told, timed.log_s, trace)
@@ -243,7 +243,7 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
         if asked.stream == "optimistic":
             require_role(holder, "withheld")
         service.rows.take(current_caller())
-        trace = context_of(request.headers)
+        trace = extract_trace_context(request.headers)
         if asked.stream is not None:
             sent = answer_events(service, asked, holder, trace)
             return StreamingResponse(sent, media_type="text/event-stream", headers=trace_headers(trace))
@@ -323,7 +323,7 @@ def _health_routes(service: GateService) -> APIRouter:
     @routes.get("/metrics", operation_id="metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Figures for Prometheus."""
-        service.count_waiting()
+        service.update_gauges()
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
@@ -340,17 +340,17 @@ def _decided(request: Request, content: str, log_s: float, trace: TraceContext) 
 
     `Server-Timing`: what was ours, from the last byte of the body on, and what the log took.
     """
-    took = time.perf_counter() - request.scope["state"][ARRIVED]
+    took = time.perf_counter() - request.scope["state"][BODY_RECEIVED_AT]
     timing = f"gate;dur={1000 * (took - log_s):.2f}, log;dur={1000 * log_s:.2f}"
     headers = {"Server-Timing": timing, **trace_headers(trace)}
     return Response(content, media_type="application/json", headers=headers)
 
 
-def described_by(content: bytes) -> tuple[GateRequest, StatesDescribed]:
+def parse_states_request(content: bytes) -> tuple[GateRequest, StatesDescription]:
     """What the metadata of a safetensors file ask. Raises `AbstainError` for a field that is wrong."""
-    fields = request_in(content)
+    fields = parse_embedded_request(content)
     try:
-        described = StatesDescribed.model_validate_json(json.dumps(fields.pop("states", None)))
+        described = StatesDescription.model_validate_json(json.dumps(fields.pop("states", None)))
         return GateRequest.model_validate_json(json.dumps(fields)), described
     except ValidationError as error:
         problem = error.errors()[0]

@@ -158,10 +158,10 @@ class Batcher:
                 return
             outcomes = [error]
         for job, outcome in zip(jobs, outcomes, strict=True):
-            loop.call_soon_threadsafe(_tell, job.done, outcome)
+            loop.call_soon_threadsafe(_format_reason, job.done, outcome)
 
 
-def _tell(done: asyncio.Future, outcome: Any) -> None:
+def _format_reason(done: asyncio.Future, outcome: Any) -> None:
     """Give `outcome`, a result or an error, to who waits for it, if anybody still does."""
     if done.done():
         return

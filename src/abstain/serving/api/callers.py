@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.serving.api.keys import ANYBODY_HERE, ApiKey
+from abstain.serving.api.keys import LOOPBACK_KEY, ApiKey
 
 REMEMBERED = 1024
 """From so many callers on, those are forgotten who have asked for nothing in the last minute."""
@@ -19,7 +19,7 @@ REMEMBERED = 1024
 
 def caller_of(scope: Scope, holder: ApiKey | None) -> str:
     """Return by which name the limits of a caller count: that of the key, else the address of the connection."""
-    if holder is not None and holder is not ANYBODY_HERE:
+    if holder is not None and holder is not LOOPBACK_KEY:
         return f"key {holder.name}"
     return f"address {scope['client'][0] if scope.get('client') else 'unknown'}"
 

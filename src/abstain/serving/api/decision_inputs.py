@@ -19,24 +19,24 @@ from abstain.config.serve_settings import ServeSettings
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Interaction
 from abstain.core.errors import AbstainError
-from abstain.data.decision_log.calls import CallContent
+from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.callers import current_caller
-from abstain.serving.api.schemas import AskedAbout, GateRequest
-from abstain.serving.api.version_follower import Live
+from abstain.serving.api.schemas import GateRequest, RequestMetadata
+from abstain.serving.api.version_follower import LoadedVersion
 from abstain.serving.decision import Decision
-from abstain.serving.engine_states import StatesDescribed, StatesGiven, read_states, states_in
-from abstain.serving.gate import UNKNOWN_WRITER, DecisionInput, Gate, ScoredAnswer, as_contexts
-from abstain.serving.state_files import take_file
+from abstain.serving.engine_states import StatesDescription, StatesInput, parse_states, read_states
+from abstain.serving.gate import UNKNOWN_MODEL, DecisionInput, Gate, ScoredAnswer, to_contexts
+from abstain.serving.state_files import read_and_delete
 
-Asked = TypeVar("Asked", bound=AskedAbout)
-Retrieve = Callable[[str, Sequence[str], int], Sequence[Context]]
+Asked = TypeVar("Asked", bound=RequestMetadata)
+RetrieveChunks = Callable[[str, Sequence[str], int], Sequence[Context]]
 """The chunks nearest to a question that a user with these entitlements may read, at most so many, best first."""
 CHUNKS = 5
 """How many are retrieved for a request without any."""
 FILES = 8
 """Files of states that are read, or waited for, at once."""
-REGISTERED = ("question", "user", "product")
+REGISTERED_FIELDS = ("question", "user", "product")
 """What a request takes from what was registered for its call, beside contexts."""
 
 
@@ -45,7 +45,7 @@ class RawStates:
     """States that came as the body of a request: a safetensors file, and what it does not say itself."""
 
     content: bytes
-    described: StatesDescribed
+    described: StatesDescription
 
 
 @dataclass
@@ -66,16 +66,16 @@ class PendingRequest(Generic[Asked]):
     request: Asked
     row: Interaction | None = None
     given_sha256: str | None = None
-    live: Live | None = None
+    live: LoadedVersion | None = None
     scored: ScoredAnswer | None = None
     end_try: Callable[[bool], None] | None = None
     started_at: float = field(default_factory=time.perf_counter)
 
 
-class Gatherer:
+class InputGatherer:
     """Gathers what requests name: calls registered in `log`, files and limits of `settings`, chunks by `retrieve`."""
 
-    def __init__(self, log: DecisionLog, settings: ServeSettings, retrieve: Retrieve | None) -> None:
+    def __init__(self, log: DecisionLog, settings: ServeSettings, retrieve: RetrieveChunks | None) -> None:
         self._log, self._settings, self._retrieve = log, settings, retrieve
         self._files = ThreadPoolExecutor(FILES, "states")  # of its own: a file that is not whole is waited for
 
@@ -83,7 +83,7 @@ class Gatherer:
         """Leave the files that are waited for."""
         self._files.shutdown(wait=False, cancel_futures=True)
 
-    def require_texts(self, request: GateRequest, has_body: bool = False) -> None:
+    def validate_texts(self, request: GateRequest, has_body: bool = False) -> None:
         """Raise `AbstainError` for a request that cannot be decided about, as far as it says so itself."""
         of_engine = has_body or request.states is not None or request.response is not None
         has_question = request.question is not None or request.call_id is not None
@@ -94,9 +94,9 @@ class Gatherer:
             absent = "question" if not has_question else "answer"
             rest = "; of states without texts, leave all texts out" if of_engine else ", or states"
             raise AbstainError(Code.INVALID_ROW, f"{absent}: missing: give question, contexts and answer{rest}")
-        self.limit(length_of(request.question, request.answer, as_contexts(request.contexts or ())))
+        self.limit(length_of(request.question, request.answer, to_contexts(request.contexts or ())))
 
-    async def registered(self, call_id: str) -> CallContent | None:
+    async def registered(self, call_id: str) -> RegisteredCall | None:
         """What this caller has registered for a call, and is not forgotten yet; None where nothing is."""
         return await asyncio.to_thread(self._log.recall, current_caller(), call_id)
 
@@ -108,7 +108,9 @@ class Gatherer:
         request = pending.request
         content = await self.registered(request.call_id) if request.call_id else None
         if content is not None:
-            more: dict[str, Any] = {name: getattr(request, name) or getattr(content, name) for name in REGISTERED}
+            more: dict[str, Any] = {
+                name: getattr(request, name) or getattr(content, name) for name in REGISTERED_FIELDS
+            }
             if request.contexts is None and not request.no_context:
                 more["contexts"] = content.contexts or None
             request = pending.request = request.model_copy(update=more)
@@ -125,7 +127,7 @@ class Gatherer:
             question=request.question,
             answer=request.answer,
             contexts=contexts,
-            model=request.model or UNKNOWN_WRITER,
+            model=request.model or UNKNOWN_MODEL,
             product=request.product,
             line_of_business=request.line_of_business,
             group=request.group,
@@ -137,17 +139,19 @@ class Gatherer:
 
     async def _contexts(self, request: GateRequest) -> tuple[Context, ...]:
         if request.contexts is not None or request.no_context:
-            return as_contexts(request.contexts or ())
+            return to_contexts(request.contexts or ())
         if request.question and request.entitlements is not None and self._retrieve is not None:
             return tuple(await asyncio.to_thread(self._retrieve, request.question, request.entitlements, CHUNKS))
         return ()
 
-    async def discard(self, states: StatesGiven | None) -> None:
+    async def discard(self, states: StatesInput | None) -> None:
         """Delete the file that `states` name, if any, since nothing will read it."""
         if states is not None and states.path is not None:
             most, folder = self._settings.states_limit, self._settings.states_folder
             with suppress(AbstainError):
-                await asyncio.get_running_loop().run_in_executor(self._files, take_file, states.path, folder, most)
+                await asyncio.get_running_loop().run_in_executor(
+                    self._files, read_and_delete, states.path, folder, most
+                )
 
     async def gather_given(
         self, pending: PendingRequest[GateRequest], gate: Gate, body: RawStates | None
@@ -159,7 +163,7 @@ class Gatherer:
             states = log_probs = None
             tokens = gate.tokens(row) if row and (body or request.states) else None
             if body is not None:
-                states = states_in(body.content, body.described, gate.spec, tokens)
+                states = parse_states(body.content, body.described, gate.spec, tokens)
             elif request.states is not None:
                 folder, most = self._settings.states_folder, self._settings.states_limit
                 states = read_states(request.states, gate.spec, folder, most, tokens)
@@ -179,7 +183,7 @@ class Gatherer:
     def explain_lack_of_context(self, pending: PendingRequest[GateRequest], decision: Decision) -> Decision:
         """`decision`, whose reason says why there is no context although the request named where to find some."""
         request, row, live = pending.request, pending.row, pending.live
-        if row is None or live is None or not live.gate.lacks_context(row, request.no_context):
+        if row is None or live is None or not live.gate.is_context_missing(row, request.no_context):
             return decision
         reasons = [decision.reason] if decision.reason else []
         if request.call_id is not None:

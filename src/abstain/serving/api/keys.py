@@ -41,11 +41,11 @@ class ApiKey:
     digest: str = field(repr=False)
 
 
-ANYBODY_HERE = ApiKey("loopback", ROLES, "")
+LOOPBACK_KEY = ApiKey("loopback", ROLES, "")
 """Who asks a server without keys, which listens to its own machine alone."""
 
 
-def make_key(name: str, roles: Iterable[Role]) -> tuple[str, str]:
+def create_key(name: str, roles: Iterable[Role]) -> tuple[str, str]:
     """A new key, and the line that lets it in. Raises `AbstainError` for a name or role that no line may have."""
     key = f"abstain_{secrets.token_urlsafe(32)}"
     line = f"{name} {','.join(sorted(roles))} {_digest(key)}"
@@ -74,7 +74,7 @@ def parse_keys(text: str, source: str) -> tuple[ApiKey, ...]:
     return tuple(keys)
 
 
-class Keys:
+class ApiKeys:
     """The keys of a server. Without a file and a text there are none, and who reaches the server may do everything."""
 
     def __init__(self, text: str | None = None, file: Path | None = None) -> None:
@@ -91,13 +91,13 @@ class Keys:
         """
         return self._of_digest(_digest(presented or ""))
 
-    def renewed(self, holder: ApiKey) -> ApiKey | None:
+    def refresh(self, holder: ApiKey) -> ApiKey | None:
         """`holder` with the roles that it has now; None where its key lets nobody in any more."""
         return self._of_digest(holder.digest)
 
     def _of_digest(self, digest: str) -> ApiKey | None:
         if not self.required:
-            return ANYBODY_HERE
+            return LOOPBACK_KEY
         try:
             self._reload()
         except AbstainError as error:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.callers import current_caller, set_caller
-from abstain.serving.api.keys import Keys
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.problems import Problem, problem_response
 
 OF_ALL = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
@@ -31,13 +31,13 @@ VALUES = 300_000
 """The most values of a JSON body: tiny ones take far more memory and time than their bytes."""
 DRAINED = 1024 * 1024
 """Bytes beyond the limit that are read of a refused body, and thrown away."""
-ARRIVED = "arrived"
+BODY_RECEIVED_AT = "arrived"
 """Key of a request's state: when its body was complete, by `time.perf_counter`."""
 BODY = "body"
 """Likewise: its bytes. `Request.body` would copy them once more, a megabyte of states."""
 
 
-class BodyLimits:
+class BodyLimitMiddleware:
     """Read bodies into memory, and refuse one that has too many bytes (413), arrives too late (408) or finds no room.
 
     Room is counted as bytes come, for all bodies that are read or being answered (503), and for those of one caller
@@ -81,7 +81,7 @@ class BodyLimits:
                 self._release(body)
                 await _refuse(self._refusal(scope, refused), body, most + DRAINED, scope, receive, send)
                 return
-            scope.setdefault("state", {}).update({ARRIVED: time.perf_counter(), BODY: body.content})
+            scope.setdefault("state", {}).update({BODY_RECEIVED_AT: time.perf_counter(), BODY: body.content})
             rest: list[Message] = [{"type": "http.request", "body": body.content, "more_body": False}]
 
             async def whole() -> Message:
@@ -150,7 +150,7 @@ class _Body:
         self._content, self.size = BytesIO(), 0
 
 
-class CountedResponses:
+class ResponseMetricsMiddleware:
     """Count refused requests in `problems`, by status, and give every response the headers that all have.
 
     `/readyz` refuses while a server starts, which is no problem of a caller.
@@ -175,14 +175,14 @@ class CountedResponses:
             raise
 
 
-class KeyFirst:
+class ApiKeyMiddleware:
     """Tell who sends a request, and refuse one to `paths` without a valid key (401) before its body is read.
 
     The routes check the key's role.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, paths: tuple[str, ...], limit_of: Callable[[Scope], int]) -> None:
-        """`limit_of`: as of `BodyLimits`."""
+    def __init__(self, app: ASGIApp, keys: ApiKeys, paths: tuple[str, ...], limit_of: Callable[[Scope], int]) -> None:
+        """`limit_of`: as of `BodyLimitMiddleware`."""
         self._app, self._keys, self._paths, self._limit_of = app, keys, paths, limit_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -190,7 +190,7 @@ class KeyFirst:
         if scope["type"] == "http" and self._keys.required and scope["path"].startswith(self._paths):
             sent = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
             scheme, _, key = sent.partition(" ")
-            refused = no_key()
+            refused = make_unauthorized_problem()
             try:
                 holder = self._keys.holder(key.strip()) if scheme.lower() == "bearer" else None
             except AbstainError as error:
@@ -203,7 +203,7 @@ class KeyFirst:
         await self._app(scope, receive, send)
 
 
-class OwnOriginOnly:
+class SameOriginMiddleware:
     """Refuse requests for another name than `hosts` (400), and those that a page of another site sends (403).
 
     Only for a server without keys, where reaching it is enough: a browser reaches what it cannot read, and a name that
@@ -219,7 +219,7 @@ class OwnOriginOnly:
             await self._app(scope, receive, send)
             return
         origin, host = headers.get(b"origin"), headers.get(b"host", b"").decode("latin-1")
-        if _name_in(host) not in self._hosts:
+        if _get_host_name(host) not in self._hosts:
             wanted = f"this server answers to {', '.join(self._hosts)} alone"
             await problem_response(400, Code.NO_ACCESS, wanted)(scope, receive, send)
         elif origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
@@ -229,7 +229,7 @@ class OwnOriginOnly:
             await self._app(scope, receive, send)
 
 
-def no_key() -> Problem:
+def make_unauthorized_problem() -> Problem:
     """The answer to who has no valid key."""
     detail = "send `Authorization: Bearer KEY` with a valid key"
     return Problem(401, Code.NO_ACCESS, detail, {"WWW-Authenticate": "Bearer"})
@@ -248,7 +248,7 @@ def require_few_values(values: int) -> None:
         )
 
 
-def _name_in(host: str) -> str:
+def _get_host_name(host: str) -> str:
     """The name or address in the header `Host`, without the port, as browsers and programs write it."""
     return host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
 

@@ -22,11 +22,11 @@ STATUS = {
     Code.WRONG_FORMAT: 422,
     Code.TOO_LARGE: 413,
     Code.TOO_LONG: 422,
-    Code.UNSUITABLE: 422,
+    Code.MODEL_UNSUITABLE: 422,
     Code.NOT_FINITE: 422,
     Code.NOTHING_TO_SCORE: 422,
-    Code.OTHER_VERSION: 422,
-    Code.OTHER_STATES: 422,
+    Code.VERSION_MISMATCH: 422,
+    Code.STATES_MISMATCH: 422,
     Code.NOT_READABLE: 422,
     Code.FAILED_CHECK: 409,
     Code.ERASED_USER: 403,
@@ -88,7 +88,7 @@ def handle_problems(app: FastAPI) -> None:
 
     async def of_validation(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        problems = _of_one_shape(error.errors())
+        problems = _select_deepest_errors(error.errors())
         errors = [{"loc": ".".join(map(str, one["loc"][1:])), "msg": _message(one)} for one in problems[:20]]
         first = errors[0]
         detail = f"{first['loc']}: {first['msg']}" if first["loc"] else first["msg"]
@@ -100,7 +100,7 @@ def handle_problems(app: FastAPI) -> None:
         return problem_response(error.status_code, code, str(error.detail), error.headers)
 
     async def of_bug(_: Request, error: Exception) -> JSONResponse:
-        return problem_response(500, Code.LOST_PROCESS, f"an unexpected error ({type(error).__name__}): see the log")
+        return problem_response(500, Code.PROCESS_DIED, f"an unexpected error ({type(error).__name__}): see the log")
 
     app.add_exception_handler(Problem, of_problem)
     app.add_exception_handler(Exception, of_bug)  # uvicorn logs its traceback
@@ -109,7 +109,7 @@ def handle_problems(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, of_http)
 
 
-def _of_one_shape(problems: Sequence[Any]) -> list[Any]:
+def _select_deepest_errors(problems: Sequence[Any]) -> list[Any]:
     """Of the problems of a body that may have several shapes, those of the one that it has: the deepest."""
     deepest = max(problems, key=lambda one: len(one["loc"]))
     return [one for one in problems if one["loc"][:2] == deepest["loc"][:2]]

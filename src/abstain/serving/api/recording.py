@@ -10,7 +10,7 @@ from typing import Any
 
 from opentelemetry.context import Context as TraceContext
 
-from abstain.core.errors import parse_coded
+from abstain.core.errors import parse_error_line
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
@@ -22,7 +22,7 @@ from abstain.serving.decision import Decision
 
 
 @dataclass(frozen=True)
-class Timed:
+class RecordedDecision:
     """A decision, the seconds that its log took, and whether it is one that was there before."""
 
     decision: Decision
@@ -38,7 +38,7 @@ class Recorder:
 
     async def record(
         self, pending: PendingRequest[Any], decision: Decision, source: str, trace: TraceContext | None, seconds: float
-    ) -> Timed:
+    ) -> RecordedDecision:
         """Log `decision`, count it, and emit its event; one that the log knew is answered as it was, and not counted.
 
         Raises `AbstainError` where the log cannot take it, and `TimeoutError` where its texts are not redacted within
@@ -50,7 +50,7 @@ class Recorder:
             decided_at=datetime.now(UTC),
             decision=decision.decision,
             shown=decision.show,
-            code=_code_of(decision),
+            code=_get_reason_code(decision),
             reason=decision.reason,
             confidence=decision.confidence,
             probability=decision.probability,
@@ -70,12 +70,12 @@ class Recorder:
         outcome = await self._redactions.bring(characters, seconds, self._log.record, logged)
         log_s = time.perf_counter() - before_log
         if outcome == "known":
-            return Timed(await self._as_before(decision), log_s, known=True)
+            return RecordedDecision(await self._load_previous(decision), log_s, known=True)
         self.count(decision, source, pending.started_at)
         emit(decision, source, trace)
-        return Timed(decision, log_s)
+        return RecordedDecision(decision, log_s)
 
-    async def _as_before(self, decision: Decision) -> Decision:
+    async def _load_previous(self, decision: Decision) -> Decision:
         """The decision that the log has for a request that came again, whatever would be decided now."""
         found = await asyncio.to_thread(queries.find, self._log.database, decision.interaction_id)
         if found is None:  # it was there a moment ago
@@ -97,13 +97,13 @@ class Recorder:
 
     def count(self, decision: Decision, source: str, started_at: float) -> None:
         """Count `decision` in the figures; `started_at`: when its request came, by `time.perf_counter`."""
-        shown, code = "yes" if decision.show else "no", _code_of(decision) or ""
+        shown, code = "yes" if decision.show else "no", _get_reason_code(decision) or ""
         self._metrics.decisions.labels(decision.decision, shown, code, source, decision.version).inc()
         self._metrics.seconds.labels(source).observe(time.perf_counter() - started_at)
         self._metrics.tokens.inc(decision.forward_tokens)
 
 
-def _code_of(decision: Decision) -> str | None:
+def _get_reason_code(decision: Decision) -> str | None:
     """The code of its reason, None where it has none."""
-    found = parse_coded(decision.reason) if decision.reason else None
+    found = parse_error_line(decision.reason) if decision.reason else None
     return str(found.code) if found else None

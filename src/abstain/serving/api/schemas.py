@@ -9,7 +9,7 @@ from pydantic import Field, StrictBool, StringConstraints, model_validator
 
 from abstain.core.contracts import Context, Id, LogProbability, Name, Number, Row, Text
 from abstain.llm.engine.requests import Generate
-from abstain.serving.engine_states import StatesGiven
+from abstain.serving.engine_states import StatesInput
 from abstain.serving.feature_spec import FeatureSpec
 
 MOST = 1000
@@ -26,7 +26,7 @@ ScoreName = Annotated[Name, StringConstraints(max_length=200)]
 Contexts = Annotated[tuple[Context | Text, ...], Field(max_length=MOST, fail_fast=True)]
 
 
-class AskedAbout(Row):
+class RequestMetadata(Row):
     """What a question belongs to. `user` is stored as a pseudonym."""
 
     interaction_id: Id | None = Field(
@@ -39,7 +39,7 @@ class AskedAbout(Row):
     group: Label | None = Field(None, description="what may not straddle train and test, such as a document")
 
 
-class GateRequest(AskedAbout):
+class GateRequest(RequestMetadata):
     """One answer to decide about, by its texts, by what an engine has computed of it, or by both.
 
     Its contexts are `contexts`, else what `/v1/contexts` registered for `call_id`, else the chunks of the knowledge
@@ -55,7 +55,7 @@ class GateRequest(AskedAbout):
     entitlements: Annotated[tuple[Label, ...], Field(max_length=MOST, fail_fast=True)] | None = Field(
         None, description="of the asker, to retrieve contexts from the index"
     )
-    states: StatesGiven | None = Field(None, description="hidden states that the engine has computed of the answer")
+    states: StatesInput | None = Field(None, description="hidden states that the engine has computed of the answer")
     response: dict[str, Any] | None = Field(
         None, description="of an OpenAI-style API, whose log-probabilities are used for scorers that read these alone"
     )
@@ -66,10 +66,10 @@ class GateRequest(AskedAbout):
     token_log_probs: Annotated[tuple[LogProbability, ...], Field(max_length=100_000, fail_fast=True)] | None = None
 
 
-Several = Annotated[list[GateRequest], Field(max_length=MOST, fail_fast=True)]
+GateRequests = Annotated[list[GateRequest], Field(max_length=MOST, fail_fast=True)]
 
 
-class AnswerRequest(AskedAbout):
+class AnswerRequest(RequestMetadata):
     """A question for the base model to answer, and how."""
 
     question: Text

@@ -35,7 +35,7 @@ LOGGERS = ("uvicorn.error", "abstain.serve")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
-class ImpatientProtocol(HttpToolsProtocol):
+class HeaderTimeoutProtocol(HttpToolsProtocol):
     """uvicorn's faster HTTP protocol, which closes a connection whose request head does not arrive, or does not end.
 
     uvicorn limits how long a connection may be idle after a response, but not how long its first line may take, nor,
@@ -116,9 +116,9 @@ class OpenConnections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._of: dict[str, dict[ImpatientProtocol, None]] = {}
+        self._of: dict[str, dict[HeaderTimeoutProtocol, None]] = {}
 
-    def add(self, one: ImpatientProtocol) -> ImpatientProtocol | None:
+    def add(self, one: HeaderTimeoutProtocol) -> HeaderTimeoutProtocol | None:
         """Count `one`. Returns the one that has to go for it, `one` itself where its address has too many."""
         mine = self._of.setdefault(one.address, {})
         mine[one] = None
@@ -138,7 +138,7 @@ class OpenConnections:
         self.remove(excess)
         return excess
 
-    def remove(self, one: ImpatientProtocol) -> None:
+    def remove(self, one: HeaderTimeoutProtocol) -> None:
         """Count `one` no more."""
         mine = self._of.get(one.address, {})
         mine.pop(one, None)
@@ -209,13 +209,13 @@ class FewLines(logging.Filter):
 _few_lines = FewLines()
 
 
-def config_of(app: FastAPI) -> uvicorn.Config:
+def make_uvicorn_config(app: FastAPI) -> uvicorn.Config:
     """How `app`, one of `make_app`, is served: requests that run at its end are answered."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_few_lines)
     return uvicorn.Config(
         app,
-        http=partial(ImpatientProtocol, opened=OpenConnections(app.state.connections)),  # type: ignore[arg-type]  # it is only called
+        http=partial(HeaderTimeoutProtocol, opened=OpenConnections(app.state.connections)),  # type: ignore[arg-type]  # it is only called
         ws="none",
         log_level="warning",
         access_log=False,
@@ -229,4 +229,4 @@ def config_of(app: FastAPI) -> uvicorn.Config:
 def run(app: FastAPI, listening: socket.socket) -> None:
     """Serve `app` until SIGTERM or SIGINT."""
     with suppress(KeyboardInterrupt, SystemExit):  # which is how it is ended
-        uvicorn.Server(config_of(app)).run(sockets=[listening])
+        uvicorn.Server(make_uvicorn_config(app)).run(sockets=[listening])

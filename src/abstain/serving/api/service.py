@@ -19,26 +19,26 @@ from opentelemetry.context import Context as TraceContext
 
 from abstain.config.serve_settings import ServeSettings
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback, Interaction, Question, Review
+from abstain.core.contracts import Interaction, Question, Review, Thumb
 from abstain.core.errors import AbstainError
-from abstain.data.decision_log.calls import CallContent
+from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.decisions import Recorded
 from abstain.data.decision_log.log import DecisionLog
 from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
 from abstain.serving.api.batching import Batcher
 from abstain.serving.api.callers import Quota, current_caller
-from abstain.serving.api.decision_inputs import Gatherer, PendingRequest, RawStates, Retrieve, length_of
+from abstain.serving.api.decision_inputs import InputGatherer, PendingRequest, RawStates, RetrieveChunks, length_of
 from abstain.serving.api.metrics import Metrics
-from abstain.serving.api.recording import Recorder, Timed
+from abstain.serving.api.recording import RecordedDecision, Recorder
 from abstain.serving.api.redactions import Redactions
 from abstain.serving.api.schemas import AnswerRequest, ContextsRequest, FeedbackRequest, GateRequest
 from abstain.serving.api.shadow import ShadowGate
 from abstain.serving.api.tries import Tries
-from abstain.serving.api.version_follower import Live, LiveGate
+from abstain.serving.api.version_follower import LoadedVersion, VersionFollower
 from abstain.serving.decision import Decision, no_decision
 from abstain.serving.explanation import Explanation
-from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, as_contexts, new_id
-from abstain.serving.generate import generate_answers, room_for
+from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, make_interaction_id, to_contexts
+from abstain.serving.generate import explain_no_room, generate_answers
 
 Leaving = Callable[[], Awaitable[object]]
 """What it returns ends when nobody waits any more for what was asked."""
@@ -46,7 +46,7 @@ OnText = Callable[[str], None]
 """Is given more and more of an answer while it is written."""
 CALLERS = frozenset(
     {
-        *(Code.BUSY, Code.TOO_LONG, Code.TOO_LARGE, Code.INVALID_ROW, Code.WRONG_FORMAT, Code.OTHER_STATES),
+        *(Code.BUSY, Code.TOO_LONG, Code.TOO_LARGE, Code.INVALID_ROW, Code.WRONG_FORMAT, Code.STATES_MISMATCH),
         *(Code.NOT_FINITE, Code.NOT_READABLE, Code.NO_ACCESS, Code.FAILED_CHECK),
     }
 )
@@ -65,15 +65,15 @@ class GateService:
 
     def __init__(
         self,
-        live: LiveGate,
+        live: VersionFollower,
         log: DecisionLog,
         settings: ServeSettings,
-        retrieve: Retrieve | None = None,
-        shadow: LiveGate | None = None,
+        retrieve: RetrieveChunks | None = None,
+        shadow: VersionFollower | None = None,
     ) -> None:
         self.live, self.log, self.settings = live, log, settings
         self.metrics = Metrics()
-        self.gatherer = Gatherer(log, settings, retrieve)
+        self.gatherer = InputGatherer(log, settings, retrieve)
         self.rows = Quota(settings.caller.rows_a_minute, "rows of the decision log")
         self._tries = Tries(settings.caller.tries)
         self._redactions = Redactions(self.rows)
@@ -81,7 +81,7 @@ class GateService:
         self._batcher = Batcher(settings.batch, settings.waiting, settings.caller.waiting)
         own_passes = self._batcher if settings.shadow == "full" else None
         self.shadow = None if shadow is None else ShadowGate(shadow, log, self.metrics, own_passes)
-        self._familiarity: tuple[Live, SelfFamiliarity] | None = None
+        self._familiarity: tuple[LoadedVersion, SelfFamiliarity] | None = None
         self._started: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -114,7 +114,7 @@ class GateService:
         trace: TraceContext | None = None,
         body: RawStates | None = None,
         timeout_s: float | None = None,
-    ) -> Timed:
+    ) -> RecordedDecision:
         """The decision about an answer, logged.
 
         Args:
@@ -126,10 +126,10 @@ class GateService:
             AbstainError: Texts are missing or too long, states are refused, the queue is full, the id was used for
                 another answer, or the log cannot be written.
         """
-        pending = PendingRequest(request.interaction_id or new_id(), request)
-        self.gatherer.require_texts(request, has_body=body is not None)
+        pending = PendingRequest(request.interaction_id or make_interaction_id(), request)
+        self.gatherer.validate_texts(request, has_body=body is not None)
 
-        async def gather_and_score(live: Live | None) -> Decision | None:
+        async def gather_and_score(live: LoadedVersion | None) -> Decision | None:
             decision_input = await self._gather(pending, live, body)
             if live is None or decision_input is None:
                 return None
@@ -151,7 +151,7 @@ class GateService:
         self._batcher.require_room(current_caller(), unread)
 
     async def _gather(
-        self, pending: PendingRequest[GateRequest], live: Live | None, body: RawStates | None
+        self, pending: PendingRequest[GateRequest], live: LoadedVersion | None, body: RawStates | None
     ) -> DecisionInput | None:
         """What the decision rests on; None where nothing is live."""
         await self.gatherer.gather_texts(pending)
@@ -168,7 +168,7 @@ class GateService:
     def _begin_try(self, pending: PendingRequest[Any], question: str) -> None:
         pending.end_try = self._tries.begin(current_caller(), pending.request.conversation, question, pending.key)
 
-    async def _score(self, live: Live, decision_input: DecisionInput) -> ScoredAnswer:
+    async def _score(self, live: LoadedVersion, decision_input: DecisionInput) -> ScoredAnswer:
         """The decision of the version that is live, by the base model where it has to read the answer."""
         scored = live.gate.score_without_model(decision_input)
         if isinstance(scored, UnreadAnswer):
@@ -184,7 +184,7 @@ class GateService:
         source: str,
         trace: TraceContext | None,
         timeout_s: float,
-    ) -> Timed:
+    ) -> RecordedDecision:
         """Log the decision, and give the shadow what production has just decided about.
 
         An answer whose texts are not redacted in what is left of `timeout_s` is withheld, and logged without them.
@@ -198,7 +198,7 @@ class GateService:
             unread = replace(pending, row=None, given_sha256=None)
             return await self._recorder.record(unread, withheld, source, trace, left)
         if self.shadow is not None and pending.live and pending.scored and not timed.known:
-            self.shadow.offer(pending.live, replace(pending.scored, decision=timed.decision), pending.row)
+            self.shadow.submit(pending.live, replace(pending.scored, decision=timed.decision), pending.row)
         return timed
 
     async def undecided(
@@ -211,7 +211,7 @@ class GateService:
         `may_show`.
         """
         used = error.code is Code.FAILED_CHECK
-        key = request.interaction_id if request.interaction_id and not used else new_id()
+        key = request.interaction_id if request.interaction_id and not used else make_interaction_id()
         pending = PendingRequest(key, request)
         decision = self._unavailable(self.live.now, pending.key, error.coded)
         decision = replace(decision, show=decision.show and may_show and not used)
@@ -233,7 +233,7 @@ class GateService:
         leaving: Leaving,
         trace: TraceContext | None = None,
         on_text: OnText | None = None,
-    ) -> tuple[str, Timed]:
+    ) -> tuple[str, RecordedDecision]:
         """The base model's answer and the decision about it, logged.
 
         Args:
@@ -243,17 +243,17 @@ class GateService:
         Raises:
             AbstainError: As `decide` does.
         """
-        pending = PendingRequest(request.interaction_id or new_id(), request)
+        pending = PendingRequest(request.interaction_id or make_interaction_id(), request)
         question = Question(
-            interaction_id=pending.key, question=request.question, contexts=as_contexts(request.contexts)
+            interaction_id=pending.key, question=request.question, contexts=to_contexts(request.contexts)
         )
         self.gatherer.limit(length_of(question.question, None, question.contexts))
 
-        async def generate(live: Live | None) -> Decision | None:
+        async def generate(live: LoadedVersion | None) -> Decision | None:
             self._begin_try(pending, question.question)
             if live is None:
                 return None
-            if excess := room_for(live.gate.predictor, request.ask):
+            if excess := explain_no_room(live.gate.predictor, request.ask):
                 raise AbstainError(Code.TOO_LONG, f"max_new_tokens {request.max_new_tokens} leaves no room: {excess}")
             settings: dict[str, Any] = {"ask": request.ask, "no_context": request.no_context, "on_text": on_text}
             run = partial(generate_answers, live.gate, **settings)
@@ -278,7 +278,7 @@ class GateService:
         live = self._require_live()
         run = partial(_explain_all, live.gate)
         asked = self._batcher.run(("explain", live), run, (row, no_context), caller=current_caller())
-        return await _within(self.settings.timeout_s, asked)
+        return await _run_with_timeout(self.settings.timeout_s, asked)
 
     async def feedback(self, given: FeedbackRequest) -> str:
         """Record a thumb or a review: `recorded`, or `known` where it was before.
@@ -288,7 +288,7 @@ class GateService:
         """
         now, row = datetime.now(UTC), None
         if given.thumb is not None:
-            row = Feedback(
+            row = Thumb(
                 interaction_id=given.interaction_id,
                 given_at=now,
                 thumb=given.thumb,
@@ -316,8 +316,10 @@ class GateService:
 
     async def register(self, given: ContextsRequest) -> None:
         """Remember what an answer of this caller will rest on. Raises `AbstainError` as `feedback`."""
-        length = length_of(given.question, None, as_contexts(given.contexts))
-        content = CallContent(question=given.question, contexts=given.contexts, user=given.user, product=given.product)
+        length = length_of(given.question, None, to_contexts(given.contexts))
+        content = RegisteredCall(
+            question=given.question, contexts=given.contexts, user=given.user, product=given.product
+        )
         await self._bring(length, self.log.remember, current_caller(), given.call_id, content, given.ttl_s)
 
     async def _bring(self, characters: int, put: Callable[..., Future[Recorded]], *given: Any) -> Recorded:
@@ -341,11 +343,11 @@ class GateService:
             llm, source = live.gate.predictor.source.params, live.gate.predictor.source
             self._familiarity = live, SelfFamiliarity(llm.model, llm.layout, source.settings)
         scorer = self._familiarity[1]
-        asked = self._batcher.run(("familiarity", live), scorer.familiarity_of, instruction, caller=current_caller())
-        found: Familiarity = await _within(self.settings.answer_timeout_s, _unless_left(asked, leaving))
+        asked = self._batcher.run(("familiarity", live), scorer.score, instruction, caller=current_caller())
+        found: Familiarity = await _run_with_timeout(self.settings.answer_timeout_s, _unless_left(asked, leaving))
         return found, await asyncio.to_thread(scorer.known_threshold)
 
-    def _require_live(self) -> Live:
+    def _require_live(self) -> LoadedVersion:
         live = self.live.now
         if live is None:
             raise AbstainError(Code.NO_VERSION, self.live.trouble or "nothing is live")
@@ -354,11 +356,11 @@ class GateService:
     async def _decide_and_record(
         self,
         pending: PendingRequest[Any],
-        decide: Callable[[Live | None], Awaitable[Decision | None]],
+        decide: Callable[[LoadedVersion | None], Awaitable[Decision | None]],
         source: str,
         trace: TraceContext | None,
         timeout_s: float,
-    ) -> Timed:
+    ) -> RecordedDecision:
         """The decision, logged; where there is none, whatever the reason, no try of its conversation is used up."""
         is_decided = False
         try:
@@ -371,7 +373,7 @@ class GateService:
                 pending.end_try(is_decided)
 
     async def _decide_in_time(
-        self, key: str, decide: Callable[[Live | None], Awaitable[Decision | None]], timeout_s: float
+        self, key: str, decide: Callable[[LoadedVersion | None], Awaitable[Decision | None]], timeout_s: float
     ) -> Decision:
         """The decision of the live version: `unavailable`, with the reason, where there is none in time."""
         live = self.live.now
@@ -391,12 +393,12 @@ class GateService:
             reason = error.coded
         return self._unavailable(live, key, reason)
 
-    def _unavailable(self, live: Live | None, key: str, reason: str) -> Decision:
+    def _unavailable(self, live: LoadedVersion | None, key: str, reason: str) -> Decision:
         if live is None:
             return no_decision(key, reason, show=self.settings.on_unavailable == "show")
         return live.gate.unavailable(key, reason)
 
-    def count_waiting(self) -> None:
+    def update_gauges(self) -> None:
         """Bring the figures up to date that are read, not counted."""
         self.metrics.waiting.set(len(self._batcher))
         self.metrics.writable.set(self.log.trouble is None)
@@ -437,7 +439,7 @@ async def _unless_left(work: Coroutine[Any, Any, T], leaving: Leaving) -> T:
             task.cancel()
 
 
-async def _within(seconds: float, work: Awaitable[T]) -> T:
+async def _run_with_timeout(seconds: float, work: Awaitable[T]) -> T:
     """The result of `work`. Raises `AbstainError` where there is none within `seconds`."""
     try:
         return await asyncio.wait_for(work, seconds)

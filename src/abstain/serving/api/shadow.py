@@ -17,26 +17,26 @@ from datetime import UTC, datetime
 
 from abstain.core.contracts import Interaction
 from abstain.data.decision_log.decisions import ShadowDecision
-from abstain.data.decision_log.log import DecisionLog, LogFull
+from abstain.data.decision_log.log import DecisionLog, LogQueueFull
 from abstain.llm.signals.base import Answers
 from abstain.serving.api.batching import Batcher
 from abstain.serving.api.metrics import Metrics
-from abstain.serving.api.version_follower import Live, LiveGate
+from abstain.serving.api.version_follower import LoadedVersion, VersionFollower
 from abstain.serving.decision import Decision
 from abstain.serving.gate import Gate, ScoredAnswer
 
 WAITING = 64
 """Answers that may wait for the shadow: each may hold a megabyte of states."""
-IDLE_S = 0.02
+IDLE_POLL_S = 0.02
 """How often the shadow asks whether the base model is idle."""
 _log = logging.getLogger("abstain.serve")
 
 
 @dataclass(frozen=True)
-class _Offered:
+class _ShadowJob:
     """An answer that `live` has decided about. `row`: None where no texts are known."""
 
-    live: Live
+    live: LoadedVersion
     scored: ScoredAnswer
     row: Interaction | None
 
@@ -47,22 +47,22 @@ class ShadowGate:
     `batcher`: where the base model may read for the shadow; None: it may not.
     """
 
-    def __init__(self, follow: LiveGate, log: DecisionLog, metrics: Metrics, batcher: Batcher | None) -> None:
+    def __init__(self, follow: VersionFollower, log: DecisionLog, metrics: Metrics, batcher: Batcher | None) -> None:
         self.follow = follow
         self._log, self._metrics, self._batcher = log, metrics, batcher
-        self._waiting: deque[_Offered] = deque()
+        self._waiting: deque[_ShadowJob] = deque()
         self._thread = ThreadPoolExecutor(1, "shadow")
         self._runner: asyncio.Task[None] | None = None
         self._trouble: str | None = None
 
-    def offer(self, live: Live, scored: ScoredAnswer, row: Interaction | None) -> None:
+    def submit(self, live: LoadedVersion, scored: ScoredAnswer, row: Interaction | None) -> None:
         """Take an answer that production has just decided about, if there is a shadow and room; returns at once."""
         if self.follow.now is None or scored.decision.decision == "unavailable":
             return
         if len(self._waiting) >= WAITING:
             self._count("dropped")
             return
-        self._waiting.append(_Offered(live, scored, row))
+        self._waiting.append(_ShadowJob(live, scored, row))
         if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run_all())
 
@@ -79,25 +79,25 @@ class ShadowGate:
         while self._waiting:
             try:
                 outcome = await self._run(self._waiting.popleft())
-            except LogFull:
+            except LogQueueFull:
                 outcome = "dropped"
             except Exception as error:  # whatever it is: production goes on
                 outcome = "failed"
                 self._say(f"{type(error).__name__}: {error}")
             self._count(outcome)
 
-    async def _run(self, job: _Offered) -> str:
+    async def _run(self, job: _ShadowJob) -> str:
         """What became of it: `decided`, or `skipped` where the shadow needs what is not there."""
         shadow = self.follow.now
         if shadow is None:
             return "skipped"
-        read = shared_answers(shadow.gate, job.live.gate, job.scored.answers)
+        read = reuse_features(shadow.gate, job.live.gate, job.scored.answers)
         if read is not None:
             decide = asyncio.get_running_loop().run_in_executor(self._thread, _decide, shadow.gate, read)
             decision = await decide
         elif self._batcher is not None and job.row is not None:
             while not self._batcher.is_idle:
-                await asyncio.sleep(IDLE_S)
+                await asyncio.sleep(IDLE_POLL_S)
             decision = await self._batcher.run(
                 ("shadow", shadow), shadow.gate.predictor.score, job.row, caller="the shadow"
             )
@@ -118,7 +118,7 @@ class ShadowGate:
         self._trouble = trouble
 
 
-def shared_answers(shadow: Gate, live: Gate, answers: Answers | None) -> Answers | None:
+def reuse_features(shadow: Gate, live: Gate, answers: Answers | None) -> Answers | None:
     """`answers` as the scorer of `shadow` reads them, where `live` has read all that it needs; else None."""
     own, other = shadow.predictor, live.predictor
     same_prompts = all(

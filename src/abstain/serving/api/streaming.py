@@ -55,7 +55,7 @@ async def answer_events(
     except Exception as error:  # an unexpected one is logged by the service
         if sent:
             yield _event("retract", {"interaction_id": asked.interaction_id})
-        told = error if isinstance(error, AbstainError) else AbstainError(Code.LOST_PROCESS, "an unexpected error")
+        told = error if isinstance(error, AbstainError) else AbstainError(Code.PROCESS_DIED, "an unexpected error")
         yield _event("problem", json.loads(bytes(Problem.of(told).response().body)))
         return
     answered = answer_response(text, timed.decision, holder)

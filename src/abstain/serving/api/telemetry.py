@@ -23,7 +23,7 @@ _logger = get_logger("abstain.serve")  # follows the provider that is set later
 
 
 @contextmanager
-def exporting() -> Iterator[None]:
+def export_events() -> Iterator[None]:
     """Within the block, events are exported where one of `ENDPOINTS` is set; at its end what waits is sent.
 
     Raises `AbstainError` where the exporter is not installed.
@@ -48,7 +48,7 @@ def exporting() -> Iterator[None]:
         provider.shutdown()
 
 
-def context_of(headers: Mapping[str, str]) -> context.Context:
+def extract_trace_context(headers: Mapping[str, str]) -> context.Context:
     """The trace context that a request brings (W3C `traceparent`, `tracestate`, `baggage`)."""
     return propagate.extract(headers)
 

@@ -1,6 +1,6 @@
 """The version that the server decides by, and its exchange while requests run.
 
-Where versions come from is not known here: `Releases` is given by who starts the server. A new version is fetched,
+Where versions come from is not known here: `VersionSource` is given by who starts the server. A new version is fetched,
 opened, smoke-tested and warmed beside the old one, and takes over between two requests. One that fails is refused, and
 the old one goes on. It is tried again once its files here are others, and after a pause: one that doubles, or the
 longest where its files are what is wrong.
@@ -22,7 +22,7 @@ from abstain.core.errors import AbstainError
 from abstain.serving.gate import Gate
 
 _log = logging.getLogger("abstain.serve")
-BAD = frozenset({Code.BAD_ARTIFACT, Code.OTHER_VERSION, Code.EXPORT_DIFFERS})
+BAD = frozenset({Code.BAD_ARTIFACT, Code.VERSION_MISMATCH, Code.EXPORT_DIFFERS})
 """What is wrong with the files of a version: another try would read the same ones."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 600.0
 
@@ -31,7 +31,7 @@ _Files = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True)
-class Release:
+class VersionInfo:
     """A version that the registry names. `digest`: of its files, since a version may be repaired in place; `mark`: what
     users should know about it, such as that it guarantees nothing."""
 
@@ -41,31 +41,31 @@ class Release:
     mark: str = ""
 
 
-class Releases(Protocol):
+class VersionSource(Protocol):
     """Where released versions come from."""
 
-    def live(self) -> Release | None:
+    def live(self) -> VersionInfo | None:
         """What decides; None where nothing is meant to.
 
         Raises `AbstainError` with `Code.NO_VERSION` where no version may decide, and where the registry cannot be read.
         """
 
-    def folder(self, release: Release) -> Path:
+    def folder(self, release: VersionInfo) -> Path:
         """Where the files of `release` are once they were fetched."""
 
-    def fetch(self, release: Release) -> Path:
+    def fetch(self, release: VersionInfo) -> Path:
         """`folder`, complete, verified and smoke-tested. Raises `AbstainError` for a bad one."""
 
 
 @dataclass(frozen=True)
-class Live:
+class LoadedVersion:
     """A version with its gate."""
 
-    release: Release
+    release: VersionInfo
     gate: Gate
 
 
-class LiveGate:
+class VersionFollower:
     """The live version; `refresh` follows the registry. Reading `now` needs no lock.
 
     `warm`: what is done with a gate before it takes over.
@@ -73,17 +73,17 @@ class LiveGate:
 
     def __init__(
         self,
-        releases: Releases,
+        releases: VersionSource,
         open_gate: Callable[[Path], Gate],
         warm: Callable[[Gate], None] = Gate.warm,
     ) -> None:
         self._releases, self._open, self._warm = releases, open_gate, warm
         self._refreshing = threading.Lock()
-        self.now: Live | None = None
+        self.now: LoadedVersion | None = None
         self.trouble: str | None = None
         """Why the newest version is not the live one, or why the registry cannot be read; None where all is well."""
         self.swaps, self.refused = 0, 0
-        self._failed: _Failed | None = None
+        self._failed: _FailedLoad | None = None
 
     def refresh(self) -> None:
         """Follow the registry. It never raises: what goes wrong is in `trouble`, and the version so far stays, unless
@@ -104,9 +104,9 @@ class LiveGate:
             elif self._failed and self._failed.waits(release, _state(self._releases.folder(release))):
                 self._say(self._failed.message)
             else:
-                self._exchange(release)
+                self._load(release)
 
-    def _exchange(self, release: Release) -> None:
+    def _load(self, release: VersionInfo) -> None:
         try:
             gate = self._open(self._releases.fetch(release))
             self._warm(gate)
@@ -115,11 +115,11 @@ class LiveGate:
             times = self._failed.times + 1 if self._failed and self._failed.release == release else 1
             pause = LONGEST_PAUSE_S if is_bad else min(FIRST_PAUSE_S * 2 ** (times - 1), LONGEST_PAUSE_S)
             files, message = _state(self._releases.folder(release)), f"{release.version} is refused: {_told(error)}"
-            self._failed = _Failed(release, files, message, times, time.monotonic() + pause)
+            self._failed = _FailedLoad(release, files, message, times, time.monotonic() + pause)
             self.refused += 1
             self._say(self._failed.message)
             return
-        before, self.now = self.now, Live(release, gate)
+        before, self.now = self.now, LoadedVersion(release, gate)
         self._failed, self.swaps = None, self.swaps + (before is not None)
         self._say(None)
         _log.info("%s decides now%s", release.version, f", after {before.release.version}" if before else "")
@@ -131,16 +131,16 @@ class LiveGate:
 
 
 @dataclass(frozen=True)
-class _Failed:
+class _FailedLoad:
     """A version that could not take over with these `files`, and when it is tried `again`."""
 
-    release: Release
+    release: VersionInfo
     files: _Files
     message: str
     times: int
     again: float
 
-    def waits(self, release: Release, files: _Files) -> bool:
+    def waits(self, release: VersionInfo, files: _Files) -> bool:
         return (release, files) == (self.release, self.files) and time.monotonic() < self.again
 
 

@@ -17,7 +17,7 @@ from uuid import UUID
 from abstain.core.codes import Code
 from abstain.core.text import WITHHELD_TEXT
 from abstain.serving.decision import Decision, no_decision
-from abstain.serving.gateways.client import AsksGate, ask, unavailable
+from abstain.serving.gateways.client import GateLike, ask, unavailable
 
 _NO_QUESTION = "none was found where the chain begins: invoke it, since a stream begins without its input"
 
@@ -42,7 +42,7 @@ class _Chain:
 
 
 def langchain_callback(
-    gate: AsksGate, *, question: str = "input", answer: str = "answer", withheld_text: str = WITHHELD_TEXT
+    gate: GateLike, *, question: str = "input", answer: str = "answer", withheld_text: str = WITHHELD_TEXT
 ) -> Any:
     """A `BaseCallbackHandler` to pass in `config={"callbacks": [...]}`. It raises `AnswerWithheld` out of `invoke`.
 
@@ -115,7 +115,7 @@ def langchain_callback(
     return Callback()
 
 
-def llamaindex_callback(gate: AsksGate, *, withheld_text: str = WITHHELD_TEXT) -> Any:
+def llamaindex_callback(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -> Any:
     """A `BaseCallbackHandler` for `CallbackManager([...])`: the text of a withheld response is replaced.
 
     It raises `AnswerWithheld` for a response whose text it cannot replace, such as one that is streamed, and where a

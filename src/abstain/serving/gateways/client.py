@@ -17,7 +17,7 @@ from abstain.core.codes import Code
 from abstain.serving.decision import Decision, no_decision
 
 
-class AsksGate(Protocol):
+class GateLike(Protocol):
     """`HttpGate`, or `Gate` in process."""
 
     @property
@@ -67,7 +67,7 @@ class HttpGate:
             return unavailable(self, f"{Code.NO_SERVICE}: the gate server gave no decision ({error})")
 
 
-def ask(gate: AsksGate, question: str | None, contexts: Sequence[str], answer: str | None) -> Decision:
+def ask(gate: GateLike, question: str | None, contexts: Sequence[str], answer: str | None) -> Decision:
     """The decision about an answer: `unavailable` where no question, or no answer, was found, or it is no text."""
     for name, text in (("question", question), ("answer", answer)):
         if not isinstance(text, str | None):
@@ -87,6 +87,6 @@ def _refusal(sent: httpx.Response) -> str:
         return f"{Code.NO_SERVICE}: the gate server refused the request with status {sent.status_code}"
 
 
-def unavailable(gate: AsksGate, reason: str) -> Decision:
+def unavailable(gate: GateLike, reason: str) -> Decision:
     """No decision, for `reason`."""
     return no_decision("", reason, show=gate.on_unavailable == "show")

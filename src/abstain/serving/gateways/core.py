@@ -23,17 +23,17 @@ from abstain.config.serve_settings import GatewayPaths
 from abstain.core.codes import Code
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
-from abstain.data.decision_log.calls import CallContent
+from abstain.data.decision_log.calls import RegisteredCall
 from abstain.ingest.exports.expressions import Expression
 from abstain.serving.api.callers import OverQuota, current_caller
 from abstain.serving.api.schemas import ANSWERS, ContextsRequest, GateRequest
 from abstain.serving.api.service import GateService
 from abstain.serving.decision import Decision, no_decision
-from abstain.serving.gate import new_id
+from abstain.serving.gate import make_interaction_id
 from abstain.serving.gateways.answers import Answer, Passed, text_of
 
 _log = logging.getLogger("abstain.serve")
-REMEMBERED_S = 1800.0
+CALL_TTL_S = 1800.0
 """How long a question waits for its answer."""
 LISTED = 10_000
 """The most elements of a list in a gateway's request."""
@@ -55,7 +55,7 @@ class Found:
     model: str | None
 
 
-class Finder:
+class GatewayFieldParser:
     """Finds what the requests of one gateway hold. Raises `AbstainError`, naming the gateway, for a wrong path."""
 
     def __init__(self, gateway: str, paths: GatewayPaths) -> None:
@@ -92,21 +92,21 @@ async def register(service: GateService, found: Found) -> None:
     if found.call_id is None:
         return
     service.rows.take(current_caller())
-    known = await service.gatherer.registered(found.call_id) or CallContent()
+    known = await service.gatherer.registered(found.call_id) or RegisteredCall()
     given = {
         "call_id": found.call_id,
         "question": known.question or found.question,
         "contexts": found.contexts or known.contexts,
         "user": found.user or known.user,
         "product": found.product or known.product,
-        "ttl_s": REMEMBERED_S,
+        "ttl_s": CALL_TTL_S,
     }
-    await service.register(_checked(ContextsRequest, given))
+    await service.register(_validate(ContextsRequest, given))
 
 
 async def decide(
     service: GateService,
-    finder: Finder,
+    finder: GatewayFieldParser,
     request: Mapping[str, Any],
     answers: Sequence[Answer],
     source: str,
@@ -135,7 +135,7 @@ async def decide(
 
 async def _decide(
     service: GateService,
-    finder: Finder,
+    finder: GatewayFieldParser,
     request: Mapping[str, Any],
     answers: Sequence[str | AbstainError],
     source: str,
@@ -145,37 +145,37 @@ async def _decide(
     try:
         service.rows.take(current_caller(), len(answers))
     except OverQuota as error:
-        return [service.withhold(new_id(), error, source) for _ in answers]
+        return [service.withhold(make_interaction_id(), error, source) for _ in answers]
     if len(answers) > ANSWERS:
         excess = AbstainError(
             Code.TOO_LARGE, f"{len(answers):,} answers in one request, {ANSWERS} are allowed: ask for fewer"
         )
-        return [await _undecided(service, GateRequest(), excess, source, may_show=False)] * len(answers)
+        return [await _record_failure(service, GateRequest(), excess, source, may_show=False)] * len(answers)
     try:
         found = finder.find(request)
         known = await service.gatherer.registered(found.call_id) if found.call_id and found.question else None
     except Exception as error:  # whatever it is, the gateway would show the answers
-        return [await _undecided(service, GateRequest(), error, source) for _ in answers]
+        return [await _record_failure(service, GateRequest(), error, source) for _ in answers]
 
     question = (known.question if known else None) or found.question
 
     async def one(at: int, answer: str | AbstainError) -> Decision:
         if isinstance(answer, AbstainError):
-            return await _undecided(service, GateRequest(), answer, source)
+            return await _record_failure(service, GateRequest(), answer, source)
         key = (found.call_id if at == 0 else f"{found.call_id}#{at}") if named and found.call_id else None
         asked = GateRequest()
         try:
-            asked = _checked(
+            asked = _validate(
                 GateRequest, {**found.__dict__, "question": question, "interaction_id": key, "answer": answer}
             )
             return (await service.decide(asked, source, timeout_s=timeout_s)).decision
         except Exception as error:
-            return await _undecided(service, asked, error, source)
+            return await _record_failure(service, asked, error, source)
 
     return list(await asyncio.gather(*(one(at, answer) for at, answer in enumerate(answers))))
 
 
-async def _undecided(
+async def _record_failure(
     service: GateService, asked: GateRequest, error: Exception, source: str, *, may_show: bool = True
 ) -> Decision:
     """`unavailable`; what is no error that a caller can mend is said in the log of the server alone."""
@@ -187,7 +187,7 @@ async def _undecided(
         return await service.undecided(asked, error, source, may_show=may_show)
     except Exception:
         _log.exception("%s: a decision that has failed cannot be logged", source)
-        return no_decision(new_id(), failed.coded)
+        return no_decision(make_interaction_id(), failed.coded)
 
 
 def with_headers(body: Mapping[str, Any], request: Request) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def with_headers(body: Mapping[str, Any], request: Request) -> dict[str, Any]:
     return {**body, "headers": {name: value for name, value in request.headers.items() if name != "authorization"}}
 
 
-def as_json(value: Any) -> Any:
+def to_valid_json(value: Any) -> Any:
     """A copy of `value` that can be sent: half a surrogate pair, which is no character, becomes a question mark."""
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
@@ -221,7 +221,7 @@ def _entitlement(value: Any) -> str:
     raise AbstainError(Code.INVALID_ROW, f"entitlements: a {type(value).__name__} is none: correct their path")
 
 
-def _checked(schema: type[Any], given: Mapping[str, Any]) -> Any:
+def _validate(schema: type[Any], given: Mapping[str, Any]) -> Any:
     try:
         return schema(**given)
     except ValidationError as error:

@@ -21,7 +21,15 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
 from abstain.serving.gateways.answers import Answer, Passed, choices_of, read_answers, with_text
-from abstain.serving.gateways.core import LISTED, Finder, as_json, count_passed, decide, register, with_headers
+from abstain.serving.gateways.core import (
+    LISTED,
+    GatewayFieldParser,
+    count_passed,
+    decide,
+    register,
+    to_valid_json,
+    with_headers,
+)
 
 SOURCE = "kgateway"
 PREFIX = "/gateways/kgateway"
@@ -87,7 +95,7 @@ class ResponseResponse(BaseModel):
 def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter:
     """The webhook. `asker`: the dependency that lets in who may ask."""
     routes = APIRouter(dependencies=[Depends(asker)])
-    finder = Finder(SOURCE, service.settings.kgateway)
+    finder = GatewayFieldParser(SOURCE, service.settings.kgateway)
 
     @routes.post("/request", operation_id="kgateway_request")
     async def prompt(asked: PromptRequest, request: Request) -> PromptResponse:
@@ -116,7 +124,7 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
             return ResponseResponse(action=RejectAction(body=text, status_code=REFUSED, reason=reason))
         choices = response["choices"] or [{}]  # what has none is masked by one
         masked = [with_text(choice, text) if at in withheld else _filled(choice) for at, choice in enumerate(choices)]
-        body = ChoicesBody.model_validate(as_json({"choices": masked}))
+        body = ChoicesBody.model_validate(to_valid_json({"choices": masked}))
         return ResponseResponse(action=MaskAction(body=body, reason=reason))
 
     both = APIRouter()

@@ -17,10 +17,10 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
 from abstain.serving.gateways.answers import Answer, Passed, read_answers
-from abstain.serving.gateways.core import LISTED, Finder, count_passed, decide, register
+from abstain.serving.gateways.core import LISTED, GatewayFieldParser, count_passed, decide, register
 
 SOURCE = "litellm"
-NOT_FORWARDED = "[present]"
+REDACTED_HEADER_VALUE = "[present]"
 """The value that LiteLLM gives a header that it does not forward."""
 _log = logging.getLogger("abstain.serve")
 
@@ -34,7 +34,7 @@ class Call(BaseModel):
     texts: Annotated[list[str], Field(max_length=LISTED, fail_fast=True)] | None = None
 
 
-class GuardrailVerdict(BaseModel):
+class LiteLLMResponse(BaseModel):
     action: Literal["NONE", "BLOCKED", "GUARDRAIL_INTERVENED"]
     blocked_reason: str | None = None
     texts: list[str] | None = None
@@ -43,33 +43,35 @@ class GuardrailVerdict(BaseModel):
 def litellm_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter:
     """The guardrail. `asker`: the dependency that lets in who may ask."""
     routes = APIRouter()
-    finder = Finder(SOURCE, service.settings.litellm)
+    finder = GatewayFieldParser(SOURCE, service.settings.litellm)
 
     @routes.post("/beta/litellm_basic_guardrail_api", operation_id="litellm", dependencies=[Depends(asker)])
-    async def guardrail(call: Call) -> GuardrailVerdict:
+    async def guardrail(call: Call) -> LiteLLMResponse:
         """Remember a question, or decide about the answers to it."""
         request = call.model_dump()
         headers = request.get("request_headers")
         if isinstance(headers, dict):
-            request["request_headers"] = {name: value for name, value in headers.items() if value != NOT_FORWARDED}
+            request["request_headers"] = {
+                name: value for name, value in headers.items() if value != REDACTED_HEADER_VALUE
+            }
         if call.input_type == "request":
             count_passed(service, SOURCE, Passed.REQUEST)
             try:
                 await register(service, finder.find(request))
             except AbstainError as error:  # its answer will be `unavailable`
                 _log.warning("%s: a question is not remembered: %s", SOURCE, error.coded)
-            return GuardrailVerdict(action="NONE")
+            return LiteLLMResponse(action="NONE")
         answers = _answers(request)
         decisions = await decide(service, finder, request, answers, SOURCE, named=True)
         withheld = {at for at, one in enumerate(decisions) if one and not one.show}
         if not withheld:
-            return GuardrailVerdict(action="NONE")
+            return LiteLLMResponse(action="NONE")
         replacement = service.settings.withheld_text
         # a replaced text does not reach the readers of a stream, and takes the place of no image
         if service.settings.litellm_withheld == "block" or any(isinstance(one, AbstainError) for one in answers):
-            return GuardrailVerdict(action="BLOCKED", blocked_reason=replacement)
+            return LiteLLMResponse(action="BLOCKED", blocked_reason=replacement)
         shown = [replacement if at in withheld else text for at, text in enumerate(call.texts or ())]
-        return GuardrailVerdict(action="GUARDRAIL_INTERVENED", texts=shown)
+        return LiteLLMResponse(action="GUARDRAIL_INTERVENED", texts=shown)
 
     return routes
 

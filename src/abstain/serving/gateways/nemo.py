@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from abstain.core.text import WITHHELD_TEXT
-from abstain.serving.gateways.client import AsksGate, ask
+from abstain.serving.gateways.client import GateLike, ask
 
 
-def abstain_action(gate: AsksGate, *, withheld_text: str = WITHHELD_TEXT) -> Callable[..., Awaitable[Any]]:
+def abstain_action(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -> Callable[..., Awaitable[Any]]:
     """The action. Its `RailOutcome` blocks an answer that is not to be shown; its confidence is in the metadata.
 
     `withheld_text`: what engines that render a block themselves say in its place; a Colang flow has its own words.

@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
-from abstain.serving.gate import new_id
+from abstain.serving.gate import make_interaction_id
 from abstain.serving.gateways.answers import Answer, Passed, choices_of, quiet, read_answers, text_of, with_text
-from abstain.serving.gateways.core import Finder, as_json, count_passed, decide, with_headers
+from abstain.serving.gateways.core import GatewayFieldParser, count_passed, decide, to_valid_json, with_headers
 
 SOURCE = "portkey"
 GRACE_S = 0.5
@@ -36,7 +36,7 @@ class WebhookVerdict(BaseModel):
 def portkey_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter:
     """The webhook. `asker`: the dependency that lets in who may ask."""
     routes = APIRouter()
-    finder, within = Finder(SOURCE, service.settings.portkey), service.settings.portkey_timeout_s
+    finder, within = GatewayFieldParser(SOURCE, service.settings.portkey), service.settings.portkey_timeout_s
 
     @routes.post(
         "/gateways/portkey",
@@ -57,7 +57,8 @@ def portkey_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
         except TimeoutError:
             late = AbstainError(Code.BUSY, f"the log did not take a decision within {within + GRACE_S:g} s")
             decisions = [
-                None if isinstance(one, Passed) else service.withhold(new_id(), late, SOURCE) for one in answers
+                None if isinstance(one, Passed) else service.withhold(make_interaction_id(), late, SOURCE)
+                for one in answers
             ]
         told = [
             {"interaction_id": one.interaction_id, "decision": one.decision, "show": one.show}
@@ -82,7 +83,7 @@ def _answers(response: Any) -> list[Answer]:
 
 def _replaced(response: Any, withheld: Collection[int], text: str) -> dict[str, Any]:
     """The response with `text` at the places `withheld`: complete, since it takes the place of the one that came."""
-    changed: dict[str, Any] = as_json(response) if isinstance(response, dict) else {}
+    changed: dict[str, Any] = to_valid_json(response) if isinstance(response, dict) else {}
     body = changed.get("json")
     choices = [
         {"index": at, "finish_reason": "stop", **with_text(choice, text)} if at in withheld else choice

@@ -11,15 +11,15 @@ from datetime import datetime
 from markupsafe import Markup, escape
 
 from abstain.core.formatting import percent
-from abstain.data.decision_log.monitoring_windows import MonitoredWindow
-from abstain.serving.status_page.status_data import Day
+from abstain.data.decision_log.monitoring_windows import MonitoringWindow
+from abstain.serving.status_page.status_data import DayStatistics
 
 WIDTH, HEIGHT = 320, 190
 LEFT, RIGHT, TOP, BOTTOM = 62, 4, 10, 24
 KINDS = ("show", "abstain", "unavailable")
 
 
-def decisions_chart(days: Sequence[Day]) -> Markup:
+def decisions_chart(days: Sequence[DayStatistics]) -> Markup:
     """Decisions a day, one bar: shown at the bottom, then withheld, then unavailable."""
     most = _rounded_up(max(day.total for day in days))
     bars = []
@@ -40,7 +40,7 @@ def decisions_chart(days: Sequence[Day]) -> Markup:
     )
 
 
-def coverage_chart(days: Sequence[Day]) -> Markup:
+def coverage_chart(days: Sequence[DayStatistics]) -> Markup:
     """The share of answers shown, by day."""
     decided = sum(day.total for day in days)
     shown = sum(day.shown for day in days)
@@ -49,7 +49,7 @@ def coverage_chart(days: Sequence[Day]) -> Markup:
     return _chart("coverage", "Coverage: share of answers shown", said, _dates(days), 1.0, "100 %", line)
 
 
-def latency_chart(days: Sequence[Day]) -> Markup:
+def latency_chart(days: Sequence[DayStatistics]) -> Markup:
     """The milliseconds of half of a day's decisions, and of 99 in 100."""
     highest = [day.p99_ms for day in days if day.p99_ms is not None]
     most = _rounded_up(max(highest, default=1.0))
@@ -62,7 +62,7 @@ def latency_chart(days: Sequence[Day]) -> Markup:
     return _chart("latency", "Latency: p50 and p99", said, _dates(days), most, label, lines)
 
 
-def history_chart(windows: Sequence[MonitoredWindow]) -> Markup:
+def history_chart(windows: Sequence[MonitoringWindow]) -> Markup:
     """Coverage and precision by window of the monitoring, one or more."""
     coverage = [one.figures["coverage"] for one in windows]
     precision = [(one.figures["precision"] or {}).get("precision") for one in windows]
@@ -112,7 +112,7 @@ def _line(kind: str, values: Sequence[float | None], most: float) -> list[str]:
     return [*(f'<polyline class="{kind}" points="{" ".join(run)}"/>' for run in runs if len(run) > 1), *dots]
 
 
-def _dates(days: Sequence[Day]) -> list[datetime]:
+def _dates(days: Sequence[DayStatistics]) -> list[datetime]:
     return [day.date for day in days]
 
 

@@ -35,18 +35,18 @@ from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.core.markdown import plain
 from abstain.data.decision_log import queries, queue
-from abstain.data.decision_log.monitoring_windows import MonitoredWindow
-from abstain.data.decision_log.queries import FoundDecision
+from abstain.data.decision_log.monitoring_windows import MonitoringWindow
+from abstain.data.decision_log.queries import DecisionDetails
 from abstain.data.decision_log.queue import QueuedAnswer
-from abstain.reports.monitoring_window import history_rows, title, window_lines
+from abstain.reports.monitoring_window import format_statistics, history_rows, title
 from abstain.serving.api.callers import current_caller, set_caller
-from abstain.serving.api.keys import Keys, Role
+from abstain.serving.api.keys import ApiKeys, Role
 from abstain.serving.api.problems import LONGEST, STATUS, Problem
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import interaction
 from abstain.serving.status_page.charts import coverage_chart, decisions_chart, history_chart, latency_chart
-from abstain.serving.status_page.sessions import HOURS, Sessions, Visitor
-from abstain.serving.status_page.status_cache import KeptFigures
+from abstain.serving.status_page.sessions import SESSION_HOURS, Sessions, Visitor
+from abstain.serving.status_page.status_cache import StatusCache
 
 COOKIE, LOGIN_COOKIE = "abstain-gate", "abstain-gate-login"
 LISTED = 10
@@ -64,20 +64,20 @@ _NOTHING = {"question": "", "contexts": "", "answer": "", "no_context": ""}
 _FOLDER = Path(__file__).parent
 
 
-def add_page(app: FastAPI, service: GateService, keys: Keys, labels: LabelParams) -> None:
+def add_page(app: FastAPI, service: GateService, keys: ApiKeys, labels: LabelParams) -> None:
     """Add the page of `service` to its app. `labels`: when a reviewed answer counts as correct."""
     page = _Page(service, Sessions(keys), labels)
     routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     handlers: tuple[tuple[str, str, Handler], ...] = (
         ("/", "GET", page.status),
-        ("/try", "POST", page.try_one),
+        ("/try", "POST", page.try_answer),
         ("/review", "GET", page.review),
         ("/review", "POST", page.save_review),
         ("/login", "POST", page.log_in),
         ("/logout", "POST", page.log_out),
     )
     for path, method, handle in handlers:
-        routes.add_api_route(path, _answering_problems(handle, page), methods=[method], response_model=None)
+        routes.add_api_route(path, _render_errors(handle, page), methods=[method], response_model=None)
     app.include_router(routes)
     app.state.has_visitor, app.state.problem_page = page.has_visitor, _told
 
@@ -85,7 +85,7 @@ def add_page(app: FastAPI, service: GateService, keys: Keys, labels: LabelParams
 class _Page:
     def __init__(self, service: GateService, sessions: Sessions, labels: LabelParams) -> None:
         self._service, self._sessions = service, sessions
-        self._figures = KeptFigures(service.log, labels)
+        self._figures = StatusCache(service.log, labels)
 
     async def status(self, request: Request) -> Response:
         """What is live, how it does, what it withheld, and the form to try an answer."""
@@ -153,7 +153,7 @@ class _Page:
         }
         return self._render("review.html", visitor, told)
 
-    def _find(self, visitor: Visitor, key: str) -> tuple[QueuedAnswer | None, FoundDecision | None]:
+    def _find(self, visitor: Visitor, key: str) -> tuple[QueuedAnswer | None, DecisionDetails | None]:
         """The answer `key` of the queue, and the decision that withheld it, as far as `visitor` may see them.
 
         Raises `Problem` where there is neither, and `AbstainError` where the log cannot be read.
@@ -168,7 +168,7 @@ class _Page:
             raise Problem(404, Code.UNKNOWN_NAME, "no answer with this id is withheld or in the review queue")
         return queued, withheld
 
-    async def try_one(self, request: Request) -> Response:
+    async def try_answer(self, request: Request) -> Response:
         """The decision about an answer that is tried, and its explanation."""
         visitor, form = await self._form(request, "ask")
         given = {name: form.get(name, "") for name in _NOTHING}
@@ -253,12 +253,12 @@ class _Page:
         """The form for a key."""
         nonce = request.cookies.get(LOGIN_COOKIE) or secrets.token_urlsafe(32)
         token = self._sessions.form_token(nonce)
-        response = _rendered("login.html", 403, visitor=None, token=_hidden(token), problem=problem)
+        response = _render_template("login.html", 403, visitor=None, token=_hidden(token), problem=problem)
         _set_cookie(request, response, LOGIN_COOKIE, nonce)
         return response
 
     def _render(self, name: str, visitor: Visitor, told: Mapping[str, Any]) -> Response:
-        return _rendered(name, 200, visitor=visitor, token=_hidden(visitor.form_token), **told)
+        return _render_template(name, 200, visitor=visitor, token=_hidden(visitor.form_token), **told)
 
     async def _form(self, request: Request, *roles: Role) -> tuple[Visitor, dict[str, str]]:
         """Who sends a form of ours, and its fields. Raises as `visitor`, and `Problem` for another's form."""
@@ -267,7 +267,7 @@ class _Page:
         return visitor, form
 
     def _require_own_form(self, of: str, token: str) -> None:
-        if not self._sessions.is_form_of(of, token):
+        if not self._sessions.is_valid_form_token(of, token):
             raise Problem(403, Code.NO_ACCESS, "this form is of another session: open the page again, and send it anew")
 
 
@@ -280,7 +280,7 @@ def _of_answer(visitor: Visitor, interaction_id: str) -> str:
     return f"{visitor.session}\0{interaction_id}"
 
 
-def _answering_problems(handle: Handler, page: _Page) -> Callable[[Request], Awaitable[Response]]:
+def _render_errors(handle: Handler, page: _Page) -> Callable[[Request], Awaitable[Response]]:
     """`handle`, whose errors are pages, too."""
 
     async def answer(request: Request) -> Response:
@@ -313,7 +313,7 @@ async def _fields(request: Request) -> dict[str, str]:
 def _told(problem: Problem) -> Response:
     """The page of a problem."""
     said = plain(f"{problem.code}: {problem.detail}")[:LONGEST]
-    response = _rendered("problem.html", problem.status, visitor=None, problem=said)
+    response = _render_template("problem.html", problem.status, visitor=None, problem=said)
     response.headers.update(problem.headers)
     return response
 
@@ -340,17 +340,17 @@ def _charts(by_day: Any) -> list[tuple[str, list[tuple[str, str]], Markup]]:
     ]
 
 
-def _monitoring(windows: Sequence[MonitoredWindow]) -> dict[str, Any]:
+def _monitoring(windows: Sequence[MonitoringWindow]) -> dict[str, Any]:
     """The newest window of the monitoring, None where there is none yet, and the history."""
     if not windows:
         return {"window": None}
     newest = windows[-1]
-    lines = window_lines(newest)
+    lines = format_statistics(newest)
     told = {"window": newest, "window_title": title(newest), "window_lines": lines, "windows": history_rows(windows)}
     return told | {"history": history_chart(windows)}
 
 
-def _rendered(name: str, status: int, **told: Any) -> Response:
+def _render_template(name: str, status: int, **told: Any) -> Response:
     environment, policy = _templates()
     headers = {
         "Content-Security-Policy": policy,
@@ -397,4 +397,6 @@ def _hidden(token: str) -> Any:
 def _set_cookie(request: Request, response: Response, name: str, value: str) -> None:
     # TLS ends at a proxy, whose headers are not trusted; what a browser says matters to its own cookie alone.
     is_encrypted = request.headers.get("origin", "").startswith("https://")
-    response.set_cookie(name, value, max_age=int(HOURS * 3600), httponly=True, samesite="strict", secure=is_encrypted)
+    response.set_cookie(
+        name, value, max_age=int(SESSION_HOURS * 3600), httponly=True, samesite="strict", secure=is_encrypted
+    )

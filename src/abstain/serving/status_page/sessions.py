@@ -13,9 +13,9 @@ import threading
 import time
 from dataclasses import dataclass
 
-from abstain.serving.api.keys import ANYBODY_HERE, ApiKey, Keys, Role
+from abstain.serving.api.keys import LOOPBACK_KEY, ApiKey, ApiKeys, Role
 
-HOURS = 12.0
+SESSION_HOURS = 12.0
 """A session ends so long after it was opened."""
 MOST = 1000
 """Sessions at once; the oldest goes for one more."""
@@ -36,7 +36,7 @@ class Visitor:
 class Sessions:
     """The sessions of a server. Any thread may call its methods."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
         self._secret = secrets.token_bytes(32)
         self._lock = threading.Lock()
@@ -51,18 +51,18 @@ class Sessions:
         with self._lock:
             while len(self._open) >= MOST:
                 del self._open[next(iter(self._open))]
-            self._open[session] = holder, time.monotonic() + HOURS * 3600
+            self._open[session] = holder, time.monotonic() + SESSION_HOURS * 3600
         return session
 
     def visitor(self, session: str | None) -> Visitor | None:
         """Whose session this is, by the keys as they are now; None where it is nobody's (any more)."""
         if not self._keys.required:
-            return Visitor(ANYBODY_HERE, "", self.form_token(""))
+            return Visitor(LOOPBACK_KEY, "", self.form_token(""))
         with self._lock:
             holder, until = self._open.get(session or "", (None, 0.0))
         if session is None or holder is None:
             return None
-        now = self._keys.renewed(holder)
+        now = self._keys.refresh(holder)
         if now is None or time.monotonic() >= until:
             self.log_out(session)
             return None
@@ -76,6 +76,6 @@ class Sessions:
         """The token of the forms of a session, or of the log-in that the cookie `of` tells from others."""
         return hmac.new(self._secret, of.encode(), hashlib.sha256).hexdigest()
 
-    def is_form_of(self, of: str, token: str) -> bool:
+    def is_valid_form_token(self, of: str, token: str) -> bool:
         """Whether a form with this token is one that we gave to `of`."""
         return hmac.compare_digest(self.form_token(of).encode(), token.encode())

@@ -10,7 +10,7 @@ from abstain.config.params import LabelParams
 from abstain.core.contracts import Review
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.version_follower import Release
+from abstain.serving.api.version_follower import VersionInfo
 
 DAYS = 14
 """Days that the charts go back, today among them."""
@@ -19,7 +19,7 @@ FEW = 30
 
 
 @dataclass(frozen=True)
-class Day:
+class DayStatistics:
     """The decisions of one day (UTC), how many of the answers were shown, and the milliseconds that half of the
     decisions and 99 in 100 took at most; None where there were none."""
 
@@ -42,7 +42,7 @@ class Day:
 
 
 @dataclass(frozen=True)
-class Reviewed:
+class ReviewStatistics:
     """Reviewed answers that a version showed: how many are correct, and the exact 95 % interval of their share."""
 
     answers: int
@@ -55,20 +55,20 @@ class Reviewed:
         return self.answers < FEW
 
 
-def days(log: DecisionLog, now: datetime) -> list[Day]:
+def days(log: DecisionLog, now: datetime) -> list[DayStatistics]:
     """The last `DAYS` days. Raises `AbstainError` where the log cannot be read."""
     today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     first, step = today - timedelta(days=DAYS - 1), timedelta(days=1)
     found = {one.start: one for one in queries.over_time(log.database, first, today + step, step)}
     return [
-        Day(at, one.show, one.abstain, one.unavailable, one.shown, one.p50_ms, one.p99_ms)
+        DayStatistics(at, one.show, one.abstain, one.unavailable, one.shown, one.p50_ms, one.p99_ms)
         if (one := found.get(at))
-        else Day(at)
+        else DayStatistics(at)
         for at in (first + number * step for number in range(DAYS))
     ]
 
 
-def reviewed_of(log: DecisionLog, release: Release, labels: LabelParams) -> Reviewed | None:
+def load_review_statistics(log: DecisionLog, release: VersionInfo, labels: LabelParams) -> ReviewStatistics | None:
     """What reviews say of the answers that `release` showed since it went live; None where there is no review.
 
     Raises `AbstainError` where the log cannot be read.
@@ -77,17 +77,17 @@ def reviewed_of(log: DecisionLog, release: Release, labels: LabelParams) -> Revi
     return _judged(reviews, labels) if reviews else None
 
 
-def _judged(reviews: Sequence[Review], labels: LabelParams) -> Reviewed:
+def _judged(reviews: Sequence[Review], labels: LabelParams) -> ReviewStatistics:
     """An answer is correct by the project's rule, `labels`, as in training."""
     import pandas as pd  # some seconds, for the first page alone
     from scipy.stats import binomtest
 
-    from abstain.data.labels.answer_labels import last_verdicts, resolve
+    from abstain.data.labels.answer_labels import resolve, select_latest_reviews
 
     table = pd.DataFrame([one.model_dump(exclude={"ideal_answer"}) for one in reviews])
     table["row"] = pd.factorize(table["interaction_id"])[0]
     table["inclusion_probability"] = float("nan")
-    verdicts = resolve(last_verdicts(table, labels), labels)
+    verdicts = resolve(select_latest_reviews(table, labels), labels)
     correct = int(verdicts["label"].sum())
     interval = binomtest(correct, len(verdicts)).proportion_ci(0.95, method="exact")
-    return Reviewed(len(verdicts), correct, float(interval.low), float(interval.high))
+    return ReviewStatistics(len(verdicts), correct, float(interval.low), float(interval.high))

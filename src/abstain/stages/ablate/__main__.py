@@ -18,35 +18,37 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
-from abstain.learning.evaluation.ablation import Take, left_out_rows, site_row
+from abstain.learning.evaluation.ablation import ReadStates, evaluate_left_out_products, evaluate_site
 from abstain.learning.metrics.bootstrap import RESAMPLES
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.signals.feature_plan import ProbeSite, served_site, sweep_sites
+from abstain.llm.signals.feature_plan import ProbeSite, get_served_site, list_sweep_sites
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_rouge
-from abstain.stages.shared.states import read_labelled_states
+from abstain.stages.shared.states import load_labelled_states
 
 
 def stage(params: Params) -> None:
-    others, leaves_out = sweep_sites(params), "product_left_out" in params.audits.run
+    others, leaves_out = list_sweep_sites(params), "product_left_out" in params.audits.run
     if not (others or leaves_out):  # the default, which needs no states
         artifacts.write_json(paths.ABLATIONS, {"sites": [], "left_out": []})
         return
-    frame, states = read_labelled_states()
+    frame, states = load_labelled_states()
     rouge = read_rouge(frame)
-    here = served_site(params)
+    here = get_served_site(params)
     places = [here, *others] if others else []
     rows: list[dict[str, Any]] = []
     for number, place in enumerate(places, start=1):
         with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".ablate-") as folder:
-            take = states.subset if place == here else _elsewhere(params, frame, place, Path(folder))
-            found = site_row(frame, take, params.sweep.architecture, params.probe, params.threshold, RESAMPLES, rouge)
+            take = states.subset if place == here else _read_states_at(params, frame, place, Path(folder))
+            found = evaluate_site(
+                frame, take, params.sweep.architecture, params.probe, params.threshold, RESAMPLES, rouge
+            )
         rows.append({**asdict(place), "served": place == here, **found})
         artifacts.progress(number, len(places) + 1)
     left_out = []
     if leaves_out:
         probe = load_probe(paths.PROBE)
-        left_out = left_out_rows(
+        left_out = evaluate_left_out_products(
             frame,
             states.subset,
             cast(Architecture, probe.architecture),
@@ -59,7 +61,7 @@ def stage(params: Params) -> None:
     artifacts.write_json(paths.ABLATIONS, {"sites": rows, "left_out": left_out})
 
 
-def _elsewhere(params: Params, frame: pd.DataFrame, place: ProbeSite, folder: Path) -> Take:
+def _read_states_at(params: Params, frame: pd.DataFrame, place: ProbeSite, folder: Path) -> ReadStates:
     """The states that a probe at `place` reads for the rows of `frame`, as a table in `folder`, read on access.
 
     A prompt that fits the window with all chunks fits with fewer, so every row has states there.

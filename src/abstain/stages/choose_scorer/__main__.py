@@ -22,15 +22,15 @@ from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
-from abstain.learning.evaluation.scorer_choice import aurocs, cheapest_of_the_best
+from abstain.learning.evaluation.scorer_choice import aurocs, choose_cheapest_of_best
 from abstain.learning.metrics.bootstrap import RESAMPLES, Estimate, bounded
 from abstain.stages.shared import artifacts
-from abstain.stages.shared.states import read_labelled_states
+from abstain.stages.shared.states import load_labelled_states
 
 
 def stage(params: Params) -> None:
-    frame, states = read_labelled_states()
-    kinds, costs, not_servable = _servable()
+    frame, states = load_labelled_states()
+    kinds, costs, not_servable = _load_servable_scorers()
     fusions = {name: Fusion.from_dict(content) for name, content in artifacts.read_json(paths.FUSIONS).items()}
     kinds = {name: kind for name, kind in kinds.items() if kind != "fusion" or name in fusions}
     scores = _confidences(frame, states, {name: fusions[name] for name in kinds if name in fusions})
@@ -40,7 +40,7 @@ def stage(params: Params) -> None:
     print(f"served: {served}, AUROC out of fold {found[served].value:.3f}, {costs[served]:.0f} tokens an answer")
     parts = fusions[served].names if served in fusions else (served,)
     artifacts.write_json(
-        paths.SERVED,
+        paths.SCORER_CHOICE,
         {
             "name": served,
             "kind": kinds[served],
@@ -57,13 +57,13 @@ def stage(params: Params) -> None:
         },
     )
     kept = frame[["interaction_id"]].assign(confidence=scores[served].astype(float))
-    write_atomically(paths.SERVED_CONFIDENCES, kept.to_parquet(index=False))
+    write_atomically(paths.SERVED_SCORES, kept.to_parquet(index=False))
 
 
-def _servable() -> tuple[dict[str, str], dict[str, float], dict[str, str]]:
+def _load_servable_scorers() -> tuple[dict[str, str], dict[str, float], dict[str, str]]:
     """Kind and forward tokens of every scorer that can be served, and why others cannot be."""
     features, regressors = (artifacts.read_json(file) for file in (paths.FEATURES_SUMMARY, paths.REGRESSOR_SUMMARY))
-    choice, tokens = artifacts.read_json(paths.CHOICE), features["forward_tokens"]
+    choice, tokens = artifacts.read_json(paths.PROBE_CHOICE), features["forward_tokens"]
     kinds, costs, reasons = dict(features["servable"]), dict(tokens), dict(features["not_servable"])
     fitted = list(regressors["regressors"])
     if kinds.pop(REGRESSORS, None):
@@ -131,7 +131,7 @@ def chosen(
     in_use = [name for name in affordable if kinds[name] == serve.in_production]
     if not known:  # the reviewed training answers are all correct, or all incorrect
         return next(name for name in (*in_use, PROBE, *affordable) if name in affordable)
-    return cheapest_of_the_best(known, costs, in_use)
+    return choose_cheapest_of_best(known, costs, in_use)
 
 
 if __name__ == "__main__":

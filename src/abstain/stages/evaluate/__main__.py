@@ -22,22 +22,22 @@ from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.calibration import calibrator_from_dict
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
-from abstain.stages.evaluate.evaluation import Candidate, Evaluation, evaluate
+from abstain.stages.evaluate.evaluation import CandidateArtifacts, Evaluation, evaluate
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
-from abstain.stages.shared.states import read_base_model, read_labelled_states
+from abstain.stages.shared.states import load_labelled_states, read_base_model
 
 KEPT = ["interaction_id", "split", "group", "product", "correct", "source", "inclusion_probability", "drawn"]
 
 
 def stage(params: Params) -> None:
-    frame, states = read_labelled_states()
+    frame, states = load_labelled_states()
     scorers = _read_scorers(params, frame)
     splits = _reviewed_splits(params, frame, states, scorers)
     _write(evaluate(params, _read_candidate(params, scorers, splits)), scorers.served, splits)
 
 
-def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, ReviewedSplit]) -> Candidate:
+def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, ReviewedSplit]) -> CandidateArtifacts:
     if splits["holdout"].rows.empty:
         raise AbstainError(
             Code.TOO_FEW_LABELS, "no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it"
@@ -47,7 +47,7 @@ def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, Re
     newest, _ = splits["newest"].by_how_chosen(threshold["drawn"])
     rows = holdout.rows
     ideal = read_ideal_answers()
-    return Candidate(
+    return CandidateArtifacts(
         scorers=scorers,
         validation=splits["validation"],
         holdout=holdout,
@@ -62,8 +62,8 @@ def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, Re
         base_model=read_base_model(),
         calibration=artifacts.read_json(paths.CALIBRATION)["method"],
         threshold=threshold,
-        choice=artifacts.read_json(paths.CHOICE),
-        served=artifacts.read_json(paths.SERVED),
+        choice=artifacts.read_json(paths.PROBE_CHOICE),
+        served=artifacts.read_json(paths.SCORER_CHOICE),
         ablations=artifacts.read_json(paths.ABLATIONS),
         features=artifacts.read_json(paths.FEATURES_SUMMARY),
         conditions=artifacts.read_json(paths.NLL_SUMMARY),
@@ -74,7 +74,7 @@ def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, Re
 def _read_scorers(params: Params, frame: pd.DataFrame) -> ScoreTable:
     train = frame[frame["split"] == "train"]
     return ScoreTable(
-        served=artifacts.read_json(paths.SERVED)["name"],
+        served=artifacts.read_json(paths.SCORER_CHOICE)["name"],
         exported=OnnxProbe(paths.ONNX),
         zoo={name: load_probe(paths.PROBES / f"{name}.safetensors") for name in params.probe.zoo},
         fusions={name: Fusion.from_dict(of) for name, of in artifacts.read_json(paths.FUSIONS).items()},
@@ -126,7 +126,7 @@ def _write(found: Evaluation, served: str, splits: Mapping[str, ReviewedSplit]) 
     """`splits`: every reviewed answer of the hold-out and the newest window has its scores written."""
     artifacts.write_json(paths.METRICS, found.metrics)
     artifacts.write_json(paths.EVALUATION, found.content)
-    with artifacts.whole_folder(paths.PLOTS) as folder:
+    with artifacts.atomic_folder(paths.PLOTS) as folder:
         for name, table in found.plots.items():
             artifacts.write_text(folder / f"{name}.csv", table.to_csv(index=False))
     scores = [

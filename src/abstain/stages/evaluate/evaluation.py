@@ -16,13 +16,17 @@ from abstain.data.store.splits import holdout_digest
 from abstain.learning.evaluation import audits, curves
 from abstain.learning.evaluation.examples import examples
 from abstain.learning.evaluation.leaderboard import leaderboard
-from abstain.learning.evaluation.reviewed_split import ReviewedSplit, calibration_rows
+from abstain.learning.evaluation.reviewed_split import ReviewedSplit, compare_calibrators
 from abstain.learning.evaluation.score_table import ScoreTable
-from abstain.learning.evaluation.selective_prediction import at_threshold, at_tuned_threshold, threshold_table
-from abstain.learning.evaluation.slices import KIND, Scored, auroc_by_slice, slice_table, strata
+from abstain.learning.evaluation.selective_prediction import (
+    evaluate_at_threshold,
+    evaluate_at_tuned_threshold,
+    threshold_table,
+)
+from abstain.learning.evaluation.slices import KIND, Scored, auroc_by_slice, build_slice_table, strata
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import RESAMPLES
-from abstain.llm.engine.requests import chosen_layer
+from abstain.llm.engine.requests import get_chosen_layer
 
 YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")
 UNCALIBRATED = ("lstm", "lstm_no_huber")
@@ -30,7 +34,7 @@ UNCALIBRATED = ("lstm", "lstm_no_huber")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateArtifacts:
     """What the stages before have left of a candidate.
 
     `validation`, `holdout` and `newest` are scored by all `scorers`; `volunteered` are the hold-out's answers that are
@@ -69,11 +73,11 @@ class Evaluation:
     plots: dict[str, pd.DataFrame]
 
 
-def evaluate(params: Params, candidate: Candidate) -> Evaluation:
+def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
     """Measure every scorer on the frozen hold-out, and the served one on the newest window too."""
     holdout, newest, rouge = candidate.holdout, candidate.newest, candidate.rouge
     served = candidate.scorers.served
-    marked, own = _marked(candidate.threshold), holdout.raw(served)
+    marked, own = _select_marked_thresholds(candidate.threshold), holdout.raw(served)
     board = leaderboard(
         holdout.correct,
         holdout.scores,
@@ -84,7 +88,10 @@ def evaluate(params: Params, candidate: Candidate) -> Evaluation:
         champion=served,
     )
     drawn = _drawn(board.set_index("scorer")["auroc"], candidate.scorers)
-    at = {name: at_threshold(holdout.correct, own, value, holdout.weight, rouge) for name, value in marked.items()}
+    at = {
+        name: evaluate_at_threshold(holdout.correct, own, value, holdout.weight, rouge)
+        for name, value in marked.items()
+    }
     used = next(iter(marked))
     figures = {
         **holdout.counts,
@@ -114,7 +121,7 @@ def _without_twins(holdout: ReviewedSplit, served: str, threshold: float) -> dic
     """The served scorer on the `rows` without a near-duplicate in the training data, and the number of other ones."""
     apart = ~holdout.rows["twin_in_training"].to_numpy(bool)
     correct, confidence, weight = holdout.correct[apart], holdout.raw(served)[apart], holdout.weight[apart]
-    at = at_threshold(correct, confidence, threshold, weight)
+    at = evaluate_at_threshold(correct, confidence, threshold, weight)
     figures = {
         "auroc": metrics.auroc(correct, confidence, weight),
         **{name: at[name] for name in ("precision", "coverage")},
@@ -133,11 +140,11 @@ def _volunteered(apart: ReviewedSplit, served: str, threshold: float) -> dict[st
     """The served scorer on the `rows` that chose themselves; None where none are apart."""
     if apart.rows.empty:
         return None
-    at = at_threshold(apart.correct, apart.raw(served), threshold, apart.weight)
+    at = evaluate_at_threshold(apart.correct, apart.raw(served), threshold, apart.weight)
     return {"rows": len(apart.rows), **{name: at[name] for name in ("precision", "coverage")}}
 
 
-def _marked(threshold: Mapping[str, Any]) -> dict[str, float]:
+def _select_marked_thresholds(threshold: Mapping[str, Any]) -> dict[str, float]:
     """The thresholds in the report, by name; the served one comes first."""
     if not threshold["guaranteed"]:
         return {"heuristic": threshold["threshold"]}
@@ -153,13 +160,13 @@ def _drawn(auroc: pd.Series, scorers: ScoreTable) -> list[str]:
     return [name for name in wanted if name in auroc.index]
 
 
-def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
+def _content(params: Params, candidate: CandidateArtifacts) -> dict[str, Any]:
     """The report's content beside the metrics."""
     scorers, holdout, threshold = candidate.scorers, candidate.holdout, candidate.threshold
     names = [str(name) for name in holdout.scores]
     yes_scores = [name for name in YES_SCORES if name in names]
     costs = _forward_tokens(candidate)
-    calibration = calibration_rows(
+    calibration = compare_calibrators(
         candidate.validation,
         holdout,
         scorers.served,
@@ -167,7 +174,7 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
         RESAMPLES,
     )
     reads: dict[str, Any] = {"model": candidate.base_model, "layout": params.llm.layout}
-    reads |= {"layer": chosen_layer(params.llm), "site": params.llm.site}
+    reads |= {"layer": get_chosen_layer(params.llm), "site": params.llm.site}
     fusion = scorers.fusions[scorers.served if scorers.served in scorers.fusions else FUSION]
     return {
         "served": {**candidate.served, **reads},
@@ -183,8 +190,11 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
         "min_rows": params.gate.min_slice,
         "calibration": {"method": candidate.calibration, "by_method": calibration},
         "at_own_threshold": {
-            name: at_tuned_threshold(
-                candidate.validation.said_by(name), holdout.said_by(name), params.threshold, candidate.rouge
+            name: evaluate_at_tuned_threshold(
+                candidate.validation.get_confidences(name),
+                holdout.get_confidences(name),
+                params.threshold,
+                candidate.rouge,
             )
             for name in names
         },
@@ -202,7 +212,7 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _forward_tokens(candidate: Candidate) -> dict[str, float]:
+def _forward_tokens(candidate: CandidateArtifacts) -> dict[str, float]:
     """What one answer costs each scorer."""
     features, conditions = candidate.features["forward_tokens"], candidate.conditions
     of_regressors = dict.fromkeys(candidate.scorers.regressors, conditions["forward_tokens"])
@@ -213,7 +223,7 @@ def _forward_tokens(candidate: Candidate) -> dict[str, float]:
     return costs
 
 
-def _strata(candidate: Candidate) -> pd.DataFrame:
+def _strata(candidate: CandidateArtifacts) -> pd.DataFrame:
     rows, interactions = candidate.holdout.rows, candidate.interactions
     return strata(
         rows["product"],
@@ -224,7 +234,7 @@ def _strata(candidate: Candidate) -> pd.DataFrame:
     )
 
 
-def _by_kind(params: Params, candidate: Candidate) -> list[dict[str, Any]]:
+def _by_kind(params: Params, candidate: CandidateArtifacts) -> list[dict[str, Any]]:
     """All scorers on answers and on refusals; empty where nothing was refused."""
     holdout, sliced = candidate.holdout, _strata(candidate)
     if KIND not in sliced:
@@ -233,17 +243,17 @@ def _by_kind(params: Params, candidate: Candidate) -> list[dict[str, Any]]:
     return auroc_by_slice(*arguments, sliced[KIND], RESAMPLES, params.gate.min_slice)
 
 
-def _slices(params: Params, candidate: Candidate) -> list[dict[Any, Any]]:
+def _slices(params: Params, candidate: CandidateArtifacts) -> list[dict[Any, Any]]:
     holdout, sliced = candidate.holdout, _strata(candidate)
     served = candidate.scorers.served
     raw, probability = holdout.raw(served), holdout.probability(served)
     shown = raw >= candidate.threshold["threshold"]
     scored = Scored(holdout.correct, raw, probability, shown, holdout.groups, holdout.weight)
-    table = slice_table(scored, sliced, RESAMPLES, params.gate.min_slice)
+    table = build_slice_table(scored, sliced, RESAMPLES, params.gate.min_slice)
     return table.rename(columns={"stratum": "by"}).to_dict("records")
 
 
-def _audits(params: Params, candidate: Candidate) -> dict[str, Any]:
+def _audits(params: Params, candidate: CandidateArtifacts) -> dict[str, Any]:
     """The audits of `audits.run`: all scores of changed answers against the original ones; a product left out."""
     holdout, found = candidate.holdout, {}
     for name, changed in candidate.changed.items():
@@ -259,7 +269,7 @@ def _audits(params: Params, candidate: Candidate) -> dict[str, Any]:
     return found
 
 
-def _examples(candidate: Candidate) -> Any:
+def _examples(candidate: CandidateArtifacts) -> Any:
     holdout, interactions = candidate.holdout, candidate.interactions
     rows = holdout.rows.assign(
         question=[one.question for one in interactions],

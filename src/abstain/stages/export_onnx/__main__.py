@@ -25,9 +25,9 @@ from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, pari
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.engine.requests import chosen_layer
+from abstain.llm.engine.requests import get_chosen_layer
 from abstain.stages.shared import artifacts
-from abstain.stages.shared.states import read_base_model, read_labelled_states
+from abstain.stages.shared.states import load_labelled_states, read_base_model
 
 GUARANTEE = ("guaranteed", "metric", "target", "confidence", "message")
 TRIED = 256
@@ -35,9 +35,9 @@ TRIED = 256
 
 
 def stage(params: Params) -> None:
-    served = artifacts.read_json(paths.SERVED)
+    served = artifacts.read_json(paths.SCORER_CHOICE)
     parts, differences = _parts(served)
-    with artifacts.whole_folder(paths.ONNX_PARTS) as folder:
+    with artifacts.atomic_folder(paths.ONNX_PARTS) as folder:
         for name, content in parts.items():
             write_atomically(folder / f"{name}.onnx", content)
     probe = load_probe(paths.PROBE)
@@ -50,7 +50,7 @@ def stage(params: Params) -> None:
         "model_revision": read_base_model().rpartition("@")[2],
         "layout": params.llm.layout,
         "layout_digest": load_layout(params.llm.layout).digest,
-        "layer": str(chosen_layer(params.llm)),
+        "layer": str(get_chosen_layer(params.llm)),
         "site": params.llm.site,
         "too_long": params.llm.too_long,
         "includes_eos": json.dumps(params.llm.includes_eos),
@@ -108,11 +108,11 @@ def _whole(served: dict[str, Any], parts: dict[str, bytes]) -> dict[str, float]:
     """Of a fusion: the largest difference of its confidences of real answers, with the probe's by its file, too."""
     if served["kind"] != "fusion":
         return {}
-    frame, states = read_labelled_states()
+    frame, states = load_labelled_states()
     rows = frame[frame["split"] != "train"]
     scores = artifacts.read_signals("asked").reindex(rows["interaction_id"])
     scores[PROBE] = OnnxProbe(paths.ONNX).confidence(states.subset(rows.index)).astype(float)
-    expected = pd.read_parquet(paths.SERVED_CONFIDENCES).set_index("interaction_id").loc[scores.index, "confidence"]
+    expected = pd.read_parquet(paths.SERVED_SCORES).set_index("interaction_id").loc[scores.index, "confidence"]
     fusion = OnnxLogistic(parts[served["name"]])
     found = fusion.confidence(scores[fusion.described["names"]].to_numpy(float))
     return {f"{served['name']}, of its files": float(np.abs(found - expected.to_numpy()).max(initial=0.0))}

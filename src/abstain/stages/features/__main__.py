@@ -19,22 +19,22 @@ from abstain.core.files import write_atomically
 from abstain.core.labels import Labels
 from abstain.core.scorer_names import FAMILIARITY, FUSION, PROBE, WRITER
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import reviewed_holdout
+from abstain.data.store.splits import select_reviewed_holdout
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource, UnreadableRow
+from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource, UnreadableInteraction
 from abstain.llm.signals.base import Answers, Scorer, ScorerUnavailable
 from abstain.llm.signals.compute_features import (
     COUNTED,
+    collect_feature_requests,
     compute_missing,
-    feature_requests_of,
     forward_tokens,
     read_answers,
 )
 from abstain.llm.signals.familiarity import QuestionFamiliarity
-from abstain.llm.signals.feature_plan import LabelledAnswers, all_feature_requests, signal_requests
+from abstain.llm.signals.feature_plan import LabelledAnswers, collect_signal_requests, plan_features
 from abstain.llm.signals.out_of_fold import FittedScorer, fit_scorer
 from abstain.llm.signals.registry import AvailableScorers, build_scorers
-from abstain.llm.signals.servable import kind_of, not_servable, served_fusions, served_parts
+from abstain.llm.signals.servable import kind_of, list_servable_components, list_servable_fusions, not_servable
 from abstain.llm.signals.writer import WriterScores
 from abstain.llm.signals.yes_no import neither
 from abstain.stages.shared import artifacts
@@ -48,7 +48,7 @@ def stage(params: Params) -> None:
     shortened: dict[str, int] = {}
     for row in rows:
         prepared = source.prepare(row)
-        if isinstance(prepared, UnreadableRow):
+        if isinstance(prepared, UnreadableInteraction):
             refused[row.interaction_id] = prepared.reason
             print(f"refused: interaction {row.interaction_id}: {Code.TOO_LONG}: {prepared.reason}", flush=True)
         elif prepared.dropped:
@@ -59,17 +59,15 @@ def stage(params: Params) -> None:
     labels = Labels(*(frame.iloc[train][name].to_numpy() for name in ("correct", "weight", "group")))
     folds = labels.folds(params.probe.folds, params.probe.seed)  # first of all: too few labels cost no pass
     found = build_scorers(params, settings)
-    labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows), params.audits.run)
-    cost = compute_missing(
-        params.llm, settings, all_feature_requests(params, found.scorers, labelled), artifacts.progress
-    )
+    labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), params.audits.run)
+    cost = compute_missing(params.llm, settings, plan_features(params, found.scorers, labelled), artifacts.progress)
     print(
         f"{cost.rows} results were not in the cache: {cost.forward_tokens} tokens were run for passes of "
         f"{cost.pass_tokens}",
         flush=True,
     )
     source.save(rows, paths.FEATURES)
-    readings = feature_requests_of(found.scorers)
+    readings = collect_feature_requests(found.scorers)
     asked = read_answers(params.llm, settings, rows, readings)
     fitted, skipped = _fit(found, asked.take(train.tolist()), labels, folds)
     for name, why in skipped.items():
@@ -84,11 +82,11 @@ def stage(params: Params) -> None:
     for one in fitted:
         tables[0].loc[train, one.scorer.name] = one.out_of_fold
     write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
-    parts = served_parts(params, scorers)
-    fusions = served_fusions(parts)
+    parts = list_servable_components(params, scorers)
+    fusions = list_servable_fusions(parts)
     costs = {one.name: one.readings for one in scorers} | parts
     costs |= {name: tuple(dict.fromkeys(one for part in of for one in parts[part])) for name, of in fusions.items()}
-    costs[FUSION] = (*parts[PROBE], *signal_requests(params, scorers))
+    costs[FUSION] = (*parts[PROBE], *collect_signal_requests(params, scorers))
     tokens = {name: forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()}
     asked_rows = [row.question for row in rows[:COUNTED]]
     tokens |= {

@@ -11,7 +11,7 @@ from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.core.files import write_atomically
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import reviewed_holdout
+from abstain.data.store.splits import select_reviewed_holdout
 from abstain.llm.signals.context_conditions import ContextConditions
 from abstain.llm.signals.feature_plan import LabelledAnswers, conditions
 from abstain.stages.shared import artifacts
@@ -20,7 +20,7 @@ from abstain.stages.shared import artifacts
 def stage(params: Params) -> None:
     frame = artifacts.read_dataset_frame()
     rows = DataStore(paths.DATA).interactions(frame["interaction_id"])
-    labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows), params.audits.run)
+    labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), params.audits.run)
     read, everyone = conditions(params, load_settings(), labelled)
     if not everyone:
         print("no regressors are wanted: nothing is perturbed", flush=True)
@@ -41,7 +41,7 @@ def stage(params: Params) -> None:
             "perturbation_model": read.perturber.model if read.perturber.asks else None,
             "perturbed": read.count(asked),
             "forward_tokens": read.forward_tokens(asked),
-            "forward_tokens_of_copies": read.forward_tokens_of_copies(asked),
+            "forward_tokens_of_copies": read.perturbed_forward_tokens(asked),
         },
     )
 

@@ -5,7 +5,7 @@ import pandas as pd
 from abstain.config.params import Params
 from abstain.core import paths
 from abstain.reports.data_reports.validation import validation_report
-from abstain.reports.evaluation import Evaluated, evaluation_markdown
+from abstain.reports.evaluation import EvaluationResult, render_evaluation
 from abstain.reports.page import render_html
 from abstain.reports.plots import CURVES, PLOTS, draw, plot_tables
 from abstain.stages.shared import artifacts
@@ -15,13 +15,13 @@ def stage(params: Params) -> None:
     metrics, evaluation = artifacts.read_json(paths.METRICS), artifacts.read_json(paths.EVALUATION)
     curves = {name: pd.read_csv(paths.PLOTS / f"{name}.csv") for name in CURVES}
     tables = plot_tables(curves, metrics, evaluation)
-    evaluated = Evaluated(metrics, evaluation, artifacts.read_json(paths.DATASET_SUMMARY), tables)
-    markdown = evaluation_markdown(evaluated)
+    evaluated = EvaluationResult(metrics, evaluation, artifacts.read_json(paths.DATASET_SUMMARY), tables)
+    markdown = render_evaluation(evaluated)
     images = {name: draw(name, tables[name]) for name in PLOTS}
     rows, table = artifacts.read_json(paths.VALIDATION), artifacts.read_json(paths.QUALITY)
     _, page = validation_report([rows, table], f"data as of {rows['as_of']}")
     artifacts.write_text(paths.VALIDATION_PAGE, page)
-    with artifacts.whole_folder(paths.REPORT) as folder:
+    with artifacts.atomic_folder(paths.REPORT) as folder:
         for name, svg in images.items():
             (folder / f"{name}.svg").write_bytes(svg)
         (folder / "report.md").write_text(markdown, encoding="utf-8")

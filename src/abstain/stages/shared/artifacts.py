@@ -65,7 +65,7 @@ def read_signals(variant: str) -> pd.DataFrame:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """An empty folder to write to, which takes the place of `folder` once all is written."""
     scratch = folder.with_name(f".{folder.name}")
     shutil.rmtree(scratch, ignore_errors=True)

@@ -24,11 +24,11 @@ def stage(params: Params) -> None:
     rows = frame.loc[scores.index]
     labels = Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group")))
     fits = {FUSION: fit_fusion(scores, labels)}
-    exported = artifacts.read_json(paths.CHOICE)["exported"]
+    exported = artifacts.read_json(paths.PROBE_CHOICE)["exported"]
     for name, columns in _parts().items():
         try:
             fitted = fit_fusion(scores.assign(**{PROBE: scores[exported]})[columns], labels)
-            fits[name] = replace(fitted, fusion=fitted.fusion.without_unused())  # a service reads no more than it needs
+            fits[name] = replace(fitted, fusion=fitted.fusion.drop_unused())  # a service reads no more than it needs
         except AbstainError as why:
             print(f"skipped: {name}: {why.coded}", flush=True)
     for name, fitted in fits.items():

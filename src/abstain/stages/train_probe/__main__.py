@@ -12,17 +12,17 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
-from abstain.learning.estimators.probe_registry import ZOO, save_probe
-from abstain.learning.estimators.training_rows import labelled_rows
+from abstain.learning.estimators.probe_registry import PROBES, save_probe
+from abstain.learning.estimators.training_rows import make_training_rows
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.stages.shared import artifacts
-from abstain.stages.shared.states import read_labelled_states
+from abstain.stages.shared.states import load_labelled_states
 
 
 def stage(params: Params) -> None:
-    frame, states = read_labelled_states()
+    frame, states = load_labelled_states()
     train = frame[frame["split"] == "train"]
-    rows = labelled_rows(train, states.subset)
+    rows = make_training_rows(train, states.subset)
     fits: dict[Architecture, FittedProbe] = {}
     for number, architecture in enumerate(params.probe.zoo):
 
@@ -36,7 +36,7 @@ def stage(params: Params) -> None:
     print(
         f"out-of-fold AUROC: {', '.join(f'{name} {value:.3f}' for name, value in found.items())}; exported: {exported}"
     )
-    with artifacts.whole_folder(paths.PROBES) as folder:
+    with artifacts.atomic_folder(paths.PROBES) as folder:
         for name, fitted in fits.items():
             save_probe(fitted.probe, folder / f"{name}.safetensors")
     save_probe(fits[exported].probe, paths.PROBE)
@@ -48,9 +48,9 @@ def stage(params: Params) -> None:
     artifacts.write_text(
         paths.TRAINING, pd.DataFrame({**curve, "validation_loss": history.held_out_loss}).to_csv(index=False)
     )
-    description = ZOO[exported].description(params.probe)
+    description = PROBES[exported].description(params.probe)
     choice = {"exported": exported, "description": description, "asked_for": params.probe.export, "out_of_fold": found}
-    artifacts.write_json(paths.CHOICE, choice)
+    artifacts.write_json(paths.PROBE_CHOICE, choice)
 
 
 def _best(found: Mapping[Architecture, float]) -> Architecture:

@@ -22,7 +22,7 @@ from abstain.learning.estimators.correctness_targets import correctness
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.regressors.fitting import FittedRegressor, fit_regressor, regressor_fit
 from abstain.learning.metrics.bootstrap import RESAMPLES
-from abstain.learning.metrics.correctness_metrics import estimation, tune_t
+from abstain.learning.metrics.correctness_metrics import evaluate_estimates, tune_t
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers
@@ -44,7 +44,7 @@ def stage(params: Params) -> None:
     summary: dict[str, Any] = {"regressors": {}, "skipped": {}}
     how = regressor_fit(params)
     wanted = [(kind, target) for target in targets for kind in params.regressors.kinds]
-    with artifacts.whole_folder(paths.REGRESSORS) as folder:
+    with artifacts.atomic_folder(paths.REGRESSORS) as folder:
         for number, (kind, target) in enumerate(wanted):
             artifacts.progress(number, len(wanted))
             name, score = f"{kind}_{target}", targets[target]
@@ -106,7 +106,9 @@ def _judged(
     rows, _ = by_how_chosen(reviewed(frame[frame["split"] == "holdout"]))
     at = frame.index.get_indexer(rows.index)
     weights = row_weights(rows["inclusion_probability"].to_numpy(float))
-    return {"holdout": estimation(score[at], predicted[at], threshold, rows["group"].to_numpy(), weights, RESAMPLES)}
+    return {
+        "holdout": evaluate_estimates(score[at], predicted[at], threshold, rows["group"].to_numpy(), weights, RESAMPLES)
+    }
 
 
 def _by_variant(features: pd.DataFrame, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -12,12 +12,12 @@ from abstain.data.store.splits import by_how_chosen, reviewed
 from abstain.learning.metrics.calibration import fit_calibrator
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk
-from abstain.learning.thresholds.selection import operating_point, tune_threshold
+from abstain.learning.thresholds.selection import compute_operating_point, tune_threshold
 from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
-    served = pd.read_parquet(paths.SERVED_CONFIDENCES).set_index("interaction_id")["confidence"]
+    served = pd.read_parquet(paths.SERVED_SCORES).set_index("interaction_id")["confidence"]
     frame = artifacts.read_dataset_frame()
     frame = frame[frame["interaction_id"].isin(served.index)]
     validation, volunteered = by_how_chosen(reviewed(frame[frame["split"] == "validation"]))
@@ -42,7 +42,7 @@ def stage(params: Params) -> None:
     others = None
     if not volunteered.empty:
         apart = _answers(volunteered, served)
-        others = operating_point(apart.confidence, apart.correct, chosen["threshold"], apart.weight).to_dict()
+        others = compute_operating_point(apart.confidence, apart.correct, chosen["threshold"], apart.weight).to_dict()
     chosen |= {"heuristic": heuristic.to_dict() if heuristic else None, "volunteered": others}
     artifacts.write_json(paths.THRESHOLD, chosen)
     known = served[validation["interaction_id"]].notna().to_numpy()

@@ -88,7 +88,7 @@ def test_states_are_standardised_by_the_training_tokens() -> None:
     for row in rows:
         row[:, 2] = 4.0
     module = probe_of("linear")
-    module.standardise_by(rows)
+    module.fit_standardization(rows)
     standard = module.standardised(torch.cat(rows))
     varying = [i for i in range(D) if i != 2]
     torch.testing.assert_close(standard.mean(0), torch.zeros(D), atol=1e-4, rtol=0)
@@ -109,7 +109,7 @@ def test_standardisation_in_one_pass_is_the_two_pass_formula(
     rows = [mean + deviation * torch.randn(n, D, generator=generator, dtype=torch.float64) for n in [*lengths, 2]]
     copies = [row.clone() for row in rows]
     module = probe_of("linear")
-    module.standardise_by(iter(rows))
+    module.fit_standardization(iter(rows))
     tokens = torch.cat(rows)
     expected = tokens.std(0)
     torch.testing.assert_close(module.mean, tokens.mean(0).float(), atol=0, rtol=1e-6)
@@ -121,7 +121,7 @@ def test_standardisation_in_one_pass_is_the_two_pass_formula(
 
 def test_one_token_standardises_without_a_nan() -> None:
     module = probe_of("linear")
-    module.standardise_by([torch.full((1, D), 3.0)])
+    module.fit_standardization([torch.full((1, D), 3.0)])
     assert torch.equal(module.mean, torch.full((D,), 3.0)) and torch.equal(module.scale, torch.ones(D))
 
 
@@ -130,7 +130,7 @@ def test_states_that_are_no_numbers_are_an_error_with_a_remedy(value: float) -> 
     rows = ragged(4, 6)
     rows[1][5, 3] = value
     with pytest.raises(AbstainError, match=r"states are not finite numbers: set ABSTAIN_DTYPE=float32, and run `abst"):
-        probe_of("linear").standardise_by(rows)
+        probe_of("linear").fit_standardization(rows)
 
 
 def test_standardisation_holds_one_row() -> None:
@@ -144,5 +144,5 @@ def test_standardisation_holds_one_row() -> None:
             yield made
             del made
 
-    probe_of("linear").standardise_by(rows())
+    probe_of("linear").fit_standardization(rows())
     assert len(seen) == 20

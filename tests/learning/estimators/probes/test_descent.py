@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.config.params import Architecture
-from abstain.learning.estimators.probe_registry import ZOO
+from abstain.learning.estimators.probe_registry import PROBES
 from abstain.learning.estimators.probes import descent as module_under_test
 from abstain.learning.estimators.probes.descent import DimensionDropout, probe_loss
 from abstain.learning.estimators.probes.lstm import LSTMProbe
@@ -82,7 +82,7 @@ def test_a_row_loses_the_same_dimensions_at_all_of_its_tokens() -> None:
 def test_a_path_is_the_same_whatever_is_drawn_in_between_and_leaves_torchs_numbers_alone(
     architecture: Architecture,
 ) -> None:
-    kind, train = ZOO[architecture].kind, planted(70, 1)
+    kind, train = PROBES[architecture].kind, planted(70, 1)
     torch.manual_seed(3)
     undisturbed = torch.rand(5)
     torch.manual_seed(3)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.regressors.columns import matrix, prepare, varies
+from abstain.learning.estimators.regressors.columns import is_varying, matrix, prepare
 
 NAN = float("nan")
 
@@ -44,10 +44,10 @@ def test_nothing_that_varies_is_an_error_with_a_remedy() -> None:
 def test_whether_a_column_varies_does_not_depend_on_its_unit(values: list[float], unit: float) -> None:
     column = np.array(values)
     if len(set(values)) == 1:
-        assert not varies(column)
+        assert not is_varying(column)
     spread = np.ptp(column) / max(abs(column).max(), 1e-300)
     if spread > 1e-4 and abs(column).max() > 1e-200:
-        assert varies(column) and varies(column * unit)
+        assert is_varying(column) and is_varying(column * unit)
 
 
 def test_columns_are_taken_by_name_in_the_order_asked_for_as_float32() -> None:

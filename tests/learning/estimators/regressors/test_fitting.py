@@ -17,7 +17,7 @@ from abstain.config.params import RegressorKind
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.regressors.columns import matrix
 from abstain.learning.estimators.regressors.fitting import FittedRegressor, assign_folds, fit_regressor
-from abstain.learning.estimators.regressors.kinds import KINDS, RegressorExamples
+from abstain.learning.estimators.regressors.kinds import KINDS, RegressorTrainingSet
 from tests.conftest import ROOT
 from tests.learning.estimators.regressors.builders import PARAMS, planted
 from tests.tolerance import assert_near
@@ -78,7 +78,7 @@ def test_what_tells_groups_apart_does_not_help_out_of_fold(kind: RegressorKind) 
         names[group] + 0.01 * generator.normal(size=(200, 24)), columns=[f"n{n}" for n in range(24)]
     )
     fitted = fit_regressor(kind, "cosine", features, levels[group], np.ones(200), group.astype(str), PARAMS)
-    train = RegressorExamples(matrix(features, list(features)), levels[group], np.ones(200))
+    train = RegressorTrainingSet(matrix(features, list(features)), levels[group], np.ones(200))
     seen = KINDS[kind].fit(train, KINDS[kind].steps(PARAMS)[-1], PARAMS).predict(train.features)
     assert explained(levels[group], seen) > 0.4
     assert explained(levels[group], fitted.out_of_fold) < 0.2
@@ -141,13 +141,13 @@ def test_the_step_of_least_weighted_loss_out_of_fold_is_kept_for_all(kind: Regre
     paths = np.empty((len(entry.steps(PARAMS)), 100))
     for number in range(4):
         seen = fold != number
-        train = RegressorExamples(values[seen], score[seen], weight[seen])
+        train = RegressorTrainingSet(values[seen], score[seen], weight[seen])
         paths[:, ~seen] = entry.path(train, values[~seen], PARAMS).clip(0, 1)
     best = int((weight * (paths - score) ** 2).sum(axis=1).argmin())
     step = entry.steps(PARAMS)[best]
     assert best > 0 and fitted.regressor.described["step"] == step
     assert_near(fitted.out_of_fold, paths[best], np.float32)
-    whole = entry.fit(RegressorExamples(values, score, weight), step, PARAMS).predict(values).clip(0, 1)
+    whole = entry.fit(RegressorTrainingSet(values, score, weight), step, PARAMS).predict(values).clip(0, 1)
     assert np.abs(fitted.regressor.predict(features) - whole).max() == pytest.approx(fitted.parity, abs=1e-6)
     assert fitted.parity <= 1e-6
 

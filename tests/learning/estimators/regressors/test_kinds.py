@@ -5,16 +5,16 @@ import pytest
 
 from abstain.config.params import RegressorKind
 from abstain.learning.estimators.regressors.columns import matrix
-from abstain.learning.estimators.regressors.kinds import KINDS, PENALTIES, RegressorExamples
+from abstain.learning.estimators.regressors.kinds import KINDS, PENALTIES, RegressorTrainingSet
 from tests.learning.estimators.regressors.builders import PARAMS, planted
 from tests.tolerance import assert_near
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def examples(rows: int, seed: int) -> RegressorExamples:
+def examples(rows: int, seed: int) -> RegressorTrainingSet:
     features, score, _ = planted(rows, seed)
-    return RegressorExamples(matrix(features, list(features)), score, np.ones(rows))
+    return RegressorTrainingSet(matrix(features, list(features)), score, np.ones(rows))
 
 
 @pytest.mark.parametrize("kind", ["gradient_boosting", "linear"])
@@ -55,9 +55,9 @@ def test_a_weight_is_as_good_as_a_repetition_and_its_scale_does_not_matter(kind:
     entry = KINDS[kind]
     step = {"random_forest": 40, "gradient_boosting": 150, "linear": PENALTIES[-1]}[kind]
     asked = features[::60]
-    heavy = entry.fit(RegressorExamples(features, target, weight), step, PARAMS).predict(asked)
+    heavy = entry.fit(RegressorTrainingSet(features, target, weight), step, PARAMS).predict(asked)
     np.testing.assert_allclose(heavy, 0.75, atol=0.1)
-    same = entry.fit(RegressorExamples(features, target, weight / 7), step, PARAMS).predict(asked)
+    same = entry.fit(RegressorTrainingSet(features, target, weight / 7), step, PARAMS).predict(asked)
     np.testing.assert_allclose(heavy, same, atol=1e-9)
 
 

@@ -126,9 +126,9 @@ class Probe(nn.Module, ABC):
 
     def prepare(self, train: TrainingRows) -> None:
         """Fit what needs no labels on the training tokens: here mean and deviation."""
-        self.standardise_by(train.states)
+        self.fit_standardization(train.states)
 
-    def standardise_by(self, rows: Iterable[Tensor]) -> None:
+    def fit_standardization(self, rows: Iterable[Tensor]) -> None:
         """Take mean and deviation over all tokens of `rows`, each (L + 1, d). One pass; one row in memory.
 
         Means and squared deviations of rows are merged in float64 (Chan, Golub and LeVeque 1979): a sum of squares

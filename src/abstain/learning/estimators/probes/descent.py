@@ -43,7 +43,7 @@ class DescentProbe(Probe):
     @classmethod
     def path(cls, train: TrainingRows, params: ProbeParams) -> Iterator[TrainingStep]:
         draws = torch.Generator().manual_seed(params.seed)
-        with _drawing_from(draws):
+        with _use_generator(draws):
             probe = cls.of(train.states[0].shape[1], params)
         for module in probe.modules():
             if isinstance(module, Dropout):
@@ -126,7 +126,7 @@ _GLOBAL_DRAWS = Lock()
 
 
 @contextmanager
-def _drawing_from(draws: torch.Generator) -> Iterator[None]:
+def _use_generator(draws: torch.Generator) -> Iterator[None]:
     """Random numbers of `draws` for what can only use torch's global ones, which go on as if nothing had been drawn."""
     with _GLOBAL_DRAWS, torch.random.fork_rng(devices=[]):
         torch.set_rng_state(draws.get_state())

@@ -26,7 +26,7 @@ class LSTMProbe(DescentProbe):
 
     def __init__(self, d: int, hidden: int, dropout: float) -> None:
         super().__init__(d, hidden=hidden, dropout=dropout)
-        self.reader = LSTMReader(d, hidden, dropout)
+        self.reader = LSTMHead(d, hidden, dropout)
 
     @classmethod
     def of(cls, d: int, params: ProbeParams) -> Self:
@@ -46,7 +46,7 @@ class LSTMProbe(DescentProbe):
         self.reader.subtract_outputs()
 
 
-class LSTMReader(nn.Module):
+class LSTMHead(nn.Module):
     """The LSTM and its head, over sequences of any kind: (B, T, inputs) and lengths (B,) to logits (B, 2).
 
     An answer alone, (T, inputs) and None, has logits (1, 2).

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from abstain.config.params import ProbeParams
 from abstain.learning.estimators.probes.descent import DescentProbe
-from abstain.learning.estimators.probes.lstm import LSTMReader
+from abstain.learning.estimators.probes.lstm import LSTMHead
 from abstain.learning.estimators.training_rows import TrainingRows, batches
 
 COMPONENTS = 64
@@ -43,7 +43,7 @@ class PCAProbe(DescentProbe):
     def __init__(self, d: int, components: int, hidden: int, dropout: float) -> None:
         super().__init__(d, components=components, hidden=hidden, dropout=dropout)
         self.register_buffer("projection", torch.zeros(d, components))
-        self.reader = LSTMReader(components, hidden, dropout)
+        self.reader = LSTMHead(components, hidden, dropout)
 
     @classmethod
     def of(cls, d: int, params: ProbeParams) -> Self:

@@ -19,7 +19,7 @@ import pandas as pd
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
-VARIES = 1e-5
+MIN_RELATIVE_RANGE = 1e-5
 """Smallest range, as a share of the largest absolute value, that is more than the last bits of float32 arithmetic."""
 
 
@@ -35,7 +35,7 @@ def prepare(features: pd.DataFrame) -> tuple[tuple[str, ...], dict[str, str]]:
         known = column[~np.isnan(column)]
         if not len(known):
             dropped[name] = "missing in all training rows"
-        elif not varies(known):
+        elif not is_varying(known):
             dropped[name] = f"{known[0]:g} in all training rows" + (", or missing" if len(known) < len(column) else "")
     kept = tuple(name for name in names if name not in dropped)
     if not kept:
@@ -46,9 +46,9 @@ def prepare(features: pd.DataFrame) -> tuple[tuple[str, ...], dict[str, str]]:
     return kept, dropped
 
 
-def varies(values: np.ndarray) -> bool:
+def is_varying(values: np.ndarray) -> bool:
     """Whether `values`, without nan, differ by more than rounding does."""
-    return bool(len(values)) and float(np.ptp(values)) > VARIES * float(np.abs(values).max())
+    return bool(len(values)) and float(np.ptp(values)) > MIN_RELATIVE_RANGE * float(np.abs(values).max())
 
 
 def matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:

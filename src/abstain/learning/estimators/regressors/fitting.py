@@ -18,9 +18,9 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from abstain.config.params import Params, RegressorFit, RegressorKind, RegressorTraining
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.regressors.columns import matrix, prepare, varies
-from abstain.learning.estimators.regressors.kinds import KINDS, RegressorExamples
-from abstain.learning.estimators.regressors.onnx_regressor import Regressor, convert, parity
+from abstain.learning.estimators.regressors.columns import is_varying, matrix, prepare
+from abstain.learning.estimators.regressors.kinds import KINDS, RegressorTrainingSet
+from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor, convert, parity
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class FittedRegressor:
     not fitted on their group; the columns that were `dropped`, each with its reason; and `parity`, the largest
     difference between scikit-learn's and the file's scores of the rows."""
 
-    regressor: Regressor
+    regressor: OnnxRegressor
     out_of_fold: np.ndarray
     dropped: Mapping[str, str]
     parity: float
@@ -72,7 +72,7 @@ def fit_regressor(
     fold = assign_folds(target_name, groups, counts, params)
     columns, dropped = prepare(features[counts])
     values = matrix(features, columns)
-    train = RegressorExamples(values[counts], target[counts].clip(0, 1), weight[counts])
+    train = RegressorTrainingSet(values[counts], target[counts].clip(0, 1), weight[counts])
     entry = KINDS[kind]
     steps = entry.steps(params)
     paths = np.empty((len(steps), len(values)))
@@ -124,7 +124,7 @@ def _check(name: str, known: np.ndarray) -> None:
         raise AbstainError(Code.TOO_FEW_LABELS, f"the target {name} is known for no training answer: {remedy}")
     if known.min() < -1e-6 or known.max() > 1 + 1e-6:  # a cosine may be a rounding error above 1
         raise ValueError(f"{name} is {known.min():g} to {known.max():g}, a correctness score lies in [0, 1]")
-    if not varies(known):
+    if not is_varying(known):
         raise AbstainError(
             Code.NOT_TRAINABLE, f"the target {name} is {known[0]:g} for all {len(known)} training answers: {remedy}"
         )

@@ -35,15 +35,15 @@ PENALTIES = np.logspace(1, -4, 11)
 
 
 @dataclass(frozen=True)
-class RegressorExamples:
+class RegressorTrainingSet:
     """The training set: `features` float32 (rows, columns), `target` in [0, 1] and `weight` above 0, (rows,)."""
 
     features: np.ndarray
     target: np.ndarray
     weight: np.ndarray
 
-    def where(self, chosen: np.ndarray) -> RegressorExamples:
-        return RegressorExamples(self.features[chosen], self.target[chosen], self.weight[chosen])
+    def where(self, chosen: np.ndarray) -> RegressorTrainingSet:
+        return RegressorTrainingSet(self.features[chosen], self.target[chosen], self.weight[chosen])
 
 
 class Kind(Protocol):
@@ -52,10 +52,10 @@ class Kind(Protocol):
     def steps(self, params: RegressorFit) -> tuple[float, ...]:
         """The hyperparameter values of the path, in order of growing capacity."""
 
-    def path(self, train: RegressorExamples, held_out: np.ndarray, params: RegressorFit) -> np.ndarray:
+    def path(self, train: RegressorTrainingSet, held_out: np.ndarray, params: RegressorFit) -> np.ndarray:
         """Scores (steps, held-out rows) of `held_out`, features (rows, columns), at every step."""
 
-    def fit(self, train: RegressorExamples, step: float, params: RegressorFit) -> Pipeline:
+    def fit(self, train: RegressorTrainingSet, step: float, params: RegressorFit) -> Pipeline:
         """The pipeline at `step`, fitted on all of `train`."""
 
 
@@ -65,11 +65,11 @@ class RandomForest:
     def steps(self, params: RegressorFit) -> tuple[float, ...]:
         return (params.trees,)
 
-    def path(self, train: RegressorExamples, held_out: np.ndarray, params: RegressorFit) -> np.ndarray:
+    def path(self, train: RegressorTrainingSet, held_out: np.ndarray, params: RegressorFit) -> np.ndarray:
         forest = self.fit(train, ceil(params.trees / params.folds), params)
         return np.asarray(forest.predict(held_out))[None]
 
-    def fit(self, train: RegressorExamples, step: float, params: RegressorFit) -> Pipeline:
+    def fit(self, train: RegressorTrainingSet, step: float, params: RegressorFit) -> Pipeline:
         forest = RandomForestRegressor(
             int(step),
             max_features=params.max_features,
@@ -77,7 +77,7 @@ class RandomForest:
             random_state=params.seed,
             n_jobs=-1,
         )
-        pipeline = _fitted(train, ("regressor", forest))
+        pipeline = _fit_pipeline(train, ("regressor", forest))
         forest.n_jobs = 1  # threads that ask the trees add up in any order, and the last bits with it
         return pipeline
 
@@ -88,11 +88,11 @@ class GradientBoosting:
     def steps(self, params: RegressorFit) -> tuple[float, ...]:
         return tuple(range(1, ROUNDS + 1))
 
-    def path(self, train: RegressorExamples, held_out: np.ndarray, params: RegressorFit) -> np.ndarray:
+    def path(self, train: RegressorTrainingSet, held_out: np.ndarray, params: RegressorFit) -> np.ndarray:
         fill, boosted = (part for _, part in self.fit(train, ROUNDS, params).steps)
         return np.stack(list(boosted.staged_predict(fill.transform(held_out))))
 
-    def fit(self, train: RegressorExamples, step: float, params: RegressorFit) -> Pipeline:
+    def fit(self, train: RegressorTrainingSet, step: float, params: RegressorFit) -> Pipeline:
         boosted = GradientBoostingRegressor(
             n_estimators=int(step),
             learning_rate=0.05,
@@ -102,7 +102,7 @@ class GradientBoosting:
             min_samples_leaf=params.min_leaf,
             random_state=params.seed,
         )
-        return _fitted(train, ("regressor", boosted))
+        return _fit_pipeline(train, ("regressor", boosted))
 
 
 class Linear:
@@ -111,13 +111,13 @@ class Linear:
     def steps(self, params: RegressorFit) -> tuple[float, ...]:
         return tuple(PENALTIES.tolist())
 
-    def path(self, train: RegressorExamples, held_out: np.ndarray, params: RegressorFit) -> np.ndarray:
+    def path(self, train: RegressorTrainingSet, held_out: np.ndarray, params: RegressorFit) -> np.ndarray:
         return np.stack([self.fit(train, step, params).predict(held_out) for step in self.steps(params)])
 
-    def fit(self, train: RegressorExamples, step: float, params: RegressorFit) -> Pipeline:
+    def fit(self, train: RegressorTrainingSet, step: float, params: RegressorFit) -> Pipeline:
         # In float64: hundreds of features that nearly repeat each other are too much for float32's normal equations.
-        exact = RegressorExamples(train.features.astype(np.float64), train.target, train.weight)
-        return _fitted(exact, ("scale", StandardScaler()), ("regressor", Ridge(alpha=step * len(train.target))))
+        exact = RegressorTrainingSet(train.features.astype(np.float64), train.target, train.weight)
+        return _fit_pipeline(exact, ("scale", StandardScaler()), ("regressor", Ridge(alpha=step * len(train.target))))
 
 
 KINDS: Mapping[RegressorKind, Kind] = {
@@ -127,7 +127,7 @@ KINDS: Mapping[RegressorKind, Kind] = {
 }
 
 
-def _fitted(train: RegressorExamples, *parts: tuple[str, Any]) -> Pipeline:
+def _fit_pipeline(train: RegressorTrainingSet, *parts: tuple[str, Any]) -> Pipeline:
     """Median, then `parts`, all of them fitted to weights whose mean is 1.
 
     In a fold a column may have no value at all: it is 0 there.

@@ -29,7 +29,7 @@ BATCH = 1024
 """Rows that are scored at once."""
 
 
-class Regressor:
+class OnnxRegressor:
     """A fitted regressor, run by ONNX Runtime on one core.
 
     Args:
@@ -71,8 +71,8 @@ class Regressor:
         write_atomically(file, self._content)
 
 
-def convert(pipeline: Pipeline, described: dict[str, Any]) -> Regressor:
-    """`pipeline`, of float32 features (rows, columns), as a `Regressor`, with the versions that it was made with.
+def convert(pipeline: Pipeline, described: dict[str, Any]) -> OnnxRegressor:
+    """`pipeline`, of float32 features (rows, columns), as a `OnnxRegressor`, with the versions that it was made with.
 
     `described` is JSON: `kind`, `target`, `columns` and any other metadata of the file.
     """
@@ -84,10 +84,10 @@ def convert(pipeline: Pipeline, described: dict[str, Any]) -> Regressor:
     model = skl2onnx.to_onnx(pipeline, initial_types=inputs, name=HEADER, target_opset=OPSET)
     _clip(model)
     versions = {"scikit-learn": sklearn.__version__, "skl2onnx": skl2onnx.__version__}
-    return Regressor(to_bytes(model, {HEADER: json.dumps({**described, "versions": versions}, sort_keys=True)}))
+    return OnnxRegressor(to_bytes(model, {HEADER: json.dumps({**described, "versions": versions}, sort_keys=True)}))
 
 
-def parity(pipeline: Pipeline, regressor: Regressor, features: pd.DataFrame) -> float:
+def parity(pipeline: Pipeline, regressor: OnnxRegressor, features: pd.DataFrame) -> float:
     """Largest difference between scikit-learn's and ONNX's scores of `features`, of rows that have any."""
     expected = np.clip(pipeline.predict(matrix(features, regressor.columns)), 0, 1)
     return float(np.nanmax(np.abs(expected - regressor.predict(features))))
