@@ -31,7 +31,7 @@ from torch import Tensor
 from abstain.config.settings import load_settings
 from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import LoadedModel, load, resolve
+from abstain.llm.engine.loading import LoadedModel, find_model, load_model
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, HiddenStates, NextTokenProbs, Request
 from abstain.llm.engine.tokenization import encode_prompt
@@ -74,7 +74,7 @@ def probe_only(loaded: LoadedModel, rows: Sequence[Row], what: str, repeats: int
     requests = {f"{at}": Request(pass_, HiddenStates(LAYER), f"row {at}") for at, pass_ in enumerate(passes)}
     expected, found = naive.states(loaded, passes, LAYER), dict(engine.run(requests))
     agreement = _agree(expected, [found[f"{at}"] for at in range(len(passes))])  # type: ignore[misc]
-    work = copy.deepcopy(engine.work)
+    work = copy.deepcopy(engine.stats)
     floor = flops(loaded, work.layer_tokens.total())
     other, own, ratio = in_turns(
         lambda: naive.states(loaded, passes, LAYER), lambda: list(engine.run(requests)), repeats
@@ -119,7 +119,7 @@ def all_asks(
     theirs = _mean_difference(exact, normals)
     ours = _mean_difference(exact, [{name: found[f"N {name} {at}"] for name in SEGMENTS} for at in range(len(exact))])
     assert ours < 1.5 * theirs + 0.01, (ours, theirs)
-    work = copy.deepcopy(engine.work)
+    work = copy.deepcopy(engine.stats)
     other, own, ratio = in_turns(one_by_one, lambda: list(engine.run(requests())), repeats)
     note = (
         f"{work.forward_tokens:,} tokens run, {work.vocabulary_rows:,} projected; states {agreement}; "
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = load_settings()
     device, tokens = choose_device(settings), settings.batch_tokens
     dtypes = choose_dtype(settings, device), torch.float32
-    half, single = (load(resolve(asked.model, settings), device, dtype) for dtype in dtypes)
+    half, single = (load_model(find_model(asked.model, settings), device, dtype) for dtype in dtypes)
     apart, shared = unrelated(asked.squad, asked.rows), repeated(asked.squad, asked.rows)
     depth, threads = half.model.config.num_hidden_layers, torch.get_num_threads()
     print(f"{asked.model}, layer {LAYER} of {depth}, {asked.rows} rows, {threads} threads\n")

@@ -25,7 +25,7 @@ import numpy as np
 
 from abstain.config.settings import load_settings
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, paired
+from abstain.learning.metrics.bootstrap import Estimate, Statistic, bootstrap, paired_difference
 from abstain.llm.familiarity.aggregation import compute_threshold
 from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity
 from abstain.llm.features.feature_store import FeatureStore
@@ -127,7 +127,7 @@ def pearson(label: np.ndarray, scores: np.ndarray, weight: np.ndarray) -> Any:
     """Of one weighting or of each of several; nan where either is constant."""
 
     def mean(values: np.ndarray) -> np.ndarray:
-        return np.atleast_1d(metrics.mean(values, weight))
+        return np.atleast_1d(metrics.weighted_mean(values, weight))
 
     variance = [mean(one * one) - mean(one) ** 2 for one in (label, scores)]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -135,7 +135,7 @@ def pearson(label: np.ndarray, scores: np.ndarray, weight: np.ndarray) -> Any:
     return found if weight.ndim > 1 else float(found[0])
 
 
-def figures_of(label: np.ndarray, one: Scored) -> dict[str, Figure]:
+def figures_of(label: np.ndarray, one: Scored) -> dict[str, Statistic]:
     """An instruction without a score counts as the least familiar."""
     scores = np.where(np.isnan(one.scores), np.nanmin(one.scores), one.scores)
     return {
@@ -152,7 +152,7 @@ def table(label: np.ndarray, groups: np.ndarray, of: Mapping[str, Scored], paper
     columns = ("AUC", "ACC", "F1", "Pearson")
     lines = ["| method | " + " | ".join(columns) + " | AUC ahead by | paper's AUC |", "| --- " * 7 + "|"]
     for name, one in of.items():
-        ahead = "" if name == OWN else shown(paired(found[OWN, "AUC"], found[name, "AUC"]), "+.3f")
+        ahead = "" if name == OWN else shown(paired_difference(found[OWN, "AUC"], found[name, "AUC"]), "+.3f")
         unscored = int(np.isnan(one.scores).sum())
         title = f"{name} ({unscored} without a score)" if unscored else name
         cells = [shown(found[name, key], ".3f") for key in columns]

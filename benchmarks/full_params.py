@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from abstain.config.params import Params
-from abstain.config.yaml_editor import edit, parse
+from abstain.config.yaml_editor import parse_yaml, update_yaml
 from abstain.core import paths
 from abstain.sample.shipped import shipped_files
 
@@ -14,5 +14,5 @@ ROOT = Path(__file__).parents[1]
 
 def full_params() -> Params:
     """All scorers, sweeps, audits and regressors."""
-    full = parse((ROOT / "params.full.yaml").read_text())
-    return Params.model_validate(yaml.safe_load(edit(shipped_files()[paths.PARAMS], full)))
+    full = parse_yaml((ROOT / "params.full.yaml").read_text())
+    return Params.model_validate(yaml.safe_load(update_yaml(shipped_files()[paths.PARAMS], full)))

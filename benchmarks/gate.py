@@ -30,7 +30,7 @@ from abstain.release import evaluation_set as evaluation_window
 from abstain.release.champion_comparison import ComparisonBudget
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
 from abstain.release.holdout_guarantee import check_precision_guarantee
-from abstain.release.promotion_check import CandidateMeasurements, PromotionDecision, decide
+from abstain.release.promotion_check import CandidateMeasurements, PromotionDecision, check_candidate
 
 CHAMPION = "v1.0.0"
 BASE_RATE, TARGET, REACHED = 0.7, 0.8, 0.82
@@ -71,7 +71,7 @@ class Nights:
         for night in range(nights):
             holdout, newest = (draw() for draw in windows)
             looks = ComparisonBudget(night, night * self.params.false_promotions / self.params.looks)
-            yield decide(holdout, newest, measured, self.params, CHAMPION, same_holdout=True, looks=looks)
+            yield check_candidate(holdout, newest, measured, self.params, CHAMPION, same_holdout=True, budget=looks)
 
     def _window(self, answers: int, generator: np.random.Generator) -> Callable[[], EvaluationSet]:
         """Draws the window's answers; each call is a night with another challenger."""

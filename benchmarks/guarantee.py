@@ -203,7 +203,7 @@ def in_sequence(test: Test, true_correlation: float | None = None) -> Procedure:
 
     def procedure(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
         thresholds = candidate_thresholds(training)
-        counted, learnt = (rows.checked("").totals(thresholds, params.metric) for rows in (tested, training))
+        counted, learnt = (rows.validate("").totals(thresholds, params.metric) for rows in (tested, training))
         icc = intraclass_correlation(counted, learnt)[1]
         if true_correlation is not None:
             icc = np.full(len(thresholds), true_correlation)
@@ -216,7 +216,7 @@ def in_sequence(test: Test, true_correlation: float | None = None) -> Procedure:
 
 
 def binomial(totals: GroupTotals, n_eff: np.ndarray, tolerated: float) -> np.ndarray:
-    wrong = totals.wrong_share * n_eff
+    wrong = totals.incorrect_share * n_eff
     return np.where(n_eff > 0, betainc(np.maximum(n_eff - wrong, 1e-12), wrong + 1, 1 - tolerated), 1.0)
 
 
@@ -230,8 +230,8 @@ def with_correlation(totals: GroupTotals, icc: np.ndarray, tolerated: float) -> 
 
 def korn_graubard(totals: GroupTotals, icc: np.ndarray, tolerated: float) -> np.ndarray:
     """The design effect of the tested groups alone, at each threshold, with a t quantile for their number."""
-    groups, share, weight = len(totals.weight), totals.wrong_share, totals.weight.sum(axis=0)
-    residual = totals.wrong - share * totals.weight
+    groups, share, weight = len(totals.weight), totals.incorrect_share, totals.weight.sum(axis=0)
+    residual = totals.incorrect_weight - share * totals.weight
     variance = groups / (groups - 1) * (residual**2).sum(axis=0) / np.maximum(weight, 1e-12) ** 2
     independent = totals.effective_size(np.zeros_like(icc))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -242,7 +242,7 @@ def korn_graubard(totals: GroupTotals, icc: np.ndarray, tolerated: float) -> np.
 
 def t_test(totals: GroupTotals, icc: np.ndarray, tolerated: float) -> np.ndarray:
     """A t-test of the groups' sums of (incorrect - tolerated)."""
-    excess = totals.wrong - tolerated * totals.weight
+    excess = totals.incorrect_weight - tolerated * totals.weight
     spread = excess.std(axis=0, ddof=1) / np.sqrt(len(excess))
     ratio = np.divide(excess.mean(axis=0), spread, out=np.zeros_like(spread), where=spread > 0)
     return np.where(spread > 0, stdtr(len(excess) - 1, ratio), 1.0)
@@ -250,7 +250,7 @@ def t_test(totals: GroupTotals, icc: np.ndarray, tolerated: float) -> np.ndarray
 
 def betting(totals: GroupTotals, icc: np.ndarray, tolerated: float) -> np.ndarray:
     """A betting martingale over the groups' sums of (incorrect - tolerated) (Waudby-Smith and Ramdas)."""
-    excess = (totals.wrong - tolerated * totals.weight) / max(totals.weight.max(), 1e-12)
+    excess = (totals.incorrect_weight - tolerated * totals.weight) / max(totals.weight.max(), 1e-12)
     capital = best = mean = np.zeros(excess.shape[1])
     variance = np.full(excess.shape[1], 0.05)
     for seen, group in enumerate(excess, start=1):
@@ -277,7 +277,7 @@ def true_correlation(population: Population) -> float:
     rows = replace(population, liked_often=1.0).draw(20_000, 10, np.random.default_rng(99))
     place = np.argmax(population.truth[1] >= 0.8)
     threshold = norm.cdf(population._latent(GRID[place], population.slope))
-    estimate, _ = intraclass_correlation(rows.checked("").totals(np.array([threshold]), "precision"))
+    estimate, _ = intraclass_correlation(rows.validate("").totals(np.array([threshold]), "precision"))
     return float(estimate[0])
 
 

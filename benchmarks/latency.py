@@ -34,14 +34,14 @@ from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import FUSION, LENGTH_ONLY, WRITER
 from abstain.llm.features.extraction import FeatureSource, PreparedRequest
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.features.feature_store import FeatureStore, Progress
-from abstain.llm.signals.base import Answers, Scorer
-from abstain.llm.signals.compute_features import Asked, collect_feature_requests, requests_of
+from abstain.llm.features.feature_store import FeatureStore, OnProgress
+from abstain.llm.signals.base import FeatureBatch, Scorer
+from abstain.llm.signals.compute_features import FeatureWork, collect_feature_requests, expand_requests
 from abstain.llm.signals.context_conditions import ContextConditions
 from abstain.llm.signals.feature_plan import ProbeSite, get_served_site, list_sweep_sites, wants_regressors
 from abstain.llm.signals.registry import build_scorers
 from abstain_cli.entry import prepare_run, run_app
-from abstain_cli.progress_bar import bar
+from abstain_cli.progress_bar import show_progress
 from abstain_cli.terminal import console
 from tasks.runs.workspace import open_workspace
 from tasks.training.retrain_cost import read_labelled
@@ -69,7 +69,7 @@ class Latency:
 
 
 def latencies(
-    params: Params, settings: Settings, rows: Sequence[Interaction], progress: Progress = lambda done, total: None
+    params: Params, settings: Settings, rows: Sequence[Interaction], progress: OnProgress = lambda done, total: None
 ) -> dict[str, Latency]:
     """The times of `rows`, by what is timed:
 
@@ -103,33 +103,33 @@ def _milliseconds(run: Run, row: Interaction) -> float:
 def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> dict[str, Run]:
     base = FeatureStore(params.llm.model, settings)
 
-    def asking(asked: Callable[[Interaction], Sequence[Asked]]) -> Run:
-        return lambda row: base.run(requests_of(params.llm, settings, asked(row)))
+    def asking(asked: Callable[[Interaction], Sequence[FeatureWork]]) -> Run:
+        return lambda row: base.compute_uncached(expand_requests(params.llm, settings, asked(row)))
 
     def scoring(scorer: Scorer) -> Run:
         """Time a scorer with an auxiliary model: it caches the model's outputs, so the cache is emptied before."""
 
         def run(row: Interaction) -> None:
             shutil.rmtree(settings.features, ignore_errors=True)
-            scorer.score(Answers([row], {}))
+            scorer.score(FeatureBatch([row], {}))
 
         return run
 
     scorers = [one for one in build_scorers(params, settings).scorers if one.name not in (LENGTH_ONLY, WRITER)]
-    own = (get_served_site(params).reading(params.llm), *collect_feature_requests(scorers))
+    own = (get_served_site(params).make_feature_request(params.llm), *collect_feature_requests(scorers))
     runs = {
-        _name(place): asking(_of((place.reading(params.llm),)))
+        _name(place): asking(_of((place.make_feature_request(params.llm),)))
         for place in (get_served_site(params), *list_sweep_sites(params))
     }
-    runs |= {one.name: asking(_of(one.readings)) if one.readings else scoring(one) for one in scorers}
-    all_runs = [asking(_of(own)), *(runs[one.name] for one in scorers if not one.readings)]
+    runs |= {one.name: asking(_of(one.requires)) if one.requires else scoring(one) for one in scorers}
+    all_runs = [asking(_of(own)), *(runs[one.name] for one in scorers if not one.requires)]
     if wants_regressors(params):
         conditions = ContextConditions(params.llm, params.perturbation, settings)
         copies = conditions.perturber.perturb(rows)
         changed = {row.interaction_id: [[copy[at]] for copy in copies] for at, row in enumerate(rows)}
 
-        def under_conditions(row: Interaction) -> list[Asked]:
-            return conditions.asked([row], changed[row.interaction_id])
+        def under_conditions(row: Interaction) -> list[FeatureWork]:
+            return conditions.get_work([row], changed[row.interaction_id])
 
         if copies:
             runs["perturbation"] = lambda row: conditions.perturber.run([row])
@@ -138,7 +138,7 @@ def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> di
     return runs | {FUSION: lambda row: [run(row) for run in all_runs]}
 
 
-def _of(readings: Sequence[FeatureRequest]) -> Callable[[Interaction], Sequence[Asked]]:
+def _of(readings: Sequence[FeatureRequest]) -> Callable[[Interaction], Sequence[FeatureWork]]:
     return lambda row: [([row], readings)]
 
 
@@ -157,14 +157,14 @@ def time_scorers(
         params, labelled, _ = read_labelled(workspace)
     places = np.unique(np.linspace(0, len(labelled.rows), answers, endpoint=False, dtype=int))
     rows = [labelled.rows[at] for at in places if at < len(labelled.rows)]
-    with bar(console, "latency") as progress:
+    with show_progress(console, "latency") as progress:
         found = latencies(params, settings, rows, progress)
     figures = ("mean", "p99" if len(rows) >= TELLING else "longest")
     table = Table("ms for one answer", *(Column(name, justify="right") for name in figures))
     for name, took in found.items():
         table.add_row(name, f"{took.mean:,.0f}", f"{took.p99:,.0f}")
     console.print(table)
-    for name, reason in build_scorers(params, settings).skipped.items():
+    for name, reason in build_scorers(params, settings).unavailable.items():
         console.print(f"skipped: {name}: {reason}")
 
 

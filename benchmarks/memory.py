@@ -180,7 +180,7 @@ def train(architecture: Architecture, asked: argparse.Namespace) -> str:
     rows = TrainingRows(StateTable(table(asked)).subset(index.tolist()), correct[index], torch.ones(len(index)))
     params = load_params().probe.model_copy(update={"max_epochs": asked.epochs, "folds": asked.folds})
     history = fit_probe(architecture, rows, np.arange(len(index)) // 4, params).history
-    return f", {len(history.value)} step(s), held-out loss {min(history.held_out_loss):.3f}"
+    return f", {len(history.step_values)} step(s), held-out loss {min(history.held_out_loss):.3f}"
 
 
 ARCHITECTURES: tuple[Architecture, ...] = ("linear", "attention", "pca", "lstm")

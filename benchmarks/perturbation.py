@@ -26,14 +26,14 @@ from torch import Tensor
 from abstain.config.params import LLMParams, PerturbationParams
 from abstain.config.settings import load_settings
 from abstain.llm.engine.device import choose_device, choose_dtype
-from abstain.llm.engine.loading import LoadedModel, load, resolve
+from abstain.llm.engine.loading import LoadedModel, find_model, load_model
 from abstain.llm.engine.prompts import Segment, load_layout
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.shard_job import row_key
 from abstain.llm.perturbation.engines import CausalEngine
-from abstain.llm.perturbation.loop import Text, allowed_tokens, encode
-from abstain.llm.perturbation.text import Pieces, to_steps
+from abstain.llm.perturbation.loop import EncodedText, allowed_tokens, encode_text
+from abstain.llm.perturbation.text import TokenTexts, to_steps
 from abstain.llm.signals.context_conditions import ContextConditions
 from benchmarks.measure import in_turns, seconds
 from benchmarks.rows import LAYOUT, Row, add_options, repeated, unrelated
@@ -70,7 +70,7 @@ def procedure_tokens(tokens: int, places: Sequence[int], ask: Perturb) -> int:
 def procedure(loaded: LoadedModel, text: str, ask: Perturb, drawn: Sequence[int]) -> list[tuple[int, int]]:
     """(place, new token) of every step, a plain forward at a time; `drawn`: the places, where they are random."""
     found, allowed = encoded(loaded, text), allowed_tokens(loaded.tokenizer, loaded.model.config.vocab_size)
-    ids, left, steps = list(found.ids), {at for at, free in enumerate(found.free) if free}, []
+    ids, left, steps = list(found.ids), {at for at, free in enumerate(found.replaceable) if free}, []
     at_once = ask.tokens if ask.when == "single_shot" else 1
     for first in range(0, min(ask.tokens, len(left)), at_once):
         chosen = list(drawn[first : first + at_once])
@@ -89,9 +89,9 @@ def procedure(loaded: LoadedModel, text: str, ask: Perturb, drawn: Sequence[int]
     return steps
 
 
-def encoded(loaded: LoadedModel, text: str) -> Text:
+def encoded(loaded: LoadedModel, text: str) -> EncodedText:
     allowed = allowed_tokens(loaded.tokenizer, loaded.model.config.vocab_size)
-    return encode(Pieces.of(loaded.tokenizer), (Segment("chunk", text),), allowed)
+    return encode_text(TokenTexts.from_tokenizer(loaded.tokenizer), (Segment("chunk", text),), allowed)
 
 
 def _log_p(loaded: LoadedModel, ids: list[int]) -> Tensor:
@@ -107,7 +107,7 @@ def counts(loaded: LoadedModel, rows: Sequence[Row], what: str, tokens: int, bat
         ask, engine = Perturb(where, when, tokens), CausalEngine(loaded, batch_tokens)
         found: dict[str, Any] = {}
         took = seconds(lambda e=engine, a=ask, f=found: f.update(e.run(requests_of(contexts, a))))  # type: ignore[misc]
-        ran, places = engine.work.forward_tokens, places_of(loaded, contexts, ask, found)
+        ran, places = engine.stats.forward_tokens, places_of(loaded, contexts, ask, found)
         theirs = sum(
             procedure_tokens(len(encoded(loaded, text).ids), of_text, ask)
             for text, of_text in zip(contexts, places, strict=True)
@@ -151,7 +151,7 @@ def whole(
     answered, done = interactions(rows), []
     took = seconds(lambda: done.append(asked.compute_missing(answered)))
     ((perturbing, reading),) = done
-    ask, (copy,) = asked.perturber.asks[0], asked.perturber.perturb(answered)
+    ask, (copy,) = asked.perturber.operations[0], asked.perturber.perturb(answered)
     contexts = [row.contexts[0] for row in rows]
     found = dict(CausalEngine(loaded, batch_tokens).run(requests_of(contexts, ask)))
     places = places_of(loaded, contexts, ask, found)
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = load_settings()
     device, room = choose_device(settings), settings.batch_tokens
     dtypes = choose_dtype(settings, device), torch.float32
-    half, single = (load(resolve(asked.model, settings), device, dtype) for dtype in dtypes)
+    half, single = (load_model(find_model(asked.model, settings), device, dtype) for dtype in dtypes)
     apart = [Row(row.contexts[:1], row.question, row.answer) for row in unrelated(asked.squad, asked.contexts)]
     shared = repeated(asked.squad, asked.contexts)
     kinds = ("one question a context", apart), ("five questions a context", shared)

@@ -19,7 +19,7 @@ from scipy.special import expit, logit
 
 from abstain.config.params import LabelParams, load_params
 from abstain.data.labels.contradictions import find_contradictions
-from abstain.data.labels.reliability import compare, estimate
+from abstain.data.labels.reliability import estimate_reliability, measure_agreement
 from abstain.data.labels.user_share import cap_user_weights
 from abstain.learning.metrics.weighted_metrics import auroc
 from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk
@@ -159,7 +159,7 @@ class Assistant:
         user[self.reviewed + self.liked :] = 201
         votes = pd.DataFrame({"row": np.arange(answers), "user": user, "up": truth ^ wrong})
         verdicts = pd.DataFrame({"label": verdict, "inclusion_probability": np.nan})[: self.reviewed]
-        known = estimate(votes, verdicts, compare(votes, verdicts), 201, params)
+        known = estimate_reliability(votes, verdicts, measure_agreement(votes, verdicts), 201, params)
         assert known is not None
         by_thumb = known.labels(votes, answers, params)
         weight, _ = cap_user_weights(
@@ -190,7 +190,7 @@ def name_table(runs: int) -> None:
             right = others = 0
             for seed in range(runs):
                 rows = Crowd(seed=seed, spread=spread).rows(flipped_user=user, flipped_batch=batch)
-                found = {(one.person, one.batch) for one in find_contradictions(*rows).named}
+                found = {(one.person, one.batch) for one in find_contradictions(*rows).flagged}
                 right += found == expected
                 others += bool(found - expected)
             who = " and ".join(["a user"] * user + ["a reviewer's batch"] * batch) or "nobody"

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from abstain.config.params import Architecture, load_params
-from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, parity
+from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, measure_parity
 from abstain.learning.estimators.probe_registry import PROBES, load_probe, save_probe
-from abstain.learning.estimators.probes.base import Probe, confidence
+from abstain.learning.estimators.probes.base import Probe, logits_to_confidence
 from abstain.learning.estimators.training_rows import pad
-from abstain.serving.scorer_latency import p99_ms
+from abstain.serving.scorer_latency import measure_p99_ms
 from benchmarks.measure import in_turns
 
 ANSWERS, TOKENS, BATCH = 128, 128, 32
@@ -36,7 +36,7 @@ ARCHITECTURES: tuple[Architecture, ...] = ("linear", "attention", "pca", "lstm")
 def drawn(architecture: Architecture, width: int) -> Probe:
     """An untrained probe of the shape that `params.yaml` asks for, with means and deviations of some states."""
     torch.manual_seed(0)
-    probe = PROBES[architecture].kind.of(width, load_params().probe)
+    probe = PROBES[architecture].kind.from_params(width, load_params().probe)
     probe.fit_standardization([5 + 3 * torch.randn(64, width)])
     for name, buffer in probe.named_buffers():
         if name not in ("mean", "scale"):
@@ -59,21 +59,21 @@ def measured(architecture: Architecture, width: int, folder: Path, repeats: int)
     subprocess.run([sys.executable, "-m", "benchmarks.probe", "--export", str(weights), str(file)], check=True)
     probe, served, rows = load_probe(weights), OnnxProbe(file), answers(width)
     row = [torch.randn(TOKENS, width, generator=torch.Generator().manual_seed(0))]
-    latency = p99_ms(lambda: served.confidence(row))
+    latency = measure_p99_ms(lambda: served.confidence(row))
     yield (
         f"| {architecture} | {width} | {latency:.2f} | {file.stat().st_size / 2**20:.2f} | "
-        f"{parity(probe, served):.0e} |"
+        f"{measure_parity(probe, served):.0e} |"
     )
 
     @torch.inference_mode()
     def alone() -> None:
         for row in rows:
-            confidence(probe(row, None)).numpy()
+            logits_to_confidence(probe(row, None)).numpy()
 
     @torch.inference_mode()
     def in_batches() -> None:
         for at in range(0, len(rows), BATCH):
-            confidence(probe(*pad(rows[at : at + BATCH]))).numpy()
+            logits_to_confidence(probe(*pad(rows[at : at + BATCH]))).numpy()
 
     def onnx() -> None:
         served.confidence(rows)

@@ -26,16 +26,16 @@ from abstain.core.contracts import Interaction
 from abstain.core.labels import Labels
 from abstain.learning.estimators.fusion import fit_fusion
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import bootstrap, paired
-from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.learning.metrics.bootstrap import bootstrap, paired_difference
+from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import Generate, Request
 from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity
-from abstain.llm.familiarity.guessing import texts_of
+from abstain.llm.familiarity.guessing import read_texts
 from abstain.llm.features.feature_store import FeatureStore
-from abstain.llm.signals.compute_features import collect_feature_requests, read_answers
+from abstain.llm.signals.compute_features import collect_feature_requests, read_features
 from abstain.llm.signals.familiarity import QuestionFamiliarity
-from abstain.llm.signals.likelihood import SIGNALS
+from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
 from benchmarks.familiarity import shown
 from benchmarks.sample.handbook import Fact, build_handbook
 from benchmarks.sample.judge import judge
@@ -80,8 +80,8 @@ def of_verdicts(file: Path, rows: int) -> Rows:
 
 def compare(rows: Rows, llm: LLMParams, settings: Settings) -> None:
     """Print what the familiarity says of the answers, alone and beside log-probabilities."""
-    answers = read_answers(llm, settings, rows.interactions, collect_feature_requests(SIGNALS))
-    scores = pd.DataFrame({one.name: one.score(answers) for one in SIGNALS})
+    answers = read_features(llm, settings, rows.interactions, collect_feature_requests(LIKELIHOOD_SIGNALS))
+    scores = pd.DataFrame({one.name: one.score(answers) for one in LIKELIHOOD_SIGNALS})
     own = SelfFamiliarity(llm.model, llm.layout, settings, FamiliarityConfig())
     familiarity = QuestionFamiliarity(own).score(answers)
     h = own.threshold()
@@ -97,7 +97,7 @@ def compare(rows: Rows, llm: LLMParams, settings: Settings) -> None:
     print(f"below h = {h:.3f}: {np.mean(familiarity < h):.1%} of the questions; mean {np.nanmean(familiarity):.3f}")
     for name, one in found.items():
         print(f"AUROC of {name}: {shown(one, '.3f')}")
-    gain = paired(found["log-probabilities and familiarity"], found["log-probabilities"])
+    gain = paired_difference(found["log-probabilities and familiarity"], found["log-probabilities"])
     print(f"what the familiarity adds: {shown(gain, '+.3f')}")
     print(f"tokens that were run for it: {own.cost.forward_tokens:,}")
 
@@ -111,7 +111,7 @@ def background(answered: Sequence[AnsweredQuestion], llm: LLMParams, settings: S
         for one in asked
     ]
     store.compute_missing(requests)
-    texts = texts_of(store, load_tokenizer(resolve(llm.model, settings)), requests)
+    texts = read_texts(store, load_tokenizer(find_model(llm.model, settings)), requests)
     known: dict[str, list[Fact]] = {}
     for page in build_handbook():
         for fact in page.facts:

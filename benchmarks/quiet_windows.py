@@ -23,8 +23,8 @@ from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.data.store.dataset import DataStore
 from abstain.monitoring.answer_source import LoggedAnswers
 from abstain.monitoring.live_guarantee import GuaranteedTarget
-from abstain.monitoring.reviewed_decisions import reviewed_answers
-from abstain.monitoring.run import MonitoredVersion, MonitoringInputs, monitor
+from abstain.monitoring.reviewed_decisions import join_reviews
+from abstain.monitoring.run import MonitoredVersion, MonitoringInputs, compute_windows
 from abstain.monitoring.traffic import read_traffic
 from tests.monitoring.builders import PARAMS, traffic, write_data, write_log
 
@@ -40,11 +40,11 @@ def windows_of(folder: Path, seed: int) -> Sequence[MonitoringWindow]:
     write_data(folder / "data", answers)
     with closing(LogDatabase.open(url)) as database:
         seen = read_traffic(database, now)
-        reviewed = reviewed_answers(DataStore(folder / "data"), seen, params.labels)
+        reviewed = join_reviews(DataStore(folder / "data"), seen, params.labels)
         version = MonitoredVersion("v1.0.0", GuaranteedTarget("precision", 0.9), params.llm)
         source = LoggedAnswers(database, load_settings())
         inputs = MonitoringInputs(seen, reviewed, None, {version.name: version}, source)
-        return monitor(inputs, [], PARAMS, now)[1:]
+        return compute_windows(inputs, [], PARAMS, now)[1:]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -44,14 +44,14 @@ from scipy.special import betainc
 from abstain.config.params import LabelParams, Params, load_params
 from abstain.core.labels import Labels
 from abstain.core.text import is_refusal
-from abstain.data.store.splits import assign_splits, uniform
+from abstain.data.store.splits import assign_splits, hash_to_unit_interval
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap
+from abstain.learning.metrics.bootstrap import Estimate, Statistic, bootstrap
 from abstain.learning.metrics.calibration import fit_calibrator
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.learning.thresholds.design_effect import intraclass_correlation
 from abstain.learning.thresholds.risk_control import ReviewedAnswers
-from abstain.llm.signals.base import Answers, Scorer
+from abstain.llm.signals.base import FeatureBatch, Scorer
 from abstain.llm.signals.out_of_fold import fit_scorer
 from abstain.llm.signals.writer import WriterScores
 from benchmarks.guarantee import Procedure, asked, guaranteed, heuristic
@@ -117,7 +117,7 @@ class Served:
 
     def confidence(self, rows: np.ndarray) -> np.ndarray:
         """(rows,), nan of answers without a score."""
-        return self.scorer.score(Answers(self.judged.take(rows), {}))
+        return self.scorer.score(FeatureBatch(self.judged.take(rows), {}))
 
     def reviewed(self, rows: np.ndarray) -> ReviewedAnswers:
         """Those of the answers at `rows` that have a review and a score."""
@@ -146,9 +146,9 @@ def fit(judged: Judged, params: Params, train: np.ndarray, ranked: np.ndarray, k
     rows, learnt = np.concatenate([train, ranked]), np.repeat([1, 0], [len(train), len(ranked)])
     labels = known.labels(judged, params.labels, rows)
     labels = replace(labels, correct=labels.correct * learnt, weight=labels.weight * learnt)
-    folds = labels.folds(params.probe.folds, params.probe.seed)
+    folds = labels.assign_folds(params.probe.folds, params.probe.seed)
     folds[~np.isin(labels.groups, labels.groups[labels.weight > 0])] = -1  # to give ranks for every labelled fold
-    fitted = fit_scorer(WriterScores(params.labels.refusals), Answers(judged.take(rows), {}), labels, folds)
+    fitted = fit_scorer(WriterScores(params.labels.refusals), FeatureBatch(judged.take(rows), {}), labels, folds)
     training = scored(judged, train, fitted.out_of_fold[: len(train)], known.inclusion[train])
     return Served(judged, known, fitted.scorer, training)
 
@@ -160,8 +160,8 @@ def refutation(answers: ReviewedAnswers, training: ReviewedAnswers, threshold: f
     intraclass correlation (of `answers` and `training` together) is the estimate, and not what is safely above it: that
     would make a broken guarantee harder to see.
     """
-    shown, learnt = (rows.checked("").totals(np.array([threshold]), "precision") for rows in (answers, training))
-    n_eff, wrong_share = shown.effective_size(intraclass_correlation(shown, learnt)[0])[0], shown.wrong_share[0]
+    shown, learnt = (rows.validate("").totals(np.array([threshold]), "precision") for rows in (answers, training))
+    n_eff, wrong_share = shown.effective_size(intraclass_correlation(shown, learnt)[0])[0], shown.incorrect_share[0]
     if not wrong_share:
         return 1.0
     return float(betainc(wrong_share * n_eff, (1 - wrong_share) * n_eff + 1, 1 - target))
@@ -256,7 +256,7 @@ def divided(judged: Judged, number: int, seed: int) -> tuple[np.ndarray, np.ndar
 
 def by_topic(judged: Judged, past: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The training and the validation answers of those at `past`. A topic is on the same side in every round."""
-    validates = np.array([uniform(seed, topic) < VALIDATION for topic in judged.topic[past]], bool)
+    validates = np.array([hash_to_unit_interval(seed, topic) < VALIDATION for topic in judged.topic[past]], bool)
     return past[~validates], past[validates]
 
 
@@ -331,7 +331,7 @@ def shown_figures(judged: Judged, made: Sequence[Shown], mask: np.ndarray) -> li
     rows, shown = rows[mask[rows]], shown[mask[rows]].astype(float)
     correct = judged.correct[rows]
     figures = {
-        "shown": partial(metrics.mean, shown),
+        "shown": partial(metrics.weighted_mean, shown),
         "precision": partial(metrics.precision, correct, shown, threshold=1.0),
         "incorrect withheld": partial(metrics.recall, 1 - correct, 1 - shown, threshold=1.0),
         "correct withheld": partial(metrics.recall, correct, 1 - shown, threshold=1.0),
@@ -346,7 +346,7 @@ def said_figures(judged: Judged, divisions: Sequence[Division], mask: np.ndarray
     known = ~np.isnan(confidence)
     kept = known & mask[rows]
     correct = judged.correct[rows[kept]]
-    figures: dict[str, Figure] = {"AUROC": partial(metrics.auroc, correct, confidence[kept])}
+    figures: dict[str, Statistic] = {"AUROC": partial(metrics.auroc, correct, confidence[kept])}
     for set_up in divisions[0].probability:
         probability = np.concatenate([one.probability[set_up] for one in divisions])[kept]
         figures[f"Brier, {set_up}"] = partial(metrics.brier, correct, probability)
@@ -363,7 +363,7 @@ def ece_of_one(correct: np.ndarray, probability: np.ndarray, division: np.ndarra
     return np.asarray(np.mean(found, axis=0))
 
 
-def estimates(judged: Judged, rows: np.ndarray, figures: Mapping[str, Figure]) -> list[str]:
+def estimates(judged: Judged, rows: np.ndarray, figures: Mapping[str, Statistic]) -> list[str]:
     """Each with its interval, unless that has no width; "-" for what is not defined."""
     return [written(found) for found in bootstrap(figures, judged.topic[rows], DRAWS, SEED).values()]
 

@@ -25,7 +25,7 @@ from abstain.core.json_lines import parse_lines
 from abstain.knowledge.retrieval.retriever import Retriever
 from abstain_cli.entry import prepare_run, run_app
 from abstain_cli.kb import knowledge_base
-from abstain_cli.progress_bar import bar
+from abstain_cli.progress_bar import show_progress
 from abstain_cli.terminal import console
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -90,7 +90,7 @@ def measure(
     The questions' embeddings are cached like those of chunks: the same file is evaluated again after every change.
     `progress` is called with the number of encoded questions and their total.
     """
-    vectors = retriever.embeddings.of([question.question for question in questions], progress)
+    vectors = retriever.embeddings.embed([question.question for question in questions], progress)
     hits = (
         retriever.index.search(vector, max(KS), question.entitlements)
         for question, vector in zip(questions, vectors, strict=True)
@@ -138,14 +138,14 @@ def show_recall(
                 f"{file}: of {len(questions)} questions none has a gold chunk or document that is in the knowledge "
                 "base and that its user may read: check the ids and the entitlements",
             )
-        with bar(console, "questions") as progress:
+        with show_progress(console, "questions") as progress:
             ranks = measure(base.retriever, asked, progress)
     table = Table("k", "recall", "95 % interval", "paper's table 3")
     for at in recall_at(ranks):
         table.add_row(str(at.k), f"{at.share:.3f}", f"{at.low:.3f} to {at.high:.3f}", f"{PAPER[at.k]:.2f}")
     console.print(table)
     console.print(
-        f"{len(asked)} questions over {base.synced.held} chunks; {len(questions) - len(asked)} questions left out: "
+        f"{len(asked)} questions over {base.synced.n_entries} chunks; {len(questions) - len(asked)} questions left out: "
         "they have no gold chunk that still exists and that the user may read",
         soft_wrap=True,
     )

@@ -42,7 +42,7 @@ from abstain.monitoring.expected_precision import (
     CalibrationCheck,
     ExpectedPrecision,
     check_calibration,
-    expected_precision,
+    estimate_precision,
 )
 from abstain.monitoring.live_guarantee import GuaranteedTarget, LiveGuaranteeResult, ReviewBatch, check_live_guarantee
 from abstain.reports.plots import render_svg
@@ -122,7 +122,7 @@ class Gate:
             live,
             coverage,
             float(correct[shown].mean()) if shown.any() else float("nan"),
-            expected_precision(probability[shown], topic[shown]),
+            estimate_precision(probability[shown], topic[shown]),
             check_live_guarantee(self.batches, GuaranteedTarget("precision", TARGET), LEVEL),
             check_calibration(probability[shown], correct[shown], np.ones(int(shown.sum())), topic[shown]),
         )

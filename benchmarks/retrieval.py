@@ -29,7 +29,7 @@ import numpy as np
 from abstain.config.settings import load_settings
 from abstain.core.contracts import Chunk, Document
 from abstain.knowledge.documents.chunks import chunk_document
-from abstain.knowledge.retrieval.embeddings import Embeddings, unit
+from abstain.knowledge.retrieval.embeddings import Embeddings, normalize_rows
 from abstain.knowledge.retrieval.encoder import SentenceEncoder, Vectors
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
 from abstain.knowledge.retrieval.index import IndexEntry, VectorIndex
@@ -115,8 +115,8 @@ def latency(count: int, queries: int, dimension: int, postgres: str | None) -> I
     """Milliseconds of a search for `K` chunks among `count`, by who asks and where the index is."""
     draw = np.random.default_rng(0)
     entries = [IndexEntry(_chunk(n, draw), product=f"product {n % 20}") for n in range(count)]
-    vectors = unit(draw.standard_normal((count, dimension)).astype(np.float32))
-    questions = unit(draw.standard_normal((queries, dimension)).astype(np.float32))
+    vectors = normalize_rows(draw.standard_normal((count, dimension)).astype(np.float32))
+    questions = normalize_rows(draw.standard_normal((queries, dimension)).astype(np.float32))
     askers: list[tuple[str, tuple[str, ...], Mapping[str, str]]] = [
         ("everything", RIGHTS, {}),
         ("two of six rights", RIGHTS[:2], {}),

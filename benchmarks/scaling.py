@@ -40,7 +40,7 @@ class Drawn:
     def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
         for work in shards:
             rows = {row_key(request): self._row for request in work.requests}
-            write_rows(self._store, work.space(work.requests[0].ask), dict(sorted(rows.items())))
+            write_rows(self._store, work.space(work.requests[0].operation), dict(sorted(rows.items())))
             yield JobStats(len(rows), 0, 0)
 
 

@@ -38,15 +38,20 @@ from abstain.learning.estimators.regressors.fitting import fit_regressor, regres
 from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
 from abstain.learning.estimators.training_rows import TrainingRows
 from abstain.learning.evaluation import reviewed_split as evaluation
-from abstain.learning.evaluation.leaderboard import leaderboard
+from abstain.learning.evaluation.leaderboard import build_leaderboard
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, paired
+from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, paired_difference
 from abstain.llm.engine.requests import Site
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.shard_job import JobStats
-from abstain.llm.signals.base import Answers, Scorer, ScorerUnavailable
-from abstain.llm.signals.compute_features import collect_feature_requests, compute_missing, forward_tokens, read_answers
+from abstain.llm.signals.base import FeatureBatch, Scorer, ScorerUnavailable
+from abstain.llm.signals.compute_features import (
+    collect_feature_requests,
+    compute_missing,
+    estimate_forward_tokens,
+    read_features,
+)
 from abstain.llm.signals.context_conditions import ContextConditions
 from abstain.llm.signals.feature_plan import ProbeSite, get_served_site
 from abstain.llm.signals.out_of_fold import fit_scorer
@@ -92,7 +97,7 @@ def read_judged(file: Path) -> Judged:
     ]
     reviews = [row.review for row in rows]
     return Judged(
-        interactions=[row.split()[0] for row in rows],
+        interactions=[row.to_rows()[0] for row in rows],
         correct=np.array([int(review is not None and review.complete and review.correct) for review in reviews]),
         topic=np.array([row.group for row in rows]),
         round=np.array([int(row.model.rpartition("-")[2]) for row in rows]),
@@ -131,7 +136,7 @@ class Reader:
 
     @property
     def reading(self) -> FeatureRequest:
-        return get_served_site(self.params).reading(self.params.llm)
+        return get_served_site(self.params).make_feature_request(self.params.llm)
 
     def probe_rows(self, rows: np.ndarray) -> TrainingRows:
         correct = torch.tensor(self.judged.correct[rows])
@@ -151,21 +156,21 @@ class Reader:
     def conditions(self) -> ContextConditions:
         return ContextConditions(self.params.llm, self.params.perturbation, self.settings)
 
-    def answers(self, rows: np.ndarray, scorers: Sequence[Scorer]) -> Answers:
-        return read_answers(self.params.llm, self.settings, self.judged.take(rows), collect_feature_requests(scorers))
+    def answers(self, rows: np.ndarray, scorers: Sequence[Scorer]) -> FeatureBatch:
+        return read_features(self.params.llm, self.settings, self.judged.take(rows), collect_feature_requests(scorers))
 
     def fit(self, train: np.ndarray) -> Fitted:
         labels = Labels(self.judged.correct[train], np.ones(len(train)), self.judged.topic[train])
         scorers = build_scorers(self.params, self.settings).scorers
         answers = self.answers(train, scorers)
-        folds = labels.folds(self.params.probe.folds, self.params.probe.seed)
+        folds = labels.assign_folds(self.params.probe.folds, self.params.probe.seed)
         signals = []
         for scorer in scorers:
             with suppress(ScorerUnavailable):
                 signals.append(fit_scorer(scorer, answers, labels, folds))
         rows = self.probe_rows(train)
         fits = {name: fit_probe(name, rows, labels.groups, self.params.probe) for name in self.params.probe.zoo}
-        features = self.conditions.table(self.judged.take(train))
+        features = self.conditions.build_table(self.judged.take(train))
         learnt = {
             f"{kind}_verdict": fit_regressor(
                 kind,
@@ -192,7 +197,7 @@ class Reader:
         probes = {
             name: predict_confidence(probe, states).numpy().astype(float) for name, probe in fitted.probes.items()
         }
-        features = self.conditions.table(self.judged.take(rows))
+        features = self.conditions.build_table(self.judged.take(rows))
         estimates = {name: regressor.predict(features) for name, regressor in fitted.regressors.items()}
         found = table(fitted.scorers, self.answers(rows, fitted.scorers)).assign(**probes, **estimates)
         return found.assign(fusion=fitted.fusion.score(found))
@@ -203,8 +208,8 @@ class Reader:
         correct, topics = self.judged.correct[rows], self.judged.topic[rows]
         table = pd.DataFrame({"correct": correct, "inclusion_probability": np.nan})
         known, calibration = evaluation.ReviewedSplit(table, scores, scores), self.params.calibration
-        probabilities = evaluation.calibrate(known, {"": scores}, calibration.method)[""]
-        return leaderboard(
+        probabilities = evaluation.calibrate_scores(known, {"": scores}, calibration.method)[""]
+        return build_leaderboard(
             correct, scores, probabilities, topics, None, BootstrapConfig(DRAWS, SEED), champion="fusion"
         )
 
@@ -239,9 +244,9 @@ def measure(params: Params, model: str, cache: Path, most: int | None, without: 
     print(f"correct: {judged.correct[train].mean():.1%} and {judged.correct[test].mean():.1%}", flush=True)
     reader, available = Reader(params, settings, judged), build_scorers(params, settings)
     scorers = available.scorers
-    for name, why in available.skipped.items():
+    for name, why in available.unavailable.items():
         print(f"skipped: {name}: {why}", flush=True)
-    everywhere = tuple(place.reading(params.llm) for place in PLACES)
+    everywhere = tuple(place.make_feature_request(params.llm) for place in PLACES)
     cost = compute_missing(
         params.llm, settings, [(judged.take(kept), (*everywhere, *collect_feature_requests(scorers)))], progress
     )
@@ -267,16 +272,16 @@ def measure(params: Params, model: str, cache: Path, most: int | None, without: 
         flush=True,
     )
     scores = reader.score(test, fitted)
-    tokens = {one.name: one.readings for one in scorers} | dict.fromkeys(params.probe.zoo, (reader.reading,))
+    tokens = {one.name: one.requires for one in scorers} | dict.fromkeys(params.probe.zoo, (reader.reading,))
     tokens["fusion"] = readings
-    costs = {name: forward_tokens(params.llm, settings, judged.take(test), of) for name, of in tokens.items()}
+    costs = {name: estimate_forward_tokens(params.llm, settings, judged.take(test), of) for name, of in tokens.items()}
     costs |= dict.fromkeys(fitted.regressors, reader.conditions.forward_tokens(judged.take(test)))
     costs["fusion"] += reader.conditions.forward_tokens(judged.take(test))
     show(reader.board(test, scores), costs)
     compare(judged, test, scores)
 
 
-def table(fitted: Sequence[Scorer], answers: Answers) -> pd.DataFrame:
+def table(fitted: Sequence[Scorer], answers: FeatureBatch) -> pd.DataFrame:
     return pd.DataFrame({one.name: one.score(answers) for one in fitted})
 
 
@@ -300,10 +305,10 @@ def compare(judged: Judged, test: np.ndarray, scores: pd.DataFrame) -> None:
     others = sorted({*TO_BEAT} & figures.keys())
     best = max(others, key=lambda name: found[name].value)
     for name in others:
-        difference = paired(found["fusion"], found[name])
+        difference = paired_difference(found["fusion"], found[name])
         low, high = difference.interval
         mark = "  <- the best of them" if name == best else ""
-        says = f"{difference.value:+.3f} [{low:+.3f}, {high:+.3f}], better with chance {difference.chance:.3f}"
+        says = f"{difference.value:+.3f} [{low:+.3f}, {high:+.3f}], better with chance {difference.probability_positive:.3f}"
         print(f"fusion - {name}: {says}{mark}")
 
 

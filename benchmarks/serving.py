@@ -41,11 +41,11 @@ from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY, write_digest
 from abstain.core.contracts import Interaction
 from abstain.data.decision_log.log import DecisionLog
 from abstain.learning.estimators.onnx_probe import export_probe
-from abstain.llm.engine.loading import resolve
+from abstain.llm.engine.loading import find_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.server import LOOPBACK_NAMES, listen, run
+from abstain.serving.api.server import LOOPBACK_NAMES, listen, serve_app
 from abstain.serving.api.service import GateService
 from abstain.serving.api.version_follower import VersionFollower, VersionInfo
 from abstain.serving.gate import Gate
@@ -106,7 +106,7 @@ class Caller:
 
 def write_release(folder: Path) -> None:
     """Export an untrained probe. Needs a process of its own (learning/estimators/onnx_probe.py)."""
-    ref = resolve(MODEL, load_settings())
+    ref = find_model(MODEL, load_settings())
     layout = load_layout("rag-chatml-v1")
     metadata = {
         "model": MODEL,
@@ -138,10 +138,10 @@ def serve(folder: Path) -> None:
     with listen("127.0.0.1", 0) as listening:
         service = GateService(live, log, serving)
         live.refresh()
-        assert live.now is not None, live.trouble
+        assert live.current is not None, live.last_error
         ready = sum(os.times()[:4])
         print(f"http://127.0.0.1:{listening.getsockname()[1]} {ready}", flush=True)
-        run(make_app(service, ApiKeys(), LOOPBACK_NAMES), listening)
+        serve_app(make_app(service, ApiKeys(), LOOPBACK_NAMES), listening)
 
 
 @contextmanager
@@ -160,7 +160,7 @@ def server(folder: Path) -> Iterator[tuple[str, float, int]]:
 
 def width_of() -> int:
     """d, by the base model's configuration."""
-    return int(json.loads((Path(resolve(MODEL, load_settings()).path) / "config.json").read_text())["hidden_size"])
+    return int(json.loads((Path(find_model(MODEL, load_settings()).path) / "config.json").read_text())["hidden_size"])
 
 
 def states_file(width: int, number: int) -> bytes:
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         subprocess.run([sys.executable, "-m", "benchmarks.serving", "--export", str(folder)], check=True)
         rows = of_sample(list(answered_questions(build_handbook()))).interactions[: chosen.answers]
         gate = Gate.open(folder)
-        gate.warm()
+        gate.warm_up()
         runs, served, alone, ready = [], [], [], []
         for _ in range(chosen.repeats):
             with server(folder) as (address, started, _):

@@ -21,8 +21,8 @@ import yaml
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.bundle_format import write_digest
-from abstain.learning.estimators.onnx_probe import stamp
-from abstain.release.registry import Event, Registry, load_registry, make_version_tag
+from abstain.learning.estimators.onnx_probe import copy_with_metadata
+from abstain.release.registry import Registry, RegistryEvent, load_registry, make_version_tag
 from tasks.release.bundles import sha256
 from tasks.release.promotion_records import write_record
 from tasks.runs.shell import git, run
@@ -80,9 +80,9 @@ class NightlyHistory:
     def of(cls, workspace: Workspace) -> NightlyHistory:
         root, objects = workspace.path, DvcObjects()
         registry = load_registry(root / paths.REGISTRY)
-        assert registry.version is not None
+        assert registry.production_version is not None
         pointer = yaml.safe_load((root / "data.dvc").read_text())
-        record = json.loads((root / paths.APPROVALS / f"{registry.version}.json").read_text())
+        record = json.loads((root / paths.APPROVALS / f"{registry.production_version}.json").read_text())
         del record["seal"]
         bundle = {
             one.relative_to(root / paths.RELEASE).as_posix(): one.read_bytes()
@@ -115,7 +115,7 @@ class NightlyHistory:
         for name, content in {**self.bundle, "approval.json": json.dumps(record).encode()}.items():
             (bundle / name).parent.mkdir(parents=True, exist_ok=True)
             (bundle / name).write_bytes(content)
-        stamp(bundle / paths.RELEASED_ONNX.name, bundle / paths.RELEASED_ONNX.name, {"version": version})
+        copy_with_metadata(bundle / paths.RELEASED_ONNX.name, bundle / paths.RELEASED_ONNX.name, {"version": version})
         digest = write_digest(bundle)
         entries = {
             one.relative_to(bundle).as_posix(): self.objects.add(one.read_bytes())
@@ -124,8 +124,8 @@ class NightlyHistory:
         }
         first = self.registry.history[0]
         own = {"sha256": sha256(bundle / paths.RELEASED_ONNX.name), "bundle_sha256": digest}
-        event = Event(**{**first.model_dump(), "version": version, "candidate": candidate, "at": at, **own})
-        self.registry = self.registry.promoted(event)
+        event = RegistryEvent(**{**first.model_dump(), "version": version, "candidate": candidate, "at": at, **own})
+        self.registry = self.registry.promote(event)
         name = paths.APPROVALS / f"{version}.json"
         files = {
             "release.dvc": _pointer(self.objects.add_folder(entries), "release"),
@@ -144,7 +144,7 @@ class NightlyHistory:
             "decided_at": at.isoformat(),
             "candidate_sha256": candidate,
             "inputs_sha256": candidate,
-            "champion": self.registry.version,
+            "champion": self.registry.production_version,
             "reasons": [{"code": "A401", "field": "better", "message": "not better"}],
         }
         name = paths.APPROVALS / f"rejected-{candidate[:12]}-{self.record['metrics']['holdout']['digest'][:8]}.json"

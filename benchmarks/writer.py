@@ -20,7 +20,7 @@ from abstain.core.text import is_refusal
 from abstain.data.store.splits import assign_splits
 from abstain.learning.metrics.bootstrap import Estimate, bootstrap
 from abstain.learning.metrics.weighted_metrics import auroc
-from abstain.llm.signals.base import Answers
+from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.out_of_fold import fit_scorer
 from abstain.llm.signals.writer import WriterScores
 from benchmarks.scorers import DRAWS, FILE, ROOT, SEED, read_judged
@@ -40,12 +40,12 @@ def measure(file: Path) -> dict[str, Measured]:
     split = assign_splits(pd.Series(judged.topic), asked_at, every_round).to_numpy()
     refusal = np.array([is_refusal(one.answer, params.labels.refusals) for one in judged.interactions])
 
-    def answers(rows: np.ndarray) -> Answers:
-        return Answers(judged.take(rows), {})
+    def answers(rows: np.ndarray) -> FeatureBatch:
+        return FeatureBatch(judged.take(rows), {})
 
     train, holdout = np.flatnonzero(split == "train"), np.flatnonzero(split == "holdout")
     labels = Labels(judged.correct[train], np.ones(len(train)), judged.topic[train])
-    folds = labels.folds(params.probe.folds, params.probe.seed)
+    folds = labels.assign_folds(params.probe.folds, params.probe.seed)
     fitted = fit_scorer(WriterScores(params.labels.refusals), answers(train), labels, folds)
     scores = np.full(len(split), np.nan)
     scores[train], scores[holdout] = fitted.out_of_fold, fitted.scorer.score(answers(holdout))

@@ -41,14 +41,14 @@ def run_demo() -> DemoResult:
         report = ingest([str(INCOMING)])
     rows = _readable_rows(INCOMING)
     retrained = retrain()
-    if retrained.outcome and retrained.outcome.version is None:
+    if retrained.promotion and retrained.promotion.version is None:
         raise AbstainError(
             Code.NO_VERSION,
-            f"the gate refused the first version: {'; '.join(retrained.outcome.reasons)}; change `gate` or "
+            f"the gate refused the first version: {'; '.join(retrained.promotion.reasons)}; change `gate` or "
             "`threshold` in params.yaml and run `abstain demo` again",
         )
     bundle, _ = fetch_production()
-    inputs = [DecisionInput(row.interaction_id, row.split()[0]) for row in rows]
+    inputs = [DecisionInput(row.interaction_id, row.to_rows()[0]) for row in rows]
     decisions = Gate.open(bundle, load_settings()).decide_all(inputs)
     by_decision = {decision.decision: (row, decision) for row, decision in zip(rows, decisions, strict=True)}
     metrics = json.loads((bundle / "metrics.json").read_text())

@@ -59,6 +59,6 @@ def retry(name: str) -> IngestReport:
     """Validate the rows of a quarantine file again, by the current rules and data; valid rows are accepted."""
     with open_workspace() as workspace:
         quarantine = Quarantine(workspace.path / paths.DATA)
-        path = quarantine.find(name)
+        path = quarantine.get_file(name)
         source = QuarantineSource(path.stem, tuple(quarantine.rows(path)))
         return ingest_sources(workspace, [source], limited=False)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from prefect import flow, get_run_logger
 
 from tasks.data.retention.expired import ExpiredItems
-from tasks.data.retention.policy import clear
+from tasks.data.retention.policy import apply_retention
 from tasks.runs.failures import coded_failures
 from tasks.runs.progress import register_observer
 
@@ -21,7 +21,7 @@ def retention(apply: bool = False) -> list[ExpiredItems]:
     """What goes, part by part; nothing is deleted without `apply`."""
     log = get_run_logger()
     with register_observer(lambda _, message: log.info(message)):
-        result = clear(datetime.now(UTC), apply=apply)
+        result = apply_retention(datetime.now(UTC), apply=apply)
     for one in result:
         log.info("%s: %s %s", one.kind, one.count, "deleted" if apply else "would be deleted")
     return result

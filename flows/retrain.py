@@ -23,13 +23,13 @@ from tasks.release.promotion_params import refill_holdout
 from tasks.runs.duplicate_runs import cancel_duplicate_runs
 from tasks.runs.failures import coded_failures
 from tasks.runs.git_commit import commit, push
-from tasks.runs.progress import observe
+from tasks.runs.progress import notify_observers
 from tasks.runs.run_params import commit_params
 from tasks.runs.stopping import stop_threads_on_error
 from tasks.runs.workspace import Workspace, open_workspace
 from tasks.training.fan_out.stage import FANNED_OUT, fan_out, get_fan_out_step
 from tasks.training.pipeline import StageResult, run_stage
-from tasks.training.plan import find_stale, read_graph, up_to
+from tasks.training.plan import find_stale, get_upstream, read_graph
 from tasks.training.site_choice import choose_site, wants_choice
 
 LABEL_STAGE = "dataset"
@@ -42,7 +42,7 @@ class RetrainResult:
     the candidate's report, which the next run writes anew."""
 
     stages: list[StageResult]
-    outcome: PromotionResult | None
+    promotion: PromotionResult | None
     report: Path
 
 
@@ -106,9 +106,9 @@ def run_dag(workspace: Workspace, force: bool = False, last: str | None = None) 
     """
     graph = read_graph(workspace)
     for stage in graph:
-        observe(stage, "waiting")
+        notify_observers(stage, "waiting")
     if last is not None:
-        graph = up_to(graph, last)
+        graph = get_upstream(graph, last)
     stale = find_stale(workspace, graph)
     futures: dict[str, PrefectFuture[Any]] = {}
     with stop_threads_on_error():

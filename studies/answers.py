@@ -10,11 +10,11 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Question
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import Generate, Request
 from abstain.llm.features.extraction import FeatureSource, PreparedRequest
-from abstain.llm.features.feature_store import FeatureStore, Progress
+from abstain.llm.features.feature_store import FeatureStore, OnProgress
 from abstain.llm.features.shard_job import JobStats, ShardRunner
 
 ASKED_AT = datetime(2018, 6, 11, tzinfo=UTC)
@@ -28,7 +28,7 @@ def answered(
     settings: Settings,
     questions: Sequence[Question],
     tokens: int,
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = lambda done, total: None,
     runner: ShardRunner | None = None,
 ) -> tuple[list[Interaction], JobStats]:
     """Each of `questions`, in order, with the base model's answer of at most `tokens` tokens; and what it cost to
@@ -37,7 +37,7 @@ def answered(
     Raises `AbstainError` for a question that does not fit the window.
     """
     source, rows = FeatureSource(llm, settings), FeatureStore(llm.model, settings)
-    ref, layout = resolve(llm.model, settings), load_layout(llm.layout)
+    ref, layout = find_model(llm.model, settings), load_layout(llm.layout)
     tokenizer = load_tokenizer(ref)
     requests = [_request(source, question, Generate(tokens)) for question in questions]
     done = rows.compute_missing(requests, progress, runner)

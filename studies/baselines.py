@@ -14,14 +14,14 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.core.labels import Labels
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, bootstrap, paired
-from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.features.feature_store import Progress
+from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, bootstrap, paired_difference
+from abstain.llm.engine.loading import find_model, load_tokenizer
+from abstain.llm.features.feature_store import OnProgress
 from abstain.llm.features.shard_job import JobStats, ShardRunner
-from abstain.llm.signals.base import Answers, Signal
-from abstain.llm.signals.compute_features import collect_feature_requests, compute_missing, read_answers
+from abstain.llm.signals.base import FeatureBatch, Signal
+from abstain.llm.signals.compute_features import collect_feature_requests, compute_missing, read_features
 from abstain.llm.signals.length import LengthOnly
-from abstain.llm.signals.likelihood import SIGNALS
+from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
 from abstain.llm.signals.yes_no import yes_no_signals
 
 
@@ -39,7 +39,7 @@ class Baselines:
     correctness: np.ndarray
     threshold: float
 
-    def compute_missing(self, progress: Progress, runner: ShardRunner | None) -> JobStats:
+    def compute_missing(self, progress: OnProgress, runner: ShardRunner | None) -> JobStats:
         """Ask the base model what the cache lacks of the answers to evaluate, and what that cost: as
         `FeatureStore.compute_missing`."""
         asked = [(self.answers[self.train :], collect_feature_requests(self._signals()))]
@@ -62,19 +62,19 @@ class Baselines:
         found = bootstrap({**figures, "": own}, groups[known], resamples.draws, resamples.seed)
         regressor = found.pop("")
         lines = [
-            {"baseline": name, **_interval("auroc", one), **_interval("ahead", paired(regressor, one))}
+            {"baseline": name, **_interval("auroc", one), **_interval("ahead", paired_difference(regressor, one))}
             for name, one in found.items()
         ]
         return sorted(lines, key=lambda line: (np.isnan(line["auroc"]), -line["auroc"]))
 
     def _scores(self, train: Labels) -> dict[str, np.ndarray]:
         signals = self._signals()
-        answers = read_answers(self.llm, self.settings, self.answers[self.train :], collect_feature_requests(signals))
-        length = LengthOnly().fit(Answers(self.answers[: self.train], {}), train)
+        answers = read_features(self.llm, self.settings, self.answers[self.train :], collect_feature_requests(signals))
+        length = LengthOnly().fit(FeatureBatch(self.answers[: self.train], {}), train)
         return {**{one.name: one.score(answers) for one in signals}, length.name: length.score(answers)}
 
     def _signals(self) -> tuple[Signal, ...]:
-        return (*SIGNALS, *yes_no_signals(load_tokenizer(resolve(self.llm.model, self.settings))))
+        return (*LIKELIHOOD_SIGNALS, *yes_no_signals(load_tokenizer(find_model(self.llm.model, self.settings))))
 
 
 def _interval(name: str, estimate: Estimate) -> dict[str, float]:

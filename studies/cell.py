@@ -13,12 +13,12 @@ import pandas as pd
 from abstain.config.params import LLMParams, PerturbationParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.learning.estimators.correctness_targets import correctness
+from abstain.learning.estimators.correctness_targets import compute_correctness
 from abstain.learning.estimators.regressors.fitting import fit_regressor
 from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.learning.metrics.correctness_metrics import evaluate_estimates, tune_t
-from abstain.llm.engine.loading import resolve
-from abstain.llm.features.feature_store import Progress
+from abstain.llm.engine.loading import find_model
+from abstain.llm.features.feature_store import OnProgress
 from abstain.llm.features.shard_job import ShardRunner
 from abstain.llm.signals.context_conditions import ContextConditions
 from studies.answers import NO_ANSWER, answered
@@ -35,7 +35,7 @@ class ExperimentRunner:
     data: Path
     settings: Settings
     runner: ShardRunner | None = None
-    progress: Progress = lambda done, total: None
+    progress: OnProgress = lambda done, total: None
 
     def run(self, cell: ExperimentCell) -> dict[str, Any]:
         """Everything about `cell`: figures at every threshold, the tuned t, baselines, what was counted.
@@ -52,7 +52,7 @@ class ExperimentRunner:
         conditions = self._conditions(cell)
         perturbing, reading = conditions.compute_missing(rows, self.progress, self.runner)
         features = _table(conditions, tuple(rows))
-        true = correctness([cell.metric], [row.answer for row in rows], both.references)[cell.metric].to_numpy()
+        true = compute_correctness([cell.metric], [row.answer for row in rows], both.references)[cell.metric].to_numpy()
         fitted = fit_regressor(
             cell.regressor,
             cell.metric,
@@ -73,7 +73,7 @@ class ExperimentRunner:
             beside = baselines.compare(predicted, groups, resamples)
         return {
             "cell": cell.model_dump(mode="json"),
-            "models": {"base": str(resolve(conditions.llm.model, self.settings)), "perturbation": self.pm(cell)},
+            "models": {"base": str(find_model(conditions.llm.model, self.settings)), "perturbation": self.pm(cell)},
             "tuned": tuned,
             "by_threshold": [
                 evaluate_estimates(true[last:], predicted, at, groups, None, resamples, self.study.buffer)
@@ -85,7 +85,7 @@ class ExperimentRunner:
             "folds": fitted.regressor.described["folds"],
             "columns": features.shape[1] - len(fitted.dropped),
             "no_answer": sum(row.answer == NO_ANSWER for row in rows),
-            "perturbed": conditions.count(rows),
+            "perturbed": conditions.count_remarks(rows),
             "computed": {name: asdict(done) for name, done in computed.items()},
         }
 
@@ -99,7 +99,7 @@ class ExperimentRunner:
 
     def pm(self, cell: ExperimentCell) -> str:
         """The perturbation model of `cell`, with its revision. Raises `AbstainError` where it is not to be found."""
-        return str(resolve(self.study.models[cell.perturbation].model, self.settings))
+        return str(find_model(self.study.models[cell.perturbation].model, self.settings))
 
     def _parts(self, cell: ExperimentCell) -> tuple[Asked, Asked]:
         files, size = self.study.files, (cell.size.train, cell.size.evaluation)
@@ -121,4 +121,4 @@ class ExperimentRunner:
 
 @lru_cache(maxsize=2)
 def _table(conditions: ContextConditions, rows: tuple[Interaction, ...]) -> pd.DataFrame:
-    return conditions.table(rows)  # cells that differ in what is estimated alone have it in common
+    return conditions.build_table(rows)  # cells that differ in what is estimated alone have it in common

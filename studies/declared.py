@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from abstain.config.params import Count, OpenFraction, RegressorFit, RegressorKind
-from abstain.config.yaml_model import FrozenModel, load
+from abstain.config.yaml_model import FrozenModel, load_yaml_model
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.correctness_targets import METRICS
@@ -232,7 +232,7 @@ def words(name: object) -> str:
 
 def load_study(file: Path) -> Experiment:
     """Read and check a study file. Raises `AbstainError` naming the first thing that is wrong."""
-    return load(file, Experiment, "studies are in studies/")
+    return load_yaml_model(file, Experiment, "studies are in studies/")
 
 
 def _known(where: str, kind: str, names: Iterable[str], there: Iterable[str]) -> None:

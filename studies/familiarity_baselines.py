@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
 from abstain.llm.engine.requests import NLL, Generate, Request
-from abstain.llm.familiarity.guessing import texts_of
+from abstain.llm.familiarity.guessing import read_texts
 from abstain.llm.familiarity.masking import MASK
-from abstain.llm.features.feature_store import FeatureStore, Progress
+from abstain.llm.features.feature_store import FeatureStore, OnProgress
 from studies.similarity import mean_similarity
 
 BASELINES = (
@@ -63,7 +63,7 @@ class FamiliarityBaselines:
     sample_tokens: int = 60
 
     def scores(
-        self, instructions: Sequence[Instruction], progress: Progress = lambda done, total: None
+        self, instructions: Sequence[Instruction], progress: OnProgress = lambda done, total: None
     ) -> dict[str, np.ndarray]:
         """Every baseline's scores, (instructions,), higher is more familiar; nan where it has none."""
         prompts = [self._prompt("instruction", one.text) for one in instructions]
@@ -91,7 +91,7 @@ class FamiliarityBaselines:
             )
         )
 
-    def _significance(self, instructions: Sequence[Instruction], progress: Progress) -> np.ndarray:
+    def _significance(self, instructions: Sequence[Instruction], progress: OnProgress) -> np.ndarray:
         concepts = list(dict.fromkeys(concept for one in instructions for concept in one.concepts))
         prompts = [self._prompt("concept-explain", concept) for concept in concepts]
         replies = self._replies(prompts, Generate(self.reply_tokens), progress)
@@ -104,7 +104,7 @@ class FamiliarityBaselines:
         }
         return np.array([_mean(np.array([found[concept] for concept in one.concepts])) for one in instructions])
 
-    def _forward(self, instructions: Sequence[Instruction], progress: Progress) -> np.ndarray:
+    def _forward(self, instructions: Sequence[Instruction], progress: OnProgress) -> np.ndarray:
         prompts = [self._prompt("concepts-known", one.text, one.domain) for one in instructions]
         replies = self._replies(prompts, Generate(KNOWN_TOKENS), progress)
         log_probs = self._log_probs(zip(prompts, replies, strict=True), progress)
@@ -116,12 +116,12 @@ class FamiliarityBaselines:
         layout = load_layout(f"{question}-{self.template}-v1", "questions")
         return layout.render(text, [f"{domain} "] if domain else [], None)
 
-    def _replies(self, prompts: Sequence[PromptSegments], ask: Generate, progress: Progress) -> list[str]:
+    def _replies(self, prompts: Sequence[PromptSegments], ask: Generate, progress: OnProgress) -> list[str]:
         requests = [Request(pass_, ask, f"instruction {at}") for at, pass_ in enumerate(prompts)]
         self.store.compute_missing(requests, progress)
-        return texts_of(self.store, self._tokenizer, requests)
+        return read_texts(self.store, self._tokenizer, requests)
 
-    def _log_probs(self, replies: Iterable[tuple[PromptSegments, str]], progress: Progress) -> list[np.ndarray]:
+    def _log_probs(self, replies: Iterable[tuple[PromptSegments, str]], progress: OnProgress) -> list[np.ndarray]:
         """Of every reply's tokens after its prompt, (tokens,), float64; none where nothing was replied."""
         passes = [(*prompt, Segment("answer", reply)) for prompt, reply in replies]
         asked = {at: pass_ for at, pass_ in enumerate(passes) if pass_[-1].text}
@@ -133,7 +133,7 @@ class FamiliarityBaselines:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        return load_tokenizer(resolve(self.store.model, self.store.settings))
+        return load_tokenizer(find_model(self.store.model, self.store.settings))
 
 
 def _mean(values: np.ndarray) -> float:

@@ -28,7 +28,7 @@ from studies.markdown import to_markdown
 from studies.results import ResultStore, file_digests, get_cell_inputs
 from studies.tables import CellOutcome, tabulate
 from tasks.runs.failures import coded_failures
-from tasks.runs.progress import observe
+from tasks.runs.progress import notify_observers
 from tasks.training.fan_out import runner_for
 
 ARTIFACT = "study"
@@ -72,7 +72,7 @@ def study(
         else:
             reason = _reason(state.result(raise_on_failure=False))
             outcomes[cell] = CellOutcome(None, reason)
-            observe(cell.title, reason)
+            notify_observers(cell.title, reason)
             logger.error("%s: %s", cell.title, reason)
     report = tabulate(declared, tables, outcomes, files)
     written, markdown = Path(out) if out else home / "report", to_markdown(report)
@@ -97,7 +97,7 @@ def run_cell(
     logger = get_run_logger()
 
     def progress(done: int, total: int) -> None:
-        observe(name, f"progress {done}/{total}")
+        notify_observers(name, f"progress {done}/{total}")
         logger.info("%s of %s", done, total)
 
     decided = get_cell_inputs(laboratory, cell, files)
@@ -105,7 +105,7 @@ def run_cell(
     if results.read(decided) is None:
         results.write(decided, replace(laboratory, progress=progress).run(cell))
         status = "ran"
-    observe(name, status)
+    notify_observers(name, status)
     return status
 
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from abstain.core.formatting import count, figure, format_with_interval, listed, percent
-from abstain.core.markdown import bold, defined, document, heading, paragraph, points, records_table
+from abstain.core.formatting import format_count, format_number, format_percent, format_with_interval, join_words
+from abstain.core.markdown import bold, bullet_list, document, heading, is_defined, paragraph, records_table
 from studies.declared import words
 from studies.tables import PAPER, WHO
 
@@ -40,7 +40,7 @@ def _parts(report: Mapping[str, Any]) -> Iterator[str]:
     yield heading(2, "What it was computed from")
     models = sorted({model for cell in report["cells"] for model in cell.get("models", {}).values()})
     files = [f"{name}: sha256 {digest}" for name, digest in report["files"].items()]
-    yield points([*models, *files])
+    yield bullet_list([*models, *files])
 
 
 def _table(name: str, table: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
@@ -49,7 +49,7 @@ def _table(name: str, table: Mapping[str, Any], report: Mapping[str, Any]) -> It
     yield paragraph(f"{_size(table['size'])} {_setting(table)}")
     if table["missing"]:
         yield paragraph(bold(_missing(table["missing"], table["cells"])))
-        yield points(f"{cell}: {reason}" for cell, reason in table["missing"].items())
+        yield bullet_list(f"{cell}: {reason}" for cell, reason in table["missing"].items())
     yield records_table([_cells(row, table, report["models"]) for row in table["rows"]])
     notes = dict.fromkeys(row["note"] for row in table["rows"] if row.get("note"))
     yield from (paragraph(f"Where a figure is not defined: {note}.") for note in notes)
@@ -82,10 +82,10 @@ def _cells(row: Row, table: Mapping[str, Any], models: Mapping[str, str]) -> dic
     for key, label in (names | buffered).items():
         cells[label] = _stated(row, key) if papers else MISSING if "missing" in row else _computed(row, key)
         if key == "mse":
-            cells["variance"] = figure(row.get("variance"), ".4f") if "variance" in row else _without(row)
+            cells["variance"] = format_number(row.get("variance"), ".4f") if "variance" in row else _without(row)
     shares = {"positive": "correct at t"} | ({"withheld": "withheld"} if table["buffer"] else {})
     for key, label in shares.items():
-        cells[label] = percent(row[key]) if key in row else _without(row)
+        cells[label] = format_percent(row[key]) if key in row else _without(row)
     return cells
 
 
@@ -106,7 +106,7 @@ def _stated(row: Row, key: str) -> str:
     value = row.get(key)
     if value is None:
         return NOT_STATED
-    return value if isinstance(value, str) else f"{value:g}" if key == "threshold" else figure(value)
+    return value if isinstance(value, str) else f"{value:g}" if key == "threshold" else format_number(value)
 
 
 def _who(row: Row, models: Mapping[str, str]) -> str:
@@ -118,7 +118,7 @@ def _who(row: Row, models: Mapping[str, str]) -> str:
 
 
 def _missing(missing: Mapping[str, str], cells: int) -> str:
-    return f"Missing: {len(missing)} of {count(cells, 'cell')}."
+    return f"Missing: {len(missing)} of {format_count(cells, 'cell')}."
 
 
 def _baselines(beside: Mapping[str, Any], varied: Sequence[str]) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _baselines(beside: Mapping[str, Any], varied: Sequence[str]) -> Iterator[str
 
 def _verdict(line: Mapping[str, Any]) -> str:
     low, high = line["ahead_low"], line["ahead_high"]
-    if not defined(low) or not defined(high):
+    if not is_defined(low) or not is_defined(high):
         return "not comparable"
     return "ahead" if low > 0 else "behind" if high < 0 else "not to be told from it"
 
@@ -170,7 +170,7 @@ def _counts(report: Mapping[str, Any]) -> Iterator[str]:
     )
     yield records_table([_tokens(cell["cell"], cell["computed"]) for cell in done] + [_total(done)])
     yield paragraph("Columns that could not vary in the training answers, and were not given to the regressors:")
-    yield points(_dropped(done))
+    yield bullet_list(_dropped(done))
 
 
 def _counted(cell: Mapping[str, Any]) -> dict[str, str]:
@@ -213,7 +213,7 @@ def _dropped(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             of[reason, tuple(columns)].append(cell["cell"])
     for (reason, dropped), names in of.items():
         whose = "all cells" if len(names) == len(cells) else "; ".join(names)
-        yield f"{f'{reason}: {listed(_short(dropped))}' if dropped else reason} ({whose})"
+        yield f"{f'{reason}: {join_words(_short(dropped))}' if dropped else reason} ({whose})"
 
 
 def _short(columns: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ def perturb_text(
     from abstain.config.settings import load_settings
     from abstain.core.contracts import Context, Interaction
     from abstain.llm.features.context_perturbation import ContextPerturber
-    from abstain.llm.perturbation.text import shown
+    from abstain.llm.perturbation.text import format_diff
 
     if not text.strip():
         raise AbstainError(Code.USAGE, "TEXT is empty: give the text that is to be perturbed")
@@ -53,12 +53,12 @@ def perturb_text(
         contexts=(Context(chunk_id="text", text=text),),
         model=perturber.model,
     )
-    if perturber.count([row])["too_long"]:
+    if perturber.count_remarks([row])["too_long"]:
         raise AbstainError(
             Code.TOO_LONG, f"the text is longer than {perturber.model} reads at once: give a shorter one"
         )
-    (parts,), replacements = perturber.diffs(row), perturber.replaced(row)
-    console.print(shown(parts), soft_wrap=True)
+    (parts,), replacements = perturber.diffs(row), perturber.list_replacements(row)
+    console.print(format_diff(parts), soft_wrap=True)
     table = Table("", "old", "new", "log-likelihood of old", "of new")
     for number, (old, new, step) in enumerate(replacements, 1):
         table.add_row(str(number), repr(old), repr(new), f"{step.before:.2f}", f"{step.after:.2f}")

@@ -23,7 +23,7 @@ from abstain.core.files import write_atomically
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import ENGINE_VERSION
-from abstain.llm.engine.loading import resolve
+from abstain.llm.engine.loading import find_model
 from abstain.llm.engine.prompts import load_layout
 from studies.cell import ExperimentRunner
 from studies.declared import Experiment, ExperimentCell
@@ -68,7 +68,7 @@ def get_cell_inputs(laboratory: ExperimentRunner, cell: ExperimentCell, files: M
     return {
         "result": RESULT,
         "cell": cell.model_dump(mode="json"),
-        "models": [str(resolve(llm.model, settings)), laboratory.pm(cell)],
+        "models": [str(find_model(llm.model, settings)), laboratory.pm(cell)],
         "layout": load_layout(llm.layout).digest,
         "dtype": str(choose_dtype(settings, choose_device(settings))),
         "engine": ENGINE_VERSION,

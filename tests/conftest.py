@@ -27,7 +27,7 @@ import yaml
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from abstain.config.yaml_editor import edit, parse
+from abstain.config.yaml_editor import parse_yaml, update_yaml
 from tasks.runs.shell import QUIET
 from tasks.server.addresses import KEY
 from tests.checkout import ROOT, copy_checkout
@@ -229,8 +229,8 @@ def cut_sample(project: Project, every: int, params: dict[str, dict[str, Any]]) 
     sample = project.root / "src" / "abstain" / "sample"
     answers = project.root / "benchmarks" / "sample" / "answers.jsonl"
     answers.write_text("".join(answers.read_text().splitlines(keepends=True)[::every]))
-    own, differing = sample / "params.yaml", parse(yaml.safe_dump(params, default_flow_style=None))
-    own.write_text(edit(own.read_text(), differing))
+    own, differing = sample / "params.yaml", parse_yaml(yaml.safe_dump(params, default_flow_style=None))
+    own.write_text(update_yaml(own.read_text(), differing))
     for command in (
         ["python", "-m", "benchmarks.sample"],
         ["python", "-m", "abstain.sample", "data"],

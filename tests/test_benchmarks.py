@@ -16,7 +16,7 @@ import yaml
 
 from abstain.config.settings import Settings
 from abstain.llm.engine.decoder import Decoder
-from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.familiarity.familiarity import FamiliarityConfig
 from benchmarks import extraction, familiarity, perturbation, question_familiarity, scaling, scorers
 from benchmarks.full_params import full_params
@@ -37,7 +37,7 @@ Main = Callable[[list[str]], None]
 def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Narrow, with random weights, in as many layers as the embedded model has, and with its tokenizer."""
     torch.set_num_threads(1)
-    tokenizer = load_tokenizer(resolve("smollm2-135m-instruct", Settings(home=MODELS.parent)))
+    tokenizer = load_tokenizer(find_model("smollm2-135m-instruct", Settings(home=MODELS.parent)))
     folder = save_tiny_model(
         tmp_path_factory.mktemp("models") / "tiny-deep",
         num_hidden_layers=30,

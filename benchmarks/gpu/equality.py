@@ -105,7 +105,7 @@ def make_requests(vocabulary: int, layers: int) -> dict[str, Request]:
     requests = {f"{name} {i}": Request(p, ask, name) for i, p in enumerate(prompts) for name, ask in asks.items()}
     for i, prompt in enumerate(prompts):
         question = prompt[:2]
-        answer = Generate(8, states=HiddenStates(layers // 2), choices=CHOICES)
+        answer = Generate(8, states=HiddenStates(layers // 2), tracked_tokens=CHOICES)
         requests[f"answer {i}"] = Request(question, answer, "answer")
         requests[f"beams {i}"] = Request(
             (*question, Segment("target", f"{20 + i} 7")), ConstrainedGenerate(4, 6), "beams"
@@ -126,7 +126,7 @@ def compare(
     for results in ways:
         for key, request in requests.items():
             plain.compare(request, results[key], by_transformers)
-            _compare_with_cpu(request.ask, results[key], expected[key], by_cpu, exact=exact)
+            _compare_with_cpu(request.operation, results[key], expected[key], by_cpu, exact=exact)
     return by_transformers, by_cpu
 
 
@@ -168,7 +168,7 @@ class PlainForward:
 
     def compare(self, request: Request, result: Result, differences: Differences) -> None:
         """Add the difference of `result` from what a plain forward gives for `request`."""
-        ask, encoded = request.ask, encode_prompt(self._loaded.tokenizer, request.pass_)
+        ask, encoded = request.operation, encode_prompt(self._loaded.tokenizer, request.prompt)
         if isinstance(ask, HiddenStates):
             first, last = encoded.span(*ask.segments)
             states, _, mlp = self._forward(encoded.ids)
@@ -189,7 +189,7 @@ class PlainForward:
             self._compare_answer(encoded.ids, ask, result[0], differences)
         elif isinstance(ask, ConstrainedGenerate):
             assert isinstance(result, Tensor)
-            self._compare_beam(request.pass_, result, differences)
+            self._compare_beam(request.prompt, result, differences)
 
     def _compare_answer(
         self, prompt: list[int], ask: Generate, answer: GeneratedText, differences: Differences
@@ -202,7 +202,9 @@ class PlainForward:
         chosen = steps.gather(1, torch.tensor(tokens)[:, None])[:, 0]
         differences.add("answers", (answer.log_probs - chosen).abs())
         differences.add("answers", steps.amax(-1) - chosen)
-        differences.add("choices", (answer.choices.log() - steps[:, [int(token) for token in ask.choices]]).abs())
+        differences.add(
+            "choices", (answer.choices.log() - steps[:, [int(token) for token in ask.tracked_tokens]]).abs()
+        )
         differences.add("states", _relative(answer.states, states[ask.states.layer][len(prompt) :]))
 
     def _compare_beam(self, pass_: PromptSegments, steps: Tensor, differences: Differences) -> None:

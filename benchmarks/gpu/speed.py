@@ -53,7 +53,7 @@ def measure_throughput(loaded: LoadedModel, lengths: Sequence[int], count: int, 
             }
             engine = Engine(loaded, max(length, BATCH_TOKENS))
             _run(engine, requests)
-            work = copy.deepcopy(engine.work)
+            work = copy.deepcopy(engine.stats)
             projection = 2.0 * work.vocabulary_rows * config.vocab_size * config.hidden_size
             operations = flops(loaded, work.layer_tokens.total()) + projection
 

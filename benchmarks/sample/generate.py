@@ -21,13 +21,13 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.contracts import Chunk
 from abstain.core.files import write_atomically
-from abstain.data.labels.near_duplicates import mask
+from abstain.data.labels.near_duplicates import mask_names_and_numbers
 from abstain.knowledge.retrieval.embeddings import Embeddings
 from abstain.knowledge.retrieval.encoder import EMBEDDED_ENCODER, SentenceEncoder
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
 from abstain.knowledge.retrieval.retriever import Retriever
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import LoadedModel, load, resolve
+from abstain.llm.engine.loading import LoadedModel, find_model, load_model
 from abstain.llm.engine.prompts import PromptSegments, load_layout
 from abstain.llm.engine.requests import Generate, Request
 from abstain.llm.engine.tokenization import encode_prompt
@@ -71,7 +71,7 @@ def without_shared(questions: Sequence[SampleQuestion], answers: Sequence[str]) 
     topics: dict[str, str] = {}
     stays = []
     for question, answer in zip(questions, answers, strict=True):
-        topic = topics.setdefault(mask(answer, question.fact.product), question.fact.topic.key)
+        topic = topics.setdefault(mask_names_and_numbers(answer, question.fact.product), question.fact.topic.key)
         stays.append(bool(answer) and topic == question.fact.topic.key)
     return stays
 
@@ -83,7 +83,7 @@ def main() -> None:
     contexts = retrieve(pages, questions)
     params, settings = load_params(paths.PARAMS), load_settings()
     layout = load_layout(params.llm.layout)
-    loaded = load(resolve(params.llm.model, settings), torch.device("cpu"), torch.float32)
+    loaded = load_model(find_model(params.llm.model, settings), torch.device("cpu"), torch.float32)
     prompts = [
         layout.render(question.text, [chunk.text for chunk in chunks], answer=None)
         for question, chunks in zip(questions, contexts, strict=True)

@@ -47,8 +47,11 @@ def write_sample(folder: Path) -> None:
     rows = [_interaction(answered, model) for answered in answered_questions(pages)]
     history = [row for row in rows if row.asked_at < INCOMING_FROM]
     incoming = [row for row in rows if row.asked_at >= INCOMING_FROM]
-    _write_lines(folder / "history.jsonl", [row.canonical() for row in history])
-    lines = [row.canonical() for row in incoming] + [history[0].canonical(), *_broken_rows(history[1], incoming[0])]
+    _write_lines(folder / "history.jsonl", [row.to_json_line() for row in history])
+    lines = [row.to_json_line() for row in incoming] + [
+        history[0].to_json_line(),
+        *_broken_rows(history[1], incoming[0]),
+    ]
     _write_lines(folder / "incoming.jsonl", lines)
 
 
@@ -104,8 +107,8 @@ def _interaction(answered: AnsweredQuestion, model: str) -> ImportedInteraction:
 
 def _broken_rows(known: ImportedInteraction, fresh: ImportedInteraction) -> list[str]:
     """Six rows for quarantine: cut short, wrong type, unknown field, conflict, half a review, unknown document."""
-    row = json.loads(fresh.canonical()) | {"thumb": None, "review": None}
-    other = json.loads(known.canonical()) | {"answer": "Something else altogether."}
+    row = json.loads(fresh.to_json_line()) | {"thumb": None, "review": None}
+    other = json.loads(known.to_json_line()) | {"answer": "Something else altogether."}
     return [
         json.dumps(row)[:120],
         json.dumps(row | {"interaction_id": "bad-type", "asked_at": "yesterday"}),

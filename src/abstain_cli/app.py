@@ -133,7 +133,7 @@ def erase_user(
     console.print("earlier versions of data/ stay in the DVC cache and remote: docs/privacy.md has how to remove them")
     if erasure.registry.taint:
         console.print(
-            f"in production: {_live(erasure.registry)}; `abstain retrain` replaces it by a version without them unless "
+            f"in production: {_describe_production(erasure.registry)}; `abstain retrain` replaces it by a version without them unless "
             "that is worse"
         )
 
@@ -169,26 +169,26 @@ def retrain(
     for stage in result.stages:
         console.print(f"{stage.stage:16} {stage.status:7} {stage.seconds:6.1f} s")
     console.print(f"report of this run: {result.report}", soft_wrap=True)
-    if result.outcome:
-        console.print(_outcome(result.outcome), soft_wrap=True)
+    if result.promotion:
+        console.print(_describe_promotion(result.promotion), soft_wrap=True)
 
 
 @app.command()
 def status() -> None:
     """Show the version in production, since when, and its metrics on the hold-out."""
-    from abstain.core.formatting import figure, format_with_interval
+    from abstain.core.formatting import format_number, format_with_interval
     from tasks.release.status import read_status
 
     registry, holdout = read_status()
-    if registry.prod is None or holdout is None:
+    if registry.production is None or holdout is None:
         console.print("nothing is in production yet: run `abstain retrain`")
         return
     served = holdout["served"]["name"]
     own, at = holdout["scorers"][served], holdout["at_threshold"]
     console.print(
-        f"in production: {_live(registry)}, by {registry.prod.action} at "
-        f"{registry.prod.at:%Y-%m-%d %H:%M} UTC\n{served}: AUROC {format_with_interval(own, 'auroc')} on {holdout['rows']} "
-        f"answers; at threshold {at['threshold']:.3f} precision {figure(at['precision'])}, shows {at['coverage']:.1%}"
+        f"in production: {_describe_production(registry)}, by {registry.production.action} at "
+        f"{registry.production.at:%Y-%m-%d %H:%M} UTC\n{served}: AUROC {format_with_interval(own, 'auroc')} on {holdout['rows']} "
+        f"answers; at threshold {at['threshold']:.3f} precision {format_number(at['precision'])}, shows {at['coverage']:.1%}"
     )
     for event in reversed(registry.history):
         console.print(f"  {event.at:%Y-%m-%d %H:%M}  {event.action:8}  {event.version}  {event.reason}")
@@ -225,7 +225,7 @@ def promote(
 
     with step_progress(console):
         outcome = flow(accept_new_holdout, accept_erasure)
-    console.print(_outcome(outcome))
+    console.print(_describe_promotion(outcome))
 
 
 @app.command()
@@ -239,12 +239,12 @@ def rollback(
 
     with open_workspace() as workspace:
         registry = roll_back(workspace, version, reason)
-    console.print(f"in production: {_live(registry)}")
+    console.print(f"in production: {_describe_production(registry)}")
 
 
 def main() -> None:
     """Entry point of `abstain`."""
-    run_app(app, "abstain", _prepare)
+    run_app(app, "abstain", _prepare_environment)
 
 
 def _without_secret(file: str) -> str:
@@ -256,7 +256,7 @@ def _without_secret(file: str) -> str:
     return f"${{{name}}}"
 
 
-def _prepare() -> None:
+def _prepare_environment() -> None:
     """Set the environment of a run, and refuse what it could not begin with; nothing for a command that explains."""
     if set(sys.argv[1:]) & {"--help"} or sys.argv[1:2] in ([], ["explain"]):
         return
@@ -274,16 +274,16 @@ def _keep_tainted(reason: str) -> None:
 
     with open_workspace() as workspace:
         registry = keep_tainted(workspace, reason)
-    console.print(f"in production: {_live(registry)}")
+    console.print(f"in production: {_describe_production(registry)}")
 
 
-def _live(registry: Registry) -> str:
+def _describe_production(registry: Registry) -> str:
     """The version in production, with its marks: without a guarantee, trained on erased rows."""
-    marks = [registry.prod.mark if registry.prod else "", str(registry.taint or "")]
-    return ", ".join([f"probe {registry.version}", *filter(None, marks)])
+    marks = [registry.production.notice if registry.production else "", str(registry.taint or "")]
+    return ", ".join([f"probe {registry.production_version}", *filter(None, marks)])
 
 
-def _outcome(outcome: PromotionResult) -> str:
+def _describe_promotion(outcome: PromotionResult) -> str:
     if outcome.status == "promoted":
         return "\n  ".join(
             [f"promoted: probe {outcome.version} is in production", *map("guarantee: {}".format, outcome.reasons)]

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from abstain_cli.progress_bar import bar
+from abstain_cli.progress_bar import show_progress
 from abstain_cli.terminal import console, size
 
 app = typer.Typer(help="Maintain the feature cache: stats, verify, prune.", no_args_is_help=True)
@@ -48,7 +48,7 @@ def verify() -> None:
     from abstain.llm.features.maintenance import verify as check
 
     root = load_settings().features
-    with bar(console, "verify") as progress:
+    with show_progress(console, "verify") as progress:
         report = check(root, progress)
     for name in report.damaged:
         console.print(f"damaged: {name}, moved to quarantine; its features will be computed again", soft_wrap=True)

@@ -21,7 +21,7 @@ def summary(demo: DemoResult, project: Path) -> Table:
     holdout = demo.metrics["holdout"]
     served, at = holdout["served"], holdout["at_threshold"]
     own = holdout["scorers"][served["name"]]
-    outcome = demo.retrained.outcome
+    outcome = demo.retrained.promotion
     assert outcome is not None
     table = Table(show_header=False, title="Abstain, on the sample")
     table.add_column()

@@ -32,7 +32,7 @@ def run_app(app: typer.Typer, name: str, prepare: Callable[[], None]) -> None:
             print(visible(f"error {Code.USAGE}: {message}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except AbstainError as error:
-        print(f"error {error.coded}", file=sys.stderr)
+        print(f"error {error.message_with_code}", file=sys.stderr)
         sys.exit(2 if error.code is Code.USAGE else 1)
     except (KeyboardInterrupt, typer.Abort):  # before the command, or at a question; else typer makes a status of it
         _print_stopped()

@@ -11,7 +11,7 @@ from rich.table import Table
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain_cli.kb import knowledge_base, print_hits
-from abstain_cli.progress_bar import bar
+from abstain_cli.progress_bar import show_progress
 from abstain_cli.terminal import console
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def show_familiarity(
     params = load_params().llm
     method = FamiliarityConfig(extraction, domain, grouping, filtering, ranking, aggregation, beams=beams)
     scorer = SelfFamiliarity(model or params.model, params.layout, load_settings(), method)
-    with bar(console, "concepts") as progress:
+    with show_progress(console, "concepts") as progress:
         (found,) = scorer.score([instruction], progress)
     unfamiliar: list[str] = []
     if found.score is None:
@@ -64,7 +64,7 @@ def show_familiarity(
         console.print(f"{why}: no score")
     else:
         if threshold is None:
-            with bar(console, "basic concepts") as progress:
+            with show_progress(console, "basic concepts") as progress:
                 threshold = scorer.threshold(progress)
         decision = "withhold" if found.score < threshold else "answer"
         console.print(f"familiarity {found.score:.3f}, threshold {threshold:.3f}: {decision}")

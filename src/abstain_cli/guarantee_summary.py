@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from abstain.core.formatting import percent
-from abstain.core.markdown import defined
-from abstain.reports.evaluation.evaluation_result import is_kept, reached
+from abstain.core.formatting import format_percent
+from abstain.core.markdown import is_defined
+from abstain.reports.evaluation.evaluation_result import get_metric_value, meets_target
 
 
 def summarize_holdout(holdout: Mapping[str, Any]) -> str:
@@ -21,7 +21,7 @@ def summarize_holdout(holdout: Mapping[str, Any]) -> str:
     """
     target, at = holdout["target"], holdout["at_threshold"]
     metric, is_precision = target["metric"], target["metric"] == "precision"
-    value = reached(metric, at)
+    value = get_metric_value(metric, at)
     if value is None or not at["coverage"]:
         return "cannot be judged: nothing is shown on the hold-out"
     if at["shown_n_eff"] < target["min_rows"]:
@@ -31,10 +31,14 @@ def summarize_holdout(holdout: Mapping[str, Any]) -> str:
         )
     rows, what = (at["shown"], "shown reviewed answers") if is_precision else (holdout["rows"], "reviewed answers")
     low, high = at[f"{metric}_low"], at[f"{metric}_high"]
-    interval = f" (95 % interval {percent(low)} to {percent(high)})" if defined(low) and defined(high) else ""
-    kept = "kept" if is_kept(metric, target["value"], value) else "missed"
+    interval = (
+        f" (95 % interval {format_percent(low)} to {format_percent(high)})"
+        if is_defined(low) and is_defined(high)
+        else ""
+    )
+    kept = "kept" if meets_target(metric, target["value"], value) else "missed"
     shown = "" if is_precision else f", {at['shown']:,} of them shown"
-    return f"{kept} on the hold-out: {percent(value)}{interval} of {rows:,} {what}{shown}{_describe_uncertainty(low, high, target)}"
+    return f"{kept} on the hold-out: {format_percent(value)}{interval} of {rows:,} {what}{shown}{_describe_uncertainty(low, high, target)}"
 
 
 def _describe_uncertainty(low: float | None, high: float | None, target: Mapping[str, Any]) -> str:

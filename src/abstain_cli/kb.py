@@ -14,7 +14,7 @@ import typer
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain_cli.progress_bar import bar
+from abstain_cli.progress_bar import show_progress
 from abstain_cli.terminal import console
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def sync() -> None:
     with knowledge_base() as base:
         done = base.synced
     console.print(
-        f"{done.written} chunks written, {done.removed} removed; {done.held} can be found"
+        f"{done.written} chunks written, {done.removed} removed; {done.n_entries} can be found"
         + _NOT_SHARED * (not base.shared),
         soft_wrap=True,
     )
@@ -78,7 +78,7 @@ class KnowledgeBase:
     shared: bool
 
     def check_held(self) -> None:
-        if not self.synced.held:
+        if not self.synced.n_entries:
             raise AbstainError(Code.NO_ROWS, _EMPTY)
 
 
@@ -100,6 +100,6 @@ def knowledge_base() -> Iterator[KnowledgeBase]:
     if not chunks:  # chunks that are all tombstones are allowed: a shared index must remove them
         raise AbstainError(Code.NO_ROWS, _EMPTY)
     with open_retriever(settings) as retriever:
-        with bar(console, "index") as progress:
+        with show_progress(console, "index") as progress:
             synced = retriever.sync(chunks, products, progress)
         yield KnowledgeBase(chunks, retriever, synced, settings.index is not None)

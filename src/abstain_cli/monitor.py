@@ -59,8 +59,8 @@ def lines(result: MonitoringResult | None, asked: Mapping[str, str]) -> Iterator
 
     `asked`: the questions of examples by id; an example without one is its id alone.
     """
-    from abstain.core.markdown import plain
-    from abstain.reports.monitoring_window import format_statistics, title
+    from abstain.core.markdown import to_single_line
+    from abstain.reports.monitoring_window import format_statistics, format_title
 
     if result is None:
         yield "nothing to watch yet: the gate has logged no decision"
@@ -72,12 +72,12 @@ def lines(result: MonitoringResult | None, asked: Mapping[str, str]) -> Iterator
             "that are over (UTC); those of today count tomorrow"
         )
         return
-    yield f"{window.headline}: {title(window)}"
+    yield f"{window.headline}: {format_title(window)}"
     for alarm in window.alarms:
-        yield f"{alarm.code}: {alarm.what}"
+        yield f"{alarm.code}: {alarm.message}"
         yield f"  to do: {alarm.action}"
         for key in alarm.examples:
-            yield f"  example {plain(key)}{f': {_cut(plain(asked[key]))}' if key in asked else ''}"
+            yield f"  example {to_single_line(key)}{f': {_cut(to_single_line(asked[key]))}' if key in asked else ''}"
     for what, value in format_statistics(window):
         yield f"{what:28} {value}"
 

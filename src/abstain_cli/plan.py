@@ -39,11 +39,11 @@ def lines(plan: RetrainPlan, *, verbose: bool) -> Iterator[str]:
     """The plan as text: what blocks it first, then one line a stage; `verbose` adds all reasons and the requests."""
     if plan.blocked:
         yield f"blocked: {plan.blocked}"
-    width = max((len(stage.why) for stage in plan.stages.values()), default=0)
+    width = max((len(stage.summary) for stage in plan.stages.values()), default=0)
     for name, stage in plan.stages.items():
         would = "runs" if stage.reasons else "cached"
         cost = [f"{_tokens(stage.tokens):>17}", f"{_duration(stage.seconds):>9}"] if stage.reasons else []
-        yield f"{name:16}  {would:6}  {stage.why:{width}}  {'  '.join(cost)}".rstrip()
+        yield f"{name:16}  {would:6}  {stage.summary:{width}}  {'  '.join(cost)}".rstrip()
         if verbose:
             yield from (f"    {reason}" for reason in stage.reasons)
     if plan.earlier:

@@ -17,7 +17,7 @@ EVERY = 10.0
 
 
 @contextmanager
-def bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
+def show_progress(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
     """Yields a callback for (done, total); the bar disappears when all is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:

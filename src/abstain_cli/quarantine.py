@@ -24,7 +24,7 @@ def list_refused(
 
     with open_workspace() as workspace:
         quarantine = Quarantine(workspace.path / paths.DATA)
-        files = quarantine.listing()
+        files = quarantine.list_files()
         if not files:
             console.print("nothing is in quarantine")
         for file in files:
@@ -33,7 +33,7 @@ def list_refused(
                 console.print(f"    BLOCKS THE RETRAIN: {file.blocking}", soft_wrap=True)
             for reason, count in file.reasons.items():
                 console.print(f"    {count:,} x {reason}", soft_wrap=True)
-            for row in quarantine.rows(quarantine.find(file.id)) if rows else ():
+            for row in quarantine.rows(quarantine.get_file(file.id)) if rows else ():
                 reasons = "; ".join(reason.coded for reason in row.reasons)
                 console.print(f"    {row.source} line {row.line}: {reasons}", soft_wrap=True)
 

@@ -19,7 +19,7 @@ import typer
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain_cli.progress_bar import bar
+from abstain_cli.progress_bar import show_progress
 from abstain_cli.terminal import console
 
 app = typer.Typer(help="Have answers reviewed: export, import.", no_args_is_help=True)
@@ -61,7 +61,7 @@ def export(
     from abstain.ingest.privacy.pseudonyms import derive_seal_key
     from abstain.review.candidates import read_candidates
     from abstain.review.export import collect_sample, describe_sample, make_review_file
-    from abstain.review.sampling import draw
+    from abstain.review.sampling import draw_sample
     from abstain.review.workbook import to_bytes
     from tasks.data.erasure_copies import record_export
     from tasks.runs.workspace import open_workspace
@@ -89,10 +89,10 @@ def export(
         if random_share < 1:
             from tasks.data.review import add_sampling_priorities
 
-            with bar(console, "read") as progress:
+            with show_progress(console, "read") as progress:
                 threshold, messages = add_sampling_priorities(workspace, window, SEED, max_inference, progress)
             _print(messages)
-        design = draw(window.frame, size, random_share, SEED, threshold, withheld_share)
+        design = draw_sample(window.frame, size, random_share, SEED, threshold, withheld_share)
         _print(describe_sample(design, window))
         sample = collect_sample(design, window, store)
         if log and to_queue:

@@ -44,7 +44,7 @@ def serve(
     from abstain.data.decision_log import queries
     from abstain.serving.api.app import make_app
     from abstain.serving.api.keys import ApiKeys
-    from abstain.serving.api.server import listen, names_of, require_loopback, run
+    from abstain.serving.api.server import get_allowed_hosts, listen, require_loopback, serve_app
     from abstain.serving.api.service import GateService
     from abstain.serving.api.telemetry import export_events
     from abstain.serving.api.version_follower import VersionFollower
@@ -74,17 +74,17 @@ def serve(
         _retriever(retrieve) as chunks,
         FeatureCacheWriter(partial(queries.interactions, log.database), serving.kept_a_day) as kept,
     ):
-        live, shadow = VersionFollower(OriginVersionSource(), lambda bundle: open_gate(bundle, kept.keep)), None
+        live, shadow = VersionFollower(OriginVersionSource(), lambda bundle: open_gate(bundle, kept.add)), None
         if serving.shadow != "off":
             # Without passes of its own it needs no base model, which may be another one.
-            warm = Gate.warm if serving.shadow == "full" else lambda gate: None
+            warm = Gate.warm_up if serving.shadow == "full" else lambda gate: None
             shadow = VersionFollower(OriginShadowSource(), open_gate, warm)
         service = GateService(live, log, serving, chunks, shadow)
-        app = make_app(service, keys, None if keys.required else names_of(host))
+        app = make_app(service, keys, None if keys.required else get_allowed_hosts(host))
         add_page(app, service, keys, params.labels)
         shown = f"[{host}]" if ":" in host else host
         print(f"gate         http://{shown}:{listening.getsockname()[1]}", flush=True)
-        run(app, listening)
+        serve_app(app, listening)
 
 
 def key(
@@ -117,7 +117,7 @@ def _open_log(params: PrivacyParams) -> DecisionLog:
     from abstain.ingest.privacy.pseudonyms import log_key
 
     settings, serving = load_settings(), load_serve_settings()
-    privacy = Privacy.open(params, settings)
+    privacy = Privacy.from_params(params, settings)
     return DecisionLog.open(
         decision_log_url(settings),
         redact=privacy.redact_row,

@@ -79,7 +79,7 @@ def compare() -> None:
         console.print(f"shown by {name}: {counts['answers']:,} answers, {counts['correct']:,} correct")
     console.print(f"{record['verdict']}: {record['reasons'][0]}", soft_wrap=True)
     console.print(OUTCOME_MEANINGS[record["verdict"]], soft_wrap=True)
-    if found.repeated:
+    if found.is_repeat:
         console.print("nothing was reviewed since: this is the record of that look, and no other was taken")
 
 
@@ -88,11 +88,16 @@ def _describe_shadow(shadow: Shadow) -> str:
 
 
 def _figures(record: dict[str, Any]) -> Table:
-    from abstain.core.formatting import NO_INTERVAL, figure
+    from abstain.core.formatting import NO_INTERVAL, format_number
 
     table = Table("figure", record["shadow"], record["champion"], "difference (95 %)")
     for one in record["comparison"]:
-        difference, low, high = (figure(one[key], "+.3f") for key in ("difference", "low", "high"))
+        difference, low, high = (format_number(one[key], "+.3f") for key in ("difference", "low", "high"))
         interval = NO_INTERVAL if one["low"] is None or one["high"] is None else f"{low} to {high}"
-        table.add_row(one["figure"], figure(one["challenger"]), figure(one["champion"]), f"{difference} ({interval})")
+        table.add_row(
+            one["figure"],
+            format_number(one["challenger"]),
+            format_number(one["champion"]),
+            f"{difference} ({interval})",
+        )
     return table

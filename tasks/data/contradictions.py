@@ -8,7 +8,7 @@ import json
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.text import PSEUDONYM, short_name
-from tasks.runs.events import ALARM, emit
+from tasks.runs.events import ALARM, post_event
 from tasks.runs.workspace import Workspace
 
 
@@ -25,7 +25,7 @@ def emit_contradiction_alarms(workspace: Workspace) -> None:
         person = (
             short_name(one["person"]) if PSEUDONYM.fullmatch(one["person"]) else "somebody whom the data card names"
         )
-        emit(
+        post_event(
             ALARM,
             f"{ALARM}.{code.value}.{who}",
             code=code.value,

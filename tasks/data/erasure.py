@@ -9,8 +9,9 @@ from abstain.config.params import load_params
 from abstain.config.settings import decision_log_url, load_settings
 from abstain.core import paths
 from abstain.core.files import write_atomically
+from abstain.data.decision_log import erasure as decision_log_erasure
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.erasure import erase, find_user_rows
+from abstain.data.decision_log.erasure import find_user_rows
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.erasure import erase_rows
 from abstain.ingest.privacy.policy import Privacy
@@ -43,7 +44,7 @@ def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> E
     remove, it marks versions that have no mark yet and keeps the decisions about the others.
     """
     params, settings = load_params(workspace.path / paths.PARAMS), load_settings()
-    pseudonym = Privacy.open(params.privacy, settings).pseudonym(user)
+    pseudonym = Privacy.from_params(params.privacy, settings).pseudonym(user)
     names, log = {normalize_name(user), pseudonym}, LogDatabase.existing(decision_log_url(settings))
     logged = find_user_rows(log, names) if log else None
     store, file = DataStore(workspace.path / paths.DATA), workspace.path / paths.REGISTRY
@@ -54,11 +55,13 @@ def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> E
     versions, registry = versions_trained_on(workspace, {user, pseudonym}, gone), load_registry(file)
     new = versions if any(removed.values()) else {k: v for k, v in versions.items() if k not in registry.tainted}
     if new:
-        registry = registry.erased(new, datetime.now(UTC))
+        registry = registry.mark_erased(new, datetime.now(UTC))
         write_atomically(file, registry.to_json().encode())
     cleared = any(removed.values()) and remove_shadow(workspace)  # it may have been trained on them
     commit_data(workspace, "Erase a user", paths.REGISTRY)
     if log:  # after the commit: where that fails, the log still tells what belongs to the user
-        removed["decision log"] = erase(log, names, {pseudonym}, with_interactions=with_interactions, identities=erased)
+        removed["decision log"] = decision_log_erasure.erase_user(
+            log, names, {pseudonym}, with_interactions=with_interactions, identities=erased
+        )
     copies = tuple(find_copies(workspace, erased)) if with_interactions else ()
     return ErasureResult(removed, versions, registry, copies, cleared)

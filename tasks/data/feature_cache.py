@@ -7,7 +7,7 @@ from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.data.store.dataset import DataStore
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.signals.feature_plan import conditions, get_served_site, plan_features
+from abstain.llm.signals.feature_plan import get_served_site, plan_features, plan_nll_features
 from abstain.llm.signals.registry import build_scorers
 from abstain.release.registry import parse_registry
 from abstain.serving.predictor import Predictor
@@ -23,18 +23,20 @@ def needed_keys() -> dict[str, set[str]]:
     """
     settings = load_settings()
     with open_workspace() as workspace:
-        interactions = list(DataStore(workspace.path / paths.DATA).rows(Interaction))
+        interactions = list(DataStore(workspace.path / paths.DATA).iter_rows(Interaction))
         params, labelled, _ = read_labelled(workspace)
-        read, rows = conditions(params, settings, labelled)
-        asked = plan_features(params, build_scorers(params, settings).scorers, labelled) + read.known(rows)
-        asked.append((interactions, (get_served_site(params).reading(params.llm),)))  # those without a label yet, too
+        read, rows = plan_nll_features(params, settings, labelled)
+        asked = plan_features(params, build_scorers(params, settings).scorers, labelled) + read.get_known_work(rows)
+        asked.append(
+            (interactions, (get_served_site(params).make_feature_request(params.llm),))
+        )  # those without a label yet, too
         sources = [(FeatureSource(params.llm, settings, one), of) for of, readings in asked for one in readings]
-        promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
+        promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).production
         if promoted is not None:
             bundle = fetch_bundle(workspace.path, promoted)
             reader = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings).reader
             sources += [(source, interactions) for source in reader.sources]
     needed = read.perturber.keys(rows)
     for source, of in sources:
-        needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(of)))
+        needed.setdefault(source.get_namespace().digest, set()).update(filter(None, source.keys(of)))
     return needed

@@ -22,7 +22,7 @@ from abstain.knowledge.retrieval.retriever import sync_index
 from tasks.data.new_reviews import emit_ingest_events
 from tasks.monitoring.publish import publish_ingest
 from tasks.runs.git_commit import commit_data
-from tasks.runs.progress import observe
+from tasks.runs.progress import notify_observers
 from tasks.runs.workspace import Workspace
 
 
@@ -36,7 +36,7 @@ def ingest_sources(
     """
     params = load_params(workspace.path / paths.PARAMS)
     validation = params.validation if limited else params.validation.model_copy(update={"max_failed_fraction": 1.0})
-    privacy = Privacy.open(params.privacy, load_settings())
+    privacy = Privacy.from_params(params.privacy, load_settings())
     data = workspace.path / paths.DATA
     try:
         report = ingest(
@@ -45,7 +45,7 @@ def ingest_sources(
             validation,
             datetime.now(UTC),
             privacy=privacy,
-            remember=remember,
+            incremental=remember,
             quality=params.quality,
         )
     except BatchRejected as refused:  # its bad rows are in quarantine now, and nothing else has changed
@@ -61,14 +61,14 @@ def ingest_sources(
             store.chunks(), {one.doc_id: one.product for one in read_documents(store.document_files())}, load_settings()
         )
     emit_ingest_events(workspace, report)
-    observe("ingest", "ran" if changed else "cached")
+    notify_observers("ingest", "ran" if changed else "cached")
     return report
 
 
 def discard_quarantined(workspace: Workspace, name: str) -> int:
     """Delete the rows of a quarantine file and return their number; the sources that they blocked may continue."""
     quarantine = Quarantine(workspace.path / paths.DATA)
-    path = quarantine.find(name)
-    count = quarantine.drop(path)
+    path = quarantine.get_file(name)
+    count = quarantine.discard(path)
     commit_data(workspace, f"Discard {count} quarantined rows ({path.stem})")
     return count

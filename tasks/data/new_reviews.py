@@ -10,7 +10,7 @@ from abstain.data.store.dataset import DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.release.registry import load_registry, make_version_tag
 from abstain.sample.shipped import DATA_POINTER
-from tasks.runs.events import INGESTED, REVIEWS, emit
+from tasks.runs.events import INGESTED, REVIEWS, post_event
 from tasks.runs.workspace import Workspace
 
 
@@ -23,11 +23,11 @@ def emit_ingest_events(workspace: Workspace, report: IngestReport) -> None:
     rows = sum(report.contracts.values())
     if not rows:
         return
-    emit(INGESTED, rows=rows)
+    post_event(INGESTED, rows=rows)
     version, count = count_new_reviews(workspace)
     portions = count // load_params(workspace.path / paths.PARAMS).monitoring.retrain_after_reviews
     if portions:
-        emit(REVIEWS, f"{REVIEWS}.{version}.{portions}", count=count, version=version)
+        post_event(REVIEWS, f"{REVIEWS}.{version}.{portions}", count=count, version=version)
 
 
 def count_new_reviews(workspace: Workspace) -> tuple[str, int]:
@@ -37,10 +37,10 @@ def count_new_reviews(workspace: Workspace) -> tuple[str, int]:
     """
     registry = load_registry(workspace.path / paths.REGISTRY)
     since = None
-    if registry.version is not None:
-        tag = f"refs/tags/{make_version_tag(registry.version)}"
+    if registry.production_version is not None:
+        tag = f"refs/tags/{make_version_tag(registry.production_version)}"
         workspace.require_revision(tag)
         since = datetime.fromisoformat(workspace.git("log", "-1", "--format=%cI", tag, "--", str(DATA_POINTER)).strip())
     batches = DataStore(workspace.path / paths.DATA).batches()
     new = sum(batch.rows.get("reviews", 0) for batch in batches if since is None or batch.arrived_at > since)
-    return registry.version or "none", new
+    return registry.production_version or "none", new

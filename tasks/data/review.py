@@ -13,7 +13,7 @@ from abstain.core import paths
 from abstain.core.contracts import Review
 from abstain.data.labels.training_table import find_uncounted_reviews
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import uniform
+from abstain.data.store.splits import hash_to_unit_interval
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.pseudonyms import derive_seal_key
@@ -21,7 +21,7 @@ from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.release.registry import load_registry
 from abstain.review.candidates import NO_THUMB, ReviewCandidates, stream_interactions
 from abstain.review.import_reviews import ParsedReviews, parse_reviews
-from abstain.review.question_drift import COMPARED, drift
+from abstain.review.question_drift import COMPARED, measure_question_drift
 from abstain.review.workbook import ReviewRow, check_seals
 from tasks.runs.workspace import Workspace
 
@@ -31,13 +31,13 @@ Progress = Callable[[int, int], None]
 def add_sampling_priorities(
     workspace: Workspace, window: ReviewCandidates, seed: int, max_inference: int, progress: Progress
 ) -> tuple[float | None, list[str]]:
-    """Put the live scorer's `confidence` of each answer, and each question's `drift`, into the window.
+    """Put the live scorer's `confidence` of each answer, and each question's `measure_question_drift`, into the window.
 
     The base model reads at most `max_inference` answers whose features are not cached.
 
     Returns its threshold, None where none is promoted (and then nothing is put in), and the lines to print.
     """
-    promoted = load_registry(workspace.path / paths.REGISTRY).prod
+    promoted = load_registry(workspace.path / paths.REGISTRY).production
     if promoted is None:
         return None, ["nothing is in production, so no confidence is known: every row is drawn at random"]
     from abstain.serving.batch_scoring import score_backlog  # imports torch and Prefect, which only this function needs
@@ -54,13 +54,13 @@ def add_sampling_priorities(
         predictor,
         lambda: stream_interactions(store, ids),
         max_inference,
-        lambda key: uniform(seed, f"review scores/{key}"),
+        lambda key: hash_to_unit_interval(seed, f"review scores/{key}"),
         set(frame.index[drawn & (frame["thumb"] == NO_THUMB)]),
         progress,
     )
-    left = f", {scored.left:,} not scored (--max-inference)" if scored.left else ""
+    left = f", {scored.skipped:,} not scored (--max-inference)" if scored.skipped else ""
     messages = [
-        f"probe {promoted.version}: {scored.cached:,} answers scored from the cache, {scored.read:,} read by the base "
+        f"probe {promoted.version}: {scored.cached:,} answers scored from the cache, {scored.computed:,} read by the base "
         f"model{left}"
     ]
     frame["confidence"] = pd.Series(scored.confidences, dtype=float).reindex(frame.index)
@@ -69,7 +69,7 @@ def add_sampling_priorities(
         messages.append("the training table is missing (run `abstain retrain`), so no row is taken for drift")
     elif max(len(ids), len(trained_on)) > COMPARED:
         messages.append(f"drift: {COMPARED:,} questions, drawn at random, stand for the rest")
-    frame["drift"] = drift(store, ids, trained_on, SentenceEncoder(), seed).reindex(frame.index)
+    frame["drift"] = measure_question_drift(store, ids, trained_on, SentenceEncoder(), seed).reindex(frame.index)
     return predictor.threshold, messages
 
 
@@ -81,10 +81,13 @@ def check_reviews(
     `now` and `reviewer` are those of `parse_reviews`.
     """
     params, store = load_params(workspace.path / paths.PARAMS), DataStore(workspace.path / paths.DATA)
-    privacy, rows = Privacy.open(params.privacy, load_settings()), check_seals(rows, derive_seal_key(load_settings()))
+    privacy, rows = (
+        Privacy.from_params(params.privacy, load_settings()),
+        check_seals(rows, derive_seal_key(load_settings())),
+    )
     ids = {row.cells["interaction_id"] for row in rows}
     stored: dict[str, list[Review]] = {}
-    for review in store.rows(Review):
+    for review in store.iter_rows(Review):
         if review.interaction_id in ids:
             stored.setdefault(review.interaction_id, []).append(review)
 

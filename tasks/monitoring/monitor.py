@@ -22,11 +22,11 @@ from abstain.data.store.dataset import DataStore
 from abstain.monitoring.alarms import DRIFT_CODES
 from abstain.monitoring.answer_source import LoggedAnswers
 from abstain.monitoring.live_guarantee import GuaranteedTarget
-from abstain.monitoring.reviewed_decisions import reviewed_answers
-from abstain.monitoring.run import MonitoredVersion, MonitoringInputs, monitor
+from abstain.monitoring.reviewed_decisions import join_reviews
+from abstain.monitoring.run import MonitoredVersion, MonitoringInputs, compute_windows
 from abstain.monitoring.traffic import Traffic
 from abstain.release.registry import Registry, load_registry, make_version_tag
-from tasks.runs.events import ALARM, DRIFT, emit
+from tasks.runs.events import ALARM, DRIFT, post_event
 from tasks.runs.shell import succeeds
 from tasks.runs.workspace import Workspace
 
@@ -101,9 +101,12 @@ def read_workspace(workspace: Workspace, traffic: Traffic) -> WorkspaceSnapshot:
     return WorkspaceSnapshot(
         params,
         registry,
-        reviewed_answers(store, traffic, params.labels),
+        join_reviews(store, traffic, params.labels),
         chunks or None,
-        {name: _version(workspace, registry, name) for name in map(str, traffic.decisions["version"].unique())},
+        {
+            name: _load_monitored_version(workspace, registry, name)
+            for name in map(str, traffic.decisions["version"].unique())
+        },
     )
 
 
@@ -120,12 +123,12 @@ def run_monitoring(
     source = LoggedAnswers(database, settings)
     states_since = now - timedelta(days=facts.params.retention.feature_days)
     inputs = MonitoringInputs(traffic, facts.reviewed, facts.known_chunks, facts.versions, source, states_since)
-    windows = retry_while_unavailable(lambda: monitor(inputs, stored, facts.params.monitoring, now, since))
+    windows = retry_while_unavailable(lambda: compute_windows(inputs, stored, facts.params.monitoring, now, since))
     known = {(one.version, one.start, alarm.code) for one in stored for alarm in one.alarms}
     raised = [
         (one, alarm) for one in windows for alarm in one.alarms if (one.version, one.start, alarm.code) not in known
     ]
-    emit_alarm_events(raised, facts.registry.version)  # told twice, should the next line fail, not never
+    emit_alarm_events(raised, facts.registry.production_version)  # told twice, should the next line fail, not never
     retry_while_unavailable(lambda: write_windows(database, windows))
     history = retry_while_unavailable(lambda: read_windows(database))
     return MonitoringResult(tuple(one for one in windows if one not in stored), history, tuple(raised))
@@ -137,12 +140,12 @@ def emit_alarm_events(raised: Sequence[RaisedAlarm], live: str | None) -> None:
     The resource of an alarm is its window and code: by it an automation knows one that is told twice.
     """
     for window, alarm in raised:
-        emit(
+        post_event(
             ALARM,
             f"{ALARM}.{window.version}.{window.start:%Y-%m-%d}.{alarm.code}",
             code=alarm.code.value,
             kind=alarm.kind,
-            text=alarm.what,
+            text=alarm.message,
             remedy=alarm.action,
             version=window.version,
             window=f"{window.start:%Y-%m-%d}",
@@ -151,10 +154,10 @@ def emit_alarm_events(raised: Sequence[RaisedAlarm], live: str | None) -> None:
         alarm.code for window, alarm in raised if window.version == live
     ]  # one that was replaced needs no retrain
     if drifted := sorted({code.value for code in of_live if code in DRIFT_CODES}):
-        emit(DRIFT, version=live, codes=drifted)
+        post_event(DRIFT, version=live, codes=drifted)
 
 
-def _version(workspace: Workspace, registry: Registry, name: str) -> MonitoredVersion:
+def _load_monitored_version(workspace: Workspace, registry: Registry, name: str) -> MonitoredVersion:
     """What `name` promises and reads, by the parameters at its tag; nothing where it is no version of this history."""
     event = next((one for one in reversed(registry.history) if one.version == name), None)
     tag = make_version_tag(name)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow
-from abstain.reports.monitoring_window import history_rows, render_window, title
+from abstain.reports.monitoring_window import format_title, history_rows, render_window
 from tasks.monitoring.publish import svg_address
 
 HISTORY = "monitoring-history"
@@ -26,7 +26,7 @@ def publish_monitoring(windows: Sequence[MonitoringWindow], history: Sequence[Mo
 
     for window in windows:
         until = [one for one in history if one.end <= window.end]
-        create_markdown_artifact(render_window(window), key=key_of(window), description=title(window))
+        create_markdown_artifact(render_window(window), key=key_of(window), description=format_title(window))
         create_image_artifact(
             svg_address(plot_history(until)), key=f"{key_of(window)}-plot", description=f"until {window.end:%Y-%m-%d}"
         )

@@ -38,13 +38,13 @@ def require_base_model(llm: LLMParams, settings: Settings) -> None:
     """Load the base model and read an answer with it, in its prompt layout. Raises `AbstainError` where it cannot."""
     from abstain.llm.engine.device import choose_device, choose_dtype  # torch: seconds
     from abstain.llm.engine.engine import Engine
-    from abstain.llm.engine.loading import load, resolve
+    from abstain.llm.engine.loading import find_model, load_model
     from abstain.llm.engine.prompts import load_layout
     from abstain.llm.engine.requests import NLL, Request
 
     layout = load_layout(llm.layout)
     device = choose_device(settings)
-    loaded = load(resolve(llm.model, settings), device, choose_dtype(settings, device))
+    loaded = load_model(find_model(llm.model, settings), device, choose_dtype(settings, device))
     engine = Engine(replace(loaded, checks=settings.home.resolve() / "decoder-checks"), settings.batch_tokens)
     text = layout.render("What is the fee?", ["The fee is 5 euros."], "5 euros.")
     list(engine.run({"answer": Request(text, NLL(("answer",)), "a short answer")}))

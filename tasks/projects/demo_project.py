@@ -14,7 +14,7 @@ from abstain.config.settings import load_settings
 from abstain.core.files import write_atomically
 from abstain.sample.shipped import copy_as_shipped
 from tasks.runs.shell import git
-from tasks.runs.workspace import BRANCH, alone, project_root
+from tasks.runs.workspace import BRANCH, hold_lock, project_root
 
 OWN_PLACES = (
     *("ABSTAIN_ORIGIN", "ABSTAIN_FEATURES", "ABSTAIN_INDEX", "ABSTAIN_DECISIONS", "ABSTAIN_USER_KEY", "ABSTAIN_RUNNER"),
@@ -29,7 +29,7 @@ def demo_project() -> Iterator[Path]:
     """Have the block work in the demo's project, which is made, or brought in step with this clone's code, first."""
     root, home = project_root(), load_settings().home.resolve()
     project = home / "demo"
-    with alone(home / "demo.lock"):
+    with hold_lock(home / "demo.lock"):
         _bring(root, project)
         for name in SHARED:
             (home / name).mkdir(parents=True, exist_ok=True)

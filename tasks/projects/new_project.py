@@ -24,8 +24,8 @@ import yaml
 from abstain.config.params import Params, load_params
 from abstain.config.settings import Settings, load_settings
 from abstain.config.template import template
-from abstain.config.yaml_editor import add_missing, edit
-from abstain.config.yaml_model import check, read_yaml
+from abstain.config.yaml_editor import add_missing, update_yaml
+from abstain.config.yaml_model import read_yaml, validate_yaml
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -36,7 +36,7 @@ from abstain.release.registry import Registry, make_version_tag, parse_registry
 from abstain.sample.shipped import DATA_POINTER, DVC_CONFIG, MADE_BY_RUNS, MARK, digest_of, shipped_files
 from tasks.projects.base_model import require_base_model
 from tasks.runs.shell import CommandFailed, git, succeeds
-from tasks.runs.workspace import BRANCH, SHIPPED_REMOTE, alone, project_root
+from tasks.runs.workspace import BRANCH, SHIPPED_REMOTE, hold_lock, project_root
 
 STATE = (DATA_POINTER, paths.REGISTRY, paths.PARAMS, paths.SOURCES, DVC_CONFIG)
 MERGE = (
@@ -63,11 +63,11 @@ class Choices:
         """The state of the new project. Raises `AbstainError` naming an invalid value."""
         llm = {"model": self.model, "layout": self.layout}
         threshold = {"target": self.target, "on_infeasible": self.on_infeasible}
-        params = edit(template("params.yaml"), {"llm": _given(llm), "threshold": _given(threshold)})
-        check(yaml.safe_load(params), paths.PARAMS, Params)
+        params = update_yaml(template("params.yaml"), {"llm": _given(llm), "threshold": _given(threshold)})
+        validate_yaml(yaml.safe_load(params), paths.PARAMS, Params)
         sources, config = template("sources.yaml"), template("dvc.config")
         if self.source is not None:
-            sources = edit(sources, {"sources": {0: {"url": self.source}}})
+            sources = update_yaml(sources, {"sources": {0: {"url": self.source}}})
         if self.remote is not None:
             config = config.replace(SHIPPED_REMOTE, f"url = {self.remote}")
         return {
@@ -91,7 +91,7 @@ def start_project(choices: Choices) -> bool:
     cannot be pushed to; nothing is changed then.
     """
     root, settings = project_root(), load_settings()
-    with alone(settings.home.resolve() / "workspace.lock"):
+    with hold_lock(settings.home.resolve() / "workspace.lock"):
         versions = versions_of_the_sample()
         if versions is None:
             if choices != Choices():
@@ -139,9 +139,9 @@ def upgrade_project() -> list[str]:
     _require_committed(root, [paths.PARAMS])
     file = root / paths.PARAMS
     if not isinstance(content := read_yaml(file, "restore it with `git checkout HEAD~ -- params.yaml`"), dict):
-        check(content, paths.PARAMS, Params)
+        validate_yaml(content, paths.PARAMS, Params)
     text, added = add_missing(file.read_text(encoding="utf-8"), template(paths.PARAMS.name))
-    check(yaml.safe_load(text), paths.PARAMS, Params)
+    validate_yaml(yaml.safe_load(text), paths.PARAMS, Params)
     home = settings.home.resolve()
     if added:
         bare = home / "origin.git"
@@ -153,7 +153,7 @@ def upgrade_project() -> list[str]:
                     f"runs have committed what this clone lacks: `git pull {bare} {BRANCH}` first, then run it again",
                 )
         message = "Parameters of the new release\n\n" + "\n".join(f"added: {name}" for name in added)
-        with alone(home / "workspace.lock"), _commit(root, settings, {paths.PARAMS: text}, message):
+        with hold_lock(home / "workspace.lock"), _commit(root, settings, {paths.PARAMS: text}, message):
             pass
     _configure_merges(root)
     return added

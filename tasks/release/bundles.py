@@ -20,7 +20,7 @@ from abstain.core.bundle_format import is_whole, sha256, write_digest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
-from abstain.release.registry import Event, make_version_tag, parse_registry
+from abstain.release.registry import RegistryEvent, make_version_tag, parse_registry
 from abstain.release.shadow import Shadow, make_shadow_name
 from tasks.runs.shell import git, run
 from tasks.runs.workspace import origin_snapshot
@@ -34,7 +34,7 @@ SMOKE_STATES, SMOKE_CONFIDENCES = "smoke.npy", "smoke.json"
 SMOKE_TOLERANCE = 1e-5
 
 
-def fetch_production() -> tuple[Path, Event]:
+def fetch_production() -> tuple[Path, RegistryEvent]:
     """The bundle in production by the origin's registry, fetched and checksummed, and the event that promoted it.
 
     Raises `AbstainError` as `Registry.require_prod` and `fetch_bundle` do.
@@ -57,7 +57,7 @@ class BundleReference(Protocol):
     def bundle_sha256(self) -> str: ...
 
 
-def fetch_bundle(repository: Path, event: Event) -> Path:
+def fetch_bundle(repository: Path, event: RegistryEvent) -> Path:
     """The bundle of one version, in the local store of releases; fetched with DVC where it is missing or damaged there.
 
     Raises `AbstainError` where the files that DVC gives are not those that were promoted; the store stays as it is.
@@ -122,7 +122,7 @@ def smoke_test(bundle: Path, event: BundleReference) -> None:
         )
 
 
-def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: str) -> Event:
+def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: str) -> RegistryEvent:
     """Write the bundle of the approved candidate to `release/` below `root`, and smoke-test it.
 
     `candidate` is the digest of its ONNX file, `holdout` that of its hold-out. Returns the event for the registry.
@@ -134,14 +134,14 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
     for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, Path(REQUIREMENTS), *report):
         shutil.copy(root / file, bundle / file.name)
     write_json(bundle / "approval.json", record)
-    event = Event(
+    event = RegistryEvent(
         action="promote",
         version=version,
         sha256=sha256(onnx),
         candidate=candidate,
         at=datetime.fromisoformat(record["decided_at"]),
         holdout=holdout,
-        reason=_reason(record["erasure"], record["new_holdout"]),
+        reason=_describe_promotion_reason(record["erasure"], record["new_holdout"]),
         guaranteed=record["guaranteed"],
         more_reviews=record["more_reviews"],
         kind=json.loads((root / paths.SCORER_CHOICE).read_text())["kind"],
@@ -174,12 +174,12 @@ def _write_scorer(root: Path, bundle: Path, metadata: dict[str, str]) -> Path:
 
     Returns the probe's file.
     """
-    from abstain.learning.estimators.onnx_probe import stamp
+    from abstain.learning.estimators.onnx_probe import copy_with_metadata
 
     shutil.rmtree(bundle, ignore_errors=True)
     bundle.mkdir()
     onnx = bundle / paths.RELEASED_ONNX.name
-    stamp(root / paths.ONNX, onnx, metadata)
+    copy_with_metadata(root / paths.ONNX, onnx, metadata)
     shutil.copytree(root / paths.ONNX_PARTS, bundle / paths.RELEASED_PARTS.name)
     _write_smoke_test(root, bundle)
     return onnx
@@ -196,7 +196,7 @@ def _make_guarantee_metadata(root: Path, record: dict[str, Any]) -> dict[str, st
     return {"guarantee": json.dumps({**asked, **said}, sort_keys=True)}
 
 
-def _reason(erasure: dict[str, Any] | None, new_holdout: str | None) -> str:
+def _describe_promotion_reason(erasure: dict[str, Any] | None, new_holdout: str | None) -> str:
     """Why a version was promoted: the gate approved, or a recorded decision or an erasure."""
     why = ["erasure", erasure["accepted"], new_holdout] if erasure else [new_holdout]
     return "; ".join(filter(None, why)) or "approved by the gate"
@@ -209,7 +209,7 @@ def _write_smoke_test(root: Path, bundle: Path) -> None:
     from abstain.serving.live_scorer import LiveScorer
 
     table = StateTable(root / paths.FEATURES)
-    rows = table.take(np.flatnonzero(table.lengths)[:SMOKE_ROWS].tolist())
+    rows = table.read_rows(np.flatnonzero(table.lengths)[:SMOKE_ROWS].tolist())
     lengths = [len(row) for row in rows]
     write_table(bundle / SMOKE_STATES, lengths, table.width, torch.float32, enumerate(rows), table.model)
     confidences = _smoke_confidences(LiveScorer.open(root / paths.ONNX), bundle / SMOKE_STATES)
@@ -222,4 +222,4 @@ def _smoke_confidences(scorer: LiveScorer, states: Path) -> dict[str, list[float
     from abstain.serving.scorer_latency import make_random_features
 
     live = np.nan_to_num(scorer.score(make_random_features(scorer)), nan=-1.0)
-    return {"probe": scorer.head.confidence(StateTable(states)).tolist(), "live": live.tolist()}
+    return {"probe": scorer.probe.confidence(StateTable(states)).tolist(), "live": live.tolist()}

@@ -22,28 +22,28 @@ from abstain.release.promotion_check import ComparisonRule, describe_failure
 from abstain.release.registry import Registry, load_registry, make_version_tag, next_version
 from abstain.release.shadow import should_shadow_rejected
 from tasks.release.bundles import build_bundle, fetch_bundle, smoke_test
-from tasks.release.promotion_inputs import judge
+from tasks.release.promotion_inputs import check_candidate_in_workspace
 from tasks.release.promotion_params import write_promotion_params, write_rollback_params
 from tasks.release.promotion_records import (
-    coverage_lost,
     find_earlier_rejection,
     find_holdout_acceptance,
     find_holdout_refill,
     format_decision_table,
+    get_prior_coverage_loss,
     hash_stage_inputs,
     read_comparison_budget,
     read_verified_records,
     write_record,
 )
 from tasks.release.shadow import read_shadow, set_shadow
-from tasks.runs.events import REFUSED, emit
+from tasks.runs.events import REFUSED, post_event
 from tasks.runs.git_commit import commit, push
-from tasks.runs.progress import observe
+from tasks.runs.progress import notify_observers
 from tasks.runs.run_params import restore_params, withdraw
 from tasks.runs.workspace import Workspace
 from tasks.training.plan import LOCK, REQUIREMENTS
 
-POINTER = ("release.dvc", paths.REGISTRY)
+PRODUCTION_FILES = ("release.dvc", paths.REGISTRY)
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def require_candidate(workspace: Workspace) -> None:
 def promote_candidate(
     workspace: Workspace,
     new_holdout: str | None,
-    again: bool = False,
+    recheck: bool = False,
     accept_erasure: str | None = None,
-    before: str | None = None,
+    base_commit: str | None = None,
 ) -> PromotionResult:
     """Judge the candidate in `artifacts/` and promote it when the gate approves; push the record either way.
 
@@ -84,8 +84,8 @@ def promote_candidate(
     later candidates on the same one, too.
     `again`: judge a candidate that was rejected before even where nothing has changed since.
     `accept_erasure`: the reason why the candidate may be worse than the tainted champion.
-    `before`: the commit before a run with parameters of its own (tasks/runs/run_params.py). Its commits are pushed only
-    with a promotion, which restores params.yaml; otherwise the record alone is.
+    `base_commit`: the commit before a run with parameters of its own (tasks/runs/run_params.py). Its commits are pushed
+    only with a promotion, which restores params.yaml; otherwise the record alone is.
 
     Raises `AbstainError` where a tainted version stays in production without a recorded decision.
     """
@@ -94,13 +94,13 @@ def promote_candidate(
     taint = registry.taint
     if accept_erasure is not None:
         registry.require_taint()
-    same = registry.prod is not None and registry.prod.candidate == candidate and taint is None
+    same = registry.production is not None and registry.production.candidate == candidate and taint is None
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
     if same and (registry.guaranteed or not tuned["guaranteed"]):
-        return _finish_unchanged(workspace, registry, before)
+        return _finish_unchanged(workspace, registry, base_commit)
     for event in registry.history:
         if event.candidate == candidate and event.version in registry.blocked:
-            _push_record(workspace, before)
+            _push_record(workspace, base_commit)
             why = f"it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
             return _finish_rejected(registry, candidate, [Reason(Code.NO_VERSION, "not blocked", why)])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
@@ -108,7 +108,7 @@ def promote_candidate(
     limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
     erasure = {"since": taint.since.isoformat(), "accepted": accept_erasure} if taint else None
     now = {
-        "champion": registry.version,
+        "champion": registry.production_version,
         "metrics": metrics,
         "gate": limits,
         "erasure": erasure,
@@ -118,21 +118,23 @@ def promote_candidate(
     folder, holdout = workspace.path / paths.APPROVALS, metrics["holdout"]["digest"]
     records = read_verified_records(workspace, registry)
     accepted = new_holdout
-    if accepted is None and registry.prod is not None and registry.prod.holdout != holdout:
+    if accepted is None and registry.production is not None and registry.production.holdout != holdout:
         accepted = find_holdout_acceptance(records, holdout) or find_holdout_refill(
-            records, registry.prod.version, params.split
+            records, registry.production.version, params.split
         )
-    if not again and new_holdout is None and (reasons := find_earlier_rejection(records, now)):
-        _push_record(workspace, before)
-        observe("promote", "cached")
+    if not recheck and new_holdout is None and (reasons := find_earlier_rejection(records, now)):
+        _push_record(workspace, base_commit)
+        notify_observers("promote", "cached")
         return _finish_rejected(registry, candidate, reasons)
     rule: ComparisonRule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
     looks = read_comparison_budget(records, holdout, accepted is not None)
-    lost = coverage_lost(records, registry.version)
-    decision = judge(workspace, registry, metrics, new_holdout, rule, looks, lost, accepted is not None)
+    lost = get_prior_coverage_loss(records, registry.production_version)
+    decision = check_candidate_in_workspace(
+        workspace, registry, metrics, new_holdout, rule, looks, lost, accepted is not None
+    )
     if same and decision.no_guarantee:  # still
-        return _finish_unchanged(workspace, registry, before)
-    taken = looks.next(params.gate) if decision.compared else None
+        return _finish_unchanged(workspace, registry, base_commit)
+    taken = looks.spend(params.gate) if decision.used_comparison else None
     table = format_decision_table(decision, registry)
     create_markdown_artifact(table, key="gate", description="may it be promoted?")
     version = next_version((event.version for event in registry.history), workspace.git("tag", "--list").split())
@@ -141,7 +143,7 @@ def promote_candidate(
         "version": version if decision.approved else None,
         **now,
         "largest_reviewer": tuned["largest_reviewer"],
-        "look": (taken or looks).taken or None,  # sums: a later record may take this one's file
+        "look": (taken or looks).used or None,  # sums: a later record may take this one's file
         "spent": (taken or looks).spent or None,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
@@ -151,28 +153,32 @@ def promote_candidate(
     }
     if decision.approved:
         event = build_bundle(workspace.path, record, candidate, holdout)
-        if before:
-            restore_params(workspace, before)  # the bundle has the run's own
-        _publish_promotion(workspace, registry.promoted(event), record)
-        observe("promote", "ran")
+        if base_commit:
+            restore_params(workspace, base_commit)  # the bundle has the run's own
+        _publish_promotion(workspace, registry.promote(event), record)
+        notify_observers("promote", "ran")
         return PromotionResult("promoted", version, [decision.no_guarantee] if decision.no_guarantee else [])
-    if before:
-        withdraw(workspace, before)
+    if base_commit:
+        withdraw(workspace, base_commit)
     write_record(folder / f"rejected-{candidate[:12]}-{holdout[:8]}.json", record)
     message = "Record why a candidate was not promoted\n\n" + "\n".join(reason.coded for reason in decision.reasons)
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
-    live = registry.version
-    if before is None and live and should_shadow_rejected(params.shadow, read_shadow(workspace.path, "HEAD"), live):
+    live = registry.production_version
+    if (
+        base_commit is None
+        and live
+        and should_shadow_rejected(params.shadow, read_shadow(workspace.path, "HEAD"), live)
+    ):
         set_shadow(workspace)
-    observe("promote", "ran")
+    notify_observers("promote", "ran")
     return _finish_rejected(registry, candidate, decision.reasons)
 
 
 def _finish_unchanged(workspace: Workspace, registry: Registry, before: str | None) -> PromotionResult:
     _push_record(workspace, before)
-    observe("promote", "cached")
-    return PromotionResult("unchanged", registry.version, ["this candidate is what is in production"])
+    notify_observers("promote", "cached")
+    return PromotionResult("unchanged", registry.production_version, ["this candidate is what is in production"])
 
 
 def _push_record(workspace: Workspace, before: str | None) -> None:
@@ -184,9 +190,9 @@ def _push_record(workspace: Workspace, before: str | None) -> None:
 
 def keep_tainted(workspace: Workspace, reason: str) -> Registry:
     """Record why a version that was trained on erased rows stays in production; `AbstainError` where none is."""
-    registry = load_registry(workspace.path / paths.REGISTRY).kept(reason)
+    registry = load_registry(workspace.path / paths.REGISTRY).keep_tainted(reason)
     write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
-    commit(workspace, f"Keep probe {registry.version}, {registry.taint}", paths.REGISTRY)
+    commit(workspace, f"Keep probe {registry.production_version}, {registry.taint}", paths.REGISTRY)
     push(workspace)
     return registry
 
@@ -200,13 +206,13 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
     target = registry.rollback_target(version)
     smoke_test(fetch_bundle(workspace.path, target), target)
     now = target.model_copy(update={"action": "rollback", "at": datetime.now(UTC), "reason": reason})
-    moved = registry.rolled_back(now)
+    moved = registry.roll_back(now)
     workspace.git("checkout", "-q", f"refs/tags/{make_version_tag(target.version)}", "--", "release.dvc")
     write_atomically(workspace.path / paths.REGISTRY, moved.to_json().encode())
-    assert registry.prod is not None
-    message = f"Roll back from {registry.prod.version} to {target.version}\n\n{reason}"
+    assert registry.production is not None
+    message = f"Roll back from {registry.production.version} to {target.version}\n\n{reason}"
     write_rollback_params(workspace, now)
-    commit(workspace, message, *POINTER, paths.PARAMS)
+    commit(workspace, message, *PRODUCTION_FILES, paths.PARAMS)
     push(workspace)
     return moved
 
@@ -218,12 +224,12 @@ def _finish_rejected(registry: Registry, candidate: str, reasons: list[Reason]) 
     if registry.taint is None or registry.taint.kept:
         first = reasons[0]
         text = "; ".join([f"rejected: {describe_failure(first)}", *failures[1:]])
-        emit(REFUSED, f"{REFUSED}.{candidate[:12]}", code=first.code, text=text, remedy=first.code.remedy)
-        return PromotionResult("rejected", registry.version, failures)
+        post_event(REFUSED, f"{REFUSED}.{candidate[:12]}", code=first.code, text=text, remedy=first.code.remedy)
+        return PromotionResult("rejected", registry.production_version, failures)
     why = "; ".join(failures)
     raise AbstainError(
         Code.ERASED_IN_PRODUCTION,
-        f"probe {registry.version} stays in production, {registry.taint}, because the candidate without them is "
+        f"probe {registry.production_version} stays in production, {registry.taint}, because the candidate without them is "
         f"rejected ({why}): bring more reviews and retrain, take it although it is worse (`abstain "
         "promote --accept-erasure REASON`), keep what is there (`abstain promote --keep-tainted REASON`), or "
         "`abstain rollback` to a version without that mark",
@@ -233,13 +239,13 @@ def _finish_rejected(registry: Registry, candidate: str, reasons: list[Reason]) 
 def _publish_promotion(workspace: Workspace, registry: Registry, record: dict[str, Any]) -> None:
     """Commit the bundle with its record, the moved pointer and what the promotion decides; tag, push."""
     version = record["version"]
-    assert registry.prod is not None
-    decided = [LOCK] if write_promotion_params(workspace, registry.prod) else []
+    assert registry.production is not None
+    decided = [LOCK] if write_promotion_params(workspace, registry.production) else []
     workspace.dvc("add", "--quiet", str(paths.RELEASE))
     write_record(workspace.path / paths.APPROVALS / f"{version}.json", record)
     write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
-    mark = f"\n\nIt is {registry.prod.mark}." if registry.prod.mark else ""
-    commit(workspace, f"Promote probe {version}{mark}", *POINTER, paths.APPROVALS, paths.PARAMS, *decided)
+    mark = f"\n\nIt is {registry.production.notice}." if registry.production.notice else ""
+    commit(workspace, f"Promote probe {version}{mark}", *PRODUCTION_FILES, paths.APPROVALS, paths.PARAMS, *decided)
     workspace.git(
         "tag", "--annotate", "--force", make_version_tag(version), "-m", f"probe {version}, approved by the gate"
     )

@@ -21,28 +21,28 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import BASE_RATE, LENGTH_ONLY
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import by_how_chosen, holdout_digest, reviewed
+from abstain.data.store.splits import holdout_digest, select_reviewed, split_by_sampling
 from abstain.ingest.erasure import count_erased_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.release.champion_comparison import ComparisonBudget
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
 from abstain.release.holdout_guarantee import MissingGuarantee, explain_unchecked_guarantee
-from abstain.release.promotion_check import CandidateMeasurements, ComparisonRule, PromotionDecision, decide
-from abstain.release.registry import Event, Registry, make_version_tag
+from abstain.release.promotion_check import CandidateMeasurements, ComparisonRule, PromotionDecision, check_candidate
+from abstain.release.registry import Registry, RegistryEvent, make_version_tag
 from tasks.release.bundles import fetch_bundle
 from tasks.runs.shell import run
 from tasks.runs.workspace import Workspace
 
 
-def judge(
+def check_candidate_in_workspace(
     workspace: Workspace,
     registry: Registry,
     metrics: dict[str, Any],
     new_holdout: str | None,
     rule: ComparisonRule,
     looks: ComparisonBudget,
-    lost: float = 0.0,
-    accepted: bool = False,
+    prior_coverage_loss: float = 0.0,
+    holdout_accepted: bool = False,
 ) -> PromotionDecision:
     """Measure the candidate in `artifacts/` beside the champion and apply the gate.
 
@@ -65,7 +65,7 @@ def judge(
     scores[CANDIDATE] = scores["confidence"]
     names = [CANDIDATE, LENGTH_ONLY, BASE_RATE]
     # A champion without a checked guarantee is no rival: the first version with one replaces it.
-    rival = registry.prod if registry.guaranteed else None
+    rival = registry.production if registry.guaranteed else None
     champion, champion_threshold = None, None
     if rival:
         champion = rival.version
@@ -89,7 +89,7 @@ def judge(
     of_errors = params.threshold.metric == "error_rate"
     threshold = float(candidate["threshold"])
     holdout, newest = (
-        _window(by_how_chosen(scores[scores["split"] == split], of_all=tuned["drawn"])[0], names)
+        _make_evaluation_set(split_by_sampling(scores[scores["split"] == split], sampled_only=tuned["drawn"])[0], names)
         for split in ("holdout", "newest")
     )
     may_lack = params.threshold.on_infeasible == "heuristic"
@@ -97,7 +97,7 @@ def judge(
     if not tuned["guaranteed"]:
         unguaranteed = MissingGuarantee(tuned["message"], tuned["more_reviews"])
     elif may_lack and rival is None:  # beside a checked guarantee, one that cannot be checked is rejected as such
-        reviews = len(reviewed(pd.read_parquet(workspace.path / paths.DATASET, columns=["source"])))
+        reviews = len(select_reviewed(pd.read_parquet(workspace.path / paths.DATASET, columns=["source"])))
         frozen = params.split.holdout_frozen_at is not None
         unguaranteed = explain_unchecked_guarantee(holdout, threshold, params.gate, reviews, frozen)
     measured = CandidateMeasurements(
@@ -108,15 +108,26 @@ def judge(
         latency_p99_ms=took["p99_ms"],
         champion_threshold=champion_threshold,
         same_target=champion is None or _has_same_target(workspace, champion, params),
-        unguaranteed=unguaranteed,
-        may_lack_guarantee=may_lack and (rival is None or rule == "accepted"),
+        missing_guarantee=unguaranteed,
+        allow_missing_guarantee=may_lack and (rival is None or rule == "accepted"),
         forward_tokens=json.loads(candidate["scorer"])["forward_tokens"],
         base_model_ms=took["base_model_ms"],
     )
     erased: int | None = 0
-    if rival and rival.holdout != metrics["holdout"]["digest"] and new_holdout is None and not accepted:
+    if rival and rival.holdout != metrics["holdout"]["digest"] and new_holdout is None and not holdout_accepted:
         erased = _erased_from_holdout(workspace, rival, scores)
-    return decide(holdout, newest, measured, params.gate, champion, erased is not None, erased or 0, rule, looks, lost)
+    return check_candidate(
+        holdout,
+        newest,
+        measured,
+        params.gate,
+        champion,
+        erased is not None,
+        erased or 0,
+        rule,
+        looks,
+        prior_coverage_loss,
+    )
 
 
 def _has_same_target(workspace: Workspace, champion: str, params: Params) -> bool:
@@ -126,7 +137,7 @@ def _has_same_target(workspace: Workspace, champion: str, params: Params) -> boo
     return all(before[key] == now[key] for key in ("metric", "target", "confidence"))
 
 
-def _erased_from_holdout(workspace: Workspace, event: Event, scores: pd.DataFrame) -> int | None:
+def _erased_from_holdout(workspace: Workspace, event: RegistryEvent, scores: pd.DataFrame) -> int | None:
     """The number of answers of the hold-out that `event` was promoted on which are missing from that of `scores`.
 
     None where the hold-out differs in more than erased answers, or where its former state cannot be read.
@@ -159,7 +170,7 @@ class ChampionScores:
     threshold: float
 
 
-def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> ChampionScores:
+def champion_scores(workspace: Workspace, event: RegistryEvent, ids: Iterable[str]) -> ChampionScores:
     """The champion's scores, read through its own layer and base model."""
     from abstain.serving.predictor import Predictor
 
@@ -169,7 +180,7 @@ def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> C
     # Its layer or model may differ from the candidate's; the cache keeps what is computed for the next decision.
     predictor.compute_missing(interactions)
     # An answer that the champion cannot read is not shown.
-    verdicts = list(predictor.score(interactions))
+    verdicts = list(predictor.decide_interactions(interactions))
     return ChampionScores(
         [verdict.confidence or 0.0 for verdict in verdicts],
         [verdict.probability or 0.0 for verdict in verdicts],
@@ -177,13 +188,13 @@ def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> C
     )
 
 
-def _window(scores: pd.DataFrame, names: list[str]) -> EvaluationSet:
+def _make_evaluation_set(scores: pd.DataFrame, names: list[str]) -> EvaluationSet:
     return EvaluationSet(
         correct=scores["correct"].to_numpy(int),
         groups=scores["group"].to_numpy(),
         products=scores["product"].fillna("(none)").to_numpy(),
         confidences={name: scores[name].fillna(0.0).to_numpy(float) for name in names},
-        probability=scores["probability"].to_numpy(float),
+        probabilities=scores["probability"].to_numpy(float),
         champion_probability=scores["champion_probability"].to_numpy(float)
         if "champion_probability" in scores
         else None,

@@ -19,7 +19,7 @@ from abstain.data.store.dataframes import StoreFrames, read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import assign_splits
 from abstain.learning.thresholds.risk_control import MIN_GROUPS
-from abstain.release.registry import Event
+from abstain.release.registry import RegistryEvent
 from tasks.runs.git_commit import commit
 from tasks.runs.run_params import edit_params
 from tasks.runs.workspace import Workspace
@@ -28,7 +28,7 @@ STAGE_BY_SECTION = {"split": "dataset", "serve": "choose_scorer"}
 """Section -> the one stage that reads the value."""
 
 
-def write_promotion_params(workspace: Workspace, event: Event) -> bool:
+def write_promotion_params(workspace: Workspace, event: RegistryEvent) -> bool:
     """Write what the promotion `event` decides to params.yaml, and renew the entries in dvc.lock of the stages that
     read it; the caller commits.
 
@@ -87,7 +87,7 @@ def refill_holdout(workspace: Workspace) -> None:
     commit(workspace, f"Refill the hold-out with what was asked since {since}", paths.PARAMS)
 
 
-def write_rollback_params(workspace: Workspace, event: Event) -> None:
+def write_rollback_params(workspace: Workspace, event: RegistryEvent) -> None:
     """Write the kind of scorer that is in production again, so that the next retrain chooses by it; the caller commits.
 
     A roll-back is for when things are wrong: params.yaml that this release cannot read does not stop it.
@@ -97,7 +97,7 @@ def write_rollback_params(workspace: Workspace, event: Event) -> None:
 
 
 def _after_all_rows(frames: StoreFrames) -> str:
-    moments = [frames.interactions["asked_at"], frames.feedback["given_at"], frames.reviews["reviewed_at"]]
+    moments = [frames.interactions["asked_at"], frames.thumbs["given_at"], frames.reviews["reviewed_at"]]
     newest = max([datetime.now(UTC), *(column.max().to_pydatetime() for column in moments if len(column))])
     date: datetime = newest.replace(microsecond=0) + timedelta(seconds=1)
     return date.isoformat().replace("+00:00", "Z")

@@ -95,7 +95,7 @@ def read_comparison_budget(records: Iterable[Record], holdout: str, accepting: b
     return ComparisonBudget(*(max((record[key] or 0 for record in taken), default=0) for key in ("look", "spent")))
 
 
-def coverage_lost(records: Iterable[Record], champion: str | None) -> float:
+def get_prior_coverage_loss(records: Iterable[Record], champion: str | None) -> float:
     """What `champion` shows less, as a share of all answers, than the versions that were in production before it.
 
     0 where its loss was accepted by hand, was not told from chance, or another target was asked for.

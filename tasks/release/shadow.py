@@ -21,8 +21,8 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.queries import PairedDecision, list_paired_decisions
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
-from abstain.release.paired_reviews import paired_reviews, reviews_digest, thresholds_of, window_of
-from abstain.release.registry import Event, load_registry
+from abstain.release.paired_reviews import join_paired_reviews, make_evaluation_set, read_thresholds, reviews_digest
+from abstain.release.registry import RegistryEvent, load_registry
 from abstain.release.shadow import Shadow, compare_shadow, parse_shadow, require_enough_reviews
 from tasks.release.bundles import build_shadow
 from tasks.release.promotion_records import Record, read_comparison_budget, read_verified_records, write_record
@@ -68,8 +68,8 @@ def set_shadow(workspace: Workspace) -> Shadow:
     return shadow
 
 
-def _get_production_event(workspace: Workspace) -> Event:
-    event = load_registry(workspace.path / paths.REGISTRY).prod
+def _get_production_event(workspace: Workspace) -> RegistryEvent:
+    event = load_registry(workspace.path / paths.REGISTRY).production
     if event is None:
         raise AbstainError(Code.NO_VERSION, "nothing is in production: a shadow decides beside a version")
     return event
@@ -97,7 +97,7 @@ class ShadowReview:
     """The record of a comparison, and whether it was there before: nothing was reviewed since."""
 
     record: Record
-    repeated: bool
+    is_repeat: bool
 
 
 def review_shadow(workspace: Workspace) -> ShadowReview:
@@ -112,17 +112,19 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
     shadow = _shadow_beside(workspace)
     event, params = _get_production_event(workspace), load_params(workspace.path / paths.PARAMS)
     registry = load_registry(workspace.path / paths.REGISTRY)
-    rows = paired_reviews(list_shadow_pairs(shadow), read_frames(DataStore(workspace.path / paths.DATA)), params.labels)
+    rows = join_paired_reviews(
+        list_shadow_pairs(shadow), read_frames(DataStore(workspace.path / paths.DATA)), params.labels
+    )
     records, digest = read_verified_records(workspace, registry), reviews_digest(rows)
     same = {"shadow": shadow.version, "champion": shadow.beside, "reviews_sha256": digest}
     for record in records:
         if all(record.get(key) == value for key, value in same.items()):
-            return ShadowReview(record, repeated=True)
-    window = window_of(rows, shadow.beside)
+            return ShadowReview(record, is_repeat=True)
+    window = make_evaluation_set(rows, shadow.beside)
     require_enough_reviews(window, params.gate)
     looks = read_comparison_budget(records, event.holdout, accepting=False)
-    found = compare_shadow(window, shadow.beside, thresholds_of(rows, shadow.beside), params.gate, looks)
-    taken = looks.next(params.gate)
+    found = compare_shadow(window, shadow.beside, read_thresholds(rows, shadow.beside), params.gate, looks)
+    taken = looks.spend(params.gate)
     assert taken is not None  # `compare_shadow` has taken it
     record = {
         **found.to_dict(),
@@ -136,7 +138,7 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
         "inputs_sha256": None,
         "rows": len(rows),
         "documents": int(rows["group"].nunique()),
-        "look": taken.taken,
+        "look": taken.used,
         "spent": taken.spent,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
@@ -146,7 +148,7 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
     message = f"Compare {shadow.version} with {shadow.beside} by reviews: {found.verdict}\n\n{found.check.message}"
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
-    return ShadowReview(record, repeated=False)
+    return ShadowReview(record, is_repeat=False)
 
 
 def _shadow_beside(workspace: Workspace) -> Shadow:

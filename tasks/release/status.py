@@ -19,8 +19,8 @@ def read_status() -> tuple[Registry, dict[str, Any] | None]:
         return git(repository, "show", f"{revision}:{file}")
 
     registry = parse_registry(read(paths.REGISTRY))
-    if registry.prod is None:
+    if registry.production is None:
         return registry, None
-    record = json.loads(read(paths.APPROVALS / f"{registry.prod.version}.json"))
+    record = json.loads(read(paths.APPROVALS / f"{registry.production.version}.json"))
     holdout: dict[str, Any] = record["metrics"]["holdout"]
     return registry, holdout

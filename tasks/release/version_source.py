@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from abstain.core import paths
-from abstain.release.registry import Event, parse_registry
+from abstain.release.registry import RegistryEvent, parse_registry
 from abstain.release.shadow import Shadow
 from abstain.serving.api.version_follower import VersionInfo
 from tasks.release.bundles import fetch_bundle, fetch_shadow, smoke_test, stored
@@ -18,7 +18,7 @@ class OriginVersionSource:
     """The releases of the origin (serving/api/version_follower.py `VersionSource`)."""
 
     def __init__(self) -> None:
-        self._event: Event | None = None
+        self._event: RegistryEvent | None = None
         self._repository = Path()
 
     def live(self) -> VersionInfo:
@@ -26,7 +26,7 @@ class OriginVersionSource:
         self._repository, revision = origin_snapshot()
         registry = parse_registry(git(self._repository, "show", f"{revision}:{paths.REGISTRY}"))
         event = self._event = registry.require_prod()
-        marks = (event.mark, str(registry.taint or ""))
+        marks = (event.notice, str(registry.taint or ""))
         return VersionInfo(event.version, event.bundle_sha256, event.at, "; ".join(filter(None, marks)))
 
     def folder(self, release: VersionInfo) -> Path:
@@ -54,7 +54,7 @@ class OriginShadowSource:
         self._repository, revision = origin_snapshot()
         registry = parse_registry(git(self._repository, "show", f"{revision}:{paths.REGISTRY}"))
         shadow = self._shadow = read_shadow(self._repository, revision)
-        if shadow is None or shadow.beside != registry.version:
+        if shadow is None or shadow.beside != registry.production_version:
             return None
         return VersionInfo(shadow.version, shadow.bundle_sha256, shadow.at)
 

@@ -19,7 +19,7 @@ INGESTED = "abstain.ingested"
 REFUSED = "abstain.refused"
 
 
-def emit(name: str, resource: str = "", **payload: Any) -> None:
+def post_event(name: str, resource: str = "", **payload: Any) -> None:
     """Emit the event `name` about `resource`, by default one of the same name; a run on no server emits nothing.
 
     Within a run, Prefect adds the flow run and its flow as related resources.

@@ -12,7 +12,7 @@ class CodedFailure(AbstainError):
     """An `AbstainError` that left a flow. Prefect makes the flow run's message of its class and its text."""
 
     def __str__(self) -> str:
-        return self.coded
+        return self.message_with_code
 
 
 @contextmanager

@@ -21,7 +21,7 @@ def register_observer(observer: Observer) -> Iterator[None]:
         _observers.remove(observer)
 
 
-def observe(step: str, message: str) -> None:
+def notify_observers(step: str, message: str) -> None:
     """Notify every observer of the `message` of `step`."""
     for observer in tuple(_observers):
         observer(step, message)

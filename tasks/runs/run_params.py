@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from abstain.config.params import Params, require_keys
-from abstain.config.yaml_editor import edit, parse
-from abstain.config.yaml_model import check, read_yaml
+from abstain.config.yaml_editor import parse_yaml, update_yaml
+from abstain.config.yaml_model import read_yaml, validate_yaml
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -36,7 +36,7 @@ def write_params(workspace: Workspace, file: Path) -> None:
             Code.BAD_SETTING,
             f"{file} holds no parameters: give the keys that differ from params.yaml, in their sections",
         )
-    edit_params(workspace, parse(file.read_text(encoding="utf-8")), file)
+    edit_params(workspace, parse_yaml(file.read_text(encoding="utf-8")), file)
 
 
 def edit_params(workspace: Workspace, values: dict[str, Any], source: Path = paths.PARAMS) -> None:
@@ -45,10 +45,10 @@ def edit_params(workspace: Workspace, values: dict[str, Any], source: Path = pat
     Raises `AbstainError` naming `source` and the key where the result is not valid; nothing is written then.
     """
     target = workspace.path / paths.PARAMS
-    text = edit(target.read_text(encoding="utf-8"), values)
+    text = update_yaml(target.read_text(encoding="utf-8"), values)
     content = yaml.safe_load(text)
     require_keys(content, paths.PARAMS)
-    check(content, source, Params)
+    validate_yaml(content, source, Params)
     write_atomically(target, text.encode())
 
 

@@ -19,7 +19,7 @@ from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_error_line
 from abstain.core.filesystem import redact_urls
-from tasks.runs.stopping import require_going_on, stop_with
+from tasks.runs.stopping import raise_if_stopped, stop_with
 
 SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
 
@@ -119,7 +119,7 @@ def _execute(
         raise AbstainError(
             Code.NO_PACKAGE, f"`{command[0]}` is not installed, or not on PATH: install it and try again"
         )
-    require_going_on()
+    raise_if_stopped()
     is_supervised = command[0] != "git"
     process = subprocess.Popen(
         [*SUPERVISOR, *command] if is_supervised else command,
@@ -138,7 +138,7 @@ def _execute(
     try:
         with stop_with(end):
             for line in process.stdout:
-                require_going_on()  # the outcome of an ended command is ignored
+                raise_if_stopped()  # the outcome of an ended command is ignored
                 lines.append(line.rstrip("\n"))
                 if on_line:
                     on_line(lines[-1])

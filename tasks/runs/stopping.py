@@ -87,7 +87,7 @@ def stop_with(end: StopCallback) -> Iterator[None]:
         run.finish(end)
 
 
-def require_going_on() -> None:
+def raise_if_stopped() -> None:
     """Raise `Stopped` where the run has been stopped: for a thread that waits in a polling loop."""
     if run := _run.get():
         run.require_going_on()

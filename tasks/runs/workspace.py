@@ -129,7 +129,7 @@ def open_workspace() -> Iterator[Workspace]:
     root, settings = project_root(), load_settings()
     origin = ensure_origin(root, settings)
     path = settings.home.resolve() / "workspace"
-    with alone(path.with_suffix(".lock")) as lock:
+    with hold_lock(path.with_suffix(".lock")) as lock:
         workspace = Workspace(path, lock)
         if not path.is_dir():
             _clone(origin, path, settings)
@@ -183,7 +183,7 @@ def origin_snapshot() -> tuple[Path, str]:
 
 
 @contextmanager
-def alone(file: Path) -> Iterator[int]:
+def hold_lock(file: Path) -> Iterator[int]:
     """Hold the lock `file`, for which this process waits; gives its descriptor."""
     create_home(file.parent)
     with file.open("w") as lock:

@@ -35,7 +35,7 @@ def main() -> None:
             case _:
                 raise AbstainError(Code.USAGE, "run `python -m tasks.server up`, `down`, `worker` or `automations`")
     except AbstainError as error:
-        print(f"error {error.coded}", file=sys.stderr)
+        print(f"error {error.message_with_code}", file=sys.stderr)
         sys.exit(1)
 
 

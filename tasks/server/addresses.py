@@ -21,7 +21,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.secret_file import read_or_create_secret
 from tasks.runs.shell import QUIET
 from tasks.runs.workspace import project_root
-from tasks.server.processes import START_SECONDS, answers, home, note
+from tasks.server.processes import START_SECONDS, home, is_responding, note
 
 HOST = "127.0.0.1"
 PORT = os.environ.get("ABSTAIN_UI_PORT", "4200")
@@ -86,7 +86,7 @@ def make_server_environment(*origins: str) -> dict[str, str]:
 def running_server() -> str | None:
     """The address of this home's server; None where `make up` has not started one."""
     address = note().get("server")
-    return address if address and answers(address + HEALTH) else None
+    return address if address and is_responding(address + HEALTH) else None
 
 
 def own_server() -> str | None:

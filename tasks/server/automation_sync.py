@@ -16,7 +16,7 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.runs.workspace import project_root
-from tasks.server.automations import PREFIX, RERUN, wanted
+from tasks.server.automations import PREFIX, RERUN, build_automations
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -27,7 +27,7 @@ DEFAULT_HEARTBEAT = 180
 CONTENT = ("description", "trigger", "actions", "actions_on_trigger", "actions_on_resolve")
 
 
-def apply(alerts: bool, heartbeat: float | None = None) -> str:
+def sync_automations(alerts: bool, heartbeat: float | None = None) -> str:
     """Give the server at `PREFECT_API_URL` the automations of this checkout; a second time changes nothing.
 
     Args:
@@ -47,7 +47,7 @@ def apply(alerts: bool, heartbeat: float | None = None) -> str:
     beat = heartbeat or get_current_settings().flows.heartbeat_frequency or DEFAULT_HEARTBEAT
     done: Counter[str] = Counter()
     with get_client(sync_client=True) as client:
-        made = wanted(params, beat, lambda name: _deployment(client, name), alerts)
+        made = build_automations(params, beat, lambda name: _deployment(client, name), alerts)
         ours = {automation.name: automation for automation in made}
         existing: dict[str, Automation] = {}
         for automation in client.read_automations():
@@ -70,7 +70,7 @@ def apply(alerts: bool, heartbeat: float | None = None) -> str:
 
 
 def remove_rerun_automation() -> None:
-    """Remove the automation that runs crashed runs again, before runs are stopped on purpose; `apply` makes it again.
+    """Remove the automation that runs crashed runs again, before runs are stopped on purpose; `sync_automations` makes it again.
 
     One that was switched off stays.
     """

@@ -60,7 +60,7 @@ EVENT_CODE, EVENT_TEXT = "{{ event.payload.code }}", "{{ event.payload.text }}; 
 ALARM_TITLE = "monitoring: {{ event.payload.kind }}"
 
 
-def wanted(
+def build_automations(
     params: MonitoringParams, heartbeat: float, deployment: Callable[[str], UUID], alerts: bool
 ) -> list[AutomationCore]:
     """The automations that a server has to have, by `params`.

@@ -40,11 +40,11 @@ from tasks.server.addresses import (
 )
 from tasks.server.processes import (
     alone,
-    answers,
     control,
     end_remaining,
     get_log_path,
     home,
+    is_responding,
     is_running,
     is_up,
     note,
@@ -221,7 +221,7 @@ def _start_worker(root: Path, served: dict[str, str]) -> None:
         control().startProcess(WORKER, False)
     wait_for(WORKER, _pool(POOL))
     for name in (GPU_POOL, ALERT_POOL):
-        if not answers(_pool(name)):  # its first worker completes it
+        if not is_responding(_pool(name)):  # its first worker completes it
             post(f"{address}/api/work_pools/", {"name": name, "type": "process"})
     run(["prefect", "--no-prompt", "deploy", "--all"], root)
     write_note(served | {"deployed": "yes"})
@@ -235,8 +235,8 @@ def _automate(receiver: str | None) -> str:
         change = control().startProcess if receiver else control().stopProcess
         with suppress(Fault):  # it is so already
             change(ALERTS, False)
-    applied = automation_sync.apply(bool(receiver))
-    return f"alerts       {webhook.summary(receiver)}\nautomations  {applied}"
+    applied = automation_sync.sync_automations(bool(receiver))
+    return f"alerts       {webhook.describe_receiver(receiver)}\nautomations  {applied}"
 
 
 def _pool(name: str) -> Request:

@@ -115,7 +115,7 @@ def is_running(program: str) -> bool:
 def wait_for(program: str, ready: str | Request) -> None:
     """Wait until `ready` responds, as it does when `program` is up. Raises `AbstainError` where that is not to be."""
     deadline = time.monotonic() + START_SECONDS
-    while not answers(ready):
+    while not is_responding(ready):
         if _state(program) == "FATAL" or time.monotonic() > deadline:
             raise AbstainError(
                 Code.NO_SERVICE, f"the {get_log_path(program).stem} did not start: see {get_log_path(program)}"
@@ -123,7 +123,7 @@ def wait_for(program: str, ready: str | Request) -> None:
         time.sleep(0.2)
 
 
-def answers(url: str | Request, timeout: float = 2) -> bool:
+def is_responding(url: str | Request, timeout: float = 2) -> bool:
     """Whether `url` responds."""
     try:
         with urlopen(url, timeout=timeout) as reply:

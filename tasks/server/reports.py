@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from abstain.core.files import write_atomically
 from tasks.server.addresses import HOST, PORT
-from tasks.server.processes import answers, home, note
+from tasks.server.processes import home, is_responding, note
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -63,7 +63,7 @@ def served_at() -> str | None:
     if given := os.environ.get("ABSTAIN_REPORTS_URL"):
         return given.rstrip("/")
     address = note().get("reports")
-    return address if address and answers(address) else None
+    return address if address and is_responding(address) else None
 
 
 def keep(run: str, name: str, page: str) -> str:

@@ -20,7 +20,7 @@ from tasks.runs.workspace import project_root
 from tasks.server import webhook
 from tasks.server.addresses import HEALTH, HOST, make_server_environment, own_server, post, report_to, require_key
 from tasks.server.automations import FLOWS
-from tasks.server.processes import START_SECONDS, STOP_SECONDS, alone, answers, get_log_path
+from tasks.server.processes import START_SECONDS, STOP_SECONDS, alone, get_log_path, is_responding
 
 NAME = "temporary-server"
 NO_AUTOMATIONS = {"PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false"}
@@ -48,7 +48,7 @@ def server_for_run() -> Iterator[None]:
         process, address = _start()
         report_to(address)
         yield
-        if not answers(address + HEALTH, timeout=START_SECONDS):
+        if not is_responding(address + HEALTH, timeout=START_SECONDS):
             process.kill()
             raise AbstainError(Code.NO_SERVICE, f"the temporary server did not start: see {get_log_path(NAME)}")
 
@@ -103,7 +103,7 @@ def _stop(process: subprocess.Popen[bytes], address: str, began: datetime) -> No
 
 def _alert_failures(address: str, began: datetime, url: str) -> None:
     """Post the failed runs of this process to `url`, as the automations of a lasting server do."""
-    if not answers(address + HEALTH):
+    if not is_responding(address + HEALTH):
         return
     failed = {"state": {"type": {"any_": ["FAILED", "CRASHED"]}}, "start_time": {"after_": began.isoformat()}}
     for name in FLOWS:
@@ -111,6 +111,8 @@ def _alert_failures(address: str, began: datetime, url: str) -> None:
         for run in post(f"{address}/api/flow_runs/filter", of_flow):
             title = f"{name}: run {run['name']} has {run['state']['name'].lower()}"
             try:
-                webhook.deliver(url, webhook.message(title, run["state"]["message"] or ""), webhook.SOON)
+                webhook.deliver(
+                    url, webhook.message(title, run["state"]["message"] or ""), webhook.SHORT_RETRY_DELAYS_S
+                )
             except AbstainError as error:
-                print(f"error {error.coded}", file=sys.stderr)
+                print(f"error {error.message_with_code}", file=sys.stderr)

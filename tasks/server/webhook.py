@@ -26,7 +26,7 @@ BLOCK = "abstain-alert"
 
 RETRY_DELAYS_S = (1, 3, 10, 60, 300, 900, 1800)
 """Seconds between the attempts: a receiver may be away for 51 minutes."""
-SOON = (1, 3)
+SHORT_RETRY_DELAYS_S = (1, 3)
 """The same for a command that a person waits for."""
 TIMEOUT = 20
 BUSY = (408, 425, 429)
@@ -58,7 +58,7 @@ def receiver() -> str | None:
     return url
 
 
-def summary(url: str | None) -> str:
+def describe_receiver(url: str | None) -> str:
     """The line of `make up` about alerts."""
     return f"posted to {host_of(url)}" if url else f"none: set {VARIABLE} to a webhook's URL"
 

@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.errors import AbstainError
-from tasks.runs.progress import observe
+from tasks.runs.progress import notify_observers
 from tasks.runs.shell import run
 from tasks.runs.workspace import Workspace
 from tasks.training.stage_times import BaseModelUsage, record_run
@@ -36,7 +36,7 @@ def report_progress(step: str, logger: Any) -> Callable[[str], None]:
         nonlocal bar
         if ADVICE.fullmatch(line):  # for people who run DVC by hand; the flow does it all
             return
-        observe(step, line)
+        notify_observers(step, line)
         match = PROGRESS.fullmatch(line)
         if match is None:
             logger.info(line)
@@ -78,9 +78,9 @@ def run_stage(workspace: Workspace, stage: str, is_stale: bool = True, force: bo
     One that is not stale needs no command; `force` runs a finished one again.
     """
     if not (is_stale or force):
-        observe(stage, "cached")
+        notify_observers(stage, "cached")
         return StageResult(stage, "cached", 0.0)
-    observe(stage, "running")
+    notify_observers(stage, "running")
     reading: tuple[int, float] | None = None  # tokens of the base model, and the seconds until they were read
     started = time.monotonic()
     report = report_progress(stage, get_run_logger())
@@ -94,7 +94,7 @@ def run_stage(workspace: Workspace, stage: str, is_stale: bool = True, force: bo
     command = ["dvc", "--wait-for-lock", "repro", "--single-item", *(["--force"] if force else []), stage]
     output = run(command, workspace.path, on_line, inherit=[workspace.lock], name=f"stage {stage}")
     status: Literal["ran", "cached"] = "cached" if any(text in output for text in CACHED) else "ran"
-    observe(stage, status)
+    notify_observers(stage, status)
     seconds = time.monotonic() - started
     if status == "ran":
         model = load_params(workspace.path / paths.PARAMS).llm.model if reading else ""

@@ -53,13 +53,13 @@ class Change:
 class StagePlan:
     """The plan of one stage.
 
-    `reasons`: why it would run, empty where it is cached; `why`: the same in at most five words. `tokens`: those that
-    the base model has to read, None where the stage reads none or is cached. `seconds`: the time to expect by the last
-    runs on this machine, None where that is unknown.
+    `reasons`: why it would run, empty where it is cached; `summary`: the same in at most five words. `tokens`: those
+    that the base model has to read, None where the stage reads none or is cached. `seconds`: the time to expect by the
+    last runs on this machine, None where that is unknown.
     """
 
     reasons: list[Change]
-    why: str
+    summary: str
     tokens: int | None = None
     seconds: float | None = None
 
@@ -92,7 +92,7 @@ def make_plan(workspace: Workspace) -> RetrainPlan:
 
             demand = estimate_retrain_cost(workspace)
     except AbstainError as error:
-        blocked = error.coded
+        blocked = error.message_with_code
     earlier = computed_with_other_requirements(workspace)
     recorded = _stages(workspace.path / LOCK)
     stages = {name: _plan_of(name, reasons, name in recorded, workspace, demand) for name, reasons in stale.items()}
@@ -138,7 +138,7 @@ def read_graph(workspace: Workspace) -> dict[str, set[str]]:
     return ordered
 
 
-def up_to(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]]:
+def get_upstream(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]]:
     """The part of `graph` with `last` and all that it waits for."""
     needed = {last}
     for name in reversed(list(graph)):  # in the order of the graph, a stage comes after those that it waits for

@@ -13,14 +13,14 @@ from abstain.core.contracts import Interaction
 from abstain.data.labels.training_table import read_training_table
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import select_reviewed_holdout
-from abstain.llm.engine.loading import read_layer_count, resolve
+from abstain.llm.engine.loading import find_model, read_layer_count
 from abstain.llm.features.feature_store import FeatureStore
-from abstain.llm.signals.compute_features import requests_of
+from abstain.llm.signals.compute_features import expand_requests
 from abstain.llm.signals.feature_plan import (
     LabelledAnswers,
     candidate_sites,
-    conditions,
     plan_features,
+    plan_nll_features,
     plan_site_choice,
 )
 from abstain.llm.signals.registry import build_scorers
@@ -45,12 +45,12 @@ def estimate_retrain_cost(workspace: Workspace) -> RetrainCost:
     scorers = build_scorers(params, settings).scorers
     asked = []
     if params.llm.layer == "auto":  # the choice reads all candidates; the rest, at most as deep as the deepest
-        sites = candidate_sites(read_layer_count(resolve(params.llm.model, settings)))
+        sites = candidate_sites(read_layer_count(find_model(params.llm.model, settings)))
         asked = plan_site_choice(params, scorers, train, sites)
         params = params.model_copy(update={"llm": params.llm.model_copy(update={"layer": sites[-1].layer})})
-    requests = requests_of(params.llm, settings, [*asked, *plan_features(params, scorers, labelled)])
+    requests = expand_requests(params.llm, settings, [*asked, *plan_features(params, scorers, labelled)])
     store = FeatureStore(params.llm.model, settings)
-    read, rows = conditions(params, settings, labelled)
+    read, rows = plan_nll_features(params, settings, labelled)
     more, more_missing = read.missing(rows)
     tokens = {"features": store.missing_tokens(requests), "nll_features": read.missing_tokens(rows)}
     return RetrainCost(len(labelled.rows), len(requests) + more, store.missing(requests) + more_missing, tokens)

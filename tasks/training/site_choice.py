@@ -14,7 +14,7 @@ from abstain.config.params import load_params
 from abstain.config.yaml_model import read_yaml
 from abstain.core import paths
 from tasks.runs.git_commit import commit, push
-from tasks.runs.progress import observe
+from tasks.runs.progress import notify_observers
 from tasks.runs.run_params import edit_params
 from tasks.runs.shell import run
 from tasks.runs.workspace import Workspace
@@ -38,7 +38,7 @@ def choose_site(workspace: Workspace) -> None:
 
     Pushed at once: a run that fails later does not choose again.
     """
-    observe(STEP, "running")
+    notify_observers(STEP, "running")
     on_line = report_progress(STEP, get_run_logger())
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "choice.json"
@@ -48,7 +48,7 @@ def choose_site(workspace: Workspace) -> None:
     edit_params(workspace, {"llm": {"layer": choice["layer"], "site": choice["site"]}})
     if commit(workspace, _message(choice), paths.PARAMS):
         push(workspace)
-    observe(STEP, "ran")
+    notify_observers(STEP, "ran")
 
 
 def _message(choice: dict[str, Any]) -> str:

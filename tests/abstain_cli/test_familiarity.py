@@ -56,7 +56,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         text = PAGE.format(name=name)
         (tmp_path / "data" / "documents" / f"{name}.md").write_text(text)
         chunks += chunk_document(parse_document(text, f"{name}.md"))
-    (tmp_path / "data" / "chunks.jsonl").write_text("".join(f"{chunk.canonical()}\n" for chunk in chunks))
+    (tmp_path / "data" / "chunks.jsonl").write_text("".join(f"{chunk.to_json_line()}\n" for chunk in chunks))
     return str(save_tiny_model(tmp_path / "tiny-bank"))
 
 

@@ -51,7 +51,7 @@ def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BagOfWords:
 
 def write(root: Path, chunks: list[Chunk]) -> None:
     (root / "data").mkdir(exist_ok=True)
-    (root / "data" / "chunks.jsonl").write_text("".join(f"{chunk.canonical()}\n" for chunk in chunks))
+    (root / "data" / "chunks.jsonl").write_text("".join(f"{chunk.to_json_line()}\n" for chunk in chunks))
 
 
 def kb(*arguments: str, app: Typer = kb_cli.app) -> str:

@@ -67,7 +67,7 @@ def test_an_example_has_the_question_that_the_log_keeps(tmp_path: Path, monkeypa
     long = interaction("i-2").model_copy(update={"question": "Is it\n\x1b[2J" + "so " * 100})
     log = open_log(url_of(tmp_path))
     for one in (decision("i-1"), decision("i-2", interaction=long), decision("i-3")):
-        log.record(one).result()
+        log.record_decision(one).result()
     log.close()
     asked = dict(load_example_questions(drifted))
     assert asked.keys() == {"i-1", "i-2"}, "those of the examples alone"

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from abstain_cli.progress_bar import RunProgressLine, step_progress
-from tasks.runs.progress import observe
+from tasks.runs.progress import notify_observers
 
 
 class Clock:
@@ -56,10 +56,10 @@ def test_run_line_second_count_of_a_step_starts_anew() -> None:
 
 def test_step_progress_without_terminal_prints_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with step_progress(Console(file=io.StringIO())):
-        observe("features", "waiting")
-        observe("features", "fused 3 scores")
+        notify_observers("features", "waiting")
+        notify_observers("features", "fused 3 scores")
         for done in range(101):
-            observe("features", f"progress {done}/100")
+            notify_observers("features", f"progress {done}/100")
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "features: fused 3 scores"
     assert len(printed) == 2 and "features" in printed[1]

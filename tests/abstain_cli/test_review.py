@@ -74,7 +74,7 @@ def test_frozen_holdout_is_neither_drawn_nor_taken(data: Path) -> None:
     rows = read_workbook(data.parent / "reviews.xlsx")
     assert {one.cells["interaction_id"] for one in rows} == {f"q-{n}" for n in range(100)} - uncounted.keys()
     verdicts = check_reviews(SimpleNamespace(path=data.parent), rows, NOW)  # type: ignore[arg-type]
-    assert (verdicts.blank, verdicts.problems) == (70, ())
+    assert (verdicts.n_unreviewed, verdicts.problems) == (70, ())
 
 
 @pytest.mark.heavy
@@ -110,10 +110,10 @@ def test_import_names_what_it_does_not_take_and_takes_the_rest(data: Path) -> No
         "not taken: reviews!C8: answer was changed: restore it, or copy the verdict into a fresh export",
         "week.xlsx: 4 reviewed, 3 not yet, 3 to fix",
     ]
-    assert {one.reviewer for one in DataStore(data).rows(Review)} == {"Ann"}
+    assert {one.reviewer for one in DataStore(data).iter_rows(Review)} == {"Ann"}
     assert [batch.sources for batch in DataStore(data).batches()][1:] == [(f"{REVIEW_QUEUE}-week.jsonl",)]
     review("import", "week.xlsx", "--reviewer", "Ann")
-    assert len(list(DataStore(data).rows(Review))) == 4
+    assert len(list(DataStore(data).iter_rows(Review))) == 4
 
 
 def test_export_to_the_queue_replaces_what_is_open(data: Path) -> None:

@@ -12,7 +12,7 @@ def test_a_key_is_printed_once_with_the_line_that_lets_it_in() -> None:
     done = CliRunner().invoke(app, ["key", "assistant", "--role", "ask", "-r", "feedback"])
     assert done.exit_code == 0
     printed = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    holder = ApiKeys(printed["line"]).holder(printed["key"])
+    holder = ApiKeys(printed["line"]).authenticate(printed["key"])
     assert holder is not None and holder.name == "assistant" and holder.roles == {"ask", "feedback"}
     assert printed["key"] not in printed["line"]
 

@@ -73,11 +73,11 @@ def promoted(tmp_path: Path, model: Path, settings: Settings) -> Path:
 
 @pytest.fixture
 def registry(promoted: Path) -> dict[str, Any]:
-    """registry.json with `promoted` in production as v1.2.0."""
+    """registry.json with `promote` in production as v1.2.0."""
     sha256 = hashlib.sha256((promoted / paths.RELEASED_ONNX.name).read_bytes()).hexdigest()
     carried = (promoted / DIGEST_FILE).read_text().strip()
     event = promotion("v1.2.0", sha256=sha256, bundle_sha256=carried)
-    found: dict[str, Any] = json.loads(Registry().promoted(event).to_json())
+    found: dict[str, Any] = json.loads(Registry().promote(event).to_json())
     return found
 
 
@@ -93,7 +93,7 @@ def store(promoted: Path, tmp_path: Path) -> Path:
 def origin(
     registry: dict[str, Any], promoted: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
-    """The text of registry.json at the origin, the last item; DVC gives `promoted` for the tag of v1.2.0 alone."""
+    """The text of registry.json at the origin, the last item; DVC gives `promote` for the tag of v1.2.0 alone."""
     texts = [json.dumps(registry)]
 
     def get(command: Sequence[str], _: Path) -> str:
@@ -114,7 +114,7 @@ def is_refused(open_: Callable[[], object], *codes: Code) -> bool:
     try:
         open_()
     except AbstainError as error:
-        assert not codes or error.code in codes, error.coded
+        assert not codes or error.code in codes, error.message_with_code
         return True
     return False
 
@@ -158,7 +158,7 @@ def test_a_damaged_local_copy_is_fetched_anew(
         flip(store / name, drawn)
         live = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings))
         live.refresh()
-        ready += live.now is not None
+        ready += live.current is not None
         assert (store / name).read_bytes() == (promoted / name).read_bytes()
     assert [folder.name for folder in store.parent.iterdir()] == ["v1.2.0"], "nothing is left beside it"
     assert_repelled("a damaged local bundle keeps a server down", len(names), ready)
@@ -175,10 +175,10 @@ def test_a_server_is_ready_once_the_damage_is_repaired(
     live = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings))
     for _ in range(2):
         live.refresh()
-    assert live.now is None and live.refused == 1 and "v1.2.0 is refused: A507" in (live.trouble or "")
+    assert live.current is None and live.n_failed_loads == 1 and "v1.2.0 is refused: A507" in (live.last_error or "")
     shutil.copy(promoted / "approval.json", store / "approval.json")
     live.refresh()
-    assert live.now is not None and live.trouble is None
+    assert live.current is not None and live.last_error is None
 
 
 def changed(registry: dict[str, Any], **changes: Any) -> str:
@@ -194,7 +194,7 @@ def test_no_edit_of_the_registry_serves_another_version(
 ) -> None:
     live = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings))
     live.refresh()
-    first = live.now
+    first = live.current
     edits = [
         changed(registry, bundle_sha256="0" * 64),
         changed(registry, sha256="0" * 64),
@@ -213,11 +213,11 @@ def test_no_edit_of_the_registry_serves_another_version(
         origin.append(edit)
         live.refresh()
         assert is_refused(fetch_production), edit
-        held += live.now is first is not None
+        held += live.current is first is not None
     assert_repelled("registry.json edited under a running server", len(edits), held)
     origin.append(json.dumps(registry))
     live.refresh()
-    assert live.now is first and live.trouble is None and fetch_production()[0] == store
+    assert live.current is first and live.last_error is None and fetch_production()[0] == store
 
 
 def test_a_blocked_or_withdrawn_version_decides_nowhere(
@@ -230,10 +230,10 @@ def test_a_blocked_or_withdrawn_version_decides_nowhere(
     }
     for edit, why in edits.items():
         live.refresh()
-        assert live.now is not None
+        assert live.current is not None
         origin.append(edit)
         live.refresh()
-        assert why in (live.trouble or "")
-        stopped += live.now is None and is_refused(fetch_production, Code.NO_VERSION)
+        assert why in (live.last_error or "")
+        stopped += live.current is None and is_refused(fetch_production, Code.NO_VERSION)
         origin.append(json.dumps(registry))
     assert_repelled("a blocked or withdrawn version in production", len(edits), stopped)

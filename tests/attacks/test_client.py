@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from abstain.serving.api.service import GateService
-from abstain.serving.gateways.client import HttpGate, ask
+from abstain.serving.gateways.client import HttpGate, decide_if_complete
 from tests.attacks.conftest import Count
 from tests.serving.conftest import model, settings  # noqa: F401
 from tests.serving.gateways.conftest import (  # noqa: F401
@@ -51,6 +51,6 @@ def test_no_text_keeps_the_client_from_asking(
         (QUESTION, [bad.encode()], bad),
         (QUESTION, 5, bad),
     ]
-    assert ask(gate, QUESTION, CONTEXTS, shown).show
-    withheld = [not ask(gate, *texts).show for texts in asked]
+    assert decide_if_complete(gate, QUESTION, CONTEXTS, shown).show
+    withheld = [not decide_if_complete(gate, *texts).show for texts in asked]
     assert_repelled("texts that cannot be sent, or are refused, with on_unavailable=show", len(asked), sum(withheld))

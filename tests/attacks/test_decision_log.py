@@ -58,7 +58,7 @@ Answers = tuple[str, str]
 def privacy(settings: Settings) -> Privacy:  # noqa: F811
     """The rules of the params that a project begins with."""
     params = load_params(ROOT / "src/abstain/config/template/params.yaml")
-    return Privacy.open(params.privacy, settings)
+    return Privacy.from_params(params.privacy, settings)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_no_field_takes_more_than_its_part_of_the_log(
     assert_repelled(
         "a name or a text that is longer than its limit", len(tried), sum(one in (413, 422) for one in refused)
     )
-    assert sum(queries.count(worker.log.database).values()) == 0
+    assert sum(queries.count_decisions(worker.log.database).values()) == 0
 
 
 def test_a_registered_call_is_its_keys_alone(
@@ -225,7 +225,7 @@ def test_nobody_reviews_under_another_name(
         (thumb("queue", feedback_id="page/drawn/x"), thumbs, 409),
     ]
     repelled = sum(status(client, "/v1/feedback", body, headers) == wanted for body, headers, wanted in tried)
-    assert queries.count(worker.log.database)["feedback"] == 0
+    assert queries.count_decisions(worker.log.database)["feedback"] == 0
     assert status(client, "/v1/feedback", thumb("f"), thumbs) == status(client, "/v1/feedback", review("r"), ann) == 200
     again = [thumb("f", thumb="down"), thumb("f", interaction_id="j"), thumb("f", comment="no"), thumb("r")]
     repelled += sum(status(client, "/v1/feedback", body, thumbs) == 409 for body in again)

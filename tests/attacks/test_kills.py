@@ -71,7 +71,7 @@ class Killer:
         _synchronise(self.workspace, None)
         with suppress(AbstainError):  # it was done already
             command()
-        return whole and self._is_whole() and self.workspace.on_origin().version == live
+        return whole and self._is_whole() and self.workspace.on_origin().production_version == live
 
     def _is_whole(self) -> bool:
         """Whether the origin has for each promoted version its tag, bundle and record, and nothing else."""
@@ -80,7 +80,8 @@ class Killer:
         tags = {make_version_tag(event.version) for event in registry.history}
         files = set(git(origin, "ls-tree", "-r", "--name-only", BRANCH).split())
         shown = [
-            f"{name}:release.dvc" for name in ([BRANCH, make_version_tag(registry.version)] if registry.version else [])
+            f"{name}:release.dvc"
+            for name in ([BRANCH, make_version_tag(registry.production_version)] if registry.production_version else [])
         ]
         return (
             succeeds(origin, "git", "fsck", "--strict")

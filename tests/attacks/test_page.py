@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from fastapi.testclient import TestClient
 
-from abstain.core.markdown import escape, paragraph, plain, points, records_table
+from abstain.core.markdown import bullet_list, escape, paragraph, records_table, to_single_line
 from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
@@ -89,7 +89,7 @@ def test_other_sites_and_their_forms_are_refused(page: TestClient, assert_repell
 
 def test_text_of_callers_is_text_in_markdown(assert_repelled: Count) -> None:
     text = "<img src=x onerror=alert(1)> [x](http://evil/) ![i](http://evil/p.png) `a` | b \x1b[2J \u202e http://evil.example"
-    made = [escape(text), records_table([{"product": text, "n": 1}]), points([text]), paragraph(text)]
+    made = [escape(text), records_table([{"product": text, "n": 1}]), bullet_list([text]), paragraph(text)]
     held = [one for one in made if not re.search(r"(?<!\\)[<\[]|\x1b|\u202e|(?<!\\)\]\(", one)]
-    assert "\x1b" not in plain(text) and "\u202e" not in plain(text)
+    assert "\x1b" not in to_single_line(text) and "\u202e" not in to_single_line(text)
     assert_repelled("HTML, links and control characters in Markdown", len(made), len(held))

@@ -143,7 +143,7 @@ def test_no_export_stops_another_source(
         write_lines(tmp_path / "export" / "a.jsonl", *records)
 
         def take() -> tuple[int, int, list[str]]:
-            report = ingest(sources, data, params, NOW, validate=accept_all, remember=True)  # noqa: B023
+            report = ingest(sources, data, params, NOW, validate=accept_all, incremental=True)  # noqa: B023
             return report.accepted, report.quarantined, list(report.reasons)
 
         accepted, refused, reasons = take()
@@ -157,7 +157,7 @@ def test_no_export_stops_another_source(
 @pytest.mark.heavy
 def test_a_key_of_4_mb_is_refused_in_a_moment(tmp_path: Path, assert_repelled: Count) -> None:
     params = load_params(ROOT / "params.yaml")
-    privacy, quick = Privacy.open(params.privacy, Settings(home=tmp_path / "home")), 0
+    privacy, quick = Privacy.from_params(params.privacy, Settings(home=tmp_path / "home")), 0
     keys = ["k" * 3_900_000, "123 " * 970_000, "a@b.c " * 600_000, "1" * 3_900_000]
     for number, key in enumerate(keys):
         file = write_lines(tmp_path / f"{number}.jsonl", {key: 1})

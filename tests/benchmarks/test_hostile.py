@@ -25,6 +25,6 @@ def test_every_attack_is_made(service: GateService, monkeypatch: pytest.MonkeyPa
 
         with pytest.raises(TimeoutError):
             asyncio.run(attack())
-    counted = service.metrics.text().decode()
+    counted = service.metrics.render().decode()
     assert 'abstain_feedback_total{kind="thumb",outcome="recorded"}' in counted
     assert 'source="answer"' in counted

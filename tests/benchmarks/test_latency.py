@@ -55,7 +55,7 @@ def test_nothing_is_taken_from_another_answer(params: Params, settings: Settings
     tokens = []
     for rows in range(1, 4):
         latencies(params, settings, [SHORT] * rows)
-        tokens.append(engines[-1].work.forward_tokens)
+        tokens.append(engines[-1].stats.forward_tokens)
     assert tokens[2] - tokens[1] == tokens[1] - tokens[0] > 0, "an equal answer costs as much again"
 
 

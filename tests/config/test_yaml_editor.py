@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.config.template import template
-from abstain.config.yaml_editor import add_missing, edit
+from abstain.config.yaml_editor import add_missing, update_yaml
 from tests.checkout import ROOT, SHIPPED, is_as_shipped
 
 PARAMS = template("params.yaml")
@@ -30,14 +30,14 @@ def without(names: set[str]) -> str:
 
 
 def test_edit_keeps_every_other_byte() -> None:
-    assert edit(PARAMS, {}) == PARAMS
-    changed = edit(PARAMS, {"gate": {"seed": 4}, "probe": {"export": "linear"}})
+    assert update_yaml(PARAMS, {}) == PARAMS
+    changed = update_yaml(PARAMS, {"gate": {"seed": 4}, "probe": {"export": "linear"}})
     lines = [line for line in difflib.ndiff(PARAMS.splitlines(), changed.splitlines()) if line[0] == "+"]
     assert [line.split("#")[0].split() for line in lines] == [["+", "export:", "linear"], ["+", "seed:", "4"]]
 
 
 def test_edit_reaches_an_entry_of_a_list() -> None:
-    assert edit("a:\n  - b: 1   # one\n    c: 2\n", {"a": {0: {"c": 3}}}) == "a:\n  - b: 1   # one\n    c: 3\n"
+    assert update_yaml("a:\n  - b: 1   # one\n    c: 2\n", {"a": {0: {"c": 3}}}) == "a:\n  - b: 1   # one\n    c: 3\n"
 
 
 @pytest.mark.heavy

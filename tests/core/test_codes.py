@@ -75,7 +75,7 @@ def test_every_error_names_its_code_or_passes_one_on() -> None:
 def test_error_keeps_code_and_message_between_processes() -> None:
     error = AbstainError(Code.NO_ROWS, "data/ is empty: ingest first")
     assert str(error) == "data/ is empty: ingest first"
-    for other in (copy.copy(error), parse_error_line(f"error {error.coded}")):
+    for other in (copy.copy(error), parse_error_line(f"error {error.message_with_code}")):
         assert other is not None and (other.code, other.message) == (Code.NO_ROWS, error.message)
 
 

@@ -23,7 +23,7 @@ from tests.data.builders import CHUNK, DOCUMENT, feedback, review
 
 AT = "2026-09-01T12:00:00Z"
 VALID: dict[type[BaseModel], dict[str, Any]] = {
-    type(row): {name: value for name, value in json.loads(row.canonical()).items() if value is not None}
+    type(row): {name: value for name, value in json.loads(row.to_json_line()).items() if value is not None}
     for row in (builders.interaction(contexts=builders.cited("fees#2")), feedback(days=0), review(), DOCUMENT, CHUNK)
 }
 CONTRACTS = list(VALID)
@@ -42,30 +42,30 @@ def interaction(**changes: Any) -> Interaction:
 @given(question=texts, answer=texts, at=moments)
 def test_a_row_survives_its_canonical_form(question: str, answer: str, at: datetime) -> None:
     row = interaction(question=question, answer=answer, asked_at=at)
-    line = row.canonical()
+    line = row.to_json_line()
     assert "\n" not in line
     again = Interaction.model_validate_json(line)
     assert again == row
-    assert again.canonical() == line
+    assert again.to_json_line() == line
 
 
 @given(moments)
 def test_the_same_moment_in_any_zone_is_the_same_row(at: datetime) -> None:
     rows = [interaction(asked_at=at.astimezone(zone)) for zone in (UTC, timezone(timedelta(hours=9)))]
-    assert rows[0].canonical() == rows[1].canonical()
+    assert rows[0].to_json_line() == rows[1].to_json_line()
     assert rows[0].asked_at.tzinfo == UTC
 
 
 def test_the_canonical_form_ignores_the_order_of_keys_and_sees_every_value() -> None:
     own = VALID[Interaction]
-    line = interaction().canonical()
-    assert Interaction.model_validate(dict(reversed(own.items()))).canonical() == line
+    line = interaction().to_json_line()
+    assert Interaction.model_validate(dict(reversed(own.items()))).to_json_line() == line
     others = {"answer": "None", "model": "m@2", "product": "gold", "asked_at": "2026-09-01T12:00:01Z", "contexts": []}
-    assert len({line, *(interaction(**{key: value}).canonical() for key, value in others.items())}) == 6
+    assert len({line, *(interaction(**{key: value}).to_json_line() for key, value in others.items())}) == 6
 
 
 def test_the_canonical_form_is_the_same_on_every_machine() -> None:
-    assert Thumb.model_validate({**VALID[Thumb], "comment": "naïve\n"}).canonical() == (
+    assert Thumb.model_validate({**VALID[Thumb], "comment": "naïve\n"}).to_json_line() == (
         '{"interaction_id":"i-1","given_at":"2026-09-01T12:00:00Z","thumb":"up","user":null,"comment":"naïve"}'
     )
 
@@ -80,13 +80,13 @@ def test_an_unknown_field_is_refused_by_name(contract: type[BaseModel]) -> None:
 
 @pytest.mark.parametrize("value", ["20260901", "1756728000", " 1.5 ", "-3", 1756728000, 1.5, True])
 def test_a_number_is_no_timestamp(value: Any) -> None:
-    line = json.dumps({**json.loads(interaction().canonical()), "asked_at": value})
+    line = json.dumps({**json.loads(interaction().to_json_line()), "asked_at": value})
     with pytest.raises(ValidationError, match="timestamp.*write it in UTC, as in 2026-01-31T12:00:00Z"):
         Interaction.model_validate_json(line, strict=True)
 
 
 def test_a_stored_row_is_read_strictly() -> None:
-    line = interaction().canonical()
+    line = interaction().to_json_line()
     assert Interaction.model_validate_json(line, strict=True) == interaction()
 
 
@@ -121,20 +121,20 @@ ADDED = {
 
 
 def test_rows_without_the_added_fields_keep_their_bytes() -> None:
-    plain = interaction().canonical()
+    plain = interaction().to_json_line()
     assert not set(json.loads(plain)) & ADDED.keys()
     nothing = interaction(writer={}, token_log_probs=[], decision=None, propensity=None)
-    assert nothing.canonical() == plain and nothing == interaction()
+    assert nothing.to_json_line() == plain and nothing == interaction()
     full = interaction(**ADDED)
-    assert json.loads(full.canonical()) == json.loads(plain) | ADDED
-    assert Interaction.model_validate_json(full.canonical(), strict=True) == full
+    assert json.loads(full.to_json_line()) == json.loads(plain) | ADDED
+    assert Interaction.model_validate_json(full.to_json_line(), strict=True) == full
     imported = ImportedInteraction.model_validate({**VALID[Interaction], **ADDED})
-    assert imported.split()[0] == full
+    assert imported.to_rows()[0] == full
 
 
 def test_equal_scores_are_equal_bytes() -> None:
     one = interaction(writer={"a": 1, "b": -0.0}, token_log_probs=[-1, -0.0])
-    assert one.canonical() == interaction(writer={"b": 0, "a": 1.0}, token_log_probs=[-1.0, 0]).canonical()
+    assert one.to_json_line() == interaction(writer={"b": 0, "a": 1.0}, token_log_probs=[-1.0, 0]).to_json_line()
 
 
 @pytest.mark.parametrize(
@@ -161,12 +161,12 @@ def test_an_import_row_is_split_into_the_contracts_it_joins() -> None:
     thumb = {"thumb": "down", "given_at": AT, "user": "u", "comment": "wrong card"}
     review = {k: v for k, v in VALID[Review].items() if k != "interaction_id"} | {"ideal_answer": "12 EUR."}
     row = ImportedInteraction.model_validate({**VALID[Interaction], "thumb": thumb, "review": review})
-    assert row.split() == (
+    assert row.to_rows() == (
         interaction(),
         Thumb(interaction_id="i-1", **thumb),
         Review(interaction_id="i-1", **review),
     )
-    assert type(row.split()[0]) is Interaction
+    assert type(row.to_rows()[0]) is Interaction
 
 
 @pytest.mark.parametrize("given_part", ["thumb", "review", None])
@@ -176,7 +176,7 @@ def test_an_import_row_needs_neither_thumb_nor_review(given_part: str | None) ->
         "review": {k: v for k, v in VALID[Review].items() if k != "interaction_id"},
     }
     own = {given_part: parts[given_part]} if given_part else {}
-    first, thumb, review = ImportedInteraction.model_validate({**VALID[Interaction], **own}).split()
+    first, thumb, review = ImportedInteraction.model_validate({**VALID[Interaction], **own}).to_rows()
     assert first == interaction()
     assert (thumb is not None, review is not None) == (given_part == "thumb", given_part == "review")
 

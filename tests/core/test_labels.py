@@ -35,7 +35,7 @@ def test_too_few_groups_are_an_error_with_a_remedy(correct: list[int], groups: s
         rf"correct answers of only {right}, incorrect ones of only {wrong}: bring feedback on more groups, or change"
     )
     with pytest.raises(AbstainError, match=expected):
-        labelled(correct, list(groups)).folds(4, 7)
+        labelled(correct, list(groups)).assign_folds(4, 7)
 
 
 @settings(deadline=None, max_examples=60)
@@ -50,7 +50,9 @@ def test_folds_are_of_whole_groups_and_both_kinds_are_outside_of_each(
     counted = [(g, y) for g, y, w in rows if w > 0]
     of_kind = [len({g for g, y in counted if y == kind}) for kind in (0, 1)]
     try:
-        fold = labelled([y for _, y, _ in rows], [f"g{g}" for g, *_ in rows], [w for *_, w in rows]).folds(folds, seed)
+        fold = labelled([y for _, y, _ in rows], [f"g{g}" for g, *_ in rows], [w for *_, w in rows]).assign_folds(
+            folds, seed
+        )
     except AbstainError:
         assert min(of_kind) <= 2, "sixty rows in three groups of a kind can be spread"
         return
@@ -65,9 +67,9 @@ def test_folds_are_of_whole_groups_and_both_kinds_are_outside_of_each(
 
 def test_with_many_groups_there_are_as_many_folds_as_asked_for_and_they_are_alike() -> None:
     labels = drawn(300, 50)
-    fold = labels.folds(5, 7)
+    fold = labels.assign_folds(5, 7)
     sizes, shares = Counter(fold.tolist()), [float(labels.correct[fold == f].mean()) for f in range(5)]
-    assert not np.array_equal(fold, labels.folds(5, 8))
+    assert not np.array_equal(fold, labels.assign_folds(5, 8))
     assert set(sizes) == set(range(5)) and max(sizes.values()) - min(sizes.values()) <= 20
     assert max(shares) - min(shares) < 0.15
 
@@ -79,6 +81,6 @@ def test_rows_that_do_not_count_do_not_shift_the_folds_of_those_that_do() -> Non
         np.concatenate([labels.weight, np.zeros(30)]),
         np.concatenate([labels.groups, np.array(["g-0", "new"] * 15, object)]),
     )
-    fold, again = labels.folds(4, 7), with_more.folds(4, 7)
+    fold, again = labels.assign_folds(4, 7), with_more.assign_folds(4, 7)
     assert np.array_equal(again[:120], fold)
     assert set(again[120::2]) == {fold[0]} and set(again[121::2]) == {0}

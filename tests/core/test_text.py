@@ -36,8 +36,8 @@ def test_text_of_any_language_its_lines_and_tabs_stay() -> None:
 
 def test_the_line_of_an_error_controls_nothing() -> None:
     error = AbstainError(Code.INVALID_ROW, "field '\x1b[2J' is unknown: remove it")
-    assert error.coded == "A103: field '\ufffd[2J' is unknown: remove it"
-    assert parse_error_line(f"error {error.coded}") is not None
+    assert error.message_with_code == "A103: field '\ufffd[2J' is unknown: remove it"
+    assert parse_error_line(f"error {error.message_with_code}") is not None
 
 
 BEGINNINGS = ("[Unanswerable", "I don't know")

@@ -9,7 +9,7 @@ from typing import Any
 
 from abstain.config.params import ValidationParams
 from abstain.core.contracts import Chunk, Context, Document, Interaction, Review, Thumb
-from abstain.data.validation.checks import Known, ValidatedRows
+from abstain.data.validation.checks import ExistingData, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 
 ASKED = datetime(2026, 9, 1, 12, tzinfo=UTC)
@@ -29,7 +29,7 @@ CHUNK = Chunk(
 )
 
 
-def accept_all(rows: ValidatedRows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
+def accept_all(rows: ValidatedRows, known: ExistingData, params: ValidationParams, now: datetime) -> ValidationResult:
     return ValidationResult(rows={"interactions": len(rows.interactions)})
 
 
@@ -57,7 +57,7 @@ def review(key: str = "i-1", right: bool = True, days: float = 2, **changes: Any
 
 def row(key: str = "i-1", **changes: Any) -> dict[str, Any]:
     """A row of the import format; `None` as a value leaves the field out."""
-    own = {**json.loads(interaction(key).canonical()), **changes}
+    own = {**json.loads(interaction(key).to_json_line()), **changes}
     return {name: value for name, value in own.items() if value is not None}
 
 

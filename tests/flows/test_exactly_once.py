@@ -129,8 +129,10 @@ def export_row(project: Project, number: int) -> None:
 
 def from_app(folder: Path) -> tuple[list[str], list[str]]:
     store = DataStore(folder)
-    ids = [row.interaction_id for row in store.rows(Interaction) if row.interaction_id.startswith("x-")]
-    return sorted(ids), sorted(row.interaction_id for row in store.rows(Thumb) if row.interaction_id.startswith("x-"))
+    ids = [row.interaction_id for row in store.iter_rows(Interaction) if row.interaction_id.startswith("x-")]
+    return sorted(ids), sorted(
+        row.interaction_id for row in store.iter_rows(Thumb) if row.interaction_id.startswith("x-")
+    )
 
 
 def is_there_once_where_killed(

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from abstain.config.settings import Settings
-from abstain.llm.engine.loading import load, resolve
+from abstain.llm.engine.loading import find_model, load_model
 from tests.conftest import MODELS, Project, read_lock
 
 pytestmark = pytest.mark.slow
@@ -150,7 +150,7 @@ def write_first_layers(folder: Path, layers: int) -> None:
     whether the model is any good.
     """
     settings = Settings(home=MODELS.parent)
-    whole = load(resolve("smollm2-135m-instruct", settings), torch.device("cpu"), torch.float32)
+    whole = load_model(find_model("smollm2-135m-instruct", settings), torch.device("cpu"), torch.float32)
     whole.model.model.layers = whole.model.model.layers[:layers]
     whole.model.config.num_hidden_layers = layers
     whole.model.save_pretrained(folder)

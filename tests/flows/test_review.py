@@ -21,7 +21,7 @@ from abstain.data.decision_log.schema import QUEUE
 from abstain.data.store.dataset import DataStore
 from abstain.review.candidates import read_candidates
 from abstain.review.export import collect_sample, make_review_file
-from abstain.review.sampling import draw
+from abstain.review.sampling import draw_sample
 from abstain.review.workbook import read_rows
 from abstain.serving.api.keys import create_key
 from tasks.data.review import add_sampling_priorities
@@ -86,7 +86,7 @@ def test_queued_answers_come_into_the_data_with_their_weight(small_project: Proj
             expect(page.get_by_text(f"{number + 1} of the 8 answers of this sample are reviewed.")).to_be_visible()
     report = abstain(small_project, "ingest")
     assert "not checked" not in report, "no source's own weight"
-    found = [row for row in DataStore(small_project.workspace / "data").rows(Review) if row.reviewer == "ann"]
+    found = [row for row in DataStore(small_project.workspace / "data").iter_rows(Review) if row.reviewer == "ann"]
     assert len(found) == 3 and all(row.inclusion_probability == drawn[row.interaction_id] for row in found)
     before = small_project.git("rev-parse", "main", cwd=small_project.home / "origin.git")
     abstain(small_project, "ingest")
@@ -112,7 +112,7 @@ def test_promoted_probe_decides_which_rows_are_uncertain(
     assert known.sum() > 40 and not known.all() and frame["confidence"][known].between(0, 1).all()
     assert frame["drift"].between(-1e-6, 2).sum() == frame["drift"].notna().sum() > 40
     frame["reviewed"] = False  # of the sample nearly all are
-    design = draw(frame, 12, 0.5, 0, threshold)
+    design = draw_sample(frame, 12, 0.5, 0, threshold)
     assert design.rows["why"].value_counts().to_dict() == {"random": 6, "uncertain": 3, "drift": 3}
     doubt = (frame.loc[~frame["reviewed"], "confidence"] - threshold).abs()
     assert set(doubt.nsmallest(3).index) == set(design.rows.index[design.rows["why"] == "uncertain"])

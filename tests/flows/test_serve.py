@@ -51,8 +51,8 @@ def taken(project: Project) -> tuple[dict[str, Interaction], dict[str, Thumb]]:
     """What data/ holds of the gate's answers, and of the thumbs on them."""
     store = DataStore(project.workspace / paths.DATA)
     return (
-        {row.interaction_id: row for row in store.rows(Interaction) if row.interaction_id.startswith("chat-")},
-        {row.interaction_id: row for row in store.rows(Thumb) if row.interaction_id.startswith("chat-")},
+        {row.interaction_id: row for row in store.iter_rows(Interaction) if row.interaction_id.startswith("chat-")},
+        {row.interaction_id: row for row in store.iter_rows(Thumb) if row.interaction_id.startswith("chat-")},
     )
 
 
@@ -60,7 +60,7 @@ def test_what_a_user_says_of_an_answer_comes_back_as_data_and_goes_when_it_is_er
     trained: tuple[Project, str], tmp_path: Path
 ) -> None:
     project = copy_of(trained[0], tmp_path)
-    known = next(row for row in DataStore(trained[0].workspace / paths.DATA).rows(Interaction) if row.contexts)
+    known = next(row for row in DataStore(trained[0].workspace / paths.DATA).iter_rows(Interaction) if row.contexts)
     asked: dict[str, Any] = {
         "question": known.question,
         "contexts": [one.model_dump() for one in known.contexts],

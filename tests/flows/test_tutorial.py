@@ -36,7 +36,7 @@ def run_page(project: Project, *, own: Path | None = None, until: str = "") -> s
 
 def own_rows(project: Project, contract: type[Any], prefix: str) -> int:
     """The stored rows of the answers whose ids begin with `prefix`."""
-    rows = DataStore(project.workspace / "data").rows(contract)
+    rows = DataStore(project.workspace / "data").iter_rows(contract)
     return sum(row.interaction_id.startswith(prefix) for row in rows)
 
 

@@ -167,7 +167,7 @@ def checked(tmp_path: Path) -> Path:
     (checked / "artifacts" / "validation.json").write_text(json.dumps(found))
     (checked / "artifacts" / "quality.json").write_text("of an earlier run, not to be read after a failure")
     (checked / "data" / "quarantine").mkdir(parents=True)
-    lines = "".join(f"{row.canonical()}\n" for row in REFUSED)
+    lines = "".join(f"{row.to_json_line()}\n" for row in REFUSED)
     (checked / "data" / "quarantine" / "q.jsonl").write_text(lines)
     return checked
 

@@ -103,7 +103,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (CEILING, CEILING))
     resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR, PROCESSOR))
     lenient = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
-    privacy = Privacy.open(load_params(Path("params.yaml")).privacy, Settings(home=folder / "home"))
+    privacy = Privacy.from_params(load_params(Path("params.yaml")).privacy, Settings(home=folder / "home"))
     counts = []
     for _ in range(2):
         report = ingest(
@@ -112,7 +112,7 @@ def main() -> None:
             lenient,
             NOW,
             privacy=privacy,
-            remember=True,
+            incremental=True,
             validate=validate,
         )
         counts.append({"read": report.read, "accepted": report.accepted, "refused": report.quarantined})

@@ -105,9 +105,9 @@ def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, 
     assert (report.accepted, report.held, report.quarantined) == (3, 2, 1)
     assert erase_rows(DataStore(data), "ann", "ann") == {"feedback": 2, "quarantine": 1}
     store = DataStore(data)
-    assert [found.user for found in store.rows(Thumb)] == ["bob", None]
-    assert [len(list(read_lines(path))) for path in store.held().values()] == [1]
-    assert (len(list(store.rows(Interaction))), len(list(store.rows(Review)))) == (3, 1)
+    assert [found.user for found in store.iter_rows(Thumb)] == ["bob", None]
+    assert [len(list(read_lines(path))) for path in store.pending_files().values()] == [1]
+    assert (len(list(store.iter_rows(Interaction))), len(list(store.iter_rows(Review)))) == (3, 1)
     assert Quarantine(data).files() == []
     assert everything(data).count("ann") == 1, "that she is to be kept out, and nothing else"
     again = take(data, file)
@@ -125,10 +125,10 @@ def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:
         "reviews": 1,
         "quarantine": 1,
     }
-    assert [found.interaction_id for found in DataStore(data).rows(Interaction)] == ["i-2", "i-3"]
+    assert [found.interaction_id for found in DataStore(data).iter_rows(Interaction)] == ["i-2", "i-3"]
     again = take(data, file)
     assert again.accepted == 0
-    assert [found.interaction_id for found in DataStore(data).rows(Interaction)] == ["i-2", "i-3"]
+    assert [found.interaction_id for found in DataStore(data).iter_rows(Interaction)] == ["i-2", "i-3"]
     late = write_lines(
         tmp_path / "late.jsonl", row("i-1"), alone(verdict(ideal_answer="as Ann said"), "i-1"), alone(thumb(), "i-1")
     )

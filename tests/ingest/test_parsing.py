@@ -90,9 +90,9 @@ def test_all_reasons_are_kept() -> None:
 def test_the_parts_of_a_joined_row_are_what_their_own_contracts_would_make_of_them() -> None:
     found = parsed(row(contexts=[{"chunk_id": "a#1", "text": " x "}], thumb=thumb(user=" u "), review=verdict()))
     for part in found.contents():
-        again = type(part).model_validate_json(part.canonical(), strict=True)
+        again = type(part).model_validate_json(part.to_json_line(), strict=True)
         assert again == part
-        assert again.canonical() == part.canonical()
+        assert again.to_json_line() == part.to_json_line()
         assert hash(again) == hash(part)
 
 
@@ -195,14 +195,14 @@ def test_what_is_printed_is_what_is_read(one: tuple[type[Row], dict[str, Any]], 
         return
     found = parse_line(json.dumps(fields, ensure_ascii=escaped).encode(), "a", 1)
     if isinstance(expected, ImportedInteraction):
-        split = [part for part in expected.split() if part is not None]
+        split = [part for part in expected.to_rows() if part is not None]
         assert list(found.contents()) == split
         assert isinstance(split[0], Interaction)
     else:
         assert list(found.contents()) == [expected]
     for part in found.contents():
-        (again,) = parse_line(part.canonical().encode(), "a", 1).contents()
-        assert again == part and again.canonical() == part.canonical()
+        (again,) = parse_line(part.to_json_line().encode(), "a", 1).contents()
+        assert again == part and again.to_json_line() == part.to_json_line()
 
 
 damaged = objects.flatmap(

@@ -10,7 +10,13 @@ from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason, ReasonKind
 from abstain.data.store.dataset import DataStore, StagedBatch
 from abstain.ingest.parsing import ROW_BYTES, ROW_VALUES, ParsedRow, invalid, parse_line
-from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of, require_unblocked
+from abstain.ingest.quarantine import (
+    Quarantine,
+    QuarantinedRow,
+    QuarantineWriter,
+    compute_row_digest,
+    require_unblocked,
+)
 from tests.data.builders import alone, row, thumb, verdict
 
 
@@ -21,10 +27,10 @@ def at(raw: bytes) -> ParsedRow:
 def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
     """A file of refused rows in the quarantine of `data`; its id."""
     with StagedBatch(DataStore(data)) as staging:
-        writer = Writer(staging)
+        writer = QuarantineWriter(staging)
         for number, raw in enumerate(raws, start=1):
             row = parse_line(raw, "a.jsonl", number)
-            writer.add(QuarantinedRow.of(row, [invalid("field", f"'{number}' is odd")]))
+            writer.add(QuarantinedRow.from_row(row, [invalid("field", f"'{number}' is odd")]))
         name = writer.close()
         assert name
         if blocking:
@@ -48,14 +54,14 @@ def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
 def test_quarantined_row_is_known_by_what_came(fields: dict[str, Any]) -> None:
     came = parse_line(json.dumps(fields).encode(), "a.jsonl", 7)
     why = (Reason(Code.FAILED_CHECK, "given_at", "too late", ReasonKind.TOO_LATE), invalid("line", "why"))
-    row = QuarantinedRow.model_validate_json(QuarantinedRow.of(came, why).canonical(), strict=True)
+    row = QuarantinedRow.model_validate_json(QuarantinedRow.from_row(came, why).to_json_line(), strict=True)
     assert (row.source, row.line, row.size, row.reasons) == ("a.jsonl", 7, len(came.raw), why)
     again = row.reparse()  # when it is tried again
-    assert row.digest == digest_of(came) == digest_of(again)
+    assert row.digest == compute_row_digest(came) == compute_row_digest(again)
     assert (row.raw is None) == bool(came.reasons)
     assert again.reasons == (why if came.reasons else ())
     assert list(again.contents()) == list(came.contents())
-    assert QuarantinedRow.of(again, why) == row
+    assert QuarantinedRow.from_row(again, why) == row
 
 
 def test_the_same_rows_make_the_same_file_and_others_another(tmp_path: Path) -> None:
@@ -66,7 +72,7 @@ def test_the_same_rows_make_the_same_file_and_others_another(tmp_path: Path) -> 
 
 def test_a_listing_says_what_is_there_and_what_it_holds_back(tmp_path: Path) -> None:
     name = refuse(tmp_path, b"{", b"[", blocking="too many")
-    (listed,) = Quarantine(tmp_path).listing()
+    (listed,) = Quarantine(tmp_path).list_files()
     assert (listed.id, listed.rows, listed.sources, listed.blocking) == (name, 2, ("a.jsonl",), "too many")
     assert listed.reasons == {"A103 field: … is odd": 2}
 
@@ -77,25 +83,25 @@ def test_rows_are_known_until_they_are_accepted_and_dropped_ones_for_good(tmp_pa
     files = [quarantine.file_of(at(raw)) for raw in (b"{", b"?", b"!")]
     assert [file and file.stem for file in files] == [held, other, None]
     assert [quarantine.is_reported(at(raw)) for raw in (b"{", b"?")] == [False, True], "nobody has decided on the first"
-    assert quarantine.drop(quarantine.find(held)) == 2
+    assert quarantine.discard(quarantine.get_file(held)) == 2
     quarantine = Quarantine(tmp_path)
     assert [path.stem for path in quarantine.files()] == [other]
     assert quarantine.file_of(at(b"{")) is None
     assert quarantine.is_discarded(at(b"{")) and quarantine.is_reported(at(b"{"))
     with StagedBatch(DataStore(tmp_path)) as staging:
-        quarantine.without({digest_of(at(b"?"))}, staging)
+        quarantine.remove_accepted({compute_row_digest(at(b"?"))}, staging)
         staging.publish()
     assert Quarantine(tmp_path).files() == []
 
 
 def test_a_file_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="no id begins with 'x'; there are: nothing"):
-        Quarantine(tmp_path).find("x")
+        Quarantine(tmp_path).get_file("x")
     name = refuse(tmp_path, b"{")
-    assert Quarantine(tmp_path).find(name[:3]).stem == name
+    assert Quarantine(tmp_path).get_file(name[:3]).stem == name
     other = refuse(tmp_path, b"[")
     with pytest.raises(AbstainError, match=f"several ids begin with ''; there are: .*{other}"):
-        Quarantine(tmp_path).find("")
+        Quarantine(tmp_path).get_file("")
 
 
 def test_a_block_is_lifted_by_a_good_batch_of_its_sources_alone(tmp_path: Path) -> None:
@@ -106,7 +112,7 @@ def test_a_block_is_lifted_by_a_good_batch_of_its_sources_alone(tmp_path: Path) 
         require_unblocked(tmp_path)
     for sources, left in ((["b.jsonl"], 1), (["a.jsonl", "b.jsonl"], 0)):
         quarantine = Quarantine(tmp_path)
-        quarantine.lift(sources)
+        quarantine.unblock(sources)
         assert len(quarantine.blocking) == left
     require_unblocked(tmp_path / "nowhere")
 
@@ -128,7 +134,7 @@ def test_the_rows_of_a_user_are_dropped(tmp_path: Path, fields: dict[str, Any], 
     text = json.dumps(fields).encode()
     refuse(tmp_path, text, b"{")
     assert Quarantine(tmp_path).discard_user_rows({"u-1"}, {"gone"}) == int(goes)
-    left = [row.line for row in Quarantine(tmp_path).rows(Quarantine(tmp_path).find(""))]
+    left = [row.line for row in Quarantine(tmp_path).rows(Quarantine(tmp_path).get_file(""))]
     assert left == [2] if goes else left == [1, 2]
     assert Quarantine(tmp_path).is_discarded(parse_line(text, "a.jsonl", 1)) == goes
 
@@ -146,7 +152,7 @@ def test_a_row_at_a_limit_is_tried_again_and_dropped(tmp_path: Path, fields: dic
     came = parse_line(text, "a.jsonl", 1)
     assert came.feedback is not None, "within the limits"
     longer = replace(came, feedback=came.feedback.model_copy(update={"comment": "<EMAIL_ADDRESS>" * 9}))
-    again = QuarantinedRow.of(longer, [invalid("line", "why")]).reparse()
+    again = QuarantinedRow.from_row(longer, [invalid("line", "why")]).reparse()
     assert list(again.contents()) == list(longer.contents())
     refuse(tmp_path, text)
     assert Quarantine(tmp_path).discard_user_rows({"u-1"}) == 1
@@ -160,4 +166,4 @@ def test_with_a_users_last_row_goes_what_it_blocked(tmp_path: Path) -> None:
 
 def test_a_row_is_here_once_however_often_a_batch_gives_it(tmp_path: Path) -> None:
     refuse(tmp_path, b"{", b"{", b"[", b"{")
-    assert Quarantine(tmp_path).listing()[0].rows == 2
+    assert Quarantine(tmp_path).list_files()[0].rows == 2

@@ -8,7 +8,7 @@ import torch
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
-from abstain.llm.engine.loading import LoadedModel, load, resolve
+from abstain.llm.engine.loading import LoadedModel, find_model, load_model
 from tests.llm.builders import save_tiny_model
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
@@ -45,4 +45,4 @@ def real_settings() -> Settings:
 @pytest.fixture(scope="session")
 def embedded(real_settings: Settings) -> LoadedModel:
     """SmolLM2-135M-Instruct in float32 on the CPU."""
-    return load(resolve("smollm2-135m-instruct", real_settings), torch.device("cpu"), torch.float32)
+    return load_model(find_model("smollm2-135m-instruct", real_settings), torch.device("cpu"), torch.float32)

@@ -60,7 +60,7 @@ def traffic(
 def write_log(url: str, answers: Sequence[GateAnswer]) -> None:
     """Log the decisions; all are drawn for the data."""
     log = open_log(url, withheld_share=1.0, shown_share=1.0)
-    for done in [log.record(one.decision) for one in answers]:
+    for done in [log.record_decision(one.decision) for one in answers]:
         done.result()
     log.close()
 
@@ -128,6 +128,6 @@ def write_data(folder: Path, answers: Sequence[GateAnswer]) -> None:
         arrived = own[-1].decision.decided_at.replace(hour=20)
         counts = {name: len(content) for name, content in rows.items()}
         batches.append(
-            IngestedBatch(batch=f"{number:06}", arrived_at=arrived, sources=("decisions",), rows=counts).canonical()
+            IngestedBatch(batch=f"{number:06}", arrived_at=arrived, sources=("decisions",), rows=counts).to_json_line()
         )
     (folder / "batches.jsonl").write_text("".join(f"{line}\n" for line in batches))

@@ -44,7 +44,7 @@ EXAMPLES = {"incorrect": ("i-2",), "miscalibrated": ("i-3",), "unavailable": ("i
 
 def raised(figures: Mapping[str, Any] = {}, **compared: ComparisonResult) -> dict[Code, tuple[str, tuple[str, ...]]]:
     found = WindowResult({**FIGURES, **figures}, {**COMPARED, **compared}, EXAMPLES)
-    return {alarm.code: (alarm.what, alarm.examples) for alarm in raise_alarms(found, PARAMS)}
+    return {alarm.code: (alarm.message, alarm.examples) for alarm in raise_alarms(found, PARAMS)}
 
 
 def test_at_its_limits_a_window_is_quiet() -> None:

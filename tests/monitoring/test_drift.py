@@ -99,9 +99,9 @@ def test_rows_that_are_drawn_keep_their_documents() -> None:
 
 def test_new_documents_stand_with_as_many_rows_as_each_other() -> None:
     generator = np.random.default_rng(0)
-    sides = GroupedSamples.of(np.repeat([1, 2, 3], 40), np.repeat([3, 4, 5], [10, 2, 2]), generator)
-    assert set(sides.group[sides.known]) == {2}
-    assert np.bincount(sides.group[sides.drawn]).tolist() == [2, 2, 2, 2, 2]
+    sides = GroupedSamples.from_groups(np.repeat([1, 2, 3], 40), np.repeat([3, 4, 5], [10, 2, 2]), generator)
+    assert set(sides.group[sides.in_both]) == {2}
+    assert np.bincount(sides.group[sides.group_representatives]).tolist() == [2, 2, 2, 2, 2]
 
 
 def test_several_tests_of_one_alarm() -> None:
@@ -113,8 +113,10 @@ def test_several_tests_of_one_alarm() -> None:
 
 def test_permutations_leave_as_many_rows_of_each_document_in_the_window() -> None:
     generator = np.random.default_rng(0)
-    sides = GroupedSamples.of(np.repeat(["a", "b"], [30, 3]), np.repeat(["a", "b", "c"], [2, 20, 5]), generator)
+    sides = GroupedSamples.from_groups(
+        np.repeat(["a", "b"], [30, 3]), np.repeat(["a", "b", "c"], [2, 20, 5]), generator
+    )
     labels = sides.permute_rows(generator)
     counts = {name: labels[:, sides.group == at].sum(axis=1) for at, name in enumerate("abc")}
     assert all((counts[name] == expected).all() for name, expected in {"a": 2, "b": 20, "c": 0}.items())
-    assert (labels[0] == (sides.in_window & sides.known)).all() and (labels[1:] != labels[0]).any()
+    assert (labels[0] == (sides.in_window & sides.in_both)).all() and (labels[1:] != labels[0]).any()

@@ -3,28 +3,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from abstain.monitoring.expected_precision import check_calibration, expected_precision
+from abstain.monitoring.expected_precision import check_calibration, estimate_precision
 from benchmarks.guarantee import Population
 from benchmarks.monitoring import calibration_alarms
 
 
 def test_expected_precision_is_the_mean_probability() -> None:
     probability = np.array([0.9, 0.8, 1.0, 0.7])
-    assert expected_precision(probability, np.array(["a", "a", "b", "c"])).value == pytest.approx(0.85)
+    assert estimate_precision(probability, np.array(["a", "a", "b", "c"])).value == pytest.approx(0.85)
 
 
 def test_answers_about_one_document_are_not_many_independent_ones() -> None:
     probability = np.repeat([0.9, 0.8, 0.7, 0.95], 50)
     alone, together = (
-        expected_precision(probability, document) for document in (np.arange(200), np.repeat(np.arange(4), 50))
+        estimate_precision(probability, document) for document in (np.arange(200), np.repeat(np.arange(4), 50))
     )
     assert together.high - together.low > 5 * (alone.high - alone.low)
     assert together.low < together.value < together.high
 
 
 def test_too_few_documents_have_no_interval() -> None:
-    assert np.isnan(expected_precision(np.zeros(0), np.zeros(0)).value)
-    one = expected_precision(np.array([0.9, 0.8]), np.zeros(2))
+    assert np.isnan(estimate_precision(np.zeros(0), np.zeros(0)).value)
+    one = estimate_precision(np.array([0.9, 0.8]), np.zeros(2))
     assert one.value == pytest.approx(0.85) and np.isnan(one.low) and np.isnan(one.high)
     check = check_calibration(np.array([0.9, 0.8]), np.ones(2), np.ones(2), np.zeros(2))
     assert check.difference == pytest.approx(0.15) and np.isnan(check.p_value)

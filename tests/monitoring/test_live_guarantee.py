@@ -92,7 +92,7 @@ def test_a_bet_is_made_before_its_batch_comes() -> None:
 
 def test_names_of_documents_do_not_matter() -> None:
     year = days(UNEVEN[4.0], 0.87)[:100]
-    named = [replace(one, document=np.array([f"d{key}" for key in one.document], object)) for one in year]
+    named = [replace(one, document=np.array([f"d{key}" for key in one.groups], object)) for one in year]
     assert tested.check_live_guarantee(named, PROMISE) == tested.check_live_guarantee(year, PROMISE)
 
 

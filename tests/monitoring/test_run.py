@@ -20,8 +20,8 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.data.store.dataset import DataStore
 from abstain.monitoring.live_guarantee import GuaranteedTarget
-from abstain.monitoring.reviewed_decisions import reviewed_answers
-from abstain.monitoring.run import FINAL_AFTER, MonitoredVersion, MonitoringInputs, monitor
+from abstain.monitoring.reviewed_decisions import join_reviews
+from abstain.monitoring.run import FINAL_AFTER, MonitoredVersion, MonitoringInputs, compute_windows
 from abstain.monitoring.traffic import read_traffic
 from abstain.monitoring.window_comparison import ComparisonResult
 from abstain.reports.monitoring_window import format_statistics, history_rows, render_window
@@ -84,12 +84,12 @@ class Watched:
         **source: object,
     ) -> MonitoringInputs:
         seen = read_traffic(self.database, now)
-        reviewed = reviewed_answers(DataStore(self.folder / "data"), seen, shipped_params().labels)
+        reviewed = join_reviews(DataStore(self.folder / "data"), seen, shipped_params().labels)
         words = WordCounts(self.database, **source)  # type: ignore[arg-type]
         return MonitoringInputs(seen, reviewed, known, {"v1.0.0": PROMISED}, words, states_since)
 
     def windows(self, **changes: object) -> list[MonitoringWindow]:
-        return monitor(self.inputs(**changes), [], PARAMS, END)  # type: ignore[arg-type]
+        return compute_windows(self.inputs(**changes), [], PARAMS, END)  # type: ignore[arg-type]
 
 
 def watched(folder: Path, answers: Sequence[GateAnswer], reviewed: Sequence[GateAnswer] | None = None) -> Watched:
@@ -132,28 +132,30 @@ def test_the_same_inputs_give_the_same_windows_and_what_is_stored_is_not_compare
     ten_days: Watched, judged: list[MonitoringWindow]
 ) -> None:
     windows, inputs = judged, ten_days.inputs()
-    assert monitor(inputs, windows, PARAMS, END) == windows
+    assert compute_windows(inputs, windows, PARAMS, END) == windows
     assert isinstance(inputs.source, WordCounts) and inputs.source.embedded == []
-    asked = monitor(inputs, windows, PARAMS, END, since=windows[1].start + timedelta(days=1))
+    asked = compute_windows(inputs, windows, PARAMS, END, since=windows[1].start + timedelta(days=1))
     assert asked[-1] == windows[1] and inputs.source.embedded
 
 
 def test_a_window_is_final_when_it_is_young_no_more(ten_days: Watched, judged: list[MonitoringWindow]) -> None:
     windows, inputs = judged, ten_days.inputs()
     later = windows[0].end + FINAL_AFTER
-    found = monitor(inputs, windows, PARAMS, later)
+    found = compute_windows(inputs, windows, PARAMS, later)
     assert [one.is_final for one in found] == [True, False]
-    assert [one.start for one in monitor(inputs, found, PARAMS, later)] == [windows[1].start]
-    assert monitor(inputs, [], PARAMS, windows[1].end + FINAL_AFTER) == []
-    assert [one.start for one in monitor(inputs, found, PARAMS, later, since=START)] == [one.start for one in windows]
+    assert [one.start for one in compute_windows(inputs, found, PARAMS, later)] == [windows[1].start]
+    assert compute_windows(inputs, [], PARAMS, windows[1].end + FINAL_AFTER) == []
+    assert [one.start for one in compute_windows(inputs, found, PARAMS, later, since=START)] == [
+        one.start for one in windows
+    ]
 
 
 def test_reviews_that_come_later_are_in_the_figures_of_a_young_window(tmp_path: Path) -> None:
     answers = traffic(START, 5, seed=2)
     seen = watched(tmp_path, answers, reviewed=answers[:100])
-    before = monitor(seen.inputs(), [], PARAMS, END)
+    before = compute_windows(seen.inputs(), [], PARAMS, END)
     write_data(tmp_path / "data", answers)
-    (after,) = monitor(seen.inputs(), before, PARAMS, END)
+    (after,) = compute_windows(seen.inputs(), before, PARAMS, END)
     for name in ("came_of_it", "promise"):
         assert 20 < before[0].figures[name]["reviews"] < 60 and after.figures[name]["reviews"] > 80
     assert after.figures["compared"] == before[0].figures["compared"]
@@ -199,7 +201,7 @@ def test_a_window_without_a_decision_has_the_figures_of_its_reviews(tmp_path: Pa
     batches = (tmp_path / "data" / "batches.jsonl").read_text()
     (tmp_path / "data" / "batches.jsonl").write_text(batches.replace("2026-11-0", "2026-11-1"))  # ten days late
     params = PARAMS.model_copy(update={"min_reviews": 150})
-    windows = monitor(seen.inputs(END + timedelta(days=10)), [], params, END + timedelta(days=10))
+    windows = compute_windows(seen.inputs(END + timedelta(days=10)), [], params, END + timedelta(days=10))
     empty = windows[-1]
     assert empty.figures["decisions"] == 0 and empty.figures["coverage"] is None
     assert empty.figures["precision"]["reviews"] > 80 and empty.figures["expected"] is None
@@ -260,7 +262,7 @@ def test_old_answers_of_which_the_cache_keeps_some_alone_are_no_drift(ten_days: 
 
     def states(since: datetime) -> ComparisonResult:
         inputs = ten_days.inputs(cached=1.0, moved=others, pruned_until=pruned, states_since=since)
-        return ComparisonResult.from_json(monitor(inputs, [], PARAMS, END)[-1].figures["compared"]["states"])
+        return ComparisonResult.from_json(compute_windows(inputs, [], PARAMS, END)[-1].figures["compared"]["states"])
 
     assert (states(pruned).p_value or 0) > PARAMS.level
     assert (states(START).p_value or 1) < PARAMS.level, "what is compared with them is"
@@ -273,9 +275,9 @@ def test_another_writer_and_a_dead_feed_are_alarmed(tmp_path: Path) -> None:
     ]
     seen = watched(tmp_path, answers)
     (alarm,) = [one for one in seen.windows()[-1].alarms if one.code is Code.MODEL_CHANGED]
-    assert "m@2" in alarm.what and alarm.examples[-1] == "i-00699"
+    assert "m@2" in alarm.message and alarm.examples[-1] == "i-00699"
     later = END + timedelta(days=3)
-    windows = monitor(seen.inputs(later), [], PARAMS, later)
+    windows = compute_windows(seen.inputs(later), [], PARAMS, later)
     assert [Code.FEED_SILENT in {alarm.code for alarm in one.alarms} for one in windows] == [False, True]
 
 
@@ -283,7 +285,7 @@ def test_a_feed_that_died_before_a_new_version_had_a_window_is_alarmed(tmp_path:
     new = traffic(START + timedelta(days=10), 1, version="v1.1.0", seed=3)
     seen = watched(tmp_path, [*traffic(START, 10, seed=2), *(replace(one, decision=renamed(one)) for one in new)])
     later = END + timedelta(days=5)
-    windows = monitor(seen.inputs(later), [], PARAMS, later)
+    windows = compute_windows(seen.inputs(later), [], PARAMS, later)
     assert {one.version for one in windows} == {"v1.0.0"}
     assert [Code.FEED_SILENT in {alarm.code for alarm in one.alarms} for one in windows] == [False, True]
 

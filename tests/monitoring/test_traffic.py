@@ -14,7 +14,7 @@ from abstain.core.contracts import Review, Thumb
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.store.dataset import DataStore
-from abstain.monitoring.reviewed_decisions import batch_reviews_by_day, reviewed_answers, select_countable_shown
+from abstain.monitoring.reviewed_decisions import batch_reviews_by_day, join_reviews, select_countable_shown
 from abstain.monitoring.traffic import NO_VERSION, Traffic, read_traffic
 from tests.checkout import shipped_params
 from tests.data.builders import cited, interaction
@@ -32,9 +32,9 @@ def logged(
 ) -> Traffic:
     log = open_log(url_of(folder), withheld_share=shares[0], shown_share=shares[1])
     for one in decisions:
-        log.record(one).result()
+        log.record_decision(one).result()
     for number, row in enumerate(feedback):
-        log.feedback(f"f-{number}", row).result()
+        log.record_feedback(f"f-{number}", row).result()
     log.close()
     with closing(LogDatabase.open(url_of(folder))) as database:
         return read_traffic(database, NOW)
@@ -73,7 +73,7 @@ def reviewed(
     probability: float | None = 0.5,
     shares: tuple[float, float] = (1.0, 0.25),
 ) -> pd.DataFrame:
-    """One shown answer with a review, as `reviewed_answers` has it."""
+    """One shown answer with a review, as `join_reviews` has it."""
     one = at(-30, "a", interaction=interaction("a", contexts=cited("fees#1")))
     review = Review(
         interaction_id="a",
@@ -86,7 +86,7 @@ def reviewed(
     )
     write_data(folder / "data", [GateAnswer(one, review), GateAnswer(at(-30, "unknown-to-the-log"), review)][:1])
     traffic = logged(folder, [one], feedback, shares)
-    return reviewed_answers(DataStore(folder / "data"), traffic, shipped_params().labels)
+    return join_reviews(DataStore(folder / "data"), traffic, shipped_params().labels)
 
 
 def test_a_review_stands_for_those_that_were_not_drawn_into_data_or_for_review(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pandas as pd
 
 from abstain.monitoring.feed import FACTOR, measure_silence
-from abstain.monitoring.windows import DayRange, cut
+from abstain.monitoring.windows import DayRange, make_day_ranges
 from tests.monitoring.builders import PARAMS
 
 START = datetime(2026, 11, 2, tzinfo=UTC)
@@ -19,7 +19,7 @@ def days(counts: dict[int, int]) -> pd.Series:
 
 def windows(decided: dict[int, int], arrived: dict[int, int], until: int = 100) -> list[tuple[int, int]]:
     params = PARAMS.model_copy(update={"min_reviews": 50})
-    found = cut("v1.0.0", days(decided), days(arrived), params, START + timedelta(days=until, hours=3))
+    found = make_day_ranges("v1.0.0", days(decided), days(arrived), params, START + timedelta(days=until, hours=3))
     return [((one.start - START).days, (one.end - START).days) for one in found]
 
 
@@ -52,7 +52,7 @@ def test_nothing_is_cut_of_nothing() -> None:
 
 def test_a_range_of_days_ends_before_its_last_midnight() -> None:
     one = DayRange("v1.0.0", START, START + timedelta(days=1))
-    assert one.of(days({-1: 1, 0: 1, 1: 1})).tolist() == [False, True, False]
+    assert one.contains(days({-1: 1, 0: 1, 1: 1})).tolist() == [False, True, False]
 
 
 def moments(count: int, hours: float) -> pd.Series:
@@ -64,10 +64,10 @@ def test_a_feed_is_dead_when_it_is_silent_for_longer_than_its_rhythm_allows() ->
     last = weekly.iloc[-1].to_pydatetime()
     for hours, dead in ((12 * FACTOR - 0.1, False), (12 * FACTOR + 0.1, True)):
         found = measure_silence(weekly.sample(frac=1, random_state=1), last + timedelta(hours=hours))
-        assert found and found.is_dead == dead and found.longest == 12
+        assert found and found.is_alarming == dead and found.longest_before == 12
     with_weekend = weekly.drop(index=range(20, 26))  # three days without a row
     found = measure_silence(with_weekend, last + timedelta(hours=100))
-    assert found and not found.is_dead
+    assert found and not found.is_alarming
 
 
 def test_of_a_feed_without_a_rhythm_nothing_is_said() -> None:

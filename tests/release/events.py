@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from abstain.release.registry import Event
+from abstain.release.registry import RegistryEvent
 
 
-def promotion(version: str = "v1.0.0", **changes: Any) -> Event:
+def promotion(version: str = "v1.0.0", **changes: Any) -> RegistryEvent:
     fields: dict[str, Any] = {
         "action": "promote",
         "sha256": "0" * 64,
@@ -21,4 +21,4 @@ def promotion(version: str = "v1.0.0", **changes: Any) -> Event:
         "kind": "probe",
         "bundle_sha256": "0" * 64,
     }
-    return Event(**{**fields, "version": version, **changes})
+    return RegistryEvent(**{**fields, "version": version, **changes})

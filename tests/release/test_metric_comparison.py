@@ -9,7 +9,7 @@ import pytest
 
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.release.evaluation_set import CANDIDATE
-from abstain.release.metric_comparison import compare
+from abstain.release.metric_comparison import compare_metrics
 from tests.release.test_promotion_check import judged, window
 
 CHAMPION = "v1.0.0"
@@ -18,7 +18,7 @@ CHAMPION = "v1.0.0"
 def test_every_figure_is_that_of_both_with_an_interval_of_the_difference() -> None:
     both = window(rows=600, probe=1.4, champion=0.8)
     both = replace(both, probability=both.confidences[CANDIDATE], champion_probability=both.confidences[CHAMPION])
-    found = {one.figure: one for one in compare(both, CHAMPION)}
+    found = {one.figure: one for one in compare_metrics(both, CHAMPION)}
     assert list(found) == [
         "AUROC",
         "AURC",
@@ -36,7 +36,7 @@ def test_every_figure_is_that_of_both_with_an_interval_of_the_difference() -> No
 
 
 def test_a_champion_without_probabilities_has_no_brier_score() -> None:
-    assert "Brier score" not in {one.figure for one in compare(window(), CHAMPION)}
+    assert "Brier score" not in {one.figure for one in compare_metrics(window(), CHAMPION)}
 
 
 def test_the_decision_carries_it_and_a_first_version_has_none() -> None:

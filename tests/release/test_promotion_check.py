@@ -22,7 +22,7 @@ from abstain.release.promotion_check import (
     CandidateMeasurements,
     ComparisonRule,
     PromotionDecision,
-    decide,
+    check_candidate,
     describe_failure,
 )
 
@@ -83,7 +83,7 @@ def judged(
     coverage_lost: float = 0.0,
     **params: Any,
 ) -> PromotionDecision:
-    return decide(
+    return check_candidate(
         holdout or window(),
         newest or window(seed=10),
         measured,
@@ -191,7 +191,7 @@ def test_answers_about_few_documents_bear_no_guarantee_out(documents: int, passe
     assert check(judged(few, champion=None), "precision").passed is passed
     unchecked = explain_unchecked_guarantee(few, 0.5, PARAMS, reviews=300, frozen=False)
     assert (unchecked is None) == (documents == 5)
-    assert unchecked is None or f"about {documents} documents, 5 are needed: bring reviews" in unchecked.why
+    assert unchecked is None or f"about {documents} documents, 5 are needed: bring reviews" in unchecked.reason
 
 
 def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> None:
@@ -224,8 +224,8 @@ def test_the_level_of_a_look_decides() -> None:
 
 
 def test_a_hold_out_that_was_looked_at_as_often_as_it_may_be_promotes_nothing() -> None:
-    one, two = EMPTY_BUDGET.next(PARAMS), ComparisonBudget(2, 0.1)
-    assert one == ComparisonBudget(1, 0.05) and one.next(PARAMS) == two and two.next(PARAMS) is None
+    one, two = EMPTY_BUDGET.spend(PARAMS), ComparisonBudget(2, 0.1)
+    assert one == ComparisonBudget(1, 0.05) and one.spend(PARAMS) == two and two.spend(PARAMS) is None
     assert judged(taken=one).approved
     used_up = judged(taken=two)
     assert failed(used_up) == {"better than champion v1.0.0"}
@@ -237,16 +237,16 @@ def test_levels_that_changed_midway_are_added_up() -> None:
     """Half of the level was spent when there were to be two looks; with a hundred, fifty are left."""
     looks, many = ComparisonBudget(1, 0.05), PARAMS.model_copy(update={"looks": 100})
     for _ in range(50):
-        more = looks.next(many)
+        more = looks.spend(many)
         assert more is not None
         looks = more
-    assert looks.taken == 51 and looks.next(many) is None
+    assert looks.used == 51 and looks.spend(many) is None
 
 
 def test_a_night_without_a_guarantee_takes_no_look() -> None:
     unguaranteed = replace(MEASURED, unguaranteed=NONE)
-    assert judged().compared and judged(probe_is_worse()).compared
-    assert not judged(measured=unguaranteed).compared and not judged(champion=None).compared
+    assert judged().used_comparison and judged(probe_is_worse()).used_comparison
+    assert not judged(measured=unguaranteed).used_comparison and not judged(champion=None).used_comparison
 
 
 def probe_is_worse() -> EvaluationSet:
@@ -646,16 +646,16 @@ def test_a_hold_out_that_shows_enough_checks_the_guarantee() -> None:
 def test_answers_shown_are_counted_by_their_effective_sample_size() -> None:
     weight = np.repeat([1.0, 0.1, 1.0], [10, 30, 50])
     found = explain_unchecked_guarantee(replace(showing(40), weight=weight), 0.5, PARAMS, reviews=100, frozen=False)
-    assert found is not None and found.shown == pytest.approx(13**2 / 10.3)
-    assert found.more_reviews == 22 and "shows 40 (n_eff 16.4) of" in found.why
+    assert found is not None and found.n_eff_shown == pytest.approx(13**2 / 10.3)
+    assert found.more_reviews == 22 and "shows 40 (n_eff 16.4) of" in found.reason
 
 
 def test_where_no_number_of_reviews_is_known_none_is_named() -> None:
     nothing = explain_unchecked_guarantee(showing(0), 0.5, PARAMS, reviews=60, frozen=False)
     assert nothing is not None and nothing.more_reviews is None
-    assert nothing.why == "the hold-out shows none of its reviewed answers, 20 are needed: bring more reviews"
+    assert nothing.reason == "the hold-out shows none of its reviewed answers, 20 are needed: bring more reviews"
     frozen = explain_unchecked_guarantee(showing(12), 0.5, PARAMS, reviews=60, frozen=True)
-    assert frozen is not None and frozen.more_reviews is None and "move split.holdout_frozen_at" in frozen.why
+    assert frozen is not None and frozen.more_reviews is None and "move split.holdout_frozen_at" in frozen.reason
 
 
 def test_an_unchecked_guarantee_is_judged_as_none_and_named_apart() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
 from abstain.release.registry import (
-    Event,
     Registry,
+    RegistryEvent,
     load_registry,
     make_version_tag,
     next_version,
@@ -22,31 +22,31 @@ from abstain.release.registry import (
 from tests.release.events import promotion
 
 
-def event(version: str, action: str = "promote", reason: str = "the gate approved") -> Event:
+def event(version: str, action: str = "promote", reason: str = "the gate approved") -> RegistryEvent:
     return promotion(version, action=action, candidate=f"c-{version}", reason=reason)
 
 
 def registry(*versions: str) -> Registry:
     made = Registry()
     for version in versions:
-        made = made.promoted(event(version))
+        made = made.promote(event(version))
     return made
 
 
 def rolled_back(made: Registry, wanted: str | None = None, reason: str = "complaints") -> Registry:
-    return made.rolled_back(event(made.rollback_target(wanted).version, "rollback", reason))
+    return made.roll_back(event(made.rollback_target(wanted).version, "rollback", reason))
 
 
 def test_a_version_without_a_guarantee_is_marked_with_the_reviews_that_are_missing() -> None:
     plain = event("v1.0.0")
     unknown = plain.model_copy(update={"guaranteed": False})
     missing = unknown.model_copy(update={"more_reviews": 1200})
-    assert [one.mark for one in (plain, unknown, missing)] == [
+    assert [one.notice for one in (plain, unknown, missing)] == [
         "",
         "without a guarantee",
         "without a guarantee, an estimated 1,200 more reviews are needed",
     ]
-    made = Registry().promoted(missing)
+    made = Registry().promote(missing)
     assert not made.guaranteed and parse_registry(made.to_json()) == made
     assert not Registry().guaranteed and registry("v1.0.0").guaranteed
 
@@ -104,36 +104,36 @@ def test_versions_among_tags_are_in_the_order_of_their_numbers() -> None:
 
 def test_an_empty_registry_has_nothing_in_production(tmp_path: Path) -> None:
     empty = load_registry(tmp_path / "registry.json")
-    assert (empty.prod, empty.version) == (None, None)
+    assert (empty.production, empty.production_version) == (None, None)
     with pytest.raises(AbstainError, match="nothing is in production yet: run `abstain retrain` first"):
         empty.rollback_target(None)
 
 
 def test_a_version_is_promoted_once() -> None:
     made = registry("v1.0.0", "v1.1.0")
-    assert made.version == "v1.1.0"
+    assert made.production_version == "v1.1.0"
     for version in ("v1.0.0", "v1.1.0"):
         with pytest.raises(AbstainError, match=f"{version} was promoted before: a version is promoted once"):
-            made.promoted(event(version))
+            made.promote(event(version))
     left = rolled_back(made)
     with pytest.raises(AbstainError, match="v1.1.0 was promoted before"):
-        left.promoted(event("v1.1.0"))
+        left.promote(event("v1.1.0"))
 
 
 def test_promoting_leaves_the_old_registry_alone() -> None:
     before = registry("v1.0.0")
-    after = before.promoted(event("v1.1.0"))
-    assert (before.version, after.version) == ("v1.0.0", "v1.1.0")
+    after = before.promote(event("v1.1.0"))
+    assert (before.production_version, after.production_version) == ("v1.0.0", "v1.1.0")
 
 
 def test_a_rollback_goes_to_the_version_before_by_number_and_blocks_the_one_left() -> None:
     made = registry("v1.2.0", "v1.9.0", "v1.10.0", "v1.11.0")
     assert made.rollback_target(None).version == "v1.10.0"
     left = rolled_back(made, reason="worse on gold")
-    assert left.version == "v1.10.0"
+    assert left.production_version == "v1.10.0"
     assert left.blocked == {"v1.11.0": "worse on gold"}
     assert [e.action for e in left.history] == ["promote"] * 4 + ["rollback"]
-    assert rolled_back(left).version == "v1.9.0"
+    assert rolled_back(left).production_version == "v1.9.0"
 
 
 def test_a_rollback_may_name_its_version() -> None:
@@ -157,7 +157,7 @@ def test_a_blocked_version_is_no_target() -> None:
 
 
 def test_after_a_rollback_the_next_promotion_can_be_rolled_back_too() -> None:
-    made = rolled_back(registry("v1.0.0", "v1.1.0")).promoted(event("v1.2.0"))
+    made = rolled_back(registry("v1.0.0", "v1.1.0")).promote(event("v1.2.0"))
     assert made.rollback_target(None).version == "v1.0.0"
 
 
@@ -174,34 +174,34 @@ LATER, LAST = (datetime(2026, 11, day, tzinfo=UTC) for day in (20, 21))
 def test_a_version_trained_on_erased_rows_is_tainted_from_the_first_erasure() -> None:
     made = registry("v1.0.0", "v1.1.0")
     assert made.taint is None and made.warning is None
-    marked = made.erased({"v1.0.0": True, "v1.1.0": True}, LATER).erased({"v1.1.0": True}, LAST)
+    marked = made.mark_erased({"v1.0.0": True, "v1.1.0": True}, LATER).mark_erased({"v1.1.0": True}, LAST)
     assert marked.taint is not None and marked.taint.since == LATER
     assert "trained on erased rows since 2026-11-20" in str(marked.taint) and "v1.1.0" in str(marked.warning)
-    clean = marked.promoted(event("v1.2.0"))
+    clean = marked.promote(event("v1.2.0"))
     assert clean.taint is None
     back = rolled_back(clean)
     assert back.taint == marked.taint and rolled_back(back).taint == marked.tainted["v1.0.0"]
 
 
 def test_a_version_that_cannot_be_read_is_tainted_with_a_doubt() -> None:
-    doubted = registry("v1.0.0").erased({"v1.0.0": False}, LATER)
+    doubted = registry("v1.0.0").mark_erased({"v1.0.0": False}, LATER)
     assert doubted.taint is not None and "perhaps" in str(doubted.taint)
-    known = doubted.erased({"v1.0.0": True}, LAST).erased({"v1.0.0": False}, LAST)
+    known = doubted.mark_erased({"v1.0.0": True}, LAST).mark_erased({"v1.0.0": False}, LAST)
     assert known.taint is not None and known.taint.certain and known.taint.since == LATER
 
 
 def test_a_decision_to_keep_ends_with_the_next_erasure() -> None:
-    kept = registry("v1.0.0").erased({"v1.0.0": True}, LATER).kept("no other yet")
+    kept = registry("v1.0.0").mark_erased({"v1.0.0": True}, LATER).keep_tainted("no other yet")
     assert kept.taint is not None and kept.taint.kept == "no other yet" and kept.taint.since == LATER
     assert "no other yet" in str(kept.taint) and parse_registry(kept.to_json()) == kept
-    again = kept.erased({"v1.0.0": True}, LAST)
+    again = kept.mark_erased({"v1.0.0": True}, LAST)
     assert again.taint is not None and again.taint.kept is None
 
 
 @pytest.mark.parametrize("made", [Registry(), registry("v1.0.0")])
 def test_without_an_erasure_there_is_nothing_to_keep(made: Registry) -> None:
     with pytest.raises(AbstainError, match="there is nothing to decide$"):
-        made.kept("why not")
+        made.keep_tainted("why not")
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:

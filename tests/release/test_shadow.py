@@ -39,7 +39,7 @@ def test_it_is_told_apart_in_either_direction_at_the_level_of_a_look() -> None:
 
 def test_each_shows_at_its_own_threshold() -> None:
     paired = window()
-    found = {one.figure: one for one in compared(paired).figures}
+    found = {one.figure: one for one in compared(paired).metrics}
     for name, who in (("challenger", CANDIDATE), ("champion", CHAMPION)):
         shown = paired.confidences[who] >= THRESHOLDS[who]
         assert getattr(found["shown"], name) == pytest.approx(shown.mean())

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 
 from abstain.learning.evaluation import audits, curves
-from abstain.learning.evaluation.examples import examples
-from abstain.learning.evaluation.leaderboard import leaderboard
-from abstain.learning.evaluation.selective_prediction import evaluate_at_threshold, threshold_table
-from abstain.learning.evaluation.slices import Scored, build_slice_table, strata
+from abstain.learning.evaluation.examples import select_examples
+from abstain.learning.evaluation.leaderboard import build_leaderboard
+from abstain.learning.evaluation.selective_prediction import build_threshold_table, evaluate_at_threshold
+from abstain.learning.evaluation.slices import SliceInput, build_slice_table, make_strata
 from abstain.learning.metrics.bootstrap import BootstrapConfig
-from abstain.learning.metrics.weighted_metrics import brier, ece, effective_sample_size, mean
+from abstain.learning.metrics.weighted_metrics import brier, ece, effective_sample_size, weighted_mean
 from abstain.reports.evaluation import EvaluationResult
 from abstain.reports.plots import plot_tables
 from tests.learning.evaluation.builders import grouped
@@ -215,12 +215,12 @@ def _measured(served: float, guaranteed: float | None) -> str:
     own, probability = scores["probe"].to_numpy(), calibrated["probe"].to_numpy()
     rouge = np.where(generator.random(ROWS) < 0.8, np.clip(0.3 + 0.4 * correct + 0.1 * noise, 0, 1), np.nan)
     marked = {"guaranteed": guaranteed, "heuristic": HEURISTIC} if guaranteed else {"heuristic": HEURISTIC}
-    board = leaderboard(correct, scores, calibrated, group, weight, BootstrapConfig(200, 1), champion="probe")
+    board = build_leaderboard(correct, scores, calibrated, group, weight, BootstrapConfig(200, 1), champion="probe")
     at = {name: evaluate_at_threshold(correct, own, value, weight, rouge) for name, value in marked.items()}
     metrics = {
         "holdout": {
             "rows": ROWS,
-            "base_rate": mean(correct, weight),
+            "base_rate": weighted_mean(correct, weight),
             "drawn_unevenly": int((weight < 1).sum()),
             "effective_sample_size": effective_sample_size(weight),
             "label_source": "review",
@@ -242,9 +242,9 @@ def _measured(served: float, guaranteed: float | None) -> str:
     }
     products = np.array(["Silver | Card", "Gold Card", TAG, None], dtype=object)[generator.integers(4, size=ROWS)]
     chunks, characters = generator.integers(1, 4, size=ROWS), generator.integers(5, 90, size=ROWS)
-    sliced = strata(products, [None] * ROWS, chunks, characters, np.zeros(ROWS, bool))
+    sliced = make_strata(products, [None] * ROWS, chunks, characters, np.zeros(ROWS, bool))
     slices = build_slice_table(
-        Scored(correct, own, probability, own >= served, group, weight), sliced, BootstrapConfig(100, 1), 20
+        SliceInput(correct, own, probability, own >= served, group, weight), sliced, BootstrapConfig(100, 1), 20
     )
     changed = scores * 0.7 + 0.1 * generator.random(scores.shape)
     texts = pd.DataFrame(
@@ -350,7 +350,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
             "coefficients": {"linear": 0.8123, "entropy": 0.0456, TAG: 0.0},
             "missing": {"linear": 0.0, "entropy": 0.0, TAG: -0.4321},
         },
-        "examples": examples(texts, served),
+        "examples": select_examples(texts, served),
     }
     reliability = [
         {
@@ -364,7 +364,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
         for low in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     ]
     tables = {
-        "threshold": threshold_table(correct, own, marked, weight, rouge),
+        "threshold": build_threshold_table(correct, own, marked, weight, rouge),
         "roc": curves.roc(correct, scores[few], weight),
         "risk_coverage": curves.risk_coverage(correct, scores[few], weight),
         "reliability": pd.DataFrame(reliability),

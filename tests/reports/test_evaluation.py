@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from abstain.core.formatting import beside, figure, percent
-from abstain.core.markdown import bold, document, escape, heading, paragraph, plain, records_table, table
+from abstain.core.formatting import format_number, format_percent, format_percent_near
+from abstain.core.markdown import bold, document, escape, heading, paragraph, records_table, table, to_single_line
 from abstain.reports.evaluation import EvaluationResult, leaderboard_table, render_evaluation
-from abstain.reports.page import STATUS_MARKS, State, render_html, verdict, without_images
+from abstain.reports.page import STATUS_MARKS, State, headline_section, render_html, without_images
 from abstain.reports.plots import PLOTS
 from tests.reports.builders import GUARANTEED, HEURISTIC, LINK, NASTY, ROWS, TAG, evaluated
 from tests.reports.reading import READER, Page, said_in_markdown, said_on_page, shown, tokens, words
@@ -125,12 +125,12 @@ def test_a_missed_target_is_told_in_answers_and_against_chance() -> None:
 
 
 def test_headline_figures_without_near_duplicates_are_printed() -> None:
-    probe, at = evaluated().own, evaluated().at
+    probe, at = evaluated().served_row, evaluated().at_threshold
     assert (
         f"12 of the {ROWS} answers of the hold-out have one. On the other 228 the AUROC is 0.712 (on all "
-        f"{figure(probe['auroc'])}), and 45.7 % of the answers are shown, 83.2 % of them correct, 7.7 % "
-        f"shown and incorrect (of all: {percent(at['coverage'])} of the answers are shown, {percent(at['precision'])} of "
-        f"them correct, {percent(at['coverage'] * (1 - at['precision']))})."
+        f"{format_number(probe['auroc'])}), and 45.7 % of the answers are shown, 83.2 % of them correct, 7.7 % "
+        f"shown and incorrect (of all: {format_percent(at['coverage'])} of the answers are shown, {format_percent(at['precision'])} of "
+        f"them correct, {format_percent(at['coverage'] * (1 - at['precision']))})."
     ) in first_lines(MARKDOWN)
     apart = "metrics.holdout.without_twins"
     none = first_lines(markdown_of(changed={f"{apart}.twins": 0, f"{apart}.rows": ROWS}))
@@ -262,10 +262,13 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
     assert rows["probe"][0] == "served probe: linear"
     assert rows["probe"][1] == f"{probe['auroc']:.3f} ({probe['auroc_low']:.3f} to {probe['auroc_high']:.3f})"
     assert rows["probe"][2:4] == ["", ""]
-    assert rows["fusion"][2].startswith(figure(fusion["auroc_difference"], "+.3f"))
+    assert rows["fusion"][2].startswith(format_number(fusion["auroc_difference"], "+.3f"))
     assert rows["fusion"][3] == f"{fusion['chance_better']:.0%}".replace("%", " %")
     times = [f"{fusion[f'error_recall_over_random{end}']:.2f}" for end in ("", "_low", "_high")]
-    assert rows["fusion"][4:6] == [percent(fusion["error_recall_at_15pct"]), f"{times[0]} ({times[1]} to {times[2]})"]
+    assert rows["fusion"][4:6] == [
+        format_percent(fusion["error_recall_at_15pct"]),
+        f"{times[0]} ({times[1]} to {times[2]})",
+    ]
     assert rows["yes_score"][6:] == ["312", "7"]
     assert rows["verbalised"][1:6] == ["not defined"] * 5
     assert rows["verbalised"][7] == str(ROWS)
@@ -296,7 +299,7 @@ def test_everybody_is_shown_at_a_threshold_of_their_own() -> None:
     fusion = evaluated().evaluation["at_own_threshold"]["fusion"]
     assert rows["fusion"][:4] == [
         "0.600",
-        *(percent(fusion[name]) for name in ("precision", "recall", "abstention_rate")),
+        *(format_percent(fusion[name]) for name in ("precision", "recall", "abstention_rate")),
     ]
     assert rows["verbalised"] == ["no threshold reaches precision 0.8 on 206 reviewed answers | none"]
 
@@ -384,7 +387,7 @@ def test_slices_below_the_target_are_named_lowest_first() -> None:
     below = sorted((row for row in judged if row["precision"] < 0.95), key=lambda row: row["precision"])
     assert 0 < len(below) < len(judged)
     assert f"correct in {len(below)} of them, lowest first: " in text
-    places = [text.index(f"({percent(row['precision'])})") for row in below]
+    places = [text.index(f"({format_percent(row['precision'])})") for row in below]
     assert places == sorted(places)
     assert "In all of them at least 50 % of the shown answers are correct." in markdown_of(target=0.5)
     assert "fewer than 20 shown answers: precision not judged |" in text
@@ -520,7 +523,7 @@ def test_both_renderings_say_the_same_and_no_number_for_what_is_undefined(option
         "metrics.newest.auroc": None,
         "metrics.holdout.at_threshold.precision": None,
         "metrics.holdout.at_threshold.recall": None,
-        "metrics.holdout.scorers.probe": dict.fromkeys(evaluated().own, None) | {"unscored": 0},
+        "metrics.holdout.scorers.probe": dict.fromkeys(evaluated().served_row, None) | {"unscored": 0},
         "evaluation.calibration.by_method.0.ece": None,
         "evaluation.audits.answers_shuffled.0.auroc_against_shuffled": None,
         "evaluation.served.out_of_fold": {"linear": None, "lstm": None},
@@ -543,7 +546,7 @@ def test_what_people_wrote_is_text_in_the_page() -> None:
     assert not re.search(r"url\(|@import", PAGE)
     told = page.of("bdi")
     for text in NASTY[:4]:
-        assert plain(text) in told
+        assert to_single_line(text) in told
 
 
 def test_what_people_wrote_is_text_in_markdown() -> None:
@@ -553,7 +556,7 @@ def test_what_people_wrote_is_text_in_markdown() -> None:
     assert sorted(images) == sorted(f"{name}.svg" for name in PLOTS)
     assert {token.content for token in found if token.type == "em_open"} == {""}
     for text in NASTY[:4]:
-        assert plain(text) in "".join(token.content for token in found if token.type.startswith("text"))
+        assert to_single_line(text) in "".join(token.content for token in found if token.type.startswith("text"))
 
 
 def test_the_page_has_no_link_image_or_element_that_the_markdown_asks_for() -> None:
@@ -570,11 +573,11 @@ def test_a_warning_stands_above_the_verdict_as_text() -> None:
     page = render_html(f"{paragraph(bold(warning))}\n\n{MARKDOWN}", IMAGES)
     said = Page(page).texts
     at_verdict = next(at for at, (tag, text) in enumerate(said) if tag == "h2" and "Guarantee kept" in text)
-    assert said.index(("strong", plain(warning))) < at_verdict
+    assert said.index(("strong", to_single_line(warning))) < at_verdict
     ((_, inline, _),) = [READER.parse(paragraph(bold(warning)))]
     assert inline.children is not None
     assert [child.type for child in inline.children if child.type != "text"] == ["strong_open", "strong_close"]
-    assert "".join(child.content for child in inline.children) == plain(warning)
+    assert "".join(child.content for child in inline.children) == to_single_line(warning)
 
 
 def test_tables_are_whole_in_markdown() -> None:
@@ -605,7 +608,7 @@ def test_any_text_reads_in_markdown_as_it_was_written(text: str) -> None:
     found = tokens(markdown)
     assert {token.type for token in found} <= PLAIN
     assert sum(token.type == "heading_open" for token in found) == 3
-    inner = plain(text).strip()
+    inner = to_single_line(text).strip()
     cells = [row for grid in Page(READER.render(markdown)).tables for row in grid[1:]]
     assert [len(row) for row in cells] == [2, 2]
     assert cells[0][1].strip() == inner
@@ -617,12 +620,12 @@ def test_any_text_reads_in_markdown_as_it_was_written(text: str) -> None:
 def test_any_text_reads_in_the_page_as_it_was_written(text: str) -> None:
     page = render_html(one_of(paragraph(text, " ", bold(text)), table(("a",), [(text,)], text)), IMAGES)
     parsed = Page(page)
-    assert parsed.tables[0][1][0].strip() == plain(text).strip().replace("\xa0", " ")
+    assert parsed.tables[0][1][0].strip() == to_single_line(text).strip().replace("\xa0", " ")
     assert page.encode()
 
 
 def one_of(*blocks: str) -> str:
-    first = [heading(1, "title"), paragraph("about"), *verdict("passed", "kept", [])]
+    first = [heading(1, "title"), paragraph("about"), *headline_section("passed", "kept", [])]
     return document([*first, heading(2, "Only"), *blocks])
 
 
@@ -654,13 +657,15 @@ def test_what_a_plot_shows_is_what_the_figures_say() -> None:
     assert len(alts) == 7
     shows = {token.attrs["src"]: token.content for token in tokens(MARKDOWN) if token.type == "image"}
     given = evaluated()
-    assert f"{given.own['auroc']:.3f}" in str(shows["leaderboard.svg"])
+    assert f"{given.served_row['auroc']:.3f}" in str(shows["leaderboard.svg"])
     assert "verbalised not defined" in str(shows["leaderboard.svg"])
-    at = given.at
-    guaranteed = f"at the guaranteed threshold {GUARANTEED:.3f}, {percent(at['coverage'])} of the answers are shown"
+    at = given.at_threshold
+    guaranteed = (
+        f"at the guaranteed threshold {GUARANTEED:.3f}, {format_percent(at['coverage'])} of the answers are shown"
+    )
     assert guaranteed in str(shows["threshold.svg"])
     wrong = at["coverage"] * (1 - at["precision"]) / (1 - given.holdout["base_rate"])
-    assert f"{percent(at['recall'])} of the correct answers and {percent(wrong)} of the incorrect" in str(
+    assert f"{format_percent(at['recall'])} of the correct answers and {format_percent(wrong)} of the incorrect" in str(
         shows["confidence.svg"]
     )
     assert "raw, where 5 % are said to be correct, 20 % are (10 answers)" not in str(shows["reliability.svg"])
@@ -699,8 +704,8 @@ def test_a_markdown_table_has_one_line_a_row() -> None:
     [(0.8501, 0.85, "85.01 %"), (0.84999, 0.85, "84.999 %"), (0.85, 0.85, "85.0 %"), (0.7, 0.85, "70.0 %")],
 )
 def test_a_figure_beside_its_target_has_the_digits_it_takes(value: float, target: float, text: str) -> None:
-    assert beside(value, target) == text
-    assert beside(None, target) == "not defined"
+    assert format_percent_near(value, target) == text
+    assert format_percent_near(None, target) == "not defined"
 
 
 def test_a_fusion_that_hears_nobody_is_told() -> None:

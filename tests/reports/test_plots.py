@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.reports.plots import CURVES, PLOTS, draw
+from abstain.reports.plots import CURVES, PLOTS, render_plot
 from abstain.reports.theme import DARK, LIGHT
 from tests.reports.builders import GUARANTEED, HEURISTIC, NASTY, evaluated
 
@@ -21,7 +21,7 @@ TABLES = evaluated().tables
 
 @lru_cache
 def drawn(name: str) -> bytes:
-    return draw(name, TABLES[name])
+    return render_plot(name, TABLES[name])
 
 
 def words(svg: bytes) -> list[str]:
@@ -35,7 +35,7 @@ def test_a_plot_is_a_small_drawing_and_the_same_each_time(name: str) -> None:
     svg = drawn(name)
     assert words(svg)
     assert 5_000 < len(svg) < 40_000
-    assert svg == draw(name, TABLES[name])
+    assert svg == render_plot(name, TABLES[name])
     assert re.findall(rb"<(?:script|image|a)\b|href=\"(?!#)|<metadata", svg) == []
 
 
@@ -75,17 +75,17 @@ def test_a_plot_shows_its_table(name: str) -> None:
     table = TABLES[name]
     columns = {"threshold": "precision", "roc": "true_positive_rate", "risk_coverage": "risk", "confidence": "correct"}
     column = columns.get(name, "accuracy")
-    assert draw(name, table.assign(**{column: table[column] * 0.9})) != drawn(name)
+    assert render_plot(name, table.assign(**{column: table[column] * 0.9})) != drawn(name)
 
 
 def test_both_thresholds_and_the_target_are_named() -> None:
     told = words(drawn("threshold"))
     assert {f"guaranteed: {GUARANTEED:.3f}", f"heuristic: {HEURISTIC:.3f}", "aimed at: 80 %"} <= set(told)
     assert {"precision", "coverage"} <= set(told)
-    without = words(draw("threshold", evaluated(guaranteed=False).tables["threshold"]))
+    without = words(render_plot("threshold", evaluated(guaranteed=False).tables["threshold"]))
     assert f"heuristic: {HEURISTIC:.3f}" in without
     assert not any(text.startswith("guaranteed") for text in without)
-    rate = words(draw("threshold", evaluated(metric="error_rate", target=0.05).tables["threshold"]))
+    rate = words(render_plot("threshold", evaluated(metric="error_rate", target=0.05).tables["threshold"]))
     assert {"shown and incorrect, of all", "aimed at: 5 %"} <= set(rate)
     assert "precision" not in rate
 
@@ -125,13 +125,13 @@ def test_a_name_is_drawn_as_it_is_written(text: str) -> None:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        told = words(draw("leaderboard", table))
+        told = words(render_plot("leaderboard", table))
     assert any(" ".join(text.split())[:3] in word for word in told)
 
 
 @pytest.mark.parametrize("name", PLOTS)
 def test_of_nothing_it_says_so(name: str) -> None:
-    assert words(draw(name, TABLES[name].iloc[:0])) == ["not defined for these answers"]
+    assert words(render_plot(name, TABLES[name].iloc[:0])) == ["not defined for these answers"]
 
 
 def test_what_is_not_defined_is_not_drawn_as_0() -> None:
@@ -139,7 +139,8 @@ def test_what_is_not_defined_is_not_drawn_as_0() -> None:
     table.loc[table["threshold"] > 0.7, "precision"] = np.nan
     known = table[table["precision"].notna()]
     line = re.search(
-        r'<g id="line2d_\d+">\s*<path d="([^"]*)" clip-path[^>]*stroke: #0072b2', draw("threshold", table).decode()
+        r'<g id="line2d_\d+">\s*<path d="([^"]*)" clip-path[^>]*stroke: #0072b2',
+        render_plot("threshold", table).decode(),
     )
     assert line is not None
     assert len(re.findall(r"[ML] ", line[1])) == len(known)
@@ -147,11 +148,11 @@ def test_what_is_not_defined_is_not_drawn_as_0() -> None:
 
 def test_a_hold_out_of_one_class_is_drawn() -> None:
     nothing = TABLES["roc"].assign(true_positive_rate=np.nan)
-    assert "probe" in words(draw("roc", nothing))
+    assert "probe" in words(render_plot("roc", nothing))
     board = TABLES["leaderboard"].assign(auroc=np.nan, auroc_low=np.nan, auroc_high=np.nan)
-    assert words(draw("leaderboard", board)).count("not defined") == len(board)
+    assert words(render_plot("leaderboard", board)).count("not defined") == len(board)
     empty = TABLES["confidence"].assign(right=0.0, wrong=0.0)
-    assert "correct (up)" in words(draw("confidence", empty))
+    assert "correct (up)" in words(render_plot("confidence", empty))
 
 
 def test_the_curves_of_a_large_hold_out_stay_small() -> None:
@@ -160,4 +161,4 @@ def test_the_curves_of_a_large_hold_out_stay_small() -> None:
     for name in ("probe", "fusion", "yes_score", "length_only"):
         coverage, risk = metrics.risk_coverage(correct, generator.random(20_000))
         parts.append(pd.DataFrame({"scorer": name, "coverage": coverage, "risk": risk}))
-    assert len(draw("risk_coverage", pd.concat(parts))) < 250_000
+    assert len(render_plot("risk_coverage", pd.concat(parts))) < 250_000

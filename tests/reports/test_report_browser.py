@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from abstain.core.markdown import plain
+from abstain.core.markdown import to_single_line
 from abstain.data.store.profile import MEASURES
 from abstain.reports.data_reports.ingest import ingest_report
 from abstain.reports.data_reports.validation import validation_report
 from abstain.reports.evaluation import render_evaluation
 from abstain.reports.page import render_html
-from abstain.reports.plots import PLOTS, draw
+from abstain.reports.plots import PLOTS, render_plot
 from abstain.reports.theme import DARK, LIGHT
 from tests.browser import headless
 from tests.reports.builders import NASTY, evaluated
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page for each of `HEADLINES`, and the plots of the first one."""
     folder = tmp_path_factory.mktemp("reports")
     tables = evaluated().tables
-    images = {plot: draw(plot, tables[plot]) for plot in PLOTS}
+    images = {plot: render_plot(plot, tables[plot]) for plot in PLOTS}
     pages = {name: render_html(render_evaluation(evaluated(**how)), images) for name, how in VARIANTS.items()}
     _, pages["validation"] = validation_report([FAILED.to_dict()], "retrain shiny-fox, data as of 2026-11-02")
     refused = report(reasons={"answer: missing": 5}, validation=FAILED)
@@ -132,7 +132,7 @@ def test_page_fits_its_window_and_turns_dark(browser: Browser, folder: Path, nam
 def test_what_people_wrote_is_seen_as_text(browser: Browser, folder: Path) -> None:
     page = opened(browser, folder / "kept.html").page
     for text in NASTY[:4]:
-        expect(page.locator("bdi").get_by_text(plain(text), exact=True).first).to_be_visible()
+        expect(page.locator("bdi").get_by_text(to_single_line(text), exact=True).first).to_be_visible()
     assert (
         page.evaluate("document.querySelectorAll('script, main img:not([src^=\"data:\"]), iframe, form').length") == 0
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from abstain.core.contracts import VERDICTS, Review
+from abstain.core.contracts import CRITERIA, Review
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import to_json_lines
 from abstain.data.decision_log import queue
-from abstain.data.labels.answer_labels import resolve, select_latest_reviews
+from abstain.data.labels.answer_labels import resolve_reviews, select_latest_reviews
 from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
@@ -22,7 +22,7 @@ from abstain.ingest.sources.files import explicit_sources
 from abstain.review.candidates import read_candidates
 from abstain.review.export import collect_sample, describe_sample, make_review_file
 from abstain.review.import_reviews import parse_reviews
-from abstain.review.sampling import ReviewDesign, draw
+from abstain.review.sampling import ReviewDesign, draw_sample
 from abstain.review.workbook import to_bytes
 from tests.checkout import shipped_params
 from tests.data.builders import PARAMS, accept_all, later, row, thumb, verdict
@@ -52,7 +52,7 @@ def data(tmp_path: Path) -> Path:
 
 def export(data: Path, size: int, since: datetime | None = None) -> tuple[ReviewDesign, Path]:
     window = read_candidates(DataStore(data), since)
-    design = draw(window.frame, size, 1.0, seed=0)
+    design = draw_sample(window.frame, size, 1.0, seed=0)
     path = data.parent / f"reviews-{size}.xlsx"
     path.write_bytes(to_bytes(make_review_file(collect_sample(design, window, DataStore(data)), SEAL_KEY)))
     return design, path
@@ -60,7 +60,7 @@ def export(data: Path, size: int, since: datetime | None = None) -> tuple[Review
 
 def described(data: Path, size: int, *bounds: datetime, withheld_share: float = 0.0) -> str:
     window = read_candidates(DataStore(data), *bounds)
-    return "\n".join(describe_sample(draw(window.frame, size, 1.0, 0, withheld_share=withheld_share), window))
+    return "\n".join(describe_sample(draw_sample(window.frame, size, 1.0, 0, withheld_share=withheld_share), window))
 
 
 def fill_in(path: Path, reviewer: str = "Ann") -> None:
@@ -78,7 +78,7 @@ def fill_in(path: Path, reviewer: str = "Ann") -> None:
 
 def bring(data: Path, path: Path, now: datetime) -> IngestReport:
     known: dict[str, list[Review]] = {}
-    for review in DataStore(data).rows(Review):
+    for review in DataStore(data).iter_rows(Review):
         known.setdefault(review.interaction_id, []).append(review)
     found = parse_reviews(rows_of(path).values(), now, known)
     assert found.problems == ()
@@ -89,10 +89,10 @@ def bring(data: Path, path: Path, now: datetime) -> IngestReport:
 
 def weights(data: Path) -> pd.Series:
     """The inclusion probability that the label of each reviewed answer carries, by interaction."""
-    reviews = pd.DataFrame([review.model_dump() for review in DataStore(data).rows(Review)])
+    reviews = pd.DataFrame([review.model_dump() for review in DataStore(data).iter_rows(Review)])
     codes, names = pd.factorize(reviews["interaction_id"])
     params = shipped_params().labels
-    labels = resolve(select_latest_reviews(reviews.assign(row=codes), params), params)
+    labels = resolve_reviews(select_latest_reviews(reviews.assign(row=codes), params), params)
     return pd.Series(labels["inclusion_probability"].to_numpy(float), index=names)
 
 
@@ -118,7 +118,7 @@ def test_drawn_row_comes_back_with_its_probability(data: Path) -> None:
     fill_in(path)
     report = bring(data, path, FIRST)
     assert (report.accepted, report.quarantined) == (40, 0)
-    reviewed = {review.interaction_id: review for review in DataStore(data).rows(Review)}
+    reviewed = {review.interaction_id: review for review in DataStore(data).iter_rows(Review)}
     assert set(reviewed) == set(design.rows.index)
     for key, review in reviewed.items():
         assert review.inclusion_probability == design.rows.loc[key, "probability"]
@@ -151,7 +151,7 @@ def test_larger_sample_asks_for_the_rest_and_moves_weights(data: Path) -> None:
     found = weights(data)
     assert found.to_dict() == second.rows["probability"].to_dict()
     assert (1 / found).sum() == pytest.approx(200)
-    ann = [review for review in DataStore(data).rows(Review) if review.reviewer == "Ann"]
+    ann = [review for review in DataStore(data).iter_rows(Review) if review.reviewer == "Ann"]
     last = {review.interaction_id: review for review in sorted(ann, key=lambda one: one.reviewed_at)}
     verdicts = {key: (one.complete, one.correct, one.truthful) for key, one in last.items()}
     assert verdicts == {one.interaction_id: (one.complete, one.correct, one.truthful) for one in ann[:40]}
@@ -196,17 +196,17 @@ def test_a_queue_reviewed_answer_counts_as_drawn(data: Path) -> None:
 
         def draw_into_queue(size: int) -> ReviewDesign:
             window = read_candidates(DataStore(data), queued=queue.reviewed_ids(log.database))
-            design = draw(window.frame, size, 1.0, seed=0)
+            design = draw_sample(window.frame, size, 1.0, seed=0)
             sample = collect_sample(design, window, DataStore(data))
             queue.fill(log.database, sample.drawn_answers(), sample.moved, FIRST)
             return design
 
         def review_all() -> IngestReport:
             while row := queue.next_open(log.database, "Ann"):
-                words = dict.fromkeys(VERDICTS, True)
+                words = dict.fromkeys(CRITERIA, True)
                 key = row.interaction.interaction_id
                 log.review(Review(interaction_id=key, reviewed_at=FIRST, reviewer="Ann", **words)).result()
-            return ingest([source], data, PARAMS, FIRST + DAY, remember=True, validate=accept_all)
+            return ingest([source], data, PARAMS, FIRST + DAY, incremental=True, validate=accept_all)
 
         first = draw_into_queue(40)
         report = review_all()

@@ -52,7 +52,7 @@ def test_verdict_words_of_any_case_are_read(yes: str, no: str) -> None:
 
 def test_empty_verdict_is_not_reviewed_yet() -> None:
     found = read(row(), row("i-2", reviewer="Ann"), row("i-3", complete=" "), row("i-4", **GOOD))
-    assert (len(found.reviews), found.blank, found.problems) == (1, 3, ())
+    assert (len(found.reviews), found.n_unreviewed, found.problems) == (1, 3, ())
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_empty_verdict_is_not_reviewed_yet() -> None:
 )
 def test_wrong_cell_is_named_with_its_remedy(own: dict[str, str], message: str) -> None:
     found = read(row(**GOOD), row("i-2", **{**GOOD, **own}))
-    assert len(found.reviews) == 1 and found.blank == 0, "no row refuses another"
+    assert len(found.reviews) == 1 and found.n_unreviewed == 0, "no row refuses another"
     (problem,) = found.problems
     assert problem.startswith(message)
 
@@ -141,7 +141,7 @@ def test_verdict_is_compared_as_ingest_stored_it() -> None:
 def test_every_row_is_one_of_three(cells: list[dict[str, str]]) -> None:
     rows = [row(f"i-{n}", **own) for n, own in enumerate(cells)]
     found = read(*rows)
-    assert len(found.reviews) + found.blank + len(found.problems) == len(rows)
+    assert len(found.reviews) + found.n_unreviewed + len(found.problems) == len(rows)
     assert all("\n" not in problem for problem in found.problems)
 
 

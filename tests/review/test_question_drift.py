@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from abstain.data.store.dataset import DataStore
 from abstain.review import question_drift as module
-from abstain.review.question_drift import compute_nearest_distances, drift
+from abstain.review.question_drift import compute_nearest_distances, measure_question_drift
 from tests.data.builders import row
 from tests.review.test_candidates import take
 
@@ -53,10 +53,10 @@ def test_drift_reads_its_questions_from_the_store(tmp_path: Path, monkeypatch: p
     rows = [row(f"t{n}", question="aab") for n in range(6)] + [row("new", question="ff"), row("old", question="aab")]
     take(tmp_path / "data", *rows)
     store = DataStore(tmp_path / "data")
-    found = drift(store, {"new", "old", "gone"}, {f"t{n}" for n in range(6)}, Letters(), seed=0)
+    found = measure_question_drift(store, {"new", "old", "gone"}, {f"t{n}" for n in range(6)}, Letters(), seed=0)
     assert found["new"] == pytest.approx(1) and found["old"] == pytest.approx(0, abs=1e-6) and "gone" not in found
     monkeypatch.setattr(module, "COMPARED", 1)
-    assert len(drift(store, {"new", "old"}, {"t0", "t1"}, Letters(), seed=0)) == 1
+    assert len(measure_question_drift(store, {"new", "old"}, {"t0", "t1"}, Letters(), seed=0)) == 1
 
 
 @pytest.mark.slow

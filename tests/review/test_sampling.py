@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.review.sampling import STRATA, ReviewDesign, allocate, draw
+from abstain.review.sampling import STRATA, ReviewDesign, allocate, draw_sample
 
 SIZES = st.lists(st.integers(1, 200), min_size=1, max_size=12)
 
@@ -92,9 +92,9 @@ def test_allocation_of_fewer_rows_than_strata_is_refused() -> None:
 
 def test_sample_is_half_random_a_quarter_each_doubt_and_drift() -> None:
     frame = population(3000)
-    design = draw(frame, 200, 0.5, seed=1, threshold=0.7)
+    design = draw_sample(frame, 200, 0.5, seed=1, threshold=0.7)
     assert design.rows["why"].value_counts().to_dict() == {"random": 100, "uncertain": 50, "drift": 50}
-    assert (len(design.rows), design.overflow, design.strata) == (200, 0, STRATA)
+    assert (len(design.rows), design.n_extra, design.strata) == (200, 0, STRATA)
     unsure = (frame["confidence"] - 0.7).abs().nsmallest(50).index
     assert set(unsure) == set(design.rows.index[design.rows["why"] == "uncertain"])
     drifted = frame["drift"].drop(unsure).nlargest(50).index
@@ -105,7 +105,7 @@ def test_sample_is_half_random_a_quarter_each_doubt_and_drift() -> None:
 
 def test_probability_is_of_what_remains_of_the_stratum() -> None:
     frame = population(3000)
-    design = draw(frame, 200, 0.5, seed=1, threshold=0.7)
+    design = draw_sample(frame, 200, 0.5, seed=1, threshold=0.7)
     drawn = design.rows[design.rows["why"] == "random"]
     rest = frame.drop(design.rows.index[design.rows["why"] != "random"])
     for key, group in rest.groupby(list(STRATA), dropna=False, observed=True):
@@ -117,33 +117,33 @@ def test_probability_is_of_what_remains_of_the_stratum() -> None:
 
 
 def test_sample_without_a_probe_is_random() -> None:
-    design = draw(population(1000).drop(columns=["confidence", "drift"]), 100, 0.5, 1)
+    design = draw_sample(population(1000).drop(columns=["confidence", "drift"]), 100, 0.5, 1)
     assert set(design.rows["why"]) == {"random"} and len(design.rows) == 100
 
 
 def test_rows_without_a_score_are_replaced_by_random_ones() -> None:
     frame = population(1000)
     frame.loc[frame.index[10:], "drift"] = np.nan
-    counts = draw(frame, 100, 0.5, 1, 0.7).rows["why"].value_counts()
+    counts = draw_sample(frame, 100, 0.5, 1, 0.7).rows["why"].value_counts()
     assert (counts["uncertain"] + counts["drift"], counts["random"]) == (50, 50) and counts["drift"] <= 10
     frame.loc[frame.index[5:], "confidence"] = np.nan
-    counts = draw(frame, 100, 0.5, 1, 0.7).rows["why"].value_counts()
+    counts = draw_sample(frame, 100, 0.5, 1, 0.7).rows["why"].value_counts()
     assert counts["random"] >= 85 and counts.sum() == 100
 
 
 def test_window_no_larger_than_the_sample_is_taken_whole() -> None:
-    design = draw(population(50), 200, 0.5, 1, 0.7)
+    design = draw_sample(population(50), 200, 0.5, 1, 0.7)
     assert len(design.rows) == 50 and (design.rows["probability"] == 1).all()
 
 
 def test_few_rows_are_stratified_by_less() -> None:
     frame = population(2000, lines=40)
-    assert draw(frame, 400, 1.0, 1).strata == STRATA
-    assert draw(frame, 100, 1.0, 1).strata == ("decision", "product", "thumb")
-    assert draw(frame, 5, 1.0, 1).strata == ("decision", "thumb")
-    assert draw(frame, 1, 1.0, 1).strata == ("decision",)  # of one kind here
+    assert draw_sample(frame, 400, 1.0, 1).strata == STRATA
+    assert draw_sample(frame, 100, 1.0, 1).strata == ("decision", "product", "thumb")
+    assert draw_sample(frame, 5, 1.0, 1).strata == ("decision", "thumb")
+    assert draw_sample(frame, 1, 1.0, 1).strata == ("decision",)  # of one kind here
     for size in (1, 5, 100):
-        assert (1 / draw(frame, size, 1.0, 1).rows["probability"]).sum() == pytest.approx(2000)
+        assert (1 / draw_sample(frame, size, 1.0, 1).rows["probability"]).sum() == pytest.approx(2000)
 
 
 def gated(rows: int, withheld_every: int, **options: int) -> tuple[pd.DataFrame, pd.Series]:
@@ -158,7 +158,7 @@ def gated(rows: int, withheld_every: int, **options: int) -> tuple[pd.DataFrame,
 def test_withheld_answers_are_drawn_with_a_known_probability_in_every_sample() -> None:
     frame, withheld = gated(2000, withheld_every=50)
     for size in (2, 30, 200):
-        rows = draw(frame, size, 1.0, 1).rows
+        rows = draw_sample(frame, size, 1.0, 1).rows
         own = rows[withheld[rows.index]]
         assert len(own) >= 1 and (1 / own["probability"]).sum() == pytest.approx(40)
 
@@ -171,11 +171,11 @@ def test_stated_share_of_the_drawn_rows_is_withheld_answers_or_more(
     frame, withheld = gated(2000, withheld_every)
     for lines in (1, 40):
         frame["line_of_business"] = [f"line-{n % lines}" for n in range(2000)]
-        design = draw(frame, 100, random_share, 1, 0.7, withheld_share=0.2)
+        design = draw_sample(frame, 100, random_share, 1, 0.7, withheld_share=0.2)
         rows = design.rows[design.rows["why"] == "random"]
         own = int(withheld[rows.index].sum())
         assert own == drawn // 5 if withheld_every == 50 else own > drawn / 3, "their own part is more"
-        assert (len(rows), design.short) == (drawn, 0)
+        assert (len(rows), design.n_missing) == (drawn, 0)
         for kind in (withheld, ~withheld):
             open_rows = kind & ~kind.index.isin(design.rows.index.difference(rows.index))
             assert (1 / rows["probability"][kind[rows.index]]).sum() == pytest.approx(open_rows.sum())
@@ -183,11 +183,11 @@ def test_stated_share_of_the_drawn_rows_is_withheld_answers_or_more(
 
 def test_where_too_few_answers_were_withheld_all_are_drawn_and_others_instead() -> None:
     frame, withheld = gated(2000, withheld_every=200)
-    design = draw(frame, 100, 1.0, 1, withheld_share=0.15)
+    design = draw_sample(frame, 100, 1.0, 1, withheld_share=0.15)
     assert set(frame.index[withheld]) < set(design.rows.index) and len(design.rows) == 100
-    assert (design.rows.loc[frame.index[withheld], "probability"] == 1).all() and design.short == 5
-    everything = draw(frame, 20, 1.0, 1, withheld_share=1.0)
-    assert withheld[everything.rows.index].sum() == 10 and everything.short == 10
+    assert (design.rows.loc[frame.index[withheld], "probability"] == 1).all() and design.n_missing == 5
+    everything = draw_sample(frame, 20, 1.0, 1, withheld_share=1.0)
+    assert withheld[everything.rows.index].sum() == 10 and everything.n_missing == 10
     assert (1 / everything.rows["probability"]).sum() == pytest.approx(2000), "shown ones keep their chance"
 
 
@@ -196,13 +196,13 @@ def test_where_too_few_answers_were_withheld_all_are_drawn_and_others_instead() 
 )
 def test_impossible_sample_is_refused(size: int, share: float, withheld: float) -> None:
     with pytest.raises(AbstainError, match="-n of at least 1, a --random-share above 0 .* --withheld-share from 0"):
-        draw(population(10), size, share, 1, 0.5, withheld_share=withheld)
+        draw_sample(population(10), size, share, 1, 0.5, withheld_share=withheld)
 
 
 def test_any_beginning_of_the_sample_is_a_fair_part_of_it() -> None:
     """Whoever stops halfway has reviewed about half of every stratum, and half of what was taken with certainty."""
     frame = population(5000)
-    rows = draw(frame, 300, 0.5, 1, 0.7).rows.join(frame[list(STRATA)])
+    rows = draw_sample(frame, 300, 0.5, 1, 0.7).rows.join(frame[list(STRATA)])
     half = rows.iloc[:150]
     assert (half["why"] == "random").mean() == pytest.approx(0.5, abs=0.05)
     random = rows[rows["why"] == "random"]
@@ -216,19 +216,21 @@ def test_any_beginning_of_the_sample_is_a_fair_part_of_it() -> None:
 def test_sample_does_not_depend_on_the_order_of_rows() -> None:
     frame = population(2000)
     shuffled = frame.sample(frac=1, random_state=3)
-    pd.testing.assert_frame_equal(draw(frame, 100, 0.5, 1, 0.7).rows, draw(shuffled, 100, 0.5, 1, 0.7).rows)
-    assert set(draw(frame, 100, 1.0, 1).rows.index) != set(draw(frame, 100, 1.0, 2).rows.index)
+    pd.testing.assert_frame_equal(
+        draw_sample(frame, 100, 0.5, 1, 0.7).rows, draw_sample(shuffled, 100, 0.5, 1, 0.7).rows
+    )
+    assert set(draw_sample(frame, 100, 1.0, 1).rows.index) != set(draw_sample(frame, 100, 1.0, 2).rows.index)
 
 
 def test_larger_sample_extends_a_smaller_one() -> None:
     frame = population(2000)
-    small = draw(frame, 60, 1.0, 1)
-    large = draw(frame, 150, 1.0, 1)
+    small = draw_sample(frame, 60, 1.0, 1)
+    large = draw_sample(frame, 150, 1.0, 1)
     assert set(small.rows.index) < set(large.rows.index)
-    after = draw(reviewed_by(frame, small), 150, 1.0, 1)
+    after = draw_sample(reviewed_by(frame, small), 150, 1.0, 1)
     assert set(after.rows.index) == set(large.rows.index)
     assert after.rows["probability"].to_dict() == large.rows["probability"].to_dict()
-    assert after.rows["reviewed"].sum() == 60 and after.overflow == 0
+    assert after.rows["reviewed"].sum() == 60 and after.n_extra == 0
 
 
 @given(st.integers(2, 30), st.sampled_from([0.0, 0.1, 0.33, 0.5, 1.0]), st.integers(2, 8))
@@ -237,16 +239,16 @@ def test_larger_sample_extends_a_smaller_one_at_any_share_of_withheld_answers(
     size: int, share: float, withheld_every: int
 ) -> None:
     frame = gated(300, withheld_every)[0].assign(product=None, line_of_business=None, thumb="none")
-    small, large = (draw(frame, n, 1.0, 1, withheld_share=share) for n in (size, size + 1))
+    small, large = (draw_sample(frame, n, 1.0, 1, withheld_share=share) for n in (size, size + 1))
     assert set(small.rows.index) < set(large.rows.index)
-    after = draw(reviewed_by(frame, small), size + 1, 1.0, 1, withheld_share=share)
-    assert after.rows["probability"].to_dict() == large.rows["probability"].to_dict() and after.overflow == 0
+    after = draw_sample(reviewed_by(frame, small), size + 1, 1.0, 1, withheld_share=share)
+    assert after.rows["probability"].to_dict() == large.rows["probability"].to_dict() and after.n_extra == 0
 
 
 def test_row_taken_with_certainty_is_not_asked_for_again() -> None:
     frame = population(2000)
-    first = draw(frame, 100, 0.5, 1, 0.7)
-    after = draw(reviewed_by(frame, first), 160, 0.5, 1, 0.7)
+    first = draw_sample(frame, 100, 0.5, 1, 0.7)
+    after = draw_sample(reviewed_by(frame, first), 160, 0.5, 1, 0.7)
     new = after.rows[~after.rows["reviewed"]]
     assert not set(new.index) & set(first.rows.index)
     assert new["why"].isin(["uncertain", "drift"]).sum() == 30
@@ -256,8 +258,8 @@ def test_row_taken_with_certainty_is_not_asked_for_again() -> None:
 def test_drawn_row_that_is_unsure_now_is_taken_with_certainty() -> None:
     """If reviewed rows were passed over, the most unsure of the others would be missing from what is drawn at random."""
     frame = population(2000)
-    first = draw(frame, 200, 1.0, 1)
-    again = draw(reviewed_by(frame, first), 400, 0.5, 1, 0.7)
+    first = draw_sample(frame, 200, 1.0, 1)
+    again = draw_sample(reviewed_by(frame, first), 400, 0.5, 1, 0.7)
     unsure = (frame["confidence"] - 0.7).abs().nsmallest(100).index
     assert (again.rows.loc[unsure, "why"] == "uncertain").all() and again.rows.loc[unsure, "reviewed"].any()
 
@@ -266,7 +268,7 @@ def test_row_reviewed_by_other_means_is_not_sampled() -> None:
     frame = population(2000)
     frame.loc[frame.index[:100], "reviewed"] = True
     frame.loc[frame.index[100:200], ["reviewed", "recorded_probability"]] = [True, 0.25]
-    design = draw(frame, 100, 0.5, 1, 0.7)
+    design = draw_sample(frame, 100, 0.5, 1, 0.7)
     assert not set(design.rows.index) & set(frame.index[:200])
     assert (1 / design.rows["probability"]).sum() == pytest.approx(1800)
 
@@ -282,7 +284,7 @@ def answers() -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def designs(answers: pd.DataFrame) -> list[ReviewDesign]:
     """A sample for each of many seeds."""
-    return [draw(answers, 120, 0.5, seed, 0.5) for seed in range(120)]
+    return [draw_sample(answers, 120, 0.5, seed, 0.5) for seed in range(120)]
 
 
 def within(estimated: Sequence[float], truth: float) -> float:
@@ -318,8 +320,8 @@ def test_sample_extended_with_another_probe_stays_unbiased(answers: pd.DataFrame
     doubt = np.random.default_rng(1).permutation(answers["confidence"])
     found = []
     for seed in range(60):
-        known = reviewed_by(answers, draw(answers, 80, 0.5, seed, 0.5)).assign(confidence=doubt)
-        found.append(horvitz_thompson(reviewed_by(known, draw(known, 160, 0.5, seed, 0.5))))
+        known = reviewed_by(answers, draw_sample(answers, 80, 0.5, seed, 0.5)).assign(confidence=doubt)
+        found.append(horvitz_thompson(reviewed_by(known, draw_sample(known, 160, 0.5, seed, 0.5))))
     assert within(found, answers["right"].mean()) < 3
 
 
@@ -331,7 +333,7 @@ def test_overlapping_windows_add_up(answers: pd.DataFrame) -> None:
         known = answers.copy()
         for window in (answers.index[:600], answers.index[300:]):
             part = known.loc[window]
-            known.loc[window] = reviewed_by(part, draw(part, 120, 0.5, seed, 0.5))
+            known.loc[window] = reviewed_by(part, draw_sample(part, 120, 0.5, seed, 0.5))
         found.append(horvitz_thompson(known))
     assert within(found, answers["right"].mean()) < 3
 
@@ -342,7 +344,7 @@ def test_rate_stays_unbiased_where_more_withheld_answers_are_drawn_than_their_pa
     frame.loc[withheld, "right"] = 0.0
     found, often = [], []
     for seed in range(60):
-        design = draw(frame, 60, 0.5, seed, 0.5, withheld_share=0.5)
+        design = draw_sample(frame, 60, 0.5, seed, 0.5, withheld_share=0.5)
         found.append(horvitz_thompson(reviewed_by(frame, design)))
         often.append(withheld[design.rows.index].mean())
     assert within(found, frame["right"].mean()) < 3 and np.mean(often) > 0.2

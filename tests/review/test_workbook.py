@@ -98,7 +98,7 @@ def test_libreoffice_runs_and_converts_nothing(tmp_path: Path) -> None:
     assert {cell.data_type for line in load_workbook(saved)["reviews"].iter_rows() for cell in line} <= {"s", "n"}
     assert all(cell.value is None for line in load_workbook(saved)["reviews"] for cell in line if cell.data_type == "n")
     after = read_workbook(saved)
-    assert [row.refused for row in check_seals(after, SEAL_KEY)] == [None] * len(rows)
+    assert [row.problem for row in check_seals(after, SEAL_KEY)] == [None] * len(rows)
     for old, new in zip(before, after, strict=True):
         assert [readable(text) for text in new.cells.values()] == [readable(text) for text in old.values()]
 
@@ -115,7 +115,7 @@ def test_row_with_an_odd_text_is_not_refused(tmp_path: Path, text: str) -> None:
     asked = interaction(f"i{text}", question=f"{text}?", answer=text, contexts=[Context(chunk_id="c#1", text=text)])
     path = write_file(tmp_path / "reviews.xlsx", asked, cells=reviewer_cells(review(ideal_answer=text)))
     (row,) = read_workbook(path)
-    assert (row.refused, row.cells["interaction_id"], row.cells["answer"]) == (None, asked.interaction_id, asked.answer)
+    assert (row.problem, row.cells["interaction_id"], row.cells["answer"]) == (None, asked.interaction_id, asked.answer)
     with ZipFile(path) as archive:
         sheet = archive.read("xl/worksheets/sheet1.xml").decode()
     filled = re.findall(r"<c ([^>]*)>(?!</c>)", sheet)
@@ -127,7 +127,7 @@ def test_cell_too_long_is_cut_and_the_row_stays_valid(tmp_path: Path) -> None:
         path = write_file(tmp_path / "reviews.xlsx", interaction(answer=f"a{text}"))
         fill(path, lambda number, cells: {"complete": "yes"})
         (row,) = read_workbook(path)
-        assert row.refused is None and row.cells["complete"] == "yes"
+        assert row.problem is None and row.cells["complete"] == "yes"
         assert row.cells["answer"].endswith(f" [... cut: {len(text) + 1:,} characters in all]")
         assert len(str(load_workbook(path)["reviews"]["C2"].value).encode("utf-16-le")) <= 2 * MAX_CELL
     write_file(tmp_path / "reviews.xlsx", interaction("\x00" * 1000))  # the longest id that there is
@@ -152,14 +152,14 @@ def test_sheet_lets_a_reviewer_write_only_their_cells(file: Path) -> None:
 def test_edited_locked_cell_refuses_its_row_by_name(file: Path, column: str) -> None:
     fill(file, lambda number, cells: {column: f"{cells[column]} x"} if number == 3 else {"complete": "yes"})
     rows = rows_of(file)
-    assert rows[2].refused is None and rows[4].refused is None
+    assert rows[2].problem is None and rows[4].problem is None
     place = f"reviews!{'ABCDEFGH'[list(SAMPLED_COLUMNS).index(column)]}3: "
-    assert rows[3].refused is not None and rows[3].refused.startswith(place) and "restore" in rows[3].refused
+    assert rows[3].problem is not None and rows[3].problem.startswith(place) and "restore" in rows[3].problem
 
 
 def test_line_breaks_and_spaces_of_a_spreadsheet_are_no_edit(file: Path) -> None:
     fill(file, lambda number, cells: {"contexts": cells["contexts"].replace("\n", "_x000D_\n") + "  "})
-    assert {row.refused for row in rows_of(file).values()} == {None}
+    assert {row.problem for row in rows_of(file).values()} == {None}
 
 
 def test_rows_and_columns_may_be_moved_copied_and_added(file: Path) -> None:
@@ -174,8 +174,8 @@ def test_rows_and_columns_may_be_moved_copied_and_added(file: Path) -> None:
     book.save(file)
     rows = rows_of(file)
     assert [(at, row.cells["interaction_id"]) for at, row in rows.items()] == [(2, "i-1"), (4, "i-0"), (5, "i-0")]
-    assert {row.refused for row in rows.values()} == {None}
-    assert rows[4].places["complete"] == "H4"
+    assert {row.problem for row in rows.values()} == {None}
+    assert rows[4].cell_addresses["complete"] == "H4"
 
 
 def test_cell_values_of_a_spreadsheet_are_read_as_text(file: Path) -> None:
@@ -192,7 +192,7 @@ def test_cell_values_of_a_spreadsheet_are_read_as_text(file: Path) -> None:
 
 def test_formula_in_a_reviewers_cell_refuses_its_row(file: Path) -> None:
     fill(file, lambda number, cells: {"ideal_answer": "=A1"} if number == 2 else {})
-    refused = {number: row.refused for number, row in rows_of(file).items()}
+    refused = {number: row.problem for number, row in rows_of(file).items()}
     assert refused == {2: "reviews!L2: ideal_answer is a formula: write its text instead", 3: None, 4: None}
 
 
@@ -247,10 +247,10 @@ def test_only_the_home_that_drew_a_row_says_how(file: Path) -> None:
         book.save(file)
         return read_workbook(file)
 
-    assert [row.refused for row in check_seals(forge("3 of 17"), SEAL_KEY)] == [None, None, None]
+    assert [row.problem for row in check_seals(forge("3 of 17"), SEAL_KEY)] == [None, None, None]
     rows = forge("1 of 999999999")
-    assert [row.refused for row in rows] == [None, None, None]
-    refused = [row.refused for row in check_seals(rows, SEAL_KEY)]
+    assert [row.problem for row in rows] == [None, None, None]
+    refused = [row.problem for row in check_seals(rows, SEAL_KEY)]
     assert refused[::2] == [None, None] and (refused[1] or "").startswith("reviews!H3: inclusion_probability is not as")
     with pytest.raises(
         AbstainError, match="with this home's key: import it where it was exported, or set ABSTAIN_USER_K"

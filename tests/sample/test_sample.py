@@ -18,7 +18,7 @@ from abstain.ingest.pipeline.run import IngestReport, ingest
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.sources.files import explicit_sources
 from abstain.llm.features.feature_store import FeatureStore
-from abstain.llm.signals.compute_features import requests_of
+from abstain.llm.signals.compute_features import expand_requests
 from abstain.llm.signals.feature_plan import LabelledAnswers, plan_features
 from abstain.llm.signals.registry import build_scorers
 from abstain.sample.__main__ import main
@@ -56,7 +56,7 @@ def test_of_the_incoming_rows_one_is_known_five_are_refused_and_one_waits(
     _, incoming, data = taken
     assert (incoming.duplicate, incoming.quarantined, incoming.waiting) == (1, 5, 1)
     assert incoming.read == incoming.accepted + 1 + 5 + 1
-    assert len(list(DataStore(data).rows(Interaction))) == len(HISTORY.read_text().splitlines()) + WEEK
+    assert len(list(DataStore(data).iter_rows(Interaction))) == len(HISTORY.read_text().splitlines()) + WEEK
     assert incoming.quarantine
     assert_reasons(
         tuple(read_rows(data / incoming.quarantine, QuarantinedRow)),
@@ -124,10 +124,10 @@ def test_demo_reads_at_most_75_000_tokens(tmp_path: Path) -> None:
     """All answers are counted, though those without a label are not read."""
     settings = Settings(home=MODELS.parent, features_url=str(tmp_path))
     lines = [*HISTORY.read_text().splitlines(), *INCOMING.read_text().splitlines()[:WEEK]]
-    everyone = [ImportedInteraction.model_validate_json(line).split()[0] for line in lines]
+    everyone = [ImportedInteraction.model_validate_json(line).to_rows()[0] for line in lines]
     asked = plan_features(
         PARAMS, build_scorers(PARAMS, settings).scorers, LabelledAnswers(everyone, [], PARAMS.audits.run)
     )
     store = FeatureStore(PARAMS.llm.model, settings)
-    assert 40_000 < store.missing_tokens(requests_of(PARAMS.llm, settings, asked)) <= 75_000
+    assert 40_000 < store.missing_tokens(expand_requests(PARAMS.llm, settings, asked)) <= 75_000
     assert PARAMS.perturbation.copies == 0  # no other model reads anything

@@ -9,7 +9,7 @@ from abstain.config.settings import Settings
 from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY, write_digest
 from abstain.core.contracts import Interaction
 from abstain.learning.estimators.fusion import Fusion
-from abstain.llm.engine.loading import resolve
+from abstain.llm.engine.loading import find_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.serving.request_files import make_interaction_from_texts
 from tests.learning.estimators.builders import write_mean_probe
@@ -28,7 +28,7 @@ def metadata(model: Path, settings: Settings) -> dict[str, str]:
         "version": "v1.2.0",
         "contract": "1",
         "model": str(model),
-        "model_revision": resolve(str(model), settings).revision,
+        "model_revision": find_model(str(model), settings).revision,
         "layout": LAYOUT,
         "layout_digest": load_layout(LAYOUT).digest,
         "layer": "2",

@@ -14,12 +14,12 @@ from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.onnx_probe import export_probe
 from abstain.learning.estimators.probes.linear import LinearProbe
-from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import EncodedPrompt
-from abstain.llm.signals.base import Answers
-from abstain.llm.signals.compute_features import read_answers
-from abstain.llm.signals.likelihood import NORMAL, SIGNALS
+from abstain.llm.signals.base import FeatureBatch
+from abstain.llm.signals.compute_features import read_features
+from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS, NLL_WITH_CONTEXT
 from abstain.serving.engine_states import StatesDescription, parse_states
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.log_probs import parse_log_probs
@@ -103,7 +103,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = tmp_path_factory.mktemp("probes")
     home = Path(os.environ.get("ABSTAIN_HOME") or REPOSITORY / ".abstain")
     settings = Settings(home=home, device="cpu", dtype="float32", features_url=str(folder / "features"))
-    ref = resolve("smollm2-135m-instruct", settings)
+    ref = find_model("smollm2-135m-instruct", settings)
     load_tokenizer(ref)  # whose first use writes the model's folder
     return Engine(PlainModel.load(ref.path), settings, folder)
 
@@ -114,7 +114,7 @@ def described(engine: Engine, at: int, by: str, *layers: int, **changes: object)
 
 
 def texts(predictor: Predictor, at: int) -> EncodedPrompt:
-    found = predictor.source.tokens(ROWS[at])
+    found = predictor.source.encode(ROWS[at])
     assert isinstance(found, EncodedPrompt)
     return found
 
@@ -142,8 +142,8 @@ def test_confidences_are_those_of_our_own_engine(
 ) -> None:
     """In float32 within 1e-3, of every layer, order and norm that is read at all."""
     predictor = engine.predictor(LAYER if LAYER in layers else 30, includes_eos)
-    spec = FeatureSpec.of(predictor.scorer, engine.settings)
-    expected = [decision.confidence for decision in predictor.score(ROWS)]
+    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
+    expected = [decision.confidence for decision in predictor.decide_interactions(ROWS)]
     found = [
         parse_states(
             engine.file(at, *layers, eos=includes_eos), described(engine, at, by, *layers, **more), spec, known
@@ -151,7 +151,7 @@ def test_confidences_are_those_of_our_own_engine(
         for at in range(len(ROWS))
         for known in (texts(predictor, at), None)
     ]
-    confidences = predictor.scorer.head.confidence(found)
+    confidences = predictor.scorer.probe.confidence(found)
     assert np.abs(confidences[::2] - np.array(expected, float)).max() < 1e-3
     assert np.array_equal(confidences[::2], confidences[1::2])
     assert np.std(expected) > 0.05, "the answers are told apart"
@@ -159,7 +159,7 @@ def test_confidences_are_those_of_our_own_engine(
 
 def test_states_before_the_norm_are_refused(engine: Engine) -> None:
     predictor = engine.predictor(30, False)
-    spec = FeatureSpec.of(predictor.scorer, engine.settings)
+    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
     with pytest.raises(AbstainError, match="layer 30 is given before the final norm"):
         parse_states(engine.file(0, -1), described(engine, 0, "vllm", 30), spec, texts(predictor, 0))
 
@@ -167,15 +167,15 @@ def test_states_before_the_norm_are_refused(engine: Engine) -> None:
 def test_a_file_that_is_a_token_short_is_refused(engine: Engine) -> None:
     """Its confidence would be another one."""
     predictor = engine.predictor(LAYER, False)
-    spec = FeatureSpec.of(predictor.scorer, engine.settings)
+    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
     short = engine.file(0, LAYER, ids=engine.ids(0)[:-1])
     how = described(engine, 0, "vllm", LAYER)
     with pytest.raises(AbstainError, match="last token is missing"):
         parse_states(short, how, spec, texts(predictor, 0))
     with pytest.raises(AbstainError, match="last token may be missing"):
         parse_states(short, how.model_copy(update={"finish_reason": "length"}), spec)
-    (whole,) = predictor.score(ROWS[:1])
-    (other,) = predictor.scorer.head.confidence([parse_states(short, how, spec)])
+    (whole,) = predictor.decide_interactions(ROWS[:1])
+    (other,) = predictor.scorer.probe.confidence([parse_states(short, how, spec)])
     assert abs(other - (whole.confidence or 0)) > 1e-3
     states = engine.plain.states(engine.ids(0))[LAYER][:-1, None]
     with pytest.raises(AbstainError, match="the engine lost some"):
@@ -185,19 +185,19 @@ def test_a_file_that_is_a_token_short_is_refused(engine: Engine) -> None:
 def test_bfloat16_is_close(engine: Engine) -> None:
     """A model that runs in bfloat16 has other states; the difference is that of the project's own engine in bfloat16."""
     predictor = engine.predictor(LAYER, False)
-    spec = FeatureSpec.of(predictor.scorer, engine.settings)
-    ref = resolve("smollm2-135m-instruct", engine.settings)
+    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
+    ref = find_model("smollm2-135m-instruct", engine.settings)
     half = Engine(PlainModel.load(ref.path, torch.bfloat16), engine.settings, engine.folder)
     found = [parse_states(half.file(at, LAYER), described(half, at, "vllm", LAYER), spec) for at in range(len(ROWS))]
-    expected = [decision.confidence for decision in predictor.score(ROWS)]
-    difference = np.abs(predictor.scorer.head.confidence(found) - np.array(expected, float)).max()
+    expected = [decision.confidence for decision in predictor.decide_interactions(ROWS)]
+    difference = np.abs(predictor.scorer.probe.confidence(found) - np.array(expected, float)).max()
     assert 0 < difference < BFLOAT16
 
 
 def test_log_probabilities_score_as_those_of_the_base_model(engine: Engine) -> None:
     predictor = engine.predictor(LAYER, False)
-    spec = FeatureSpec.of(predictor.scorer, engine.settings)
-    own = read_answers(predictor.source.params, engine.settings, ROWS, [NORMAL])
+    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
+    own = read_features(predictor.source.params, engine.settings, ROWS, [NLL_WITH_CONTEXT])
     for at, row in enumerate(ROWS):
         ids, start = engine.ids(at, eos=True), len(engine.prompt(at))
         with torch.inference_mode():
@@ -208,7 +208,7 @@ def test_log_probabilities_score_as_those_of_the_base_model(engine: Engine) -> N
         ]
         response = {"choices": [{"logprobs": {"content": content}}]}
         found = parse_log_probs(response, spec, row.answer, texts(predictor, at))
-        given = Answers([row], {NORMAL: [found.surprise()]})
-        for signal in SIGNALS:
+        given = FeatureBatch([row], {NLL_WITH_CONTEXT: [found.to_nll_and_entropy()]})
+        for signal in LIKELIHOOD_SIGNALS:
             if signal.name in ("sequence_log_prob", "joint_log_prob", "mean_log_prob", "min_log_prob"):
                 assert signal.score(given) == pytest.approx(signal.score(own.take([at])), abs=1e-3)

@@ -80,24 +80,24 @@ def written(plain: PlainModel, row: Interaction, *layers: int, eos: bool = False
 
 
 def confidence(predictor: Predictor, states: Tensor) -> float:
-    (found,) = predictor.scorer.head.confidence([states])
+    (found,) = predictor.scorer.probe.confidence([states])
     return float(found)
 
 
 def own(predictor: Predictor, row: Interaction) -> float:
-    (decision,) = predictor.score([row])
+    (decision,) = predictor.decide_interactions([row])
     assert decision.confidence is not None
     return decision.confidence
 
 
 def tokens_of(predictor: Predictor, row: Interaction) -> EncodedPrompt:
-    found = predictor.source.tokens(row)
+    found = predictor.source.encode(row)
     assert isinstance(found, EncodedPrompt)
     return found
 
 
 def spec_of(predictor: Predictor, settings: Settings) -> FeatureSpec:
-    return FeatureSpec.of(predictor.scorer, settings)
+    return FeatureSpec.from_scorer(predictor.scorer, settings)
 
 
 def refused(
@@ -199,7 +199,7 @@ def test_texts_that_the_base_model_cannot_read_are_refused(
     """As they are where it reads them itself."""
     predictor = without_eos()
     content, prompt = written(plain, ROW, 2)
-    too_long = predictor.source.tokens(ROW.model_copy(update={"answer": "x" * 600}))
+    too_long = predictor.source.encode(ROW.model_copy(update={"answer": "x" * 600}))
     with pytest.raises(AbstainError, match="tokens are more than the 512") as error:
         parse_states(content, described(prompt_tokens=prompt), spec_of(predictor, settings), too_long)
     assert error.value.code == Code.TOO_LONG
@@ -409,7 +409,7 @@ def test_what_is_read_has_a_specification(without_eos: Callable[..., Predictor],
     assert (spec.layer, spec.depth, spec.normed, spec.width) == (2, LAYERS, False, WIDTH)
     assert (spec.includes_eos, spec.eos_text, spec.eos_tokens) == (False, "<|im_end|>", (EOS,))
     assert spec.model.startswith("tiny-bank@") and spec.needs == ("the hidden states of the answer",)
-    assert FeatureSpec.model_validate_json(spec.canonical()) == spec
+    assert FeatureSpec.model_validate_json(spec.to_json_line()) == spec
     assert spec_of(without_eos(), settings).digest == spec.digest
     assert spec_of(without_eos(layer="3"), settings).digest != spec.digest
 

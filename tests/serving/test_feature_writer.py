@@ -34,7 +34,7 @@ def decided(
     """A gate that has decided about `rows`, and the end of `kept`."""
     file = release(folder / "bundle", model, settings, guarantee=GUARANTEE)
     with kept:
-        gate = Gate.open(file.parent, settings, keep=kept.keep)
+        gate = Gate.open(file.parent, settings, keep=kept.add)
         gate.decide_all([DecisionInput(row.interaction_id, row) for row in rows])
     return gate
 
@@ -46,12 +46,12 @@ def test_states_of_decisions_are_in_the_cache(tmp_path: Path, model: Path, setti
     source = Gate.open(tmp_path / "bundle", settings).predictor.source
     assert source.missing(rows) == 0 and kept.counts["written"] == len(rows)
     read = dict(source.read(rows))
-    (again,) = gate.predictor.reader.read(rows).answers.results.values()
+    (again,) = gate.predictor.reader.read(rows).batch.features.values()
     for at, states in enumerate(again):
         assert states is not None
         torch.testing.assert_close(read[at], states)
-    before = source.engine().work.pass_tokens
-    assert not source.compute_missing(rows).rows and source.engine().work.pass_tokens == before
+    before = source.engine().stats.pass_tokens
+    assert not source.compute_missing(rows).rows and source.engine().stats.pass_tokens == before
 
 
 def test_redacted_and_unlogged_answers_are_left_out(tmp_path: Path, model: Path, settings: Settings) -> None:

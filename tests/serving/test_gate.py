@@ -12,7 +12,7 @@ import abstain
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Layout
-from abstain.serving.gate import Gate, interaction
+from abstain.serving.gate import Gate, make_interaction
 from abstain.serving.predictor import Predictor
 from tests.serving.builders import GUARANTEE
 
@@ -22,7 +22,7 @@ TEXTS = ("What is the fee?", ["The fee is 5."], "5")
 def test_a_gate_decides_as_the_predictor_does(open_gate: Callable[..., Gate], opened: Callable[..., Predictor]) -> None:
     gate = open_gate()
     decision = gate.decide(*TEXTS, interaction_id="i-1")
-    (expected,) = opened(guarantee=GUARANTEE).score([interaction(*TEXTS)])
+    (expected,) = opened(guarantee=GUARANTEE).decide_interactions([make_interaction(*TEXTS)])
     assert decision.confidence == pytest.approx(expected.confidence, abs=1e-6)
     assert (decision.decision, decision.show) == (expected.decision, expected.show)
     assert decision.interaction_id == "i-1" and decision.signals == ("probe",) and decision.forward_tokens > 0
@@ -30,17 +30,17 @@ def test_a_gate_decides_as_the_predictor_does(open_gate: Callable[..., Gate], op
 
 def test_the_states_alone_give_the_same_and_cost_nothing(open_gate: Callable[..., Gate]) -> None:
     gate = open_gate()
-    (found,) = gate.predictor.reader.read([interaction(*TEXTS)]).answers.results.values()
+    (found,) = gate.predictor.reader.read([make_interaction(*TEXTS)]).batch.features.values()
     states = found[0]
     assert states is not None
     engine = gate.predictor.source.engine()
-    before = engine.work.pass_tokens
+    before = engine.stats.pass_tokens
     decision = gate.decide(states=states.float(), interaction_id="i-2")
     assert decision.confidence == pytest.approx(gate.decide(*TEXTS).confidence, abs=1e-5)
     assert decision.forward_tokens == 0 and decision.interaction_id == "i-2"
     both = gate.decide(*TEXTS, states=torch.zeros_like(states.float()))
     assert both.confidence == pytest.approx(0.5) and both.forward_tokens == 0, "what was given is not read again"
-    assert engine.work.pass_tokens > before, "only the decision by texts was read"
+    assert engine.stats.pass_tokens > before, "only the decision by texts was read"
 
 
 def test_what_is_no_decision_is_withheld_unless_chosen(open_gate: Callable[..., Gate]) -> None:
@@ -61,7 +61,7 @@ def test_an_answer_without_context_is_decided_on_where_that_is_meant(open_gate: 
 
 
 def test_a_prompt_without_a_place_for_contexts_lacks_none(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = interaction("What is the fee?", [], "5")
+    row = make_interaction("What is the fee?", [], "5")
     assert gate.is_context_missing(row, no_context=False) and not gate.is_context_missing(row, no_context=True)
     segments = "- {segment: question, field: question}\n- {segment: answer, field: answer}\n- {segment: eos}"
     monkeypatch.setattr("abstain.serving.gate.load_layout", lambda name: Layout(name, segments))

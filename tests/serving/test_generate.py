@@ -13,7 +13,7 @@ from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.requests import Generate
 from abstain.serving import generate as answers
 from abstain.serving.gate import Gate
-from abstain.serving.generate import EMPTY, explain_no_room, generate_answers
+from abstain.serving.generate import EMPTY_ANSWER_REASON, explain_no_room, generate_answers
 from abstain.serving.request_files import make_interaction_from_texts, make_question_from_texts, read_questions
 
 ASK = Generate(max_new_tokens=8)
@@ -28,7 +28,7 @@ def questions() -> list[Question]:
 
 def scored_afterwards(gate: Gate, question: Question, text: str) -> float | None:
     """The confidence of an answer that is read once it is there."""
-    (verdict,) = gate.predictor.score(
+    (verdict,) = gate.predictor.decide_interactions(
         [make_interaction_from_texts(question.question, text, [c.text for c in question.contexts])]
     )
     return verdict.confidence
@@ -37,13 +37,13 @@ def scored_afterwards(gate: Gate, question: Question, text: str) -> float | None
 def test_an_answer_and_its_confidence_come_from_one_reading(gate: Gate) -> None:
     engine = gate.predictor.source.engine()
     found = generate_answers(gate, questions(), ASK)
-    before = engine.work.pass_tokens
+    before = engine.stats.pass_tokens
     assert [one.decision.interaction_id for one in found] == ["q-1", "q-2", "q-3", "q-4"]
     for question, one in zip(questions(), found, strict=True):
         assert one.decision.confidence == pytest.approx(scored_afterwards(gate, question, one.text), abs=1e-6)
         shown = (one.decision.confidence or 0) >= one.decision.threshold
         assert one.decision.decision == ("show" if shown else "abstain")
-    assert engine.work.pass_tokens > before  # scoring afterwards is what reads them a second time
+    assert engine.stats.pass_tokens > before  # scoring afterwards is what reads them a second time
 
 
 def test_a_probe_without_eos_decides_by_the_answer_alone(open_gate: Callable[..., Gate]) -> None:
@@ -81,7 +81,7 @@ def test_no_answer_is_not_shown(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Engine, "run", says_nothing)
     found = generate_answers(gate, questions()[:3], ASK)
-    assert [one.decision.reason for one in found] == [None, f"A206: {EMPTY}", None]
+    assert [one.decision.reason for one in found] == [None, f"A206: {EMPTY_ANSWER_REASON}", None]
     assert (found[1].text, found[1].decision.decision, found[1].decision.confidence) == ("", "abstain", None)
 
 

@@ -16,8 +16,8 @@ from abstain.core.contracts import Interaction, Question
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.onnx_logistic import fusion_to_onnx, logistic_to_onnx
 from abstain.llm.engine.requests import Generate
-from abstain.llm.signals.compute_features import read_answers
-from abstain.llm.signals.likelihood import SIGNALS
+from abstain.llm.signals.compute_features import read_features
+from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
 from abstain.llm.signals.writer import WriterScores
 from abstain.serving.batch_scoring import score_backlog
 from abstain.serving.feature_spec import FeatureSpec
@@ -25,8 +25,8 @@ from abstain.serving.gate import DecisionInput, Gate, UnreadAnswer
 from abstain.serving.generate import generate_answers
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
-from abstain.serving.provided_features import WRITER as WRITER_NAME
-from abstain.serving.scorer_latency import latency_p99_ms, make_random_features
+from abstain.serving.provided_features import WRITER_SCORES_NAME as WRITER_NAME
+from abstain.serving.scorer_latency import make_random_features, measure_scorer_p99_ms
 from tests.serving.builders import FUSION, requests
 
 WRITER = WriterScores(
@@ -71,12 +71,12 @@ def marked(sure: float | None, name: str = "i-0", answer: str = "Yes.") -> Inter
 
 def test_a_fusion_reads_all_of_its_parts(fused: Predictor, serving: Callable[..., Predictor]) -> None:
     rows = requests()
-    found = [verdict.confidence for verdict in fused.score(rows)]
+    found = [verdict.confidence for verdict in fused.decide_interactions(rows)]
     assert fused.scorer.kind == "fusion" and len(fused.reader.sources) == 2
-    probe = [verdict.confidence for verdict in serving("probe", "probe").score(rows)]
-    signal = next(one for one in SIGNALS if one.name == "min_log_prob")
+    probe = [verdict.confidence for verdict in serving("probe", "probe").decide_interactions(rows)]
+    signal = next(one for one in LIKELIHOOD_SIGNALS if one.name == "min_log_prob")
     source = fused.source
-    lowest = signal.score(read_answers(source.params, source.settings, rows, signal.readings))
+    lowest = signal.score(read_features(source.params, source.settings, rows, signal.requires))
     log_odds = [np.log(p / (1 - p)) for p in (np.clip(lowest, 1e-4, None), np.array(probe))]
     z = 0.2 + 0.8 * (log_odds[0] + 3) / 2 + 0.6 * (log_odds[1] - 0.1) / 0.5
     assert found == pytest.approx((1 / (1 + np.exp(-z))).tolist(), abs=1e-5)
@@ -87,24 +87,24 @@ def test_a_backlog_is_scored_as_one_by_one(fused: Predictor) -> None:
     fused.reader.sources[0].compute_missing(requests(1))
     fused.compute_missing(requests(4)[1:])
     found = score_backlog(fused, lambda: requests(8), 2, rank=lambda key: -int(key.removeprefix("i-")))
-    assert (found.cached, found.read, found.left) == (3, 2, 3)
-    alone = {verdict.interaction_id: verdict.confidence for verdict in fused.score(requests(8))}
+    assert (found.cached, found.computed, found.skipped) == (3, 2, 3)
+    alone = {verdict.interaction_id: verdict.confidence for verdict in fused.decide_interactions(requests(8))}
     assert found.confidences == pytest.approx({name: alone[name] for name in found.confidences}, abs=1e-5)
 
 
 def test_an_answer_that_is_written_here_is_read_once_it_is_there(fused: Predictor, settings: Settings) -> None:
     asked = Question(interaction_id="q-1", question="What is it?", contexts=requests(2)[1].contexts)
-    gate = Gate(fused, FeatureSpec.of(fused.scorer, settings))
+    gate = Gate(fused, FeatureSpec.from_scorer(fused.scorer, settings))
     (found,) = generate_answers(gate, [asked], Generate(max_new_tokens=8))
     written = requests(2)[1].model_copy(update={"question": asked.question, "answer": found.text})
-    (expected,) = fused.score([written])
+    (expected,) = fused.decide_interactions([written])
     assert found.decision.interaction_id == "q-1" and found.text
     assert found.decision.confidence == pytest.approx(expected.confidence, abs=1e-6)
 
 
 def test_an_answer_too_long_for_the_base_model_is_refused_by_a_fusion_too(fused: Predictor) -> None:
     fine, long = requests(2)
-    refused, decided = fused.score([long.model_copy(update={"answer": "x" * 600}), fine])
+    refused, decided = fused.decide_interactions([long.model_copy(update={"answer": "x" * 600}), fine])
     assert refused.confidence is None and "tokens are more than the 512" in (refused.reason or "")
     assert decided.confidence is not None and decided.reason is None
 
@@ -112,17 +112,17 @@ def test_an_answer_too_long_for_the_base_model_is_refused_by_a_fusion_too(fused:
 def test_the_writers_scores_need_no_base_model(by_writer: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.llm.features.shard_job.load", lambda *_: pytest.fail("the base model was loaded"))
     rows = [marked(15.0), marked(2.0, "i-1"), marked(None, "i-2"), marked(2.0, "i-3", "x" * 600)]
-    sure, unsure, silent, long = by_writer.score(rows)
+    sure, unsure, silent, long = by_writer.decide_interactions(rows)
     assert sure.confidence is not None and unsure.confidence is not None and sure.confidence > unsure.confidence
     assert long.confidence == unsure.confidence, "there is no window that it would have to fit"
     assert (silent.decision, silent.confidence) == ("abstain", None)
     assert "writer has no score for this answer" in (silent.reason or "")
     backlog = score_backlog(by_writer, lambda: rows, 5, rank=len)
-    assert backlog.confidences.keys() == {"i-0", "i-1", "i-3"} and (backlog.cached, backlog.read) == (4, 0)
+    assert backlog.confidences.keys() == {"i-0", "i-1", "i-3"} and (backlog.cached, backlog.computed) == (4, 0)
 
 
 def test_the_writers_scores_wait_for_no_base_model(by_writer: Predictor, settings: Settings) -> None:
-    gate = Gate(by_writer, FeatureSpec.of(by_writer.scorer, settings))
+    gate = Gate(by_writer, FeatureSpec.from_scorer(by_writer.scorer, settings))
     scored = gate.score_without_model(DecisionInput("i-0", marked(15.0)))
     assert not isinstance(scored, UnreadAnswer) and scored.decision.confidence is not None
     nothing = gate.score_without_model(DecisionInput("i-1", None))
@@ -132,13 +132,13 @@ def test_the_writers_scores_wait_for_no_base_model(by_writer: Predictor, setting
 
 def test_latency_is_of_all_parts(fused: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = make_random_features(fused.scorer)
-    assert answers.results.keys() == set(fused.scorer.readings)
+    assert answers.features.keys() == set(fused.scorer.requires)
     np.testing.assert_array_equal(fused.scorer.score(answers), fused.scorer.score(make_random_features(fused.scorer)))
     calls: list[int] = []
     for part in fused.scorer.scorer.parts.values():  # type: ignore[attr-defined]
         of_part = type(part).score
         monkeypatch.setattr(type(part), "score", lambda self, found, own=of_part: calls.append(1) or own(self, found))
-    assert latency_p99_ms(fused.scorer, tokens=16, blocks=1, runs=3) > 0
+    assert measure_scorer_p99_ms(fused.scorer, tokens=16, blocks=1, runs=3) > 0
     assert len(calls) == 2 * (1 + 3), "each part, once to warm up"
 
 

@@ -43,22 +43,22 @@ def refused(response: dict[str, Any], **more: Any) -> str:
 def test_those_of_the_answer_and_of_eos_are_told_apart(shape: Any, more: dict[str, Any]) -> None:
     expected = AnswerLogProbs((-0.5, -0.25, -1.5), None)
     assert parse_log_probs(shape(*ANSWER), SPEC, **more) == expected
-    assert parse_log_probs(shape(*ANSWER, EOS), SPEC, **more) == AnswerLogProbs(expected.of_tokens, -0.125)
+    assert parse_log_probs(shape(*ANSWER, EOS), SPEC, **more) == AnswerLogProbs(expected.token_log_probs, -0.125)
 
 
 def test_they_are_nlls_with_what_is_not_known_as_nan() -> None:
     nan = math.nan
-    without = parse_log_probs(chat(*ANSWER), SPEC).surprise()
+    without = parse_log_probs(chat(*ANSWER), SPEC).to_nll_and_entropy()
     expected = torch.tensor([[0.5, nan], [0.25, nan], [1.5, nan], [nan, nan]])
     torch.testing.assert_close(without, expected, equal_nan=True)
-    with_eos = parse_log_probs(chat(*ANSWER, EOS), SPEC).surprise()
+    with_eos = parse_log_probs(chat(*ANSWER, EOS), SPEC).to_nll_and_entropy()
     assert with_eos[-1, 0] == 0.125 and with_eos.dtype == torch.float32
 
 
 def test_a_last_token_without_a_text_may_be_eos() -> None:
     silent = ("", -0.125)
-    assert parse_log_probs(chat(*ANSWER, silent), SPEC, tokens=TOKENS).of_eos == -0.125
-    assert parse_log_probs(chat(*ANSWER[:2], silent), SPEC, tokens=TOKENS).of_eos is None
+    assert parse_log_probs(chat(*ANSWER, silent), SPEC, tokens=TOKENS).eos_log_prob == -0.125
+    assert parse_log_probs(chat(*ANSWER[:2], silent), SPEC, tokens=TOKENS).eos_log_prob is None
     assert "it may be EOS or not" in refused(chat(*ANSWER, silent))
 
 
@@ -67,7 +67,7 @@ def test_those_of_another_answer_are_refused() -> None:
     assert "those of 2 tokens, the answer has 3" in refused(chat(*ANSWER[:2]), tokens=TOKENS)
     assert "those of 4 tokens, the answer has 3" in refused(chat(*ANSWER, (" x", -1.0)), tokens=TOKENS)
     half = chat(("\ufffd", -1.0), ("\ufffd", -1.0))  # of one character, whose bytes are two tokens
-    assert len(parse_log_probs(half, SPEC, answer="é").of_tokens) == 2
+    assert len(parse_log_probs(half, SPEC, answer="é").token_log_probs) == 2
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,6 @@ def test_what_is_no_log_probability_is_refused(response: dict[str, Any], message
 @drawn(response=st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["choices", "logprobs", "content", "token", "logprob", "tokens", "token_logprobs"]), inner, max_size=3), max_leaves=12))  # fmt: skip
 def test_whatever_comes_is_read_or_refused(response: Any) -> None:
     try:
-        assert parse_log_probs(response, SPEC).of_tokens
+        assert parse_log_probs(response, SPEC).token_log_probs
     except AbstainError as error:
         assert error.code == Code.STATES_MISMATCH

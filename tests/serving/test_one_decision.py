@@ -26,8 +26,8 @@ from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
 from abstain.serving.api.version_follower import VersionFollower
-from abstain.serving.gate import Gate, interaction
-from abstain.serving.gateways.client import HttpGate, ask
+from abstain.serving.gate import Gate, make_interaction
+from abstain.serving.gateways.client import HttpGate, decide_if_complete
 from abstain_cli import app as cli
 from tests.serving.api.conftest import BASE, MadeUpReleases
 from tests.serving.builders import GUARANTEE, release
@@ -93,7 +93,7 @@ class Doors:
 
     def tried_on_the_page(self, case: Case) -> dict[str, Any]:
         gate = Gate.open(self.folder, self.settings)
-        return asdict(gate.explain(interaction(case.question, case.contexts, case.answer)).decision)
+        return asdict(gate.explain(make_interaction(case.question, case.contexts, case.answer)).decision)
 
     def abstain_score(self, case: Case) -> dict[str, Any]:
         return self._run("score", "-q", case.question, "-a", case.answer, *self._flags(case))
@@ -113,7 +113,7 @@ class Doors:
             return httpx.Response(sent.status_code, content=sent.content)
 
         gate = HttpGate(BASE, transport=httpx.MockTransport(send))
-        return asdict(ask(gate, case.question, case.contexts, case.answer))  # type: ignore[call-overload, no-any-return]
+        return asdict(decide_if_complete(gate, case.question, case.contexts, case.answer))  # type: ignore[call-overload, no-any-return]
 
     def litellm(self, case: Case) -> dict[str, Any]:
         body = {"input_type": "response", "litellm_call_id": self._register(case, "litellm"), "texts": [case.answer]}
@@ -162,7 +162,7 @@ class Doors:
         return call_id
 
     def _logged(self, interaction_id: str, is_shown: bool) -> dict[str, Any]:
-        found = queries.find(self.log.database, interaction_id)
+        found = queries.get_decision(self.log.database, interaction_id)
         assert found is not None and found.decision.shown is is_shown
         return {**vars(found.decision), "show": is_shown}
 

@@ -12,20 +12,20 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import load, resolve
+from abstain.llm.engine.loading import find_model, load_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.serving import scorer_latency
 from abstain.serving.predictor import Predictor
 from abstain.serving.request_files import make_interaction_from_texts
-from abstain.serving.scorer_latency import base_model_ms, latency_p99_ms
+from abstain.serving.scorer_latency import measure_base_model_ms, measure_scorer_p99_ms
 from tests.llm.builders import save_tiny_model
 from tests.serving.builders import LAYOUT, release, requests
 
 
 def computed_by_hand(model: Path, settings: Settings, request: Interaction) -> float:
     """Sigmoid of the mean state at layer 2, without cache, ONNX or scorer."""
-    loaded = load(resolve(str(model), settings), torch.device("cpu"), torch.float32)
+    loaded = load_model(find_model(str(model), settings), torch.device("cpu"), torch.float32)
     texts = [context.text for context in request.contexts]
     pass_ = load_layout(LAYOUT).render(request.question, texts, request.answer)
     ((_, states),) = Engine(loaded, 4096).run({"a": Request(pass_, HiddenStates(2), "a")})
@@ -40,13 +40,13 @@ def test_verdicts_come_in_order_each_with_its_own_confidence(
     middle = sorted(expected)[3]
     threshold = (middle + sorted(expected)[2]) / 2
     scorer = opened(threshold=repr(threshold))
-    verdicts = scorer.score(rows)
+    verdicts = scorer.decide_interactions(rows)
     assert [v.interaction_id for v in verdicts] == [row.interaction_id for row in rows]
     assert [v.confidence for v in verdicts] == pytest.approx(expected, abs=1e-6)
     assert [v.decision for v in verdicts] == ["show" if c >= threshold else "abstain" for c in expected]
     assert {v.decision for v in verdicts} == {"show", "abstain"}
     assert {(v.threshold, v.version) for v in verdicts} == {(threshold, "v1.2.0")}
-    backwards = scorer.score(rows[::-1])
+    backwards = scorer.decide_interactions(rows[::-1])
     assert [(v.interaction_id, v.decision) for v in backwards] == [
         (v.interaction_id, v.decision) for v in verdicts[::-1]
     ]
@@ -56,24 +56,24 @@ def test_verdicts_come_in_order_each_with_its_own_confidence(
 def test_a_verdict_says_what_was_guaranteed_and_how_likely_it_is_right(opened: Callable[..., Predictor]) -> None:
     guarantee = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
     halved = json.dumps({"method": "isotonic", "at": [0.0, 1.0], "level": [0.0, 0.5]})
-    (verdict,) = opened(guarantee=guarantee, calibration=halved).score(requests(1))
+    (verdict,) = opened(guarantee=guarantee, calibration=halved).decide_interactions(requests(1))
     assert verdict.guarantee == "precision of at least 0.8"
     assert verdict.confidence is not None and verdict.probability == pytest.approx(verdict.confidence / 2)
     assert verdict.probability_low is None and verdict.probability_high is None
     interval = json.dumps({"method": "venn_abers", "low_at": [], "low": [0.25], "high_at": [], "high": [0.75]})
-    (verdict,) = opened(calibration=interval).score(requests(1))
+    (verdict,) = opened(calibration=interval).decide_interactions(requests(1))
     assert (verdict.probability_low, verdict.probability, verdict.probability_high) == (0.25, 0.5, 0.75)
 
 
 def test_a_version_without_a_guarantee_says_so(opened: Callable[..., Predictor]) -> None:
-    (verdict,) = opened().score(requests(1))
+    (verdict,) = opened().decide_interactions(requests(1))
     assert verdict.guarantee == "nothing was guaranteed" and verdict.probability == verdict.confidence
 
 
 def test_an_answer_at_the_threshold_is_shown(opened: Callable[..., Predictor]) -> None:
-    (verdict,) = opened().score(requests(1))
-    assert opened(threshold=repr(verdict.confidence)).score(requests(1))[0].decision == "show"
-    assert opened(threshold=repr(verdict.confidence + 1e-4)).score(requests(1))[0].decision == "abstain"
+    (verdict,) = opened().decide_interactions(requests(1))
+    assert opened(threshold=repr(verdict.confidence)).decide_interactions(requests(1))[0].decision == "show"
+    assert opened(threshold=repr(verdict.confidence + 1e-4)).decide_interactions(requests(1))[0].decision == "abstain"
 
 
 def test_equal_ids_with_different_texts_are_scored_apart(
@@ -81,7 +81,7 @@ def test_equal_ids_with_different_texts_are_scored_apart(
 ) -> None:
     rows = [make_interaction_from_texts("Q?", answer, []) for answer in ("Yes.", "No, that is not possible.")]
     assert rows[0].interaction_id == rows[1].interaction_id
-    verdicts = opened().score(rows)
+    verdicts = opened().decide_interactions(rows)
     assert [v.confidence for v in verdicts] == pytest.approx(
         [computed_by_hand(model, settings, row) for row in rows], abs=1e-6
     )
@@ -92,7 +92,7 @@ def test_an_answer_that_cannot_be_read_is_not_shown(opened: Callable[..., Predic
     fine, long = requests(2)
     long = long.model_copy(update={"answer": "x" * 600})
     refusing = opened(threshold="0.0")
-    verdicts = refusing.score([long, fine])
+    verdicts = refusing.decide_interactions([long, fine])
     assert [v.decision for v in verdicts] == ["abstain", "show"]
     assert verdicts[0].confidence is None and "tokens are more than the 512" in (verdicts[0].reason or "")
     assert verdicts[1].reason is None and verdicts[1].confidence is not None
@@ -106,16 +106,18 @@ def test_a_context_that_does_not_fit_is_dropped_where_the_release_says_so(
         make_interaction_from_texts("Q?", "Yes.", ["first", "x" * 600]),
     )
     scorer = opened(too_long="drop_chunks")
-    assert scorer.score([long])[0].confidence == pytest.approx(computed_by_hand(model, settings, short), abs=1e-6)
+    assert scorer.decide_interactions([long])[0].confidence == pytest.approx(
+        computed_by_hand(model, settings, short), abs=1e-6
+    )
 
 
 def test_scoring_keeps_nothing(opened: Callable[..., Predictor], settings: Settings) -> None:
-    opened().score(requests(2))
+    opened().decide_interactions(requests(2))
     assert not list(Path(settings.features).rglob("*"))
 
 
 def test_nothing_to_score(opened: Callable[..., Predictor]) -> None:
-    assert opened().score([]) == []
+    assert opened().decide_interactions([]) == []
 
 
 def test_another_base_model_revision_is_refused(opened: Callable[..., Predictor]) -> None:
@@ -195,25 +197,27 @@ def test_opening_does_not_load_the_base_model(
     monkeypatch.setattr("abstain.llm.features.shard_job.load", refuse)
     scorer = opened()
     with pytest.raises(AssertionError, match="was loaded"):
-        scorer.score(requests(1))
+        scorer.decide_interactions(requests(1))
 
 
 def test_latency_p99_times_each_answer(opened: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = opened()
     calls, clock = [], itertools.count()
-    head = scorer.scorer.head
+    head = scorer.scorer.probe
     confidence = type(head).confidence
     monkeypatch.setattr(type(head), "confidence", lambda self, rows: calls.append(1) or confidence(self, rows))
     monkeypatch.setattr(scorer_latency.time, "perf_counter", lambda: next(clock) / 1000)
-    assert latency_p99_ms(scorer.scorer, tokens=16, blocks=2, runs=5) == pytest.approx(1), "1 ms between two looks"
+    assert measure_scorer_p99_ms(scorer.scorer, tokens=16, blocks=2, runs=5) == pytest.approx(1), (
+        "1 ms between two looks"
+    )
     assert len(calls) == 1 + 2 * 5, "once to warm up"
 
 
 def test_the_pass_of_the_base_model_is_timed_without_the_cache(opened: Callable[..., Predictor]) -> None:
     predictor = opened()
     predictor.compute_missing(requests(3))
-    passes = predictor.source.engine().work.passes
-    assert base_model_ms(predictor, requests(3)) > 0
-    assert predictor.source.engine().work.passes == passes + 2, "of one answer, once to load the model"
+    passes = predictor.source.engine().stats.prompts
+    assert measure_base_model_ms(predictor, requests(3)) > 0
+    assert predictor.source.engine().stats.prompts == passes + 2, "of one answer, once to load the model"
     long = requests(1)[0].model_copy(update={"answer": "x" * 600})
-    assert base_model_ms(predictor, [long]) == base_model_ms(predictor, []) == 0
+    assert measure_base_model_ms(predictor, [long]) == measure_base_model_ms(predictor, []) == 0

@@ -18,9 +18,9 @@ from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_logistic import fusion_to_onnx, logistic_to_onnx
 from abstain.llm.engine.requests import EOS, NLL
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import Answers
-from abstain.llm.signals.context_conditions import baseline, normal
-from abstain.llm.signals.likelihood import NORMAL, SIGNALS
+from abstain.llm.signals.base import FeatureBatch
+from abstain.llm.signals.context_conditions import make_baseline_requests, make_normal_requests
+from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS, NLL_WITH_CONTEXT
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.log_probs import AnswerLogProbs
 from abstain.serving.nll_regressor import NllRegressor
@@ -33,7 +33,7 @@ from tests.serving.test_live_scorer import WRITER
 ROW = requests(3)[2]
 STATES = torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
 KNOWN = AnswerLogProbs((-0.5, -0.25, -1.5), -0.125)
-WITHOUT_EOS = AnswerLogProbs(KNOWN.of_tokens, None)
+WITHOUT_EOS = AnswerLogProbs(KNOWN.token_log_probs, None)
 EOS_NAME, ENTROPIES = "the log-probability of EOS", "the entropies of the answer's tokens"
 ALONE = "the NLLs and entropies of the answer, without context"
 NEEDS = {
@@ -77,8 +77,8 @@ def lacks(scorer: LiveScorer, states: Tensor | None = None, log_probs: AnswerLog
     return found.names if isinstance(found, MissingFeatures) else ()
 
 
-def score(scorer: LiveScorer, found: Answers | MissingFeatures) -> float:
-    assert isinstance(found, Answers)
+def score(scorer: LiveScorer, found: FeatureBatch | MissingFeatures) -> float:
+    assert isinstance(found, FeatureBatch)
     (value,) = scorer.score(found)
     return float(value)
 
@@ -117,7 +117,7 @@ def test_log_probabilities_score_as_the_signal_defines(serving: Callable[..., Pr
 
 
 def test_all_signals_are_known() -> None:
-    assert {one.name for one in SIGNALS} == NEEDS.keys()
+    assert {one.name for one in LIKELIHOOD_SIGNALS} == NEEDS.keys()
 
 
 def test_a_regressor_needs_every_condition(serving: Callable[..., Predictor]) -> None:
@@ -129,15 +129,15 @@ def test_a_regressor_needs_every_condition(serving: Callable[..., Predictor]) ->
 
     scorer = serving("probe").scorer
     regressor = NllRegressor(Untouched(), LAYOUT)  # type: ignore[arg-type]
-    scorer = LiveScorer(scorer.head, scorer.metadata, scorer.llm, "linear", "regressor", None, regressor)
+    scorer = LiveScorer(scorer.probe, scorer.metadata, scorer.llm, "linear", "regressor", None, regressor)
     answer = "the NLLs and entropies of the answer"
     found = build_provided_features(scorer, ROW, STATES, KNOWN)
     assert isinstance(found, MissingFeatures) and found.results == {}
-    assert set(found.names) == set(lacks(scorer)) and len(found.names) == len(scorer.readings)
+    assert set(found.names) == set(lacks(scorer)) and len(found.names) == len(scorer.requires)
     assert {answer, ALONE, "the NLLs and entropies of the prompt", "the NLLs and entropies of the context"} <= set(
         found.names
     )
-    assert len(scorer.readings) == len(normal(LAYOUT)) + len(baseline(LAYOUT))
+    assert len(scorer.requires) == len(make_normal_requests(LAYOUT)) + len(make_baseline_requests(LAYOUT))
 
 
 def test_the_writers_scores_need_the_answer(serving: Callable[..., Predictor]) -> None:
@@ -155,7 +155,7 @@ def test_a_fusion_needs_what_any_of_its_parts_needs(serving: Callable[..., Predi
     assert lacks(scorer, STATES) == ("the NLLs and entropies of the answer",)
     assert lacks(scorer) == ("the hidden states of the answer", "the NLLs and entropies of the answer")
     found = build_provided_features(scorer, ROW, STATES, KNOWN)
-    parts = [float(part.score(found)[0]) for part in scorer.parts]  # type: ignore[arg-type]
+    parts = [float(part.score(found)[0]) for part in scorer.components]  # type: ignore[arg-type]
     z = 0.2 + 0.7 * sum(np.log(p / (1 - p)) for p in parts)
     assert score(scorer, found) == pytest.approx(1 / (1 + np.exp(-z)), abs=1e-5)
 
@@ -170,13 +170,13 @@ def test_what_is_missing_is_read_by_the_base_model(
     states = torch.ones(answer, WIDTH)
     known = log_probs and AnswerLogProbs((-0.5,) * answer, None)
     found = build_provided_features(predictor.scorer, ROW, states, known)
-    assert isinstance(found, MissingFeatures) and found.results.keys() == {predictor.source.wanted}
+    assert isinstance(found, MissingFeatures) and found.results.keys() == {predictor.source.feature_request}
     other = requests(2)[1]
     read = predictor.reader.read([ROW, other], [found.results, {}])
     alone = predictor.reader.read([ROW, other])
-    assert torch.equal(read.answers.results[predictor.source.wanted][0], states)
-    for reading, row in ((NORMAL, 0), (NORMAL, 1), (predictor.source.wanted, 1)):
-        torch.testing.assert_close(read.answers.results[reading][row], alone.answers.results[reading][row])
+    assert torch.equal(read.batch.features[predictor.source.feature_request][0], states)
+    for reading, row in ((NLL_WITH_CONTEXT, 0), (NLL_WITH_CONTEXT, 1), (predictor.source.feature_request, 1)):
+        torch.testing.assert_close(read.batch.features[reading][row], alone.batch.features[reading][row])
     assert read.unreadable == [None, None]
     assert read.forward_tokens[1] == alone.forward_tokens[1]
 
@@ -186,11 +186,11 @@ def test_nothing_is_read_where_all_is_given(serving: Callable[..., Predictor], m
     monkeypatch.setattr("abstain.llm.features.shard_job.load", lambda *_: pytest.fail("the base model was loaded"))
     long = ROW.model_copy(update={"answer": "x" * 600})
     found = build_provided_features(predictor.scorer, long, STATES, KNOWN)
-    assert isinstance(found, Answers)
-    given = [{reading: of[0] for reading, of in found.results.items()}]
+    assert isinstance(found, FeatureBatch)
+    given = [{reading: of[0] for reading, of in found.features.items()}]
     read = predictor.reader.read([long], given)  # type: ignore[arg-type]
     assert read.unreadable == [None] and read.forward_tokens == [0.0]
-    assert predictor.scorer.score(read.answers) == predictor.scorer.score(found)
+    assert predictor.scorer.score(read.batch) == predictor.scorer.score(found)
 
 
 def test_states_and_log_probabilities_are_of_one_answer(serving: Callable[..., Predictor]) -> None:
@@ -201,6 +201,6 @@ def test_states_and_log_probabilities_are_of_one_answer(serving: Callable[..., P
 
 def test_a_reading_of_no_scorer_is_left_out(serving: Callable[..., Predictor]) -> None:
     found = build_provided_features(serving("min_log_prob").scorer, ROW, STATES, KNOWN)
-    assert isinstance(found, Answers) and list(found.results) == [FeatureRequest(NLL(("answer", EOS)))]
+    assert isinstance(found, FeatureBatch) and list(found.features) == [FeatureRequest(NLL(("answer", EOS)))]
     sources: Sequence[object] = serving("min_log_prob").reader.sources
     assert len(sources) == 1

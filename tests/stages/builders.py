@@ -15,7 +15,7 @@ import yaml
 
 from abstain.config.params import Params
 from abstain.core import paths
-from abstain.data.store.splits import uniform
+from abstain.data.store.splits import hash_to_unit_interval
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
 from tests.checkout import SHIPPED
@@ -120,7 +120,7 @@ def _review(number: int, correct: bool, sure: bool, euros: int, days: float) -> 
 
 
 def _split(params: Params, number: int) -> str:
-    at = uniform(params.split.seed, f"g-{number // OF_A_GROUP}")
+    at = hash_to_unit_interval(params.split.seed, f"g-{number // OF_A_GROUP}")
     if at < params.split.holdout:
         return "holdout"
     return "validation" if at < params.split.holdout + params.split.validation else "train"

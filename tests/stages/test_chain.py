@@ -14,7 +14,7 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import select_reviewed_holdout
-from abstain.llm.features.shard_job import JobStats, LocalRunner, ShardJob, compute
+from abstain.llm.features.shard_job import JobStats, LocalRunner, ShardJob, compute_shard
 from abstain.llm.signals.feature_plan import LabelledAnswers
 from abstain.stages.features import __main__ as features
 from abstain.stages.report import __main__ as report
@@ -33,7 +33,7 @@ class Worker(LocalRunner):
 
     def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
         for shard in shards:
-            yield compute(shard, load_settings())
+            yield compute_shard(shard, load_settings())
 
 
 def made_by(names: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import reviewed
+from abstain.data.store.splits import select_reviewed
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
@@ -66,10 +66,10 @@ def test_the_released_files_decide_as_was_tuned_and_evaluated(unperturbed: Finis
     served = artifacts.read_json(paths.SCORER_CHOICE)
     assert (served["name"], served["kind"]) == (name, kind)
     frame, _ = load_labelled_states()
-    rows = reviewed(frame[frame["split"] == "holdout"])
+    rows = select_reviewed(frame[frame["split"] == "holdout"])
     predictor = Predictor.open(paths.ONNX, load_settings())
     assert (predictor.scorer.name, predictor.scorer.kind) == (name, kind)
-    decisions = predictor.score(DataStore(paths.DATA).interactions(rows["interaction_id"]))
+    decisions = predictor.decide_interactions(DataStore(paths.DATA).interactions(rows["interaction_id"]))
     found = np.array([np.nan if one.confidence is None else one.confidence for one in decisions])
     scores = pd.read_parquet(paths.SCORES).set_index("interaction_id").loc[rows["interaction_id"]]
     for evaluated in (scores["confidence"], scores[name], served_confidences()[rows["interaction_id"]]):
@@ -116,7 +116,7 @@ def test_the_cheapest_of_the_best_is_served_and_others_are_said_to_be_not_servab
     own = rows[served["name"]]
     assert all(row["auroc"] < best for row in rows.values() if row["forward_tokens"] < own["forward_tokens"])
     frame, _ = load_labelled_states()
-    judged = reviewed(frame[frame["split"] == "train"])
+    judged = select_reviewed(frame[frame["split"] == "train"])
     weight = row_weights(judged["inclusion_probability"].to_numpy())
     confidence = served_confidences()[judged["interaction_id"]].to_numpy()
     assert own["auroc"] == pytest.approx(auroc(judged["correct"].to_numpy(), confidence, weight))

@@ -54,7 +54,7 @@ def test_the_choice_reads_the_training_answers_once(
     use_home(monkeypatch, tmp_path_factory.mktemp("one-pass"))
     features.stage(with_layer(bank, 3))
     use_home(monkeypatch, tmp_path_factory.mktemp("choice-first"))
-    choice = choose_site.choose(with_layer(bank, "auto"))
+    choice = choose_site.choose_site(with_layer(bank, "auto"))
     features.stage(with_layer(bank, 3))
     alone, chosen, rest = (one.forward_tokens for one in read)
     assert 0 < chosen < alone and 0 < rest < alone
@@ -66,9 +66,9 @@ def test_the_choice_reads_the_training_answers_once(
 
 
 def test_evaluation_splits_have_no_say(bank: Params) -> None:
-    before = choose_site.choose(with_layer(bank, "auto"))
+    before = choose_site.choose_site(with_layer(bank, "auto"))
     write_labels("split != 'train'", correct=0)
-    assert choose_site.choose(with_layer(bank, "auto")) == before
+    assert choose_site.choose_site(with_layer(bank, "auto")) == before
     write_labels("split == 'train'", source="thumb")
     with pytest.raises(AbstainError, match="set llm.layer"):
-        choose_site.choose(with_layer(bank, "auto"))
+        choose_site.choose_site(with_layer(bank, "auto"))

@@ -97,7 +97,7 @@ def test_damaged_file_ends_a_stage_in_one_line(workspace: Path, capsys: pytest.C
     paths.FEATURES.write_bytes(b"damaged")
     (workspace / "params.yaml").write_text(SHIPPED["params.yaml"])
     with pytest.raises(SystemExit) as left:
-        artifacts.run(train_probe.stage)
+        artifacts.run_stage(train_probe.stage)
     message = "error A507: artifacts/features.npy is no readable table of states: run `abstain retrain` again\n"
     assert (left.value.code, capsys.readouterr().err) == (1, message)
 

@@ -16,14 +16,14 @@ from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.data.store import splits
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import holdout_digest, reviewed
+from abstain.data.store.splits import holdout_digest, select_reviewed
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.signals.counterfactuals import answers_shuffled
+from abstain.llm.signals.counterfactuals import shuffle_answers
 from abstain.stages.evaluate import __main__ as evaluate
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
@@ -42,7 +42,7 @@ EVERYBODY = ["probe", *FUSIONS, *SIGNALS, *REGRESSORS, "lstm", "base_rate"]
 def holdout_rows() -> tuple[pd.DataFrame, list]:
     """The reviewed answers of the hold-out that could be read, by interaction, with their states."""
     frame, states = load_labelled_states()
-    rows = reviewed(frame[frame["split"] == "holdout"])
+    rows = select_reviewed(frame[frame["split"] == "holdout"])
     return rows.set_index("interaction_id"), list(states.subset(rows.index))
 
 
@@ -206,10 +206,10 @@ def test_audits_are_of_the_answers_as_they_were_asked_about(bank: Params) -> Non
     """An answer that no prompt has room for is in the hold-out: it was another question's in the shuffle, which then
     could not be read, either, and is left out."""
     frame = artifacts.read_dataset_frame()
-    everyone = DataStore(paths.DATA).interactions(reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
+    everyone = DataStore(paths.DATA).interactions(select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
     rows, states = holdout_rows()
     assert len(everyone) == len(rows) + 1
-    changed = answers_shuffled(everyone)
+    changed = shuffle_answers(everyone)
     found = dict(FeatureSource(bank.llm, load_settings()).read(changed))
     served = OnnxProbe(paths.ONNX)
     confidence = {changed[at].interaction_id: float(served.confidence([row.float()])[0]) for at, row in found.items()}

@@ -18,13 +18,13 @@ from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.core.scorer_names import FAMILIARITY
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import reviewed
+from abstain.data.store.splits import select_reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.signals import familiarity
-from abstain.llm.signals.base import Answers, Scorer
-from abstain.llm.signals.compute_features import collect_feature_requests, forward_tokens, read_answers
+from abstain.llm.signals.base import FeatureBatch, Scorer
+from abstain.llm.signals.compute_features import collect_feature_requests, estimate_forward_tokens, read_features
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 from abstain.llm.signals.registry import build_scorers
 from abstain.stages.features import __main__ as features
@@ -44,11 +44,11 @@ def labelled() -> list[Interaction]:
     return DataStore(paths.DATA).interactions(artifacts.read_dataset_frame()["interaction_id"])
 
 
-def training() -> tuple[Answers, Labels]:
+def training() -> tuple[FeatureBatch, Labels]:
     frame = artifacts.read_dataset_frame()
     train = frame["split"] == "train"
     labels = Labels(*(frame.loc[train, name].to_numpy() for name in ("correct", "weight", "group")))
-    return Answers([one for one, of in zip(labelled(), train, strict=True) if of], {}), labels
+    return FeatureBatch([one for one, of in zip(labelled(), train, strict=True) if of], {}), labels
 
 
 def scorers(params: Params) -> list[Scorer]:
@@ -62,7 +62,7 @@ def test_there_is_a_row_an_answer_and_a_variant(bank: Params) -> None:
     assert not table.duplicated(["interaction_id", "variant"]).any()
     asked = table[table["variant"] == "asked"]
     assert asked["interaction_id"].tolist() == frame["interaction_id"].tolist()
-    holdout = reviewed(frame[frame["split"] == "holdout"])["interaction_id"].tolist()
+    holdout = select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"].tolist()
     for variant in COUNTERFACTUALS:
         assert table.loc[table["variant"] == variant, "interaction_id"].tolist() == holdout
     assert set(table["variant"]) == {"asked", *COUNTERFACTUALS}
@@ -72,21 +72,21 @@ def test_a_signal_is_what_its_scorer_says_of_the_answer(bank: Params) -> None:
     settings, made = load_settings(), scorers(bank)
     assert [one.name for one in made] == NAMES
     rows, frame = labelled(), artifacts.read_dataset_frame()
-    judged = reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
+    judged = select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
     changed = {name: variant(DataStore(paths.DATA).interactions(judged)) for name, variant in COUNTERFACTUALS.items()}
     trained_on = set(frame.loc[frame["split"] == "train", "interaction_id"])
     unseen = [one for one in rows if one.interaction_id not in trained_on]
     for name, of in {"asked": unseen, **changed}.items():
         few = of[::17]
         found = artifacts.read_signals(name).loc[[one.interaction_id for one in few]]
-        answers = read_answers(bank.llm, settings, few, collect_feature_requests(made))
+        answers = read_features(bank.llm, settings, few, collect_feature_requests(made))
         for scorer in made:
             assert_near(found[scorer.name], scorer.score(answers), np.float32)
 
 
 def test_signals_of_training_answers_are_by_scorers_that_have_not_seen_their_groups(bank: Params) -> None:
     train, labels = training()
-    folds = labels.folds(bank.probe.folds, bank.probe.seed)
+    folds = labels.assign_folds(bank.probe.folds, bank.probe.seed)
     assert set(folds) == {0, 1, 2}
     ids = np.array([one.interaction_id for one in train.interactions])
     asked = artifacts.read_signals("asked")
@@ -95,7 +95,7 @@ def test_signals_of_training_answers_are_by_scorers_that_have_not_seen_their_gro
             continue
         for fold in range(3):
             held_out, others = (np.flatnonzero(rows) for rows in (folds == fold, folds != fold))
-            copy = scorer.fit(train.take(others.tolist()), labels.at(folds != fold))
+            copy = scorer.fit(train.take(others.tolist()), labels.subset(folds != fold))
             expected = copy.score(train.take(held_out.tolist()))
             assert_near(asked.loc[ids[held_out], scorer.name], expected, np.float32)
             seen = scorer.fit(train, labels).score(train.take(held_out.tolist()))
@@ -195,7 +195,7 @@ def test_what_a_scorer_costs_is_told(bank: Params) -> None:
     assert costs.keys() == {*NAMES, "probe", "fusion", "fusion_one_pass", "fusion_two_passes"}
     settings, rows = load_settings(), labelled()
     for one in build_scorers(bank, settings).scorers:
-        assert costs[one.name] == forward_tokens(bank.llm, settings, rows, one.readings)
+        assert costs[one.name] == estimate_forward_tokens(bank.llm, settings, rows, one.requires)
     assert costs["length_only"] == costs["writer"] == 0 and costs["probe"] == costs["sequence_log_prob"] * 2 / 4, (
         "layer 2 of 4"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from abstain.config.params import Params
 from abstain.core import paths
-from abstain.data.store.splits import reviewed
+from abstain.data.store.splits import select_reviewed
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
@@ -37,7 +37,7 @@ def of_variant(file: str, variant: str) -> pd.DataFrame:
 
 def test_there_is_a_row_an_answer_and_a_variant(bank: Params) -> None:
     frame = artifacts.read_dataset_frame()
-    holdout = reviewed(frame[frame["split"] == "holdout"])["interaction_id"].tolist()
+    holdout = select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"].tolist()
     for file in (paths.NLL_FEATURES, paths.REGRESSOR_SCORES):
         assert of_variant(file, "asked").index.tolist() == frame["interaction_id"].tolist()
         for variant in COUNTERFACTUALS:
@@ -91,7 +91,7 @@ def test_the_summary_says_what_was_dropped_and_how_well_it_does(bank: Params) ->
 
 def test_the_hold_out_is_judged_at_the_t_that_was_tuned_out_of_fold(bank: Params) -> None:
     frame = artifacts.read_dataset_frame()
-    holdout = reviewed(frame[frame["split"] == "holdout"])
+    holdout = select_reviewed(frame[frame["split"] == "holdout"])
     scores = of_variant(paths.REGRESSOR_SCORES, "asked").loc[holdout["interaction_id"]]
     weight = row_weights(holdout["inclusion_probability"].to_numpy(float))
     for name in ("random_forest_verdict", "linear_verdict"):

@@ -10,7 +10,7 @@ import pytest
 from abstain.config.params import ServeParams
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.bootstrap import Estimate
-from abstain.stages.choose_scorer.__main__ import chosen
+from abstain.stages.choose_scorer.__main__ import choose_served_scorer
 
 KINDS = {"writer": "writer", "probe": "probe", "min_log_prob": "log_prob", "fusion_one_pass": "fusion"}
 COSTS = {"writer": 0.0, "probe": 50.0, "min_log_prob": 80.0, "fusion_one_pass": 80.0}
@@ -44,7 +44,7 @@ def found(**values: float) -> dict[str, Estimate]:
     ],
 )
 def test_the_rule(params: ServeParams, aurocs: dict[str, float], name: str) -> None:
-    assert chosen(params, KINDS, COSTS, found(**aurocs), WHY) == name
+    assert choose_served_scorer(params, KINDS, COSTS, found(**aurocs), WHY) == name
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_the_rule(params: ServeParams, aurocs: dict[str, float], name: str) -> N
 )
 def test_what_cannot_be_served_is_named_with_the_reason(params: ServeParams, message: str) -> None:
     with pytest.raises(AbstainError) as wrong:
-        chosen(params, KINDS, COSTS, found(), WHY)
+        choose_served_scorer(params, KINDS, COSTS, found(), WHY)
     assert str(wrong.value).startswith(message) and str(wrong.value).endswith(", ".join(KINDS))
 
 
 def test_a_budget_below_everything_names_the_least() -> None:
     costs = COSTS | {"writer": 90.5}
     with pytest.raises(AbstainError, match="raise it to 50, for probe$"):
-        chosen(serve(max_tokens=49), KINDS, costs, found(), WHY)
+        choose_served_scorer(serve(max_tokens=49), KINDS, costs, found(), WHY)

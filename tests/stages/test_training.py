@@ -12,7 +12,7 @@ from abstain.config.params import Params, ProbeParams
 from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
-from abstain.data.store.splits import reviewed
+from abstain.data.store.splits import select_reviewed
 from abstain.learning.estimators import cross_validation
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
 from abstain.learning.estimators.probe_registry import ProbeSpec, load_probe
@@ -105,7 +105,7 @@ def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Para
 def test_the_best_probe_is_exported_by_reviewed_training_answers(finished: Finished, bank: Params) -> None:
     choice = artifacts.read_json(paths.PROBE_CHOICE)
     frame = artifacts.read_dataset_frame()
-    judged = reviewed(frame[frame["split"] == "train"]).set_index("interaction_id")
+    judged = select_reviewed(frame[frame["split"] == "train"]).set_index("interaction_id")
     judged = judged.loc[judged.index.isin(out_of_fold().index)]
     weight = row_weights(judged["inclusion_probability"].to_numpy())
     for name, column in out_of_fold().items():

@@ -16,7 +16,7 @@ from abstain.core.contracts import CONTRACT_VERSION
 from abstain.core.errors import AbstainError
 from abstain.data.store import splits
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import reviewed
+from abstain.data.store.splits import select_reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.estimators.probe_registry import load_probe
@@ -47,7 +47,7 @@ def with_threshold(params: Params, **changes: object) -> Params:
 def validation_rows() -> tuple[pd.DataFrame, np.ndarray]:
     """The reviewed answers of the validation split and the served probe's confidences of them."""
     frame, states = load_labelled_states()
-    rows = reviewed(frame[frame["split"] == "validation"])
+    rows = select_reviewed(frame[frame["split"] == "validation"])
     return rows, predict_confidence(load_probe(paths.PROBE), states.subset(rows.index)).numpy().astype(float)
 
 
@@ -76,7 +76,7 @@ def test_threshold_and_calibration_are_of_the_reviewed_validation_answers(bank: 
 
 def test_reviews_that_were_not_drawn_are_apart_where_enough_were(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = artifacts.read_dataset_frame()
-    rows = reviewed(frame[frame["split"] == "validation"]).index
+    rows = select_reviewed(frame[frame["split"] == "validation"]).index
     frame.loc[rows[: len(rows) // 4], ["inclusion_probability", "drawn"]] = [0.9, False]  # shown, and then reviewed
     frame.to_parquet(paths.DATASET)
     volunteers = int((~frame.loc[rows, "drawn"]).sum())
@@ -99,7 +99,7 @@ def test_where_not_even_a_heuristic_reaches_the_target_the_nearest_threshold_is_
     frame = artifacts.read_dataset_frame()
     missing, tested = found["reviews_needed"], found["rows"]
     if missing is not None:
-        share = tested / len(reviewed(frame))
+        share = tested / len(select_reviewed(frame))
         assert found["more_reviews"] == pytest.approx((missing - tested) / share, abs=1)
     export_onnx.stage(bank)
     evaluate.stage(bank)
@@ -161,7 +161,7 @@ def test_one_reviewer_who_judged_too_much_leaves_no_guarantee(bank: Params) -> N
     found = artifacts.read_json(paths.THRESHOLD)
     largest = found["largest_reviewer"]
     frame = artifacts.read_dataset_frame()
-    names = reviewed(frame[frame["split"] == "validation"])["reviewers"].explode()
+    names = select_reviewed(frame[frame["split"] == "validation"])["reviewers"].explode()
     assert found["guaranteed"] and largest["reviewers"] <= names.nunique() and largest["reviewer"] in set(names)
     tune_threshold.stage(with_threshold(bank, max_reviewer_share=largest["share"] / 2))
     refused = artifacts.read_json(paths.THRESHOLD)
@@ -211,7 +211,7 @@ def test_a_probe_without_eos_is_trained_and_served_without(bank: Params) -> None
     np.testing.assert_array_equal(StateTable(paths.FEATURES).lengths, np.maximum(with_eos - 1, 0))
     some = frame.iloc[:3]
     rows = DataStore(paths.DATA).interactions(some["interaction_id"])
-    served = [one.confidence for one in Predictor.open(paths.ONNX, load_settings()).score(rows)]
+    served = [one.confidence for one in Predictor.open(paths.ONNX, load_settings()).decide_interactions(rows)]
     np.testing.assert_allclose(served, OnnxProbe(paths.ONNX).confidence(states.subset(some.index)), atol=1e-5)
 
 

@@ -78,7 +78,7 @@ def test_sound_data_pass(workspace: Path, params: Params) -> None:
 
 
 def test_a_row_that_was_there_before_stops_the_stage_in_one_line(workspace: Path, params: Params) -> None:
-    first, second = DataStore(paths.DATA).parts(Interaction)
+    first, second = DataStore(paths.DATA).list_part_files(Interaction)
     with second.open("ab") as file:
         file.write(first.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(AbstainError) as stopped:
@@ -90,12 +90,12 @@ def test_a_row_that_was_there_before_stops_the_stage_in_one_line(workspace: Path
 
 
 def test_a_holdout_that_is_trained_on_stops_the_stage_and_is_on_the_page(workspace: Path, params: Params) -> None:
-    for part in DataStore(paths.DATA).parts(Interaction):
+    for part in DataStore(paths.DATA).list_part_files(Interaction):
         rows = [
             one.model_copy(update={"question": "The fee?", "answer": "None."})
             for one in DataStore(paths.DATA).iter_part_rows(part, Interaction)
         ]
-        part.write_text("".join(f"{one.canonical()}\n" for one in rows), encoding="utf-8")
+        part.write_text("".join(f"{one.to_json_line()}\n" for one in rows), encoding="utf-8")
     validate.stage(params)
     with pytest.raises(AbstainError, match="the training table fails validation, splits/holdout first: holdout: 100 %"):
         dataset.stage(params)

@@ -83,7 +83,7 @@ class Plain(Workspace):
         return Registry.model_validate_json(self.git("show", f"origin/{BRANCH}:registry.json"))
 
     def taint(self, *versions: str, at: datetime = DAY) -> None:
-        registry = load_registry(self.path / paths.REGISTRY).erased(dict.fromkeys(versions, True), at)
+        registry = load_registry(self.path / paths.REGISTRY).mark_erased(dict.fromkeys(versions, True), at)
         (self.path / paths.REGISTRY).write_text(registry.to_json())
         commit(self, "Erase a user", paths.REGISTRY)
         push(self)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from abstain.config.yaml_model import FrozenModel, check, read_yaml
+from abstain.config.yaml_model import FrozenModel, read_yaml, validate_yaml
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.timestamps import Timestamp
@@ -296,7 +296,7 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
     valid values."""
     content = read_yaml(path, "run this in the root of the project")
     require_keys(content, path)
-    return check(content, path, Params)
+    return validate_yaml(content, path, Params)
 
 
 def require_keys(content: Any, path: Path) -> None:

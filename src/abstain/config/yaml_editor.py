@@ -10,17 +10,17 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
 
-def parse(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
     """The content of `text`, with its comments and quotes, for the functions below."""
     return _editor().load(text)
 
 
-def edit(text: str, values: Mapping[Any, Any]) -> str:
+def update_yaml(text: str, values: Mapping[Any, Any]) -> str:
     """`text` with `values` in place of its own; a section in `values` takes over only the keys that it gives.
 
     A number as key is a position in a list.
     """
-    content = parse(text)
+    content = parse_yaml(text)
     _replace_keys(content, values)
     return _dump(content)
 
@@ -30,7 +30,7 @@ def add_missing(text: str, template: str) -> tuple[str, list[str]]:
 
     Returns the new text and the names of what was added, as `section` or `section.key`.
     """
-    content, wanted = parse(text), parse(template)
+    content, wanted = parse_yaml(text), parse_yaml(template)
     added = _insert(content, wanted)
     for name in wanted:
         if isinstance(content[name], CommentedMap) and isinstance(wanted[name], CommentedMap) and name not in added:

@@ -26,10 +26,10 @@ class FrozenModel(BaseModel):
 Declared = TypeVar("Declared", bound=FrozenModel)
 
 
-def load(path: Path, model: type[Declared], remedy: str) -> Declared:
+def load_yaml_model(path: Path, model: type[Declared], remedy: str) -> Declared:
     """`path` as a `model`. Raises `AbstainError` naming the first invalid key, or, where there is no such file, the
     `remedy`."""
-    return check(read_yaml(path, remedy), path, model)
+    return validate_yaml(read_yaml(path, remedy), path, model)
 
 
 def read_yaml(path: Path, remedy: str) -> Any:
@@ -44,7 +44,7 @@ def read_yaml(path: Path, remedy: str) -> Any:
         raise AbstainError(Code.WRONG_FORMAT, f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def check(content: Any, path: Path, model: type[Declared]) -> Declared:
+def validate_yaml(content: Any, path: Path, model: type[Declared]) -> Declared:
     """`content` of `path` as a `model`.
 
     Raises `AbstainError` naming the file and its first invalid key.

@@ -4,10 +4,10 @@ Notes:
 
 * One pydantic model a row, frozen, `extra="forbid"`: an unknown field is refused with its name rather
   than dropped, because a silently dropped field is feedback that is lost.
-* Rows are stored as JSON Lines in one canonical form (`canonical`): the same row is the same bytes, so comparing them
-  distinguishes a duplicate from a conflict, and DVC sees no change where there is none. A field that a contract gained
-  after rows had been stored is written only where it is given: these rows keep their bytes.
-* The import format (`ImportedInteraction`) is the interaction with optional feedback and reviews inside it; `split`
+* Rows are stored as JSON Lines in one canonical form (`to_json_line`): the same row is the same bytes, so comparing
+  them distinguishes a duplicate from a conflict, and DVC sees no change where there is none. A field that a contract
+  gained after rows had been stored is written only where it is given: these rows keep their bytes.
+* The import format (`ImportedInteraction`) is the interaction with optional feedback and reviews inside it; `to_rows`
   takes it apart, so code after ingest does not depend on it.
 """
 
@@ -25,7 +25,7 @@ CONTRACT_VERSION = 1
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Id = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
 """An interaction's id: a cell of a review file has to hold it whole, however it is escaped."""
-Name = Annotated[str, StringConstraints(pattern=r"\S")]
+ScoreName = Annotated[str, StringConstraints(pattern=r"\S")]
 Probability = Annotated[float, Field(gt=0, le=1)]
 MIN_INCLUSION_PROBABILITY = 1e-6
 """The smallest inclusion probability: a verdict stands for a million answers at most. Below it, one row would outweigh
@@ -36,8 +36,8 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False), AfterValidato
 LogProbability = Annotated[Number, Field(le=0)]
 UNNAMED_PREFIX = "unnamed-"
 """How the document of an unnamed context begins: no document has to be ingested for it."""
-Verdict = Literal["complete", "correct", "truthful"]
-VERDICTS: tuple[str, ...] = get_args(Verdict)
+Criterion = Literal["complete", "correct", "truthful"]
+CRITERIA: tuple[str, ...] = get_args(Criterion)
 """What a review says of an answer, yes or no each."""
 
 
@@ -58,7 +58,7 @@ class Row(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def canonical(self) -> str:
+    def to_json_line(self) -> str:
         """The row as one line of JSON, fields in the contract's order, UTC timestamps, without a line break."""
         return self.model_dump_json()
 
@@ -90,7 +90,7 @@ class Interaction(Row):
     product: Text | None = None
     line_of_business: Text | None = None
     group: Text | None = Field(None, description="what may not straddle train and test")
-    writer: Annotated[dict[Name, Number], AfterValidator(_sort_scores)] | None = Field(
+    writer: Annotated[dict[ScoreName, Number], AfterValidator(_sort_scores)] | None = Field(
         None, description="scores that the assistant gave its answer, by name, on any scale", exclude_if=_is_missing
     )
     token_log_probs: (
@@ -193,7 +193,7 @@ class ImportedInteraction(Interaction):
     thumb: ImportedThumb | None = None
     review: ImportedReview | None = None
 
-    def split(self) -> tuple[Interaction, Thumb | None, Review | None]:
+    def to_rows(self) -> tuple[Interaction, Thumb | None, Review | None]:
         """Take the row apart into the three contracts it joins."""
         # Every value was validated when this row was made: doing it again would be half of the time of reading one.
         interaction = Interaction.model_construct(**self.__dict__)

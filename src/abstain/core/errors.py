@@ -26,7 +26,7 @@ class AbstainError(Exception):
         return self.message
 
     @property
-    def coded(self) -> str:
+    def message_with_code(self) -> str:
         """The message with its code in front, one line that `parse_error_line` reads, and that a terminal may show."""
         return f"{self.code}: {visible(self.message)}"
 

@@ -20,7 +20,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 S3 = ("s3", "s3a")
-BUCKETS = (*S3, "gs", "gcs", "abfs", "abfss", "az", "oss")
+BUCKET_PROTOCOLS = (*S3, "gs", "gcs", "abfs", "abfss", "az", "oss")
 """Protocols of object stores: their PUT is atomic, and they have no folders."""
 _PASSWORD = re.compile(r":(?!\d*$)[^\]]*$")
 """A colon before the first `/` or `@` that no port follows: there a password begins."""
@@ -63,7 +63,7 @@ def redacted_url(url: str) -> str:
 def _without_query(scheme: str, rest: str) -> str:
     """What follows `scheme://` in a URL, up to its query or fragment."""
     place = rest.partition("?")[0]
-    return place if scheme in BUCKETS else place.partition("#")[0]
+    return place if scheme in BUCKET_PROTOCOLS else place.partition("#")[0]
 
 
 def redact_urls(text: str) -> str:

@@ -41,7 +41,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def to_json_lines(rows: Iterable[Row]) -> bytes:
     """Rows as JSON Lines."""
-    return "".join(f"{row.canonical()}\n" for row in rows).encode()
+    return "".join(f"{row.to_json_line()}\n" for row in rows).encode()
 
 
 def parse_lines(
@@ -61,7 +61,7 @@ def parse_lines(
         if not line.strip():
             continue
         where = f"{name} line {number}"
-        text = decode(line.removesuffix(b"\n"), where)
+        text = decode_utf8(line.removesuffix(b"\n"), where)
         try:
             row = model.model_validate_json(text, strict=strict)
         except ValidationError as error:
@@ -71,12 +71,12 @@ def parse_lines(
             field = ".".join(str(part) for part in problem["loc"]) or "row"
             raise AbstainError(Code.INVALID_ROW, f"{where}: {field}: {problem['msg']}") from None
         if untrusted and (keys := find_duplicate_keys(text)):
-            raise AbstainError(Code.INVALID_ROW, f"{where}: {one_line(keys[0])}: this key comes twice in one object")
+            raise AbstainError(Code.INVALID_ROW, f"{where}: {format_key(keys[0])}: this key comes twice in one object")
         is_first = False
         yield row
 
 
-def decode(content: bytes, where: str) -> str:
+def decode_utf8(content: bytes, where: str) -> str:
     """UTF-8, or an `AbstainError` that names `where`."""
     try:
         return content.decode("utf-8")
@@ -101,7 +101,7 @@ def find_duplicate_keys(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def one_line(key: str) -> str:
+def format_key(key: str) -> str:
     """`key` on one line, for messages; of a long one only its length: half of an address would not be redacted."""
     shown = " ".join(key.encode("utf-8", "backslashreplace").decode().split())
     return shown if len(shown) <= 80 else f"a key of {len(shown):,} characters"

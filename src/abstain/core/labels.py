@@ -18,12 +18,12 @@ class Labels:
     weight: np.ndarray
     groups: np.ndarray
 
-    def at(self, rows: np.ndarray) -> Labels:
+    def subset(self, rows: np.ndarray) -> Labels:
         """The labels of the mask `rows`, (rows,) of bool."""
         return Labels(self.correct[rows], self.weight[rows], self.groups[rows])
 
-    def folds(self, most: int, seed: int) -> np.ndarray:
-        """The fold of every row, int64 (rows,), counted from 0: at most `most` of them, of whole groups.
+    def assign_folds(self, max_folds: int, seed: int) -> np.ndarray:
+        """The fold of every row, int64 (rows,), counted from 0: at most `max_folds` of them, of whole groups.
 
         There are no more folds than groups with correct, or with incorrect, answers of positive weight; outside of
         every fold there are answers of both kinds. Groups without positive weight are in the first fold. Raises
@@ -37,7 +37,7 @@ class Labels:
         of_kind = [len(np.unique(named[correct == kind])) for kind in (1, 0)]
         number_of: dict[str, int] = {}
         if min(of_kind) > 1:
-            splitter = StratifiedGroupKFold(min(most, *of_kind), shuffle=True, random_state=seed)
+            splitter = StratifiedGroupKFold(min(max_folds, *of_kind), shuffle=True, random_state=seed)
             for number, (others, held_out) in enumerate(splitter.split(correct, correct, named)):
                 if len(np.unique(correct[others])) == 2:
                     number_of |= dict.fromkeys(named[held_out], number)

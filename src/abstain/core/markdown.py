@@ -32,19 +32,19 @@ class MarkdownText(str):
     __slots__ = ()
 
 
-def plain(text: str) -> str:
+def to_single_line(text: str) -> str:
     """Return `text` as one line, with U+FFFD for each character that cannot be printed."""
     return UNPRINTABLE.sub("\ufffd", SPACE.sub(" ", text))
 
 
-def defined(value: Any) -> bool:
+def is_defined(value: Any) -> bool:
     """Return whether `value` is neither None nor nan."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def escape(text: str) -> MarkdownText:
     """Return `text` as Markdown that reads the same inside a line."""
-    return text if isinstance(text, MarkdownText) else MarkdownText(SPECIAL.sub(r"\\\g<0>", plain(text)))
+    return text if isinstance(text, MarkdownText) else MarkdownText(SPECIAL.sub(r"\\\g<0>", to_single_line(text)))
 
 
 def bold(text: str) -> MarkdownText:
@@ -53,18 +53,18 @@ def bold(text: str) -> MarkdownText:
     return MarkdownText(f"**{inner}**" if inner else "")
 
 
-def joined(*runs: str) -> MarkdownText:
+def join_runs(*runs: str) -> MarkdownText:
     """Return `runs` as one text inside a line."""
     return MarkdownText("".join(map(escape, runs)))
 
 
-def labelled(label: str, text: str) -> MarkdownText:
+def format_labelled(label: str, text: str) -> MarkdownText:
     """Return `label` in bold, a colon, and `text`."""
-    return joined(bold(f"{label}:"), " ", text)
+    return join_runs(bold(f"{label}:"), " ", text)
 
 
 def document(blocks: Iterable[str]) -> str:
-    """Return the blocks (`heading`, `paragraph`, `points`, `table` and so on) as one file's text."""
+    """Return the blocks (`heading`, `paragraph`, `bullet_list`, `table` and so on) as one file's text."""
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
@@ -75,20 +75,20 @@ def heading(level: int, text: str) -> str:
 
 def paragraph(*runs: str) -> str:
     """Return a paragraph of `runs`."""
-    return LINE_START.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", joined(*runs).strip())
+    return LINE_START.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", join_runs(*runs).strip())
 
 
-def points(lines: Iterable[str]) -> str:
+def bullet_list(lines: Iterable[str]) -> str:
     """Return a list with a point for each line."""
     return "\n".join(f"- {paragraph(line)}" for line in lines)
 
 
 def list_section(title: str, lines: Sequence[str]) -> list[str]:
     """Return a heading of level 2 and a list; nothing where there are no lines."""
-    return [heading(2, title), points(lines)] if lines else []
+    return [heading(2, title), bullet_list(lines)] if lines else []
 
 
-def numbered(items: Iterable[tuple[str, Iterable[str]]]) -> str:
+def numbered_list(items: Iterable[tuple[str, Iterable[str]]]) -> str:
     """Return a numbered list of (text, points below it)."""
     return "\n".join(
         "\n".join([f"{number}. {escape(text)}", *(f"   - {paragraph(line)}" for line in lines)])
@@ -128,4 +128,4 @@ def key_metrics_table(figures: Iterable[tuple[str, str]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    return escape(value if isinstance(value, str) else str(value) if defined(value) else NOT_DEFINED)
+    return escape(value if isinstance(value, str) else str(value) if is_defined(value) else NOT_DEFINED)

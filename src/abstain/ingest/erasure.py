@@ -43,11 +43,11 @@ def erase_rows(
     has or had either name, nor the log.
     """
     names, known = {normalize_name(user), normalize_name(pseudonym)}, store.erased_users()
-    rated = {row.interaction_id for row in store.rows(Thumb) if row.user and normalize_name(row.user) in names}
+    rated = {row.interaction_id for row in store.iter_rows(Thumb) if row.user and normalize_name(row.user) in names}
     gone = rated | (logged.interactions if logged else set()) if with_interactions else set()
-    files = {"feedback": [*store.parts(Thumb), *store.held().values()]}
+    files = {"feedback": [*store.list_part_files(Thumb), *store.pending_files().values()]}
     if with_interactions:
-        files |= {"interactions": store.parts(Interaction), "reviews": store.parts(Review)}
+        files |= {"interactions": store.list_part_files(Interaction), "reviews": store.list_part_files(Review)}
     removed = {table: sum(_rewrite(path, names, gone) for path in paths) for table, paths in files.items()}
     removed["quarantine"] = Quarantine(store.folder).discard_user_rows(names, gone)
     if not (sum(removed.values()) or logged):
@@ -58,11 +58,11 @@ def erase_rows(
         users=tuple(sorted({*known.users, pseudonym})),
         interactions=tuple(sorted({*known.interactions, *(interaction_identity(key).hex() for key in gone)})),
     )
-    write_atomically(store.folder / "forgotten.json", forgotten.canonical().encode() + b"\n")
+    write_atomically(store.folder / "forgotten.json", forgotten.to_json_line().encode() + b"\n")
     return removed
 
 
-def count_erased_answers(before: Mapping[str, bool], now: Mapping[str, bool], forgotten: ErasedUsers) -> int | None:
+def count_erased_answers(before: Mapping[str, bool], now: Mapping[str, bool], erased: ErasedUsers) -> int | None:
     """The number of answers missing from a hold-out; None where it differs in more than erased answers.
 
     Args:
@@ -70,7 +70,7 @@ def count_erased_answers(before: Mapping[str, bool], now: Mapping[str, bool], fo
     """
     gone = before.keys() - now.keys()
     kept = {key: label for key, label in before.items() if key not in gone}
-    was_erased = set(forgotten.interactions)
+    was_erased = set(erased.interactions)
     exact = kept == dict(now) and all(interaction_identity(key).hex() in was_erased for key in gone)
     return len(gone) if exact else None
 

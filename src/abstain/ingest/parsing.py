@@ -25,7 +25,7 @@ from pydantic_core import from_json
 
 from abstain.core.codes import Code
 from abstain.core.contracts import (
-    VERDICTS,
+    CRITERIA,
     Context,
     Document,
     ImportedInteraction,
@@ -37,16 +37,16 @@ from abstain.core.contracts import (
     Thumb,
 )
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import find_duplicate_keys, one_line
+from abstain.core.json_lines import find_duplicate_keys, format_key
 from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.core.text import did_you_mean
 from abstain.data.store.dataset import file_name_problem
-from abstain.knowledge.documents.reader import KINDS, parse_document
+from abstain.knowledge.documents.reader import KIND_BY_SUFFIX, parse_document
 
 _PARTS: dict[str, type[BaseModel]] = {"thumb": ImportedThumb, "review": ImportedReview, "contexts": Context}
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _OF_INTERACTIONS = frozenset({"question", "answer", "asked_at", "contexts", "model"})
-_OF_REVIEWS = frozenset({"reviewed_at", "reviewer", *VERDICTS})
+_OF_REVIEWS = frozenset({"reviewed_at", "reviewer", *CRITERIA})
 
 ROW_BYTES = 4 * 1024 * 1024
 """The longest row, in bytes: 60 contexts of 20,000 Chinese characters each."""
@@ -59,7 +59,7 @@ ROW_TOKENS = 100_000
 
 _MAY_STAY_EMPTY = frozenset({"comment", "ideal_answer"})
 
-REASONS = 20
+MAX_REASONS = 20
 """The most reasons that are kept of one row."""
 
 
@@ -99,7 +99,7 @@ class ParsedRow:
 
 def is_document(source: str) -> bool:
     """Whether `source` holds a document, by its name."""
-    return source.lower().endswith(tuple(KINDS))
+    return source.lower().endswith(tuple(KIND_BY_SUFFIX))
 
 
 def reparse(raw: bytes, source: str, number: int) -> ParsedRow:
@@ -119,7 +119,7 @@ def kept_text(row: ParsedRow) -> str | None:
             return None
     if row.interaction is None:
         part = row.feedback or row.review
-        return part.canonical() if part else None
+        return part.to_json_line() if part else None
     fields = row.interaction.model_dump(mode="json", exclude_none=True)
     for name, part in (("thumb", row.feedback), ("review", row.review)):
         if part is not None:
@@ -133,7 +133,7 @@ def parse_line(line: bytes, source: str, number: int, *, is_limited: bool = True
     `is_limited`: one beyond `ROW_BYTES`, `ROW_VALUES` or `ROW_TOKENS` is refused.
     """
     if is_limited and len(line) > ROW_BYTES:
-        return too_large(line, source, number, f"{len(line):,} bytes, {ROW_BYTES:,} allowed")
+        return make_oversized_row(line, source, number, f"{len(line):,} bytes, {ROW_BYTES:,} allowed")
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -141,16 +141,16 @@ def parse_line(line: bytes, source: str, number: int, *, is_limited: bool = True
         return ParsedRow(source, number, line, (invalid("line", f"not valid UTF-8 ({where})"),))
     fields = _fields_of(text)
     if is_limited and (too_many := _find_exceeded_limit(text, fields)):
-        return too_large(line, source, number, too_many)
+        return make_oversized_row(line, source, number, too_many)
     contract, reasons = _contract_of(fields), _find_duplicate_keys(text)
     try:
         row = contract.model_validate_json(text, strict=True)
     except ValidationError as error:
-        reasons += tuple(_reason(problem, contract) for problem in islice(error.errors(), REASONS + 1))
+        reasons += tuple(_reason(problem, contract) for problem in islice(error.errors(), MAX_REASONS + 1))
     except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
         reasons += (invalid("line", "a timestamp lies outside the years 1 to 9999"),)
-    if len(reasons) > REASONS:
-        reasons = (*reasons[:REASONS], invalid("row", f"it has more problems than these {REASONS}"))
+    if len(reasons) > MAX_REASONS:
+        reasons = (*reasons[:MAX_REASONS], invalid("row", f"it has more problems than these {MAX_REASONS}"))
     if reasons:
         return ParsedRow(source, number, line, reasons)
     if isinstance(row, Thumb):
@@ -158,7 +158,7 @@ def parse_line(line: bytes, source: str, number: int, *, is_limited: bool = True
     if isinstance(row, Review):
         return ParsedRow(source, number, line, review=row)
     assert isinstance(row, ImportedInteraction)
-    interaction, feedback, review = row.split()
+    interaction, feedback, review = row.to_rows()
     return ParsedRow(source, number, line, interaction=interaction, feedback=feedback, review=review)
 
 
@@ -201,7 +201,7 @@ def invalid(field: str, message: str, kind: ReasonKind = ReasonKind.OTHER) -> Re
     return Reason(Code.INVALID_ROW, field, message, kind)
 
 
-def too_large(line: bytes, source: str, number: int, problem: str) -> ParsedRow:
+def make_oversized_row(line: bytes, source: str, number: int, problem: str) -> ParsedRow:
     """The refused row for `line`, of which nothing but digest and size is kept."""
     digest = hashlib.sha256(line).hexdigest()
     reason = too_large_reason("row", f"{problem}: divide it, or leave out what is not needed")
@@ -254,12 +254,12 @@ def _contract_of(fields: Any) -> type[Row]:
 
 def _find_duplicate_keys(text: str) -> Reasons:
     """A reason for each key that one object of `text` has twice: which of its values is meant is unknown."""
-    return tuple(invalid(one_line(key), "this key comes twice in one object") for key in find_duplicate_keys(text))
+    return tuple(invalid(format_key(key), "this key comes twice in one object") for key in find_duplicate_keys(text))
 
 
 def _reason(problem: Any, contract: type[BaseModel]) -> Reason:
     """A pydantic problem as a reason."""
-    where = ".".join(one_line(str(part)) for part in problem["loc"]) or "row"
+    where = ".".join(format_key(str(part)) for part in problem["loc"]) or "row"
     message = " ".join(str(problem["msg"]).split())
     if isinstance(problem["input"], str) and (twice := _find_duplicate_keys(problem["input"])):
         return invalid(where, str(twice[0]))  # JSON in a cell of a table, which was left as it is

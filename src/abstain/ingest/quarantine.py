@@ -51,8 +51,8 @@ _BY_PERSON_IN = frozenset(
 class QuarantinedRow(Row):
     """A refused line or document, with its position and every reason.
 
-    `digest` is the row's key (`digest_of`), `size` its length in bytes, `raw` its text with personal data redacted;
-    None where it breaks its contract.
+    `digest` is the row's key (`compute_row_digest`), `size` its length in bytes, `raw` its text with personal data
+    redacted; None where it breaks its contract.
     """
 
     source: str
@@ -63,14 +63,14 @@ class QuarantinedRow(Row):
     reasons: Reasons
 
     @classmethod
-    def of(cls, row: ParsedRow, reasons: Iterable[Reason]) -> QuarantinedRow:
+    def from_row(cls, row: ParsedRow, reasons: Iterable[Reason]) -> QuarantinedRow:
         """The record of `row`, whose contents are redacted."""
         size = len(row.raw) if row.size is None else row.size
-        place = {"source": row.source, "line": row.line, "digest": digest_of(row)}
+        place = {"source": row.source, "line": row.line, "digest": compute_row_digest(row)}
         return cls(**place, size=size, raw=kept_text(row), reasons=tuple(reasons))
 
     @property
-    def waits(self) -> bool:
+    def awaits_documents(self) -> bool:
         """Whether it is refused only because no ingested document holds its chunks."""
         return is_awaiting_documents(self.reasons)
 
@@ -111,17 +111,17 @@ class Quarantine:
 
     def file_of(self, row: ParsedRow) -> Path | None:
         """The file with this row; None where it is not in quarantine."""
-        return self._file_of.get(digest_of(row)) if self._file_of else None
+        return self._file_of.get(compute_row_digest(row)) if self._file_of else None
 
     def is_discarded(self, row: ParsedRow) -> bool:
-        return bool(self.dropped) and digest_of(row) in self.dropped
+        return bool(self.dropped) and compute_row_digest(row) in self.dropped
 
     def is_reported(self, row: ParsedRow) -> bool:
         """Whether this row was reported before and blocks no batch."""
         file = self.file_of(row)
         return self.is_discarded(row) or (file is not None and file.stem not in self.blocking)
 
-    def listing(self) -> list[QuarantineFile]:
+    def list_files(self) -> list[QuarantineFile]:
         """Every file, with the sources that it blocks."""
         return [self._describe(path) for path in self.files()]
 
@@ -131,11 +131,11 @@ class Quarantine:
         blocking = self.blocking.get(path.stem, {}).get("message")
         return QuarantineFile(path.stem, len(rows), tuple(sources), reasons, blocking)
 
-    def waiting(self) -> Iterator[QuarantinedRow]:
+    def iter_rows_awaiting_documents(self) -> Iterator[QuarantinedRow]:
         """The rows that wait for documents."""
-        return (row for path in self.files() for row in self.rows(path) if row.waits)
+        return (row for path in self.files() for row in self.rows(path) if row.awaits_documents)
 
-    def find(self, name: str) -> Path:
+    def get_file(self, name: str) -> Path:
         """The file of an id, or of the beginning of one. Raises `AbstainError` where there is none, or several."""
         found = [path for path in self.files() if path.stem.startswith(name)]
         if len(found) == 1:
@@ -144,7 +144,7 @@ class Quarantine:
         problem = "several ids begin" if found else "no id begins"
         raise AbstainError(Code.UNKNOWN_NAME, f"quarantine: {problem} with '{name}'; there are: {known}")
 
-    def drop(self, path: Path) -> int:
+    def discard(self, path: Path) -> int:
         """Discard the rows of `path` for good and unblock their sources. Returns how many there were."""
         return self._drop(path, lambda row: True)
 
@@ -179,13 +179,13 @@ class Quarantine:
         path.unlink()
         return len(gone)
 
-    def without(self, accepted: set[str], staging: StagedBatch) -> None:
+    def remove_accepted(self, accepted: set[str], staging: StagedBatch) -> None:
         """Stage every file without the rows of these digests, which have been accepted."""
         for path in {self._file_of[digest] for digest in accepted}:
             if left := [row for row in self.rows(path) if row.digest not in accepted]:
-                staging.write(f"{FOLDER}/{path.name}", to_json_lines(left))
+                staging.stage_file(f"{FOLDER}/{path.name}", to_json_lines(left))
             else:
-                staging.delete(path)
+                staging.stage_deletion(path)
                 self.blocking.pop(path.stem, None)
 
     def block(self, name: str, sources: Sequence[str], message: str) -> None:
@@ -193,7 +193,7 @@ class Quarantine:
         others = self.blocking.get(name, {}).get("sources", [])
         self.blocking[name] = {"sources": sorted({*others, *sources}), "message": message}
 
-    def lift(self, sources: Sequence[str]) -> None:
+    def unblock(self, sources: Sequence[str]) -> None:
         """A later batch of all `sources` was good."""
         self.blocking = {
             name: entry for name, entry in self.blocking.items() if not set(entry["sources"]) <= set(sources)
@@ -201,10 +201,10 @@ class Quarantine:
 
     def stage_blocking(self, staging: StagedBatch) -> None:
         if self.blocking or (self.folder / "blocking.json").exists():
-            staging.write(f"{FOLDER}/blocking.json", to_json(self.blocking))
+            staging.stage_file(f"{FOLDER}/blocking.json", to_json(self.blocking))
 
 
-class Writer:
+class QuarantineWriter:
     """The refused rows of one batch, written as they come; the file is named by its content."""
 
     def __init__(self, staging: StagedBatch) -> None:
@@ -217,7 +217,7 @@ class Writer:
         """Keep `row`, once however often it comes."""
         if row.digest not in self._digests:
             self._digests[row.digest] = None
-            self._file.write(row.canonical().encode() + b"\n")
+            self._file.write(row.to_json_line().encode() + b"\n")
 
     def close(self) -> str | None:
         """Stage the file; its id, or None where no row came."""
@@ -261,10 +261,10 @@ def is_user_caused(reasons: Iterable[Reason]) -> bool:
     )
 
 
-def digest_of(row: ParsedRow) -> str:
+def compute_row_digest(row: ParsedRow) -> str:
     """A row's key in the quarantine, a sha256 (hex): of its original text, or, for a thumb or review that came alone,
     of its contents as they would be stored, personal data redacted, so that held and direct ones have equal keys."""
     if row.digest is not None:
         return row.digest
     alone = row.feedback or row.review if row.interaction is None else None
-    return hashlib.sha256(row.raw if alone is None else alone.canonical().encode()).hexdigest()
+    return hashlib.sha256(row.raw if alone is None else alone.to_json_line().encode()).hexdigest()

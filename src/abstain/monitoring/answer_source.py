@@ -31,7 +31,7 @@ class LoggedAnswers:
         """(n, d) float32, rows of unit length."""
         missing = list(dict.fromkeys(text for text in texts if text not in self._known))
         if missing:
-            self._known |= dict(zip(missing, self._embeddings.of(missing), strict=True))
+            self._known |= dict(zip(missing, self._embeddings.embed(missing), strict=True))
         return np.array([self._known[text] for text in texts], np.float32)
 
     def states(self, llm: LLMParams, rows: Sequence[Interaction]) -> tuple[np.ndarray, np.ndarray]:

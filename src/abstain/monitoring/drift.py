@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from abstain.monitoring.group_permutation import GroupedSamples, p_value, permute_labels
+from abstain.monitoring.group_permutation import GroupedSamples, compute_p_value, permute_labels
 
 ROWS = 2000
 COMPONENTS = 32
@@ -56,7 +56,7 @@ class _Samples:
     sides: GroupedSamples
     place: np.ndarray
 
-    def most(self, score: np.ndarray) -> list[int]:
+    def get_top_examples(self, score: np.ndarray) -> list[int]:
         """Indices in the window of the rows with the highest `score`, of all rows (rows,)."""
         own = score[self.sides.in_window]
         return [int(one) for one in self.place[np.argsort(-own, kind="stable")[:EXAMPLES]]]
@@ -71,23 +71,23 @@ def permutation_test(
     all documents, summed over documents (a few of which may have changed), and of new documents from those before.
     """
     generator = np.random.default_rng(seed)
-    compared = _compare(reference, window, reference_groups, window_groups, generator)
-    if not compared.sides.judged:
+    compared = _prepare_samples(reference, window, reference_groups, window_groups, generator)
+    if not compared.sides.is_testable:
         return DriftResult(float("nan"), float("nan"), None, [])
     values, sides = compared.vectors, compared.sides
     statistics = np.stack(list(_distances(values, sides, generator)), axis=1)
     ratio = statistics[0] / np.maximum(statistics[1:].mean(axis=0), 1e-12)
     before = values[~sides.in_window].mean(axis=0)
     direction = values[sides.in_window].mean(axis=0) - before
-    examples = compared.most((values - before) @ direction)
-    return DriftResult(float(ratio.max()), p_value(statistics), None, examples)
+    examples = compared.get_top_examples((values - before) @ direction)
+    return DriftResult(float(ratio.max()), compute_p_value(statistics), None, examples)
 
 
 def _distances(values: np.ndarray, sides: GroupedSamples, generator: np.random.Generator) -> Iterable[np.ndarray]:
     """Squared distances of means, (1 + permutations,) each, those of the true labels first."""
-    if sides.known.any():
-        yield from _within_documents(sides.permute_rows(generator), sides.within(values), sides)
-    if len(sides.drawn):
+    if sides.in_both.any():
+        yield from _within_documents(sides.permute_rows(generator), sides.center_within_groups(values), sides)
+    if len(sides.group_representatives):
         means, new = sides.compute_group_means(values)
         yield ((permute_labels(new, generator).astype(float) @ (means - means.mean(axis=0))) ** 2).sum(axis=1)
 
@@ -96,7 +96,7 @@ def _within_documents(labels: np.ndarray, centred: np.ndarray, sides: GroupedSam
     """Of the window's rows, less the means of their documents: the squared sum over all, and the squared sums of each
     document in units of their variance, summed over documents."""
     total, squares = np.zeros((len(labels), centred.shape[1])), np.zeros(len(labels))
-    for document in np.unique(sides.group[sides.known]):
+    for document in np.unique(sides.group[sides.in_both]):
         rows = np.flatnonzero(sides.group == document)
         sums = labels[:, rows].astype(centred.dtype) @ centred[rows]
         inside = sides.in_window[rows].sum()
@@ -116,9 +116,9 @@ def classifier_two_sample_test(
     permutations do. `statistic` is the auc, nan where there are fewer than two documents.
     """
     generator = np.random.default_rng(seed)
-    compared = _compare(reference, window, reference_groups, window_groups, generator)
+    compared = _prepare_samples(reference, window, reference_groups, window_groups, generator)
     sides = compared.sides
-    if not sides.judged or len(np.unique(sides.group)) < 2:
+    if not sides.is_testable or len(np.unique(sides.group)) < 2:
         return DriftResult(float("nan"), float("nan"), None, [])
     from sklearn.metrics import roc_auc_score
 
@@ -126,11 +126,11 @@ def classifier_two_sample_test(
     for train, test in _halves(sides):
         scores[test] = _scores(compared.vectors, sides.in_window, train, test)
         own, now = scores[test, None], sides.in_window
-        half = GroupedSamples.of(sides.group[test & ~now], sides.group[test & now], generator)
-        if half.judged:
-            p_values.append(p_value(np.stack(list(_differences(own, own, half, generator)), axis=1)))
+        half = GroupedSamples.from_groups(sides.group[test & ~now], sides.group[test & now], generator)
+        if half.is_testable:
+            p_values.append(compute_p_value(np.stack(list(_differences(own, own, half, generator)), axis=1)))
     auc = float(roc_auc_score(sides.in_window, scores))
-    return DriftResult(auc, combine_p_values(p_values), auc, compared.most(scores))
+    return DriftResult(auc, combine_p_values(p_values), auc, compared.get_top_examples(scores))
 
 
 def _halves(sides: GroupedSamples) -> Iterable[tuple[np.ndarray, np.ndarray]]:
@@ -162,9 +162,9 @@ def _differences(
 
     In `known` (rows, 1) within documents of both sides, and in `new` (rows, 1) of new documents than of those before.
     """
-    if sides.known.any():
-        yield (sides.permute_rows(generator).astype(np.float32) @ sides.within(known))[:, 0]
-    if len(sides.drawn):
+    if sides.in_both.any():
+        yield (sides.permute_rows(generator).astype(np.float32) @ sides.center_within_groups(known))[:, 0]
+    if len(sides.group_representatives):
         means, is_new = sides.compute_group_means(new)
         yield (permute_labels(is_new, generator).astype(float) @ (means - means.mean(axis=0)))[:, 0]
 
@@ -179,17 +179,17 @@ def measure_novelty(
     all others, of a new document as far as these are from other documents.
     """
     generator = np.random.default_rng(seed)
-    compared = _compare(reference, window, reference_groups, window_groups, generator, reduced=False)
+    compared = _prepare_samples(reference, window, reference_groups, window_groups, generator, reduced=False)
     sides = compared.sides
-    if not sides.judged:
+    if not sides.is_testable:
         return NoveltyResult(float("nan"), float("nan"), float("nan"), [])
     to_all, to_as_many, to_others = _nearest(compared.vectors, sides, generator)
-    own = np.where(sides.known, *(one / _limit(one[~sides.in_window]) for one in (to_all, to_others)))
+    own = np.where(sides.in_both, *(one / _limit(one[~sides.in_window]) for one in (to_all, to_others)))
     share = float((own > 1)[sides.in_window].mean())
     # The limit of both sides together is the same whichever row is in the window, as a permutation test asks for.
     known, new = ((one > _limit(one))[:, None].astype(float) for one in (to_as_many, to_others))
     statistics = np.stack(list(_differences(known, new, sides, generator)), axis=1)
-    return NoveltyResult(share, NOVELTY_QUANTILE, p_value(statistics), compared.most(own))
+    return NoveltyResult(share, NOVELTY_QUANTILE, compute_p_value(statistics), compared.get_top_examples(own))
 
 
 def _limit(distance: np.ndarray) -> float:
@@ -224,7 +224,7 @@ def _mean_distance(similarity: np.ndarray) -> np.ndarray:
     return np.asarray(1 - np.where(kept, nearest, 0).sum(axis=1) / np.maximum(kept.sum(axis=1), 1))
 
 
-def _compare(
+def _prepare_samples(
     reference: np.ndarray,
     window: np.ndarray,
     reference_groups: np.ndarray,
@@ -234,13 +234,13 @@ def _compare(
 ) -> _Samples:
     before, now = (np.sort(generator.permutation(len(one))[:ROWS]) for one in (reference, window))
     vectors = np.concatenate([reference[before], window[now]]).astype(np.float32)
-    sides = GroupedSamples.of(np.asarray(reference_groups)[before], np.asarray(window_groups)[now], generator)
+    sides = GroupedSamples.from_groups(np.asarray(reference_groups)[before], np.asarray(window_groups)[now], generator)
     if vectors.shape[1] > PROJECTION_DIMENSION:
         projection = generator.standard_normal((vectors.shape[1], PROJECTION_DIMENSION), np.float32) / np.float32(
             PROJECTION_DIMENSION**0.5
         )
         vectors = vectors @ projection
-    if reduced and sides.judged:
+    if reduced and sides.is_testable:
         from sklearn.decomposition import PCA
 
         count = min(COMPONENTS, *vectors.shape)

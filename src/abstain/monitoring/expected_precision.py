@@ -37,7 +37,7 @@ class CalibrationCheck:
     p_value: float
 
 
-def expected_precision(probability: np.ndarray, document: np.ndarray) -> ExpectedPrecision:
+def estimate_precision(probability: np.ndarray, document: np.ndarray) -> ExpectedPrecision:
     """From calibrated probabilities of being correct (n,) of shown answers about `document` (n,), ids.
 
     The mean probability, known as confidence-based performance estimation. The interval is that of the documents asked
@@ -68,13 +68,13 @@ def check_calibration(
 class _ClusterMean:
     value: float
     error: float
-    freedom: float
+    degrees_of_freedom: float
 
     @property
     def interval(self) -> tuple[float, float]:
         from scipy.special import stdtrit
 
-        half = stdtrit(self.freedom, 1 - LEVEL / 2) * self.error
+        half = stdtrit(self.degrees_of_freedom, 1 - LEVEL / 2) * self.error
         return self.value - half, self.value + half
 
     @property
@@ -83,7 +83,7 @@ class _ClusterMean:
 
         if not self.error:
             return 1.0 if not self.value else 0.0
-        return float(2 * stdtr(self.freedom, -abs(self.value) / self.error))
+        return float(2 * stdtr(self.degrees_of_freedom, -abs(self.value) / self.error))
 
 
 def _cluster_mean(values: np.ndarray, weight: np.ndarray, document: np.ndarray, least: float = 0.0) -> _ClusterMean:

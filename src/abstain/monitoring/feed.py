@@ -18,8 +18,8 @@ class Silence:
     """How long nothing has come, and the longest time before in which nothing came; hours."""
 
     hours: float
-    longest: float
-    is_dead: bool
+    longest_before: float
+    is_alarming: bool
 
 
 def measure_silence(moments: pd.Series, now: datetime) -> Silence | None:

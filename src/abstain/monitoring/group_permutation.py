@@ -28,11 +28,11 @@ class GroupedSamples:
 
     group: np.ndarray
     in_window: np.ndarray
-    known: np.ndarray
-    drawn: np.ndarray
+    in_both: np.ndarray
+    group_representatives: np.ndarray
 
     @classmethod
-    def of(
+    def from_groups(
         cls, reference_groups: np.ndarray, window_groups: np.ndarray, generator: np.random.Generator
     ) -> GroupedSamples:
         """Of document ids (n,) before the window and (m,) in it."""
@@ -48,30 +48,30 @@ class GroupedSamples:
         return cls(group, in_window, ((before > 0) & (now > 0))[group], drawn)
 
     @property
-    def judged(self) -> bool:
+    def is_testable(self) -> bool:
         """Whether there is anything that a permutation could change."""
-        return bool(self.known.any() or len(self.drawn))
+        return bool(self.in_both.any() or len(self.group_representatives))
 
-    def within(self, values: np.ndarray) -> np.ndarray:
+    def center_within_groups(self, values: np.ndarray) -> np.ndarray:
         """`values` (rows, k) of documents of both sides, less their document's mean; 0 for other rows."""
         count = np.bincount(self.group)
         sums = np.stack([np.bincount(self.group, column) for column in values.T], axis=1)
-        return np.where(self.known[:, None], values - (sums / count[:, None])[self.group], 0.0)
+        return np.where(self.in_both[:, None], values - (sums / count[:, None])[self.group], 0.0)
 
     def compute_group_means(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The mean of `values` (rows, k) over a document's drawn rows, (documents, k), and whether it is new."""
-        _, group = np.unique(self.group[self.drawn], return_inverse=True)
+        _, group = np.unique(self.group[self.group_representatives], return_inverse=True)
         count = np.bincount(group)
-        means = [np.bincount(group, column[self.drawn]) / count for column in values.T]
-        return np.stack(means, axis=1), np.bincount(group, self.in_window[self.drawn]) > 0
+        means = [np.bincount(group, column[self.group_representatives]) / count for column in values.T]
+        return np.stack(means, axis=1), np.bincount(group, self.in_window[self.group_representatives]) > 0
 
     def permute_rows(self, generator: np.random.Generator) -> np.ndarray:
         """The true labels of the known rows and then `PERMUTATIONS` permuted ones, bool (1 + PERMUTATIONS, rows)."""
-        rows = np.flatnonzero(self.known)
+        rows = np.flatnonzero(self.in_both)
         rows = rows[np.argsort(self.group[rows], kind="stable")]
         keys = self.group[rows] + generator.random((PERMUTATIONS, len(rows)))
         labels = np.zeros((1 + PERMUTATIONS, len(self.group)), bool)
-        labels[0] = self.in_window & self.known
+        labels[0] = self.in_window & self.in_both
         labels[1:, rows] = self.in_window[rows[np.argsort(keys, axis=1)]]
         return labels
 
@@ -82,7 +82,7 @@ def permute_labels(labels: np.ndarray, generator: np.random.Generator) -> np.nda
     return np.concatenate([labels[None], labels[order]])
 
 
-def p_value(statistics: np.ndarray) -> float:
+def compute_p_value(statistics: np.ndarray) -> float:
     """Of the most extreme of several statistics, (1 + permutations, statistics), those of the true labels first.
 
     Each is measured in standard deviations of its permutations; a larger one differs more.

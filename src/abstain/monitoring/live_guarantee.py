@@ -30,8 +30,8 @@ MIN_CAPITAL_LEFT = 0.1
 """A document that weighs much more than those before is bet on less: at least this share of the capital is left."""
 T_TEST_ALPHA_SHARE = 0.25
 """The t-test's level, as a share of the test's: it is looked at every day, too, though on the same documents."""
-STEP = 0.005
-GRID = np.arange(STEP, 1 - STEP / 2, STEP)
+GRID_STEP = 0.005
+GRID = np.arange(GRID_STEP, 1 - GRID_STEP / 2, GRID_STEP)
 """The mean losses that the confidence sequence tries."""
 
 
@@ -45,7 +45,7 @@ class ReviewBatch:
 
     correct: np.ndarray
     weight: np.ndarray
-    document: np.ndarray
+    groups: np.ndarray
     coverage: float = 1.0
 
 
@@ -102,7 +102,7 @@ class GroupBatchTotals:
 
 
 def check_live_guarantee(
-    batches: Sequence[ReviewBatch], promise: GuaranteedTarget, level: float = 0.05
+    batches: Sequence[ReviewBatch], promise: GuaranteedTarget, alpha: float = 0.05
 ) -> LiveGuaranteeResult:
     """The test of `promise` over all batches since the version went live, in order of arrival.
 
@@ -110,8 +110,8 @@ def check_live_guarantee(
     """
     totals = sum_by_group(batches, promise)
     e_values = np.exp(log_capital(totals, promise.tolerated, +1))
-    alarms = find_alarm_batches(batches, promise, level)
-    estimate, low, high = _estimate_loss(totals, level)
+    alarms = find_alarm_batches(batches, promise, alpha)
+    estimate, low, high = _estimate_loss(totals, alpha)
     if promise.metric == "precision":
         estimate, low, high = 1 - estimate, 1 - high, 1 - low
     return LiveGuaranteeResult(
@@ -137,7 +137,7 @@ def find_alarm_batches(batches: Sequence[ReviewBatch], promise: GuaranteedTarget
 def sum_by_group(batches: Sequence[ReviewBatch], promise: GuaranteedTarget) -> GroupBatchTotals:
     """The sums by batch and document."""
     ids: dict[object, int] = {}
-    document = np.array([ids.setdefault(one, len(ids)) for batch in batches for one in batch.document], int)
+    document = np.array([ids.setdefault(one, len(ids)) for batch in batches for one in batch.groups], int)
     batch = np.repeat(np.arange(len(batches)), [len(one.correct) for one in batches])
     weight = np.concatenate([np.zeros(0), *(np.asarray(one.weight, float) for one in batches)])
     wrong = np.concatenate([np.zeros(0), *(1 - np.asarray(one.correct, float) for one in batches)])
@@ -157,11 +157,11 @@ def _scale(batch: np.ndarray, weight: np.ndarray, batches: int) -> np.ndarray:
     return np.asarray(total[before] / count[before])
 
 
-def log_capital(totals: GroupBatchTotals, tolerated: float, side: int) -> np.ndarray:
+def log_capital(totals: GroupBatchTotals, tolerated: float, direction: int) -> np.ndarray:
     """The log of the evidence after each batch, (batches,), that the mean loss is above `tolerated` (side 1), or below
     it (side -1)."""
-    least = tolerated if side > 0 else 1 - tolerated
-    excess = side * totals.excess(tolerated) / least
+    least = tolerated if direction > 0 else 1 - tolerated
+    excess = direction * totals.excess(tolerated) / least
     typical = BETS[:, None] / totals.scale
     bets = np.minimum(typical, (1 - MIN_CAPITAL_LEFT) / totals.weight)
     steps = np.log1p(bets * excess)
@@ -177,7 +177,7 @@ def exceeds_group_variation(totals: GroupBatchTotals, tolerated: float, level: f
     from scipy.special import stdtrit
 
     excess = totals.excess(tolerated)
-    before, new = _running(totals.document, excess)
+    before, new = _running_group_sums(totals.document, excess)
     after = before + excess
     count, total, squares = (
         np.cumsum(np.bincount(totals.batch, step, totals.batches)) for step in (new, excess, after**2 - before**2)
@@ -188,7 +188,7 @@ def exceeds_group_variation(totals: GroupBatchTotals, tolerated: float, level: f
     )
 
 
-def _running(document: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _running_group_sums(document: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The sum of a document's earlier steps, and whether this is its first; both (cells,)."""
     order = np.argsort(document, kind="stable")
     first = np.diff(document[order], prepend=-1) > 0
@@ -207,5 +207,5 @@ def _estimate_loss(totals: GroupBatchTotals, level: float) -> tuple[float, float
     estimate = float(totals.loss.sum() / totals.weight.sum())
     enough = np.log(2 / level)
     above, below = (GRID[[log_capital(totals, loss, side)[-1] < enough for loss in GRID]] for side in (+1, -1))
-    low, high = above.min(initial=estimate) - STEP, below.max(initial=estimate) + STEP
+    low, high = above.min(initial=estimate) - GRID_STEP, below.max(initial=estimate) + GRID_STEP
     return estimate, float(max(low, 0.0)), float(min(high, 1.0))

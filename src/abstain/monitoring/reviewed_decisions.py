@@ -18,17 +18,17 @@ import numpy as np
 import pandas as pd
 
 from abstain.config.params import LabelParams
-from abstain.core.contracts import MIN_INCLUSION_PROBABILITY, VERDICTS, Interaction, Review
-from abstain.data.labels.answer_labels import resolve, select_latest_reviews
+from abstain.core.contracts import CRITERIA, MIN_INCLUSION_PROBABILITY, Interaction, Review
+from abstain.data.labels.answer_labels import resolve_reviews, select_latest_reviews
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import MIN_SAMPLED
 from abstain.monitoring.live_guarantee import ReviewBatch
 from abstain.monitoring.traffic import Traffic
 
-REVIEW = ("interaction_id", "reviewed_at", "reviewer", *VERDICTS, "inclusion_probability")
+REVIEW = ("interaction_id", "reviewed_at", "reviewer", *CRITERIA, "inclusion_probability")
 
 
-def reviewed_answers(store: DataStore, traffic: Traffic, labels: LabelParams) -> pd.DataFrame:
+def join_reviews(store: DataStore, traffic: Traffic, labels: LabelParams) -> pd.DataFrame:
     """The answers that the log decided on and data/ has a review of, by interaction_id, in order of arrival.
 
     Columns: `correct`, `weight` (1 / inclusion probability; 1 for a review that chose its answer), `drawn`, `document`,
@@ -39,9 +39,9 @@ def reviewed_answers(store: DataStore, traffic: Traffic, labels: LabelParams) ->
     rows["row"], ids = pd.factorize(rows["interaction_id"])
     moments = {name: pd.to_datetime(rows[name], utc=True) for name in ("reviewed_at", "arrived")}
     rows = rows.assign(**moments)
-    verdicts = resolve(select_latest_reviews(rows, labels), labels)
+    verdicts = resolve_reviews(select_latest_reviews(rows, labels), labels)
     of = decisions.loc[ids, ["decision", "version", "probability", "decided_at", "share"]].rename_axis("interaction_id")
-    told = of.index.isin(traffic.replies["interaction_id"])
+    told = of.index.isin(traffic.feedback["interaction_id"])
     in_data = np.where(told, 1.0, of["share"].where(of["share"] > 0))
     inclusion = (in_data * verdicts["inclusion_probability"].to_numpy(float)).clip(MIN_INCLUSION_PROBABILITY)
     documents = _documents(store, set(ids))
@@ -85,7 +85,7 @@ def batch_reviews_by_day(counted: pd.DataFrame, decisions: pd.DataFrame) -> list
         batch = ReviewBatch(
             correct=own["correct"].to_numpy(bool),
             weight=own["weight"].to_numpy(float),
-            document=own["document"].to_numpy(object),
+            groups=own["document"].to_numpy(object),
             coverage=1.0 if np.isnan(share) else float(share),
         )
         found.append((day, batch))
@@ -95,7 +95,7 @@ def batch_reviews_by_day(counted: pd.DataFrame, decisions: pd.DataFrame) -> list
 
 def _reviews(store: DataStore, known: set[str]) -> Iterator[list[object]]:
     arrived: Mapping[str, datetime] = {one.batch: one.arrived_at for one in store.batches()}
-    for part in store.parts(Review):
+    for part in store.list_part_files(Review):
         for row in store.iter_part_rows(part, Review):
             if row.interaction_id in known:
                 yield [*(getattr(row, name) for name in REVIEW), arrived[part.stem]]
@@ -105,4 +105,4 @@ def _documents(store: DataStore, ids: set[str]) -> dict[str, str]:
     """The document of each of `ids`, whose answers err together."""
     if not ids:
         return {}
-    return {row.interaction_id: row.split_group for row in store.rows(Interaction) if row.interaction_id in ids}
+    return {row.interaction_id: row.split_group for row in store.iter_rows(Interaction) if row.interaction_id in ids}

@@ -23,7 +23,7 @@ from abstain.config.params import LLMParams, MonitoringParams
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow
-from abstain.data.store.splits import by_how_chosen
+from abstain.data.store.splits import split_by_sampling
 from abstain.monitoring import window_comparison as comparison
 from abstain.monitoring import window_statistics as figures
 from abstain.monitoring.alarms import WindowResult, raise_alarms
@@ -33,7 +33,7 @@ from abstain.monitoring.live_guarantee import GuaranteedTarget, ReviewBatch, che
 from abstain.monitoring.reviewed_decisions import batch_reviews_by_day, select_countable_shown
 from abstain.monitoring.traffic import Traffic
 from abstain.monitoring.window_comparison import EXAMPLES, ComparisonResult, SampledAnswers, finite_or_none
-from abstain.monitoring.windows import DayRange, cut
+from abstain.monitoring.windows import DayRange, make_day_ranges
 
 FINAL_AFTER = timedelta(days=30)
 """A window that ended longer ago is final."""
@@ -45,7 +45,7 @@ class MonitoredVersion:
     """A version that was live: what it promises (None: nothing), and the base model whose states it reads."""
 
     name: str
-    promise: GuaranteedTarget | None
+    guarantee: GuaranteedTarget | None
     llm: LLMParams | None = None
 
 
@@ -75,7 +75,7 @@ class MonitoringInputs:
     states_since: datetime
 
 
-def monitor(
+def compute_windows(
     inputs: MonitoringInputs,
     stored: Sequence[MonitoringWindow],
     params: MonitoringParams,
@@ -113,9 +113,9 @@ class _VersionMonitor:
         self._decisions = inputs.traffic.decisions[inputs.traffic.decisions["version"] == name]
         self._reviewed = inputs.reviewed[inputs.reviewed["version"] == name]
         self._counted, self._apart = select_countable_shown(self._reviewed)
-        self._calibrating, _ = by_how_chosen(self._reviewed)
+        self._calibrating, _ = split_by_sampling(self._reviewed)
         self._batches = batch_reviews_by_day(self._counted, self._decisions)
-        self.ranges = cut(name, self._decisions["day"], self._reviewed["arrived"], params, now)
+        self.ranges = make_day_ranges(name, self._decisions["day"], self._reviewed["arrived"], params, now)
 
     def windows(self, with_feed: DayRange | None) -> list[MonitoringWindow]:
         found: list[MonitoringWindow] = []
@@ -137,35 +137,38 @@ class _VersionMonitor:
     def _window(
         self, days: DayRange, earlier: Sequence[Mapping[str, Any]], feed: Mapping[str, Any]
     ) -> MonitoringWindow:
-        own = self._decisions[days.of(self._decisions["decided_at"])]
-        arrived = self._reviewed[days.of(self._reviewed["arrived"])]
+        own = self._decisions[days.contains(self._decisions["decided_at"])]
+        arrived = self._reviewed[days.contains(self._reviewed["arrived"])]
         known = self._stored.get((days.start, days.end))
         if known and not self._is_requested(days) and known.figures["decisions"] == len(own):
             compared = {name: ComparisonResult.from_json(of) for name, of in known.figures["compared"].items()}
             told = dict(known.figures)
         else:
             before = self._decisions[self._decisions["decided_at"] < days.start]
-            told, compared = self._of_decisions(own, before)
+            told, compared = self._summarize_decisions(own, before)
         until = None if days is self.ranges[-1] else days.end
         promise = self._check_guarantee(until, known.figures["promise"] if known else None)
         told |= {"promise": promise, "feed": feed, "record": figures.summarize_prediction_errors(earlier)}
-        told |= self._of_reviews(days, own, arrived)
+        told |= self._summarize_reviews(days, own, arrived)
         told |= {"compared": {name: asdict(one) for name, one in compared.items()}}
-        alarms = raise_alarms(WindowResult(told, compared, _examples(own, arrived)), self._params)
+        alarms = raise_alarms(WindowResult(told, compared, _select_examples(own, arrived)), self._params)
         as_stored = json.loads(json.dumps(told, allow_nan=False))
         return MonitoringWindow(
             days.version, days.start, days.end, as_stored, alarms, days.end <= self._now - FINAL_AFTER
         )
 
-    def _of_decisions(
+    def _summarize_decisions(
         self, own: pd.DataFrame, before: pd.DataFrame
     ) -> tuple[dict[str, Any], dict[str, ComparisonResult]]:
         """The figures of the decisions `own`, and how they differ from those `before`."""
         source = self._inputs.source
-        window = comparison.draw(own, source.interactions)
-        told = figures.summarize_decisions(own, before) | {"expected": figures.expected(window), "notes": []}
-        reference = comparison.draw(before, source.interactions)
-        compared = {"writers": comparison.writers(reference, window)}
+        window = comparison.sample_answers(own, source.interactions)
+        told = figures.summarize_decisions(own, before) | {
+            "expected": figures.estimate_expected_precision(window),
+            "notes": [],
+        }
+        reference = comparison.sample_answers(before, source.interactions)
+        compared = {"writers": comparison.compare_answer_models(reference, window)}
         if self._inputs.known_chunks is not None:
             compared["chunks"] = comparison.measure_unknown_chunks(window, self._inputs.known_chunks)
         else:
@@ -177,41 +180,41 @@ class _VersionMonitor:
         else:
             compared["coverage"] = comparison.compare_share("shown", reference, window, SEED)
             compared |= comparison.compare_texts(reference, window, source.embed, SEED)
-            compared["states"] = self._states(before, window)
+            compared["states"] = self._compare_states(before, window)
         return told, compared
 
-    def _states(self, before: pd.DataFrame, window: SampledAnswers) -> ComparisonResult:
+    def _compare_states(self, before: pd.DataFrame, window: SampledAnswers) -> ComparisonResult:
         """Of old answers those in data/ alone have states: mostly withheld or disliked ones, which differ by that."""
         llm, source, since = self._version.llm, self._inputs.source, self._inputs.states_since
         if llm is None:
             return ComparisonResult(note="not judged: the base model of this version is not known here")
-        reference = comparison.draw(before[before["decided_at"] >= since], source.interactions)
+        reference = comparison.sample_answers(before[before["decided_at"] >= since], source.interactions)
         recent = window.filter((window.decisions["decided_at"] >= since).to_numpy(bool))
         try:
             return comparison.compare_states(reference, recent, lambda rows: source.states(llm, rows), SEED)
         except AbstainError as error:
-            return ComparisonResult(note=f"not judged: {error.coded}")
+            return ComparisonResult(note=f"not judged: {error.message_with_code}")
 
-    def _of_reviews(self, days: DayRange, own: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, Any]:
+    def _summarize_reviews(self, days: DayRange, own: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, Any]:
         """What reviews say: those that arrived in these days, and those of these decisions."""
         judged = arrived[arrived.index.isin(self._calibrating.index) & arrived["probability"].notna()]
         return {
             "reviews": len(arrived),
             "left_out": self._apart,
             "volunteers": int((~self._counted["drawn"]).sum()),
-            "precision": figures.compute_reviewed_precision(self._counted[days.of(self._counted["arrived"])]),
-            "calibration": _calibration(judged),
+            "precision": figures.compute_reviewed_precision(self._counted[days.contains(self._counted["arrived"])]),
+            "calibration": _check_calibration(judged),
             "came_of_it": figures.compute_reviewed_precision(self._counted[self._counted.index.isin(own.index)]),
         }
 
     def _check_guarantee(self, until: datetime | None, known: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """The test of the promise by all reviews that arrived before `until`; None where nothing was promised, or no
         review came. `known`: a former result, which is taken where it is of the same reviews: each costs a second."""
-        promise = self._version.promise
+        promise = self._version.guarantee
         batches = [batch for day, batch in self._batches if until is None or day < until]
         if promise is None or not batches:
             return None
-        inputs = _digest(batches, promise, self._params.level)
+        inputs = _hash_guarantee_inputs(batches, promise, self._params.level)
         if known and known["inputs"] == inputs:
             return dict(known)
         found = check_live_guarantee(batches, promise, self._params.level)
@@ -226,18 +229,18 @@ class _VersionMonitor:
     def _measure_silence(self) -> dict[str, Any]:
         """The silence of decisions and of feedback, whatever the version: a new one may have no window yet."""
         traffic = self._inputs.traffic
-        sides = {"decisions": traffic.decisions["decided_at"], "feedback": traffic.replies["recorded_at"]}
+        sides = {"decisions": traffic.decisions["decided_at"], "feedback": traffic.feedback["recorded_at"]}
         found = {name: measure_silence(moments, self._now) for name, moments in sides.items()}
         return {name: asdict(one) for name, one in found.items() if one}
 
 
-def _digest(batches: Sequence[ReviewBatch], promise: GuaranteedTarget, level: float) -> str:
+def _hash_guarantee_inputs(batches: Sequence[ReviewBatch], promise: GuaranteedTarget, level: float) -> str:
     """16 hex digits that differ where the test of the promise may."""
-    told = [(one.correct.tolist(), one.weight.tolist(), one.document.tolist(), one.coverage) for one in batches]
+    told = [(one.correct.tolist(), one.weight.tolist(), one.groups.tolist(), one.coverage) for one in batches]
     return hashlib.sha256(repr((told, promise, level)).encode()).hexdigest()[:16]
 
 
-def _calibration(rows: pd.DataFrame) -> dict[str, Any] | None:
+def _check_calibration(rows: pd.DataFrame) -> dict[str, Any] | None:
     """The check of the probabilities of reviewed answers; None for too few."""
     if len(rows) < figures.MIN_REVIEWED or rows["document"].nunique() < comparison.MIN_DOCUMENTS:
         return None
@@ -246,7 +249,7 @@ def _calibration(rows: pd.DataFrame) -> dict[str, Any] | None:
     return None if found["p_value"] is None else {**found, "reviews": len(rows)}
 
 
-def _examples(own: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, tuple[str, ...]]:
+def _select_examples(own: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, tuple[str, ...]]:
     """Ids of answers of a window that show something, by what they show."""
     wrong = arrived[(arrived["decision"] == "show") & ~arrived["correct"].astype(bool)]
     difference = (arrived["probability"] - arrived["correct"].astype(float)).abs()

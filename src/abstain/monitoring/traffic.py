@@ -13,7 +13,7 @@ from sqlalchemy import Row
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.database import LogDatabase
 
-BLOCK = 50_000
+BLOCK_ROWS = 50_000
 """Rows that are in memory as objects at once; as columns they take a tenth of that."""
 COLUMNS: dict[str, Any] = {
     "seq": "int64",
@@ -42,12 +42,12 @@ class Traffic:
     """
 
     decisions: pd.DataFrame
-    replies: pd.DataFrame
+    feedback: pd.DataFrame
 
 
 def read_traffic(database: LogDatabase, now: datetime) -> Traffic:
     """What `database` has. Raises `AbstainError` where it cannot be read."""
-    blocks = [_block(rows) for rows in queries.iter_decision_blocks(database, BLOCK)]
+    blocks = [_block(rows) for rows in queries.iter_decision_blocks(database, BLOCK_ROWS)]
     decisions = pd.concat(blocks) if blocks else _block([])
     for name, dtype in COLUMNS.items():  # blocks that differ in their categories become objects
         decisions[name] = decisions[name].astype(dtype)
@@ -55,7 +55,7 @@ def read_traffic(database: LogDatabase, now: datetime) -> Traffic:
     decisions = decisions.sort_values(["decided_at", "seq"], kind="stable")
     decisions["version"] = decisions["version"].ffill().bfill().fillna(NO_VERSION)
     decisions["day"] = decisions["decided_at"].dt.floor("D")
-    replies = pd.DataFrame(queries.replies(database), columns=["interaction_id", "recorded_at", "kind"])
+    replies = pd.DataFrame(queries.list_feedback(database), columns=["interaction_id", "recorded_at", "kind"])
     replies["recorded_at"] = _moments(replies["recorded_at"])
     return Traffic(decisions, replies)
 

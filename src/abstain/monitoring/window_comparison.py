@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.core.contracts import UNNAMED_PREFIX, Interaction
-from abstain.data.store.splits import uniform
+from abstain.data.store.splits import hash_to_unit_interval
 from abstain.monitoring.drift import (
     DriftResult,
     classifier_two_sample_test,
@@ -27,12 +27,12 @@ from abstain.monitoring.drift import (
     permutation_test,
 )
 
-COMPARED = 600
+MAX_ANSWERS = 600
 """The most answers of a side."""
 MIN_ANSWERS, MIN_DOCUMENTS = 50, 5
 """With fewer on either side nothing is compared: answers about one document come together."""
 EXAMPLES = 5
-RARE = 0.01
+MAX_RARE_SHARE = 0.01
 TEXTS = ("questions", "answers", "contexts")
 
 EmbedTexts = Callable[[Sequence[str]], np.ndarray]
@@ -49,14 +49,14 @@ class SampledAnswers:
     decisions: pd.DataFrame
 
     @property
-    def documents(self) -> np.ndarray:
+    def groups(self) -> np.ndarray:
         """(n,) what each is about."""
         return np.array([row.split_group for row in self.interactions], object)
 
     @property
     def has_enough(self) -> bool:
         """Whether so many can be compared."""
-        return len(self.interactions) >= MIN_ANSWERS and len(set(self.documents)) >= MIN_DOCUMENTS
+        return len(self.interactions) >= MIN_ANSWERS and len(set(self.groups)) >= MIN_DOCUMENTS
 
     def filter(self, wanted: np.ndarray) -> SampledAnswers:
         """Those that `wanted` (n,), bool, marks."""
@@ -79,12 +79,14 @@ class ComparisonResult:
         return cls(**{**content, "examples": tuple(content["examples"])})
 
 
-def draw(
-    decisions: pd.DataFrame, interactions: Callable[[Sequence[str]], Mapping[str, Interaction]], most: int = COMPARED
+def sample_answers(
+    decisions: pd.DataFrame,
+    interactions: Callable[[Sequence[str]], Mapping[str, Interaction]],
+    max_answers: int = MAX_ANSWERS,
 ) -> SampledAnswers:
-    """At most `most` of `decisions` whose texts are kept, in their order."""
+    """At most `max_answers` of `decisions` whose texts are kept, in their order."""
     kept = decisions.index[decisions["texts"] == "kept"]
-    drawn = set(nsmallest(most, kept, key=lambda key: uniform(0, f"monitoring/{key}")))
+    drawn = set(nsmallest(max_answers, kept, key=lambda key: hash_to_unit_interval(0, f"monitoring/{key}")))
     found = interactions([key for key in kept if key in drawn])
     ids = [key for key in kept if key in found]
     return SampledAnswers([found[key] for key in ids], decisions.loc[ids])
@@ -99,7 +101,7 @@ def compare_texts(
     for name, (before, now) in vectors.items():
         found[name] = compare_vectors((reference, *before), (window, *now), seed)
     (_, known), (_, asked) = vectors["questions"]
-    new = measure_novelty(known, asked, reference.documents, window.documents, seed)
+    new = measure_novelty(known, asked, reference.groups, window.groups, seed)
     figures = {"share": finite_or_none(new.share), "expected": finite_or_none(new.expected)}
     found["topics"] = ComparisonResult(finite_or_none(new.p_value), figures, _ids(window, new.examples))
     return found
@@ -127,7 +129,7 @@ def compare_vectors(
     before, now = reference[0].filter(reference[1]), window[0].filter(window[1])
     if not (before.has_enough and now.has_enough):
         return ComparisonResult(note="not judged: too few answers or documents")
-    given = (reference[2], window[2], before.documents, now.documents, seed)
+    given = (reference[2], window[2], before.groups, now.groups, seed)
     means, told = permutation_test(*given), classifier_two_sample_test(*given)
     first = min((means, told), key=lambda one: (np.isnan(one.p_value), one.p_value))
     return ComparisonResult(
@@ -140,9 +142,7 @@ def compare_vectors(
 def compare_share(name: str, reference: SampledAnswers, window: SampledAnswers, seed: int) -> ComparisonResult:
     """The change of the share of answers that have the column `name`, with documents as groups."""
     sides = [side.decisions[name].to_numpy(float) for side in (reference, window)]
-    found: DriftResult = permutation_test(
-        sides[0][:, None], sides[1][:, None], reference.documents, window.documents, seed
-    )
+    found: DriftResult = permutation_test(sides[0][:, None], sides[1][:, None], reference.groups, window.groups, seed)
     return ComparisonResult(
         finite_or_none(found.p_value), {"before": float(sides[0].mean()), "now": float(sides[1].mean())}
     )
@@ -159,14 +159,15 @@ def measure_unknown_chunks(window: SampledAnswers, known: Collection[str]) -> Co
     return ComparisonResult(None, {"share": share}, tuple(rest[-EXAMPLES:]))
 
 
-def writers(reference: SampledAnswers, window: SampledAnswers) -> ComparisonResult:
+def compare_answer_models(reference: SampledAnswers, window: SampledAnswers) -> ComparisonResult:
     """The models that wrote the answers, `before` and `now`, each with its share, the most frequent first; `new`: the
-    share of the answers by those that wrote less than `RARE` of the answers before. Without answers before, none is."""
+    share of the answers by those that wrote less than `MAX_RARE_SHARE` of the answers before. Without answers before,
+    none is."""
     before, now = _writers(reference), _writers(window)
-    new = {model for model in now if before and before.get(model, 0.0) < RARE}
-    theirs = [row.interaction_id for row in window.interactions if row.model in new]
+    new = {model for model in now if before and before.get(model, 0.0) < MAX_RARE_SHARE}
+    examples = [row.interaction_id for row in window.interactions if row.model in new]
     shares = {"before": before, "now": now, "new": sum(now[model] for model in new)}
-    return ComparisonResult(None, shares, tuple(theirs[-EXAMPLES:]))
+    return ComparisonResult(None, shares, tuple(examples[-EXAMPLES:]))
 
 
 def _writers(side: SampledAnswers) -> dict[str, float]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from abstain.data.validation.drift import stability_index
 from abstain.learning.metrics.weighted_metrics import effective_sample_size
-from abstain.monitoring.expected_precision import expected_precision
+from abstain.monitoring.expected_precision import estimate_precision
 from abstain.monitoring.window_comparison import SampledAnswers, finite_or_none
 
 NO_PRODUCT = "none"
@@ -37,13 +37,13 @@ def summarize_decisions(own: pd.DataFrame, before: pd.DataFrame) -> dict[str, An
     }
 
 
-def expected(window: SampledAnswers) -> dict[str, float | None] | None:
+def estimate_expected_precision(window: SampledAnswers) -> dict[str, float | None] | None:
     """The expected precision of the sampled answers that were decided to be shown; None where there are none."""
     is_known = ((window.decisions["decision"] == "show") & window.decisions["probability"].notna()).to_numpy(bool)
     shown = window.filter(is_known)
     if not shown.interactions:
         return None
-    found = expected_precision(shown.decisions["probability"].to_numpy(float), shown.documents)
+    found = estimate_precision(shown.decisions["probability"].to_numpy(float), shown.groups)
     return {name: finite_or_none(value) for name, value in asdict(found).items()}
 
 

@@ -21,12 +21,12 @@ class DayRange:
     start: datetime
     end: datetime
 
-    def of(self, moments: pd.Series) -> pd.Series:
+    def contains(self, moments: pd.Series) -> pd.Series:
         """Which of `moments` lie in it."""
         return (moments >= self.start) & (moments < self.end)
 
 
-def cut(
+def make_day_ranges(
     version: str, decided: pd.Series, arrived: pd.Series, params: MonitoringParams, until: datetime
 ) -> list[DayRange]:
     """The windows of `version`, oldest first: of whole days before `until`, each as short as the minima allow.
@@ -38,10 +38,10 @@ def cut(
     """
     counts = pd.DataFrame({"decisions": decided.value_counts(), "reviews": arrived.value_counts()}).fillna(0)
     counts = counts[counts.index < pd.Timestamp(until).floor("D")].sort_index()
-    return list(_joined(version, counts, params))
+    return list(_join_days(version, counts, params))
 
 
-def _joined(version: str, counts: pd.DataFrame, params: MonitoringParams) -> Iterator[DayRange]:
+def _join_days(version: str, counts: pd.DataFrame, params: MonitoringParams) -> Iterator[DayRange]:
     start, decisions, reviews = None, 0, 0
     for day, own in zip(counts.index, counts.to_dict("records"), strict=True):
         start = start or day.to_pydatetime()

@@ -10,7 +10,7 @@ import numpy as np
 
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import RESAMPLES, Estimate, Figure, bootstrap
+from abstain.learning.metrics.bootstrap import RESAMPLES, Estimate, Statistic, bootstrap
 
 CANDIDATE = "challenger"
 """The challenger's live scorer, among the confidences of a window."""
@@ -20,7 +20,7 @@ CANDIDATE = "challenger"
 class EvaluationSet:
     """Answers that no version was trained on, with the scores of all. All arrays are (rows,).
 
-    `confidences` holds the challenger's, the champion's where there is one, and the baselines'; `probability` the
+    `confidences` holds the challenger's, the champion's where there is one, and the baselines'; `probabilities` the
     challenger's calibrated ones (None: its confidences are probabilities already), `champion_probability` those of the
     champion (None: not known). `weight` is that of `metrics.row_weights`; None: every answer counts the same.
     """
@@ -30,28 +30,28 @@ class EvaluationSet:
     products: np.ndarray
     confidences: dict[str, np.ndarray]
     weight: metrics.Weight = None
-    probability: np.ndarray | None = None
+    probabilities: np.ndarray | None = None
     champion_probability: np.ndarray | None = None
 
-    def precision(self, rows: np.ndarray) -> tuple[float, float]:
+    def compute_precision(self, rows: np.ndarray) -> tuple[float, float]:
         """The share of correct answers among `rows` (a mask), and their effective sample size."""
         weight = np.ones(len(rows)) if self.weight is None else self.weight
-        return metrics.mean(self.correct[rows], weight[rows]), metrics.effective_sample_size(weight[rows])
+        return metrics.weighted_mean(self.correct[rows], weight[rows]), metrics.effective_sample_size(weight[rows])
 
-    def shown(self, threshold: float, name: str = CANDIDATE) -> np.ndarray:
+    def get_shown_mask(self, threshold: float, name: str = CANDIDATE) -> np.ndarray:
         """The mask of answers that the scorer `name` shows from `threshold` on."""
         return np.asarray(self.confidences[name] >= threshold)
 
-    def bootstrap(self, figures: Mapping[str, Figure]) -> dict[str, Estimate]:
+    def bootstrap(self, figures: Mapping[str, Statistic]) -> dict[str, Estimate]:
         """`figures` on the same resamples of groups."""
         return bootstrap(figures, self.groups, RESAMPLES.draws, RESAMPLES.seed, self.weight)
 
-    def aurocs(self, rival: str) -> tuple[Estimate, Estimate]:
-        """The AUROC of the challenger and that of `rival`, on the same resamples."""
-        names = (CANDIDATE, rival)
+    def compute_aurocs(self, other_scorer: str) -> tuple[Estimate, Estimate]:
+        """The AUROC of the challenger and that of `other_scorer`, on the same resamples."""
+        names = (CANDIDATE, other_scorer)
         figures = {name: partial(metrics.auroc, self.correct, self.confidences[name]) for name in names}
         drawn = self.bootstrap(figures)
-        return drawn[CANDIDATE], drawn[rival]
+        return drawn[CANDIDATE], drawn[other_scorer]
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,17 @@ def correct_bootstrap_error(error: float, groups: int) -> float:
     return float(error * np.sqrt(groups / (groups - 1))) if groups > 1 else error
 
 
-def at_least(code: Code, name: str, value: float, limit: float, message: str) -> PromotionCheck:
+def check_at_least(code: Code, name: str, value: float, limit: float, message: str) -> PromotionCheck:
     """The check that `value` is not below `limit`; nan fails."""
     return PromotionCheck(code, name, bool(value >= limit), float(value), float(limit), message)
 
 
-def at_most(code: Code, name: str, value: float, limit: float, what: str) -> PromotionCheck:
+def check_at_most(code: Code, name: str, value: float, limit: float, description: str) -> PromotionCheck:
     """The check that `value` is not above `limit`; nan fails."""
-    message = f"{what}: {value:.3g}, at most {limit:g}"
+    message = f"{description}: {value:.3g}, at most {limit:g}"
     return PromotionCheck(code, name, bool(value <= limit), float(value), float(limit), message)
 
 
-def counted(rows: int, n_eff: float) -> str:
+def format_count_with_n_eff(rows: int, n_eff: float) -> str:
     """A number of rows, with their effective sample size where that is another one."""
     return f"{rows}" if n_eff == rows else f"{rows} (n_eff {n_eff:.0f})"

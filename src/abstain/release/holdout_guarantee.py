@@ -17,13 +17,19 @@ from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.release import degradation_checks as drops
-from abstain.release.evaluation_set import EvaluationSet, PromotionCheck, at_least, at_most, counted
+from abstain.release.evaluation_set import (
+    EvaluationSet,
+    PromotionCheck,
+    check_at_least,
+    check_at_most,
+    format_count_with_n_eff,
+)
 
 GUARANTEE = "guarantee"
 """The name of the check of a candidate without a guarantee that the hold-out can check."""
-MIN_DOCUMENTS = 5
+MIN_GROUPS = 5
 """Answers about fewer documents tell too little of how much documents differ."""
-FROZEN = ", and it is frozen: move split.holdout_frozen_at, or set it to null"
+FROZEN_HINT = ", and it is frozen: move split.holdout_frozen_at, or set it to null"
 
 
 @dataclass(frozen=True)
@@ -34,15 +40,17 @@ class MissingGuarantee:
     guarantee; else the effective sample size of the answers that the hold-out shows, which are too few to check it.
     """
 
-    why: str
+    reason: str
     more_reviews: int | None
-    shown: float | None = None
+    n_eff_shown: float | None = None
 
-    def check(self, passed: bool, least: int) -> PromotionCheck:
+    def to_check(self, passed: bool, least: int) -> PromotionCheck:
         """`passed`: whether the candidate may lack a guarantee; `least`: how many shown answers could check one."""
-        none = self.shown is None
-        state, value, limit = ("none", 0.0, 1.0) if none else ("not checked", float(self.shown or 0), float(least))
-        message = f"{state}{' yet' if passed else ''}: {self.why}"
+        none = self.n_eff_shown is None
+        state, value, limit = (
+            ("none", 0.0, 1.0) if none else ("not checked", float(self.n_eff_shown or 0), float(least))
+        )
+        message = f"{state}{' yet' if passed else ''}: {self.reason}"
         return PromotionCheck(Code.NO_THRESHOLD, GUARANTEE, passed, value, limit, message)
 
 
@@ -51,27 +59,27 @@ def explain_unchecked_guarantee(
 ) -> MissingGuarantee | None:
     """Why the hold-out cannot check the guarantee of `threshold` yet.
 
-    None where it shows `params.min_slice` answers about `MIN_DOCUMENTS`.
+    None where it shows `params.min_slice` answers about `MIN_GROUPS`.
 
     Args:
         reviews: the number of reviewed answers in all splits.
         frozen: whether the hold-out takes in no more answers, so that no number of reviews would do.
     """
-    shown = holdout.shown(threshold)
-    _, n_eff = holdout.precision(shown)
+    shown = holdout.get_shown_mask(threshold)
+    _, n_eff = holdout.compute_precision(shown)
     if n_eff >= params.min_slice:
         documents = len(np.unique(holdout.groups[shown]))
-        if documents >= MIN_DOCUMENTS:
+        if documents >= MIN_GROUPS:
             return None
-        remedy = FROZEN if frozen else ": bring reviews about more"
-        about = f"the hold-out shows answers about {documents} documents, {MIN_DOCUMENTS} are needed{remedy}"
+        remedy = FROZEN_HINT if frozen else ": bring reviews about more"
+        about = f"the hold-out shows answers about {documents} documents, {MIN_GROUPS} are needed{remedy}"
         return MissingGuarantee(about, None, n_eff)
     rows = int(shown.sum())
     number = f"{rows}" if round(n_eff, 1) == rows else f"{rows} (n_eff {n_eff:.1f})"
     why = f"the hold-out shows {number if rows else 'none'} of its reviewed answers, {params.min_slice} are needed"
     more = None if frozen or not rows else math.ceil(reviews * (params.min_slice - n_eff) / n_eff)
     if frozen:
-        why += FROZEN
+        why += FROZEN_HINT
     else:
         why += ": bring more reviews" if more is None else f": bring about {more:,} more reviews"
     return MissingGuarantee(why, more, n_eff)
@@ -81,13 +89,15 @@ def check_precision_guarantee(
     window: EvaluationSet, threshold: float, target: float, params: GateParams
 ) -> PromotionCheck:
     """Whether the precision of the shown answers may be `target`."""
-    shown = window.shown(threshold)
-    precision, n_eff = window.precision(shown)
+    shown = window.get_shown_mask(threshold)
+    precision, n_eff = window.compute_precision(shown)
     floor = target - params.max_precision_drop
-    count = counted(int(shown.sum()), n_eff)
+    count = format_count_with_n_eff(int(shown.sum()), n_eff)
     message = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
-    check = at_least(Code.TARGET_MISSED, "precision", precision, floor, message)
-    drop = drops.of_rows(window, check, params.max_precision_drop, drops.compute_precision_error(window, shown), shown)
+    check = check_at_least(Code.TARGET_MISSED, "precision", precision, floor, message)
+    drop = drops.make_degradation_check(
+        window, check, params.max_precision_drop, drops.compute_precision_error(window, shown), shown
+    )
     return _require_evidence(drop, n_eff, params)
 
 
@@ -95,24 +105,24 @@ def check_error_rate_guarantee(
     window: EvaluationSet, threshold: float, target: float, params: GateParams
 ) -> PromotionCheck:
     """Whether the share of all answers that are shown and incorrect may be `target`."""
-    shown = window.shown(threshold)
-    _, n_eff = window.precision(shown)
+    shown = window.get_shown_mask(threshold)
+    _, n_eff = window.compute_precision(shown)
     wrong = shown * (1 - window.correct)
-    drawn = window.bootstrap({"error rate": partial(metrics.mean, wrong)})["error rate"]
-    count = counted(int(shown.sum()), n_eff)
+    drawn = window.bootstrap({"error rate": partial(metrics.weighted_mean, wrong)})["error rate"]
+    count = format_count_with_n_eff(int(shown.sum()), n_eff)
     what = f"shown and incorrect, of all answers of the hold-out, {count} of them shown ({params.min_slice} are needed)"
-    check = at_most(Code.TARGET_MISSED, "error rate", drawn.value, target + params.max_error_rate_excess, what)
+    check = check_at_most(Code.TARGET_MISSED, "error rate", drawn.value, target + params.max_error_rate_excess, what)
     return _require_evidence(
-        drops.of_rows(window, check, params.max_error_rate_excess, drawn.standard_error), n_eff, params
+        drops.make_degradation_check(window, check, params.max_error_rate_excess, drawn.standard_error), n_eff, params
     )
 
 
 def _require_evidence(drop: drops.DegradationCheck, n_eff: float, params: GateParams) -> PromotionCheck:
     """Fails closed: where few answers are shown, or about few documents, which say nothing of others."""
-    (check,) = drops.judged([drop], params)
+    (check,) = drops.apply_significance([drop], params)
     if n_eff < params.min_slice:
         return replace(check, passed=False)
-    if drop.groups < MIN_DOCUMENTS:
-        few = f"{check.message}; about {drop.groups} documents, {MIN_DOCUMENTS} are needed"
+    if drop.groups < MIN_GROUPS:
+        few = f"{check.message}; about {drop.groups} documents, {MIN_GROUPS} are needed"
         return replace(check, passed=False, message=few)
     return check

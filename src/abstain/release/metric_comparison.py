@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Figure, paired
+from abstain.learning.metrics.bootstrap import Statistic, paired_difference
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
 
 
@@ -29,12 +29,12 @@ class MetricComparison:
         return {name: None if value != value else value for name, value in asdict(self).items()}
 
 
-def compare(window: EvaluationSet, champion: str) -> list[MetricComparison]:
+def compare_metrics(window: EvaluationSet, champion: str) -> list[MetricComparison]:
     """AUROC, AURC, errors caught where 15 % are withheld, their share of what could be caught, and the Brier score.
 
     The Brier score is of the calibrated probabilities of both, and left out where `window` lacks one.
     """
-    figures: dict[str, dict[str, Figure]] = {
+    figures: dict[str, dict[str, Statistic]] = {
         name: {who: partial(of, window.correct, window.confidences[who]) for who in (CANDIDATE, champion)}
         for name, of in (
             ("AUROC", metrics.auroc),
@@ -43,21 +43,21 @@ def compare(window: EvaluationSet, champion: str) -> list[MetricComparison]:
             ("share of the errors that could be caught", metrics.error_recall_vs_best),
         )
     }
-    said = {CANDIDATE: window.probability, champion: window.champion_probability}
+    said = {CANDIDATE: window.probabilities, champion: window.champion_probability}
     known = {who: np.asarray(values) for who, values in said.items() if values is not None}
     if len(known) == len(said):
         figures["Brier score"] = {who: partial(metrics.brier, window.correct, values) for who, values in known.items()}
-    return differences(window, champion, figures)
+    return compare_statistics(window, champion, figures)
 
 
-def differences(
-    window: EvaluationSet, champion: str, figures: Mapping[str, Mapping[str, Figure]]
+def compare_statistics(
+    window: EvaluationSet, champion: str, figures: Mapping[str, Mapping[str, Statistic]]
 ) -> list[MetricComparison]:
     """`figures`, by name, of the challenger and of `champion`, on the same resamples of documents."""
     rows = []
     for name, of in figures.items():
         drawn = window.bootstrap(of)
         own, other = drawn[CANDIDATE], drawn[champion]
-        difference = paired(own, other)
+        difference = paired_difference(own, other)
         rows.append(MetricComparison(name, own.value, other.value, difference.value, *difference.interval))
     return rows

@@ -15,13 +15,13 @@ import pandas as pd
 
 from abstain.config.params import LabelParams
 from abstain.data.decision_log.queries import PairedDecision
-from abstain.data.labels.answer_labels import resolve, select_latest_reviews
+from abstain.data.labels.answer_labels import resolve_reviews, select_latest_reviews
 from abstain.data.store.dataframes import StoreFrames
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
 
 
-def paired_reviews(pairs: Sequence[PairedDecision], frames: StoreFrames, params: LabelParams) -> pd.DataFrame:
+def join_paired_reviews(pairs: Sequence[PairedDecision], frames: StoreFrames, params: LabelParams) -> pd.DataFrame:
     """The ones of `pairs` with a drawn review: the fields of `PairedDecision`, group, product, correct (0/1) and
     inclusion_probability, by rising id.
 
@@ -32,7 +32,7 @@ def paired_reviews(pairs: Sequence[PairedDecision], frames: StoreFrames, params:
     both = both.merge(asked, on="interaction_id").sort_values("interaction_id", ignore_index=True)
     row = pd.Index(both["interaction_id"]).get_indexer(pd.Index(frames.reviews["interaction_id"]))
     reviews = frames.reviews[row >= 0].assign(row=row[row >= 0])
-    verdicts = resolve(select_latest_reviews(reviews, params), params)
+    verdicts = resolve_reviews(select_latest_reviews(reviews, params), params)
     drawn = verdicts[verdicts["inclusion_probability"].notna()]
     rows = both.loc[drawn.index].assign(
         correct=drawn["label"].astype(int), inclusion_probability=drawn["inclusion_probability"].astype(float)
@@ -40,8 +40,8 @@ def paired_reviews(pairs: Sequence[PairedDecision], frames: StoreFrames, params:
     return rows.reset_index(drop=True)
 
 
-def window_of(rows: pd.DataFrame, champion: str) -> EvaluationSet:
-    """`paired_reviews` as a window: the shadow is the challenger."""
+def make_evaluation_set(rows: pd.DataFrame, champion: str) -> EvaluationSet:
+    """`join_paired_reviews` as a window: the shadow is the challenger."""
     probabilities = rows[["probability", "shadow_probability"]].astype(float)
     are_known = bool(probabilities.notna().all(axis=None))
     return EvaluationSet(
@@ -52,14 +52,14 @@ def window_of(rows: pd.DataFrame, champion: str) -> EvaluationSet:
             CANDIDATE: rows["shadow_confidence"].to_numpy(float),
             champion: rows["confidence"].to_numpy(float),
         },
-        probability=probabilities["shadow_probability"].to_numpy() if are_known else None,
+        probabilities=probabilities["shadow_probability"].to_numpy() if are_known else None,
         champion_probability=probabilities["probability"].to_numpy() if are_known else None,
         weight=row_weights(rows["inclusion_probability"].to_numpy(float)),
     )
 
 
-def thresholds_of(rows: pd.DataFrame, champion: str) -> dict[str, float]:
-    """The threshold of each, by its name in `window_of`; of one version it never changes."""
+def read_thresholds(rows: pd.DataFrame, champion: str) -> dict[str, float]:
+    """The threshold of each, by its name in `make_evaluation_set`; of one version it never changes."""
     return {CANDIDATE: float(rows["shadow_threshold"].iloc[0]), champion: float(rows["threshold"].iloc[0])}
 
 

@@ -19,7 +19,7 @@ from abstain.core.reasons import Reason
 from abstain.core.scorer_names import LENGTH_ONLY
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import paired
+from abstain.learning.metrics.bootstrap import paired_difference
 from abstain.release import champion_comparison as against_champion
 from abstain.release import degradation_checks as drops
 from abstain.release.champion_comparison import (
@@ -28,14 +28,14 @@ from abstain.release.champion_comparison import (
     ComparisonBudget,
     have_same_confidences,
 )
-from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCheck, at_least, at_most
+from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCheck, check_at_least, check_at_most
 from abstain.release.holdout_guarantee import (
     GUARANTEE,
     MissingGuarantee,
     check_error_rate_guarantee,
     check_precision_guarantee,
 )
-from abstain.release.metric_comparison import MetricComparison, compare
+from abstain.release.metric_comparison import MetricComparison, compare_metrics
 
 ComparisonRule = Literal["better", "not_worse", "accepted"]
 """The required comparison with the champion. `check_non_inferior`: the champion was trained on rows that were erased since.
@@ -60,7 +60,7 @@ class PromotionDecision:
         return bool(judged) and all(check.passed for check in judged)
 
     @property
-    def compared(self) -> bool:
+    def used_comparison(self) -> bool:
         """Whether it took a look: whether the challenger was to be better than a champion on the hold-out."""
         return any(check.name.startswith(BETTER_THAN_PREFIX) and check.passed is not None for check in self.checks)
 
@@ -104,9 +104,9 @@ class CandidateMeasurements:
     `target_error_rate`: the largest share of all answers that may be shown and incorrect, where the threshold was tuned
     for it; `target_precision` is then the precision at that threshold. `champion_threshold` is the threshold that
     production uses now, None for a first version; `same_target`: whether it was tuned for the same metric and target.
-    `unguaranteed`: None where something is guaranteed of the candidate that the hold-out can check;
-    `may_lack_guarantee`: whether it may be promoted all the same. `forward_tokens` and `base_model_ms` are what the
-    base model reads for an answer, and how long that takes here; not judged.
+    `missing_guarantee`: None where something is guaranteed of the candidate that the hold-out can check;
+    `allow_missing_guarantee`: whether it may be promoted all the same. `forward_tokens` and `base_model_ms` are what
+    the base model reads for an answer, and how long that takes here; not judged.
     """
 
     threshold: float
@@ -116,52 +116,53 @@ class CandidateMeasurements:
     champion_threshold: float | None = None
     same_target: bool = True
     target_error_rate: float | None = None
-    unguaranteed: MissingGuarantee | None = None
-    may_lack_guarantee: bool = False
+    missing_guarantee: MissingGuarantee | None = None
+    allow_missing_guarantee: bool = False
     forward_tokens: float = 0.0
     base_model_ms: float | None = None
 
 
-def decide(
+def check_candidate(
     holdout: EvaluationSet,
     newest: EvaluationSet,
-    measured: CandidateMeasurements,
+    candidate: CandidateMeasurements,
     params: GateParams,
     champion: str | None,
     same_holdout: bool,
     erased: int = 0,
     rule: ComparisonRule = "better",
-    looks: ComparisonBudget = EMPTY_BUDGET,
-    coverage_lost: float = 0.0,
+    budget: ComparisonBudget = EMPTY_BUDGET,
+    prior_coverage_loss: float = 0.0,
 ) -> PromotionDecision:
     """Judge the challenger on the frozen hold-out and on the newest window.
 
     `champion` names its column in the windows' confidences, None for a first version. `same_holdout`: the
     hold-out is the one the champion was promoted on, except for `erased` of its answers, or a decision to change it was
-    recorded. `rule`: how the two are compared. `looks`: the comparisons on this hold-out so far. `coverage_lost`: what
-    the champion shows less than the versions before it, as a share of all answers. Of a candidate without a guarantee
-    only that, parity and latency are judged: there is nothing that the hold-out could bear out.
+    recorded. `rule`: how the two are compared. `budget`: the comparisons on this hold-out so far.
+    `prior_coverage_loss`: what the champion shows less than the versions before it, as a share of all answers. Of a
+    candidate without a guarantee only that, parity and latency are judged: there is nothing that the hold-out could
+    bear out.
     """
-    threshold, target = measured.threshold, measured.target_precision
+    threshold, target = candidate.threshold, candidate.target_precision
     checks: list[PromotionCheck] = []
     found: list[drops.DegradationCheck] = []
-    if measured.target_error_rate is None:
+    if candidate.target_error_rate is None:
         checks.append(check_precision_guarantee(holdout, threshold, target, params))
     else:
-        checks.append(check_error_rate_guarantee(holdout, threshold, measured.target_error_rate, params))
+        checks.append(check_error_rate_guarantee(holdout, threshold, candidate.target_error_rate, params))
         found.append(drops.check_precision_drop(holdout, threshold, target, params))
     found += drops.check_candidate_alone(holdout, threshold, target, params)
     if champion is None:
         checks += [
             _check_better_than(holdout, LENGTH_ONLY, params),
-            _check_better_than_base_rate(holdout, measured, params),
+            _check_better_than_base_rate(holdout, candidate, params),
         ]
-        checks += drops.judged(found, params)
+        checks += drops.apply_significance(found, params)
     else:
-        before = float("nan") if measured.champion_threshold is None else measured.champion_threshold
+        before = float("nan") if candidate.champion_threshold is None else candidate.champion_threshold
         found += [
             drops.check_coverage_drop(
-                holdout, threshold, champion, before, measured.same_target, coverage_lost, params
+                holdout, threshold, champion, before, candidate.same_target, prior_coverage_loss, params
             ),
             drops.check_newest_drop(newest, champion, params),
         ]
@@ -171,33 +172,33 @@ def decide(
         elif have_same_confidences(holdout, champion):
             compared = against_champion.check_new_threshold(threshold, before)
         else:
-            compared = against_champion.better(holdout, champion, params, looks)
-        worse = drops.judged(found, params)
+            compared = against_champion.check_better(holdout, champion, params, budget)
+        worse = drops.apply_significance(found, params)
         if rule == "accepted":
             compared = _mark_accepted(compared)
             worse = [_mark_accepted(check) if check.name in drops.CHAMPION_CHECKS else check for check in worse]
         checks += [_check_same_holdout(same_holdout, erased), compared, *worse]
-    if measured.unguaranteed is not None:
-        guarantee = measured.unguaranteed.check(measured.may_lack_guarantee, params.min_slice)
+    if candidate.missing_guarantee is not None:
+        guarantee = candidate.missing_guarantee.to_check(candidate.allow_missing_guarantee, params.min_slice)
         checks = [*(replace(check, passed=None) for check in checks), guarantee]
     checks += [
-        at_most(
+        check_at_most(
             Code.EXPORT_DIFFERS,
             "ONNX parity",
-            measured.parity,
+            candidate.parity,
             MAX_PARITY,
             "largest difference to what was fitted",
         ),
-        _check_latency(measured, params),
+        _check_latency(candidate, params),
     ]
-    more_reviews = measured.unguaranteed.more_reviews if measured.unguaranteed else None
-    beside = compare(holdout, champion) if champion is not None else []
+    more_reviews = candidate.missing_guarantee.more_reviews if candidate.missing_guarantee else None
+    beside = compare_metrics(holdout, champion) if champion is not None else []
     return PromotionDecision(tuple(checks), more_reviews, tuple(beside))
 
 
 def _check_latency(measured: CandidateMeasurements, params: GateParams) -> PromotionCheck:
     what = "p99 in ms of the scorer for one answer on one core"
-    check = at_most(Code.LIMIT_EXCEEDED, "latency", measured.latency_p99_ms, params.max_latency_ms, what)
+    check = check_at_most(Code.LIMIT_EXCEEDED, "latency", measured.latency_p99_ms, params.max_latency_ms, what)
     if not measured.forward_tokens:
         return replace(check, message=f"{check.message}; no pass of the base model")
     reads = f"the base model reads {measured.forward_tokens:.0f} tokens before"
@@ -223,20 +224,22 @@ def _mark_accepted(check: PromotionCheck) -> PromotionCheck:
 
 
 def _check_better_than(window: EvaluationSet, rival: str, params: GateParams) -> PromotionCheck:
-    own, other = window.aurocs(rival)
-    chance = paired(own, other).chance
+    own, other = window.compute_aurocs(rival)
+    chance = paired_difference(own, other).probability_positive
     message = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
-    return at_least(Code.NOT_BETTER, f"better than {rival}", chance, params.confidence, message)
+    return check_at_least(Code.NOT_BETTER, f"better than {rival}", chance, params.confidence, message)
 
 
 def _check_better_than_base_rate(
     window: EvaluationSet, measured: CandidateMeasurements, params: GateParams
 ) -> PromotionCheck:
     of_shown = partial(metrics.precision, window.correct, window.confidences[CANDIDATE], threshold=measured.threshold)
-    drawn = window.bootstrap({"shown": of_shown, "all": partial(metrics.mean, window.correct)})
-    lift = paired(drawn["shown"], drawn["all"])
+    drawn = window.bootstrap({"shown": of_shown, "all": partial(metrics.weighted_mean, window.correct)})
+    lift = paired_difference(drawn["shown"], drawn["all"])
     message = (
         f"shown answers are correct {lift.value:+.3f} more often than all "
-        f"({metrics.mean(window.correct, window.weight):.3f}); so with chance {lift.chance:.3f}"
+        f"({metrics.weighted_mean(window.correct, window.weight):.3f}); so with chance {lift.probability_positive:.3f}"
     )
-    return at_least(Code.NOT_BETTER, "better than base rate", lift.chance, params.confidence, message)
+    return check_at_least(
+        Code.NOT_BETTER, "better than base rate", lift.probability_positive, params.confidence, message
+    )

@@ -27,7 +27,7 @@ Version = Annotated[str, StringConstraints(pattern=f"^{VERSION.pattern}$")]
 """It is also the name of a folder and of a tag, so nothing else may stand in `registry.json`."""
 
 
-class Event(BaseModel):
+class RegistryEvent(BaseModel):
     """One move of the pointer.
 
     `guaranteed`: whether the version's threshold has a guarantee that the gate has checked. Where it has none,
@@ -50,7 +50,7 @@ class Event(BaseModel):
     bundle_sha256: str
 
     @property
-    def mark(self) -> str:
+    def notice(self) -> str:
         """What a version without a checked guarantee is marked as, with the reviews that are missing; else ""."""
         return "" if self.guaranteed else describe_missing_guarantee(self.more_reviews)
 
@@ -81,54 +81,62 @@ class Registry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: Literal[1] = 1
-    history: tuple[Event, ...] = ()
+    history: tuple[RegistryEvent, ...] = ()
     blocked: dict[Version, str] = {}
     tainted: dict[Version, Taint] = {}
 
     @property
-    def prod(self) -> Event | None:
+    def production(self) -> RegistryEvent | None:
         return self.history[-1] if self.history else None
 
     @property
-    def version(self) -> str | None:
+    def production_version(self) -> str | None:
         """The version in production, None where nothing is."""
-        return self.prod.version if self.prod else None
+        return self.production.version if self.production else None
 
     @property
     def guaranteed(self) -> bool:
         """Whether a version with a checked guarantee is in production."""
-        return self.prod is not None and self.prod.guaranteed
+        return self.production is not None and self.production.guaranteed
 
     @property
     def taint(self) -> Taint | None:
         """Set where the version in production was trained on rows that were erased since."""
-        return self.tainted.get(self.prod.version) if self.prod else None
+        return self.tainted.get(self.production.version) if self.production else None
 
     def require_taint(self) -> Taint:
         """`taint`, or an `AbstainError` where there is none."""
         if self.taint is None:
-            live = f"probe {self.version} was not trained on erased rows" if self.prod else "nothing is in production"
+            live = (
+                f"probe {self.production_version} was not trained on erased rows"
+                if self.production
+                else "nothing is in production"
+            )
             raise AbstainError(Code.NO_VERSION, f"{live}: there is nothing to decide")
         return self.taint
 
     @property
     def warning(self) -> str | None:
         """The warning of a report while a tainted version is in production."""
-        return f"In production when this was written: probe {self.version}, {self.taint}" if self.taint else None
+        return (
+            f"In production when this was written: probe {self.production_version}, {self.taint}"
+            if self.taint
+            else None
+        )
 
-    def require_prod(self) -> Event:
+    def require_prod(self) -> RegistryEvent:
         """The event of the version that decides. Raises `AbstainError` where none is in production or it is blocked."""
-        if self.prod is None:
+        if self.production is None:
             raise AbstainError(Code.NO_VERSION, "nothing is in production yet: run `abstain retrain` first")
-        if self.prod.version in self.blocked:
+        if self.production.version in self.blocked:
             raise AbstainError(
                 Code.NO_VERSION,
-                f"{self.prod.version} is in production and blocked in registry.json "
-                f"({self.blocked[self.prod.version]}), so it is not used: run `abstain rollback`",
+                f"{self.production.version} is in production and blocked in registry.json "
+                f"({self.blocked[self.production.version]}), so it is not used: run `abstain rollback`",
             )
-        return self.prod
+        return self.production
 
-    def promoted(self, event: Event) -> Registry:
+    def promote(self, event: RegistryEvent) -> Registry:
         """The registry after promoting a version that was never promoted and is not blocked."""
         if event.version in self.blocked or any(past.version == event.version for past in self.history):
             raise AbstainError(
@@ -136,31 +144,31 @@ class Registry(BaseModel):
             )
         return self.model_copy(update={"history": (*self.history, event)})
 
-    def rollback_target(self, wanted: str | None) -> Event:
+    def rollback_target(self, wanted: str | None) -> RegistryEvent:
         """The past event to go back to: `wanted`, else the latest version before this one that is not blocked."""
-        if self.prod is None:
+        if self.production is None:
             raise AbstainError(Code.NO_VERSION, "nothing is in production yet: run `abstain retrain` first")
-        usable = [e for e in self.history if e.version not in self.blocked and e.version != self.prod.version]
+        usable = [e for e in self.history if e.version not in self.blocked and e.version != self.production.version]
         if wanted is None:
-            named = [e for e in usable if parse_version(e.version) < parse_version(self.prod.version)]
+            named = [e for e in usable if parse_version(e.version) < parse_version(self.production.version)]
         else:
             named = [e for e in usable if e.version == wanted]
         if not named:
             there_are = ", ".join(dict.fromkeys(e.version for e in usable)) or "none"
             raise AbstainError(
                 Code.NO_VERSION,
-                f"no version {wanted or 'before ' + self.prod.version} to roll back to: other versions that were in "
+                f"no version {wanted or 'before ' + self.production.version} to roll back to: other versions that were in "
                 f"production and are not blocked: {there_are}",
             )
         return max(named, key=lambda e: parse_version(e.version)) if wanted is None else named[-1]
 
-    def rolled_back(self, event: Event) -> Registry:
+    def roll_back(self, event: RegistryEvent) -> Registry:
         """The registry after moving back to `event.version`; the version that was left is blocked."""
-        assert self.prod is not None
-        blocked = {**self.blocked, self.prod.version: event.reason}
+        assert self.production is not None
+        blocked = {**self.blocked, self.production.version: event.reason}
         return self.model_copy(update={"history": (*self.history, event), "blocked": blocked})
 
-    def erased(self, versions: Mapping[str, bool], at: datetime) -> Registry:
+    def mark_erased(self, versions: Mapping[str, bool], at: datetime) -> Registry:
         """The registry after rows were erased that `versions` were trained on: version -> whether that is certain.
 
         A version keeps its earliest date. A decision to keep it covered only earlier erasures, and ends.
@@ -171,11 +179,11 @@ class Registry(BaseModel):
             marked[version] = Taint(since=before.since, certain=certain or before.certain)
         return self.model_copy(update={"tainted": marked})
 
-    def kept(self, reason: str) -> Registry:
+    def keep_tainted(self, reason: str) -> Registry:
         """The registry after the decision to leave a tainted version in production; `AbstainError` where none is."""
         taint = self.require_taint()
-        assert self.version is not None
-        kept = {self.version: taint.model_copy(update={"kept": reason})}
+        assert self.production_version is not None
+        kept = {self.production_version: taint.model_copy(update={"kept": reason})}
         return self.model_copy(update={"tainted": {**self.tainted, **kept}})
 
     def to_json(self) -> str:

@@ -19,14 +19,14 @@ from abstain.config.params import GateParams, ShadowParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Figure
-from abstain.release.champion_comparison import ComparisonBudget, better, have_same_confidences
+from abstain.learning.metrics.bootstrap import Statistic
+from abstain.release.champion_comparison import ComparisonBudget, check_better, have_same_confidences
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCheck
-from abstain.release.metric_comparison import MetricComparison, compare, differences
+from abstain.release.metric_comparison import MetricComparison, compare_metrics, compare_statistics
 from abstain.release.registry import Version
 
 ShadowVerdict = Literal["better", "not told apart", "worse"]
-MIN_DOCUMENTS = 10
+MIN_GROUPS = 10
 """Paired reviews about fewer documents are no comparison."""
 
 
@@ -91,7 +91,7 @@ class ShadowComparison:
 
     verdict: ShadowVerdict
     check: PromotionCheck
-    figures: tuple[MetricComparison, ...]
+    metrics: tuple[MetricComparison, ...]
     answers: dict[str, dict[str, int]]
 
     def to_dict(self) -> dict[str, object]:
@@ -101,7 +101,7 @@ class ShadowComparison:
             "verdict": self.verdict,
             "reasons": [self.check.message],
             "checks": [check],
-            "comparison": [one.to_dict() for one in self.figures],
+            "comparison": [one.to_dict() for one in self.metrics],
             "answers": self.answers,
         }
 
@@ -109,11 +109,11 @@ class ShadowComparison:
 def require_enough_reviews(window: EvaluationSet, params: GateParams) -> None:
     """Raise `AbstainError` where `window` has too few paired reviews for a comparison: that would waste one."""
     rows, documents = len(window.correct), len(np.unique(window.groups))
-    if rows < params.min_slice or documents < MIN_DOCUMENTS:
+    if rows < params.min_slice or documents < MIN_GROUPS:
         raise AbstainError(
             Code.TOO_FEW_LABELS,
             f"{rows} answers about {documents} documents that both have decided about have a drawn review, and "
-            f"{params.min_slice} about {MIN_DOCUMENTS} are needed: `abstain ingest`, then `abstain review export`",
+            f"{params.min_slice} about {MIN_GROUPS} are needed: `abstain ingest`, then `abstain review export`",
         )
 
 
@@ -126,10 +126,10 @@ def compare_shadow(
 
     Raises `AbstainError` where no further look may be taken, and where the two are one scorer.
     """
-    if looks.next(params) is None:
+    if looks.spend(params) is None:
         raise AbstainError(
             Code.NOT_BETTER,
-            f"this hold-out was compared on {looks.taken} times, as often as gate.looks allows, and a shadow's reviews "
+            f"this hold-out was compared on {looks.used} times, as often as gate.looks allows, and a shadow's reviews "
             "would be one more: take a new one (docs/thresholds.md, A hold-out that is used up)",
         )
     if have_same_confidences(window, champion):
@@ -137,32 +137,32 @@ def compare_shadow(
             Code.NOT_BETTER,
             f"the shadow gives the same confidences as {champion}: there is nothing to compare, and no look was taken",
         )
-    check = better(window, champion, params, looks, rows="paired reviews:")
+    check = check_better(window, champion, params, looks, rows="paired reviews:")
     verdict: ShadowVerdict = "not told apart"
     if check.passed:
         verdict = "better"
     elif 1 - check.value <= check.limit:  # not so of nan
         verdict = "worse"
-    figures = (*compare(window, champion), *_compare_at_thresholds(window, champion, thresholds))
-    return ShadowComparison(verdict, check, figures, _answers(window, champion, thresholds))
+    figures = (*compare_metrics(window, champion), *_compare_at_thresholds(window, champion, thresholds))
+    return ShadowComparison(verdict, check, figures, _count_shown(window, champion, thresholds))
 
 
 def _compare_at_thresholds(
     window: EvaluationSet, champion: str, thresholds: dict[str, float]
 ) -> list[MetricComparison]:
     """What both show, and how much of it is correct, each at its own threshold."""
-    figures: dict[str, dict[str, Figure]] = {
+    figures: dict[str, dict[str, Statistic]] = {
         name: {
             who: partial(of, window.correct, window.confidences[who], threshold=thresholds[who])
             for who in (CANDIDATE, champion)
         }
         for name, of in (("shown", metrics.coverage), ("precision of what is shown", metrics.precision))
     }
-    return differences(window, champion, figures)
+    return compare_statistics(window, champion, figures)
 
 
-def _answers(window: EvaluationSet, champion: str, thresholds: dict[str, float]) -> dict[str, dict[str, int]]:
-    own, other = (window.shown(thresholds[who], who) for who in (CANDIDATE, champion))
+def _count_shown(window: EvaluationSet, champion: str, thresholds: dict[str, float]) -> dict[str, dict[str, int]]:
+    own, other = (window.get_shown_mask(thresholds[who], who) for who in (CANDIDATE, champion))
     correct = window.correct == 1
     who = {"both": own & other, "production": ~own & other, "shadow": own & ~other, "neither": ~own & ~other}
     return {name: {"answers": int(rows.sum()), "correct": int((rows & correct).sum())} for name, rows in who.items()}

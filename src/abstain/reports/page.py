@@ -24,7 +24,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from abstain.core.markdown import bold, escape, heading, paragraph, points
+from abstain.core.markdown import bold, bullet_list, escape, heading, paragraph
 
 State = Literal["passed", "warned", "failed"]
 
@@ -42,9 +42,9 @@ def status_heading(level: int, state: State, text: str) -> str:
     return heading(level, f"{STATUS_MARKS[state]} {text}")
 
 
-def verdict(state: State, headline: str, lines: Sequence[str]) -> list[str]:
+def headline_section(state: State, headline: str, lines: Sequence[str]) -> list[str]:
     """Return the blocks that come first in a report: the heading, and a point for each of `lines`."""
-    return [status_heading(2, state, headline), *([points(lines)] if lines else [])]
+    return [status_heading(2, state, headline), *([bullet_list(lines)] if lines else [])]
 
 
 def plot(name: str, title: str, shows: str, reading: str) -> list[str]:

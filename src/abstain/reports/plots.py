@@ -30,7 +30,7 @@ CURVES = ("threshold", "roc", "reliability", "reliability_by_product", "risk_cov
 def plot_tables(
     curves: Mapping[str, pd.DataFrame], metrics: Mapping[str, Any], evaluation: Mapping[str, Any]
 ) -> dict[str, pd.DataFrame]:
-    """What `draw` draws, by plot.
+    """What `render_plot` draws, by plot.
 
     Args:
         curves: the tables of `CURVES`. metrics, evaluation: the parsed files of these names, for the leaderboard's
@@ -54,7 +54,7 @@ def plot_tables(
     }
 
 
-def draw(name: str, table: pd.DataFrame) -> bytes:
+def render_plot(name: str, table: pd.DataFrame) -> bytes:
     """The plot called `name` (a key of `PLOTS`) of its table of `plot_tables`, as SVG."""
     return render_svg(PLOTS[name], table)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from abstain.core.markdown import plain
+from abstain.core.markdown import to_single_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,7 @@ def themed(svg: str) -> str:
 
 def short_name(name: str) -> str:
     """A scorer's name as a label has room for."""
-    name = plain(name)
+    name = to_single_line(name)
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 

@@ -85,7 +85,7 @@ def read_candidates(
     reviews, imported = _read_latest_reviews(store, frame.index)
     # The largest of several, as for labels.
     recorded = {key: max(review.inclusion_probability or 0 for review in own) or np.nan for key, own in reviews.items()}
-    thumbs = frames.feedback.sort_values("given_at", kind="stable").drop_duplicates("interaction_id", keep="last")
+    thumbs = frames.thumbs.sort_values("given_at", kind="stable").drop_duplicates("interaction_id", keep="last")
     frame["thumb"] = thumbs.set_index("interaction_id")["thumb"].reindex(frame.index).fillna(NO_THUMB)
     frame["reviewed"] = frame.index.isin(list(reviews))
     frame["queued"] = frame.index.isin([*imported, *queued])
@@ -95,7 +95,7 @@ def read_candidates(
 
 def stream_interactions(store: DataStore, ids: Collection[str]) -> Iterator[Interaction]:
     """The interactions with `ids`, in order of arrival, one in memory at a time."""
-    return (row for row in store.rows(Interaction) if row.interaction_id in ids)
+    return (row for row in store.iter_rows(Interaction) if row.interaction_id in ids)
 
 
 def _read_latest_reviews(store: DataStore, ids: pd.Index) -> tuple[dict[str, tuple[Review, ...]], set[str]]:
@@ -104,7 +104,7 @@ def _read_latest_reviews(store: DataStore, ids: pd.Index) -> tuple[dict[str, tup
     imported = {batch.batch for batch in store.batches() if any(map(is_review_queue, batch.sources))}
     last: dict[str, dict[str, Review]] = {}
     queued = set()
-    for part in store.parts(Review):
+    for part in store.list_part_files(Review):
         for row in store.iter_part_rows(part, Review):
             if row.interaction_id not in wanted:
                 continue

@@ -16,7 +16,7 @@ from abstain.data.decision_log.queue import DrawnAnswer
 from abstain.data.store.dataset import DataStore
 from abstain.review.candidates import ReviewCandidates
 from abstain.review.sampling import STRATA, ReviewDesign
-from abstain.review.workbook import fits, make_workbook, reviewer_cells, sampled_cells
+from abstain.review.workbook import fits_in_cell, make_workbook, reviewer_cells, sampled_cells
 
 REASONS = {"random": "at random", "uncertain": "that the probe is unsure of", "drift": "unlike the training data"}
 
@@ -94,16 +94,18 @@ def describe_sample(design: ReviewDesign, window: ReviewCandidates) -> Iterator[
         withheld = decided.index[decided == "withheld"]
         own = int(design.rows.index.isin(withheld).sum())
         fewer = (
-            f"; {design.short:,} fewer than --withheld-share asks for, others are drawn instead" if design.short else ""
+            f"; {design.n_missing:,} fewer than --withheld-share asks for, others are drawn instead"
+            if design.n_missing
+            else ""
         )
         part = own / max(len(withheld), 1)
         yield f"of the {len(withheld):,} answers withheld from users {own:,} are drawn ({part:.0%}){fewer}"
     if len(design.strata) < len(STRATA):
         by = " and ".join(design.strata).replace("_", " ") or "nothing"
         yield f"so few rows are stratified by {by}: one a stratum of {', '.join(STRATA).replace('_', ' ')} takes more"
-    if design.overflow:
+    if design.n_extra:
         yield (
-            f"{design.overflow} rows more than -n: a part of this window was sampled more densely before, and the rest "
+            f"{design.n_extra} rows more than -n: a part of this window was sampled more densely before, and the rest "
             "has to catch up; a --since behind that part avoids it"
         )
     foreign = window.frame["reviewed"] & ~window.frame["queued"] & (window.frame["recorded_probability"] < 1)
@@ -112,7 +114,7 @@ def describe_sample(design: ReviewDesign, window: ReviewCandidates) -> Iterator[
 
 
 def _fits(review: Review) -> bool:
-    return fits(review.ideal_answer or "") and fits(review.reviewer)
+    return fits_in_cell(review.ideal_answer or "") and fits_in_cell(review.reviewer)
 
 
 def _without_probability(review: Review, probability: float) -> Review:

@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 from pydantic import ValidationError
 
-from abstain.core.contracts import VERDICTS, Review
+from abstain.core.contracts import CRITERIA, Review
 from abstain.review.workbook import KEY, SHEET, ReviewRow
 
 REMEDIES = {
-    **dict.fromkeys(VERDICTS, "write yes or no, or empty the reviewer's cells of this row"),
+    **dict.fromkeys(CRITERIA, "write yes or no, or empty the reviewer's cells of this row"),
     "reviewer": "write who reviewed it, or name them all with --reviewer",
     "reviewed_at": "write a moment like 2026-11-21T14:30:00Z, or empty the cell",
 }
@@ -26,13 +26,13 @@ class ParsedReviews:
     """The content of a file. Every row is one of three: a review, not reviewed yet, or a problem that names a cell."""
 
     reviews: tuple[Review, ...]
-    blank: int
+    n_unreviewed: int
     problems: tuple[str, ...]
 
     def describe(self, file: Path) -> Iterator[str]:
         """A line for each row of `file` that is not taken, then the counts."""
         yield from (f"not taken: {problem}" for problem in self.problems)
-        yield f"{file}: {len(self.reviews)} reviewed, {self.blank} not yet, {len(self.problems)} to fix"
+        yield f"{file}: {len(self.reviews)} reviewed, {self.n_unreviewed} not yet, {len(self.problems)} to fix"
 
 
 def parse_reviews(
@@ -58,7 +58,7 @@ def parse_reviews(
     problems: list[str] = []
     blank = 0
     for row in rows:
-        if not any(row.cells[name].strip() for name in (*VERDICTS, "ideal_answer")):
+        if not any(row.cells[name].strip() for name in (*CRITERIA, "ideal_answer")):
             blank += 1
             continue
         try:
@@ -78,8 +78,8 @@ def parse_reviews(
 
 def _read(row: ReviewRow, now: datetime, reviewer: str | None) -> Review:
     """The review in a row. ValueError that names the invalid cell and the remedy."""
-    if row.refused:
-        raise ValueError(row.refused)
+    if row.problem:
+        raise ValueError(row.problem)
     cells = {name: text.strip() for name, text in row.cells.items()}
     drawn, of = cells["inclusion_probability"].split(" of ")
     own = {
@@ -89,7 +89,7 @@ def _read(row: ReviewRow, now: datetime, reviewer: str | None) -> Review:
         "inclusion_probability": int(drawn) / int(of),
     }
     try:
-        return Review.model_validate({KEY: row.cells[KEY], **{name: cells[name] for name in VERDICTS}, **own})
+        return Review.model_validate({KEY: row.cells[KEY], **{name: cells[name] for name in CRITERIA}, **own})
     except ValidationError as error:
         name = min((str(problem["loc"][0]) for problem in error.errors()), key=list(REMEDIES).index)
         text = " ".join(cells[name].split())[:40]
@@ -119,4 +119,4 @@ def _assign_timestamp(row: ReviewRow, review: Review, as_stored: Review, existin
 
 
 def _problem(row: ReviewRow, column: str, wrong: str, remedy: str) -> ValueError:
-    return ValueError(f"{SHEET}!{row.places[column]}: {column} {wrong}: {remedy}")
+    return ValueError(f"{SHEET}!{row.cell_addresses[column]}: {column} {wrong}: {remedy}")

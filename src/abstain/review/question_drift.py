@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import uniform
+from abstain.data.store.splits import hash_to_unit_interval
 from abstain.review.candidates import stream_interactions
 
 NEIGHBOURS = 5
@@ -30,7 +30,7 @@ class QuestionEncoder(Protocol):
     def encode(self, texts: Sequence[str], /) -> NDArray[np.float32]: ...
 
 
-def drift(
+def measure_question_drift(
     store: DataStore, asked: Collection[str], trained_on: Collection[str], encoder: QuestionEncoder, seed: int
 ) -> pd.Series:
     """`compute_nearest_distances` of the questions of `asked` from those of `trained_on`, both ids, by interaction; at most `COMPARED`.
@@ -38,7 +38,8 @@ def drift(
     If there are more, those compared are sampled by separate random numbers (docs/decisions/052).
     """
     drawn = [
-        nsmallest(COMPARED, ids, key=lambda key: uniform(seed, f"review drift/{key}")) for ids in (asked, trained_on)
+        nsmallest(COMPARED, ids, key=lambda key: hash_to_unit_interval(seed, f"review drift/{key}"))
+        for ids in (asked, trained_on)
     ]
     questions = {row.interaction_id: row.question for row in stream_interactions(store, set().union(*drawn))}
     compared, known = ([key for key in ids if key in questions] for ids in drawn)

@@ -16,7 +16,7 @@ import pandas as pd
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.data.store.splits import uniform
+from abstain.data.store.splits import hash_to_unit_interval
 
 SelectionReason = Literal["random", "uncertain", "drift"]
 
@@ -44,11 +44,11 @@ class ReviewDesign:
 
     rows: pd.DataFrame
     strata: tuple[str, ...]
-    overflow: int
-    short: int
+    n_extra: int
+    n_missing: int
 
 
-def draw(
+def draw_sample(
     frame: pd.DataFrame,
     size: int,
     random_share: float,
@@ -78,7 +78,7 @@ def draw(
     certainly = size - max(1, round(size * random_share))
     certain = _select_certain(frame, certainly, threshold)
     counted = min(int(_were_certain(frame).sum()), certainly)
-    rest = frame[_open(frame) & ~frame.index.isin(certain.index)]
+    rest = frame[_is_available(frame) & ~frame.index.isin(certain.index)]
     drawn, strata, overflow, short = _draw(rest, size - counted - len(certain), withheld_share, seed)
     rows = pd.concat([certain, drawn])
     rows["reviewed"] = frame.loc[rows.index, "reviewed"]
@@ -113,7 +113,7 @@ def _select_certain(frame: pd.DataFrame, size: int, threshold: float | None) -> 
     """Rows to take with certainty, besides earlier ones: half the least confident, half the most drifted."""
     taken: dict[str, SelectionReason] = {}
     if threshold is not None:
-        free = frame[_open(frame)]
+        free = frame[_is_available(frame)]
         size -= int(_were_certain(frame).sum())
         unsure = (free["confidence"] - threshold).abs().dropna().sort_values(kind="stable").index
         drifted = free["drift"].dropna().sort_values(ascending=False, kind="stable").index
@@ -129,7 +129,7 @@ def _select_certain(frame: pd.DataFrame, size: int, threshold: float | None) -> 
     return _rows(pd.Index(list(taken)), list(taken.values()), 1, 1, 0.0)
 
 
-def _open(frame: pd.DataFrame) -> pd.Series:
+def _is_available(frame: pd.DataFrame) -> pd.Series:
     """Rows that may be sampled: not reviewed yet, or sampled and reviewed before."""
     return ~frame["reviewed"] | (frame["queued"] & (frame["recorded_probability"] < 1))
 
@@ -138,7 +138,7 @@ def _were_certain(frame: pd.DataFrame) -> pd.Series:
     return frame["queued"] & (frame["recorded_probability"] == 1)
 
 
-def _withheld(frame: pd.DataFrame) -> np.ndarray:
+def _is_withheld(frame: pd.DataFrame) -> np.ndarray:
     return (frame["decision"] == "withheld").to_numpy(bool)
 
 
@@ -149,7 +149,7 @@ def _draw(
     how many fewer are withheld answers than `withheld_share` of `size`, because there are no more."""
     if rest.empty or size < 1:
         return _rows(pd.Index([]), [], 1, 1, 0.0), STRATA, 0, 0
-    withheld = _withheld(rest)
+    withheld = _is_withheld(rest)
     asked = round(size * withheld_share)
     # Every other row needs a chance, too, so one row is left for each other decision.
     least = max(0, min(asked, int(withheld.sum()), size - rest.loc[~withheld, "decision"].nunique(dropna=False)))
@@ -205,4 +205,4 @@ def _rows(
 
 def _permanent(ids: pd.Index, seed: int) -> np.ndarray:
     """The permanent random number of a row, in [0, 1): salted, so that it is independent of the row's split."""
-    return np.array([uniform(seed, f"review queue/{key}") for key in ids], dtype=float)
+    return np.array([hash_to_unit_interval(seed, f"review queue/{key}") for key in ids], dtype=float)

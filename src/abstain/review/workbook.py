@@ -25,7 +25,7 @@ from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.datavalidation import DataValidation
 
 from abstain.core.codes import Code
-from abstain.core.contracts import VERDICTS, Context, Interaction, Review
+from abstain.core.contracts import CRITERIA, Context, Interaction, Review
 from abstain.core.errors import AbstainError
 
 SHEET, EXPORT_SHEET, KEY, SEAL = "reviews", "export", "interaction_id", "seal"
@@ -40,7 +40,7 @@ SAMPLED_COLUMNS = {
     "inclusion_probability": 12,
 }
 """The columns of the export, and the width of each in characters. These cells are locked."""
-REVIEWER_COLUMNS = {**dict.fromkeys(VERDICTS, 10), "ideal_answer": 50, "reviewer": 14, "reviewed_at": 22}
+REVIEWER_COLUMNS = {**dict.fromkeys(CRITERIA, 10), "ideal_answer": 50, "reviewer": 14, "reviewed_at": 22}
 COLUMNS = SAMPLED_COLUMNS | REVIEWER_COLUMNS
 
 MAX_CELL = 32_767
@@ -65,15 +65,15 @@ _LIKE_A_CHUNK = re.compile(rf"({_BREAK})(?=\\*{_NUMBER})")
 class ReviewRow:
     """A row of the sheet `reviews`.
 
-    `number` is the row number in the spreadsheet. `cells` is the text of each of `COLUMNS`, `places` its cell, as in
-    J6. `refused` names a cell for which the row is refused, with the remedy; None where there is none. `seal` is what
-    its export has.
+    `number` is the row number in the spreadsheet. `cells` is the text of each of `COLUMNS`, `cell_addresses` its cell,
+    as in J6. `problem` names a cell for which the row is refused, with the remedy; None where there is none. `seal` is
+    what its export has.
     """
 
     number: int
     cells: Mapping[str, str]
-    places: Mapping[str, str]
-    refused: str | None
+    cell_addresses: Mapping[str, str]
+    problem: str | None
     seal: str
 
 
@@ -148,13 +148,13 @@ def check_seals(rows: Sequence[ReviewRow], key: bytes) -> list[ReviewRow]:
     Raises `AbstainError` where no row was: then the key is another one.
     """
     sealed = [hmac.compare_digest(row.seal.encode(), _seal(row.cells, key).encode()) for row in rows]
-    if rows and not any(sealed) and not all(row.refused for row in rows):
+    if rows and not any(sealed) and not all(row.problem for row in rows):
         raise AbstainError(
             Code.WRONG_FORMAT,
             "no row of this review file was exported with this home's key: import it where it was exported, or set "
             "ABSTAIN_USER_KEY to that home's user.key, or export again",
         )
-    return [row if is_sealed or row.refused else _unsealed(row) for row, is_sealed in zip(rows, sealed, strict=True)]
+    return [row if is_sealed or row.problem else _unsealed(row) for row, is_sealed in zip(rows, sealed, strict=True)]
 
 
 def to_bytes(book: Workbook) -> bytes:
@@ -164,8 +164,8 @@ def to_bytes(book: Workbook) -> bytes:
     return out.getvalue()
 
 
-def sampled_cells(interaction: Interaction, why: str, drawn: int, of: int) -> dict[str, str]:
-    """The texts of `SAMPLED_COLUMNS` for an interaction that was sampled as one of `drawn` of `of`."""
+def sampled_cells(interaction: Interaction, reason: str, n_sampled: int, n_population: int) -> dict[str, str]:
+    """The texts of `SAMPLED_COLUMNS` for an interaction that was sampled as one of `n_sampled` of `n_population`."""
     return {
         "interaction_id": interaction.interaction_id,
         "question": interaction.question,
@@ -173,8 +173,8 @@ def sampled_cells(interaction: Interaction, why: str, drawn: int, of: int) -> di
         "contexts": write_contexts(interaction.contexts),
         "product": interaction.product or "",
         "line_of_business": interaction.line_of_business or "",
-        "why": why,
-        "inclusion_probability": f"{drawn} of {of}",
+        "why": reason,
+        "inclusion_probability": f"{n_sampled} of {n_population}",
     }
 
 
@@ -183,7 +183,7 @@ def reviewer_cells(review: Review | None) -> dict[str, str]:
     if review is None:
         return dict.fromkeys(REVIEWER_COLUMNS, "")
     return {
-        **{name: "yes" if getattr(review, name) else "no" for name in VERDICTS},
+        **{name: "yes" if getattr(review, name) else "no" for name in CRITERIA},
         "ideal_answer": review.ideal_answer or "",
         "reviewer": review.reviewer,
         "reviewed_at": write_moment(review.reviewed_at),
@@ -216,7 +216,7 @@ def to_cell(text: str) -> str:
     return units[: 2 * (MAX_CELL - len(note))].decode("utf-16-le", "ignore") + note
 
 
-def fits(text: str) -> bool:
+def fits_in_cell(text: str) -> bool:
     """Whether a cell holds the whole of `text`."""
     return from_cell(to_cell(text)) == text
 
@@ -232,7 +232,7 @@ def write_text(cell: Cell, text: str, locked: bool = False) -> None:
     A locked text may be cut. Raises `AbstainError` for any other that does not fit, because it is read back.
     """
     cell.value = to_cell(text) or None
-    if not locked and not fits(text):
+    if not locked and not fits_in_cell(text):
         raise AbstainError(
             Code.INVALID_ROW, f"'{text[:40]}...' is longer than the {MAX_CELL:,} characters of a cell: shorten it"
         )
@@ -278,7 +278,7 @@ def _text(cell: Cell) -> str:
 
 
 def _unsealed(row: ReviewRow) -> ReviewRow:
-    place = f"{SHEET}!{row.places['inclusion_probability']}: inclusion_probability"
+    place = f"{SHEET}!{row.cell_addresses['inclusion_probability']}: inclusion_probability"
     return replace(row, refused=f"{place} is not as this home drew it: copy the verdict into a fresh export")
 
 

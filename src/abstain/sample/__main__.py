@@ -37,5 +37,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except AbstainError as error:
-        print(f"error {error.coded}", file=sys.stderr)
+        print(f"error {error.message_with_code}", file=sys.stderr)
         raise SystemExit(1) from None

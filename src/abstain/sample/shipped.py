@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from abstain.config.template import template
-from abstain.config.yaml_editor import edit, parse
+from abstain.config.yaml_editor import parse_yaml, update_yaml
 from abstain.core import paths
 from abstain.release.registry import Registry
 
@@ -30,7 +30,7 @@ MARK = "# As shipped, with the sample: `abstain init` writes this file for a pro
 
 def shipped_files() -> dict[Path, str]:
     """The state that is shipped, by path in the project."""
-    params = edit(template("params.yaml"), parse(_sample("params.yaml")))
+    params = update_yaml(template("params.yaml"), parse_yaml(_sample("params.yaml")))
     return {
         paths.PARAMS: MARK + params,
         paths.SOURCES: MARK + template("sources.yaml"),

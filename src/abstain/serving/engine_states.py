@@ -28,7 +28,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.tokenization import EncodedPrompt
 from abstain.llm.features.extraction import UnreadableInteraction
 from abstain.serving.feature_spec import FeatureSpec
-from abstain.serving.state_files import read_and_delete, too_large
+from abstain.serving.state_files import make_too_large_error, read_and_delete
 
 Engine = Literal["vllm", "sglang", "transformers"]
 NonNegative = Annotated[int, Field(strict=True, ge=0)]
@@ -139,13 +139,13 @@ def parse_embedded_request(content: bytes) -> dict[str, Any]:
 
 def _decoded(text: str, limit_bytes: int) -> bytes:
     if len(text) * 3 // 4 > limit_bytes + 2:  # of padding
-        raise too_large("the states", limit_bytes)
+        raise make_too_large_error("the states", limit_bytes)
     try:
         content = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise AbstainError(Code.WRONG_FORMAT, "states.safetensors is no base64: encode the file's bytes") from None
     if len(content) > limit_bytes:
-        raise too_large("the states", limit_bytes)
+        raise make_too_large_error("the states", limit_bytes)
     return content
 
 
@@ -220,7 +220,7 @@ def _answer(
         )
     if tokens is not None:
         _compare(ids[:start], ids[start:end], spec, tokens)
-    elif _holds(ids[start:end], end_ids):
+    elif _contains_sequence(ids[start:end], end_ids):
         _refuse(f"what ends an answer stands within it: of {len(ids)} tokens more than {start} are the prompt")
     elif not ended and described.finish_reason != "stop":
         _refuse(
@@ -250,7 +250,7 @@ def _compare(prompt: Sequence[int], answer: Sequence[int], spec: FeatureSpec, to
         )
 
 
-def _holds(ids: Sequence[int], part: Sequence[int]) -> bool:
+def _contains_sequence(ids: Sequence[int], part: Sequence[int]) -> bool:
     return bool(part) and any(list(ids[at : at + len(part)]) == list(part) for at in range(len(ids)))
 
 

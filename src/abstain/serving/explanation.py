@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.requests import NLL, cut_to_operation
 from abstain.llm.engine.tokenization import TOKENIZER_LOCK, encode_prompt
 from abstain.llm.features.extraction import FeatureSource, PreparedRequest
-from abstain.llm.signals.base import Answers
+from abstain.llm.signals.base import FeatureBatch
 from abstain.serving.decision import Decision
 from abstain.serving.predictor import Predictor
 
@@ -40,7 +40,7 @@ class Explanation:
     tokens: Sequence[AnswerToken] = ()
 
 
-def explain(predictor: Predictor, decision: Decision, answers: Answers | None) -> Explanation:
+def explain(predictor: Predictor, decision: Decision, answers: FeatureBatch | None) -> Explanation:
     """What led to `decision`. `answers`: the answer with what was read of it; None where it was not read."""
     if answers is None:
         return Explanation(decision)
@@ -49,23 +49,29 @@ def explain(predictor: Predictor, decision: Decision, answers: Answers | None) -
     return Explanation(decision, known, _tokens(predictor.reader.sources, answers))
 
 
-def _tokens(sources: Sequence[FeatureSource], answers: Answers) -> list[AnswerToken]:
+def _tokens(sources: Sequence[FeatureSource], answers: FeatureBatch) -> list[AnswerToken]:
     """The answer's tokens by the first reading that has their surprise after the whole prompt."""
     for source in sources:
-        wanted, ask = source.wanted, source.ask
-        if isinstance(ask, NLL) and "answer" in ask.segments and (wanted.prompt, wanted.chunks) == ("answered", None):
-            prepared, result = source.prepare(answers.interactions[0]), answers.results[wanted][0]
+        wanted, ask = source.feature_request, source.operation
+        if (
+            isinstance(ask, NLL)
+            and "answer" in ask.segments
+            and (wanted.prompt_kind, wanted.chunks) == ("answered", None)
+        ):
+            prepared, result = source.prepare(answers.interactions[0]), answers.features[wanted][0]
             if isinstance(prepared, PreparedRequest) and result is not None:
-                return _pieces(source, prepared, ask, result)
+                return _make_answer_tokens(source, prepared, ask, result)
     return []
 
 
-def _pieces(source: FeatureSource, prepared: PreparedRequest, ask: NLL, surprise: Tensor) -> list[AnswerToken]:
+def _make_answer_tokens(
+    source: FeatureSource, prepared: PreparedRequest, ask: NLL, surprise: Tensor
+) -> list[AnswerToken]:
     """Args: surprise: (tokens, 2), the result of `ask`."""
-    tokenizer = load_tokenizer(resolve(source.params.model, source.settings))
+    tokenizer = load_tokenizer(find_model(source.params.model, source.settings))
     if not tokenizer.is_fast:  # only these say where in the text a token is
         return []
-    pass_ = cut_to_operation(prepared.request.pass_, ask)
+    pass_ = cut_to_operation(prepared.request.prompt, ask)
     text = next(segment.text for segment in pass_ if segment.name == "answer")
     encoded = encode_prompt(tokenizer, pass_)
     first, end = encoded.spans["answer"]
@@ -76,10 +82,10 @@ def _pieces(source: FeatureSource, prepared: PreparedRequest, ask: NLL, surprise
     ends = [stop for _, stop in found["offset_mapping"]]
     if len(ends) != len(log_probabilities):
         return []
-    return _joined(text, ends, log_probabilities)
+    return _merge_tokens(text, ends, log_probabilities)
 
 
-def _joined(text: str, ends: Sequence[int], log_probabilities: Sequence[float]) -> list[AnswerToken]:
+def _merge_tokens(text: str, ends: Sequence[int], log_probabilities: Sequence[float]) -> list[AnswerToken]:
     """The pieces of `text` up to each of `ends`; tokens that end at the same character are one piece."""
     pieces: list[AnswerToken] = []
     at, total = 0, 0.0

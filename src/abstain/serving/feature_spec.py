@@ -10,7 +10,7 @@ from pydantic import Field
 
 from abstain.config.settings import Settings
 from abstain.core.contracts import Row
-from abstain.llm.engine.loading import load_tokenizer, read_layer_count, resolve
+from abstain.llm.engine.loading import find_model, load_tokenizer, read_layer_count
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import EOS, NLL, HiddenStates, Site, get_chosen_layer
 from abstain.llm.engine.tokenization import encode_prompt
@@ -35,9 +35,9 @@ class FeatureSpec(Row):
     needs: tuple[str, ...]
 
     @classmethod
-    def of(cls, scorer: LiveScorer, settings: Settings) -> FeatureSpec:
+    def from_scorer(cls, scorer: LiveScorer, settings: Settings) -> FeatureSpec:
         """The specification of `scorer`. Raises `AbstainError` where its base model is not on this machine."""
-        llm, ref = scorer.llm, resolve(scorer.llm.model, settings)
+        llm, ref = scorer.llm, find_model(scorer.llm.model, settings)
         layer, depth, tokenizer = get_chosen_layer(llm), read_layer_count(ref), load_tokenizer(ref)
         end = tuple(segment for segment in load_layout(llm.layout).render("", [], "") if segment.name == EOS)
         known = end if not any(segment.eos and tokenizer.eos_token_id is None for segment in end) else ()
@@ -51,19 +51,19 @@ class FeatureSpec(Row):
             includes_eos=llm.includes_eos,
             eos_tokens=tuple(encode_prompt(tokenizer, known).ids),
             eos_text="".join(tokenizer.eos_token if segment.eos else segment.text for segment in known),
-            width=scorer.head.width,
-            needs=tuple(dict.fromkeys(map(describe_feature_request, scorer.readings))),
+            width=scorer.probe.width,
+            needs=tuple(dict.fromkeys(map(describe_feature_request, scorer.requires))),
         )
 
     @cached_property
     def digest(self) -> str:
         """12 hex digits that are equal for equal specifications."""
-        return hashlib.sha256(self.canonical().encode()).hexdigest()[:12]
+        return hashlib.sha256(self.to_json_line().encode()).hexdigest()[:12]
 
 
 def describe_feature_request(reading: FeatureRequest) -> str:
     """What `reading` gives, such as "the NLLs of the answer, without context"."""
-    ask = reading.ask
+    ask = reading.operation
     assert isinstance(ask, HiddenStates | NLL)  # no other scorer is served
     if isinstance(ask, HiddenStates):
         what = "the hidden states of the answer" + (" and of EOS" if ask.includes_eos else "")

@@ -28,7 +28,7 @@ from abstain.llm.features.extraction import FeatureSource, PreparedRequest
 from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.shard_job import row_key
 
-WAITING = 256
+MAX_QUEUED = 256
 """The most answers whose results wait in memory."""
 LOG_DELAY_S = 2.0
 """A decision is in the log by then."""
@@ -67,11 +67,11 @@ class FeatureCacheWriter:
         self._ended.set()
         self._thread.join()
 
-    def keep(self, interaction_id: str, source: FeatureSource, key: str, result: Tensor) -> None:
+    def add(self, interaction_id: str, source: FeatureSource, key: str, result: Tensor) -> None:
         """Take a result of an answer that is being decided about. It neither waits nor fails."""
         with self._lock:
             if interaction_id not in self._waiting:
-                if len(self._waiting) >= WAITING:
+                if len(self._waiting) >= MAX_QUEUED:
                     self.counts["dropped"] += 1
                     return
                 if not self._is_within_day():
@@ -101,11 +101,11 @@ class FeatureCacheWriter:
         try:
             rows, written = self._rows(taken)
             for source, of_source in rows.values():
-                write_rows(FileStore(source.settings.features), source.space(), of_source)
+                write_rows(FileStore(source.settings.features), source.get_namespace(), of_source)
             self.counts.update(written=written, left_out=len(taken) - written)
         except AbstainError as error:  # the log or the cache is away: decisions go on
             self.counts["dropped"] += len(taken)
-            _log.warning("what was read for %d decisions is not kept: %s", len(taken), error.coded)
+            _log.warning("what was read for %d decisions is not kept: %s", len(taken), error.message_with_code)
 
     def _rows(
         self, taken: Mapping[str, _QueuedFeatures]
@@ -118,6 +118,6 @@ class FeatureCacheWriter:
             for source, key, result in taken[interaction_id].results:
                 prepared = source.prepare(text)
                 if isinstance(prepared, PreparedRequest) and row_key(prepared.request) == key:
-                    rows.setdefault(source.space(), (source, {}))[1][key] = result
+                    rows.setdefault(source.get_namespace(), (source, {}))[1][key] = result
                     found.add(interaction_id)
         return rows, len(found)

@@ -27,7 +27,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import EncodedPrompt
 from abstain.llm.features.extraction import UnreadableInteraction
-from abstain.llm.signals.base import Answers
+from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.compute_features import OnComputed, ProvidedFeatures
 from abstain.serving.decision import Decision
 from abstain.serving.explanation import Explanation, explain
@@ -52,7 +52,7 @@ class DecisionInput:
     """
 
     interaction_id: str
-    row: Interaction | None
+    interaction: Interaction | None
     no_context: bool = False
     states: Tensor | None = None
     log_probs: AnswerLogProbs | None = None
@@ -71,7 +71,7 @@ class ScoredAnswer:
     """A decision, and the answer with what was read of it, for a shadow (serving/api/shadow.py); None: nothing was."""
 
     decision: Decision
-    answers: Answers | None = None
+    answers: FeatureBatch | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Gate:
             )
         settings = settings or load_settings()
         predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings, keep)
-        return cls(predictor, FeatureSpec.of(predictor.scorer, settings), on_unavailable)
+        return cls(predictor, FeatureSpec.from_scorer(predictor.scorer, settings), on_unavailable)
 
     @property
     def version(self) -> str:
@@ -140,19 +140,19 @@ class Gate:
             raise AbstainError(Code.USAGE, "a question and its answer go together: give both, or states alone")
         row = None
         if question is not None and answer is not None:
-            row = interaction(question, contexts, answer, interaction_id)
+            row = make_interaction(question, contexts, answer, interaction_id)
         key = row.interaction_id if row else interaction_id or make_interaction_id()
-        log_probs = None if response is None else self.log_probs(response, row)
+        log_probs = None if response is None else self.parse_log_probs(response, row)
         (decision,) = self.decide_all([DecisionInput(key, row, no_context, states, log_probs)])
         return decision
 
-    def log_probs(self, response: Mapping[str, Any], row: Interaction | None) -> AnswerLogProbs:
+    def parse_log_probs(self, response: Mapping[str, Any], row: Interaction | None) -> AnswerLogProbs:
         """The log-probabilities in `response`. Raises `AbstainError` where they are not of this answer."""
-        return parse_log_probs(response, self.spec, row.answer if row else None, self.tokens(row) if row else None)
+        return parse_log_probs(response, self.spec, row.answer if row else None, self.encode(row) if row else None)
 
-    def tokens(self, row: Interaction) -> EncodedPrompt:
+    def encode(self, row: Interaction) -> EncodedPrompt:
         """The tokens that the base model reads of `row`. Raises `AbstainError` where it cannot read it."""
-        found = self.predictor.source.tokens(row)
+        found = self.predictor.source.encode(row)
         if isinstance(found, UnreadableInteraction):
             raise AbstainError(Code.TOO_LONG, found.reason)
         return found
@@ -180,7 +180,7 @@ class Gate:
         Raises:
             AbstainError: States and log-probabilities are of different numbers of tokens.
         """
-        key, row = decision_input.interaction_id, decision_input.row
+        key, row = decision_input.interaction_id, decision_input.interaction
         if row is not None and self.is_context_missing(row, decision_input.no_context):
             return ScoredAnswer(self.decide_without_context(key))
         given = build_provided_features(self.predictor.scorer, row, decision_input.states, decision_input.log_probs)
@@ -195,9 +195,9 @@ class Gate:
     def score_with_model(self, unread: Sequence[UnreadAnswer]) -> list[ScoredAnswer]:
         """The decisions about answers that the base model reads together, in order, with what was read of each."""
         read = self.predictor.reader.read([each.row for each in unread], [each.given for each in unread])
-        decisions = self.predictor.score_answers(read.answers, read.unreadable, read.forward_tokens)
+        decisions = self.predictor.score_answers(read.batch, read.unreadable, read.forward_tokens)
         return [
-            ScoredAnswer(self.apply_policy(decision), None if unreadable else read.answers.take([number]))
+            ScoredAnswer(self.apply_policy(decision), None if unreadable else read.batch.take([number]))
             for number, (decision, unreadable) in enumerate(zip(decisions, read.unreadable, strict=True))
         ]
 
@@ -208,7 +208,7 @@ class Gate:
 
     def is_context_missing(self, asked: Interaction | Question, no_context: bool) -> bool:
         """Whether nothing was retrieved for `asked`, where the prompt has a place for it and that is not meant."""
-        if no_context or asked.contexts or not self.predictor.scorer.readings:
+        if no_context or asked.contexts or not self.predictor.scorer.requires:
             return False
         return load_layout(self.predictor.source.params.layout).takes_contexts
 
@@ -226,19 +226,19 @@ class Gate:
     def apply_policy(self, decision: Decision) -> Decision:
         """`decision`, `unavailable` where this version guarantees nothing, with what is done with such answers."""
         decision = replace(decision, feature_spec=self.spec.digest)
-        if decision.decision != "unavailable" and not self.predictor.guaranteed:
+        if decision.decision != "unavailable" and not self.predictor.has_guarantee:
             reason = f"{Code.NO_THRESHOLD}: version {self.version} has no guarantee: {self.predictor.guarantee}"
             decision = replace(decision, decision="unavailable", reason=decision.reason or reason)
         if decision.decision == "unavailable":
             decision = replace(decision, show=self.on_unavailable == "show")
         return decision
 
-    def warm(self) -> None:
+    def warm_up(self) -> None:
         """Load the base model and run every part once, so that the first request is not the slowest."""
         self.decide("Is this read?", ["Yes."], "Yes.")
 
 
-def interaction(
+def make_interaction(
     question: str, contexts: Sequence[str | Context], answer: str, interaction_id: str | None = None
 ) -> Interaction:
     """An answered question from its texts. Raises pydantic's `ValidationError` for an empty one."""

@@ -27,7 +27,7 @@ from abstain.serving.decision import Decision
 from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer
 from abstain.serving.predictor import Predictor
 
-EMPTY = "the base model gave no answer"
+EMPTY_ANSWER_REASON = "the base model gave no answer"
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ def generate_answers(
     """
     predictor = gate.predictor
     source, engine = predictor.source, predictor.source.engine()
-    assert isinstance(source.ask, HiddenStates)  # the input of a probe
+    assert isinstance(source.operation, HiddenStates)  # the input of a probe
     by_states = predictor.scorer.kind == "probe"
-    ask = replace(ask, samples=1, states=source.ask if by_states else None)
+    ask = replace(ask, samples=1, states=source.operation if by_states else None)
     refused: dict[int, Decision] = {}
     requests: dict[str, Request] = {}
     for number, question in enumerate(questions):
@@ -92,7 +92,7 @@ def generate_answers(
     results = {int(key): result[0] for key, result in engine.run(requests, listen) if isinstance(result, list)}
     generated = {number: result for number, result in results.items() if result.text}
     for number in results.keys() - generated.keys():
-        refused[number] = _refuse(gate, questions[number], Code.NOTHING_TO_SCORE, EMPTY)
+        refused[number] = _refuse(gate, questions[number], Code.NOTHING_TO_SCORE, EMPTY_ANSWER_REASON)
     states = _states_of(predictor, requests, generated) if by_states else {}
     rows = {number: _interaction(questions[number], result.text, predictor) for number, result in generated.items()}
     inputs = [DecisionInput(row.interaction_id, row, no_context, states.get(number)) for number, row in rows.items()]
@@ -102,7 +102,7 @@ def generate_answers(
 
 
 def _refuse(gate: Gate, question: Question, code: Code, reason: str) -> Decision:
-    return gate.apply_policy(gate.predictor.refuse(question.interaction_id, code, reason))
+    return gate.apply_policy(gate.predictor.make_abstain_decision(question.interaction_id, code, reason))
 
 
 def _states_of(
@@ -113,7 +113,9 @@ def _states_of(
     states = {number: _states(result, requests[str(number)]) for number, result in generated.items()}
     again = {
         str(number): Request(
-            source.append_answer(requests[str(number)].pass_, result.text), source.ask, requests[str(number)].name
+            source.append_answer(requests[str(number)].prompt, result.text),
+            source.operation,
+            requests[str(number)].name,
         )
         for number, result in generated.items()
         if not _retokenizes_equally(engine.loaded.tokenizer, source.append_answer((), result.text)[:1], result)

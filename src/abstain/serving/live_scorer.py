@@ -25,8 +25,8 @@ from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.llm.engine.loading import pin_revision
 from abstain.llm.engine.requests import make_probe_operation
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import Answers
-from abstain.llm.signals.likelihood import SIGNALS
+from abstain.llm.signals.base import FeatureBatch
+from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
 from abstain.llm.signals.writer import WriterScores
 
 
@@ -36,22 +36,22 @@ class ScorerComponent(Protocol):
     @property
     def readings(self) -> tuple[FeatureRequest, ...]: ...
 
-    def score(self, answers: Answers) -> np.ndarray: ...
+    def score(self, answers: FeatureBatch) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
 class ExportedProbe:
-    """The probe as a scorer of `Answers`; `reading` is that of its states."""
+    """The probe as a scorer of `FeatureBatch`; `reading` is that of its states."""
 
     onnx: OnnxProbe
-    reading: FeatureRequest
+    states_request: FeatureRequest
 
     @property
     def readings(self) -> tuple[FeatureRequest, ...]:
-        return (self.reading,)
+        return (self.states_request,)
 
-    def score(self, answers: Answers) -> np.ndarray:
-        rows = answers.results[self.reading]
+    def score(self, answers: FeatureBatch) -> np.ndarray:
+        rows = answers.features[self.states_request]
         scores = np.full(len(answers), np.nan)
         known = [at for at, row in enumerate(rows) if row is not None]
         scores[known] = self.onnx.confidence([row.float() for row in rows if row is not None])
@@ -66,8 +66,8 @@ class WriterScorer:
     writer: WriterScores
     readings: tuple[FeatureRequest, ...] = ()
 
-    def score(self, answers: Answers) -> np.ndarray:
-        inputs, known = self.writer.inputs(answers)
+    def score(self, answers: FeatureBatch) -> np.ndarray:
+        inputs, known = self.writer.build_inputs(answers)
         return np.where(known, self.onnx.confidence(inputs), np.nan)
 
 
@@ -76,14 +76,14 @@ class FusedScorer:
     """A fusion of `parts`, by name, in the order of its ONNX file's inputs."""
 
     onnx: OnnxLogistic
-    parts: Mapping[str, ScorerComponent]
+    components: Mapping[str, ScorerComponent]
 
     @property
     def readings(self) -> tuple[FeatureRequest, ...]:
-        return tuple(dict.fromkeys(reading for part in self.parts.values() for reading in part.readings))
+        return tuple(dict.fromkeys(reading for part in self.components.values() for reading in part.readings))
 
-    def score(self, answers: Answers) -> np.ndarray:
-        scores = np.column_stack([part.score(answers) for part in self.parts.values()])
+    def score(self, answers: FeatureBatch) -> np.ndarray:
+        scores = np.column_stack([part.score(answers) for part in self.components.values()])
         return self.onnx.confidence(scores)
 
 
@@ -96,7 +96,7 @@ class LiveScorer:
         forward_tokens: what that reads for an answer, in the mean of those that it was trained on; None is not known.
     """
 
-    head: OnnxProbe
+    probe: OnnxProbe
     metadata: Mapping[str, str]
     llm: LLMParams
     name: str
@@ -124,7 +124,7 @@ class LiveScorer:
             parts = _ComponentLoader(
                 head, llm, file.parent / paths.ONNX_PARTS.name, described["kinds"], described["sha256"]
             )
-            scorer, kind = parts.part(name), described["kinds"][name]
+            scorer, kind = parts.load(name), described["kinds"][name]
         except (KeyError, TypeError, ValueError):
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} carries no complete metadata: export it with this project"
@@ -132,32 +132,32 @@ class LiveScorer:
         return cls(head, metadata, llm, name, kind, tokens, scorer)
 
     @property
-    def parts(self) -> tuple[ScorerComponent, ...]:
+    def components(self) -> tuple[ScorerComponent, ...]:
         """The parts of a fusion; any other scorer is its only one."""
-        return tuple(self.scorer.parts.values()) if isinstance(self.scorer, FusedScorer) else (self.scorer,)
+        return tuple(self.scorer.components.values()) if isinstance(self.scorer, FusedScorer) else (self.scorer,)
 
     @property
     def writer(self) -> WriterScores | None:
         """The ranks of the writer's scores, where these are all or a part of the scorer."""
-        return next((part.writer for part in self.parts if isinstance(part, WriterScorer)), None)
+        return next((part.writer for part in self.components if isinstance(part, WriterScorer)), None)
 
     @property
-    def readings(self) -> tuple[FeatureRequest, ...]:
+    def requires(self) -> tuple[FeatureRequest, ...]:
         """What the base model is asked for an answer: nothing by the writer's scores."""
         return self.scorer.readings
 
     @property
-    def signals(self) -> tuple[str, ...]:
+    def component_names(self) -> tuple[str, ...]:
         """The names of the parts of a fusion; of another scorer, its own."""
-        return tuple(self.scorer.parts) if isinstance(self.scorer, FusedScorer) else (self.name,)
+        return tuple(self.scorer.components) if isinstance(self.scorer, FusedScorer) else (self.name,)
 
-    def score(self, answers: Answers) -> np.ndarray:
+    def score(self, answers: FeatureBatch) -> np.ndarray:
         """Confidences, float64 (rows,); nan where there is none."""
         return np.asarray(self.scorer.score(answers), float)
 
-    def score_components(self, answers: Answers) -> dict[str, np.ndarray]:
+    def score_components(self, answers: FeatureBatch) -> dict[str, np.ndarray]:
         """The scores of each of `signals`, float64 (rows,); nan where it has none."""
-        named = zip(self.signals, self.parts, strict=True)
+        named = zip(self.component_names, self.components, strict=True)
         return {name: np.asarray(part.score(answers), float) for name, part in named}
 
 
@@ -171,12 +171,12 @@ class _ComponentLoader:
     kinds: Mapping[str, ServableKind]
     sha256: Mapping[str, str]
 
-    def part(self, name: str) -> ScorerComponent:
+    def load(self, name: str) -> ScorerComponent:
         kind = self.kinds[name]
         if kind == "probe":
             return ExportedProbe(self.head, FeatureRequest(make_probe_operation(self.llm)))
         if kind == "log_prob":
-            return {one.name: one for one in SIGNALS}[name]
+            return {one.name: one for one in LIKELIHOOD_SIGNALS}[name]
         content = self._read(name)
         if kind == "regressor":
             from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
@@ -185,8 +185,8 @@ class _ComponentLoader:
             return NllRegressor(OnnxRegressor(content), self.llm.layout)
         onnx = OnnxLogistic(content)
         if kind == "writer":
-            return WriterScorer(onnx, WriterScores.from_dict(onnx.described))
-        return FusedScorer(onnx, {of: self.part(of) for of in onnx.described["names"]})
+            return WriterScorer(onnx, WriterScores.from_dict(onnx.metadata))
+        return FusedScorer(onnx, {of: self.load(of) for of in onnx.metadata["names"]})
 
     def _read(self, name: str) -> bytes:
         file = self.folder / f"{name}.onnx"

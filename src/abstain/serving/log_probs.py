@@ -28,14 +28,14 @@ Token = tuple[str, float]
 
 @dataclass(frozen=True)
 class AnswerLogProbs:
-    """`of_tokens`: the log-probabilities of the answer's tokens; `of_eos`: that of what ends it, None if not given."""
+    """`token_log_probs`: the log-probabilities of the answer's tokens; `eos_log_prob`: that of what ends it, None if not given."""
 
-    of_tokens: tuple[float, ...]
-    of_eos: float | None
+    token_log_probs: tuple[float, ...]
+    eos_log_prob: float | None
 
-    def surprise(self) -> Tensor:
+    def to_nll_and_entropy(self) -> Tensor:
         """NLL and entropy of the answer's tokens and of EOS, (tokens + 1, 2), float32; nan where not known."""
-        nll = [-one for one in (*self.of_tokens, math.nan if self.of_eos is None else self.of_eos)]
+        nll = [-one for one in (*self.token_log_probs, math.nan if self.eos_log_prob is None else self.eos_log_prob)]
         return torch.stack([torch.tensor(nll, dtype=torch.float32), torch.full((len(nll),), math.nan)], 1)
 
 

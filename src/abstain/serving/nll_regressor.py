@@ -8,22 +8,22 @@ import numpy as np
 
 from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import Answers
-from abstain.llm.signals.context_conditions import baseline, nll_features, normal
+from abstain.llm.signals.base import FeatureBatch
+from abstain.llm.signals.context_conditions import compute_nll_table, make_baseline_requests, make_normal_requests
 
 
 @dataclass(frozen=True)
 class NllRegressor:
-    """A regressor as a scorer of `Answers`: it reads them with and without their context, under `layout`."""
+    """A regressor as a scorer of `FeatureBatch`: it reads them with and without their context, under `layout`."""
 
     onnx: OnnxRegressor
     layout: str
 
     @property
     def readings(self) -> tuple[FeatureRequest, ...]:
-        return (*normal(self.layout).values(), *baseline(self.layout).values())
+        return (*make_normal_requests(self.layout).values(), *make_baseline_requests(self.layout).values())
 
-    def score(self, answers: Answers) -> np.ndarray:
+    def score(self, answers: FeatureBatch) -> np.ndarray:
         if not len(answers):
             return np.empty(0)
-        return self.onnx.predict(nll_features(answers, self.layout))
+        return self.onnx.predict(compute_nll_table(answers, self.layout))

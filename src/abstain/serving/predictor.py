@@ -14,12 +14,12 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import Calibrator, calibrator_from_dict
-from abstain.llm.engine.loading import resolve
+from abstain.llm.engine.loading import find_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.features.extraction import FeatureSource, UnreadableInteraction
-from abstain.llm.features.feature_store import Progress
+from abstain.llm.features.feature_store import OnProgress
 from abstain.llm.features.shard_job import JobStats
-from abstain.llm.signals.base import Answers
+from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.compute_features import FeatureReader, OnComputed, compute_missing
 from abstain.serving.decision import Decision
 from abstain.serving.live_scorer import LiveScorer
@@ -37,7 +37,7 @@ class Predictor:
     reader: FeatureReader
     calibrator: Calibrator
     guarantee: str
-    guaranteed: bool
+    has_guarantee: bool
 
     @classmethod
     def open(cls, file: Path, settings: Settings, keep: OnComputed | None = None) -> Predictor:
@@ -58,7 +58,7 @@ class Predictor:
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} carries no complete metadata: export it with this project"
             ) from None
-        here = resolve(llm.model, settings).revision
+        here = find_model(llm.model, settings).revision
         if here != trained_on:
             raise AbstainError(
                 Code.VERSION_MISMATCH,
@@ -70,19 +70,19 @@ class Predictor:
                 Code.VERSION_MISMATCH,
                 f"prompt layout {llm.layout} has changed since version {version} was trained: restore it",
             )
-        reader = FeatureReader(tuple(FeatureSource(llm, settings, one) for one in scorer.readings), keep)
+        reader = FeatureReader(tuple(FeatureSource(llm, settings, one) for one in scorer.requires), keep)
         return cls(scorer, FeatureSource(llm, settings), reader, calibrator, message, guaranteed)
 
-    def score(self, interactions: Sequence[Interaction]) -> list[Decision]:
+    def decide_interactions(self, interactions: Sequence[Interaction]) -> list[Decision]:
         """Each answer's confidence beside the threshold, in order; one without any context is scored without.
 
         Whether a service may show an answer is decided by `Gate`.
         """
         read = self.reader.read(interactions)
-        return self.score_answers(read.answers, read.unreadable, read.forward_tokens)
+        return self.score_answers(read.batch, read.unreadable, read.forward_tokens)
 
     def score_answers(
-        self, answers: Answers, unreadable: Sequence[UnreadableInteraction | None], forward_tokens: Sequence[float]
+        self, answers: FeatureBatch, unreadable: Sequence[UnreadableInteraction | None], forward_tokens: Sequence[float]
     ) -> list[Decision]:
         """What `score` gives, of answers that were read.
 
@@ -96,21 +96,21 @@ class Predictor:
             answers.interactions, unreadable, forward_tokens, confidences, strict=True
         ):
             if why:
-                decision = self.refuse(row.interaction_id, Code.TOO_LONG, why.reason)
+                decision = self.make_abstain_decision(row.interaction_id, Code.TOO_LONG, why.reason)
             elif np.isnan(confidence):
                 reason = f"the scorer {self.scorer.name} has no score for this answer"
-                decision = self.refuse(row.interaction_id, Code.NOTHING_TO_SCORE, reason)
+                decision = self.make_abstain_decision(row.interaction_id, Code.NOTHING_TO_SCORE, reason)
             else:
                 decision = self.apply_threshold(row.interaction_id, float(confidence))
             decisions.append(replace(decision, forward_tokens=tokens))
         return decisions
 
     def compute_missing(
-        self, interactions: Sequence[Interaction], progress: Progress = lambda done, total: None
+        self, interactions: Sequence[Interaction], progress: OnProgress = lambda done, total: None
     ) -> JobStats:
         """Compute and cache what the scorer reads of `interactions`, where it is missing."""
         return compute_missing(
-            self.source.params, self.source.settings, [(interactions, self.scorer.readings)], progress
+            self.source.params, self.source.settings, [(interactions, self.scorer.requires)], progress
         )
 
     @property
@@ -128,7 +128,7 @@ class Predictor:
             self.scorer.metadata["version"],
             self.guarantee,
             probability=float(self.calibrator.apply(np.array([confidence]))[0]),
-            signals=self.scorer.signals,
+            signals=self.scorer.component_names,
             show=show,
         )
         if (bounds := self.calibrator.interval(np.array([confidence]))) is None:
@@ -136,7 +136,7 @@ class Predictor:
         low, high = (float(bound[0]) for bound in bounds)
         return replace(verdict, probability_low=low, probability_high=high)
 
-    def refuse(self, interaction_id: str, code: Code, reason: str) -> Decision:
+    def make_abstain_decision(self, interaction_id: str, code: Code, reason: str) -> Decision:
         """Abstain without a confidence, for `reason`, a cause of the kind `code`."""
         version, coded = self.scorer.metadata["version"], f"{code}: {reason}"
         return Decision(interaction_id, "abstain", None, self.threshold, version, self.guarantee, reason=coded)

@@ -16,7 +16,7 @@ from abstain.core.contracts import Context, ImportedInteraction, Interaction, Qu
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import parse_lines
 
-Asked = TypeVar("Asked", Question, ImportedInteraction)
+RequestRow = TypeVar("Asked", Question, ImportedInteraction)
 
 
 def read_interactions(file: Path) -> list[Interaction]:
@@ -25,7 +25,7 @@ def read_interactions(file: Path) -> list[Interaction]:
     Raises `AbstainError` naming file, line and field of the first row that is invalid or has a duplicate key, and for
     JSON that is not JSON Lines.
     """
-    return [row.split()[0] for row in _read(file, ImportedInteraction)]
+    return [row.to_rows()[0] for row in _read(file, ImportedInteraction)]
 
 
 def read_questions(file: Path) -> list[Question]:
@@ -39,7 +39,7 @@ def make_question_from_texts(question: str, contexts: list[str]) -> Question:
         return Question(interaction_id="command-line", question=question, contexts=_contexts(contexts))
 
 
-def _read(file: Path, kind: type[Asked]) -> list[Asked]:
+def _read(file: Path, kind: type[RequestRow]) -> list[RequestRow]:
     try:
         content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:

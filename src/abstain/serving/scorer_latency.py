@@ -28,8 +28,8 @@ from abstain.llm.engine.requests import HiddenStates
 from abstain.llm.features.extraction import PreparedRequest
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import FeatureStore
-from abstain.llm.signals.base import Answers
-from abstain.llm.signals.compute_features import requests_of
+from abstain.llm.signals.base import FeatureBatch
+from abstain.llm.signals.compute_features import expand_requests
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
 from abstain.serving.request_files import make_interaction_from_texts
@@ -40,13 +40,13 @@ MAX_ROWS_TRIED = 100
 """Of the project's answers, to find one that fits the base model's window."""
 
 
-def make_random_features(scorer: LiveScorer, tokens: int = TOKENS, seed: int = 0) -> Answers:
+def make_random_features(scorer: LiveScorer, tokens: int = TOKENS, seed: int = 0) -> FeatureBatch:
     """An answer with random results of every request of the live scorer; the same wherever it is made."""
     drawn = np.random.default_rng(seed)
 
     def result(reading: FeatureRequest) -> Tensor:
-        if isinstance(reading.ask, HiddenStates):
-            return torch.from_numpy(drawn.standard_normal((tokens, scorer.head.width), np.float32))
+        if isinstance(reading.operation, HiddenStates):
+            return torch.from_numpy(drawn.standard_normal((tokens, scorer.probe.width), np.float32))
         return torch.from_numpy(drawn.random((tokens, 2), np.float32) * 5)
 
     answer = make_interaction_from_texts("?", "!", [])
@@ -54,16 +54,16 @@ def make_random_features(scorer: LiveScorer, tokens: int = TOKENS, seed: int = 0
         (model, _, name), among = next(iter(scorer.writer.scores.items()))
         marks = {"writer": {name.partition(".")[2]: float(among[0])}, "token_log_probs": (float(among[0]),)}
         answer = answer.model_copy(update={"model": model, **marks})
-    return Answers([answer], {reading: [result(reading)] for reading in scorer.readings})
+    return FeatureBatch([answer], {reading: [result(reading)] for reading in scorer.requires})
 
 
-def latency_p99_ms(scorer: LiveScorer, tokens: int = TOKENS, blocks: int = 25, runs: int = 100) -> float:
+def measure_scorer_p99_ms(scorer: LiveScorer, tokens: int = TOKENS, blocks: int = 25, runs: int = 100) -> float:
     """The 99th percentile, in ms, of scoring one answer of `tokens` tokens on one core, the LLM left out."""
     answer = make_random_features(scorer, tokens)
-    return p99_ms(lambda: scorer.score(replace(answer, derived={})), blocks, runs)
+    return measure_p99_ms(lambda: scorer.score(replace(answer, derived={})), blocks, runs)
 
 
-def p99_ms(run: Callable[[], object], blocks: int = 25, runs: int = 100) -> float:
+def measure_p99_ms(run: Callable[[], object], blocks: int = 25, runs: int = 100) -> float:
     """The 99th percentile, in ms, of `run`, after a first one.
 
     Taken from the fastest of several blocks: other load on a shared machine is not the scorer's latency.
@@ -77,28 +77,28 @@ def p99_ms(run: Callable[[], object], blocks: int = 25, runs: int = 100) -> floa
     return float(np.quantile(took, 0.99, axis=1).min() * 1000)
 
 
-def base_model_ms(predictor: Predictor, rows: Iterable[Interaction]) -> float:
+def measure_base_model_ms(predictor: Predictor, rows: Iterable[Interaction]) -> float:
     """The time, in ms, in which the base model reads the first readable one of `rows`; the model is loaded before.
 
     0 where the scorer needs no pass.
     """
-    source, readings = predictor.source, predictor.scorer.readings
+    source, readings = predictor.source, predictor.scorer.requires
     row = next((row for row in rows if isinstance(source.prepare(row), PreparedRequest)), None)
     if not readings or row is None:
         return 0.0
     store, start = FeatureStore(source.params.model, source.settings), 0.0
     for _ in range(2):
-        requests = requests_of(source.params, source.settings, [([row], readings)])
+        requests = expand_requests(source.params, source.settings, [([row], readings)])
         start = time.perf_counter()
-        store.run(requests)
+        store.compute_uncached(requests)
     return 1000 * (time.perf_counter() - start)
 
 
 def _measure(file: Path) -> dict[str, float | None]:
-    p99 = latency_p99_ms(LiveScorer.open(file))
-    rows = itertools.islice(DataStore(paths.DATA).rows(Interaction), MAX_ROWS_TRIED)
+    p99 = measure_scorer_p99_ms(LiveScorer.open(file))
+    rows = itertools.islice(DataStore(paths.DATA).iter_rows(Interaction), MAX_ROWS_TRIED)
     try:
-        return {"p99_ms": p99, "base_model_ms": base_model_ms(Predictor.open(file, load_settings()), rows)}
+        return {"p99_ms": p99, "base_model_ms": measure_base_model_ms(Predictor.open(file, load_settings()), rows)}
     except AbstainError:  # that it is here is not what the gate asks
         return {"p99_ms": p99, "base_model_ms": None}
 

@@ -36,7 +36,7 @@ def read_and_delete(path: str, folder: Path | None, limit_bytes: int, wait_s: fl
         )
     try:
         with _opened_parent(path, folder) as (parent, name), _wait_until_written(parent, name, path, wait_s):
-            return _taken(parent, name, path, limit_bytes)
+            return _read_and_unlink(parent, name, path, limit_bytes)
     except (OSError, ValueError, RuntimeError) as error:  # the last of links that lead to each other
         reason = error.strerror if isinstance(error, OSError) else "no valid path"
         raise AbstainError(
@@ -112,7 +112,7 @@ def _wait_until_written(parent: int, name: str, path: str, wait_s: float) -> Ite
         os.close(file)
 
 
-def _taken(parent: int, name: str, path: str, limit_bytes: int) -> bytes:
+def _read_and_unlink(parent: int, name: str, path: str, limit_bytes: int) -> bytes:
     file = _open_file(parent, name)
     try:
         content = bytearray()
@@ -130,11 +130,11 @@ def _taken(parent: int, name: str, path: str, limit_bytes: int) -> bytes:
             f"the states {path!r} cannot be deleted after use ({error.strerror}): let this user write to their folder",
         ) from None
     if len(content) > limit_bytes:
-        raise too_large(f"the states {path!r}", limit_bytes)
+        raise make_too_large_error(f"the states {path!r}", limit_bytes)
     return bytes(content)
 
 
-def too_large(what: str, limit_bytes: int) -> AbstainError:
+def make_too_large_error(what: str, limit_bytes: int) -> AbstainError:
     """The error for states that exceed `limit_bytes`."""
     return AbstainError(
         Code.TOO_LARGE,

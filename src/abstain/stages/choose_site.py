@@ -23,8 +23,8 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
 from abstain.learning.evaluation.ablation import out_of_fold_aurocs
 from abstain.learning.evaluation.scorer_choice import choose_cheapest_of_best
-from abstain.learning.metrics.bootstrap import RESAMPLES, bounded
-from abstain.llm.engine.loading import read_layer_count, resolve
+from abstain.learning.metrics.bootstrap import RESAMPLES, make_interval_columns
+from abstain.llm.engine.loading import find_model, read_layer_count
 from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource
 from abstain.llm.signals.compute_features import compute_missing
 from abstain.llm.signals.feature_plan import candidate_sites, plan_site_choice
@@ -32,7 +32,7 @@ from abstain.llm.signals.registry import build_scorers
 from abstain.stages.shared import artifacts
 
 
-def choose(params: Params) -> dict[str, Any]:
+def choose_site(params: Params) -> dict[str, Any]:
     """`layer` and `site`, the number of training `rows` and of `reviewed` ones, and the `sites` compared, each with its
     AUROC and interval.
 
@@ -43,14 +43,14 @@ def choose(params: Params) -> dict[str, Any]:
     frame = artifacts.read_dataset_frame()
     train = frame[frame["split"] == "train"]
     rows = DataStore(paths.DATA).interactions(train["interaction_id"])
-    sites = candidate_sites(read_layer_count(resolve(params.llm.model, settings)))
+    sites = candidate_sites(read_layer_count(find_model(params.llm.model, settings)))
     scorers = build_scorers(params, settings).scorers
     compute_missing(params.llm, settings, plan_site_choice(params, scorers, rows, sites), artifacts.progress)
     with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".sites-") as folder:
         tables = []
         for at, place in enumerate(sites):
             file = Path(folder) / f"{at}.npy"
-            FeatureSource(params.llm, settings, place.reading(params.llm)).save(rows, file)
+            FeatureSource(params.llm, settings, place.make_feature_request(params.llm)).save(rows, file)
             tables.append(StateTable(file))
         kept = np.flatnonzero(tables[0].lengths)
         if not len(kept):
@@ -75,9 +75,9 @@ def choose(params: Params) -> dict[str, Any]:
         "site": chosen.site,
         "rows": len(readable),
         "reviewed": int((readable["source"] == "review").sum()),
-        "sites": [{"layer": at.layer, "site": at.site, **bounded("auroc", aurocs[at])} for at in sites],
+        "sites": [{"layer": at.layer, "site": at.site, **make_interval_columns("auroc", aurocs[at])} for at in sites],
     }
 
 
 if __name__ == "__main__":
-    artifacts.run(lambda params: artifacts.write_json(Path(sys.argv[1]), choose(params)))
+    artifacts.run_stage(lambda params: artifacts.write_json(Path(sys.argv[1]), choose_site(params)))

@@ -15,17 +15,17 @@ from abstain.llm.features.job_files import JOBS, left_jobs
 from abstain.release.registry import load_registry
 from tasks.data.retention.expired import ExpiredItems, bytes_of, remove_all
 from tasks.data.retention.releases import clear_objects, clear_releases
-from tasks.runs.progress import observe
+from tasks.runs.progress import notify_observers
 from tasks.runs.workspace import open_workspace
 from tasks.server import reports
 
 
-def clear(now: datetime, *, apply: bool) -> list[ExpiredItems]:
+def apply_retention(now: datetime, *, apply: bool) -> list[ExpiredItems]:
     """What the policy of the origin's params.yaml lets go at `now`; with `apply` it is deleted, else nothing is.
 
     Raises `AbstainError` where a part cannot be read; what was deleted before stays so.
     """
-    observe("retention", "releases: waiting for the workspace")
+    notify_observers("retention", "releases: waiting for the workspace")
     with open_workspace() as workspace:
         policy = load_params(workspace.path / paths.PARAMS).retention
         registry = load_registry(workspace.path / paths.REGISTRY)
@@ -33,10 +33,10 @@ def clear(now: datetime, *, apply: bool) -> list[ExpiredItems]:
             clear_releases(registry, policy.versions, now, apply=apply),
             clear_objects(workspace, policy.artifact_days, now, apply=apply),
         ]
-    observe("retention", "rows of the decision log")
-    result.append(delete_expired_decisions(policy.decision_days, registry.version, now, apply=apply))
+    notify_observers("retention", "rows of the decision log")
+    result.append(delete_expired_decisions(policy.decision_days, registry.production_version, now, apply=apply))
     result.append(clear_reports(policy.report_days, now, apply=apply))
-    observe("retention", "files of the feature cache")
+    notify_observers("retention", "files of the feature cache")
     result.append(delete_expired_features(policy.feature_days, apply=apply))
     return result
 

@@ -15,10 +15,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from abstain.config.settings import load_settings
-from abstain.core.formatting import count
+from abstain.core.formatting import format_count
 from abstain.release.registry import VERSION, Registry, parse_version
 from tasks.data.retention.expired import ExpiredItems, bytes_of, remove_all
-from tasks.runs.progress import observe
+from tasks.runs.progress import notify_observers
 from tasks.runs.workspace import Workspace
 
 _WOULD_GO = re.compile(r"Removing (?P<path>/.+)")
@@ -44,7 +44,7 @@ def needed_versions(registry: Registry, newest: int) -> set[str]:
     """The version in production, those that a roll-back may choose, and the newest ones."""
     promoted = sorted({event.version for event in registry.history}, key=parse_version)
     unblocked = {version for version in promoted if version not in registry.blocked}
-    live = {registry.version} if registry.version else set()
+    live = {registry.production_version} if registry.production_version else set()
     return unblocked | live | set(promoted[-newest:])
 
 
@@ -62,7 +62,7 @@ def clear_objects(workspace: Workspace, days: int, now: datetime, *, apply: bool
     kept = ["--workspace", "--all-branches", "--all-tags", "--date", since]
     command = ["gc", *kept, "--force", *(["--cloud"] if remote else [])]
     commits = int(workspace.git("rev-list", "--count", "--all", f"--since={since}"))
-    observe("retention", f"{kind}: DVC reads {count(commits, 'commit')} since {since}")
+    notify_observers("retention", f"{kind}: DVC reads {format_count(commits, 'commit')} since {since}")
     listed = workspace.dvc(*command, "--dry").splitlines()
     gone = [Path(match["path"]) for line in listed if (match := _WOULD_GO.fullmatch(line))]
     size = bytes_of(gone)

@@ -36,10 +36,11 @@ from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner
 from abstain.config.settings import Settings, load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_error_line
+from abstain.llm.features import shard_job
 from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.job_files import JOBS, left_jobs
-from abstain.llm.features.shard_job import JobStats, ShardJob, compute
-from tasks.runs.stopping import require_going_on
+from abstain.llm.features.shard_job import JobStats, ShardJob
+from tasks.runs.stopping import raise_if_stopped
 
 DEPLOYMENT = "extract/gpu"
 ROUNDS = 3
@@ -131,7 +132,7 @@ class DistributedRunner:
         return reason
 
     def _look(self, waiting: dict[str, str]) -> Iterator[JobStats]:
-        require_going_on()
+        raise_if_stopped()
         time.sleep(POLL_SECONDS)
         yield from self._finished(waiting)
 
@@ -161,7 +162,9 @@ def compute_job(name: str, features: str) -> None:
             text = store.read(_file(name, "job")).decode()
         except FileNotFoundError:
             return
-        cost = compute(ShardJob.from_json(text), load_settings().model_copy(update={"features_url": features}))
+        cost = shard_job.compute_shard(
+            ShardJob.from_json(text), load_settings().model_copy(update={"features_url": features})
+        )
         store.write(_file(name, "cost"), json.dumps(asdict(cost)).encode())
         store.delete(_file(name, "job"))
 
@@ -235,7 +238,7 @@ def _task_runner(settings: Settings) -> Iterator[TaskRunner[Any]]:
     with DaskTaskRunner(address=settings.dask_scheduler) as cluster:
         try:
             while not (workers := cluster.client.scheduler_info(n_workers=-1)["workers"].values()):
-                require_going_on()
+                raise_if_stopped()
                 time.sleep(POLL_SECONDS)
         except (OSError, ValueError) as error:
             raise AbstainError(

@@ -10,18 +10,18 @@ from prefect.cache_policies import NO_CACHE
 
 from abstain.config.params import Params
 from abstain.config.settings import Settings, load_settings
-from tasks.runs.progress import observe
+from tasks.runs.progress import notify_observers
 from tasks.runs.workspace import Workspace
 from tasks.training.fan_out import runner_for
 
 if TYPE_CHECKING:
-    from abstain.llm.features.feature_store import Progress
+    from abstain.llm.features.feature_store import OnProgress
     from abstain.llm.features.shard_job import JobStats, ShardRunner
     from abstain.llm.signals.feature_plan import LabelledAnswers
 
 
 def _features(
-    params: Params, settings: Settings, labelled: LabelledAnswers, progress: Progress, runner: ShardRunner
+    params: Params, settings: Settings, labelled: LabelledAnswers, progress: OnProgress, runner: ShardRunner
 ) -> JobStats:
     from abstain.llm.signals.compute_features import compute_missing
     from abstain.llm.signals.feature_plan import plan_features
@@ -32,16 +32,16 @@ def _features(
 
 
 def _nll_features(
-    params: Params, settings: Settings, labelled: LabelledAnswers, progress: Progress, runner: ShardRunner
+    params: Params, settings: Settings, labelled: LabelledAnswers, progress: OnProgress, runner: ShardRunner
 ) -> JobStats:
-    from abstain.llm.signals.feature_plan import conditions
+    from abstain.llm.signals.feature_plan import plan_nll_features
 
-    read, rows = conditions(params, settings, labelled)
+    read, rows = plan_nll_features(params, settings, labelled)
     perturbing, reading = read.compute_missing(rows, progress, runner)
     return perturbing + reading
 
 
-FANNED_OUT: Mapping[str, Callable[[Params, Settings, LabelledAnswers, Progress, ShardRunner], JobStats]] = {
+FANNED_OUT: Mapping[str, Callable[[Params, Settings, LabelledAnswers, OnProgress, ShardRunner], JobStats]] = {
     "features": _features,
     "nll_features": _nll_features,
 }
@@ -58,7 +58,7 @@ def fan_out(workspace: Workspace, stage: str) -> None:
     """Compute all model requests of `stage` by `ABSTAIN_RUNNER`, unless the stage is cached."""
     logger, step = get_run_logger(), get_fan_out_step(stage)
     if workspace.dvc("--wait-for-lock", "status", "--json", stage).strip() == "{}":
-        observe(step, "cached")
+        notify_observers(step, "cached")
         return
     from tasks.training.retrain_cost import read_labelled  # torch: not where the stage is cached
 
@@ -66,8 +66,8 @@ def fan_out(workspace: Workspace, stage: str) -> None:
     params, labelled, _ = read_labelled(workspace)
 
     def progress(done: int, total: int) -> None:
-        observe(step, f"progress {done}/{total}")
+        notify_observers(step, f"progress {done}/{total}")
         logger.info("%s %s of %s", step, done, total)
 
     cost = FANNED_OUT[stage](params, settings, labelled, progress, runner_for(settings))
-    observe(step, "ran" if cost.rows else "cached")
+    notify_observers(step, "ran" if cost.rows else "cached")

@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 
-from abstain.data.labels.near_duplicates import mask
+from abstain.data.labels.near_duplicates import mask_names_and_numbers
 from benchmarks.sample.catalogue import topics
 from benchmarks.sample.handbook import build_handbook
 from benchmarks.sample.judge import is_answerable
@@ -68,7 +68,7 @@ def test_twin_pages_state_the_same_facts_with_other_values() -> None:
 def test_masked_question_belongs_to_one_topic() -> None:
     topics_of: dict[str, set[str]] = {}
     for question in ASKED:
-        topics_of.setdefault(mask(question.text, question.fact.product), set()).add(question.group)
+        topics_of.setdefault(mask_names_and_numbers(question.text, question.fact.product), set()).add(question.group)
     assert len(topics_of) < len(ASKED)  # the twin pages of a topic are asked about in the same words
     assert [text for text, keys in topics_of.items() if len(keys) > 1] == []
 

@@ -14,8 +14,8 @@ import torch
 from abstain.config.settings import Settings
 from abstain.core.contracts import ImportedInteraction
 from abstain.core.errors import AbstainError
-from abstain.data.labels.near_duplicates import mask
-from abstain.llm.engine.loading import load, resolve
+from abstain.data.labels.near_duplicates import mask_names_and_numbers
+from abstain.llm.engine.loading import find_model, load_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.sample.files import EXPORTED, FOLDER, HANDBOOK, HISTORY, INCOMING, INCOMING_FROM
 from benchmarks.sample import generate
@@ -72,7 +72,9 @@ def test_tables_are_harder_than_lists_and_numbers_harder_than_words() -> None:
 def test_masked_answer_belongs_to_one_topic() -> None:
     topics_of: dict[str, set[str]] = {}
     for one in ANSWERED:
-        topics_of.setdefault(mask(one.answer, one.question.fact.product), set()).add(one.question.group)
+        topics_of.setdefault(mask_names_and_numbers(one.answer, one.question.fact.product), set()).add(
+            one.question.group
+        )
     assert [text for text, keys in topics_of.items() if len(keys) > 1] == []
 
 
@@ -167,7 +169,7 @@ def test_the_embedded_model_gives_the_committed_answers(one_thread: None) -> Non
     assert [[chunk.chunk_id for chunk in chunks] for chunks in contexts] == [
         [context.chunk_id for context in one.contexts] for one in expected
     ]
-    model = load(resolve(PARAMS.llm.model, Settings(home=MODELS.parent)), torch.device("cpu"), torch.float32)
+    model = load_model(find_model(PARAMS.llm.model, Settings(home=MODELS.parent)), torch.device("cpu"), torch.float32)
     assert str(model.ref) == META["model"]
     layout = load_layout(PARAMS.llm.layout)
     prompts = [

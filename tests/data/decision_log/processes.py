@@ -37,9 +37,9 @@ def assert_all_there(url: str, acknowledged: list[str]) -> None:
     log = open_log(url)
     assert acknowledged
     for key in acknowledged:
-        found = queries.find(log.database, key)
+        found = queries.get_decision(log.database, key)
         assert found and found.decision.interaction and found.decision.interaction.interaction_id == key
         assert [row.comment for row in found.feedback if isinstance(row, Thumb)] == [key]
-    counts = queries.count(log.database)
+    counts = queries.count_decisions(log.database)
     assert counts["show"] >= len(acknowledged) <= counts["feedback"]
     log.close()

@@ -11,7 +11,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.erasure import UserRows, erase, find_user_rows
+from abstain.data.decision_log.erasure import UserRows, erase_user, find_user_rows
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.schema import DECISIONS
 from abstain.data.store.record_keys import interaction_identity
@@ -30,17 +30,17 @@ def log(tmp_path: Path) -> Iterator[DecisionLog]:
     opened = open_log(url_of(tmp_path), keep_days=30)
     for key, user in (("a", "ann"), ("b", "bob"), ("c", "bob")):
         asked = interaction(key, question=secret(key))
-        opened.record(decision(key, user=user, interaction=asked, decided_at=datetime.now(UTC)))
-    opened.feedback("f-1", feedback("b", user="u-ann", comment=secret("f-1")))
-    opened.feedback("f-2", feedback("a", user="u-bob", comment=secret("f-2")))
-    opened.feedback("f-3", review("c", ideal_answer=secret("f-3"))).result()
+        opened.record_decision(decision(key, user=user, interaction=asked, decided_at=datetime.now(UTC)))
+    opened.record_feedback("f-1", feedback("b", user="u-ann", comment=secret("f-1")))
+    opened.record_feedback("f-2", feedback("a", user="u-bob", comment=secret("f-2")))
+    opened.record_feedback("f-3", review("c", ideal_answer=secret("f-3"))).result()
     yield opened
     opened.close()
 
 
 def texts(log: DecisionLog) -> dict[str, tuple[str, str | None, int]]:
     """By decision: whether its texts are there, the user, and how much feedback."""
-    found = {key: queries.find(log.database, key) for key in "abc"}
+    found = {key: queries.get_decision(log.database, key) for key in "abc"}
     return {key: (one.texts, one.decision.user, len(one.feedback)) for key, one in found.items() if one}
 
 
@@ -54,7 +54,7 @@ def test_a_users_feedback_goes_and_nothing_tells_any_more_who_asked(tmp_path: Pa
 def test_with_interactions_go_the_texts_of_what_they_asked_or_rated(tmp_path: Path, log: DecisionLog) -> None:
     assert log.erase(["u-ann"], with_interactions=True) == 4
     assert texts(log) == {"a": ("erased", None, 0), "b": ("erased", None, 0), "c": ("kept", "u-bob", 1)}
-    found = queries.find(log.database, "a")
+    found = queries.get_decision(log.database, "a")
     assert found and (found.decision.confidence, found.decision.version) == (0.75, "v1.0.0")
     everything = bytes_in(tmp_path)
     there = {name for name in ("a", "b", "c", "f-1", "f-2", "f-3") if f"<{name}>".encode() in everything}
@@ -64,21 +64,21 @@ def test_with_interactions_go_the_texts_of_what_they_asked_or_rated(tmp_path: Pa
 def test_what_was_erased_does_not_come_back(tmp_path: Path, log: DecisionLog) -> None:
     log.erase(["ann"], with_interactions=True)
     later = [
-        log.record(decision("a", user="ann", interaction=interaction("a", question=secret("a")))),
-        log.feedback("f-1", feedback("b", user="u-ann", comment="else")),
-        log.record(decision("d", user="ann", interaction=interaction("d", question="as Ann asked, later"))),
-        log.feedback("f-4", feedback("c", user="u-ann", comment="as Ann said, later")),
-        log.feedback("f-5", feedback("a", user="u-bob", comment="as Ann said, later")),
-        log.feedback("f-6", feedback("d", user="u-bob", comment="as Ann said, later")),
+        log.record_decision(decision("a", user="ann", interaction=interaction("a", question=secret("a")))),
+        log.record_feedback("f-1", feedback("b", user="u-ann", comment="else")),
+        log.record_decision(decision("d", user="ann", interaction=interaction("d", question="as Ann asked, later"))),
+        log.record_feedback("f-4", feedback("c", user="u-ann", comment="as Ann said, later")),
+        log.record_feedback("f-5", feedback("a", user="u-bob", comment="as Ann said, later")),
+        log.record_feedback("f-6", feedback("d", user="u-bob", comment="as Ann said, later")),
     ]
-    unread = log.record(decision("a", shown=False, decision="unavailable", interaction=None)).exception()
+    unread = log.record_decision(decision("a", shown=False, decision="unavailable", interaction=None)).exception()
     assert isinstance(unread, AbstainError), "nor is it answered as the erased one was"
     refused = later[0].exception()
     assert isinstance(refused, AbstainError) and refused.code is Code.FAILED_CHECK, "it may be of another answer"
     assert [future.result() for future in later[1:]] == ["known", *["recorded"] * 4]
-    assert log.feedback("f-4", feedback("c", user="u-ann", comment="other")).result() == "known"
+    assert log.record_feedback("f-4", feedback("c", user="u-ann", comment="other")).result() == "known"
     assert b", later" not in bytes_in(tmp_path)
-    assert queries.count(log.database) == {"show": 4, "abstain": 0, "unavailable": 0, "feedback": 6}
+    assert queries.count_decisions(log.database) == {"show": 4, "abstain": 0, "unavailable": 0, "feedback": 6}
 
 
 def test_what_the_user_asks_while_the_erasure_begins_goes_too(
@@ -89,55 +89,55 @@ def test_what_the_user_asks_while_the_erasure_begins_goes_too(
 
     def after_a_question(database: LogDatabase) -> AbstractContextManager[Connection]:
         monkeypatch.setattr(LogDatabase, "writing", writing)
-        log.record(asked).result()
+        log.record_decision(asked).result()
         return writing(database)
 
     monkeypatch.setattr(LogDatabase, "writing", after_a_question)
     log.erase(["ann"], with_interactions=True)
-    found = queries.find(log.database, "d")
+    found = queries.get_decision(log.database, "d")
     assert found and (found.texts, found.decision.user) == ("erased", None)
     assert b"<d>" not in bytes_in(tmp_path)
 
 
 @pytest.mark.parametrize("with_interactions", [False, True])
 def test_the_users_calls_go_too(tmp_path: Path, log: DecisionLog, with_interactions: bool) -> None:
-    log.remember("key", "call", RegisteredCall(question=secret("call"), user="ann"), 60)
-    log.remember("key", "other", RegisteredCall(question=secret("other"), user="bob"), 60).result()
+    log.register_call("key", "call", RegisteredCall(question=secret("call"), user="ann"), 60)
+    log.register_call("key", "other", RegisteredCall(question=secret("other"), user="bob"), 60).result()
     database = LogDatabase.existing(url_of(tmp_path))
     assert database and find_user_rows(database, ["u-ann"]).calls == 1
     log.erase(["ann"], with_interactions=with_interactions)
-    assert log.recall("key", "call") is None and log.recall("key", "other")
+    assert log.get_call("key", "call") is None and log.get_call("key", "other")
     assert b"<call>" not in bytes_in(tmp_path)
 
 
 def test_the_call_of_an_interaction_that_goes_goes_too(tmp_path: Path, log: DecisionLog) -> None:
-    log.remember("key", "a", RegisteredCall(question=secret("call")), 60).result()
+    log.register_call("key", "a", RegisteredCall(question=secret("call")), 60).result()
     log.erase(["ann"], with_interactions=True)
-    assert log.recall("key", "a") is None and b"<call>" not in bytes_in(tmp_path)
+    assert log.get_call("key", "a") is None and b"<call>" not in bytes_in(tmp_path)
 
 
 def test_a_later_call_of_who_was_erased_with_what_they_asked_is_not_remembered(log: DecisionLog) -> None:
     log.erase(["ann"], with_interactions=True)
     log.erase(["bob"], with_interactions=False)
-    log.remember("key", "call", RegisteredCall(question="Before."), 60)
+    log.register_call("key", "call", RegisteredCall(question="Before."), 60)
     for call_id, user in (("call", "ann"), ("of-bob", "bob")):
-        log.remember("key", call_id, RegisteredCall(question="Later?", user=user), 60).result()
-    assert log.recall("key", "call") is None and log.recall("key", "of-bob")
+        log.register_call("key", call_id, RegisteredCall(question="Later?", user=user), 60).result()
+    assert log.get_call("key", "call") is None and log.get_call("key", "of-bob")
 
 
 def test_without_interactions_a_later_question_is_logged(log: DecisionLog) -> None:
     log.erase(["ann"], with_interactions=False)
-    log.record(decision("d", user="ann")).result()
-    log.feedback("f-4", feedback("d", user="u-ann")).result()
-    found = queries.find(log.database, "d")
+    log.record_decision(decision("d", user="ann")).result()
+    log.record_feedback("f-4", feedback("d", user="u-ann")).result()
+    found = queries.get_decision(log.database, "d")
     assert found and (found.texts, found.feedback) == ("kept", ())
 
 
 def test_once_with_interactions_remains_with_interactions(log: DecisionLog) -> None:
     for with_interactions in (True, False):
         log.erase(["ann"], with_interactions=with_interactions)
-    log.record(decision("d", user="ann")).result()
-    found = queries.find(log.database, "d")
+    log.record_decision(decision("d", user="ann")).result()
+    found = queries.get_decision(log.database, "d")
     assert found and found.texts == "erased"
 
 
@@ -146,56 +146,56 @@ def test_interactions_that_the_data_names_go_too(tmp_path: Path, log: DecisionLo
     assert database
     assert find_user_rows(database, ["u-ann"]) == UserRows(1, frozenset("ab"))
     gone = {interaction_identity("c").hex()}
-    assert erase(database, ["u-carol"], ["u-carol"], with_interactions=False, identities=gone) == 0
-    assert erase(database, ["u-carol"], ["u-carol"], with_interactions=True, identities=gone) == 2
+    assert erase_user(database, ["u-carol"], ["u-carol"], with_interactions=False, identities=gone) == 0
+    assert erase_user(database, ["u-carol"], ["u-carol"], with_interactions=True, identities=gone) == 2
     assert texts(log)["c"] == ("erased", None, 0) and texts(log)["a"][0] == "kept"
 
 
 def test_texts_expire_and_figures_stay(tmp_path: Path, log: DecisionLog) -> None:
-    before = queries.count(log.database)
+    before = queries.count_decisions(log.database)
     old = decision(
         "old", user="ann", decided_at=AT - timedelta(days=2), interaction=interaction("old", question="so old")
     )
-    log.record(old).result()
-    assert log.purge(AT + timedelta(days=29)) == 1
-    assert log.purge(AT + timedelta(days=29)) == 0
-    found = queries.find(log.database, "old")
+    log.record_decision(old).result()
+    assert log.purge_expired_texts(AT + timedelta(days=29)) == 1
+    assert log.purge_expired_texts(AT + timedelta(days=29)) == 0
+    found = queries.get_decision(log.database, "old")
     assert found and (found.texts, found.decision.interaction, found.decision.user) == ("expired", None, None)
-    assert found.decision.confidence == 0.75 and found.share == 0.05
-    assert queries.count(log.database) == {**before, "show": before["show"] + 1}
+    assert found.decision.confidence == 0.75 and found.sampling_rate == 0.05
+    assert queries.count_decisions(log.database) == {**before, "show": before["show"] + 1}
     assert b"so old" not in bytes_in(tmp_path)
-    log.remember("key", "call", RegisteredCall(question=secret("call")), 60).result()
-    log.purge(datetime.now(UTC) + timedelta(seconds=61))
-    assert log.recall("key", "call") is None and b"<call>" not in bytes_in(tmp_path)
+    log.register_call("key", "call", RegisteredCall(question=secret("call")), 60).result()
+    log.purge_expired_texts(datetime.now(UTC) + timedelta(seconds=61))
+    assert log.get_call("key", "call") is None and b"<call>" not in bytes_in(tmp_path)
     again = [
-        log.record(decision("old", interaction=interaction("old", **changes)))
+        log.record_decision(decision("old", interaction=interaction("old", **changes)))
         for changes in ({"question": "so old"}, {"answer": "else"})
     ]
-    again.append(log.record(decision("old", shown=False, decision="unavailable", interaction=None)))
+    again.append(log.record_decision(decision("old", shown=False, decision="unavailable", interaction=None)))
     for refused in (future.exception() for future in again):
         assert isinstance(refused, AbstainError) and refused.code is Code.FAILED_CHECK, "the digest went with the text"
-    assert log.purge(datetime.now(UTC) + timedelta(days=31)) == 6
+    assert log.purge_expired_texts(datetime.now(UTC) + timedelta(days=31)) == 6
     assert b"<a>" not in bytes_in(tmp_path) and b"<f-3>" not in bytes_in(tmp_path)
-    assert log.feedback("f-1", feedback("b", comment="else")).result() == "known", "by its id alone"
+    assert log.record_feedback("f-1", feedback("b", comment="else")).result() == "known", "by its id alone"
 
 
 def test_what_tells_an_answer_without_texts_expires_too(log: DecisionLog) -> None:
     """Its digest goes, and no other answer takes its place."""
     given = decision("old", decision="unavailable", interaction=None, given_sha256="of its states")
-    log.record(given).result()
+    log.record_decision(given).result()
     with log.database.reading() as connection:
         assert connection.scalar(select(DECISIONS.c.digest).where(DECISIONS.c.interaction_id == "old"))
-    assert [log.purge(AT + timedelta(days=31)) for _ in range(2)] == [1, 0]
+    assert [log.purge_expired_texts(AT + timedelta(days=31)) for _ in range(2)] == [1, 0]
     with log.database.reading() as connection:
         assert connection.scalar(select(DECISIONS.c.digest).where(DECISIONS.c.interaction_id == "old")) is None
     for later in (given, decision("old")):
-        refused = log.record(later).exception()
+        refused = log.record_decision(later).exception()
         assert isinstance(refused, AbstainError) and refused.code is Code.FAILED_CHECK
 
 
 def test_a_log_that_is_there_counts_as_the_one_it_was(tmp_path: Path, log: DecisionLog) -> None:
     database = LogDatabase.existing(url_of(tmp_path))
-    assert database and erase(database, ["u-ann"], ["u-ann"], with_interactions=True) == 4
+    assert database and erase_user(database, ["u-ann"], ["u-ann"], with_interactions=True) == 4
     assert database.replaced == 0
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from abstain.data.decision_log import expiry
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.erasure import purge
+from abstain.data.decision_log.erasure import purge_expired_texts
 from abstain.data.decision_log.expiry import count_expired, delete_expired
 from abstain.data.decision_log.schema import DECISIONS, FEEDBACK
 from tests.data.builders import review
@@ -31,13 +31,13 @@ def database(tmp_path: Path) -> LogDatabase:
     log = open_log(url_of(tmp_path))
     for key, version in {"old": "v1.0.0", "live": "v1.1.0", "away": None, "new": "v1.0.0"}.items():
         at = LATER if key == "new" else AT
-        log.record(decision(key, version=version, decided_at=at)).result(10)
-        log.feedback(f"f-{key}", review(key)).result(10)
-    log.record(decision("gone", user="u-1")).result(10)
+        log.record_decision(decision(key, version=version, decided_at=at)).result(10)
+        log.record_feedback(f"f-{key}", review(key)).result(10)
+    log.record_decision(decision("gone", user="u-1")).result(10)
     log.erase({"u-1"}, with_interactions=True)
     log.close()
     opened = LogDatabase.open(url_of(tmp_path))
-    purge(opened, AT + timedelta(days=3000), keep_days=90)
+    purge_expired_texts(opened, AT + timedelta(days=3000), keep_days=90)
     return opened
 
 
@@ -56,11 +56,11 @@ def test_old_figures_go_but_not_those_of_the_live_version(
 
 def test_a_row_with_its_text_stays_however_old(tmp_path: Path) -> None:
     log = open_log(url_of(tmp_path))
-    log.record(decision("with-text")).result(10)
+    log.record_decision(decision("with-text")).result(10)
     log.close()
     opened = LogDatabase.open(url_of(tmp_path))
     assert delete_expired(opened, LATER, 1, None) == 0 and keys(opened)[0] == {"with-text"}
-    purge(opened, LATER, keep_days=1)
+    purge_expired_texts(opened, LATER, keep_days=1)
     assert delete_expired(opened, LATER, 1, None) == 1
 
 
@@ -70,7 +70,7 @@ def test_numbers_are_not_given_twice(database: LogDatabase, tmp_path: Path) -> N
     with database.writing() as connection:
         connection.execute(DECISIONS.delete())
     log = open_log(url_of(tmp_path))
-    log.record(decision("next")).result(10)
+    log.record_decision(decision("next")).result(10)
     log.close()
     with database.reading() as connection:
         assert connection.scalars(select(DECISIONS.c.seq)).all() == [before + 1], "who reads on would miss it"

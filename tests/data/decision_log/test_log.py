@@ -59,7 +59,7 @@ def row_of(**changes: Any) -> dict[str, Any]:
 def held(log: DecisionLog) -> Iterator[None]:
     """Within the block the thread that writes is held up with the decision `first`: what comes has to wait for it."""
     with log.database.writing():
-        log.record(decision("first"))
+        log.record_decision(decision("first"))
         while not log._queue.empty():
             time.sleep(0.001)
         yield
@@ -69,21 +69,23 @@ def test_what_is_recorded_is_found_with_its_feedback(log: DecisionLog) -> None:
     logged = decision(
         user="ann", decision="unavailable", shown=False, code="A206", reason="no context", confidence=None
     )
-    assert log.record(logged).result() == "recorded"
+    assert log.record_decision(logged).result() == "recorded"
     replies = [feedback(user="u-1"), review(inclusion_probability=0.5)]
-    assert [log.feedback(f"f-{at}", row).result() for at, row in enumerate(replies)] == ["recorded", "recorded"]
-    found = queries.find(log.database, "i-1")
-    assert found and found.texts == "kept" and found.share == 0.15
+    assert [log.record_feedback(f"f-{at}", row).result() for at, row in enumerate(replies)] == ["recorded", "recorded"]
+    found = queries.get_decision(log.database, "i-1")
+    assert found and found.texts == "kept" and found.sampling_rate == 0.15
     assert found.decision == replace(logged, user="u-ann", interaction=interaction(decision="withheld"))
     assert found.feedback == (replies[0], review()), "no review of the log was drawn"
-    assert queries.find(log.database, "i-2") is None
+    assert queries.get_decision(log.database, "i-2") is None
 
 
 def test_a_shown_answer_has_propensity_1_and_a_withheld_one_has_none(log: DecisionLog) -> None:
     for key, shown, kind in (("a", True, "show"), ("b", False, "abstain"), ("c", True, "unavailable")):
-        log.record(decision(key, shown, decision=kind, interaction=interaction(key, propensity=0.5, decision="shown")))
-    log.record(decision("d", False)).result()
-    rows = [found.decision.interaction for key in "abcd" if (found := queries.find(log.database, key))]
+        log.record_decision(
+            decision(key, shown, decision=kind, interaction=interaction(key, propensity=0.5, decision="shown"))
+        )
+    log.record_decision(decision("d", False)).result()
+    rows = [found.decision.interaction for key in "abcd" if (found := queries.get_decision(log.database, key))]
     assert [(row.decision, row.propensity) for row in rows if row] == [
         ("shown", 1),
         ("withheld", None),
@@ -93,14 +95,14 @@ def test_a_shown_answer_has_propensity_1_and_a_withheld_one_has_none(log: Decisi
 
 
 def test_the_same_request_is_known_and_the_first_decision_stays(log: DecisionLog) -> None:
-    assert log.record(decision()).result() == "recorded"
+    assert log.record_decision(decision()).result() == "recorded"
     again = decision(shown=False, confidence=0.1, took_ms=9.0, interaction=interaction(asked_at=AT))
-    assert log.record(again).result() == "known"
-    assert code_of(log.record(decision(interaction=interaction(answer="Ten euros.")))) is Code.FAILED_CHECK
-    assert code_of(log.record(decision(interaction=None))) is Code.FAILED_CHECK
-    found = queries.find(log.database, "i-1")
+    assert log.record_decision(again).result() == "known"
+    assert code_of(log.record_decision(decision(interaction=interaction(answer="Ten euros.")))) is Code.FAILED_CHECK
+    assert code_of(log.record_decision(decision(interaction=None))) is Code.FAILED_CHECK
+    found = queries.get_decision(log.database, "i-1")
     assert found and found.decision == decision(interaction=interaction(decision="shown", propensity=1.0))
-    assert queries.count(log.database) == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
+    assert queries.count_decisions(log.database) == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
 
 
 def test_answers_that_differ_in_what_is_redacted_are_two(tmp_path: Path) -> None:
@@ -110,14 +112,14 @@ def test_answers_that_differ_in_what_is_redacted_are_two(tmp_path: Path) -> None
         redact=lambda row: row.model_copy(update=dict.fromkeys(REDACTED & row.model_fields_set, "<X>")),
     )
     one, other = (decision(interaction=interaction(answer=answer)) for answer in ("Call 1.", "Call 2."))
-    assert [log.record(row).result() for row in (one, one)] == ["recorded", "known"]
-    assert code_of(log.record(other)) is Code.FAILED_CHECK
-    assert [log.feedback("f", feedback(comment="mail a")).result() for _ in range(2)] == ["recorded", "known"]
-    assert code_of(log.feedback("f", feedback(comment="mail b"))) is Code.FAILED_CHECK
+    assert [log.record_decision(row).result() for row in (one, one)] == ["recorded", "known"]
+    assert code_of(log.record_decision(other)) is Code.FAILED_CHECK
+    assert [log.record_feedback("f", feedback(comment="mail a")).result() for _ in range(2)] == ["recorded", "known"]
+    assert code_of(log.record_feedback("f", feedback(comment="mail b"))) is Code.FAILED_CHECK
     assert b"Call" not in bytes_in(tmp_path) and b"mail" not in bytes_in(tmp_path)
     log.close()
     log = open_log(url_of(tmp_path), key=b"of another home")
-    assert code_of(log.record(one)) is Code.FAILED_CHECK, "without its key nothing is recognised by a digest"
+    assert code_of(log.record_decision(one)) is Code.FAILED_CHECK, "without its key nothing is recognised by a digest"
     log.close()
 
 
@@ -125,60 +127,66 @@ def test_without_texts_the_digest_of_what_was_given_tells_another_request(log: D
     def states(digest: str) -> LoggedDecision:
         return decision(interaction=None, given_sha256=digest)
 
-    assert [log.record(states(digest)).result() for digest in ("5e", "5e")] == ["recorded", "known"]
-    assert code_of(log.record(states("ed"))) is Code.FAILED_CHECK
-    assert code_of(log.record(decision())) is Code.FAILED_CHECK
-    found = queries.find(log.database, "i-1")
+    assert [log.record_decision(states(digest)).result() for digest in ("5e", "5e")] == ["recorded", "known"]
+    assert code_of(log.record_decision(states("ed"))) is Code.FAILED_CHECK
+    assert code_of(log.record_decision(decision())) is Code.FAILED_CHECK
+    found = queries.get_decision(log.database, "i-1")
     assert found and (found.texts, found.decision.interaction) == ("none", None)
 
 
 def test_a_decision_takes_the_place_of_one_of_which_nothing_is_known(log: DecisionLog) -> None:
     refused = decision(shown=False, decision="unavailable", interaction=None, took_ms=1.0)
-    assert log.record(refused).result() == "recorded"
-    assert log.record(replace(refused, took_ms=2.0)).result() == "recorded"
-    found = queries.find(log.database, "i-1")
+    assert log.record_decision(refused).result() == "recorded"
+    assert log.record_decision(replace(refused, took_ms=2.0)).result() == "recorded"
+    found = queries.get_decision(log.database, "i-1")
     assert found and found.decision == replace(refused, took_ms=2.0)
-    assert log.record(decision(interaction=None, given_sha256="5e")).result() == "recorded"
-    assert code_of(log.record(decision(interaction=None, given_sha256="ed"))) is Code.FAILED_CHECK
-    assert code_of(log.record(refused)) is Code.FAILED_CHECK
-    found = queries.find(log.database, "i-1")
+    assert log.record_decision(decision(interaction=None, given_sha256="5e")).result() == "recorded"
+    assert code_of(log.record_decision(decision(interaction=None, given_sha256="ed"))) is Code.FAILED_CHECK
+    assert code_of(log.record_decision(refused)) is Code.FAILED_CHECK
+    found = queries.get_decision(log.database, "i-1")
     assert found and found.decision.decision == "show"
-    assert queries.count(log.database) == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
+    assert queries.count_decisions(log.database) == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
 
 
 def test_an_unavailable_decision_about_a_known_answer_stays(log: DecisionLog) -> None:
     unavailable = decision(shown=False, decision="unavailable", interaction=None, given_sha256="5e")
-    assert log.record(unavailable).result() == "recorded"
-    assert code_of(log.record(decision(interaction=None, given_sha256="ed"))) is Code.FAILED_CHECK
-    log.record(decision("i-2", shown=False, decision="unavailable")).result()
-    assert log.record(decision("i-2")).result() == "known"
+    assert log.record_decision(unavailable).result() == "recorded"
+    assert code_of(log.record_decision(decision(interaction=None, given_sha256="ed"))) is Code.FAILED_CHECK
+    log.record_decision(decision("i-2", shown=False, decision="unavailable")).result()
+    assert log.record_decision(decision("i-2")).result() == "known"
 
 
 def test_what_waits_together_is_compared_in_its_order(log: DecisionLog) -> None:
     refused = decision(shown=False, decision="unavailable", interaction=None)
     rows = [refused, decision(), decision(), decision(interaction=interaction(answer="Ten euros.")), refused]
     with held(log):
-        futures = [log.record(row) for row in rows]
+        futures = [log.record_decision(row) for row in rows]
     assert [futures[at].result() for at in range(3)] == ["recorded", "recorded", "known"]
     assert [code_of(futures[at]) for at in (3, 4)] == [Code.FAILED_CHECK] * 2
-    assert queries.count(log.database)["show"] == 2 and queries.count(log.database)["unavailable"] == 0
+    assert (
+        queries.count_decisions(log.database)["show"] == 2 and queries.count_decisions(log.database)["unavailable"] == 0
+    )
 
 
 def test_feedback_is_recorded_once_by_its_id(log: DecisionLog) -> None:
-    assert log.feedback("f-1", feedback(comment="good")).result() == "recorded"
-    assert log.feedback("f-1", feedback(comment="good", days=2)).result() == "known"
-    assert code_of(log.feedback("f-1", feedback(comment="bad"))) is Code.FAILED_CHECK
-    assert log.feedback("f-2", feedback(comment="good")).result() == "recorded"
-    assert queries.count(log.database)["feedback"] == 2
+    assert log.record_feedback("f-1", feedback(comment="good")).result() == "recorded"
+    assert log.record_feedback("f-1", feedback(comment="good", days=2)).result() == "known"
+    assert code_of(log.record_feedback("f-1", feedback(comment="bad"))) is Code.FAILED_CHECK
+    assert log.record_feedback("f-2", feedback(comment="good")).result() == "recorded"
+    assert queries.count_decisions(log.database)["feedback"] == 2
 
 
 def test_a_conflict_and_a_row_that_cannot_be_written_fail_alone(log: DecisionLog) -> None:
-    log.record(decision()).result()
+    log.record_decision(decision()).result()
     rows = [decision("a"), decision(interaction=interaction(answer="x")), decision("b", reason="\ud800"), decision("c")]
-    futures = [log.record(row) for row in rows]
+    futures = [log.record_decision(row) for row in rows]
     assert [futures[at].result() for at in (0, 3)] == ["recorded", "recorded"]
     assert [code_of(futures[at]) for at in (1, 2)] == [Code.FAILED_CHECK, Code.INVALID_ROW]
-    assert queries.find(log.database, "a") and queries.find(log.database, "c") and not queries.find(log.database, "b")
+    assert (
+        queries.get_decision(log.database, "a")
+        and queries.get_decision(log.database, "c")
+        and not queries.get_decision(log.database, "b")
+    )
 
 
 def test_a_redaction_that_fails_fails_its_row_alone(tmp_path: Path) -> None:
@@ -189,8 +197,8 @@ def test_a_redaction_that_fails_fails_its_row_alone(tmp_path: Path) -> None:
 
     log = open_log(url_of(tmp_path), redact=redact)
     with pytest.raises(AbstainError, match="no pipeline"):
-        log.record(decision("b"))
-    assert log.record(decision("a")).result() == "recorded"
+        log.record_decision(decision("b"))
+    assert log.record_decision(decision("a")).result() == "recorded"
     log.close()
 
 
@@ -199,81 +207,81 @@ def test_all_that_waits_is_one_commit(log: DecisionLog, monkeypatch: pytest.Monk
     writing = LogDatabase.writing
     with held(log):
         monkeypatch.setattr(LogDatabase, "writing", lambda self: commits.append(1) or writing(self))
-        futures = [log.record(decision(f"i-{at}")) for at in range(50)]
+        futures = [log.record_decision(decision(f"i-{at}")) for at in range(50)]
     assert {future.result() for future in futures} == {"recorded"}
-    assert len(commits) == 1 and queries.count(log.database)["show"] == 51
+    assert len(commits) == 1 and queries.count_decisions(log.database)["show"] == 51
 
 
 def test_a_full_queue_is_an_error_at_once_and_later_rows_are_taken(tmp_path: Path) -> None:
     log = open_log(url_of(tmp_path), pending=2)
     with held(log):
-        futures = [log.record(decision("b")), log.feedback("f", feedback("b"))]
+        futures = [log.record_decision(decision("b")), log.record_feedback("f", feedback("b"))]
         with pytest.raises(LogQueueFull, match="2 rows wait for the decision log"):
-            log.record(decision("c"))
+            log.record_decision(decision("c"))
     assert [future.result() for future in futures] == ["recorded"] * 2
-    assert log.record(decision("c")).result() == "recorded"
+    assert log.record_decision(decision("c")).result() == "recorded"
     log.close()
 
 
 def test_closing_writes_what_waits_and_refuses_what_comes_later(tmp_path: Path) -> None:
     log = open_log(url_of(tmp_path))
-    futures = [log.record(decision(f"i-{at}")) for at in range(200)]
+    futures = [log.record_decision(decision(f"i-{at}")) for at in range(200)]
     log.close()
     log.close()
     assert all(future.done() and future.result() == "recorded" for future in futures)
     with pytest.raises(AbstainError, match="log is closed"):
-        log.record(decision("late"))
+        log.record_decision(decision("late"))
 
 
 def test_who_no_longer_waits_is_not_recorded(log: DecisionLog) -> None:
     with held(log):
-        assert log.record(decision("b")).cancel()
+        assert log.record_decision(decision("b")).cancel()
     late: Future[Any] = Future()
     assert late.cancel()
-    log.record(decision("c"), late)
-    assert log.record(decision("d")).result() == "recorded"
-    assert queries.find(log.database, "first")
-    assert not queries.find(log.database, "b") and not queries.find(log.database, "c")
+    log.record_decision(decision("c"), late)
+    assert log.record_decision(decision("d")).result() == "recorded"
+    assert queries.get_decision(log.database, "first")
+    assert not queries.get_decision(log.database, "b") and not queries.get_decision(log.database, "c")
 
 
 def test_a_decision_that_is_of_another_interaction_is_a_mistake_of_the_caller(log: DecisionLog) -> None:
     with pytest.raises(ValueError, match="has its id"):
-        log.record(decision("i-1", interaction=interaction("i-2")))
+        log.record_decision(decision("i-1", interaction=interaction("i-2")))
 
 
 # Contexts of calls
 
 
 def test_the_last_contexts_of_a_call_are_recalled_until_they_expire(log: DecisionLog) -> None:
-    assert log.recall("ann", "c") is None
+    assert log.get_call("ann", "c") is None
     one, two, three = (RegisteredCall(question=text) for text in ("one", "two", "three"))
-    log.remember("ann", "c", one, 60)
-    log.remember("ann", "c", two, 60)
-    log.remember("ann", "d", one, -1).result()
-    assert (log.recall("ann", "c"), log.recall("ann", "d")) == (two, None)
-    log.remember("ann", "c", three, 60).result()
-    assert log.recall("ann", "c") == three
+    log.register_call("ann", "c", one, 60)
+    log.register_call("ann", "c", two, 60)
+    log.register_call("ann", "d", one, -1).result()
+    assert (log.get_call("ann", "c"), log.get_call("ann", "d")) == (two, None)
+    log.register_call("ann", "c", three, 60).result()
+    assert log.get_call("ann", "c") == three
 
 
 def test_a_call_is_its_owners_alone(log: DecisionLog) -> None:
     for owner in ("ann", "bob"):
-        log.remember(owner, "c", RegisteredCall(question=owner), 60).result()
-    found = [log.recall(owner, "c") for owner in ("ann", "bob", "cy")]
+        log.register_call(owner, "c", RegisteredCall(question=owner), 60).result()
+    found = [log.get_call(owner, "c") for owner in ("ann", "bob", "cy")]
     assert [one.question if one else None for one in found] == ["ann", "bob", None]
 
 
 def test_what_is_recalled_is_what_was_remembered_with_the_user_by_pseudonym(log: DecisionLog) -> None:
     contexts = (Context(chunk_id="c1", text="one"), "two")
-    log.remember("ann", "c", RegisteredCall(question="Why?", contexts=contexts, user="ann", product="cards"), 60)
-    log.remember("ann", "d", RegisteredCall(contexts=("two",)), 60).result()
-    assert log.recall("ann", "c") == RegisteredCall(question="Why?", contexts=contexts, user="u-ann", product="cards")
-    assert log.recall("ann", "d") == RegisteredCall(contexts=("two",))
+    log.register_call("ann", "c", RegisteredCall(question="Why?", contexts=contexts, user="ann", product="cards"), 60)
+    log.register_call("ann", "d", RegisteredCall(contexts=("two",)), 60).result()
+    assert log.get_call("ann", "c") == RegisteredCall(question="Why?", contexts=contexts, user="u-ann", product="cards")
+    assert log.get_call("ann", "d") == RegisteredCall(contexts=("two",))
 
 
 def test_another_process_recalls_what_one_has_registered(tmp_path: Path, log: DecisionLog) -> None:
     other = open_log(url_of(tmp_path))
-    log.remember("ann", "c", RegisteredCall(question="one"), 60).result()
-    assert other.recall("ann", "c") == RegisteredCall(question="one")
+    log.register_call("ann", "c", RegisteredCall(question="one"), 60).result()
+    assert other.get_call("ann", "c") == RegisteredCall(question="one")
     other.close()
 
 
@@ -284,17 +292,17 @@ def test_contexts_are_bounded_in_number_and_length(tmp_path: Path, monkeypatch: 
     log = open_log(url_of(tmp_path), calls_each=3)
 
     def kept(owner: str) -> list[int]:
-        return [at for at in range(5) if log.recall(owner, f"c-{at}")]
+        return [at for at in range(5) if log.get_call(owner, f"c-{at}")]
 
     for at in range(2):
-        log.remember("ann", f"c-{at}", RegisteredCall(question="?"), 60)
+        log.register_call("ann", f"c-{at}", RegisteredCall(question="?"), 60)
     for at in (0, 0, 0, 0, 0, 0, 1, 2, 3, 4):
-        log.remember("eve", f"c-{at}", RegisteredCall(question="?"), 60).result()
+        log.register_call("eve", f"c-{at}", RegisteredCall(question="?"), 60).result()
     assert (kept("ann"), kept("eve")) == ([0, 1], [2, 3, 4])
-    log.remember("bob", "c-0", RegisteredCall(question="?"), 60).result()
+    log.register_call("bob", "c-0", RegisteredCall(question="?"), 60).result()
     assert (kept("ann"), kept("eve"), kept("bob")) == ([1], [2, 3, 4], [0]), "the oldest of all has gone"
     with pytest.raises(AbstainError, match="characters, 100 allowed"):
-        log.remember("ann", "c", RegisteredCall(contexts=("x" * 100,)), 60)
+        log.register_call("ann", "c", RegisteredCall(contexts=("x" * 100,)), 60)
     log.close()
 
 
@@ -324,8 +332,8 @@ def test_the_share_is_drawn(shown: bool, share: float) -> None:
 
 def test_newest_withheld_come_first(log: DecisionLog) -> None:
     for at in range(6):
-        log.record(decision(f"i-{at}", at % 2 == 0)).result()
-    assert [row.interaction_id for row in queries.newest_withheld(log.database, 2)] == ["i-5", "i-3"]
+        log.record_decision(decision(f"i-{at}", at % 2 == 0)).result()
+    assert [row.interaction_id for row in queries.list_withheld(log.database, 2)] == ["i-5", "i-3"]
 
 
 @pytest.mark.heavy
@@ -334,10 +342,10 @@ def test_figures_over_time_are_those_of_the_rows(tmp_path_factory: pytest.TempPa
     log = open_log(url_of(tmp_path_factory.mktemp("log")))
     for at, (minute, kind, took) in enumerate(rows):
         moment = AT + timedelta(minutes=minute)
-        log.record(decision(f"i-{at}", decided_at=moment, decision=kind, took_ms=took, interaction=None))
-    log.record(decision("before", decided_at=AT - timedelta(microseconds=1)))
-    log.record(decision("after", decided_at=AT + timedelta(hours=1))).result()
-    steps = queries.over_time(log.database, AT, AT + timedelta(hours=1), timedelta(minutes=15))
+        log.record_decision(decision(f"i-{at}", decided_at=moment, decision=kind, took_ms=took, interaction=None))
+    log.record_decision(decision("before", decided_at=AT - timedelta(microseconds=1)))
+    log.record_decision(decision("after", decided_at=AT + timedelta(hours=1))).result()
+    steps = queries.count_by_interval(log.database, AT, AT + timedelta(hours=1), timedelta(minutes=15))
     log.close()
     expected = []
     for quarter in range(4):
@@ -358,8 +366,8 @@ def rounded(took_ms: float) -> Any:
 
 def test_figures_tell_how_many_were_shown_without_a_decision(log: DecisionLog) -> None:
     for at, shown in enumerate((True, True, False)):
-        log.record(decision(f"i-{at}", shown, decision="unavailable")).result()
-    (step,) = queries.over_time(log.database, AT, AT + timedelta(hours=1), timedelta(hours=1))
+        log.record_decision(decision(f"i-{at}", shown, decision="unavailable")).result()
+    (step,) = queries.count_by_interval(log.database, AT, AT + timedelta(hours=1), timedelta(hours=1))
     assert (step.show, step.unavailable, step.shown) == (0, 3, 2)
 
 
@@ -372,33 +380,33 @@ def test_reviews_of_what_a_version_showed_are_found(log: DecisionLog) -> None:
         {"decision": "unavailable", "shown": True},
     ]
     for number, changes in enumerate([{}, *others]):
-        log.record(decision(f"i-{number}", **changes))
-        log.feedback(f"f-{number}", review(f"i-{number}"))
-    log.feedback("thumb", feedback("i-0"))
-    log.feedback("again", review("i-0", right=False)).result()
-    assert queries.reviews_of_shown(log.database, "v1.0.0", AT) == [review("i-0"), review("i-0", right=False)]
-    log.purge(datetime.now(UTC) + timedelta(days=40_000))
-    assert queries.reviews_of_shown(log.database, "v1.0.0", AT) == [], "verdicts go with the texts"
+        log.record_decision(decision(f"i-{number}", **changes))
+        log.record_feedback(f"f-{number}", review(f"i-{number}"))
+    log.record_feedback("thumb", feedback("i-0"))
+    log.record_feedback("again", review("i-0", right=False)).result()
+    assert queries.list_reviews_of_shown(log.database, "v1.0.0", AT) == [review("i-0"), review("i-0", right=False)]
+    log.purge_expired_texts(datetime.now(UTC) + timedelta(days=40_000))
+    assert queries.list_reviews_of_shown(log.database, "v1.0.0", AT) == [], "verdicts go with the texts"
 
 
 def test_reviewed_are_those_with_a_review(log: DecisionLog) -> None:
-    log.feedback("f-1", review("i-1"))
-    log.feedback("f-2", feedback("i-2"))
-    log.feedback("f-3", review("i-3")).result()
-    assert queries.reviewed(log.database, ["i-1", "i-2", "i-4"]) == {"i-1"}
+    log.record_feedback("f-1", review("i-1"))
+    log.record_feedback("f-2", feedback("i-2"))
+    log.record_feedback("f-3", review("i-3")).result()
+    assert queries.find_reviewed(log.database, ["i-1", "i-2", "i-4"]) == {"i-1"}
 
 
 def test_counts_are_of_the_decisions_since_a_moment(log: DecisionLog) -> None:
-    log.record(decision("old", decided_at=AT - timedelta(days=1)))
-    log.record(decision("new", shown=False))
-    log.feedback("f", feedback("new")).result()
-    assert queries.count(log.database, AT) == {"show": 0, "abstain": 1, "unavailable": 0, "feedback": 1}
-    assert queries.count(log.database, datetime.now(UTC) + timedelta(days=1))["feedback"] == 0
+    log.record_decision(decision("old", decided_at=AT - timedelta(days=1)))
+    log.record_decision(decision("new", shown=False))
+    log.record_feedback("f", feedback("new")).result()
+    assert queries.count_decisions(log.database, AT) == {"show": 0, "abstain": 1, "unavailable": 0, "feedback": 1}
+    assert queries.count_decisions(log.database, datetime.now(UTC) + timedelta(days=1))["feedback"] == 0
 
 
 def test_a_step_of_no_length_is_a_mistake_of_the_caller(log: DecisionLog) -> None:
     with pytest.raises(ValueError, match="above 0"):
-        queries.over_time(log.database, AT, AT, timedelta(0))
+        queries.count_by_interval(log.database, AT, AT, timedelta(0))
 
 
 # The database
@@ -408,7 +416,7 @@ def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         log = open_log(url_of(tmp_path / "home"))
-        log.record(decision()).result()
+        log.record_decision(decision()).result()
     finally:
         os.umask(before)
     modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "home").iterdir()}
@@ -426,10 +434,10 @@ def test_redaction_comes_before_the_disk(tmp_path: Path) -> None:
     log = open_log(url_of(tmp_path), redact=redact)
     asked = interaction(question=f"Is {secret} mine?", answer=f"{secret} is.")
     futures = [
-        log.record(decision(interaction=asked, user="ann@example.org")),
-        log.feedback("f-1", feedback(comment=f"my {secret}")),
-        log.feedback("f-2", review(ideal_answer=f"it is {secret}")),
-        log.remember("key", "c", RegisteredCall(question=f"Is {secret} mine?", contexts=(f"{secret} is.",)), 60),
+        log.record_decision(decision(interaction=asked, user="ann@example.org")),
+        log.record_feedback("f-1", feedback(comment=f"my {secret}")),
+        log.record_feedback("f-2", review(ideal_answer=f"it is {secret}")),
+        log.register_call("key", "c", RegisteredCall(question=f"Is {secret} mine?", contexts=(f"{secret} is.",)), 60),
     ]
     assert [future.result() for future in futures] == ["recorded"] * 4
     assert (tmp_path / "decisions.sqlite-wal").stat().st_size > 0
@@ -471,20 +479,20 @@ def test_a_url_that_is_none_of_postgresql_is_not_quoted(url: str) -> None:
 def test_while_the_database_is_away_rows_fail_and_later_ones_are_written(
     tmp_path: Path, log: DecisionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log.record(decision("before")).result()
+    log.record_decision(decision("before")).result()
     with closing(sqlite3.connect(tmp_path / "decisions.sqlite", isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode=EXCLUSIVE")
         log.database._engine.dispose()
         monkeypatch.setattr("abstain.data.decision_log.database._PRAGMAS", ("busy_timeout=1",))
         other.execute("BEGIN EXCLUSIVE")
-        away = [log.record(decision("a")), log.feedback("f", feedback("a"))]
+        away = [log.record_decision(decision("a")), log.record_feedback("f", feedback("a"))]
         assert [code_of(future) for future in away] == [Code.NO_SERVICE] * 2
         assert log.trouble == str(away[0].exception().coded)
         other.execute("ROLLBACK")
         other.execute("PRAGMA locking_mode=NORMAL")
         other.execute("SELECT count(*) FROM decision_log").fetchone()
-    assert log.record(decision("a")).result() == "recorded" and log.trouble is None
-    assert queries.count(log.database) == {"show": 2, "abstain": 0, "unavailable": 0, "feedback": 0}
+    assert log.record_decision(decision("a")).result() == "recorded" and log.trouble is None
+    assert queries.count_decisions(log.database) == {"show": 2, "abstain": 0, "unavailable": 0, "feedback": 0}
 
 
 def test_a_log_that_takes_no_rows_is_noticed_before_one_comes(
@@ -499,26 +507,26 @@ def test_a_log_that_takes_no_rows_is_noticed_before_one_comes(
     file.write_bytes(b"junk" * 5000)
     wait_until(lambda: log.trouble is not None)
     with pytest.raises(AbstainError) as refused:
-        queries.find(log.database, "i-1")
+        queries.get_decision(log.database, "i-1")
     for told in (log.trouble, str(refused.value)):
         assert "see the server's log" in (told or "") and str(tmp_path) not in (told or "")
     assert f"decision log {file}: file is not a database" in caplog.text
     file.unlink()
     wait_until(lambda: log.trouble is None)
-    assert log.record(decision()).result() == "recorded"
+    assert log.record_decision(decision()).result() == "recorded"
     log.close()
 
 
 def test_a_file_that_was_removed_is_made_anew(
     tmp_path: Path, log: DecisionLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log.record(decision("a")).result()
+    log.record_decision(decision("a")).result()
     for file in tmp_path.iterdir():
         file.unlink()
-    assert log.record(decision("b")).result() == "recorded"
+    assert log.record_decision(decision("b")).result() == "recorded"
     assert log.database.replaced == 1 and "the file was removed or replaced" in caplog.text
     other = open_log(url_of(tmp_path))
-    assert queries.find(other.database, "b") and not queries.find(other.database, "a")
+    assert queries.get_decision(other.database, "b") and not queries.get_decision(other.database, "a")
     other.close()
 
 
@@ -558,17 +566,19 @@ def test_the_thread_that_writes_survives_a_defect(
         log = open_log(url_of(tmp_path))
         patch.setattr(of, failing, fail)
         wait_until(lambda: "a defect" in caplog.text)
-    assert log.record(decision()).result(20) == "recorded"
+    assert log.record_decision(decision()).result(20) == "recorded"
     log.close()
 
 
 def test_the_log_purges_itself(tmp_path: Path) -> None:
     log = open_log(url_of(tmp_path))
-    log.record(decision()).result()
+    log.record_decision(decision()).result()
     log.close()
     log = open_log(url_of(tmp_path), keep_days=1)  # AT is before yesterday
     deadline = time.monotonic() + 20
-    while (found := queries.find(log.database, "i-1")) and found.texts == "kept" and time.monotonic() < deadline:
+    while (
+        (found := queries.get_decision(log.database, "i-1")) and found.texts == "kept" and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     assert found and found.texts == "expired"
     log.close()
@@ -576,18 +586,18 @@ def test_the_log_purges_itself(tmp_path: Path) -> None:
 
 def test_two_logs_on_one_file_record_every_row_once(tmp_path: Path) -> None:
     logs = [open_log(url_of(tmp_path)) for _ in range(2)]
-    futures = [log.record(decision(f"i-{at}")) for at in range(100) for log in logs]
-    futures += [log.feedback(f"f-{at}", feedback(f"i-{at}")) for at in range(100) for log in logs]
+    futures = [log.record_decision(decision(f"i-{at}")) for at in range(100) for log in logs]
+    futures += [log.record_feedback(f"f-{at}", feedback(f"i-{at}")) for at in range(100) for log in logs]
     outcomes = [future.result() for future in futures]
     assert outcomes.count("recorded") == outcomes.count("known") == 200
-    assert queries.count(logs[0].database) == {"show": 100, "abstain": 0, "unavailable": 0, "feedback": 100}
+    assert queries.count_decisions(logs[0].database) == {"show": 100, "abstain": 0, "unavailable": 0, "feedback": 100}
     for log in logs:
         log.close()
 
 
 def test_feedback_of_any_text_comes_back(log: DecisionLog) -> None:
     comment = "it's \x00 'quoted' \u2028 \U0001f600"
-    log.feedback("f", feedback(comment=comment)).result()
-    log.record(decision()).result()
-    found = queries.find(log.database, "i-1")
+    log.record_feedback("f", feedback(comment=comment)).result()
+    log.record_decision(decision()).result()
+    found = queries.get_decision(log.database, "i-1")
     assert found and isinstance(found.feedback[0], Thumb) and found.feedback[0].comment == comment

@@ -40,17 +40,17 @@ def log(url: str) -> Iterator[DecisionLog]:
 
 
 def test_postgres_what_is_recorded_is_found_given_to_ingest_and_erased(url: str, log: DecisionLog) -> None:
-    assert log.record(decision("a", user="ann")).result() == "recorded"
-    assert log.record(decision("a", user="ann")).result() == "known"
-    assert log.record(decision("b", shown=False, took_ms=5.0)).result() == "recorded"
-    assert log.feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "recorded"
-    assert log.feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "known"
-    log.remember("key", "c", RegisteredCall(question="one"), 60)
-    log.remember("key", "c", RegisteredCall(question="two"), 60).result()
-    assert log.recall("key", "c") == RegisteredCall(question="two")
-    (step,) = queries.over_time(log.database, AT, AT + timedelta(hours=1), timedelta(minutes=5))
+    assert log.record_decision(decision("a", user="ann")).result() == "recorded"
+    assert log.record_decision(decision("a", user="ann")).result() == "known"
+    assert log.record_decision(decision("b", shown=False, took_ms=5.0)).result() == "recorded"
+    assert log.record_feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "recorded"
+    assert log.record_feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "known"
+    log.register_call("key", "c", RegisteredCall(question="one"), 60)
+    log.register_call("key", "c", RegisteredCall(question="two"), 60).result()
+    assert log.get_call("key", "c") == RegisteredCall(question="two")
+    (step,) = queries.count_by_interval(log.database, AT, AT + timedelta(hours=1), timedelta(minutes=5))
     assert (step.start, step.show, step.abstain, step.p50_ms, step.p99_ms) == (AT, 1, 1, 3.0, 5.0)
-    assert [row.interaction_id for row in queries.newest_withheld(log.database, 5)] == ["b"]
+    assert [row.interaction_id for row in queries.list_withheld(log.database, 5)] == ["b"]
     source = DecisionLogSource(name="decisions", url=url)
     reading = source.read({})
     assert [row.interaction and row.interaction.interaction_id for row in reading] == ["b", "a"]
@@ -58,14 +58,16 @@ def test_postgres_what_is_recorded_is_found_given_to_ingest_and_erased(url: str,
     existing = LogDatabase.existing(url)
     assert existing and find_user_rows(existing, ["u-ann"]).feedback == 1
     assert log.erase(["ann"], with_interactions=True) == 2
-    assert log.purge(AT + timedelta(days=31)) == 1
-    found = [queries.find(log.database, key) for key in "ab"]
+    assert log.purge_expired_texts(AT + timedelta(days=31)) == 1
+    found = [queries.get_decision(log.database, key) for key in "ab"]
     assert [one.texts for one in found if one] == ["erased", "expired"]
-    assert queries.count(log.database) == {"show": 1, "abstain": 1, "unavailable": 0, "feedback": 1}
+    assert queries.count_decisions(log.database) == {"show": 1, "abstain": 1, "unavailable": 0, "feedback": 1}
 
 
 def test_postgres_a_row_that_it_refuses_fails_alone(log: DecisionLog) -> None:
-    futures = [log.record(decision(key, reason=reason)) for key, reason in (("a", None), ("b", "\x00"), ("c", None))]
+    futures = [
+        log.record_decision(decision(key, reason=reason)) for key, reason in (("a", None), ("b", "\x00"), ("c", None))
+    ]
     error = futures[1].exception()
     assert isinstance(error, AbstainError) and error.code is Code.INVALID_ROW
     assert [futures[at].result() for at in (0, 2)] == ["recorded"] * 2
@@ -82,7 +84,7 @@ def test_postgres_queue_is_shared_by_gates(url: str, log: DecisionLog) -> None:
     assert progress(log.database) == (1, 2), "bob still has b"
     read = DecisionLogSource(name="decisions", url=url).read({})
     assert [row.review and row.review.inclusion_probability for row in read] == [1 / 3, 0.5]
-    assert log.purge(now + timedelta(days=31)) == 4
+    assert log.purge_expired_texts(now + timedelta(days=31)) == 4
     other.close()
 
 
@@ -95,7 +97,7 @@ def test_postgres_where_no_server_has_logged_there_is_nothing(url: str) -> None:
 def test_postgres_numbers_rise_in_the_order_of_commits(url: str) -> None:
     logs = [open_log(url, shown_share=1.0) for _ in range(3)]
     source, seen, state = DecisionLogSource(name="decisions", url=url), [], {}
-    futures = [log.record(decision(f"{name}-{at}")) for at in range(300) for name, log in enumerate(logs)]
+    futures = [log.record_decision(decision(f"{name}-{at}")) for at in range(300) for name, log in enumerate(logs)]
     while True:  # reads while they write: what has a lower number than one that was seen may not come later
         is_last = all(future.done() for future in futures)
         reading = source.read(state)
@@ -118,14 +120,14 @@ def test_postgres_while_it_is_away_rows_fail_and_later_ones_are_written() -> Non
         Path(folder).chmod(0o755)
         with start_postgres(Path(folder) / "data") as url:
             log = open_log(url)
-            assert log.record(decision("before")).result() == "recorded"
-        error = log.record(decision("a")).exception()
+            assert log.record_decision(decision("before")).result() == "recorded"
+        error = log.record_decision(decision("a")).exception()
         assert isinstance(error, AbstainError) and error.code is Code.NO_SERVICE and "\n" not in str(error)
         with pytest.raises(AbstainError):
-            queries.find(log.database, "before")
+            queries.get_decision(log.database, "before")
         with start_postgres(Path(folder) / "data"):
-            assert log.record(decision("a")).result() == "recorded"
-            assert queries.find(log.database, "before") and queries.count(log.database)["show"] == 2
+            assert log.record_decision(decision("a")).result() == "recorded"
+            assert queries.get_decision(log.database, "before") and queries.count_decisions(log.database)["show"] == 2
             log.close()
 
 
@@ -138,8 +140,8 @@ def test_postgres_that_is_away_is_one_line_without_the_password() -> None:
 
 def test_postgres_texts_of_any_language_come_back(log: DecisionLog) -> None:
     asked = interaction("a", question="Wie hoch? \U0001f600 \u2028 'x'")
-    log.record(decision("a", interaction=asked))
-    log.feedback("f", review("a", ideal_answer="Zehn €")).result()
-    found = queries.find(log.database, "a")
+    log.record_decision(decision("a", interaction=asked))
+    log.record_feedback("f", review("a", ideal_answer="Zehn €")).result()
+    found = queries.get_decision(log.database, "a")
     assert found and found.decision.interaction and found.decision.interaction.question == asked.question
     assert found.feedback == (review("a", ideal_answer="Zehn €"),)

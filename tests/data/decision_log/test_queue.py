@@ -14,7 +14,7 @@ from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries, queue
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.erasure import erase
+from abstain.data.decision_log.erasure import erase_user
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.queue import DrawnAnswer, fill, find_queued, next_open, progress, reviewed_ids
 from abstain.data.store.record_keys import interaction_identity
@@ -95,10 +95,10 @@ def test_a_verdict_that_comes_again_is_one_review(tmp_path: Path, log: DecisionL
 
 def test_the_weight_is_the_queues_whatever_is_given(tmp_path: Path, log: DecisionLog) -> None:
     put(log, "a", probability=7 / 23)
-    log.record(decision("w", shown=False)).result()
+    log.record_decision(decision("w", shown=False)).result()
     for key in ("a", "w"):
         log.review(review(key, reviewer="ann", inclusion_probability=1e-6)).result()
-    log.feedback("f-1", review("a", reviewer="eve", inclusion_probability=1e-6)).result()
+    log.record_feedback("f-1", review("a", reviewer="eve", inclusion_probability=1e-6)).result()
     weights = {(row.interaction_id, row.reviewer): row.inclusion_probability for row in ingested(tmp_path)}
     assert weights == {("a", "ann"): 7 / 23, ("w", "ann"): None, ("a", "eve"): None}
     assert reviewed_ids(log.database) == {"a"}
@@ -110,8 +110,8 @@ def test_an_answer_that_nobody_put_there_is_refused(log: DecisionLog) -> None:
         log.review(review("b", reviewer="ann")).result()
     for name in ("page/drawn/x", "PAGE/drawn/x"):
         with pytest.raises(AbstainError, match="ids that begin with page/"):
-            log.feedback(name, review("a", reviewer="ann")).result()
-    assert queries.count(log.database)["feedback"] == 0
+            log.record_feedback(name, review("a", reviewer="ann")).result()
+    assert queries.count_decisions(log.database)["feedback"] == 0
 
 
 def test_a_new_sample_replaces_all_but_held_answers(log: DecisionLog) -> None:
@@ -140,7 +140,7 @@ def test_a_moved_weight_comes_again_with_its_reviews(tmp_path: Path, log: Decisi
 
 def test_a_corrected_verdict_keeps_its_weight(tmp_path: Path, log: DecisionLog) -> None:
     put(log, "a", probability=0.25)
-    log.record(decision("a", shown=False)).result()
+    log.record_decision(decision("a", shown=False)).result()
     log.review(review("a", reviewer="ann")).result()
     put(log, "b")
     corrected = review("a", reviewer="ann", right=False)
@@ -176,10 +176,10 @@ def test_an_id_that_postgres_cannot_hold_is_one_line(log: DecisionLog, monkeypat
 def test_erasure_and_days_take_texts_from_the_queue(tmp_path: Path, log: DecisionLog) -> None:
     put(log, "a", "b")
     gone = {interaction_identity("a").hex()}
-    assert erase(log.database, {"ann"}, {"u-ann"}, with_interactions=True, identities=gone) == 1
+    assert erase_user(log.database, {"ann"}, {"u-ann"}, with_interactions=True, identities=gone) == 1
     assert find_queued(log.database, "a") is None and b"<a>" not in bytes_in(tmp_path)
     with pytest.raises(AbstainError, match="in the queue no more"):
         log.review(review("a", reviewer="ann")).result()
-    assert log.purge(datetime.now(UTC) + timedelta(days=29)) == 0
-    assert log.purge(datetime.now(UTC) + timedelta(days=31)) == 1
+    assert log.purge_expired_texts(datetime.now(UTC) + timedelta(days=29)) == 0
+    assert log.purge_expired_texts(datetime.now(UTC) + timedelta(days=31)) == 1
     assert progress(log.database) == (0, 0) and b"<b>" not in bytes_in(tmp_path)

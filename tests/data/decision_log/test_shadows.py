@@ -25,8 +25,8 @@ def log(tmp_path: Path) -> Iterator[DecisionLog]:
     """Ann asked a and Bob b; both versions decided about them."""
     opened = open_log(url_of(tmp_path), keep_days=30)
     for key, user in (("a", "ann"), ("b", "bob")):
-        opened.record(decision(key, user=user, decided_at=NOW))
-        opened.shadow(replace(OF_SHADOW, interaction_id=key)).result()
+        opened.record_decision(decision(key, user=user, decided_at=NOW))
+        opened.record_shadow_decision(replace(OF_SHADOW, interaction_id=key)).result()
     yield opened
     opened.close()
 
@@ -44,31 +44,31 @@ def test_a_pair_has_what_both_have_decided(tmp_path: Path, log: DecisionLog) -> 
 
 
 def test_the_first_of_an_answer_and_a_candidate_stays(tmp_path: Path, log: DecisionLog) -> None:
-    log.shadow(replace(OF_SHADOW, confidence=0.9))
-    log.shadow(replace(OF_SHADOW, candidate="shadow-2", confidence=0.6))
-    log.shadow(replace(OF_SHADOW, candidate="shadow-2", confidence=0.7)).result()
+    log.record_shadow_decision(replace(OF_SHADOW, confidence=0.9))
+    log.record_shadow_decision(replace(OF_SHADOW, candidate="shadow-2", confidence=0.6))
+    log.record_shadow_decision(replace(OF_SHADOW, candidate="shadow-2", confidence=0.7)).result()
     assert [one.shadow_confidence for one in pairs(tmp_path)] == [0.25, 0.25]
     assert [one.shadow_confidence for one in pairs(tmp_path, "shadow-2")] == [0.6]
 
 
 def test_what_either_has_not_decided_is_no_pair(tmp_path: Path, log: DecisionLog) -> None:
-    log.shadow(replace(OF_SHADOW, interaction_id="unknown"))
-    log.shadow(replace(OF_SHADOW, interaction_id="c"))
-    log.record(decision("c", shown=False, decision="unavailable", interaction=interaction("c")))
-    log.record(decision("d", interaction=interaction("d")))
-    log.shadow(replace(OF_SHADOW, interaction_id="d", confidence=None)).result()
+    log.record_shadow_decision(replace(OF_SHADOW, interaction_id="unknown"))
+    log.record_shadow_decision(replace(OF_SHADOW, interaction_id="c"))
+    log.record_decision(decision("c", shown=False, decision="unavailable", interaction=interaction("c")))
+    log.record_decision(decision("d", interaction=interaction("d")))
+    log.record_shadow_decision(replace(OF_SHADOW, interaction_id="d", confidence=None)).result()
     assert [one.interaction_id for one in pairs(tmp_path)] == ["a", "b"]
 
 
 def test_an_erasure_with_interactions_reaches_it_and_it_does_not_come_back(tmp_path: Path, log: DecisionLog) -> None:
     assert log.erase(["ann"], with_interactions=True) == 2
     assert [one.interaction_id for one in pairs(tmp_path)] == ["b"]
-    log.shadow(OF_SHADOW).result()
+    log.record_shadow_decision(OF_SHADOW).result()
     assert [one.interaction_id for one in pairs(tmp_path)] == ["b"]
 
 
 def test_it_goes_when_its_days_are_over(tmp_path: Path, log: DecisionLog) -> None:
-    log.purge(NOW + timedelta(days=29))
+    log.purge_expired_texts(NOW + timedelta(days=29))
     assert len(pairs(tmp_path)) == 2
-    log.purge(NOW + timedelta(days=31))
+    log.purge_expired_texts(NOW + timedelta(days=31))
     assert pairs(tmp_path) == []

@@ -20,7 +20,10 @@ def write(url: str, name: str) -> None:
     print("ready", flush=True)
     for at in count():
         key = f"{name}-{at}"
-        futures: list[Future[Any]] = [log.record(decision(key)), log.feedback(f"f-{key}", feedback(key, comment=key))]
+        futures: list[Future[Any]] = [
+            log.record_decision(decision(key)),
+            log.record_feedback(f"f-{key}", feedback(key, comment=key)),
+        ]
         for future in futures:
             future.result()
         os.write(1, f"{key}\n".encode())  # whole lines: a line is written at once or not at all

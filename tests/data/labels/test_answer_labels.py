@@ -12,7 +12,7 @@ from abstain.core.contracts import Review, Thumb
 from abstain.data.labels.answer_labels import (
     assign_labels,
     find_disagreements,
-    resolve,
+    resolve_reviews,
     select_countable_thumbs,
     select_latest_reviews,
 )
@@ -36,7 +36,7 @@ def place(rows: Sequence[Review]) -> pd.DataFrame:
 def verdict(*rows: Review, **changes: object) -> pd.Series:
     """What is said of answer `a`."""
     params = LABELS.model_copy(update=changes)
-    return resolve(select_latest_reviews(place(rows), params), params).loc[0]
+    return resolve_reviews(select_latest_reviews(place(rows), params), params).loc[0]
 
 
 def label(
@@ -51,7 +51,7 @@ def label(
 
 
 def reviewed(*rows: Review) -> pd.DataFrame:
-    return resolve(select_latest_reviews(place(rows), LABELS), LABELS)
+    return resolve_reviews(select_latest_reviews(place(rows), LABELS), LABELS)
 
 
 NOBODY = reviewed()
@@ -150,11 +150,11 @@ def test_who_decides_where_reviews_disagree(
 )
 def test_one_verdict_an_answer_whatever_the_order_and_its_parts_make_the_whole(rule: str, rows, rng) -> None:
     params = LABELS.model_copy(update={"conflicts": rule, "require": ("correct", "truthful")})
-    found = resolve(select_latest_reviews(place(rows), params), params)
+    found = resolve_reviews(select_latest_reviews(place(rows), params), params)
     assert (found["label"] == (found["correct"] & found["truthful"])).all()
     assert found.index.tolist() == sorted({"abc".index(row.interaction_id) for row in rows})
     rng.shuffle(rows)
-    pd.testing.assert_frame_equal(resolve(select_latest_reviews(place(rows), params), params), found)
+    pd.testing.assert_frame_equal(resolve_reviews(select_latest_reviews(place(rows), params), params), found)
 
 
 def test_the_inclusion_probability_is_that_of_the_deciding_review() -> None:

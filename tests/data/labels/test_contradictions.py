@@ -18,7 +18,7 @@ def verdicts(*rows: tuple[int, str, bool], batch: str = "000001") -> pd.DataFram
 
 
 def named(found: Contradictions) -> list[tuple[str, str | None]]:
-    return [(one.person, one.batch) for one in found.named]
+    return [(one.person, one.batch) for one in found.flagged]
 
 
 def test_a_batch_of_a_reviewer_and_a_user_turned_round_are_named_and_nobody_else() -> None:
@@ -59,7 +59,7 @@ def test_users_who_were_contradicted_by_a_wrong_reviewer_are_not_named_with_them
     wrong = verdicts(*[(row, REVIEWER, False) for row in range(200, 240)], batch="000002")
     given = votes(*[(row, 1 + row // 20, True) for row in range(240)])
     found = find_contradictions(pd.concat([right, wrong]), given, [f"u{n}" for n in range(12)])
-    (only,) = found.named
+    (only,) = found.flagged
     assert str(only) == "reviewer r-01234567: 40 of 40 answers are judged the other way by others; 0 would be as usual"
 
 
@@ -72,7 +72,7 @@ def test_an_anonymous_thumb_is_a_witness_and_nobodys() -> None:
 def test_several_thumbs_on_one_answer_contradict_a_reviewer_once() -> None:
     rows = verdicts(*[(row, f"r{row % 4}", True) for row in range(200)], (200, "late", False))
     given = votes(*[(row, 0, True) for row in range(200)], *[(200, 0, True)] * 50)
-    assert find_contradictions(rows, given, []).named == ()
+    assert find_contradictions(rows, given, []).flagged == ()
 
 
 def test_a_user_who_seldom_likes_or_is_shown_what_is_wrong_is_not_named() -> None:
@@ -88,7 +88,7 @@ def test_a_user_who_seldom_likes_or_is_shown_what_is_wrong_is_not_named() -> Non
 @pytest.mark.parametrize("spread", [0.0, 0.5])
 def test_nobody_is_named_where_nobody_is_wrong_on_purpose(spread: float) -> None:
     quiet = sum(
-        not find_contradictions(*Crowd(seed=seed, answers=800, spread=spread).rows()).named for seed in range(100)
+        not find_contradictions(*Crowd(seed=seed, answers=800, spread=spread).rows()).flagged for seed in range(100)
     )
     assert quiet >= 95
 

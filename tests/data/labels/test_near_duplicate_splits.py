@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.config.params import SplitParams
-from abstain.data.labels.near_duplicate_splits import split_rows, twin_in_training
-from abstain.data.store.splits import assign_splits, uniform
+from abstain.data.labels.near_duplicate_splits import has_near_duplicate_in_training, split_rows
+from abstain.data.store.splits import assign_splits, hash_to_unit_interval
 from tests.data.frames import BY_GROUP, BY_TIME, FROZEN, OPENS
 
 Row = tuple[str, int | None, int | None, int]
@@ -38,7 +38,9 @@ def arrived(*nights: list[Row]) -> pd.DataFrame:
 def of_side(side: str, count: int = 1, prefix: str = "g") -> list[str]:
     """Groups whose name alone puts them on this side."""
     names = (f"{prefix}{n}" for n in range(1000))
-    found = [name for name in names if (uniform(PARAMS.seed, name) < PARAMS.holdout) == (side == "holdout")]
+    found = [
+        name for name in names if (hash_to_unit_interval(PARAMS.seed, name) < PARAMS.holdout) == (side == "holdout")
+    ]
     return found[:count]
 
 
@@ -72,7 +74,7 @@ def test_component_above_the_share_is_left_to_its_groups() -> None:
     found = split_rows(rows, BY_GROUP)
     assert not found["joined"].any() and not found["left_out"].any()
     assert found["split"].equals(assign_splits(rows["group"], rows["asked_at"], BY_GROUP))
-    flagged = twin_in_training(rows.assign(split=found["split"]))
+    flagged = has_near_duplicate_in_training(rows.assign(split=found["split"]))
     assert rows["group"][flagged & (found["split"] == "holdout")].tolist() == [held]
 
 
@@ -81,7 +83,7 @@ def test_a_twin_of_training_in_validation_is_marked() -> None:
     splits = assign_splits(pd.Series(others), pd.Series([OPENS] * len(others)), BY_GROUP)
     validating, trained = (others[splits.tolist().index(name)] for name in ("validation", "train"))
     rows = arrived([(validating, 1, None, 0), (validating, 2, None, 0), *fillers(20)], [(trained, 1, None, 1)])
-    flagged = twin_in_training(rows.assign(split=split_rows(rows, BY_GROUP)["split"]))
+    flagged = has_near_duplicate_in_training(rows.assign(split=split_rows(rows, BY_GROUP)["split"]))
     assert flagged[flagged].index.tolist() == [0]
 
 
@@ -93,7 +95,7 @@ def test_later_twin_of_the_holdout_is_left_out() -> None:
     found = split_rows(rows, BY_GROUP)
     assert found.index[found["left_out"]].tolist() == [len(history)]
     assert (found["split"] == "excluded").equals(found["left_out"])
-    assert not twin_in_training(rows.assign(split=found["split"])).any()
+    assert not has_near_duplicate_in_training(rows.assign(split=found["split"])).any()
 
 
 def test_growth_of_the_data_joins_no_groups_there_are() -> None:
@@ -110,7 +112,7 @@ def test_twins_in_the_newest_window_cost_no_training_row() -> None:
     rows = arrived([(held, None, None, 0), (trained, 1, None, 0), *fillers(60)], [(held, 1, None, days)])
     found = split_rows(rows, BY_GROUP)
     assert found["split"].iloc[-1] == "newest" and not found["left_out"].any()
-    assert not twin_in_training(rows.assign(split=found["split"])).any()
+    assert not has_near_duplicate_in_training(rows.assign(split=found["split"])).any()
 
 
 def test_no_rows_have_no_splits() -> None:
@@ -143,7 +145,7 @@ def test_twins_of_the_holdout_are_not_trained_on(nights: list[list[Row]], params
     """Where everything that they connect is small; only such twins are left out."""
     rows = arrived(*nights)
     found = split_rows(rows, params)
-    flagged = twin_in_training(rows.assign(split=found["split"]))
+    flagged = has_near_duplicate_in_training(rows.assign(split=found["split"]))
     held = found["split"] == "holdout"
     assert not flagged[held & (whole_components(rows) <= 0.3 * len(rows))].any()
     assert found["split"][flagged].isin(["holdout", "validation"]).all()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.contracts import Interaction
-from abstain.data.labels.near_duplicates import LONG, find_near_duplicates, mask
+from abstain.data.labels.near_duplicates import LONG, find_near_duplicates, mask_names_and_numbers
 from tests.data.builders import ASKED, interaction
 
 SENTENCE = (
@@ -43,12 +43,12 @@ def numbers(column: str, *batches: list[Interaction]) -> list[int | None]:
     ],
 )
 def test_mask_replaces_names_and_numbers(text: str, masked: str) -> None:
-    assert mask(text, "Gold card" if "GOLD" in text else None) == masked
+    assert mask_names_and_numbers(text, "Gold card" if "GOLD" in text else None) == masked
 
 
 @given(st.text(), st.text() | st.none())
 def test_mask_of_any_text_is_words(text: str, product: str | None) -> None:
-    assert all(word == "_" or word.casefold() == word for word in mask(text, product).split(" "))
+    assert all(word == "_" or word.casefold() == word for word in mask_names_and_numbers(text, product).split(" "))
 
 
 def test_questions_equal_but_for_names_and_numbers_are_twins() -> None:

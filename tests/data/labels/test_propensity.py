@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from abstain.core.contracts import MIN_INCLUSION_PROBABILITY
-from abstain.data.labels.training_table import training_table
+from abstain.data.labels.training_table import build_training_table
 from abstain.learning.metrics.bootstrap import bootstrap
 from abstain.learning.metrics.weighted_metrics import precision, row_weights
 from tests.data.frames import BY_GROUP, LABELS, reviews, thumbs
@@ -54,7 +54,7 @@ def labelled(answers: pd.DataFrame, by: str) -> pd.DataFrame:
         {**about, "reviewed_at": moment, "reviewer": "a", **verdicts, "inclusion_probability": np.nan, "batch": "1"}
     )
     given = (up, reviews([])) if by == "thumb" else (thumbs([]), judged)
-    table, _ = training_table(answers, *given, LABELS, BY_GROUP)
+    table, _ = build_training_table(answers, *given, LABELS, BY_GROUP)
     return table.merge(answers[["interaction_id", "confidence", "log"]], on="interaction_id")
 
 
@@ -101,6 +101,6 @@ def test_propensity_counts_on_what_was_shown_alone_and_never_as_a_draw(answers: 
             truthful=True,
         )
     )
-    table, _ = training_table(withheld, thumbs([]), judged, LABELS, BY_GROUP)
+    table, _ = build_training_table(withheld, thumbs([]), judged, LABELS, BY_GROUP)
     of = table.merge(withheld[["interaction_id", "decision"]], on="interaction_id")
     assert (of["inclusion_probability"].isna() == (of["decision"] == "withheld")).all()

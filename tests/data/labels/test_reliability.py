@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta
 
 from abstain.config.params import LabelParams
-from abstain.data.labels.reliability import Agreement, Reliability, Share, compare, estimate
+from abstain.data.labels.reliability import Agreement, Reliability, Share, estimate_reliability, measure_agreement
 from tests.data.frames import LABELS, votes
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
@@ -47,8 +47,8 @@ def world(
 
 
 def judge(rows: World, users: int = 50, params: LabelParams = LABELS) -> tuple[Agreement, Reliability]:
-    pool = compare(rows.votes, rows.verdicts)
-    known = estimate(rows.votes, rows.verdicts, pool, users, params)
+    pool = measure_agreement(rows.votes, rows.verdicts)
+    known = estimate_reliability(rows.votes, rows.verdicts, pool, users, params)
     assert known is not None
     return pool, known
 
@@ -62,29 +62,29 @@ def of_each(rate: float, *, users: int = 50, first: float) -> np.ndarray:
 
 @given(st.lists(st.booleans(), max_size=40))
 def test_a_share_of_equal_weights_is_that_of_jeffreys(hit: list[bool]) -> None:
-    share = Share.of(np.array(hit, bool), np.full(len(hit), 7.0), np.arange(len(hit)))
+    share = Share.from_votes(np.array(hit, bool), np.full(len(hit), 7.0), np.arange(len(hit)))
     expected = beta(sum(hit) + 0.5, len(hit) - sum(hit) + 0.5)
-    assert share.effective == pytest.approx(len(hit))
+    assert share.n_eff == pytest.approx(len(hit))
     assert share.value == pytest.approx(expected.mean())
     assert (share.low, share.high) == pytest.approx(expected.interval(0.95))
-    missed = Share.of(~np.array(hit, bool), np.full(len(hit), 7.0), np.arange(len(hit)))
-    assert astuple(share.rest()) == pytest.approx(astuple(missed))
+    missed = Share.from_votes(~np.array(hit, bool), np.full(len(hit), 7.0), np.arange(len(hit)))
+    assert astuple(share.complement()) == pytest.approx(astuple(missed))
 
 
 def test_uneven_weights_and_votes_on_one_answer_make_a_share_less_certain() -> None:
     hit = np.array([True, False, True, True])
-    even = Share.of(hit, np.ones(4), np.arange(4))
-    uneven = Share.of(hit, np.array([1.0, 1, 1, 10]), np.arange(4))
-    together = Share.of(hit, np.ones(4), np.array([0, 0, 0, 1]))
-    assert even.effective == 4 and uneven.effective == pytest.approx(13**2 / 103) and together.effective == 1.6
+    even = Share.from_votes(hit, np.ones(4), np.arange(4))
+    uneven = Share.from_votes(hit, np.array([1.0, 1, 1, 10]), np.arange(4))
+    together = Share.from_votes(hit, np.ones(4), np.array([0, 0, 0, 1]))
+    assert even.n_eff == 4 and uneven.n_eff == pytest.approx(13**2 / 103) and together.n_eff == 1.6
     assert uneven.value > even.value
 
 
 def test_thumbs_are_counted_against_verdicts() -> None:
     verdicts = pd.DataFrame({"label": [True, False], "inclusion_probability": [0.5, np.nan]}, index=[0, 2])
-    found = compare(votes((0, 0, True), (0, 1, False), (1, 0, True), (2, 2, False)), verdicts)
+    found = measure_agreement(votes((0, 0, True), (0, 1, False), (1, 0, True), (2, 2, False)), verdicts)
     assert found.votes.tolist() == [[1, 1], [0, 1]]  # answer 1 has no review
-    assert found.prior.effective == pytest.approx(3**2 / 5)  # one stands for two answers, the other for itself
+    assert found.prior.n_eff == pytest.approx(3**2 / 5)  # one stands for two answers, the other for itself
     assert found.prior.value == pytest.approx((1.8 * 2 / 3 + 0.5) / 2.8)
 
 
@@ -93,9 +93,9 @@ def test_weighting_undoes_an_uneven_draw() -> None:
     inside = raw_inside = 0
     for seed in range(100):
         rows = world(seed)
-        share = compare(rows.votes, rows.verdicts).up_given_verdict[1]
+        share = measure_agreement(rows.votes, rows.verdicts).up_given_verdict[1]
         inside += share.low <= 0.86 <= share.high
-        raw = compare(rows.votes, rows.verdicts.assign(inclusion_probability=np.nan)).up_given_verdict[1]
+        raw = measure_agreement(rows.votes, rows.verdicts.assign(inclusion_probability=np.nan)).up_given_verdict[1]
         raw_inside += raw.low <= 0.86 <= raw.high
     assert inside >= 88
     assert raw_inside <= 5
@@ -103,17 +103,21 @@ def test_weighting_undoes_an_uneven_draw() -> None:
 
 def test_too_few_answers_with_both_tell_nothing() -> None:
     rows = world(0)
-    pool = compare(rows.votes, rows.verdicts)
-    fewest = int(min(pool.effective))
+    pool = measure_agreement(rows.votes, rows.verdicts)
+    fewest = int(min(pool.n_eff_by_class))
     assert (
-        estimate(rows.votes, rows.verdicts, pool, 50, LABELS.model_copy(update={"min_agreement": fewest})) is not None
+        estimate_reliability(rows.votes, rows.verdicts, pool, 50, LABELS.model_copy(update={"min_agreement": fewest}))
+        is not None
     )
     assert (
-        estimate(rows.votes, rows.verdicts, pool, 50, LABELS.model_copy(update={"min_agreement": fewest + 1})) is None
+        estimate_reliability(
+            rows.votes, rows.verdicts, pool, 50, LABELS.model_copy(update={"min_agreement": fewest + 1})
+        )
+        is None
     )
-    assert estimate(rows.votes, NONE, compare(rows.votes, NONE), 50, LABELS) is None
+    assert estimate_reliability(rows.votes, NONE, measure_agreement(rows.votes, NONE), 50, LABELS) is None
     only_right = rows.verdicts[rows.verdicts["label"]]
-    assert estimate(rows.votes, only_right, compare(rows.votes, only_right), 50, LABELS) is None
+    assert estimate_reliability(rows.votes, only_right, measure_agreement(rows.votes, only_right), 50, LABELS) is None
 
 
 def test_the_posterior_is_bayes_rule() -> None:
@@ -180,8 +184,10 @@ def test_anonymous_thumbs_are_everybodys_however_contrary() -> None:
 
 def test_users_are_judged_by_the_thumbs_they_gave() -> None:
     known = Reliability(0.5, np.log([[1, 1], [0.1 / 0.8, 0.9 / 0.2]]))
-    assert known.of_users(votes((0, 1, True), (1, 1, False), (2, 0, True))) == pytest.approx([(9 / 11 + 8 / 9) / 2])
-    assert len(known.of_users(votes((0, 0, True)))) == 0
+    assert known.compute_user_reliability(votes((0, 1, True), (1, 1, False), (2, 0, True))) == pytest.approx(
+        [(9 / 11 + 8 / 9) / 2]
+    )
+    assert len(known.compute_user_reliability(votes((0, 0, True)))) == 0
 
 
 def loss(rows: World, known: Reliability) -> float:

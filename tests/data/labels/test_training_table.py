@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from abstain.config.params import LabelParams, SplitParams
-from abstain.core.contracts import VERDICTS, ImportedInteraction
+from abstain.core.contracts import CRITERIA, ImportedInteraction
 from abstain.core.errors import AbstainError
 from abstain.data.labels.near_duplicate_splits import split_rows
-from abstain.data.labels.training_table import COLUMNS, training_table
-from abstain.data.store.splits import holdout_digest, uniform
+from abstain.data.labels.training_table import COLUMNS, build_training_table
+from abstain.data.store.splits import hash_to_unit_interval, holdout_digest
 from abstain.sample.files import HISTORY
 from benchmarks.sample.handbook import build_handbook
 from benchmarks.sample.write import answered_questions
@@ -78,7 +78,7 @@ def crowd(seed: int = 0, answers: int = 600) -> Tables:
 def table(
     tables: Tables, labels: LabelParams = FEW, split: SplitParams = BY_GROUP
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    return training_table(*tables, labels, split)
+    return build_training_table(*tables, labels, split)
 
 
 def test_the_table_has_its_columns_and_the_right_types() -> None:
@@ -247,21 +247,23 @@ def test_by_time_what_is_asked_about_again_is_left_out_and_counted() -> None:
     judged = [review(row.interaction_id, right=bool(at % 2), days=40) for at, row in enumerate(rows)]
     seed = next(n for n in range(99) if _validates(n, "early too") and not _validates(n, "early"))
     split = BY_TIME.model_copy(update={"seed": seed})
-    frame, summary = training_table(interactions(rows), thumbs(given), reviews(judged), LABELS, split)
+    frame, summary = build_training_table(interactions(rows), thumbs(given), reviews(judged), LABELS, split)
     assert Counter(frame["split"]) == {"train": 2, "validation": 2, "holdout": 2, "newest": 1}
     assert "both-2" not in set(frame["interaction_id"])
     assert summary["labels"]["excluded"] == 1
 
 
 def _validates(seed: int, group: str) -> bool:
-    return uniform(seed, group) < BY_TIME.validation
+    return hash_to_unit_interval(seed, group) < BY_TIME.validation
 
 
 def test_twins_of_the_holdout_are_left_out_or_marked() -> None:
     """A later twin is left out; a twin in a group that is too large to join stays, and the hold-out row is marked."""
     names = [f"g{n}" for n in range(200)]
-    held = [name for name in names if uniform(BY_GROUP.seed, name) < BY_GROUP.holdout]
-    trained = [name for name in names if uniform(BY_GROUP.seed, name) >= BY_GROUP.holdout + BY_GROUP.validation]
+    held = [name for name in names if hash_to_unit_interval(BY_GROUP.seed, name) < BY_GROUP.holdout]
+    trained = [
+        name for name in names if hash_to_unit_interval(BY_GROUP.seed, name) >= BY_GROUP.holdout + BY_GROUP.validation
+    ]
     rows = [interaction(f"i-{name}-{n}", group=name, question="And?") for name in names for n in range(2)]
     rows += [interaction(f"large-{n}", group=trained[0], question="And?") for n in range(50)]
     for at, group, question in (
@@ -274,7 +276,7 @@ def test_twins_of_the_holdout_are_left_out_or_marked() -> None:
     asked = interactions(rows)
     asked.loc[asked["interaction_id"] == "later", "batch"] = "000002"
     judged = reviews([review(row.interaction_id, right=bool(at % 2)) for at, row in enumerate(rows)])
-    frame, summary = training_table(asked, thumbs([]), judged, LABELS, BY_GROUP)
+    frame, summary = build_training_table(asked, thumbs([]), judged, LABELS, BY_GROUP)
     assert set(asked["interaction_id"]) - set(frame["interaction_id"]) == {"later"}
     assert frame.loc[frame["twin_in_training"], "interaction_id"].tolist() == ["b"]
     assert summary["twins"] == {
@@ -329,7 +331,7 @@ def test_reviews_alone_and_thumbs_alone_are_enough() -> None:
 def sample() -> Tables:
     """The shipped sample's history, as one batch."""
     lines = HISTORY.read_text(encoding="utf-8").splitlines()
-    parts = [ImportedInteraction.model_validate_json(line).split() for line in lines]
+    parts = [ImportedInteraction.model_validate_json(line).to_rows() for line in lines]
     return (
         interactions([asked for asked, _, _ in parts]),
         thumbs(thumb for _, thumb, _ in parts if thumb),
@@ -339,7 +341,7 @@ def sample() -> Tables:
 
 @pytest.mark.slow
 def test_the_samples_labels_are_its_experts_and_its_thumbs(sample: Tables) -> None:
-    frame, summary = training_table(*sample, LABELS, BY_GROUP)
+    frame, summary = build_training_table(*sample, LABELS, BY_GROUP)
     assert summary["labels"] == {
         "reviewed": 583,
         "thumb": 34,
@@ -365,7 +367,7 @@ def test_on_the_sample_the_estimate_is_near_the_truth_that_only_its_writer_knows
     reviewed = trained["interaction_id"].isin(sample[2]["interaction_id"])
     assert len(trained) > 200 and (~reviewed).sum() > 10
 
-    found = training_table(*sample, LABELS, BY_GROUP)[1]["thumbs"]
+    found = build_training_table(*sample, LABELS, BY_GROUP)[1]["thumbs"]
     assert found["weights"] == "estimated, agreement"
     agreed = {row["thumb"]: row["reviewers_agree"] for row in found["agreement"]}
     for share, expected in (
@@ -383,13 +385,13 @@ def test_on_the_sample_the_estimate_is_near_the_truth_that_only_its_writer_knows
 def test_on_the_sample_a_user_and_a_reviewers_batch_that_are_turned_round_are_named(sample: Tables) -> None:
     rows, given, judged = (frame.copy() for frame in sample)
     judged["batch"] = np.where(np.arange(len(judged)) < len(judged) // 2, "000001", "000002")
-    _, before = training_table(rows, given, judged, LABELS, BY_GROUP)
+    _, before = build_training_table(rows, given, judged, LABELS, BY_GROUP)
     assert before["contradicting"]["named"] == [] and before["contradicting"]["judged"] >= 8
     turned = (judged["reviewer"] == "sme-02") & (judged["batch"] == "000002")
-    judged.loc[turned, list(VERDICTS)] = ~judged.loc[turned, list(VERDICTS)]
+    judged.loc[turned, list(CRITERIA)] = ~judged.loc[turned, list(CRITERIA)]
     theirs = given.index[np.random.default_rng(0).permutation(len(given))[:50]]
     given.loc[theirs, "thumb"] = given["thumb"].map({"up": "down", "down": "up"})
     given.loc[theirs, "user"] = "u-0123456789abcdef0123"
-    _, after = training_table(rows, given, judged, LABELS, BY_GROUP)
+    _, after = build_training_table(rows, given, judged, LABELS, BY_GROUP)
     named = {(one["person"], one["batch"]) for one in after["contradicting"]["named"]}
     assert named == {("reviewer sme-02", "000002"), ("user u-01234567", None)}

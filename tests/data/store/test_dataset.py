@@ -21,11 +21,11 @@ SECOND = (review("a", inclusion_probability=0.25), feedback("a"))
 def add(folder: Path, rows: Iterable[Stored], files: dict[str, bytes] | None = None) -> KeyIndex:
     """One batch with `rows`, published; the index that knew of them."""
     store = DataStore(folder)
-    index = store.index()
+    index = store.build_key_index()
     with StagedBatch(store) as staging:
         staging.append([make_record(row) for row in rows], index)
         for name, content in (files or {}).items():
-            staging.write(name, content)
+            staging.stage_file(name, content)
         staging.publish()
     return index
 
@@ -34,9 +34,9 @@ def test_what_is_written_is_read_again_in_order_of_arrival(tmp_path: Path) -> No
     add(tmp_path / "data", FIRST, {"documents/fees.md": markdown().encode()})
     add(tmp_path / "data", SECOND)
     store = DataStore(tmp_path / "data")
-    assert tuple(store.rows(Interaction)) == FIRST[:2]
-    assert tuple(store.rows(Thumb)) == (FIRST[2], SECOND[1])
-    assert tuple(store.rows(Review)) == SECOND[:1]
+    assert tuple(store.iter_rows(Interaction)) == FIRST[:2]
+    assert tuple(store.iter_rows(Thumb)) == (FIRST[2], SECOND[1])
+    assert tuple(store.iter_rows(Review)) == SECOND[:1]
     assert [document.doc_id for document in read_documents(store.document_files())] == ["fees"]
     assert store.interactions(["a"]) == [FIRST[1]]
 
@@ -48,7 +48,7 @@ def test_a_batch_adds_parts_and_touches_no_other_file(tmp_path: Path) -> None:
     empty = {"reviews/000001.jsonl", "documents.jsonl", "chunks.jsonl", "batches.jsonl"}
     assert before.keys() == tables | empty, "what DVC is to find"
     assert all(not before[name].strip() for name in empty)
-    assert before["interactions/000001.jsonl"].decode() == "".join(f"{row.canonical()}\n" for row in FIRST[:2])
+    assert before["interactions/000001.jsonl"].decode() == "".join(f"{row.to_json_line()}\n" for row in FIRST[:2])
     add(tmp_path / "data", SECOND)
     after = bytes_of(tmp_path / "data")
     assert after.keys() - before.keys() == {"reviews/000002.jsonl", "feedback/000002.jsonl"}
@@ -60,8 +60,8 @@ def test_a_batch_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST)
     before, store = bytes_of(tmp_path), DataStore(tmp_path / "data")
     with pytest.raises(KeyboardInterrupt), StagedBatch(store) as staging:
-        staging.append([make_record(row) for row in SECOND], store.index())
-        staging.write("chunks.jsonl", b"")
+        staging.append([make_record(row) for row in SECOND], store.build_key_index())
+        staging.stage_file("chunks.jsonl", b"")
         raise KeyboardInterrupt
     assert bytes_of(tmp_path) == before
 
@@ -87,7 +87,7 @@ def test_only_the_named_files_are_published(tmp_path: Path) -> None:
     store = DataStore(tmp_path / "data")
     with StagedBatch(store) as staging:
         staging.append([make_record(FIRST[0])], KeyIndex())
-        staging.write("quarantine/x.jsonl", b"?\n")
+        staging.stage_file("quarantine/x.jsonl", b"?\n")
         staging.publish("quarantine")
     assert set(bytes_of(tmp_path / "data")) == {"quarantine/x.jsonl"}
 
@@ -95,12 +95,12 @@ def test_only_the_named_files_are_published(tmp_path: Path) -> None:
 def test_the_index_knows_every_row_and_can_read_it_again(tmp_path: Path) -> None:
     while_writing = add(tmp_path / "data", FIRST)
     add(tmp_path / "data", SECOND)
-    index = DataStore(tmp_path / "data").index()
+    index = DataStore(tmp_path / "data").build_key_index()
     assert (len(while_writing), len(index)) == (3, 5)
     for row in (*FIRST, *SECOND):
         line = make_record(row)
         entry = index.find(line.identity)
-        assert entry is not None and (entry.content, entry.moment) == (line.content, line.moment)
+        assert entry is not None and (entry.content, entry.timestamp_us) == (line.content, line.timestamp_us)
         assert index.read(entry) == row
     assert index.asked_at("a") == FIRST[0].asked_at
     assert index.asked_at("nobody") is None
@@ -129,13 +129,13 @@ def test_rows_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
 def test_a_missing_folder_has_no_rows(tmp_path: Path) -> None:
     store = DataStore(tmp_path / "nowhere")
     assert not [
-        *store.rows(Interaction),
+        *store.iter_rows(Interaction),
         *read_documents(store.document_files()),
         *store.chunks(),
         *store.batches(),
-        *store.held(),
+        *store.pending_files(),
     ]
-    assert (len(store.index()), store.state("inbox")) == (0, {})
+    assert (len(store.build_key_index()), store.read_source_state("inbox")) == (0, {})
     assert read_frames(store).interactions.empty
     assert not (tmp_path / "nowhere").exists()
 
@@ -144,7 +144,7 @@ def test_stages_are_told_what_to_do_about_empty_data(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match=r"^no interactions in data/: run `abstain ingest FILE...` first$"):
         DataStore(tmp_path).require_interactions()
     add(tmp_path / "data", FIRST)
-    assert list(DataStore(tmp_path / "data").require_interactions().rows(Interaction)) == list(FIRST[:2])
+    assert list(DataStore(tmp_path / "data").require_interactions().iter_rows(Interaction)) == list(FIRST[:2])
 
 
 def test_frames_hold_the_columns_of_all_parts(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_frames_hold_the_columns_of_all_parts(tmp_path: Path) -> None:
     assert list(frames.interactions["batch"]) == ["000001", "000001", "000002"]
     assert frames.interactions["product"].isna().tolist() == [True, True, False]
     assert frames.interactions["asked_at"].iloc[0] == FIRST[0].asked_at
-    assert list(frames.feedback["thumb"]) == ["up", "up"]
+    assert list(frames.thumbs["thumb"]) == ["up", "up"]
     assert list(frames.reviews["inclusion_probability"]) == [0.25]
 
 
@@ -171,19 +171,19 @@ def test_frames_hold_the_columns_of_all_parts(tmp_path: Path) -> None:
 def test_a_broken_stored_row_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
     part = tmp_path / "feedback" / "000001.jsonl"
     part.parent.mkdir()
-    part.write_text(f"{feedback().canonical()}\n{line}\n", encoding="utf-8")
+    part.write_text(f"{feedback().to_json_line()}\n{line}\n", encoding="utf-8")
     with pytest.raises(AbstainError, match=message):
-        list(DataStore(tmp_path).rows(Thumb))
+        list(DataStore(tmp_path).iter_rows(Thumb))
     if "sideways" not in line:
         with pytest.raises(AbstainError, match=r"line 2: no row of feedback: restore data/ with `dvc checkout`"):
-            DataStore(tmp_path).index()
+            DataStore(tmp_path).build_key_index()
 
 
 def test_stored_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "reviews").mkdir()
     (tmp_path / "reviews" / "000001.jsonl").write_bytes(b'{"interaction_id": "\xff"}\n')
     with pytest.raises(AbstainError, match=r"000001.jsonl line 1: not valid UTF-8 \(byte 21\)"):
-        list(DataStore(tmp_path).rows(Review))
+        list(DataStore(tmp_path).iter_rows(Review))
 
 
 def test_a_renamed_document_is_named(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from abstain.core.contracts import Context, Interaction
 from abstain.data.store.profile import (
     LANGUAGES,
     LENGTHS,
+    MAX_LANGUAGE_SAMPLES,
     MEASURES,
-    TEXTS,
     Profile,
     Profiler,
+    detect_language,
     get_length_bin,
-    language,
 )
 from abstain.data.store.record_keys import Record, make_record
 from tests.data.builders import interaction
@@ -45,23 +45,31 @@ def test_lengths_and_languages_are_counted() -> None:
     german = "Wie hoch ist die Jahresgebühr der Karte, und wann wird sie abgebucht?"
     profile = profile_of([*lines(3), *lines(2, german)[1:]])
     assert profile.rows == 4
-    assert profile.of("question length") == {"32": 3, "64": 1}
-    assert profile.of("question language") == {"de": 1, "en": 3}
-    assert profile.of("context length") == {"182": 4}
+    assert profile.get_counts("question length") == {"32": 3, "64": 1}
+    assert profile.get_counts("question language") == {"de": 1, "en": 3}
+    assert profile.get_counts("context length") == {"182": 4}
     assert set(profile.counts) == {*LENGTHS, *LANGUAGES}
 
 
 def test_the_sample_of_texts_is_the_same_in_any_order_and_bounded() -> None:
     rows = [
-        *lines(TEXTS),
-        *(make_record(interaction(f"x-{at}", question="Où est la banque, s'il vous plaît ?")) for at in range(TEXTS)),
+        *lines(MAX_LANGUAGE_SAMPLES),
+        *(
+            make_record(interaction(f"x-{at}", question="Où est la banque, s'il vous plaît ?"))
+            for at in range(MAX_LANGUAGE_SAMPLES)
+        ),
     ]
     profile = profile_of(rows)
     random.Random(1).shuffle(rows)
     assert profile_of(rows) == profile
-    told = profile.of("question language")
-    assert sum(told.values()) == TEXTS < sum(profile.of("question length").values()) == 2 * TEXTS
-    assert 0.4 < told["fr"] / TEXTS < 0.6
+    told = profile.get_counts("question language")
+    assert (
+        sum(told.values())
+        == MAX_LANGUAGE_SAMPLES
+        < sum(profile.get_counts("question length").values())
+        == 2 * MAX_LANGUAGE_SAMPLES
+    )
+    assert 0.4 < told["fr"] / MAX_LANGUAGE_SAMPLES < 0.6
 
 
 @given(PROFILES, PROFILES, PROFILES)
@@ -69,12 +77,12 @@ def test_profiles_add_up_in_any_order(one: Profile, two: Profile, three: Profile
     assert (one + two) + three == one + (two + three)
     assert one + two == two + one
     assert one + Profile() == one
-    assert Profile.model_validate_json(one.canonical()) == one
+    assert Profile.model_validate_json(one.to_json_line()) == one
 
 
 @pytest.mark.parametrize("text", ["", "12345", "\x00\ud800", "?!"])
 def test_what_is_in_no_language_is_undetermined(text: str) -> None:
-    assert language(text) == "und"
+    assert detect_language(text) == "und"
 
 
 def test_an_empty_batch_has_a_profile() -> None:

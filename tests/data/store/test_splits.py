@@ -15,12 +15,12 @@ from abstain.data.store.splits import (
     MIN_SAMPLED,
     Split,
     assign_splits,
-    by_how_chosen,
     check_splits,
+    hash_to_unit_interval,
     holdout_digest,
-    reviewed,
+    select_reviewed,
     select_reviewed_holdout,
-    uniform,
+    split_by_sampling,
 )
 from abstain.sample.files import INCOMING_FROM
 from benchmarks.sample.handbook import build_handbook
@@ -97,7 +97,7 @@ def test_by_time_the_judging_rows_never_move_and_a_row_that_trained_can_only_be_
 
 @given(st.integers(), st.text())
 def test_uniform_lies_in_the_half_open_interval(seed: int, group: str) -> None:
-    assert 0 <= uniform(seed, group) < 1
+    assert 0 <= hash_to_unit_interval(seed, group) < 1
 
 
 @pytest.mark.parametrize(("params", "expected"), [(BY_GROUP, {"holdout", "validation"}), (BY_TIME, {"validation"})])
@@ -109,8 +109,8 @@ def test_the_fractions_are_met_over_many_groups(params: SplitParams, expected: s
 
 
 def test_the_assignment_is_the_same_on_every_machine() -> None:
-    assert uniform(11, "fees") == pytest.approx(0.8855024657, abs=1e-9)
-    assert uniform(12, "fees") != uniform(11, "fees")
+    assert hash_to_unit_interval(11, "fees") == pytest.approx(0.8855024657, abs=1e-9)
+    assert hash_to_unit_interval(12, "fees") != hash_to_unit_interval(11, "fees")
 
 
 def test_the_shipped_sample_keeps_its_splits() -> None:
@@ -122,14 +122,14 @@ def test_the_shipped_sample_keeps_its_splits() -> None:
 
 
 def test_the_freezing_moment_itself_is_newest() -> None:
-    group = next(f"g{n}" for n in range(100) if uniform(11, f"g{n}") < 0.25)
+    group = next(f"g{n}" for n in range(100) if hash_to_unit_interval(11, f"g{n}") < 0.25)
     assert split([(group, FROZEN), (group, FROZEN - timedelta(seconds=1))], BY_GROUP) == ["newest", "holdout"]
     assert split([("a", FROZEN), ("b", OPENS)], BY_TIME) == ["newest", "holdout"]
 
 
 def test_a_refilled_hold_out_begins_where_the_former_one_ended() -> None:
-    group = next(f"g{n}" for n in range(100) if uniform(11, f"g{n}") < 0.25)
-    other = next(f"g{n}" for n in range(100) if uniform(11, f"g{n}") > 0.75)
+    group = next(f"g{n}" for n in range(100) if hash_to_unit_interval(11, f"g{n}") < 0.25)
+    other = next(f"g{n}" for n in range(100) if hash_to_unit_interval(11, f"g{n}") > 0.75)
     refilled = BY_GROUP.model_copy(update={"holdout_from": FROZEN, "holdout_frozen_at": FROZEN + timedelta(days=30)})
     days = [FROZEN - timedelta(seconds=1), FROZEN, FROZEN + timedelta(days=30)]
     assert split([(group, day) for day in days], refilled) == ["excluded", "holdout", "newest"]
@@ -228,18 +228,18 @@ def test_the_holdout_digest_sees_rows_and_labels_but_not_their_order() -> None:
 
 def test_only_experts_labels_are_tested_on() -> None:
     frame = pd.DataFrame({"source": ["thumb", "review", "thumb", "review"], "row": range(4)})
-    assert reviewed(frame)["row"].tolist() == [1, 3]
+    assert select_reviewed(frame)["row"].tolist() == [1, 3]
     thumbs = frame[frame["source"] == "thumb"]
-    assert reviewed(thumbs).empty
+    assert select_reviewed(thumbs).empty
 
 
 def test_reviews_that_chose_themselves_are_apart_where_enough_were_drawn() -> None:
     rows = pd.DataFrame({"drawn": [at % 3 > 0 for at in range(3 * MIN_SAMPLED // 2)]})
     assert rows["drawn"].sum() == MIN_SAMPLED
-    counted, apart = by_how_chosen(rows)
+    counted, apart = split_by_sampling(rows)
     assert counted["drawn"].all() and not apart["drawn"].any() and len(counted) + len(apart) == len(rows)
     for few, of_all in ((rows.drop(index=1), True), (rows, False)):
-        counted, apart = by_how_chosen(few, of_all)
+        counted, apart = split_by_sampling(few, of_all)
         assert counted.equals(few) and apart.empty
 
 

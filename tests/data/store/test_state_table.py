@@ -82,12 +82,12 @@ def test_rows_are_had_by_number_by_slice_and_by_choice(file: Path) -> None:
     assert len(table) == 6
     assert torch.equal(table[-1], rows[5]) and torch.equal(table[np.int64(3)], rows[3])
     assert same(table[1:4], rows[1:4]) and same(table[::-2], rows[::-2]) and table[6:] == []
-    assert same(table.take([5, 0, 5]), [rows[5], rows[0], rows[5]])
+    assert same(table.read_rows([5, 0, 5]), [rows[5], rows[0], rows[5]])
     for index in (6, -7):
         with pytest.raises(IndexError):
             table[index]
     with pytest.raises(IndexError):
-        table.take([6])
+        table.read_rows([6])
 
 
 def test_a_subset_is_a_table_of_its_own(file: Path) -> None:
@@ -383,5 +383,5 @@ def test_rows_that_are_far_apart_are_read_from_disk_without_what_lies_between(tm
     before = read()
     for index in range(0, rows, 20):
         assert table[rows - 1 - index].sum() == length * width
-    table.take(range(5, rows, 20))
+    table.read_rows(range(5, rows, 20))
     assert read() - before < 2 * 2 * (rows // 20) * row.nbytes

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from abstain.core.contracts import make_unnamed_context
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import make_record
-from abstain.data.validation.checks import TABLES, Known, ValidatedRows, percent, suites
-from abstain.data.validation.columns import tables
+from abstain.data.validation.checks import TABLES, ExistingData, ValidatedRows, build_suites, percent
+from abstain.data.validation.columns import build_tables
 from tests.data.builders import ASKED, CHUNK, DOCUMENT, NOW, PARAMS, cited, feedback, interaction, review
 
 
@@ -26,8 +26,8 @@ def rows(*interactions: object, **other: tuple) -> ValidatedRows:
 def test_every_check_looks_at_a_column_that_is_there(with_documents: bool) -> None:
     every = rows(interaction(), feedback=(feedback(),), reviews=(review(),))
     every = ValidatedRows(every.interactions, every.feedback, every.reviews, (DOCUMENT,), (CHUNK,))
-    columns = tables(every, Known(KeyIndex(), {"fees"}, {"fees#0"}), NOW)
-    expected = suites(PARAMS, with_documents=with_documents)
+    columns = build_tables(every, ExistingData(KeyIndex(), {"fees"}, {"fees#0"}), NOW)
+    expected = build_suites(PARAMS, with_documents=with_documents)
     assert expected.keys() == columns.keys() == set(TABLES)
     for name, checks in expected.items():
         (row,) = columns[name]
@@ -42,7 +42,7 @@ def test_every_check_looks_at_a_column_that_is_there(with_documents: bool) -> No
 def refuses(table: str, column: str, value: float, skew: float = 0) -> bool:
     """Whether a bound of the suites refuses a row that holds `value`, by the terms of Great Expectations."""
     params = PARAMS.model_copy(update={"max_clock_skew_seconds": skew})
-    checks = [check for check in suites(params, with_documents=True)[table] if check.column == column]
+    checks = [check for check in build_suites(params, with_documents=True)[table] if check.column == column]
     bounds = [check.arguments for check in checks if check.expectation == "ExpectColumnValuesToBeBetween"]
     assert bounds and all(check.severity == "error" for check in checks)
     return any(
@@ -84,10 +84,10 @@ def test_a_clock_may_be_ahead_by_as_much_as_is_allowed() -> None:
 
 
 def test_a_context_is_of_a_known_document_retrievable_or_neither() -> None:
-    known = Known(KeyIndex(), {"fees", "cards"}, {"fees#0"})
+    known = ExistingData(KeyIndex(), {"fees", "cards"}, {"fees#0"})
     named = make_unnamed_context("No document is ingested for this.").chunk_id
     contexts = cited("fees#0", "cards#1", "b#1", "a#2", "a#2", named)
-    (row,) = tables(rows(interaction(contexts=contexts)), known, NOW)["interactions"]
+    (row,) = build_tables(rows(interaction(contexts=contexts)), known, NOW)["interactions"]
     assert row["unknown_contexts"] == "'a#2', 'b#1'"
     assert row["outdated_contexts"] == "'cards#1'"
     assert (row["contexts"], row["longest_context_chars"]) == (6, 1)
@@ -99,7 +99,7 @@ def test_a_delay_counts_from_the_question_in_this_batch_or_an_earlier_one(days: 
     if is_known:
         index.add(make_record(asked), 0, 0, 0)
     batch = rows(*(() if is_known else (asked,)), feedback=(feedback(days=days),))
-    (row,) = tables(batch, Known(index), NOW)["feedback"]
+    (row,) = build_tables(batch, ExistingData(index), NOW)["feedback"]
     assert row["interaction_known"]
     assert row["delay_days"] == pytest.approx(days, abs=1e-9)
     assert row["given_at_seconds_ahead"] == pytest.approx(
@@ -108,7 +108,7 @@ def test_a_delay_counts_from_the_question_in_this_batch_or_an_earlier_one(days: 
 
 
 def test_without_its_question_a_reply_has_no_delay() -> None:
-    (row,) = tables(rows(reviews=(review(),)), Known(KeyIndex()), NOW)["reviews"]
+    (row,) = build_tables(rows(reviews=(review(),)), ExistingData(KeyIndex()), NOW)["reviews"]
     assert not row["interaction_known"] and math.isnan(row["delay_days"])
     assert math.isnan(row["inclusion_probability"])  # none was given: nothing to judge
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.data.store.profile import MEASURES, Profile
-from abstain.data.validation.drift import stability_index, validate_drift, windows
+from abstain.data.validation.drift import select_newest_and_previous, stability_index, validate_drift
 from tests.checkout import shipped_params
 
 QUALITY = shipped_params().quality.model_copy(update={"max_drift": 0.25, "min_drift_rows": 50})
@@ -45,11 +45,11 @@ def test_chance_alone_is_no_shift_and_a_new_language_is() -> None:
 
 def test_small_batches_are_judged_together_with_those_before() -> None:
     batches = [profile(rows) for rows in (100, 30, 10, 20, 30)]
-    found = windows(batches, 50)
+    found = select_newest_and_previous(batches, 50)
     assert found is not None
     assert [window.rows for window in found] == [50, 140]
-    assert windows(batches[1:], 50) is None
-    assert windows([], 50) is None
+    assert select_newest_and_previous(batches[1:], 50) is None
+    assert select_newest_and_previous([], 50) is None
 
 
 @pytest.mark.slow

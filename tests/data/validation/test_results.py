@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from abstain.core.codes import Code
 from abstain.core.reasons import Reason
-from abstain.data.validation.results import LISTED, SAMPLE, CheckResult, ValidationResult, condition
+from abstain.data.validation.results import LISTED, SAMPLE, CheckResult, ValidationResult, describe_condition
 from abstain.reports.data_reports.validation import validation_report
 
 EMPTY = Reason(Code.FAILED_CHECK, "text", "this field is empty")
@@ -18,10 +18,10 @@ def found(suite: str, column: str, failing: list[str], severity: str = "error") 
         arguments={},
         severity=severity,
         success=not failing,
-        unexpected=len(failing),
+        failed_rows=len(failing),
         sample=keys[:SAMPLE],
         messages=tuple(f"{key}: empty" for key in keys[:SAMPLE]),
-        note=f"{column}: this field is empty",
+        remark=f"{column}: this field is empty",
         code=Code.DRIFT if suite == "drift" else Code.FAILED_CHECK,
     )
 
@@ -47,9 +47,9 @@ RESULTS = st.lists(
 def test_a_merged_result_has_the_counts_of_all(results: list[ValidationResult]) -> None:
     merged = ValidationResult.merge(results)
     assert sum(merged.rows.values()) == sum(sum(one.rows.values()) for one in results)
-    assert sum(c.unexpected for c in merged.checks) == sum(c.unexpected for one in results for c in one.checks)
+    assert sum(c.failed_rows for c in merged.checks) == sum(c.failed_rows for one in results for c in one.checks)
     assert merged.success == all(one.success for one in results)
-    assert merged.failing == sum(one.failing for one in results)
+    assert merged.n_failed_rows == sum(one.n_failed_rows for one in results)
     assert all(len(check.sample) <= SAMPLE and len(check.messages) <= SAMPLE for check in merged.checks)
     assert ValidationResult.merge([merged]) == merged
 
@@ -60,7 +60,7 @@ def test_a_merged_result_keeps_the_reasons_of_the_first_rows_only() -> None:
     more = ValidationResult({"interactions": 3}, reasons={f"interactions/x{at}": (EMPTY,) for at in range(3)})
     merged = ValidationResult.merge([first, more, more.merge([ValidationResult({"feedback": 0})])])
     assert merged.reasons == many
-    assert (merged.failing, merged.unlisted) == (LISTED + 3, 3)
+    assert (merged.n_failed_rows, merged.unlisted) == (LISTED + 3, 3)
     assert merged.skipped == ("feedback",)
 
 
@@ -80,8 +80,8 @@ def test_a_warning_on_rows_is_counted_and_one_on_figures_is_told() -> None:
 
 def test_conditions_are_few_words() -> None:
     between, one_of = "ExpectColumnValuesToBeBetween", "ExpectColumnValuesToBeInSet"
-    assert condition(between, {"min_value": 0, "max_value": 1, "strict_min": True}) == "above 0, at most 1"
-    assert condition(between, {"max_value": 20_000.0}) == "at most 20,000"
-    assert condition(between, {"min_value": 0.05}) == "at least 0.05"
-    assert condition(one_of, {"value_set": ["up", ""]}) == "up or empty"
-    assert condition("ExpectColumnValuesToBeUnique", {}) == "unique"
+    assert describe_condition(between, {"min_value": 0, "max_value": 1, "strict_min": True}) == "above 0, at most 1"
+    assert describe_condition(between, {"max_value": 20_000.0}) == "at most 20,000"
+    assert describe_condition(between, {"min_value": 0.05}) == "at least 0.05"
+    assert describe_condition(one_of, {"value_set": ["up", ""]}) == "up or empty"
+    assert describe_condition("ExpectColumnValuesToBeUnique", {}) == "unique"

@@ -14,7 +14,7 @@ from abstain.core.json_lines import to_json_lines
 from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import make_record
-from abstain.data.validation.checks import TABLES, Known, ValidatedRows, present
+from abstain.data.validation.checks import TABLES, ExistingData, ValidatedRows, expect_present
 from abstain.data.validation.results import LISTED, SAMPLE, ValidationResult
 from abstain.data.validation.runner import run_suites, validate
 from abstain.data.validation.store_validation import validate_store
@@ -53,7 +53,7 @@ def checked(tables: Tables, before: tuple = ()) -> ValidationResult:
     index = KeyIndex()
     for one in before:
         index.add(make_record(one), 0, 0, 0)
-    known = Known(index, {"fees"}, {chunk.chunk_id for chunk in every["chunks"] if chunk.removed_at is None})
+    known = ExistingData(index, {"fees"}, {chunk.chunk_id for chunk in every["chunks"] if chunk.removed_at is None})
     rows = ValidatedRows(documents=every["documents"], chunks=every["chunks"], **stored)
     return validate(rows, known, PARAMS, NOW)
 
@@ -167,8 +167,8 @@ def test_answers_without_contexts_are_counted_but_refuse_nothing() -> None:
     result = checked({"interactions": (interaction("a"), *citing("fees#0", key="b"), interaction("c"))})
     assert result.success
     (warning,) = result.warnings
-    assert (warning.unexpected, warning.sample) == (2, ("interactions/a", "interactions/c"))
-    assert warning.note == "contexts: answered without any context"
+    assert (warning.failed_rows, warning.sample) == (2, ("interactions/a", "interactions/c"))
+    assert warning.remark == "contexts: answered without any context"
     assert result.warning_lines() == ["A104 2 of 3 interactions: contexts: answered without any context"]
     assert "| contexts | at least 1 | warning | 2 | a, c |" in report_of(result)
 
@@ -176,11 +176,11 @@ def test_answers_without_contexts_are_counted_but_refuse_nothing() -> None:
 def test_a_chunk_that_is_not_retrievable_any_more_is_only_a_warning() -> None:
     result = checked({"interactions": citing("fees#7")})
     assert result.success
-    assert [(found.column, found.unexpected) for found in result.warnings] == [("outdated_contexts", 1)]
+    assert [(found.column, found.failed_rows) for found in result.warnings] == [("outdated_contexts", 1)]
 
 
 def test_empty_tables_are_skipped_and_that_is_said() -> None:
-    result = validate(ValidatedRows(), Known(KeyIndex()), PARAMS, NOW)
+    result = validate(ValidatedRows(), ExistingData(KeyIndex()), PARAMS, NOW)
     assert result.success
     assert result.checks == () and result.notes == ()
     assert result.skipped == ("interactions", "feedback", "reviews", "documents", "chunks")
@@ -189,7 +189,7 @@ def test_empty_tables_are_skipped_and_that_is_said() -> None:
 
 def test_without_documents_contexts_are_not_checked_and_that_is_said() -> None:
     rows = ValidatedRows(interactions=[make_record(row) for row in citing("x#1")])
-    result = validate(rows, Known(KeyIndex()), PARAMS, NOW)
+    result = validate(rows, ExistingData(KeyIndex()), PARAMS, NOW)
     assert result.success
     assert "interactions: without documents their contexts were not checked" in result.notes
 
@@ -211,7 +211,7 @@ def test_the_result_is_deterministic_json_and_readable() -> None:
 
 def test_an_expectation_that_cannot_be_evaluated_is_no_verdict() -> None:
     with pytest.raises(RuntimeError, match="could not be evaluated"):
-        run_suites({"rows": [{"row": "rows/1"}]}, {"rows": [present("gone")]})
+        run_suites({"rows": [{"row": "rows/1"}]}, {"rows": [expect_present("gone")]})
 
 
 def store_of(folder: Path, *batches: Tables) -> DataStore:
@@ -261,12 +261,12 @@ def test_a_store_is_checked_part_by_part_each_against_all_before(
             "given_at: 2,635,200 s in the future, 0 allowed (validation.max_clock_skew_seconds)",
         ],
     }
-    assert result.failing == 3
+    assert result.n_failed_rows == 3
 
 
 def test_a_part_with_a_broken_line_is_named(tmp_path: Path) -> None:
     store = store_of(tmp_path, {"interactions": (interaction(),), "feedback": (feedback(),)})
-    with store.parts(Thumb)[0].open("a") as file:
+    with store.list_part_files(Thumb)[0].open("a") as file:
         file.write('{"interaction_id": "i-1"}\n')
     with pytest.raises(AbstainError, match=r"feedback/000001\.jsonl line 2: given_at: Field required"):
         validate_store(store, PARAMS, NOW)
@@ -277,9 +277,9 @@ def test_thousands_of_failing_rows_are_counted_and_the_first_are_told(tmp_path: 
         tmp_path, {"interactions": tuple(interaction(f"i-{at}", answer="a" * 201) for at in range(LISTED + 100))}
     )
     result = validate_store(store, PARAMS, NOW)
-    assert (result.failing, len(result.reasons), result.unlisted) == (LISTED + 100, LISTED, 100)
+    assert (result.n_failed_rows, len(result.reasons), result.unlisted) == (LISTED + 100, LISTED, 100)
     (check,) = result.errors
-    assert (check.unexpected, len(check.sample)) == (LISTED + 100, SAMPLE)
+    assert (check.failed_rows, len(check.sample)) == (LISTED + 100, SAMPLE)
     assert f"and {LISTED + 50:,} more" in report_of(result)
 
 
@@ -327,7 +327,7 @@ def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_
     came = take("cards.md")
     assert dict(came.joined) == {"accepted": 9}
     store = DataStore(data)
-    assert [sum(1 for _ in store.rows(contract)) for contract in (Interaction, Thumb, Review)] == [9, 9, 9]
+    assert [sum(1 for _ in store.iter_rows(contract)) for contract in (Interaction, Thumb, Review)] == [9, 9, 9]
     assert Quarantine(data).files() == []
     assert take("rows.jsonl").duplicate == 9
 
@@ -335,7 +335,7 @@ def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_
 def test_what_is_found_in_one_batch_is_found_in_the_parts_of_it() -> None:
     rows = (interaction("a", answer="a" * 201), *citing("fees#0", key="b"), interaction("c"), *citing("x#1", key="d"))
     lines = [make_record(row) for row in rows]
-    known = Known(KeyIndex(), {"fees"}, {"fees#0"})
+    known = ExistingData(KeyIndex(), {"fees"}, {"fees#0"})
     parts = [
         validate(ValidatedRows(interactions=part), known, PARAMS, NOW) for part in (lines[:1], lines[1:3], lines[3:])
     ]

@@ -17,7 +17,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
-from abstain.ingest.exports.expressions import Expression, utc
+from abstain.ingest.exports.expressions import Expression, to_utc
 from abstain.ingest.exports.mapping import load_mapping
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
@@ -78,11 +78,11 @@ def export(folder: Path, *records: Any, mapping: str = LANGFUSE + ANSWER + FEEDB
 
 
 def take(data: Path, source: Source, *, remember: bool = False) -> IngestReport:
-    return ingest([source], data, PARAMS, NOW, validate=accept_all, remember=remember)
+    return ingest([source], data, PARAMS, NOW, validate=accept_all, incremental=remember)
 
 
 def stored(data: Path, contract: type[Any]) -> list[Any]:
-    return list(DataStore(data).rows(contract))
+    return list(DataStore(data).iter_rows(contract))
 
 
 def refuses(source: Source, *words: str, code: Code = Code.WRONG_FORMAT) -> None:
@@ -402,7 +402,7 @@ def test_records_in_any_files_order_and_interruptions_are_taken_once(
     assert sorted(row.interaction_id for row in stored(store, Interaction)) == ["t-0", "t-1", "t-2"]
     assert sorted(row.user for row in stored(store, Thumb)) == ["score s-0", "score s-1", "score s-2"]
     assert sorted(row.interaction_id for row in stored(store, Review)) == ["t-0", "t-1", "t-2"]
-    assert sum(1 for path in DataStore(store).held().values() for _ in path.open()) == 2
+    assert sum(1 for path in DataStore(store).pending_files().values() for _ in path.open()) == 2
 
 
 class Killed(Exception):
@@ -437,9 +437,9 @@ def test_documented_source_is_read(tmp_path: Path) -> None:
 
 
 def test_times_without_a_zone_and_numbers_are_utc_where_the_mapping_says_so() -> None:
-    assert utc("2026-10-05 09:30:00.5") == "2026-10-05T09:30:00.500000+00:00"
-    assert utc(1791192600) == "2026-10-05T09:30:00+00:00"
-    assert [utc(value) for value in ("2026-10-05T09:30:00+02:00", "soon", None, True, 1e20)] == [
+    assert to_utc("2026-10-05 09:30:00.5") == "2026-10-05T09:30:00.500000+00:00"
+    assert to_utc(1791192600) == "2026-10-05T09:30:00+00:00"
+    assert [to_utc(value) for value in ("2026-10-05T09:30:00+02:00", "soon", None, True, 1e20)] == [
         "2026-10-05T09:30:00+02:00",
         "soon",
         None,
@@ -450,10 +450,13 @@ def test_times_without_a_zone_and_numbers_are_utc_where_the_mapping_says_so() ->
 
 def test_expression_reads_json_in_texts() -> None:
     record = {"input": '[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]', "plain": "text"}
-    assert Expression("from_json(input)[?role=='user'].content | [-1]").of(record) == "b"
-    assert Expression("from_json(plain)").of(record) == "text" and Expression("from_json(none).a").of(record) is None
+    assert Expression("from_json(input)[?role=='user'].content | [-1]").evaluate(record) == "b"
+    assert (
+        Expression("from_json(plain)").evaluate(record) == "text"
+        and Expression("from_json(none).a").evaluate(record) is None
+    )
     with pytest.raises(AbstainError, match="'join"):
-        Expression("join('', none)").of(record)
+        Expression("join('', none)").evaluate(record)
 
 
 def test_feedback_of_other_sources_and_of_an_export_is_one_record(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
 from abstain.core.reasons import Reason
 from abstain.data.store.dataset import DataStore, read_rows
-from abstain.data.validation.checks import Known, ValidatedRows
+from abstain.data.validation.checks import ExistingData, ValidatedRows
 from abstain.data.validation.runner import ValidationResult, validate
 from abstain.ingest.parsing import invalid
 from abstain.ingest.pipeline.report import IngestReport, count_reasons
@@ -54,7 +54,7 @@ NOT_LIKED = Reason(Code.FAILED_CHECK, "field", "not liked")
 def refusing(prefix: str | tuple[str, ...]) -> Any:
     """A validator that fails the rows whose key begins with `prefix`, or with one of several."""
 
-    def validate(rows: ValidatedRows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
+    def validate(rows: ValidatedRows, known: ExistingData, params: ValidationParams, now: datetime) -> ValidationResult:
         found = [line.key for line in (*rows.interactions, *rows.feedback, *rows.reviews)]
         return ValidationResult(rows={}, reasons={key: (NOT_LIKED,) for key in found if key.startswith(prefix)})
 
@@ -71,7 +71,7 @@ def reasons_in(data: Path, report: IngestReport) -> list[tuple[str, ...]]:
 
 
 def interactions_in(data: Path) -> list[Interaction]:
-    return list(DataStore(data).rows(Interaction))
+    return list(DataStore(data).iter_rows(Interaction))
 
 
 def live_chunks(data: Path) -> list[Chunk]:
@@ -84,9 +84,9 @@ def test_interactions_feedback_and_reviews_are_taken_apart(tmp_path: Path) -> No
     assert (report.read, report.accepted, report.duplicate, report.quarantined) == (2, 2, 0, 0)
     assert report.contracts == {"interactions": 2, "feedback": 1, "reviews": 1, "documents": 0}
     data = DataStore(tmp_path / "data")
-    assert [found.interaction_id for found in data.rows(Interaction)] == ["i-2", "i-1"]
-    assert next(data.rows(Thumb)).thumb == "up"
-    assert next(data.rows(Review)).reviewer == "sme-1"
+    assert [found.interaction_id for found in data.iter_rows(Interaction)] == ["i-2", "i-1"]
+    assert next(data.iter_rows(Thumb)).thumb == "up"
+    assert next(data.iter_rows(Review)).reviewer == "sme-1"
 
 
 def test_broken_lines_are_quarantined_with_their_place_and_every_reason(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_row_goes_whole_but_not_the_interaction_that_another_row_holds(tmp_pat
 
 
 def test_a_conflict_with_a_row_that_fails_is_no_conflict(tmp_path: Path) -> None:
-    def no_nones(rows: ValidatedRows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
+    def no_nones(rows: ValidatedRows, known: ExistingData, params: ValidationParams, now: datetime) -> ValidationResult:
         bad = [line for line in rows.interactions if isinstance(line.row, Interaction) and line.row.answer == "None."]
         return ValidationResult(rows={}, reasons={line.key: (NOT_LIKED,) for line in bad})
 
@@ -300,7 +300,7 @@ def test_too_many_refused_rows_refuse_the_batch_and_block_the_retrain_until_some
         message = str(refused.value)
         assert "batch of b.jsonl refused, nothing accepted: 2 of 3 new rows fail" in message
         assert "2 x A103 modle: unknown field, did you mean 'model'?" in message
-        (listed,) = Quarantine(data).listing()
+        (listed,) = Quarantine(data).list_files()
         assert f"abstain quarantine discard {listed.id}" in message
         assert (listed.rows, listed.sources) == (2, ("b.jsonl",))
         assert listed.blocking and "2 of 3 new rows fail" in listed.blocking
@@ -308,11 +308,11 @@ def test_too_many_refused_rows_refuse_the_batch_and_block_the_retrain_until_some
         with pytest.raises(AbstainError, match=rf"the retrain is blocked: .* `abstain quarantine discard {listed.id}`"):
             require_unblocked(data)
     quarantine = Quarantine(data)
-    assert quarantine.drop(quarantine.find(listed.id[:4])) == 2
+    assert quarantine.discard(quarantine.get_file(listed.id[:4])) == 2
     require_unblocked(data)
     report = take(data, file, params=PARAMS)
     assert (report.accepted, report.quarantined, report.newly_refused, report.quarantine) == (1, 2, 0, None)
-    assert Quarantine(data).listing() == []
+    assert Quarantine(data).list_files() == []
 
 
 def test_a_later_good_batch_of_the_same_source_lifts_its_block_alone(tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ def test_a_document_that_moves_to_another_source_stays(tmp_path: Path) -> None:
 
     def mirror() -> None:
         sources = [FileSource(name=folder.name, url=str(folder), mirror=True) for folder in folders]
-        ingest(sources, data, LENIENT, NOW, validate=accept_all, remember=True)
+        ingest(sources, data, LENIENT, NOW, validate=accept_all, incremental=True)
 
     mirror()
     moving.rename(folders[1] / "fees.md")
@@ -458,7 +458,7 @@ def test_released_rows_are_judged_again_and_what_fails_stays(tmp_path: Path) -> 
     file = write_lines(tmp_path / "a.jsonl", row("i-1", thumb=thumb()), "{")
     report = take(data, file, tmp_path / "bad.md", validate=refusing("feedback/"))
     quarantine = Quarantine(data)
-    path = quarantine.find("")
+    path = quarantine.get_file("")
     released = QuarantineSource(path.stem, tuple(quarantine.rows(path)))
     assert report.accepted == 0
     again = ingest([released], data, LENIENT, NOW, validate=accept_all)
@@ -476,10 +476,10 @@ def test_blank_rows_refuse_no_batch_that_is_tried_again(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="12 of 32 new rows fail"):
         take(data, file, params=limit, validate=refusing("interactions/bad"))
     quarantine = Quarantine(data)
-    path = quarantine.find("")
+    path = quarantine.get_file("")
     again = ingest([QuarantineSource(path.stem, tuple(quarantine.rows(path)))], data, limit, NOW, validate=accept_all)
     assert (again.accepted, again.quarantined, again.newly_refused) == (12, 10, 0)
-    assert [listed.rows for listed in Quarantine(data).listing()] == [10]
+    assert [listed.rows for listed in Quarantine(data).list_files()] == [10]
 
 
 def test_thumbs_and_reviews_that_come_before_their_interaction_are_held_and_joined(tmp_path: Path) -> None:
@@ -492,8 +492,8 @@ def test_thumbs_and_reviews_that_come_before_their_interaction_are_held_and_join
     report = take(data, write_lines(tmp_path / "late.jsonl", row("i-1")))
     assert (report.read, report.accepted, report.joined) == (1, 1, {"accepted": 2})
     store = DataStore(data)
-    assert ([f.user for f in store.rows(Thumb)], len(list(store.rows(Review)))) == (["u"], 1)
-    assert [len(list(read_lines(path))) for path in store.held().values()] == [1]
+    assert ([f.user for f in store.iter_rows(Thumb)], len(list(store.iter_rows(Review)))) == (["u"], 1)
+    assert [len(list(read_lines(path))) for path in store.pending_files().values()] == [1]
     assert take(data, early).duplicate == 3
 
 
@@ -517,7 +517,7 @@ def test_a_refused_row_that_was_held_is_in_quarantine_once(tmp_path: Path, reply
     assert (second.duplicate, second.quarantined, second.newly_refused) == (1, 2, 0)
     assert bytes_of(data) == before
     assert take(data, file).accepted == 1, "and it leaves once it is accepted"
-    assert Quarantine(data).listing() == []
+    assert Quarantine(data).list_files() == []
 
 
 def test_held_rows_of_before_that_are_refused_now_count_with_their_copies_alone(tmp_path: Path) -> None:
@@ -536,7 +536,7 @@ def test_a_row_in_quarantine_that_waits_and_is_refused_again_stays_there(tmp_pat
     with pytest.raises(AbstainError, match="1 of 2 new rows fail"):
         take(data, file, params=strict, validate=validate)
     assert take(data, file, validate=validate).accepted == 1
-    assert [listed.rows for listed in Quarantine(data).listing()] == [1]
+    assert [listed.rows for listed in Quarantine(data).list_files()] == [1]
 
 
 def test_a_batch_of_nothing_new_is_not_validated(tmp_path: Path) -> None:
@@ -615,10 +615,10 @@ def test_arbitrary_lines_never_crash_always_add_up_and_twice_is_once(lines: list
         read = sum(bool(line.strip()) for line in file.read_bytes().split(b"\n"))
         assert first.read == read == first.accepted + first.duplicate + first.held + first.quarantined
         data = DataStore(folder / "data")
-        known = {found.interaction_id for found in data.rows(Interaction)}
+        known = {found.interaction_id for found in data.iter_rows(Interaction)}
         assert len(known) == first.contracts["interactions"]
-        assert {found.interaction_id for found in (*data.rows(Thumb), *data.rows(Review))} <= known
-        held = [json.loads(text) for path in data.held().values() for _, text in read_lines(path)]
+        assert {found.interaction_id for found in (*data.iter_rows(Thumb), *data.iter_rows(Review))} <= known
+        held = [json.loads(text) for path in data.pending_files().values() for _, text in read_lines(path)]
         assert len(held) == first.held
         assert known.isdisjoint(found["interaction_id"] for found in held)
         before = bytes_of(folder / "data")

@@ -6,9 +6,9 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.ingest.privacy.entities import RARE, pieces_of, require_known
-from abstain.ingest.privacy.recognizers import NAMES, pattern_recognizers, require_regions
+from abstain.ingest.privacy.recognizers import NAME_ENTITIES, pattern_recognizers, require_regions
 from abstain.ingest.privacy.redaction import Redactor
-from abstain.ingest.privacy.search_spans import windows
+from abstain.ingest.privacy.search_spans import iter_windows
 from tests.ingest.privacy.builders import SHIPPED, params
 
 
@@ -54,7 +54,7 @@ def test_redactor_unusable_parameter_is_an_error_at_once(changes: dict[str, Any]
 def test_shipped_entities_are_looked_for_only_where_they_can_be() -> None:
     require_known(SHIPPED.redact, SHIPPED.min_score)
     assert set(SHIPPED.redact) <= set(RARE)
-    assert all(pieces_of(name, national_phones=False) is not windows for name in RARE)
+    assert all(pieces_of(name, national_phones=False) is not iter_windows for name in RARE)
 
 
 @pytest.mark.slow
@@ -67,4 +67,4 @@ def test_entities_have_the_best_score_that_presidio_can_give() -> None:
         require_known(["EMAIL_ADDRESS", "US_PASSPORT"], 0.4)
     from presidio_analyzer.predefined_recognizers import SpacyRecognizer
 
-    assert set(NAMES) <= set(SpacyRecognizer.ENTITIES)
+    assert set(NAME_ENTITIES) <= set(SpacyRecognizer.ENTITIES)

@@ -42,7 +42,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_privacy(**changes: Any) -> Privacy:
-    return Privacy.open(params(**changes), Settings(user_key=KEY))
+    return Privacy.from_params(params(**changes), Settings(user_key=KEY))
 
 
 def read(**fields: Any) -> ParsedRow:
@@ -92,7 +92,7 @@ def test_privacy_typed_text_is_redacted_contexts_and_ids_stay(monkeypatch: pytes
 
 def test_off_is_off() -> None:
     row = typed(f"{MAIL} {CARD}")
-    for privacy in (Privacy.off(), open_privacy(redact=(), pseudonymise=False)):
+    for privacy in (Privacy.disabled(), open_privacy(redact=(), pseudonymise=False)):
         assert privacy.apply(row) is row
         assert privacy.pseudonym("ann") == "ann" and privacy.counts == {}
 
@@ -154,12 +154,12 @@ def test_an_error_that_quotes_what_was_typed_is_redacted(tmp_path: Path, monkeyp
 def test_no_key_is_made_where_nobody_gets_a_pseudonym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ABSTAIN_USER_KEY")
     team = Settings(home=tmp_path, origin_url="git@example.org:team/abstain.git")
-    Privacy.open(params(pseudonymise=False), team)
+    Privacy.from_params(params(pseudonymise=False), team)
     assert list(tmp_path.iterdir()) == []
     for changes in ({}, {"pseudonymise": False, "pseudonymise_reviewers": True}):
         with pytest.raises(AbstainError, match="^ABSTAIN_USER_KEY is not set"):
-            Privacy.open(params(**changes), team)
-    Privacy.open(builders.SHIPPED, Settings(home=tmp_path))
+            Privacy.from_params(params(**changes), team)
+    Privacy.from_params(builders.SHIPPED, Settings(home=tmp_path))
     assert [file.name for file in tmp_path.iterdir()] == ["user.key"]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
-from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
+from abstain.ingest.privacy.pseudonyms import Pseudonyms, load_user_key
 
 KEY = "k" * 32
 NAMES = Pseudonyms(KEY.encode())
@@ -60,7 +60,7 @@ def test_who_is_who_depends_on_the_key_the_role_and_the_letters() -> None:
 def test_the_key_is_the_environments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ABSTAIN_USER_KEY", f" {KEY}\n")
     monkeypatch.setenv("ABSTAIN_ORIGIN", "git@example.org:team/abstain.git")
-    assert user_key(Settings(home=tmp_path)) == KEY.encode()
+    assert load_user_key(Settings(home=tmp_path)) == KEY.encode()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -74,24 +74,24 @@ def test_without_one_the_home_gets_a_key_that_only_its_owner_reads(
 ) -> None:
     monkeypatch.setenv("ABSTAIN_USER_KEY", "")
     settings = Settings(home=tmp_path / "a" / "home")
-    key = user_key(settings)
+    key = load_user_key(settings)
     file = settings.user_key_file
     assert len(key) == 64 and file.read_bytes() == key + b"\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert list(file.parent.iterdir()) == [file]
-    assert user_key(settings) == key != user_key(Settings(home=tmp_path / "other"))
+    assert load_user_key(settings) == key != load_user_key(Settings(home=tmp_path / "other"))
 
 
 def test_a_team_needs_one_key(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="^ABSTAIN_USER_KEY is not set: with ABSTAIN_ORIGIN .*openssl rand -hex 32"):
-        user_key(Settings(home=tmp_path, origin_url="git@example.org:team/abstain.git"))
+        load_user_key(Settings(home=tmp_path, origin_url="git@example.org:team/abstain.git"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_key_that_can_be_guessed_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ABSTAIN_USER_KEY", "hunter2")
     with pytest.raises(AbstainError, match="^ABSTAIN_USER_KEY has 7 characters, 32 are needed") as caught:
-        user_key(Settings(home=tmp_path))
+        load_user_key(Settings(home=tmp_path))
     assert "hunter2" not in str(caught.value)
 
 
@@ -99,17 +99,17 @@ def test_a_key_that_can_be_guessed_is_refused(monkeypatch: pytest.MonkeyPatch, t
 def test_a_damaged_key_file_is_not_used(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "user.key").write_bytes(content)
     with pytest.raises(AbstainError, match="user.key holds no key: restore it"):
-        user_key(Settings(home=tmp_path))
+        load_user_key(Settings(home=tmp_path))
     assert (tmp_path / "user.key").read_bytes() == content
 
 
 def test_a_home_that_cannot_hold_a_key_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AbstainError, match="neither read nor made .*: set ABSTAIN_USER_KEY$"):
-        user_key(Settings(home=tmp_path / "file"))
+        load_user_key(Settings(home=tmp_path / "file"))
     (tmp_path / "user.key").mkdir()
     with pytest.raises(AbstainError, match="neither read nor made .*: set ABSTAIN_USER_KEY$"):
-        user_key(Settings(home=tmp_path))
+        load_user_key(Settings(home=tmp_path))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from abstain.ingest.privacy.recognizers import EntityHit, FindEntities, pattern_finder
-from abstain.ingest.privacy.redaction import Redactor, merge
+from abstain.ingest.privacy.redaction import Redactor, merge_hits
 from abstain.ingest.privacy.search_spans import WINDOW
 from tests.checkout import ROOT, TEMPLATE
 from tests.ingest.privacy import builders
@@ -175,8 +175,8 @@ def test_overlapping_hits_are_one_and_the_longest_names_it() -> None:
         EntityHit("D", 10, 12, 0.5),
         EntityHit("E", 10, 12, 0.6),
     ]
-    assert merge(hits) == [EntityHit("B", 0, 10, 0.4), EntityHit("E", 10, 12, 0.6)]
-    assert merge(reversed(hits)) == merge(hits) and merge([]) == []
+    assert merge_hits(hits) == [EntityHit("B", 0, 10, 0.4), EntityHit("E", 10, 12, 0.6)]
+    assert merge_hits(reversed(hits)) == merge_hits(hits) and merge_hits([]) == []
 
 
 UNITS = [

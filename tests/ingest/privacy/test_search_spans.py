@@ -8,39 +8,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.ingest.privacy.entities import RARE, pieces_of
-from abstain.ingest.privacy.search_spans import LENGTHS, Piece, cards, emails, ibans, phones, windows
+from abstain.ingest.privacy.search_spans import (
+    LENGTHS,
+    SearchSpan,
+    find_card_spans,
+    find_email_spans,
+    find_iban_spans,
+    iter_windows,
+    phones,
+)
 
 ENTITIES = [pieces_of(name, national_phones=False) for name in RARE]
 
 
-def texts(text: str, pieces: Iterable[Piece]) -> list[list[str]]:
+def texts(text: str, pieces: Iterable[SearchSpan]) -> list[list[str]]:
     return [[text[start:end] for end in ends] for start, ends in pieces]
 
 
 def test_an_email_is_tried_with_fewer_and_fewer_labels() -> None:
     text = "to ann@mail.example.org.Please"
     found = ["ann@mail.example.org.Please", "ann@mail.example.org", "ann@mail.example"]
-    assert texts(text, emails(text)) == [found]
-    assert list(emails("@home, a@b and a @ b, or a  @ b.c")) == []
+    assert texts(text, find_email_spans(text)) == [found]
+    assert list(find_email_spans("@home, a@b and a @ b, or a  @ b.c")) == []
 
 
 def test_a_card_may_begin_and_end_with_any_group() -> None:
     text = "Order 3000 4111 1111 1111 1111, 7 pieces"
-    assert texts(text, cards(text)) == [["3000 4111 1111 1111"], ["4111 1111 1111 1111"]] * 2
+    assert texts(text, find_card_spans(text)) == [["3000 4111 1111 1111"], ["4111 1111 1111 1111"]] * 2
     text = "4111-1111-1111-1111-123 4"
-    assert texts(text, cards(text))[0] == ["4111-1111-1111-1111"], "the others have a wrong check digit"
+    assert texts(text, find_card_spans(text))[0] == ["4111-1111-1111-1111"], "the others have a wrong check digit"
     text = "4111 / 1111 / 1111 / 1111 / 2026"
-    assert texts(text, cards(text)) == [["4111 / 1111 / 1111 / 1111"]]
-    assert list(cards("A4111111111111111 4111111111111111B 4111 1111 1111 1234 5678 9012 3452")) == []
+    assert texts(text, find_card_spans(text)) == [["4111 / 1111 / 1111 / 1111"]]
+    assert list(find_card_spans("A4111111111111111 4111111111111111B 4111 1111 1111 1234 5678 9012 3452")) == []
 
 
 def test_an_iban_is_as_long_as_its_country_has_it() -> None:
     text = "an AT61 1904 3002 3457 3201 1000 Euro, de89370400440532013000cobadeff and DE88 3704 0044 0532 0130 00"
-    assert texts(text, ibans(text)) == [["AT61 1904 3002 3457 3201"], ["de89370400440532013000"]]
+    assert texts(text, find_iban_spans(text)) == [["AT61 1904 3002 3457 3201"], ["de89370400440532013000"]]
     text = "XAT611904300234573201 and no25"
-    assert texts(text, ibans(text)) == [["AT611904300234573201"]], "behind a letter, too"
+    assert texts(text, find_iban_spans(text)) == [["AT611904300234573201"]], "behind a letter, too"
     text = "DE89370400440532013000AT611904300234573201X"
-    assert texts(text, ibans(text)) == [["DE89370400440532013000"], ["AT611904300234573201"]], "one after the other"
+    assert texts(text, find_iban_spans(text)) == [["DE89370400440532013000"], ["AT611904300234573201"]], (
+        "one after the other"
+    )
 
 
 def test_a_phone_number_is_tried_with_fewer_and_fewer_numbers() -> None:
@@ -51,7 +61,7 @@ def test_a_phone_number_is_tried_with_fewer_and_fewer_numbers() -> None:
 @given(st.text(), st.sampled_from([1, 5_000]))
 def test_windows_hold_everything_and_are_short(text: str, times: int) -> None:
     text *= times
-    pieces = [(start, end) for start, ends in windows(text) for end in ends]
+    pieces = [(start, end) for start, ends in iter_windows(text) for end in ends]
     assert pieces[0][0] == 0 and pieces[-1][1] == len(text)
     assert all(end - start <= 2_000 for start, end in pieces)
     assert all(later[0] < earlier[1] for earlier, later in pairwise(pieces))
@@ -59,7 +69,7 @@ def test_windows_hold_everything_and_are_short(text: str, times: int) -> None:
 
 def test_windows_are_cut_between_words() -> None:
     text = "word " * 2_000
-    pieces = [text[start : ends[0]].split() for start, ends in windows(text)]
+    pieces = [text[start : ends[0]].split() for start, ends in iter_windows(text)]
     assert len(pieces) > 5 and {word for piece in pieces for word in piece} == {"word"}
 
 

@@ -11,7 +11,7 @@ from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import ParsedRow, invalid, parse_line, reparse
 from abstain.ingest.sources import csv_file
 from abstain.ingest.sources.csv_file import read_csv
-from abstain.ingest.sources.lines import lines, to_utf8
+from abstain.ingest.sources.lines import split_lines, to_utf8
 from tests.data.builders import feedback, interaction, review
 from tests.ingest.test_parsing import interactions, reviews, thumbs, with_key
 
@@ -20,7 +20,7 @@ THUMBS = "interaction_id,given_at,thumb,user,comment"
 
 def read(content: str | bytes) -> list[ParsedRow]:
     chunks = [content if isinstance(content, bytes) else content.encode()]
-    return list(read_csv(lines(to_utf8(chunks)), "a.csv", "folder/a.csv"))
+    return list(read_csv(split_lines(to_utf8(chunks)), "a.csv", "folder/a.csv"))
 
 
 def given_row(key: str, comment: str = "") -> str:

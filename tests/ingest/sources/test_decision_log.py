@@ -67,15 +67,15 @@ def parts(rows: list[ParsedRow]) -> list[tuple[str | None, str | None]]:
 
 def take(folder: Path, privacy: Privacy | None = None) -> IngestReport:
     source = DecisionLogSource(name="decisions", url=url_of(folder))
-    return ingest([source], folder / "data", PARAMS, NOW, privacy=privacy, remember=True, validate=accept_all)
+    return ingest([source], folder / "data", PARAMS, NOW, privacy=privacy, incremental=True, validate=accept_all)
 
 
 def stored(folder: Path) -> tuple[list[str], list[str], list[str]]:
     store = DataStore(folder / "data")
     return (
-        [row.interaction_id for row in store.rows(Interaction)],
-        [row.interaction_id for row in store.rows(Thumb)],
-        [row.interaction_id for row in store.rows(Review)],
+        [row.interaction_id for row in store.iter_rows(Interaction)],
+        [row.interaction_id for row in store.iter_rows(Thumb)],
+        [row.interaction_id for row in store.iter_rows(Review)],
     )
 
 
@@ -84,10 +84,10 @@ def test_what_got_feedback_and_what_was_drawn_comes_and_nothing_else(
 ) -> None:
     log = opened(**NONE)
     for key in "abc":
-        log.record(decision(key))
-    log.feedback("f-1", feedback("b", user="u-1"))
-    log.feedback("f-2", review("c")).result()
-    opened(**ALL).record(decision("drawn", shown=False)).result()
+        log.record_decision(decision(key))
+    log.record_feedback("f-1", feedback("b", user="u-1"))
+    log.record_feedback("f-2", review("c")).result()
+    opened(**ALL).record_decision(decision("drawn", shown=False)).result()
     rows, state = read(tmp_path)
     assert parts(rows) == [("drawn", None), ("b", "b"), ("c", "c")]
     assert rows[0].interaction == interaction("drawn", decision="withheld")
@@ -100,11 +100,11 @@ def test_a_decision_in_the_place_of_one_that_said_nothing_comes_once(
     tmp_path: Path, opened: Callable[..., DecisionLog]
 ) -> None:
     log = opened(**ALL)
-    log.record(decision("a", shown=False, decision="unavailable", interaction=None))
-    log.record(decision("b")).result()
+    log.record_decision(decision("a", shown=False, decision="unavailable", interaction=None))
+    log.record_decision(decision("b")).result()
     rows, state = read(tmp_path)
     assert parts(rows) == [("b", None)]
-    log.record(decision("a")).result()
+    log.record_decision(decision("a")).result()
     rows, state = read(tmp_path, state)
     assert parts(rows) == [("a", None)]
     assert read(tmp_path, state)[0] == []
@@ -114,10 +114,10 @@ def test_late_feedback_brings_the_decision_that_was_not_taken(
     tmp_path: Path, opened: Callable[..., DecisionLog]
 ) -> None:
     log = opened(**NONE)
-    log.record(decision("a")).result()
+    log.record_decision(decision("a")).result()
     rows, state = read(tmp_path)
     assert rows == []
-    log.feedback("f", feedback("a")).result()
+    log.record_feedback("f", feedback("a")).result()
     rows, state = read(tmp_path, state)
     assert parts(rows) == [("a", "a")]
     assert read(tmp_path, state)[0] == []
@@ -127,18 +127,18 @@ def test_feedback_before_its_decision_is_given_alone_and_the_decision_when_it_co
     tmp_path: Path, opened: Callable[..., DecisionLog]
 ) -> None:
     log = opened(**NONE)
-    log.feedback("f", feedback("a")).result()
+    log.record_feedback("f", feedback("a")).result()
     rows, state = read(tmp_path)
     assert parts(rows) == [(None, "a")]
-    log.record(decision("a")).result()
+    log.record_decision(decision("a")).result()
     rows, state = read(tmp_path, state)
     assert parts(rows) == [("a", None)]
 
 
 def test_of_states_alone_feedback_is_given_alone(tmp_path: Path, opened: Callable[..., DecisionLog]) -> None:
     log = opened(**ALL)
-    log.record(decision("a", interaction=None))
-    log.feedback("f", feedback("a")).result()
+    log.record_decision(decision("a", interaction=None))
+    log.record_feedback("f", feedback("a")).result()
     reading = reader(tmp_path)
     assert parts(list(reading)) == [(None, "a")] and reading.outcome.notes == ()
 
@@ -166,18 +166,18 @@ def test_every_row_is_in_the_data_once_whenever_it_is_read(
     for at, (step, value) in enumerate(steps):
         key = f"i-{value}"
         if step == "decide":
-            log.record(decision(key)).result()
+            log.record_decision(decision(key)).result()
             decided.add(key)
         elif step == "ingest" and value:  # killed before it published: nothing of it is kept
-            list(reader(folder, DataStore(folder / "data").state("decisions")))
+            list(reader(folder, DataStore(folder / "data").read_source_state("decisions")))
         elif step == "ingest":
             take(folder)
         else:
             row = feedback(key, user=f"u-{at}") if step == "thumb" else review(key, reviewer=f"r-{at}")
-            log.feedback(f"f-{at}", row).result()
+            log.record_feedback(f"f-{at}", row).result()
             replies[step].append(key)
     take(folder)
-    drawn = {key for key in decided if (found := queries.find(log.database, key)) and found.drawn}
+    drawn = {key for key in decided if (found := queries.get_decision(log.database, key)) and found.sampled}
     log.close()
     known, rated = decided & {*drawn, *replies["thumb"], *replies["review"]}, replies
     interactions, thumbs, reviews = stored(folder)
@@ -194,8 +194,8 @@ def test_more_rows_than_one_page_come_in_order(
     monkeypatch.setattr(module, "PAGE", 3)
     log = opened(**ALL)
     for at in range(9):
-        log.record(decision(f"i-{at}"))
-        log.feedback(f"f-{at}", feedback(f"i-{at}")).result()
+        log.record_decision(decision(f"i-{at}"))
+        log.record_feedback(f"f-{at}", feedback(f"i-{at}")).result()
     rows, _ = read(tmp_path)
     assert [row.line for row in rows] == [*range(1, 10), *range(1, 10)]
 
@@ -205,12 +205,12 @@ def test_rows_that_are_logged_while_it_is_read_come_with_the_next_reading(
 ) -> None:
     monkeypatch.setattr(module, "PAGE", 1)
     log = opened(**ALL)
-    log.record(decision("a"))
-    log.record(decision("b")).result()
+    log.record_decision(decision("a"))
+    log.record_decision(decision("b")).result()
     reading = reader(tmp_path)
     rows = iter(reading)
     first = next(rows)
-    log.record(decision("c")).result()
+    log.record_decision(decision("c")).result()
     assert parts([first, *rows]) == [("a", None), ("b", None)]
     assert parts(read(tmp_path, reading.outcome.state)[0]) == [("c", None)]
 
@@ -220,7 +220,7 @@ def test_another_log_is_read_from_its_beginning(tmp_path: Path) -> None:
     for folder, keys in ((old, "ab"), (new, "c")):
         log = open_log(url_of(folder), **ALL)
         for key in keys:
-            log.record(decision(key)).result()
+            log.record_decision(decision(key)).result()
         log.close()
     _, state = read(old)
     assert parts(read(new, state)[0]) == [("c", None)]
@@ -235,10 +235,10 @@ def test_where_nothing_was_logged_there_is_nothing_and_the_state_stays(tmp_path:
 
 def test_texts_that_have_gone_are_skipped_and_noted(tmp_path: Path, opened: Callable[..., DecisionLog]) -> None:
     log = opened(**ALL, keep_days=30)
-    log.record(decision("old", decided_at=AT - timedelta(days=40)))
-    log.record(decision("new"))
-    log.feedback("f", feedback("old")).result()
-    assert log.purge(AT) == 1
+    log.record_decision(decision("old", decided_at=AT - timedelta(days=40)))
+    log.record_decision(decision("new"))
+    log.record_feedback("f", feedback("old")).result()
+    assert log.purge_expired_texts(AT) == 1
     reading = reader(tmp_path)
     assert parts(list(reading)) == [("new", None), (None, "old")]
     assert reading.outcome.notes == ("decisions: 2 decisions or replies came after their texts had gone from the log",)
@@ -268,21 +268,21 @@ def test_rows_as_ingest_redacts_them_are_duplicates_of_themselves(
 ) -> None:
     """The log redacts by ingest's rules, and what it gives is not changed by them."""
     monkeypatch.setenv("ABSTAIN_USER_KEY", "5e" * 32)
-    privacy = Privacy.open(load_params(ROOT / "params.yaml").privacy, load_settings())
+    privacy = Privacy.from_params(load_params(ROOT / "params.yaml").privacy, load_settings())
     log = open_log(url_of(tmp_path), redact=privacy.redact_row, pseudonym=privacy.pseudonym, **NONE)
     asked = interaction("a", question="I am ann@example.org. What is the fee?", answer="Dear ann@example.org, none.")
-    log.record(decision("a", interaction=asked, user="ann"))
-    log.feedback("f-1", feedback("a", user="ann", comment="mail ann@example.org"))
-    log.feedback("f-2", review("a", ideal_answer="ann@example.org, none.")).result()
+    log.record_decision(decision("a", interaction=asked, user="ann"))
+    log.record_feedback("f-1", feedback("a", user="ann", comment="mail ann@example.org"))
+    log.record_feedback("f-2", review("a", ideal_answer="ann@example.org, none.")).result()
     rows, _ = read(tmp_path)
     kept = [part for row in rows for part in row.contents()]
     assert [privacy.redact_row(part) for part in kept] == kept
     assert b"ann@example.org" not in bytes_in(tmp_path)
-    found = queries.find(log.database, "a")
+    found = queries.get_decision(log.database, "a")
     assert found and isinstance(found.feedback[0], Thumb)
     assert found.decision.user == found.feedback[0].user == privacy.pseudonym("ann") != "ann"
     assert take(tmp_path, privacy).accepted == 2
-    log.feedback("f-3", feedback("a", user="bob")).result()
+    log.record_feedback("f-3", feedback("a", user="bob")).result()
     report = take(tmp_path, privacy)
     assert (report.read, report.accepted, stored(tmp_path)[1]) == (1, 1, ["a", "a"])
     log.close()
@@ -290,12 +290,12 @@ def test_rows_as_ingest_redacts_them_are_duplicates_of_themselves(
 
 def test_an_erased_user_stays_out_by_either_way(tmp_path: Path, opened: Callable[..., DecisionLog]) -> None:
     log = opened(**NONE)
-    log.record(decision("a"))
-    log.feedback("f-1", feedback("a", user="u-1", comment="as Ann said")).result()
+    log.record_decision(decision("a"))
+    log.record_feedback("f-1", feedback("a", user="u-1", comment="as Ann said")).result()
     take(tmp_path)
     erase_rows(DataStore(tmp_path / "data"), "ann", "u-1", with_interactions=True)
-    log.feedback("f-2", feedback("a", user="u-1", comment="as Ann said, later"))
-    log.feedback("f-3", feedback("a", user="u-2")).result()
+    log.record_feedback("f-2", feedback("a", user="u-1", comment="as Ann said, later"))
+    log.record_feedback("f-3", feedback("a", user="u-2")).result()
     report = take(tmp_path)
     assert (report.accepted, report.quarantined) == (0, 2) and stored(tmp_path) == ([], [], [])
     assert b"as Ann said" not in bytes_in(tmp_path / "data")

@@ -128,7 +128,7 @@ def test_files_folder_of_every_kind_gives_documents_first(tmp_path: Path) -> Non
     assert rows[2].review is not None and rows[2].review.ideal_answer == "a\u2028b\x85c"
     assert not rows[2].raw.endswith(b"\r")
     assert reading.outcome.ignored == ("note.txt",)
-    assert reading.outcome.present is None
+    assert reading.outcome.present_doc_ids is None
 
 
 def test_files_only_changed_files_are_read_again(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_files_mirror_reports_present_and_vanished_documents(tmp_path: Path) -> 
     for name in names:
         (tmp_path / f"{name}.md").write_text(markdown(doc_id=name))
     _, reading = read(tmp_path, mirror=True, scheduled=True)
-    assert (reading.outcome.present, reading.outcome.vanished) == (names, frozenset())
+    assert (reading.outcome.present_doc_ids, reading.outcome.removed_doc_ids) == (names, frozenset())
     (tmp_path / "fees.md").unlink()
     (tmp_path / "rates.md").write_text("no front matter any more")  # refused, and still there
     (tmp_path / "cards.md").write_text("")  # cannot even be read, and still there
@@ -182,10 +182,10 @@ def test_files_mirror_reports_present_and_vanished_documents(tmp_path: Path) -> 
     assert [found.source for found in rows if found.reasons] == ["cards.md", "rates.md"]
     assert [found.source for found in rows if found.document] == ["times.md"]
     assert rows[0].is_document and rows[0].reasons == (Reason(Code.WRONG_FORMAT, "file", "the file is empty"),)
-    assert (second.outcome.present, second.outcome.vanished) == (names - {"fees"}, {"fees"})
+    assert (second.outcome.present_doc_ids, second.outcome.removed_doc_ids) == (names - {"fees"}, {"fees"})
     rows, third = read(tmp_path, dict(second.outcome.state), mirror=True, scheduled=True)
     assert rows == []
-    assert (third.outcome.present, third.outcome.vanished) == (names - {"fees"}, frozenset())
+    assert (third.outcome.present_doc_ids, third.outcome.removed_doc_ids) == (names - {"fees"}, frozenset())
 
 
 def test_files_empty_mirror_is_an_error(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from abstain.ingest.parsing import too_large_reason
 from abstain.ingest.sources import lines as module
-from abstain.ingest.sources.lines import OversizedLine, lines, to_utf8, whole
+from abstain.ingest.sources.lines import OversizedLine, read_whole, split_lines, to_utf8
 
 cuts = st.lists(st.integers(0, 40), max_size=6)
 
@@ -24,7 +24,7 @@ def test_lines_do_not_depend_on_chunks(wanted: list[bytes], ends: bool, at: list
     expected = content.split(b"\n")
     if not expected[-1]:
         expected.pop()
-    assert list(lines(chunked(content, at))) == expected
+    assert list(split_lines(chunked(content, at))) == expected
 
 
 @given(
@@ -40,7 +40,7 @@ def test_utf8_decodes_every_encoding_with_a_mark(text: str, encoding: str, at: l
 
 def test_utf8_invalid_utf16_spoils_its_own_line_only() -> None:
     content = codecs.BOM_UTF16_LE + "good\n".encode("utf-16-le") + b"\x00\xd8\n\x00" + "fine".encode("utf-16-le") + b"x"
-    good, bad, half = lines(to_utf8([content]))
+    good, bad, half = split_lines(to_utf8([content]))
     assert good == b"good"
     for line in (bad, half):
         assert isinstance(line, bytes)
@@ -51,13 +51,13 @@ def test_utf8_invalid_utf16_spoils_its_own_line_only() -> None:
 def test_lines_too_long_line_is_counted_and_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIMIT", 10_000)
     long = bytes(range(32, 127)) * 200
-    before, found, after = lines(chunked(b"a\n" + long + b"\nb", list(range(30))))
+    before, found, after = split_lines(chunked(b"a\n" + long + b"\nb", list(range(30))))
     assert (before, after) == (b"a", b"b")
     assert found == OversizedLine(len(long), hashlib.sha256(long).hexdigest())
-    assert whole([long[:99], long[99:]]) == found
+    assert read_whole([long[:99], long[99:]]) == found
     assert isinstance(found, OversizedLine)
-    row = found.row("a.jsonl", 7)
+    row = found.to_rejected_row("a.jsonl", 7)
     assert row.reasons == (too_large_reason("line", "19,000 bytes, 10,000 allowed"),)
     assert (row.source, row.line, row.raw, row.size, row.digest) == ("a.jsonl", 7, b"", len(long), found.sha256)
     exactly = long[:10_000]
-    assert list(lines([exactly])) == [exactly]
+    assert list(split_lines([exactly])) == [exactly]

@@ -253,7 +253,7 @@ def test_sql_url_expands_variables(database: Path, monkeypatch: pytest.MonkeyPat
 
 def test_sql_source_writes_nothing(ten_days: Path) -> None:
     database = Database(parse_url(f"sqlite:///{ten_days}", "warehouse"))
-    database.ask(lambda connection: connection.exec_driver_sql("DELETE FROM thumbs"))
+    database.query(lambda connection: connection.exec_driver_sql("DELETE FROM thumbs"))
     assert len(read(ten_days)[0]) == 10
 
 

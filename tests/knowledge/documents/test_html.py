@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from abstain.knowledge.documents.chunks import chunk_document
 from abstain.knowledge.documents.html import UnreadablePage, html_to_markdown
 from abstain.knowledge.documents.normalize_markdown import normalize_markdown
-from abstain.knowledge.documents.sections import sections
+from abstain.knowledge.documents.sections import split_sections
 from tests.knowledge.builders import document
 
 
@@ -81,7 +81,7 @@ def test_a_cell_stands_in_each_column_and_row_that_it_spans() -> None:
 )
 def test_a_broken_table_becomes_a_whole_one(rows: str, expected: list[list[str]]) -> None:
     assert table(f"<table>{rows}</table>") == expected
-    (section,) = sections(document(markdown(f"<table>{rows}</table>")))
+    (section,) = split_sections(document(markdown(f"<table>{rows}</table>")))
     assert {chunk.kind for chunk in chunk_document(document(section.body))} == {"table"}
 
 
@@ -116,7 +116,7 @@ def test_what_is_no_markup_does_not_become_one(text: str) -> None:
     ):
         found = chunk_document(document(markdown(body)))
         assert [chunk.kind for chunk in found] == ["text"]
-        assert len(sections(document(markdown(body)))) == 1
+        assert len(split_sections(document(markdown(body)))) == 1
         assert found[0].text.replace("\\", "").replace("\n", " ").find(text.strip()) > 0
 
 

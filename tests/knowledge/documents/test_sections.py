@@ -1,12 +1,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.knowledge.documents.sections import MAX_HEADING, sections
+from abstain.knowledge.documents.sections import MAX_HEADING, split_sections
 from tests.knowledge.builders import document
 
 
 def found(body: str, **changes: str) -> list[tuple[str, str]]:
-    return [(" > ".join(one.path), one.body.strip()) for one in sections(document(body, **changes))]
+    return [(" > ".join(one.path), one.body.strip()) for one in split_sections(document(body, **changes))]
 
 
 def test_each_subsection_is_a_document_of_its_own() -> None:
@@ -31,7 +31,7 @@ def test_headings_that_skip_a_level_or_are_underlined_nest_all_the_same() -> Non
 
 
 def test_headings_that_repeat_each_other_are_sections_of_their_own() -> None:
-    first, second = sections(document("# Fees\n\na\n\n# Fees\n\nb\n"))
+    first, second = split_sections(document("# Fees\n\na\n\n# Fees\n\nb\n"))
     assert first.path == second.path == ("Gold Card", "Fees")
     assert first.content_hash != second.content_hash
 
@@ -47,11 +47,15 @@ def test_a_paragraph_that_somebody_made_large_stays_in_the_section_above() -> No
 
 
 def test_the_hash_is_of_path_and_body_alone() -> None:
-    (one,) = sections(document("# Fees\n\na"))
-    (same,) = sections(document("# Fees\n\na", doc_id="silver", updated_at="2026-09-01T00:00:00Z", entitlements=("x",)))
+    (one,) = split_sections(document("# Fees\n\na"))
+    (same,) = split_sections(
+        document("# Fees\n\na", doc_id="silver", updated_at="2026-09-01T00:00:00Z", entitlements=("x",))
+    )
     assert one.content_hash == same.content_hash
     others = [document("# Fees\n\nb"), document("# Fee\n\na"), document("# Fees\n\na", title="Gold")]
-    assert len({one.content_hash, *(section.content_hash for other in others for section in sections(other))}) == 4
+    assert (
+        len({one.content_hash, *(section.content_hash for other in others for section in split_sections(other))}) == 4
+    )
 
 
 lines = st.sampled_from(
@@ -61,8 +65,8 @@ lines = st.sampled_from(
 
 @given(st.lists(lines, max_size=15).map("\n".join).filter(str.strip), st.sampled_from(["\n", "\r\n", "\r"]))
 def test_every_line_stands_in_one_section_or_is_a_heading(body: str, end: str) -> None:
-    parts = sections(document(body.replace("\n", end)))
+    parts = split_sections(document(body.replace("\n", end)))
     lines = [line for one in parts for line in one.body.split("\n") if line.strip()]
     rest = iter(line for line in document(body).body.split("\n") if line.strip())
     assert all(line in rest for line in lines)  # in order, none twice
-    assert parts == sections(document(body))
+    assert parts == split_sections(document(body))

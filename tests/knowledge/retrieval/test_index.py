@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from abstain.core.contracts import Chunk
 from abstain.core.errors import AbstainError
-from abstain.knowledge.retrieval.embeddings import unit
+from abstain.knowledge.retrieval.embeddings import normalize_rows
 from abstain.knowledge.retrieval.encoder import Vectors
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
 from abstain.knowledge.retrieval.index import IndexEntry, SearchHit, VectorIndex, filter_near_best
@@ -46,12 +46,12 @@ def index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def fill(index: VectorIndex, *chunks: Chunk, products: Sequence[str | None] = ()) -> VectorIndex:
     entries = [IndexEntry(one, *products[at : at + 1]) for at, one in enumerate(chunks)]
-    index.upsert(entries, unit(ENCODER.encode([one.text for one in chunks])))
+    index.upsert(entries, normalize_rows(ENCODER.encode([one.text for one in chunks])))
     return index
 
 
 def vector(text: str) -> Vectors:
-    (found,) = unit(ENCODER.encode([text]))
+    (found,) = normalize_rows(ENCODER.encode([text]))
     return found
 
 
@@ -219,14 +219,14 @@ def test_no_question_gets_a_chunk_to_an_agent_without_the_entitlement(index: Vec
     draw = np.random.default_rng(7)
     secret = [chunk(f"s#{n}", f"fee {n}", RIGHTS[n % 3], RIGHTS[(n + n % 2) % 3]) for n in range(1500)]
     for_all = [chunk(f"p#{n}", f"fee {n}") for n in range(40)]
-    vectors = unit(draw.standard_normal((1540, 5)).astype(np.float32))
+    vectors = normalize_rows(draw.standard_normal((1540, 5)).astype(np.float32))
     index.upsert([IndexEntry(one) for one in (*secret, *for_all)], vectors)
     nothing = np.full(5, np.nan, np.float32)
     for question in (nothing, np.array([np.inf, 0, 0, 0, 0], np.float32), np.array([0, 0, 0, 0, -np.inf], np.float32)):
         with pytest.raises(ValueError, match="a vector holds NaN or infinite values: nothing is near to it"):
             index.search(question, 10)
     # Even who asks with a secret chunk's own vector.
-    for question in (*vectors[:30], *unit(draw.standard_normal((10, 5)).astype(np.float32))):
+    for question in (*vectors[:30], *normalize_rows(draw.standard_normal((10, 5)).astype(np.float32))):
         for k in (1, 10, 2000):
             public = index.search(question, k)
             assert ({hit.chunk.doc_id for hit in public}, len(public)) == ({"p"}, min(k, 40))
@@ -311,7 +311,7 @@ def test_an_approximate_index_that_somebody_made_cannot_starve_a_search(server: 
     draw = np.random.default_rng(7)
     chunks = [chunk(f"s#{n}", "fee", "staff") for n in range(20_000)] + [chunk(f"p#{n}", "fee") for n in range(5)]
     with closing(open_index(server, encoder)) as index:
-        vectors = unit(draw.standard_normal((len(chunks), 5)).astype(np.float32))
+        vectors = normalize_rows(draw.standard_normal((len(chunks), 5)).astype(np.float32))
         index.upsert([IndexEntry(one) for one in chunks], vectors)
         with psycopg.connect(server, autocommit=True) as admin:
             admin.execute("CREATE INDEX ON abstain_chunks_hnsw USING hnsw (embedding vector_ip_ops)")

@@ -32,11 +32,11 @@ def found(retriever: Retriever, question: str, *held: str, **options: object) ->
 
 def test_a_tombstone_is_never_found() -> None:
     retriever, encoder = new()
-    assert retriever.sync([*CHUNKS, DEAD]) == SyncResult(written=3, removed=0, held=3)
+    assert retriever.sync([*CHUNKS, DEAD]) == SyncResult(written=3, removed=0, n_entries=3)
     assert found(retriever, "fee") == ["a#1", "a#2"]
     assert DEAD.text not in encoder.encoded
     killed = CHUNKS[0].model_copy(update={"removed_at": DEAD.removed_at})
-    assert retriever.sync([killed, *CHUNKS[1:], DEAD]) == SyncResult(written=0, removed=1, held=2)
+    assert retriever.sync([killed, *CHUNKS[1:], DEAD]) == SyncResult(written=0, removed=1, n_entries=2)
     assert found(retriever, "fee") == ["a#2"]
     assert retriever.sync([*CHUNKS, DEAD.model_copy(update={"removed_at": None})]) == SyncResult(2, 0, 4)
     assert found(retriever, "fee") == ["a#1", "a#3", "a#2"]

@@ -46,9 +46,9 @@ def probe_of(architecture: Architecture, seed: int = 0, dropout: float = 0.3) ->
     """Random weights, large enough for confidences far from a half, and the mean and deviation of `ragged`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        probe = PROBES[architecture].kind.of(D, PARAMS.model_copy(update={"dropout": dropout}))
+        probe = PROBES[architecture].kind.from_params(D, PARAMS.model_copy(update={"dropout": dropout}))
         states = [5 + 3 * torch.randn(40, D)]
-        probe.prepare(TrainingRows(states, torch.ones(1, dtype=torch.int64), torch.ones(1)))
+        probe.fit_preprocessing(TrainingRows(states, torch.ones(1, dtype=torch.int64), torch.ones(1)))
         with torch.no_grad():
             for weight in probe.parameters():
                 weight.mul_(3)

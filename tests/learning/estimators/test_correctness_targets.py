@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.encoder import Vectors
-from abstain.learning.estimators.correctness_targets import METRICS, correctness
+from abstain.learning.estimators.correctness_targets import METRICS, compute_correctness
 from abstain.learning.metrics.rouge import rouge_l
 from tests.knowledge.builders import BagOfWords
 
@@ -26,7 +26,7 @@ ROWS = st.lists(st.tuples(WORDS, st.lists(WORDS, max_size=3)), max_size=5)
 
 
 def row(names: list[str], answer: str, *references: str) -> list[float]:
-    return correctness(names, [answer], [references], BagOfWords()).iloc[0].tolist()
+    return compute_correctness(names, [answer], [references], BagOfWords()).iloc[0].tolist()
 
 
 def test_a_short_gold_answer_within_a_sentence() -> None:
@@ -61,14 +61,14 @@ def test_a_negative_cosine_counts_as_nothing() -> None:
         def encode(self, texts: list[str]) -> Vectors:  # type: ignore[override]
             return np.array([[-1, 0.1] if "no" in text else [1, 0] for text in texts], dtype=np.float32)
 
-    assert correctness(["cosine"], ["no", "no"], [["yes"], ["no"]], Signed())["cosine"].tolist() == [0, 1]
+    assert compute_correctness(["cosine"], ["no", "no"], [["yes"], ["no"]], Signed())["cosine"].tolist() == [0, 1]
 
 
 def test_each_distinct_text_is_encoded_once() -> None:
     encoder = BagOfWords()
     answers = ["fee", "fee", "card", "loan", "  ", "rate"]
     references = [["fee", "card"], ["fee", "fee"], ["loan"], [], ["limit"], [""]]
-    found = correctness(["cosine"], answers, references, encoder)["cosine"]
+    found = compute_correctness(["cosine"], answers, references, encoder)["cosine"]
     np.testing.assert_array_equal(found, [1, 1, 0, np.nan, 0, np.nan])
     assert encoder.calls == 1
     assert sorted(encoder.encoded) == ["card", "fee", "loan"]  # no text that is compared with nothing
@@ -96,9 +96,9 @@ def test_the_best_reference_counts_for_each_metric_by_itself(names: list[str]) -
 @pytest.mark.slow
 def test_a_reference_in_which_a_metric_reads_nothing_is_none(reference: str, unread: set[str]) -> None:
     for answer in ("fee", reference, ""):
-        alone = correctness([*METRICS], [answer], [[reference]], BagOfWords()).iloc[0]
+        alone = compute_correctness([*METRICS], [answer], [[reference]], BagOfWords()).iloc[0]
         assert {*alone.index[alone.isna()]} == unread
-    with_another = correctness([*METRICS], ["fee"], [[reference, "fee"]], BagOfWords()).iloc[0]
+    with_another = compute_correctness([*METRICS], ["fee"], [[reference, "fee"]], BagOfWords()).iloc[0]
     assert with_another.tolist() == [1.0] * len(METRICS)
 
 
@@ -108,22 +108,22 @@ def test_an_empty_answer_is_like_nothing_and_no_reference_is_no_figure() -> None
 
 
 def test_the_table_has_a_row_an_answer_and_a_column_a_metric() -> None:
-    found = correctness(["rougeL", "cosine", "rougeL"], ["fee"] * 3, [["fee"], [], ["card"]], BagOfWords())
+    found = compute_correctness(["rougeL", "cosine", "rougeL"], ["fee"] * 3, [["fee"], [], ["card"]], BagOfWords())
     expected = pd.DataFrame({name: [1, np.nan, 0] for name in ("rougeL", "cosine")})
     pd.testing.assert_frame_equal(found, expected)
-    assert correctness([], ["fee"], [["fee"]]).shape == (1, 0)
+    assert compute_correctness([], ["fee"], [["fee"]]).shape == (1, 0)
 
 
 @pytest.mark.parametrize("names", [[*ROUGE, "cosine"], pytest.param([*METRICS], marks=pytest.mark.slow)])
 def test_without_rows_there_is_an_empty_table(names: list[str]) -> None:
-    found = correctness(names, [], [])
+    found = compute_correctness(names, [], [])
     assert found.shape == (0, len(names)) and [*found] == names
     assert (found.dtypes == np.float64).all()
 
 
 def test_an_unknown_name_is_refused_with_all_that_there_are() -> None:
     with pytest.raises(AbstainError) as refused:
-        correctness(["cosine", "bleu"], [], [])
+        compute_correctness(["cosine", "bleu"], [], [])
     assert str(refused.value) == (
         "no correctness metric 'bleu': there are cosine, rouge1_f1, rouge1_precision, rougeL, exact_match, token_f1"
     )
@@ -131,31 +131,33 @@ def test_an_unknown_name_is_refused_with_all_that_there_are() -> None:
 
 def test_rows_that_do_not_match_are_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        correctness(["rougeL"], ["fee", "card"], [["fee"]])
+        compute_correctness(["rougeL"], ["fee", "card"], [["fee"]])
     with pytest.raises(ValueError, match="longer"):
-        correctness(["rougeL"], ["fee"], [["fee"], []])
+        compute_correctness(["rougeL"], ["fee"], [["fee"], []])
     with pytest.raises(TypeError, match="a list of texts"):
-        correctness(["rougeL"], ["fee"], ["fee"])  # its letters are not references
+        compute_correctness(["rougeL"], ["fee"], ["fee"])  # its letters are not references
 
 
 def hold_on_any_rows(names: list[str], rows: list[tuple[str, list[str]]], another: str) -> None:
     answers, references = [answer for answer, _ in rows], [of_row for _, of_row in rows]
-    found = correctness(names, answers, references, BagOfWords())
+    found = compute_correctness(names, answers, references, BagOfWords())
     values = found.to_numpy()
     assert values.shape == (len(rows), len(names))
     assert ((values >= 0) & (values <= 1) | np.isnan(values)).all()
-    more = correctness(names, answers, [[*of_row, another] for of_row in references], BagOfWords()).to_numpy()
+    more = compute_correctness(names, answers, [[*of_row, another] for of_row in references], BagOfWords()).to_numpy()
     assert (np.fmax(more, values) <= more + LAST_DECIMAL)[~np.isnan(more)].all()  # one more never makes it worse
     assert not (np.isnan(more) & ~np.isnan(values)).any()
-    turned = correctness(names, answers[::-1], [of_row[::-1] for of_row in references[::-1]], BagOfWords())
+    turned = compute_correctness(names, answers[::-1], [of_row[::-1] for of_row in references[::-1]], BagOfWords())
     np.testing.assert_allclose(turned.to_numpy()[::-1], values, atol=LAST_DECIMAL)
-    itself = correctness(names, answers, [[answer] for answer in answers], BagOfWords())
+    itself = compute_correctness(names, answers, [[answer] for answer in answers], BagOfWords())
     known = pd.Series([bool({"fee", "card", "loan"} & {*answer.split()}) for answer in answers], dtype=bool)
     for name in names:
         assert itself[name][known if name == "cosine" else itself[name].notna()].eq(1).all()
     if "rougeL" in names:
         firsts = [next(iter(of_row), None) for of_row in references]
-        alone = correctness(["rougeL"], answers, [[] if first is None else [first] for first in firsts])["rougeL"]
+        alone = compute_correctness(["rougeL"], answers, [[] if first is None else [first] for first in firsts])[
+            "rougeL"
+        ]
         np.testing.assert_allclose(alone, rouge_l(answers, firsts), atol=1e-6)
 
 
@@ -186,6 +188,6 @@ def test_token_f1_is_that_of_the_two_bags_of_words(answer: str, reference: str) 
 @pytest.mark.slow
 def test_the_embedded_encoder_puts_a_paraphrase_above_another_fact() -> None:
     answers = ["It costs 95 euros every year.", "Call the hotline when it is stolen.", CHATTY]
-    found = correctness(["cosine"], answers, [["The annual fee is 95 euros."]] * 2 + [[CHATTY]])["cosine"]
+    found = compute_correctness(["cosine"], answers, [["The annual fee is 95 euros."]] * 2 + [[CHATTY]])["cosine"]
     assert found[0] > found[1] + 0.3
     assert found[2] == 1

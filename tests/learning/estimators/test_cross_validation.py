@@ -48,7 +48,7 @@ def fitted_to_planted(architecture: Architecture) -> tuple[FittedProbe, list[tup
 def same_to_rounding(fitted: FittedProbe, expected: FittedProbe) -> None:
     assert_near(weights(fitted.probe), weights(expected.probe))
     assert_near(fitted.out_of_fold, expected.out_of_fold)
-    assert fitted.history.kept == expected.history.kept
+    assert fitted.history.selected_step == expected.history.selected_step
     assert_near(fitted.history.held_out_loss, expected.history.held_out_loss, np.float32)
 
 
@@ -110,7 +110,7 @@ def test_what_identifies_groups_does_not_help_out_of_fold(architecture: Architec
         [names[g] + 0.01 * torch.randn(2, D, generator=generator) for g in group], group % 2, torch.ones(120)
     )
     *_, last = (
-        step.probe for step in PROBES[architecture].kind.path(train, QUICK.model_copy(update={"max_epochs": 15}))
+        step.probe for step in PROBES[architecture].kind.fit_path(train, QUICK.model_copy(update={"max_epochs": 15}))
     )
     correct = train.correct.numpy()
     assert auroc(correct, predict_confidence(last, train.states).numpy()) > 0.95
@@ -128,9 +128,9 @@ def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(archi
     history, entry = fitted.history, PROBES[architecture]
     params = entry.params(FEW)
     fold = torch.from_numpy(
-        Labels(train.correct.numpy(), train.weight.numpy(), groups).folds(params.folds, params.seed)
+        Labels(train.correct.numpy(), train.weight.numpy(), groups).assign_folds(params.folds, params.seed)
     )
-    paths = [entry.kind.path(train.subset((fold != f).nonzero().flatten()), params) for f in range(3)]
+    paths = [entry.kind.fit_path(train.subset((fold != f).nonzero().flatten()), params) for f in range(3)]
     for number, steps in enumerate(zip(*paths, strict=True)):
         logits = torch.empty(90, 2)
         for f, step in enumerate(steps):
@@ -139,12 +139,12 @@ def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(archi
         loss = probe_loss(logits, train.correct, train.weight, params.huber_lambda)
         assert history.held_out_loss[number] == pytest.approx(float(loss), abs=1e-6)
         assert history.train_loss[number] == pytest.approx(np.mean([step.train_loss for step in steps]))
-        assert history.value[number] == steps[0].value
-        if number == history.kept:
+        assert history.step_values[number] == steps[0].value
+        if number == history.selected_step:
             np.testing.assert_allclose(fitted.out_of_fold, logits.softmax(1)[:, 1], atol=1e-5)
-    assert history.kept == int(np.argmin(history.held_out_loss))
-    for number, step in enumerate(entry.kind.path(train, params)):
-        if number == history.kept:
+    assert history.selected_step == int(np.argmin(history.held_out_loss))
+    for number, step in enumerate(entry.kind.fit_path(train, params)):
+        if number == history.selected_step:
             assert_near(weights(step.probe), weights(fitted.probe))
 
 
@@ -153,9 +153,9 @@ def test_patience_ends_what_gets_worse() -> None:
     params = PARAMS.model_copy(update={"learning_rate": 0.03, "max_epochs": 60, "patience": 5, "dropout": 0.0})
     history = fit_probe("lstm", planted(60, 1, strength=0.2), groups_of(60), params).history
     losses = history.held_out_loss
-    assert len(history.value) == len(losses) == len(history.train_loss) == history.kept + 6 < 60
-    assert losses[history.kept] == min(losses) < losses[-1]
-    assert history.value == tuple(range(1, len(losses) + 1))
+    assert len(history.step_values) == len(losses) == len(history.train_loss) == history.selected_step + 6 < 60
+    assert losses[history.selected_step] == min(losses) < losses[-1]
+    assert history.step_values == tuple(range(1, len(losses) + 1))
 
 
 @pytest.mark.slow

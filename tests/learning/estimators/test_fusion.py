@@ -93,7 +93,7 @@ def test_answers_that_were_always_unscored_when_wrong_teach_it_that() -> None:
     scores, labels = table()
     scores = scores.assign(told=np.where(labels.correct == 1, np.random.default_rng(2).random(600), np.nan))
     fusion = fit_fusion(scores, labels).fusion
-    assert fusion.missing[fusion.names.index("told")] < -0.2
+    assert fusion.missing_coefficient[fusion.names.index("told")] < -0.2
 
 
 def test_it_survives_json_to_the_last_bit() -> None:

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 
 from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.onnx_probe import OnnxProbe, parity, stamp
-from abstain.learning.estimators.probes.base import Probe, confidence
+from abstain.learning.estimators.onnx_probe import OnnxProbe, copy_with_metadata, measure_parity
+from abstain.learning.estimators.probes.base import Probe, logits_to_confidence
 from abstain.learning.estimators.training_rows import pad
 from tests.conftest import ROOT
 from tests.learning.estimators.builders import EVERY_KIND, D, probe_of, ragged, write_mean_probe
@@ -96,16 +96,16 @@ def test_onnx_gives_torchs_confidences_of_answers_of_any_length(
     for lengths in [(1,), (2,), (300,), (5, 3), (1, 1, 1), (7, 1, 300, 33), tuple(range(1, 40))]:
         rows = ragged(*lengths)
         with torch.inference_mode():
-            together = confidence(probe(*pad(rows))).numpy()
-            alone = np.concatenate([confidence(probe(row, None)).numpy() for row in rows])
+            together = logits_to_confidence(probe(*pad(rows))).numpy()
+            alone = np.concatenate([logits_to_confidence(probe(row, None)).numpy() for row in rows])
         given = served.confidence(rows)
         assert (given.shape, given.dtype) == ((len(lengths),), np.float32)
         assert np.abs(given - together).max() <= 1e-5
         assert np.abs(given - alone).max() <= 1e-5
         if len(lengths) > 30:
             assert np.ptp(given) > 0.3
-    assert parity(probe, served) <= 1e-5
-    assert parity(probe_of(architecture, seed=1), served) > 0.1
+    assert measure_parity(probe, served) <= 1e-5
+    assert measure_parity(probe_of(architecture, seed=1), served) > 0.1
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_the_same_probe_is_the_same_bytes_from_any_process(files: dict[str, Path
 @pytest.mark.slow
 def test_a_stamp_adds_metadata_and_keeps_the_graph(exported: Path, tmp_path: Path) -> None:
     stamped = tmp_path / "release" / "probe.onnx"
-    stamp(exported, stamped, {"version": "v1.2.0", "model": "other"})
+    copy_with_metadata(exported, stamped, {"version": "v1.2.0", "model": "other"})
     expected = {**METADATA, "architecture": "lstm", "version": "v1.2.0", "model": "other"}
     assert OnnxProbe(stamped).metadata == expected
     graphs = [onnx.load(file).graph.SerializeToString(deterministic=True) for file in (exported, stamped)]
@@ -138,7 +138,7 @@ def test_a_stamp_adds_metadata_and_keeps_the_graph(exported: Path, tmp_path: Pat
     rows = ragged(3, 50, 8)
     assert np.array_equal(OnnxProbe(exported).confidence(rows), OnnxProbe(stamped).confidence(rows))
     again = tmp_path / "again.onnx"
-    stamp(exported, again, {"model": "other", "version": "v1.2.0"})
+    copy_with_metadata(exported, again, {"model": "other", "version": "v1.2.0"})
     assert again.read_bytes() == stamped.read_bytes()
 
 
@@ -167,7 +167,7 @@ def test_states_may_be_a_part_of_something_larger(light: Path) -> None:
 
 
 def test_stamping_the_same_file_in_place_leaves_no_scratch(light: Path) -> None:
-    stamp(light, light, {"version": "v1.0.0"})
+    copy_with_metadata(light, light, {"version": "v1.0.0"})
     assert OnnxProbe(light).metadata["version"] == "v1.0.0"
     assert [path.name for path in light.parent.iterdir()] == ["light.onnx"]
 
@@ -184,7 +184,7 @@ def test_parity_compares_with_torch_in_batches_and_alone_and_nan_stays_nan(
         return logits * np.nan if (lengths is None) == (lost == "alone") else logits
 
     monkeypatch.setattr(type(probe), "forward", forward)
-    assert np.isnan(parity(probe, OnnxProbe(light)))
+    assert np.isnan(measure_parity(probe, OnnxProbe(light)))
 
 
 @pytest.mark.parametrize("damage", ["absent", "empty", "garbage", "truncated"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from abstain.learning.estimators import training_rows as module_under_test
-from abstain.learning.estimators.training_rows import TrainingRows, batches, pad
+from abstain.learning.estimators.training_rows import TrainingRows, iter_batches, pad
 from tests.learning.estimators.builders import D, Watched, planted, ragged
 
 lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)
@@ -21,7 +21,7 @@ def test_batches_keep_the_order_and_stay_within_rows_and_values(lengths: list[in
     rows = ragged(*lengths)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module_under_test, "BATCH_VALUES", values)
-        made = list(batches(iter(rows), most))
+        made = list(iter_batches(iter(rows), most))
     flat = [row for batch in made for row in batch]
     assert len(flat) == len(rows) and all(a is b for a, b in zip(flat, rows, strict=True))
     for batch, following in zip(made, [*made[1:], None], strict=True):
@@ -86,9 +86,9 @@ def test_what_fits_is_held_in_memory_and_what_does_not_stays_where_it_is(monkeyp
     monkeypatch.setattr(module_under_test, "MEMORY_VALUES", 10 * 2 * D)
     few = planted(3, 1)
     watched = TrainingRows(Watched(few.states), few.correct, few.weight)
-    held = watched.in_memory()
+    held = watched.load_into_memory()
     assert isinstance(held.states, list)
     assert all(torch.equal(a, b) for a, b in zip(held.states, few.states, strict=True))
     assert (held.correct is few.correct) and (held.weight is few.weight)
     many = TrainingRows(Endless(11), torch.zeros(10**6, dtype=torch.int64), torch.ones(10**6))
-    assert many.in_memory() is many
+    assert many.load_into_memory() is many

@@ -228,4 +228,4 @@ def test_a_site_is_judged_out_of_fold_on_reviewed_training_answers() -> None:
     )
     assert found["knows"].value > 0.7 > found["noise"].value
     assert of_reviews["knows"].value > 0.7  # labels of thumbs are not what it is judged by
-    assert len(found["noise"].draws) == RESAMPLES.draws
+    assert len(found["noise"].resamples) == RESAMPLES.draws

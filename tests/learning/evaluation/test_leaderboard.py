@@ -13,9 +13,9 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from abstain.core.errors import AbstainError
-from abstain.learning.evaluation.leaderboard import CALIBRATION, RANKING, leaderboard
+from abstain.learning.evaluation.leaderboard import CALIBRATION_METRICS, RANKING_METRICS, build_leaderboard
 from abstain.learning.metrics import bootstrap as bootstrap_module
-from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, paired
+from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, paired_difference
 from tests.conftest import ROOT
 from tests.learning.evaluation.builders import grouped
 
@@ -37,7 +37,7 @@ def board(**changed: Any) -> pd.DataFrame:
         "resamples": BootstrapConfig(100, 1),
         "champion": "blind",
     }
-    return leaderboard(**(arguments | changed)).set_index("scorer")
+    return build_leaderboard(**(arguments | changed)).set_index("scorer")
 
 
 @pytest.mark.parametrize("weight", [None, np.where(CORRECT == 1, 1.0, 0.25)])
@@ -45,7 +45,7 @@ def test_ranking_is_measured_on_raw_confidences_and_guarantees_on_calibrated_one
     found = board(weight=weight)
     assert list(found.index) == ["probe", "blind"]
     for name in found.index:
-        for metrics, confidences in ((RANKING, LOG_ODDS), (CALIBRATION, PROBABILITIES)):
+        for metrics, confidences in ((RANKING_METRICS, LOG_ODDS), (CALIBRATION_METRICS, PROBABILITIES)):
             for metric, function in metrics.items():
                 assert found.loc[name, metric] == function(CORRECT, confidences[name], weight)
                 low, high = found.loc[name, [f"{metric}_low", f"{metric}_high"]]
@@ -57,12 +57,12 @@ def test_ranking_is_measured_on_raw_confidences_and_guarantees_on_calibrated_one
 
 def test_the_champion_is_compared_with_draw_by_draw() -> None:
     found = board()
-    figures = {name: partial(RANKING["auroc"], CORRECT, scores) for name, scores in LOG_ODDS.items()}
+    figures = {name: partial(RANKING_METRICS["auroc"], CORRECT, scores) for name, scores in LOG_ODDS.items()}
     drawn = bootstrap(figures, GROUPS, 100, 1)
-    difference = paired(drawn["probe"], drawn["blind"])
+    difference = paired_difference(drawn["probe"], drawn["blind"])
     columns = ["auroc_difference", "auroc_difference_low", "auroc_difference_high", "chance_better"]
     assert found.loc["probe", columns].tolist() == pytest.approx(
-        [difference.value, *difference.interval, difference.chance]
+        [difference.value, *difference.interval, difference.probability_positive]
     )
     assert found.loc["probe", "auroc_difference_low"] > 0 and found.loc["probe", "chance_better"] == 1
     assert found.loc["blind", columns].isna().all()
@@ -107,7 +107,10 @@ def test_a_scorer_that_says_nothing_has_no_figures_and_changes_none() -> None:
 @pytest.mark.parametrize("calibrated", [{}, {"probe": np.full(200, np.nan)}])
 def test_a_scorer_without_a_calibrator_is_ranked_and_guarantees_nothing(calibrated: dict[str, np.ndarray]) -> None:
     found = board(calibrated={"blind": BLIND} | calibrated).loc["probe"]
-    ranking, guarantees = list(RANKING), [name for metric in CALIBRATION for name in (metric, f"{metric}_low")]
+    ranking, guarantees = (
+        list(RANKING_METRICS),
+        [name for metric in CALIBRATION_METRICS for name in (metric, f"{metric}_low")],
+    )
     assert found[ranking].tolist() == pytest.approx(board().loc["probe", ranking].tolist())
     assert found[guarantees].isna().all()
     assert found["unscored"] == 0
@@ -136,7 +139,7 @@ def test_the_judged_systems_own_confidence_on_real_verdicts() -> None:
         frame = pd.DataFrame(json.loads(line) for line in lines)
     frame = frame[(frame["study"] == "long-term") & ~frame["model_answer"].str.startswith("[Unanswerable")]
     correct, scores = (frame["user_feedback"] == "Correct").to_numpy(int), frame[["log_prob", "class_log_prob"]]
-    found = leaderboard(
+    found = build_leaderboard(
         correct, scores, {}, frame["title"].to_numpy(), None, BootstrapConfig(300, 0), "log_prob"
     ).set_index("scorer")
     for name in scores:
@@ -152,12 +155,14 @@ def test_the_judged_systems_own_confidence_on_real_verdicts() -> None:
 def test_leaderboard_of_many_draws_computes_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """25 scorers of 200 answers, 1,000 draws: a metric is called once for as many draws as are held at once."""
     calls: Counter[str] = Counter()
-    for metrics in (RANKING, CALIBRATION):
+    for metrics in (RANKING_METRICS, CALIBRATION_METRICS):
         for name, metric in metrics.items():
             counted = lambda *given, name=name, metric=metric: calls.update([name]) or metric(*given)  # noqa: E731
             monkeypatch.setitem(metrics, name, counted)
     scores = {f"s{n}": SHARP + 0.01 * n for n in range(25)}
     found = board(scores=scores, calibrated={}, resamples=BootstrapConfig(1000, 1), champion="s3")
     assert len(found) == 25
-    chunks = math.ceil(1000 / (bootstrap_module.CELLS // 200))
-    assert calls == dict.fromkeys((*RANKING, *CALIBRATION), 25 * (chunks + 1))  # and once for the figure itself
+    chunks = math.ceil(1000 / (bootstrap_module.BLOCK_CELLS // 200))
+    assert calls == dict.fromkeys(
+        (*RANKING_METRICS, *CALIBRATION_METRICS), 25 * (chunks + 1)
+    )  # and once for the figure itself

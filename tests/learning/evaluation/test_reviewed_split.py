@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.learning.evaluation.reviewed_split import ReviewedSplit, calibrate, compare_calibrators
+from abstain.learning.evaluation.reviewed_split import ReviewedSplit, calibrate_scores, compare_calibrators
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.learning.metrics.calibration import Method, fit_calibrator
@@ -26,23 +26,24 @@ def judged(rows: int, seed: int, wrong_share: float = 0.4) -> ReviewedSplit:
 
 def test_probabilities_come_from_the_validation_split_and_are_better_ones() -> None:
     validation, holdout = judged(800, 0), judged(800, 1)
-    found = calibrate(validation, {"holdout": holdout.scores}, "isotonic")["holdout"]
+    found = calibrate_scores(validation, {"holdout": holdout.scores}, "isotonic")["holdout"]
     assert found.index.equals(holdout.scores.index)
     before, after = (
-        metrics.ece(holdout.correct, of, holdout.weight) for of in (holdout.raw("sure"), found["sure"].to_numpy())
+        metrics.ece(holdout.correct, of, holdout.weight)
+        for of in (holdout.get_raw_scores("sure"), found["sure"].to_numpy())
     )
     assert after < before / 2
 
 
 def test_a_scorer_that_says_too_little_is_not_calibrated() -> None:
     validation = judged(200, 0)
-    found = calibrate(validation, {"validation": validation.scores}, "temperature")["validation"]
+    found = calibrate_scores(validation, {"validation": validation.scores}, "temperature")["validation"]
     assert list(found) == ["sure"]
 
 
 def test_too_few_answers_of_a_class_calibrate_nothing() -> None:
     validation = judged(200, 0, wrong_share=0.0)
-    assert calibrate(validation, {"validation": validation.scores}, "isotonic")["validation"].empty
+    assert calibrate_scores(validation, {"validation": validation.scores}, "isotonic")["validation"].empty
 
 
 def test_every_method_is_measured_on_the_hold_out() -> None:
@@ -51,7 +52,7 @@ def test_every_method_is_measured_on_the_hold_out() -> None:
     by_method = {row["method"]: row for row in rows}
     assert list(by_method) == ["none", "temperature", "isotonic", "venn_abers", "none, sure"]
     assert by_method["none"]["brier"] == pytest.approx(
-        metrics.brier(holdout.correct, holdout.raw("sure"), holdout.weight)
+        metrics.brier(holdout.correct, holdout.get_raw_scores("sure"), holdout.weight)
     )
     assert all(row["ece_low"] <= row["ece_high"] for row in rows)
     assert (
@@ -62,8 +63,8 @@ def test_every_method_is_measured_on_the_hold_out() -> None:
 @pytest.mark.parametrize("method", ["temperature", "isotonic", "venn_abers"])
 def test_what_is_measured_on_the_hold_out_was_fitted_without_it(method: Method) -> None:
     validation, holdout = judged(800, 0), judged(300, 1, wrong_share=0.7)
-    fitted = fit_calibrator(method, validation.raw("sure"), validation.correct, validation.weight)
-    expected = metrics.brier(holdout.correct, fitted.apply(holdout.raw("sure")), holdout.weight)
+    fitted = fit_calibrator(method, validation.get_raw_scores("sure"), validation.correct, validation.weight)
+    expected = metrics.brier(holdout.correct, fitted.apply(holdout.get_raw_scores("sure")), holdout.weight)
     found = {row["method"]: row for row in compare_calibrators(validation, holdout, "sure", [], BootstrapConfig(2, 1))}
     assert found[method]["brier"] == pytest.approx(expected)
 
@@ -75,27 +76,31 @@ def test_weights_are_those_of_the_inclusion_probabilities() -> None:
 def test_answers_that_count_keep_their_scores() -> None:
     whole = judged(300, 0)
     whole = replace(whole, rows=whole.rows.assign(drawn=np.arange(300) % 3 == 1))
-    counted, apart = whole.by_how_chosen()
+    counted, apart = whole.split_by_sampling()
     for part, places in ((counted, np.arange(300) % 3 == 1), (apart, np.arange(300) % 3 != 1)):
-        np.testing.assert_array_equal(part.raw("sure"), whole.raw("sure")[places])
-        np.testing.assert_array_equal(part.probability("sure"), whole.probability("sure")[places])
+        np.testing.assert_array_equal(part.get_raw_scores("sure"), whole.get_raw_scores("sure")[places])
+        np.testing.assert_array_equal(part.get_probabilities("sure"), whole.get_probabilities("sure")[places])
         np.testing.assert_array_equal(part.correct, whole.correct[places])
-    assert len(whole.by_how_chosen(of_all=False)[0].rows) == 300
+    assert len(whole.split_by_sampling(of_all=False)[0].rows) == 300
 
 
 def test_what_is_shown_has_an_interval_around_its_precision_and_error_rate() -> None:
     part = judged(400, 2)
-    bounds = part.shown("sure", 0.5, BootstrapConfig(200, 1))
-    shown = part.raw("sure") >= 0.5
-    precision = metrics.mean(part.correct[shown], part.weight[shown])
+    bounds = part.summarize_shown("sure", 0.5, BootstrapConfig(200, 1))
+    shown = part.get_raw_scores("sure") >= 0.5
+    precision = metrics.weighted_mean(part.correct[shown], part.weight[shown])
     assert bounds["precision_low"] < precision < bounds["precision_high"]
-    assert bounds["error_rate_low"] < metrics.mean(shown * (1 - part.correct), part.weight) < bounds["error_rate_high"]
+    assert (
+        bounds["error_rate_low"]
+        < metrics.weighted_mean(shown * (1 - part.correct), part.weight)
+        < bounds["error_rate_high"]
+    )
     assert bounds["shown"] == shown.sum() > bounds["shown_n_eff"] > 0.8 * shown.sum()
 
 
 def test_where_all_that_is_shown_is_right_there_is_no_interval() -> None:
     part = judged(400, 2)
-    best = part.raw("sure")[part.correct == 1].max()
-    found = part.shown("sure", best, BootstrapConfig(200, 1))
+    best = part.get_raw_scores("sure")[part.correct == 1].max()
+    found = part.summarize_shown("sure", best, BootstrapConfig(200, 1))
     assert found["shown"] == 1 == found["shown_n_eff"]
     assert all(np.isnan(value) for name, value in found.items() if name.endswith(("_low", "_high")))

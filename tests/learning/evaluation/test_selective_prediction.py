@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.learning.evaluation.selective_prediction import evaluate_at_threshold, threshold_table
+from abstain.learning.evaluation.selective_prediction import build_threshold_table, evaluate_at_threshold
 from abstain.learning.metrics import weighted_metrics as metrics
 from tests.learning.evaluation.builders import grouped
 
@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 def test_the_table_by_hand() -> None:
-    table = threshold_table(np.array([1, 0, 1, 1]), np.array([0.95, 0.45, 0.35, 0.05]), {"guaranteed": 0.35})
+    table = build_threshold_table(np.array([1, 0, 1, 1]), np.array([0.95, 0.45, 0.35, 0.05]), {"guaranteed": 0.35})
     assert table["threshold"].tolist() == pytest.approx([0, 0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
     assert table["threshold"][table["mark"] == "guaranteed"].tolist() == [0.35]
     assert set(table["mark"]) == {"", "guaranteed"}
@@ -33,7 +33,7 @@ def test_rouge_of_shown_and_withheld_answers_by_hand() -> None:
     assert (found["rouge_shown"], found["rouge_shown_answers"]) == (pytest.approx(0.7), 2)
     assert (found["rouge_withheld"], found["rouge_withheld_answers"]) == (pytest.approx(0.5), 2)
     assert evaluate_at_threshold(correct, confidence, 0.5, None, rouge)["rouge_shown"] == pytest.approx(0.6)
-    table = threshold_table(correct, confidence, {}, weight, rouge).set_index("threshold")
+    table = build_threshold_table(correct, confidence, {}, weight, rouge).set_index("threshold")
     assert np.isnan(table.loc[0.0, "rouge_withheld"]) and table.loc[0.0, "rouge_withheld_answers"] == 0
     assert table.loc[0.0, "rouge_shown_answers"] == 4
     assert (table["rouge_shown_answers"] + table["rouge_withheld_answers"] == 4).all()
@@ -44,46 +44,46 @@ def test_rouge_of_shown_and_withheld_answers_by_hand() -> None:
 
 @pytest.mark.parametrize("marked", [0.3, 0.3 + 1e-12, 0.0, 1.0])
 def test_a_marked_threshold_stands_in_the_table_once(marked: float) -> None:
-    table = threshold_table(CORRECT, CONFIDENCE, {"heuristic": marked})
+    table = build_threshold_table(CORRECT, CONFIDENCE, {"heuristic": marked})
     assert (table["mark"] == "heuristic").sum() == (table["threshold"] == marked).sum() == 1
     assert table["threshold"].is_monotonic_increasing
 
 
 def test_two_marks_of_one_threshold_are_each_found() -> None:
-    table = threshold_table(CORRECT, CONFIDENCE, {"guaranteed": 0.5, "heuristic": 0.5}).set_index("mark")
+    table = build_threshold_table(CORRECT, CONFIDENCE, {"guaranteed": 0.5, "heuristic": 0.5}).set_index("mark")
     assert table.loc["guaranteed"].equals(table.loc["heuristic"])
     assert len(table) == 11
 
 
 def test_a_mark_without_a_threshold_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'guaranteed' is nan"):
-        threshold_table(CORRECT, CONFIDENCE, {"heuristic": 0.5, "guaranteed": NAN})
+        build_threshold_table(CORRECT, CONFIDENCE, {"heuristic": 0.5, "guaranteed": NAN})
 
 
 def test_a_threshold_that_shows_nothing_has_no_precision() -> None:
-    table = threshold_table(np.array([1, 0]), np.array([0.1, 0.2]), {"guaranteed": 0.95})
+    table = build_threshold_table(np.array([1, 0]), np.array([0.1, 0.2]), {"guaranteed": 0.95})
     last = table.iloc[-1]
     assert np.isnan(last["precision"])
     assert (last["abstention_rate"], last["recall"], last["f1"], last["accuracy"]) == (1, 0, 0, 0.5)
-    never = threshold_table(CORRECT, CONFIDENCE, {"guaranteed": float("inf")}).iloc[-1]
+    never = build_threshold_table(CORRECT, CONFIDENCE, {"guaranteed": float("inf")}).iloc[-1]
     assert (never["mark"], never["abstention_rate"]) == ("guaranteed", 1)
 
 
 def test_an_answer_without_a_confidence_is_masked() -> None:
     some = np.where(np.arange(200) % 4 == 0, NAN, CONFIDENCE)
-    found = threshold_table(CORRECT, some, {}, rouge=np.ones(200)).iloc[0]
+    found = build_threshold_table(CORRECT, some, {}, rouge=np.ones(200)).iloc[0]
     assert (found["coverage"], found["abstention_rate"]) == (0.75, 0.25)
     assert (found["rouge_shown_answers"], found["rouge_withheld_answers"]) == (150, 50)
 
 
 def test_weights_reach_every_figure() -> None:
     weight, rouge = np.where(CORRECT == 1, 1.0, 0.25), np.where(CORRECT == 1, 0.9, 0.1)
-    weighted = threshold_table(CORRECT, CONFIDENCE, {"heuristic": 0.55}, weight, rouge)
-    assert weighted["precision"].iloc[0] == pytest.approx(metrics.mean(CORRECT, weight))
-    assert weighted["rouge_shown"].iloc[0] == pytest.approx(metrics.mean(rouge, weight))
+    weighted = build_threshold_table(CORRECT, CONFIDENCE, {"heuristic": 0.55}, weight, rouge)
+    assert weighted["precision"].iloc[0] == pytest.approx(metrics.weighted_mean(CORRECT, weight))
+    assert weighted["rouge_shown"].iloc[0] == pytest.approx(metrics.weighted_mean(rouge, weight))
     assert weighted["precision"].iloc[0] > CORRECT.mean() + 0.1
     times = (4 * weight).astype(int)
-    repeated = threshold_table(
+    repeated = build_threshold_table(
         *(np.repeat(column, times) for column in (CORRECT, CONFIDENCE)),
         {"heuristic": 0.55},
         None,
@@ -92,5 +92,5 @@ def test_weights_reach_every_figure() -> None:
     counts = ["rouge_shown_answers", "rouge_withheld_answers"]
     pd.testing.assert_frame_equal(weighted.drop(columns=counts), repeated.drop(columns=counts))
     pd.testing.assert_frame_equal(
-        threshold_table(CORRECT, CONFIDENCE, {}, np.ones(200)), threshold_table(CORRECT, CONFIDENCE, {})
+        build_threshold_table(CORRECT, CONFIDENCE, {}, np.ones(200)), build_threshold_table(CORRECT, CONFIDENCE, {})
     )

@@ -7,19 +7,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.learning.evaluation.slices import KIND, Scored, auroc_by_slice, build_slice_table, strata
+from abstain.learning.evaluation.slices import KIND, SliceInput, auroc_by_slice, build_slice_table, make_strata
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap
 from tests.learning.evaluation.builders import grouped
 
 CORRECT, CONFIDENCE, GROUPS = grouped(400, 60, 0)
 WEIGHT = np.where(np.arange(400) % 3 == 0, 0.5, 1.0)
-SCORED = Scored(CORRECT, np.log(CONFIDENCE), CONFIDENCE, CONFIDENCE >= 0.6, GROUPS, WEIGHT)
+SCORED = SliceInput(CORRECT, np.log(CONFIDENCE), CONFIDENCE, CONFIDENCE >= 0.6, GROUPS, WEIGHT)
 NO_REFUSAL = np.zeros(400, bool)
 PRODUCT = pd.DataFrame({"product": pd.Categorical(np.array(["gold", "blue"])[np.arange(400) % 2], ["gold", "blue"])})
 
 
-def table(scored: Scored = SCORED, by: pd.DataFrame = PRODUCT, min_rows: int = 20) -> pd.DataFrame:
+def table(scored: SliceInput = SCORED, by: pd.DataFrame = PRODUCT, min_rows: int = 20) -> pd.DataFrame:
     return build_slice_table(scored, by, BootstrapConfig(100, 3), min_rows).set_index("slice")
 
 
@@ -32,7 +32,7 @@ def test_every_figure_is_that_of_the_slices_own_rows() -> None:
         correct, weight, shown = CORRECT[rows], WEIGHT[rows], SCORED.shown[rows]
         row = found.loc[name]
         assert (row["rows"], row["n_eff"]) == (200, pytest.approx(metrics.effective_sample_size(weight)))
-        assert row["base_rate"] == pytest.approx(metrics.mean(correct, weight))
+        assert row["base_rate"] == pytest.approx(metrics.weighted_mean(correct, weight))
         assert row["auroc"] == pytest.approx(metrics.auroc(correct, SCORED.confidence[rows], weight))
         figure = {"": partial(metrics.auroc, correct, SCORED.confidence[rows])}
         expected = bootstrap(figure, GROUPS[rows], 100, 3, weight)[""].interval
@@ -40,7 +40,7 @@ def test_every_figure_is_that_of_the_slices_own_rows() -> None:
         assert row["ece"] == pytest.approx(metrics.ece(correct, CONFIDENCE[rows], weight))
         assert row["brier"] == pytest.approx(metrics.brier(correct, CONFIDENCE[rows], weight))
         assert row["shown"] == shown.sum()
-        assert row["precision"] == pytest.approx(metrics.mean(correct[shown], weight[shown]))
+        assert row["precision"] == pytest.approx(metrics.weighted_mean(correct[shown], weight[shown]))
         assert row["note"] == ""
     assert found.loc["gold", "auroc"] != found.loc["blue", "auroc"]
 
@@ -103,7 +103,7 @@ def test_a_slice_that_the_scorer_says_nothing_of_has_no_figures() -> None:
 
 
 def test_strata_are_named_for_people_and_ordered() -> None:
-    found = strata(
+    found = make_strata(
         ["gold", None, "blue", "gold"],
         [None, None, float("nan"), None],
         np.array([10, 2, 0, 2]),
@@ -124,23 +124,23 @@ def test_strata_are_named_for_people_and_ordered() -> None:
 def test_lengths_fall_into_quartiles_of_all_rows() -> None:
     lengths = np.random.default_rng(0).permutation(np.arange(1, 401))
     none = [None] * 400
-    found = strata(none, none, np.zeros(400, int), lengths, NO_REFUSAL)["answer length"]
+    found = make_strata(none, none, np.zeros(400, int), lengths, NO_REFUSAL)["answer length"]
     assert found.value_counts(sort=False).tolist() == [100] * 4
     assert list(found.cat.categories) == [f"{n + 1} to {n + 100} characters" for n in (0, 100, 200, 300)]
     first = found == "1 to 100 characters"
     assert sorted(lengths[first]) == list(range(1, 101))
     alike = np.where(lengths < 300, 8, lengths)
-    many_alike = strata(none, none, np.zeros(400, int), alike, NO_REFUSAL)["answer length"]
+    many_alike = make_strata(none, none, np.zeros(400, int), alike, NO_REFUSAL)["answer length"]
     assert next(iter(many_alike.cat.categories)) == "8 to 8 characters"
     assert many_alike.value_counts()["8 to 8 characters"] == 299
-    equal = strata(none, none, np.zeros(400, int), np.full(400, 8), NO_REFUSAL)["answer length"]
+    equal = make_strata(none, none, np.zeros(400, int), np.full(400, 8), NO_REFUSAL)["answer length"]
     assert list(equal.cat.categories) == ["8 to 8 characters"]
-    assert strata([], [], np.array([], int), np.array([], int), NO_REFUSAL[:0]).empty
+    assert make_strata([], [], np.array([], int), np.array([], int), NO_REFUSAL[:0]).empty
 
 
 def test_refusals_are_a_slice_apart() -> None:
     none, refusals = [None] * 400, np.arange(400) % 4 == 0
-    by = strata(none, none, np.zeros(400, int), np.full(400, 8), refusals)
+    by = make_strata(none, none, np.zeros(400, int), np.full(400, 8), refusals)
     found = table(by=by[["kind of answer"]])
     assert found["stratum"].tolist() == ["kind of answer"] * 2 and list(found.index) == ["answers", "refusals"]
     for name, rows in (("answers", ~refusals), ("refusals", refusals)):
@@ -152,7 +152,7 @@ def test_refusals_are_a_slice_apart() -> None:
 
 def test_every_scorer_is_measured_on_each_slice_that_is_large_enough() -> None:
     refusals, silent = np.arange(400) < 15, np.where(np.arange(400) % 5 == 0, np.nan, CONFIDENCE)
-    kinds = strata([None] * 400, [None] * 400, np.zeros(400, int), np.full(400, 8), refusals)[KIND]
+    kinds = make_strata([None] * 400, [None] * 400, np.zeros(400, int), np.full(400, 8), refusals)[KIND]
     scores = pd.DataFrame({"sure": CONFIDENCE, "silent": silent})
     few, many = (auroc_by_slice(CORRECT, scores, GROUPS, WEIGHT, kinds, BootstrapConfig(100, 3), n)[1] for n in (20, 5))
     assert few == {"slice": "refusals", "rows": 15, "n_eff": many["n_eff"], "scorers": {}}
@@ -168,7 +168,7 @@ def test_every_scorer_is_measured_on_each_slice_that_is_large_enough() -> None:
 
 def test_all_strata_together_hold_every_row_once_each() -> None:
     generator = np.random.default_rng(1)
-    by = strata(
+    by = make_strata(
         list(generator.choice(["gold", "blue", "red"], 400)),
         list(generator.choice(["cards", "loans"], 400)),
         generator.integers(0, 8, 400),

@@ -9,8 +9,8 @@ import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from abstain.learning.metrics import bootstrap as module
-from abstain.learning.metrics.bootstrap import Estimate, bootstrap, interval, paired
-from abstain.learning.metrics.weighted_metrics import auprc, auroc, brier, mean
+from abstain.learning.metrics.bootstrap import Estimate, bootstrap, paired_difference, percentile_interval
+from abstain.learning.metrics.weighted_metrics import auprc, auroc, brier, weighted_mean
 from tests.learning.evaluation.builders import grouped
 from tests.tolerance import assert_near
 
@@ -34,7 +34,7 @@ def test_figures_of_the_draws_are_those_of_rows_really_drawn(weighted: bool) -> 
     found = bootstrap(figures, groups, 40, 5, weight if weighted else None)
     for name, (_, theirs) in oracles.items():
         expected = [theirs(correct[r], rounded[r], sample_weight=weight[r]) for r in really_drawn(groups, 40, 5)]
-        assert found[name].draws == pytest.approx(expected)
+        assert found[name].resamples == pytest.approx(expected)
         assert found[name].value == pytest.approx(theirs(correct, rounded, sample_weight=weight))
 
 
@@ -43,11 +43,11 @@ def test_draws_are_paired() -> None:
     scores = {"a": confidence, "b": confidence.copy(), "worse": 1 - confidence}
     figures = {name: partial(auroc, correct, score) for name, score in scores.items()}
     found = bootstrap(figures, groups, 50, seed=5)
-    assert_near(found["a"].draws, found["b"].draws)
-    assert found["a"].draws + found["worse"].draws == pytest.approx(np.ones(50))
+    assert_near(found["a"].resamples, found["b"].resamples)
+    assert found["a"].resamples + found["worse"].resamples == pytest.approx(np.ones(50))
     alone = bootstrap({"a": figures["a"]}, groups, 50, seed=5)
-    assert_near(alone["a"].draws, found["a"].draws)
-    assert not np.array_equal(bootstrap({"a": figures["a"]}, groups, 50, seed=6)["a"].draws, found["a"].draws)
+    assert_near(alone["a"].resamples, found["a"].resamples)
+    assert not np.array_equal(bootstrap({"a": figures["a"]}, groups, 50, seed=6)["a"].resamples, found["a"].resamples)
 
 
 def test_a_paired_difference_is_surer_than_two_intervals_say() -> None:
@@ -55,14 +55,16 @@ def test_a_paired_difference_is_surer_than_two_intervals_say() -> None:
     worse = confidence + 0.15 * np.random.default_rng(0).normal(size=400)
     figures = {name: partial(auroc, correct, score) for name, score in (("own", confidence), ("other", worse))}
     found = bootstrap(figures, groups, 300, seed=0)
-    difference = paired(found["own"], found["other"])
+    difference = paired_difference(found["own"], found["other"])
     low, high = difference.interval
     assert found["own"].interval[0] < found["other"].interval[1]  # they overlap
     assert 0 < low < difference.value < high
     assert difference.value == pytest.approx(found["own"].value - found["other"].value)
-    assert difference.chance > 0.97
-    assert paired(found["other"], found["own"]).chance == pytest.approx(1 - difference.chance)
-    assert paired(found["own"], found["own"]).chance == 0  # equal is not better
+    assert difference.probability_positive > 0.97
+    assert paired_difference(found["other"], found["own"]).probability_positive == pytest.approx(
+        1 - difference.probability_positive
+    )
+    assert paired_difference(found["own"], found["own"]).probability_positive == 0  # equal is not better
 
 
 def test_whole_groups_are_drawn() -> None:
@@ -92,14 +94,14 @@ def test_the_draws_do_not_depend_on_how_many_are_computed_at_once(monkeypatch: p
         monkeypatch.setattr(module, "CELLS", cells)
         parts = bootstrap(figures, groups, 23, 5)
         for name, estimate in whole.items():
-            assert parts[name].draws == pytest.approx(estimate.draws, abs=1e-15)
+            assert parts[name].resamples == pytest.approx(estimate.resamples, abs=1e-15)
 
 
 def test_the_interval_of_grouped_answers_is_wider_than_that_of_single_ones() -> None:
     correct, _, groups = grouped(300, 12, 1)
 
     def width(by: np.ndarray) -> float:
-        low, high = bootstrap({"share": partial(mean, correct)}, by, 300, 0)["share"].interval
+        low, high = bootstrap({"share": partial(weighted_mean, correct)}, by, 300, 0)["share"].interval
         return high - low
 
     assert width(groups) > 1.5 * width(np.arange(300))
@@ -110,7 +112,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     hits = 0
     for seed in range(200):
         correct = (np.random.default_rng(seed).random(150) < 0.7).astype(int)
-        low, high = bootstrap({"share": partial(mean, correct)}, np.arange(150), 200, seed)["share"].interval
+        low, high = bootstrap({"share": partial(weighted_mean, correct)}, np.arange(150), 200, seed)["share"].interval
         hits += low <= 0.7 <= high
     assert 180 <= hits < 200
 
@@ -119,35 +121,35 @@ def test_the_bootstrap_carries_the_weights() -> None:
     correct, confidence, groups = grouped(120, 20, 0)
     figure = {"a": partial(auroc, correct, confidence)}
     plain = bootstrap(figure, groups, 50, 5)["a"]
-    assert_near(bootstrap(figure, groups, 50, 5, np.ones(120))["a"].draws, plain.draws)
+    assert_near(bootstrap(figure, groups, 50, 5, np.ones(120))["a"].resamples, plain.resamples)
     times = np.random.default_rng(0).integers(1, 4, size=120)
     repeated = {"a": partial(auroc, np.repeat(correct, times), np.repeat(confidence, times))}
     expected = bootstrap(repeated, np.repeat(groups, times), 50, 5)["a"]
     weighted = bootstrap(figure, groups, 50, 5, times.astype(float))["a"]
-    assert weighted.draws == pytest.approx(expected.draws)
+    assert weighted.resamples == pytest.approx(expected.resamples)
     assert weighted.value == pytest.approx(expected.value)
 
 
 def test_interval_leaves_a_few_nan_draws_out() -> None:
     draws = np.array([np.nan, *np.linspace(0, 1, 101), np.nan])
-    assert interval(draws) == (pytest.approx(0.025), pytest.approx(0.975))
-    assert interval(draws, level=0.5) == (pytest.approx(0.25), pytest.approx(0.75))
-    assert all(math.isnan(bound) for bound in interval(np.full(3, np.nan)))
+    assert percentile_interval(draws) == (pytest.approx(0.025), pytest.approx(0.975))
+    assert percentile_interval(draws, level=0.5) == (pytest.approx(0.25), pytest.approx(0.75))
+    assert all(math.isnan(bound) for bound in percentile_interval(np.full(3, np.nan)))
 
 
 @pytest.mark.parametrize(("undefined", "known"), [(5, True), (6, False)])
 def test_what_is_not_defined_in_more_than_one_draw_of_twenty_has_no_interval(undefined: int, known: bool) -> None:
     draws = np.concatenate([np.linspace(0, 1, 100 - undefined), np.full(undefined, np.nan)])
-    assert [math.isfinite(bound) for bound in interval(draws)] == [known, known]
+    assert [math.isfinite(bound) for bound in percentile_interval(draws)] == [known, known]
 
 
 def test_a_draw_of_one_class_is_no_win_and_makes_no_figure_sure() -> None:
     """Two groups of one class each: half of all draws have one class alone."""
     correct, groups = np.array([1, 1, 0, 0]), np.array(["a", "a", "b", "b"])
     found = bootstrap({"auroc": partial(auroc, correct, np.array([0.9, 0.8, 0.2, 0.1]))}, groups, 400, 0)["auroc"]
-    assert 0.4 < np.isnan(found.draws).mean() < 0.6
+    assert 0.4 < np.isnan(found.resamples).mean() < 0.6
     assert found.value == 1 and all(math.isnan(bound) for bound in found.interval)
-    assert found.chance == pytest.approx(1 - np.isnan(found.draws).mean())
+    assert found.probability_positive == pytest.approx(1 - np.isnan(found.resamples).mean())
 
 
 def test_a_figure_that_is_not_defined_has_no_interval() -> None:
@@ -156,8 +158,8 @@ def test_a_figure_that_is_not_defined_has_no_interval() -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 7])
 def test_less_than_two_groups_say_nothing_about_others(rows: int) -> None:
-    found = bootstrap({"share": partial(mean, np.ones(rows))}, np.zeros(rows, int), 30, 0)["share"]
+    found = bootstrap({"share": partial(weighted_mean, np.ones(rows))}, np.zeros(rows, int), 30, 0)["share"]
     assert found.value == 1 or rows == 0
-    assert np.isnan(found.draws).tolist() == [True] * 30
+    assert np.isnan(found.resamples).tolist() == [True] * 30
     assert all(math.isnan(bound) for bound in found.interval)
-    assert found.chance == 0
+    assert found.probability_positive == 0

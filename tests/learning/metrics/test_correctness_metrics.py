@@ -10,7 +10,7 @@ from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, roc_au
 
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.bootstrap import BootstrapConfig
-from abstain.learning.metrics.correctness_metrics import evaluate_estimates, figures, tune_t
+from abstain.learning.metrics.correctness_metrics import evaluate_estimates, make_statistics, tune_t
 
 NAN = float("nan")
 score = st.integers(0, 20).map(lambda n: n / 20)
@@ -24,7 +24,7 @@ def arrays(rows: list[tuple[float, float, float]]) -> tuple[np.ndarray, np.ndarr
 
 def values(true: np.ndarray, predicted: np.ndarray, t: float, weight: np.ndarray | None = None, b: float | None = None):
     own = np.ones(len(true)) if weight is None else weight
-    return {name: figure(own) for name, figure in figures(true, predicted, t, b).items()}
+    return {name: figure(own) for name, figure in make_statistics(true, predicted, t, b).items()}
 
 
 def sample(rows: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -79,7 +79,7 @@ def test_many_draws_are_each_what_their_weights_give(
 ) -> None:
     true, predicted, weight = arrays(rows)
     draws = np.stack([weight, np.ones(len(weight)), weight[::-1]])
-    for figure in figures(true, predicted, t, b).values():
+    for figure in make_statistics(true, predicted, t, b).values():
         np.testing.assert_allclose(figure(draws), [figure(draw) for draw in draws])
 
 
@@ -95,7 +95,7 @@ def test_a_row_of_the_table_has_every_figure_with_an_interval_around_it() -> Non
     true, predicted, groups = sample()
     row = evaluate_estimates(true, predicted, 0.7, groups, None, BootstrapConfig(300, 0), buffer=0.05)
     assert (row["threshold"], row["judged"], row["note"]) == (0.7, 300, None)
-    names = list(figures(true, predicted, 0.7, 0.05))
+    names = list(make_statistics(true, predicted, 0.7, 0.05))
     assert len(names) == 8
     for name in names:
         assert row[f"{name}_low"] < row[name] < row[f"{name}_high"]
@@ -146,9 +146,9 @@ def test_what_is_no_correctness_score_is_refused() -> None:
     for wrong in (np.array([-3.0, 0.0, 0.5]), np.array([0.0, 1.1, 0.5])):
         for true, predicted in ((fine, wrong), (wrong, fine)):
             with pytest.raises(ValueError, match=r"is no range of correctness scores: they lie in \[0, 1\]"):
-                figures(true, predicted, 0.5)
+                make_statistics(true, predicted, 0.5)
     with pytest.raises(ValueError, match="a buffer of -0.1"):
-        figures(fine, fine, 0.5, -0.1)
+        make_statistics(fine, fine, 0.5, -0.1)
 
 
 @pytest.mark.heavy

@@ -29,12 +29,12 @@ from abstain.learning.metrics.weighted_metrics import (
     error_recall,
     error_recall_over_random,
     f1,
-    mean,
     precision,
     recall,
     reliability,
     risk_coverage,
     row_weights,
+    weighted_mean,
 )
 from tests.learning.evaluation.builders import grouped
 
@@ -304,8 +304,8 @@ def test_weights_undo_an_uneven_draw() -> None:
     probability = np.where(correct == 1, 0.1, 0.5)
     drawn = generator.random(len(correct)) < probability
     weight = row_weights(probability[drawn])
-    assert mean(correct[drawn]) < 0.3 < 0.55 < mean(correct)
-    assert mean(correct[drawn], weight) == pytest.approx(mean(correct), abs=0.02)
+    assert weighted_mean(correct[drawn]) < 0.3 < 0.55 < weighted_mean(correct)
+    assert weighted_mean(correct[drawn], weight) == pytest.approx(weighted_mean(correct), abs=0.02)
     for name in ("brier", "ece", "auprc", "aurc"):
         whole, naive = EVERY[name](correct, confidence), EVERY[name](correct[drawn], confidence[drawn])
         assert EVERY[name](correct[drawn], confidence[drawn], weight) == pytest.approx(whole, abs=0.02), name

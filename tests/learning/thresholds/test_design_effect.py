@@ -32,7 +32,7 @@ def test_independent_answers_are_worth_their_number_and_uneven_ones_what_kish_sa
     weight = [1.0, 0.25, 1.0, 0.25]
     uneven = totals([1, 0, 0, 1], [0, 1, 2, 3], weight)
     assert uneven.effective_size(np.zeros(2))[0] == pytest.approx(effective_sample_size(np.array(weight)))
-    assert uneven.wrong_share[0] == pytest.approx(1.25 / 2.5)
+    assert uneven.incorrect_share[0] == pytest.approx(1.25 / 2.5)
 
 
 def test_answers_that_err_together_are_worth_one_a_document() -> None:
@@ -44,7 +44,7 @@ def test_answers_that_err_together_are_worth_one_a_document() -> None:
 
 def test_an_error_rate_counts_the_withheld_answers_too() -> None:
     found = totals([1, 0, 1, 1], [0, 0, 1, 1], metric="error_rate")
-    assert found.wrong_share == pytest.approx([0.25, 0])
+    assert found.incorrect_share == pytest.approx([0.25, 0])
     assert found.effective_size(np.array([0.0, 0.0])) == pytest.approx([4, 4])
 
 
@@ -53,7 +53,7 @@ def test_few_heavy_incorrect_answers_are_worth_less() -> None:
     found = totals([1] * 16 + [0] * 2, list(range(18)), [0.25] * 16 + [1.0] * 2)
     assert found.effective_size(np.zeros(2))[0] == pytest.approx(6**2 / 3 / 1.5)
     light = totals([1] * 2 + [0] * 4, list(range(6)), [1.0] * 2 + [0.25] * 4)
-    assert light.wrong_share[0] == pytest.approx(1 / 3)
+    assert light.incorrect_share[0] == pytest.approx(1 / 3)
     assert light.effective_size(np.zeros(2))[0] == pytest.approx(3**2 / 2.25)
 
 

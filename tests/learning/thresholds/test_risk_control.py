@@ -23,7 +23,7 @@ from abstain.learning.thresholds.risk_control import (
     InfeasibleThreshold,
     ReviewedAnswers,
     control_risk,
-    reviews_needed,
+    estimate_reviews_needed,
 )
 from benchmarks.guarantee import (
     Cell,
@@ -171,17 +171,19 @@ def test_a_guarantee_tells_the_largest_share_of_a_reviewer_in_what_it_is_of() ->
 
 def test_shares_of_reviewers_are_of_the_weights() -> None:
     rows = judged_by(graded((0.9, 2, 0)), [RARELY], [OFTEN])
-    largest = replace(rows, weight=np.array([0.2, 1.0])).largest_reviewer("precision", 0.5)
+    largest = replace(rows, weight=np.array([0.2, 1.0])).find_largest_reviewer("precision", 0.5)
     assert largest is not None and (largest.reviewer, largest.share) == (OFTEN, pytest.approx(1 / 1.2))
-    assert rows.largest_reviewer("precision", 0.95) is None
+    assert rows.find_largest_reviewer("precision", 0.95) is None
 
 
 def test_one_reviewer_who_judged_more_than_the_limit_leaves_no_guarantee_and_says_how_many_others_are_needed() -> None:
     tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
     five = [[f"sme-{n}"] for n in range(5)]
-    kept = control_risk(judged_by(tested, *five), TRAINING, asked(0.9, max_reviewer_share=0.2), tested_share=0.5)
+    kept = control_risk(judged_by(tested, *five), TRAINING, asked(0.9, max_reviewer_share=0.2), validation_share=0.5)
     assert isinstance(kept, ControlledThreshold)
-    refused = control_risk(judged_by(tested, *five[:2]), TRAINING, asked(0.9, max_reviewer_share=0.2), tested_share=0.5)
+    refused = control_risk(
+        judged_by(tested, *five[:2]), TRAINING, asked(0.9, max_reviewer_share=0.2), validation_share=0.5
+    )
     assert isinstance(refused, InfeasibleThreshold) and not refused.to_dict()["guaranteed"]
     assert (refused.reviews_needed, refused.more_reviews) == (250, 300)
     assert str(refused) == (
@@ -218,12 +220,12 @@ def test_too_few_reviews_say_how_many_are_needed() -> None:
     tested, training = graded((0.9, 19, 1), (0.3, 10, 20)), graded((0.9, 38, 2), (0.3, 20, 40))
     made = control_risk(tested, training, asked(0.9))
     assert isinstance(made, InfeasibleThreshold) and made.more_reviews is not None
-    assert made.reviews_needed == reviews_needed("precision", 0.9, 0.9, 0.95, 0.4) == 383
+    assert made.reviews_needed == estimate_reviews_needed("precision", 0.9, 0.9, 0.95, 0.4) == 383
     assert str(made) == (
         "no threshold reaches precision 0.9 at confidence 0.9 with 50 reviewed answers; about 383 would be needed: "
         "bring about 333 more reviews, or lower threshold.target"
     )
-    of_quarter = control_risk(tested, training, asked(0.9), tested_share=0.25)
+    of_quarter = control_risk(tested, training, asked(0.9), validation_share=0.25)
     assert isinstance(of_quarter, InfeasibleThreshold) and of_quarter.more_reviews == 4 * made.more_reviews
     assert (made.threshold, made.precision, made.coverage) == (0.9, pytest.approx(0.95), 0.4)
     assert made.to_dict()["guaranteed"] is False and json.dumps(made.to_dict())
@@ -232,10 +234,10 @@ def test_too_few_reviews_say_how_many_are_needed() -> None:
 def test_where_few_answers_exclude_nothing_at_least_as_many_are_named_as_the_best_truth_needs() -> None:
     """2 of 10 + 20 are incorrect and 5 % are tolerated: a truth of 1.2 % would show as many one time in twenty."""
     few = graded((0.9, 9, 1)), graded((0.9, 19, 1))
-    made = control_risk(*few, asked(0.05, "error_rate"), tested_share=0.25)
-    assert isinstance(made, InfeasibleThreshold) and made.at_least
+    made = control_risk(*few, asked(0.05, "error_rate"), validation_share=0.25)
+    assert isinstance(made, InfeasibleThreshold) and made.is_lower_bound
     best = beta.ppf(0.05, 2, 29)
-    assert made.reviews_needed == reviews_needed("error_rate", 0.05, 0.9, best, 1.0)
+    assert made.reviews_needed == estimate_reviews_needed("error_rate", 0.05, 0.9, best, 1.0)
     assert f"bring at least {made.more_reviews:,} more reviews" in str(made)
     many = graded((0.9, 900, 100))
     assert "more of them will not help" in str(control_risk(many, many, asked(0.05, "error_rate")))
@@ -300,20 +302,20 @@ def test_what_is_guaranteed_is_significant_on_the_tested_answers(
 
 def test_reviews_needed_by_hand() -> None:
     """Where all that is shown is right, 0.95 ** 45 is the first power of 0.95 that is at most 0.1."""
-    assert reviews_needed("precision", 0.95, 0.9, 1.0, 1.0) == 45
-    assert reviews_needed("precision", 0.95, 0.9, 1.0, 0.5) == 90
-    assert reviews_needed("precision", 0.95, 0.9, 1.0, 0.5, effective_share=0.5) == 180
-    assert reviews_needed("error_rate", 0.05, 0.9, 0.0, 0.5) == 45
-    assert reviews_needed("precision", 0.95, 0.9, 0.95, 1.0) is None
-    assert reviews_needed("precision", 0.95, 0.9, 0.9501, 1.0) is None  # by millions of reviews
-    assert reviews_needed("error_rate", 0.05, 0.9, 0.06, 1.0) is None
+    assert estimate_reviews_needed("precision", 0.95, 0.9, 1.0, 1.0) == 45
+    assert estimate_reviews_needed("precision", 0.95, 0.9, 1.0, 0.5) == 90
+    assert estimate_reviews_needed("precision", 0.95, 0.9, 1.0, 0.5, effective_share=0.5) == 180
+    assert estimate_reviews_needed("error_rate", 0.05, 0.9, 0.0, 0.5) == 45
+    assert estimate_reviews_needed("precision", 0.95, 0.9, 0.95, 1.0) is None
+    assert estimate_reviews_needed("precision", 0.95, 0.9, 0.9501, 1.0) is None  # by millions of reviews
+    assert estimate_reviews_needed("error_rate", 0.05, 0.9, 0.06, 1.0) is None
 
 
 @given(st.floats(0.6, 0.95), st.floats(0.02, 0.3), st.sampled_from([0.8, 0.9, 0.99]))
 @settings(deadline=None, max_examples=20)
 def test_with_as_many_a_guarantee_is_made_four_times_in_five(target: float, better: float, confidence: float) -> None:
     reached = min(target + better, 1.0)
-    needed = reviews_needed("precision", target, confidence, reached, 1.0)
+    needed = estimate_reviews_needed("precision", target, confidence, reached, 1.0)
     assert needed is not None
 
     def power(rows: int) -> float:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from abstain.core.errors import AbstainError
 from abstain.llm.engine import attention
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import LoadedModel, load, window_of
+from abstain.llm.engine.loading import LoadedModel, get_context_length, load_model
 from abstain.llm.engine.planner import RequestPlan
 from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
 from abstain.llm.engine.requests import HiddenStates, Request, Site
@@ -183,8 +183,8 @@ def test_nothing_above_the_deepest_layer_is_computed(
     with Calls(engine.loaded) as calls:
         assert len(run(engine, tiny_passes(), layers, site)) == len(layers) * len(tiny_passes())
     assert set(calls.blocks) == set(range(1, deepest + 1))
-    assert set(engine.work.layer_tokens) == set(calls.blocks)
-    assert calls.head == 0 and engine.work.vocabulary_rows == 0
+    assert set(engine.stats.layer_tokens) == set(calls.blocks)
+    assert calls.head == 0 and engine.stats.vocabulary_rows == 0
 
 
 def test_of_the_deepest_layer_only_what_was_asked_for_is_computed(llama: LoadedModel) -> None:
@@ -195,8 +195,8 @@ def test_of_the_deepest_layer_only_what_was_asked_for_is_computed(llama: LoadedM
     handle.remove()
     asked = sum(len(rows) for rows in states.values())
     # Answers that begin alike share rows, and none of what stands before an answer went through the block's MLP.
-    assert list(rows) == [engine.work.layer_tokens[3]]
-    assert engine.work.layer_tokens[3] <= asked < engine.work.layer_tokens[2] == engine.work.layer_tokens[1]
+    assert list(rows) == [engine.stats.layer_tokens[3]]
+    assert engine.stats.layer_tokens[3] <= asked < engine.stats.layer_tokens[2] == engine.stats.layer_tokens[1]
 
 
 def test_the_tokens_of_a_shared_prefix_are_run_once(llama: LoadedModel) -> None:
@@ -212,8 +212,8 @@ def test_the_tokens_of_a_shared_prefix_are_run_once(llama: LoadedModel) -> None:
     # shorter than MIN_SHARED, is not worth a run of its own.
     before = {key: one.spans["question"][0] + len("What about ") for key, one in encoded.items()}
     rest = sum(len(one.ids) - before[key] for key, one in encoded.items())
-    assert engine.work.pass_tokens == sum(len(one.ids) for one in encoded.values())
-    assert engine.work.forward_tokens == before["0"] + before["5"] + rest
+    assert engine.stats.pass_tokens == sum(len(one.ids) for one in encoded.values())
+    assert engine.stats.forward_tokens == before["0"] + before["5"] + rest
 
 
 def test_equal_passes_and_passes_that_go_on_from_others_cost_nothing(llama: LoadedModel) -> None:
@@ -227,7 +227,7 @@ def test_equal_passes_and_passes_that_go_on_from_others_cost_nothing(llama: Load
     }
     engine = Engine(llama, 10_000)
     found = dict(engine.run(requests))
-    assert engine.work.forward_tokens == length(llama, longer)
+    assert engine.stats.forward_tokens == length(llama, longer)
     assert torch.equal(found["one"], found["same"])
     assert len(found["longer"]) == len("Is that right?")
 
@@ -236,7 +236,7 @@ def test_a_shallow_ask_does_not_go_deep_unless_that_saves_more(llama: LoadedMode
     def work(packed: bool, **asked: tuple[PromptSegments, int]) -> Counter[int]:
         engine = Engine(llama, 10_000, packed)
         list(engine.run({key: Request(pass_, HiddenStates(layer), key) for key, (pass_, layer) in asked.items()}))
-        return engine.work.layer_tokens
+        return engine.stats.layer_tokens
 
     deep, shallow = tiny_pass("A.", "x" * 90), tiny_pass("B.", "y" * 90)
     near = tiny_pass("B.", "x" * 90)  # shares its context with the deep one
@@ -256,9 +256,9 @@ def test_a_forward_pass_stays_within_its_tokens(llama: LoadedModel, tokens: int,
     with Calls(llama) as calls:
         run(engine, tiny_passes(), (3,))
     assert all(rows * longest <= tokens or (rows == 1 and not packed) for rows, longest in calls.shapes)
-    assert sum(rows * longest for rows, longest in calls.shapes) == engine.work.forward_tokens
+    assert sum(rows * longest for rows, longest in calls.shapes) == engine.stats.forward_tokens
     lengths = [length(llama, pass_) for pass_ in tiny_passes().values()]
-    assert (engine.work.passes, engine.work.pass_tokens) == (len(lengths), sum(lengths))
+    assert (engine.stats.prompts, engine.stats.pass_tokens) == (len(lengths), sum(lengths))
 
 
 def test_padded_batches_hold_passes_of_like_length(llama: LoadedModel) -> None:
@@ -285,7 +285,7 @@ def test_a_model_whose_attention_is_not_as_packing_needs_it_is_padded(monkeypatc
 
 
 def test_a_model_with_longrope_reads_what_it_was_trained_on() -> None:
-    assert window_of(LlamaConfig(max_position_embeddings=64)) == 64
+    assert get_context_length(LlamaConfig(max_position_embeddings=64)) == 64
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32}
     config = LlamaConfig(
         hidden_size=16,
@@ -293,7 +293,7 @@ def test_a_model_with_longrope_reads_what_it_was_trained_on() -> None:
         max_position_embeddings=64,
         rope_parameters={**rope, "short_factor": [1.0] * 4, "long_factor": [1.0] * 4},
     )
-    assert window_of(config) == 32
+    assert get_context_length(config) == 32
 
 
 def test_keys_and_values_are_released_after_use(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +324,7 @@ def test_an_early_exit_leaves_the_model_as_it_was(llama: LoadedModel) -> None:
 def test_no_passes_no_work(llama: LoadedModel) -> None:
     engine = Engine(llama, 100)
     assert list(engine.run({})) == []
-    assert engine.work.forward_tokens == 0
+    assert engine.stats.forward_tokens == 0
 
 
 def test_a_weight_that_is_nan_names_the_interaction() -> None:
@@ -437,7 +437,7 @@ def test_embedded_model_gives_a_row_the_same_states_in_any_batch(
 def test_embedded_model_in_bfloat16_points_where_float32_does(
     embedded: LoadedModel, read_alone: dict[str, Tensor]
 ) -> None:
-    half = load(embedded.ref, torch.device("cpu"), torch.bfloat16)
+    half = load_model(embedded.ref, torch.device("cpu"), torch.bfloat16)
     rounded = states_of(half, real_passes(), REAL_LAYERS)
     for key, exact in read_alone.items():
         assert rounded[key].dtype == torch.bfloat16

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from abstain.config.settings import Settings
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import LoadedModel, load, load_tokenizer, read_context_length, read_layer_count, resolve
+from abstain.llm.engine.loading import (
+    LoadedModel,
+    find_model,
+    load_model,
+    load_tokenizer,
+    read_context_length,
+    read_layer_count,
+)
 from abstain.llm.engine.prompts import Segment, load_layout
 from abstain.llm.engine.requests import NLL, Generate, Request
 from abstain.llm.engine.tokenization import encode_prompt, get_bos_tokens
@@ -36,7 +43,7 @@ LONG = " ".join(f"Line {n} has {n * n} words." for n in range(55))  # longer tha
 @pytest.fixture(scope="module")
 def gemma(real_settings: Settings) -> LoadedModel:
     """In bfloat16: a third of the work of float32."""
-    return load(resolve("gemma3-270m", real_settings), torch.device("cpu"), torch.bfloat16)
+    return load_model(find_model("gemma3-270m", real_settings), torch.device("cpu"), torch.bfloat16)
 
 
 def by_hugging_face(loaded: LoadedModel, ids: list[int], last: int) -> Tensor:
@@ -54,7 +61,7 @@ def test_it_reads_english_and_needs_its_bos(gemma: LoadedModel, real_settings: S
     assert with_it < 3.0
     assert without > with_it + 1.5
     assert (read_layer_count(gemma.ref), read_context_length(gemma.ref)) == (18, 32768)
-    assert resolve("gemma3-270m", real_settings) == gemma.ref
+    assert find_model("gemma3-270m", real_settings) == gemma.ref
 
 
 def test_it_is_what_was_published(gemma: LoadedModel) -> None:
@@ -71,7 +78,7 @@ def test_it_is_what_was_published(gemma: LoadedModel) -> None:
 
 
 def test_packed_passes_have_the_nll_of_a_plain_forward(gemma: LoadedModel) -> None:
-    exact = load(gemma.ref, torch.device("cpu"), torch.float32)
+    exact = load_model(gemma.ref, torch.device("cpu"), torch.float32)
     passes = [(Segment("bos"), Segment("before", before), Segment("text", PARAGRAPH)) for before in ("", LONG)]
     requests = {str(at): Request(pass_, NLL(("text",)), f"pass {at}") for at, pass_ in enumerate(passes)}
     encoded = [encode_prompt(gemma.tokenizer, pass_) for pass_ in passes]

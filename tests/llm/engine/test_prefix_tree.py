@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.llm.engine.prefix_tree import MIN_SHARED, Node, build, common_prefix, distinct_tokens, walk
+from abstain.llm.engine.prefix_tree import MIN_SHARED, Node, build_tree, common_prefix, distinct_tokens, walk
 
 few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
@@ -15,8 +15,8 @@ def ids_of(path: list[Node]) -> list[int]:
 
 @given(st.lists(few_tokens, max_size=12), st.integers(1, 50))
 def test_the_path_of_every_pass_spells_it_and_no_run_is_too_long(passes: list[list[int]], longest: int) -> None:
-    runs = list(walk(build(passes, longest)))
-    ends = {index: run for run in runs for index in run.passes}
+    runs = list(walk(build_tree(passes, longest)))
+    ends = {index: run for run in runs for index in run.prompt_indices}
     assert sorted(ends) == list(range(len(passes)))
     for index, ids in enumerate(passes):
         path = ends[index].path
@@ -32,7 +32,7 @@ def test_the_path_of_every_pass_spells_it_and_no_run_is_too_long(passes: list[li
 @pytest.mark.heavy
 @given(st.lists(few_tokens, min_size=1, max_size=12))
 def test_what_is_worth_sharing_is_stored_once(passes: list[list[int]]) -> None:
-    total = sum(map(len, walk(build(passes, 1000))))
+    total = sum(map(len, walk(build_tree(passes, 1000))))
     once = {tuple(ids[: n + 1]) for ids in passes for n in range(len(ids))}
     # At best every prefix is there once; each pass may repeat fewer than MIN_SHARED tokens where it leaves another.
     assert len(once) <= total < len(once) + MIN_SHARED * len(passes)
@@ -41,15 +41,15 @@ def test_what_is_worth_sharing_is_stored_once(passes: list[list[int]]) -> None:
 def test_runs_of_shared_tokens() -> None:
     instruction, one, other = list(range(20)), list(range(30, 45)), list(range(50, 65))
     passes = [[*instruction, *one, 1], [*instruction, *one, 2], [*instruction, *other], instruction]
-    runs = list(walk(build(passes, 100)))
+    runs = list(walk(build_tree(passes, 100)))
     assert [run.ids for run in runs] == [instruction, one, [1], [2], other]
-    assert [run.passes for run in runs] == [[3], [], [0], [1], [2]]
+    assert [run.prompt_indices for run in runs] == [[3], [], [0], [1], [2]]
 
 
 def test_a_few_tokens_in_common_are_not_shared_but_a_pass_that_goes_on_is() -> None:
-    apart = build([[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]], 100)
+    apart = build_tree([[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]], 100)
     assert [run.ids for run in apart] == [[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]]
-    (on,) = build([[1, 2, 3], [1, 2, 3, 4]], 100)
+    (on,) = build_tree([[1, 2, 3], [1, 2, 3, 4]], 100)
     assert on.ids == [1, 2, 3] and on.children[0].ids == [4]
 
 

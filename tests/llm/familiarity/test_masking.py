@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from abstain.llm.familiarity.masking import has_content_word, masked
+from abstain.llm.familiarity.masking import has_content_word, mask_concept
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from abstain.llm.familiarity.masking import has_content_word, masked
 def test_every_form_of_the_concept_s_words_is_masked_and_nothing_else(
     concept: str, explanation: str, expected: str
 ) -> None:
-    assert masked(explanation, concept) == expected
+    assert mask_concept(explanation, concept) == expected
 
 
 @pytest.mark.parametrize("text", ["", "...", "The ... of the ....", "!?"])

@@ -17,12 +17,12 @@ from abstain.config.params import PerturbationParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.loading import kind_of, load, resolve
+from abstain.llm.engine.loading import find_model, get_model_kind, load_model
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Request
 from abstain.llm.features.context_perturbation import ContextPerturber
 from abstain.llm.features.feature_store import FeatureStore
-from abstain.llm.perturbation.text import shown
+from abstain.llm.perturbation.text import format_diff
 from tests.llm.builders import WINDOW
 from tests.llm.perturbation.builders import KINDS, LONG, TEXTS, engine_of, model_of, save, steps_of
 from tests.llm.signals.builders import interaction
@@ -53,11 +53,11 @@ def about(name: str, *texts: str) -> Interaction:
 def test_a_model_in_a_folder_is_of_its_kind_and_says_the_same(
     kind: str, folders: dict[str, Path], settings: Settings
 ) -> None:
-    loaded = load(resolve(str(folders[kind]), settings), torch.device("cpu"), torch.float32)
-    assert kind_of(loaded.model.config) == kind and type(loaded.model) is type(model_of(kind).model)
+    loaded = load_model(find_model(str(folders[kind]), settings), torch.device("cpu"), torch.float32)
+    assert get_model_kind(loaded.model.config) == kind and type(loaded.model) is type(model_of(kind).model)
     who = perturber(folders[kind], settings, where="entropy")
-    (found,) = who._steps([about("a", LONG)], who.asks[0])
-    expected = steps_of(engine_of(model_of(kind)), {"a": LONG}, who.asks[0])["a"]
+    (found,) = who._steps([about("a", LONG)], who.operations[0])
+    expected = steps_of(engine_of(model_of(kind)), {"a": LONG}, who.operations[0])["a"]
     assert [step[:5] for step in found] == [step[:5] for step in expected]
 
 
@@ -72,7 +72,7 @@ def test_a_context_changes_and_nothing_else_of_a_row(kind: str, folders: dict[st
     parts = who.diffs(row)
     assert ["".join(part.text for part in one if part.kind != "new") for one in parts] == list(TEXTS)
     assert ["".join(part.text for part in one if part.kind != "old") for one in parts] == texts_of(new)
-    assert sum(shown(one).count("{+") for one in parts) == 4, "of all chunks together"
+    assert sum(format_diff(one).count("{+") for one in parts) == 4, "of all chunks together"
 
 
 def test_a_context_that_rows_share_is_perturbed_once(folders: dict[str, Path], settings: Settings) -> None:
@@ -106,10 +106,10 @@ def test_fewer_tokens_are_taken_from_more_where_these_are_asked_for(
     assert many.compute_missing(rows).rows == 2
     few = replace(perturber(folders["causal"], settings, where="entropy"), longest=9)
     assert few.compute_missing(rows).rows == 0 and few.perturb(rows) == apart != many.perturb(rows)
-    assert few.count(rows)["fewer"] == 1
+    assert few.count_remarks(rows)["fewer"] == 1
     for how in ({"where": "random"}, {"where": "entropy", "when": "single_shot"}):
         other = replace(perturber(folders["causal"], settings, **how), longest=9)
-        assert [ask.tokens for ask in other.asks] == [4], "other places would be drawn, or filled otherwise"
+        assert [ask.tokens for ask in other.operations] == [4], "other places would be drawn, or filled otherwise"
 
 
 def test_what_is_special_about_a_row_is_counted(folders: dict[str, Path], settings: Settings) -> None:
@@ -122,18 +122,18 @@ def test_what_is_special_about_a_row_is_counted(folders: dict[str, Path], settin
         about("e", "🎈"),
     ]
     causal = perturber(folders["causal"], settings)
-    assert causal.count(rows) == {"empty": 1, "too_long": 1, "fewer": 2, "not_reproduced": 0}
+    assert causal.count_remarks(rows) == {"empty": 1, "too_long": 1, "fewer": 2, "not_reproduced": 0}
     (changed,) = causal.perturb(rows)
     assert [new == old for new, old in zip(changed, rows, strict=True)] == [False, True, True, False, True]
-    assert perturber(folders["masked"], settings).count(rows) == {
+    assert perturber(folders["masked"], settings).count_remarks(rows) == {
         "empty": 1,
         "too_long": 1,
         "fewer": 2,
         "not_reproduced": 2,  # it writes no capitals, and knows no balloon
     }
     t5 = perturber(folders["seq2seq"], settings, tokens=2)
-    assert t5.count(rows) == {"empty": 1, "too_long": 0, "fewer": 2, "not_reproduced": 1}
-    assert causal.count([]) == dict.fromkeys(("empty", "too_long", "fewer", "not_reproduced"), 0)
+    assert t5.count_remarks(rows) == {"empty": 1, "too_long": 0, "fewer": 2, "not_reproduced": 1}
+    assert causal.count_remarks([]) == dict.fromkeys(("empty", "too_long", "fewer", "not_reproduced"), 0)
 
 
 @pytest.mark.parametrize("kind", ["masked", "seq2seq"])
@@ -170,7 +170,7 @@ def rows_of(count: int) -> Sequence[Interaction]:
 def test_a_shard_may_be_run_by_another_process(folders: dict[str, Path], tmp_path: Path) -> None:
     here, there = (Settings(home=tmp_path / name, device="cpu", dtype="float32") for name in ("here", "there"))
     who = perturber(folders["masked"], there)
-    (work,) = who._rows.shards(who._requests(rows_of(3), who.asks[0]))
+    (work,) = who._rows.shards(who._requests(rows_of(3), who.operations[0]))
     code = (
         "import sys, torch; from pathlib import Path; torch.set_num_threads(1)\n"
         "from abstain.llm.features.shard_job import ShardJob, compute; from abstain.config.settings import Settings\n"

@@ -89,9 +89,9 @@ def test_without_eos_the_states_are_those_of_the_answer_alone(source: FeatureSou
 
 def test_only_what_is_missing_is_computed(source: FeatureSource, engine: Engine) -> None:
     first = states_of(source, ROWS[4:1:-1])
-    assert (source.missing(ROWS), engine.work.passes) == (6, 3)
+    assert (source.missing(ROWS), engine.stats.prompts) == (6, 3)
     everything = states_of(source, ROWS)
-    assert engine.work.passes == 9
+    assert engine.stats.prompts == 9
     assert same(everything[2:5], first[::-1])
     assert source.missing(ROWS) == 0
 
@@ -99,20 +99,20 @@ def test_only_what_is_missing_is_computed(source: FeatureSource, engine: Engine)
 def test_tokens_of_missing_rows_are_those_that_a_run_reads(source: FeatureSource, engine: Engine) -> None:
     rows = [numbered(n, contexts=about(n // 2)) for n in range(8)]
     source.compute_missing(rows[:2])
-    expected = source.rows.missing_tokens(source.requests(rows))
+    expected = source.store.missing_tokens(source.requests(rows))
     assert expected == pytest.approx(source.compute_missing(rows).forward_tokens, rel=0.05)
-    assert source.rows.missing_tokens(source.requests(rows)) == 0
+    assert source.store.missing_tokens(source.requests(rows)) == 0
 
 
 def test_tokens_of_many_shards_are_estimated_from_some(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = source.requests([numbered(n, contexts=about(n)) for n in range(40)])
     monkeypatch.setattr(rows, "SHARD_ROWS", 2)
-    whole = source.rows.missing_tokens(requests)
+    whole = source.store.missing_tokens(requests)
     monkeypatch.setattr(rows, "COUNTED_SHARDS", 4)
     counted: list[int] = []
     count = rows._tokens_of
     monkeypatch.setattr(rows, "_tokens_of", lambda shard, tokenizer: counted.append(1) or count(shard, tokenizer))
-    assert source.rows.missing_tokens(requests) == pytest.approx(whole, rel=0.1)
+    assert source.store.missing_tokens(requests) == pytest.approx(whole, rel=0.1)
     assert len(counted) <= 5
 
 
@@ -144,7 +144,7 @@ def test_the_model_is_not_even_loaded_where_nothing_is_missing(
 def test_what_is_computed_once_is_a_text_and_not_an_id(source: FeatureSource, engine: Engine) -> None:
     one, two = states_of(source, [ROWS[3], numbered(3, interaction_id="another id")])
     assert torch.equal(one, two)
-    assert engine.work.passes == 1
+    assert engine.stats.prompts == 1
     answers = ("Yes.", "No, never.")
     yes, no = states_of(source, [numbered(1, answer=answer, interaction_id="same") for answer in answers])
     assert (len(yes), len(no)) == (len("Yes.") + 1, len("No, never.") + 1)
@@ -170,7 +170,7 @@ def test_other_weights_of_one_name_are_other_rows(source: FeatureSource, tmp_pat
     weights = save_tiny_model(tmp_path / "again" / "tiny-bank", seed=1)
     retrained = FeatureSource(source.params.model_copy(update={"model": str(weights)}), source.settings)
     assert retrained.missing(ROWS[:2]) == 2
-    assert retrained.space().model.startswith("tiny-bank@")
+    assert retrained.get_namespace().model.startswith("tiny-bank@")
 
 
 def test_a_run_that_dies_keeps_its_whole_shards(
@@ -190,7 +190,7 @@ def test_a_run_that_dies_keeps_its_whole_shards(
     assert source.missing(ROWS) == 1
     source.compute_missing(ROWS, lambda done, total: seen.append((done, total)))
     assert seen[3:] == [(0, 1), (1, 1)]
-    assert engine.work.passes == 9
+    assert engine.stats.prompts == 9
 
 
 def test_a_damaged_shard_is_set_aside_and_computed_again(
@@ -202,9 +202,9 @@ def test_a_damaged_shard_is_set_aside_and_computed_again(
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1  # one bit of the payload: only the checksum can tell
     shard.write_bytes(content)
-    before = engine.work.passes
+    before = engine.stats.prompts
     assert same(states_of(source, ROWS), expected)
-    assert engine.work.passes - before in (1, 4)  # the rows of that shard
+    assert engine.stats.prompts - before in (1, 4)  # the rows of that shard
     assert [file.name.endswith(shard.name) for file in (Path(source.settings.features) / "quarantine").iterdir()] == [
         True
     ]
@@ -234,7 +234,7 @@ def test_the_lowest_ranked_chunks_go_where_params_say_so(source: FeatureSource) 
     dropping = FeatureSource(source.params.model_copy(update={"too_long": "drop_chunks"}), source.settings)
     row, kept = (interaction("yes", [f"{n}" * 150 for n in range(chunks)]) for chunks in (5, 2))
     prepared = dropping.prepare(row)
-    assert isinstance(prepared, PreparedRequest) and prepared.dropped == 3
+    assert isinstance(prepared, PreparedRequest) and prepared.dropped_chunks == 3
     assert dropping.keys([row]) == source.keys([kept])
     assert isinstance(source.prepare(row), UnreadableInteraction)
     assert isinstance(dropping.prepare(LONG), UnreadableInteraction)  # without any chunk it is too long still
@@ -247,54 +247,54 @@ def test_the_table_is_the_same_file_whatever_was_computed_when(source: FeatureSo
     assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "other.npy").read_bytes()
     table = StateTable(tmp_path / "one.npy")
     assert same(list(table), [row.float() for row in states_of(source, ROWS)])
-    assert table.model == source.space().model
+    assert table.model == source.get_namespace().model
 
 
 def test_what_depends_on_a_chunk_alone_is_computed_once_for_all_its_contexts(
     source: FeatureSource, engine: Engine
 ) -> None:
     texts = [f"Chunk {n} says something." for n in range(4)]
-    first = dict(source.rows.read(make_chunk_nll_requests([texts[0], texts[1], texts[0]])))
-    assert engine.work.passes == 2
+    first = dict(source.store.read(make_chunk_nll_requests([texts[0], texts[1], texts[0]])))
+    assert engine.stats.prompts == 2
     torch.testing.assert_close(first[0], first[2], equal_nan=True, rtol=0, atol=0)
-    again = dict(source.rows.read(make_chunk_nll_requests(texts)))
-    assert engine.work.passes == 4
+    again = dict(source.store.read(make_chunk_nll_requests(texts)))
+    assert engine.stats.prompts == 4
     _, expected = plain_surprise(engine.loaded, (Segment("text", texts[3]),))
     torch.testing.assert_close(again[3], expected, equal_nan=True, atol=1e-4, rtol=0)
 
 
 def test_several_asks_of_the_same_passes_share_a_shard_and_its_tokens(source: FeatureSource) -> None:
     requests = asked(source, ROWS, HiddenStates(1), HiddenStates(3), NLL(("answer",)))
-    cost = source.rows.compute_missing(requests)
+    cost = source.store.compute_missing(requests)
     assert cost.rows == 3 * len(ROWS)
     assert 0 < cost.forward_tokens <= cost.pass_tokens / 3
     assert len(list(Path(source.settings.features).glob("*/*.safetensors"))) == 3
-    found = dict(source.rows.read(requests))
+    found = dict(source.store.read(requests))
     assert [len(found[at]) for at in range(3)] == [len(found[0]), len(found[0]), len(found[0]) - 1]
     assert found[0].dtype == torch.float32 and found[2].shape[1] == 2
 
 
 def test_an_answer_that_was_generated_is_kept_as_its_tokens_and_choices(source: FeatureSource, engine: Engine) -> None:
-    requests = asked(source, ROWS[:3], Generate(4, choices=("a", "b")))
-    found = dict(source.rows.read(requests))
+    requests = asked(source, ROWS[:3], Generate(4, tracked_tokens=("a", "b")))
+    found = dict(source.store.read(requests))
     ((_, (answer,)),) = engine.run({"x": requests[2]})
     assert isinstance(answer, GeneratedText)
     torch.testing.assert_close(found[2], answer.steps(engine.loaded.tokenizer.eos_token_id))
-    assert source.rows.missing(requests) == 0
+    assert source.store.missing(requests) == 0
 
 
 def test_however_much_is_asked_about_a_pass_it_is_in_one_shard(source: FeatureSource) -> None:
     requests = asked(source, [numbered(n) for n in range(100)], *(HiddenStates(layer) for layer in (1, 2, 3)))
-    works = list(source.rows.shards(requests))
+    works = list(source.store.shards(requests))
     assert sum(len(work.requests) for work in works) == 300
-    passes = [{request.pass_ for request in work.requests} for work in works]
+    passes = [{request.prompt for request in work.requests} for work in works]
     assert all(len(of) <= 128 for of in passes) and sum(map(len, passes)) == len(set().union(*passes)) == 100
 
 
 def test_a_shard_is_not_cut_between_answers_about_the_same_chunk(source: FeatureSource) -> None:
     works = list(source.shards([numbered(n, contexts=about(n % 20, 5)) for n in range(100)]))
     assert sum(len(work.requests) for work in works) == 100 and all(len(work.requests) <= 128 for work in works)
-    chunks = [{request.pass_[1].text for request in work.requests} for work in works]
+    chunks = [{request.prompt[1].text for request in work.requests} for work in works]
     assert len(chunks) == 2 and not chunks[0] & chunks[1]
 
 

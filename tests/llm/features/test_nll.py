@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from abstain.llm.features.nll import SEGMENTS, Found, compute_nll_features
+from abstain.llm.features.nll import SEGMENTS, TokenStatsBySegment, compute_nll_features
 
 NAN = float("nan")
 
@@ -21,13 +21,15 @@ def tokens(*nll: float, entropy: float = 0.5) -> Tensor:
     return torch.tensor([[value, entropy * at] for at, value in enumerate(nll)], dtype=torch.float32).reshape(-1, 2)
 
 
-def found(**segments: Tensor | None) -> Found:
+def found(**segments: Tensor | None) -> TokenStatsBySegment:
     plain: dict[str, Tensor | None] = {name: tokens(1.0, 2.0) for name in SEGMENTS}
     return plain | segments
 
 
 NORMAL = found(prompt=tokens(NAN, 1.0, 2.0), instruction=tokens(NAN, 1.0), output=tokens(4.0, 1.0, 1.0, 2.0))
-BASELINE: Found = {name: value for name, value in found(output=tokens(5.0, 1.0, 0.0, 4.0)).items() if name != "context"}
+BASELINE: TokenStatsBySegment = {
+    name: value for name, value in found(output=tokens(5.0, 1.0, 0.0, 4.0)).items() if name != "context"
+}
 PERTURBED = found(output=tokens(6.0, 0.0, 1.0, 2.0), context=tokens(3.0, 7.0))
 
 
@@ -56,7 +58,7 @@ def by_pandas(tokens: Sequence[float]) -> list[float]:
 
 
 def test_what_could_not_be_read_as_it_was_asked_has_no_features() -> None:
-    unread: Found = dict.fromkeys(SEGMENTS)
+    unread: TokenStatsBySegment = dict.fromkeys(SEGMENTS)
     row = compute_nll_features(unread, BASELINE, [PERTURBED, PERTURBED])
     assert row.keys() == compute_nll_features(NORMAL, BASELINE, [PERTURBED, PERTURBED]).keys()
     assert all(math.isnan(value) for value in row.values())

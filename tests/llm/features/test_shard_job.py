@@ -14,7 +14,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, ConstrainedGenerate, HiddenStates, NextTokenProbs, Perturb, Request
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.features.shard_job import OPERATION_TYPES, JobStats, LocalRunner, ShardJob, compute
+from abstain.llm.features.shard_job import OPERATION_TYPES, JobStats, LocalRunner, ShardJob, compute_shard
 from tests.llm.signals.builders import numbered
 
 TEXTS = st.text(max_size=20)
@@ -72,9 +72,9 @@ def test_the_same_work_is_the_same_bytes(source: FeatureSource) -> None:
     context = tuple(Segment("chunk", f"The fee is {n} euros.") for n in range(3))
     work = replace(work, requests=(*work.requests, Request(context, Perturb("entropy", "iterative", 4), "p")))
     features = Path(source.settings.features)
-    compute(work, source.settings)
+    compute_shard(work, source.settings)
     first = {file: file.read_bytes() for file in features.rglob("*.safetensors")}
-    compute(ShardJob.from_json(work.to_json()), source.settings)
+    compute_shard(ShardJob.from_json(work.to_json()), source.settings)
     assert {file: file.read_bytes() for file in features.rglob("*.safetensors")} == first and len(first) == 2
 
 
@@ -82,4 +82,4 @@ def test_another_revision_than_this_machine_has_is_refused(source: FeatureSource
     (work,) = source.shards([numbered(1)])
     other = replace(work, revision="tiny-bank@0")
     with pytest.raises(AbstainError, match=r"wants tiny-bank@0, but this machine has tiny-bank@"):
-        compute(other, source.settings)
+        compute_shard(other, source.settings)

@@ -25,9 +25,9 @@ from abstain.llm.engine.loading import LoadedModel, ModelRef
 from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
-from abstain.llm.perturbation.loop import Text, allowed_tokens, encode
+from abstain.llm.perturbation.loop import EncodedText, allowed_tokens, encode_text
 from abstain.llm.perturbation.masked import STRIDE
-from abstain.llm.perturbation.text import PerturbationStep, Pieces, perturbed, to_steps
+from abstain.llm.perturbation.text import PerturbationStep, TokenTexts, apply_steps, to_steps
 from tests.llm.builders import tiny_model
 from tests.llm.signals.builders import word_tokenizer
 
@@ -133,11 +133,11 @@ def allowed(loaded: LoadedModel) -> Tensor:
     return allowed_tokens(loaded.tokenizer, loaded.model.config.vocab_size)
 
 
-def text_of(loaded: LoadedModel, text: str) -> Text:
-    return encode(Pieces.of(loaded.tokenizer), chunk(text), allowed(loaded))
+def text_of(loaded: LoadedModel, text: str) -> EncodedText:
+    return encode_text(TokenTexts.from_tokenizer(loaded.tokenizer), chunk(text), allowed(loaded))
 
 
-def places_of(text: Text, steps: list[PerturbationStep]) -> list[int]:
+def places_of(text: EncodedText, steps: list[PerturbationStep]) -> list[int]:
     return [text.spans.index((step.segment, step.start, step.end)) for step in steps]
 
 
@@ -168,7 +168,7 @@ def scores_behind_masks(
 
 def assert_procedure(
     loaded: LoadedModel,
-    text: Text,
+    text: EncodedText,
     ask: Perturb,
     steps: Sequence[PerturbationStep],
     score: Callable[[list[int]], list[float]],
@@ -179,8 +179,8 @@ def assert_procedure(
     Random places are taken from `steps`; which they are is tested with the loop.
     """
     places = places_of(text, list(steps))
-    assert len(steps) == min(ask.tokens, sum(text.free))
-    ids, left = list(text.ids), [at for at, free in enumerate(text.free) if free]
+    assert len(steps) == min(ask.tokens, sum(text.replaceable))
+    ids, left = list(text.ids), [at for at, free in enumerate(text.replaceable) if free]
     expected: list[tuple[Any, ...]] = []
     at_once = ask.tokens if ask.when == "single_shot" else 1
     for first in range(0, len(steps), at_once):
@@ -202,7 +202,7 @@ def assert_procedure(
 
 
 def changed(loaded: LoadedModel, text: str, steps: list[PerturbationStep]) -> str:
-    return perturbed(text, 0, steps, Pieces.of(loaded.tokenizer))
+    return apply_steps(text, 0, steps, TokenTexts.from_tokenizer(loaded.tokenizer))
 
 
 def save(loaded: LoadedModel, folder: Path) -> Path:

@@ -15,8 +15,8 @@ from abstain.llm.engine.requests import NLL, Perturb, Request
 from abstain.llm.perturbation import causal
 from abstain.llm.perturbation.causal import CausalProposer, get_best_alternatives
 from abstain.llm.perturbation.engines import CausalEngine
-from abstain.llm.perturbation.loop import encode
-from abstain.llm.perturbation.text import PerturbationStep, Pieces
+from abstain.llm.perturbation.loop import encode_text
+from abstain.llm.perturbation.text import PerturbationStep, TokenTexts
 from tests.llm.builders import byte_tokenizer, plain_forward
 from tests.llm.perturbation.builders import (
     HOW,
@@ -76,7 +76,7 @@ def test_causal_steps_equal_the_literal_procedure(family: str, where: Any, when:
         needed = n
     else:  # all of it once, and after each replacement but the last what follows it
         needed = n + sum(n - at - 1 if packed else n * (at < n - 1) for at in places[:-1])
-    assert engine.work.forward_tokens == needed
+    assert engine.stats.forward_tokens == needed
     assert needed < sum(procedure) or (not packed and (where, when) == ("random", "iterative"))
 
 
@@ -96,11 +96,11 @@ def test_causal_text_alone_or_in_a_batch_gives_equal_steps(where: Any, when: Any
         alone = steps_of(one, {key: text}, ask)[key]
         assert_equal_steps(together[key], alone)
         assert_equal_steps(backwards[key], alone)
-        single += one.work.forward_tokens
+        single += one.stats.forward_tokens
     for engine in engines:
-        assert engine.work.passes == len(MANY)
-        assert engine.work.pass_tokens == sum(len(text_of(loaded, text).ids) for text in MANY.values())
-        assert engine.work.forward_tokens == single or not packed
+        assert engine.stats.prompts == len(MANY)
+        assert engine.stats.pass_tokens == sum(len(text_of(loaded, text).ids) for text in MANY.values())
+        assert engine.stats.forward_tokens == single or not packed
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -159,13 +159,13 @@ def test_what_takes_a_place_is_likely_allowed_and_another() -> None:
     fills = get_best_alternatives(logits, torch.tensor([1, 0]), torch.tensor([False, True, True, True]))
     log_p = logits.log_softmax(-1)
     assert [fill.new for fill in fills] == [2, 1]
-    assert [fill.before for fill in fills] == pytest.approx([float(log_p[0, 1]), float(log_p[1, 0])])
-    assert [fill.after for fill in fills] == pytest.approx([float(log_p[0, 2]), float(log_p[1, 1])])
+    assert [fill.old_log_likelihood for fill in fills] == pytest.approx([float(log_p[0, 1]), float(log_p[1, 0])])
+    assert [fill.new_log_likelihood for fill in fills] == pytest.approx([float(log_p[0, 2]), float(log_p[1, 1])])
 
 
 def test_the_first_token_follows_bos_or_else_eos() -> None:
     loaded = causal_model()
-    first = encode(Pieces.of(loaded.tokenizer), chunk("card"), allowed(loaded)).ids[0]
+    first = encode_text(TokenTexts.from_tokenizer(loaded.tokenizer), chunk("card"), allowed(loaded)).ids[0]
     (step, *_) = steps_of(CausalEngine(loaded, 64), {"a": "card"}, Perturb("random", "single_shot", 9))["a"]
     assert step.before == pytest.approx(float(forward(loaded, [])[0, first]), abs=1e-4)
     bytes_ = LoadedModel(loaded.ref, loaded.model, byte_tokenizer())

@@ -16,7 +16,7 @@ from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation import engines
-from abstain.llm.perturbation.text import Pieces, diff
+from abstain.llm.perturbation.text import TokenTexts, diff
 from tests.llm.perturbation.builders import (
     HOW,
     KINDS,
@@ -61,14 +61,14 @@ WRITTEN = st.lists(WORDS | st.text(st.characters(exclude_categories=["Cs"]), max
 def test_all_but_the_replaced_places_is_as_it_was(kind: str, text: str, how: Any, tokens: int) -> None:
     loaded = model_of(kind)
     (steps,) = steps_of(ENGINES[kind], {"a": text}, Perturb(*how, tokens)).values()
-    parts = diff(text, 0, steps, Pieces.of(loaded.tokenizer))
+    parts = diff(text, 0, steps, TokenTexts.from_tokenizer(loaded.tokenizer))
     assert "".join(part.text for part in parts if part.kind != "new") == text
     assert [part.text for part in parts if part.kind == "new"] != [""] * max(len(steps), 1)
     new = "".join(part.text for part in parts if part.kind != "old")
     assert changed(loaded, text, steps) == new
     assert new.count("\ufffd") == sum(part.text.count("\ufffd") for part in parts if part.kind == "same")
     new.encode()
-    assert len(steps) == len({step.place for step in steps}) == min(tokens, sum(text_of(loaded, text).free))
+    assert len(steps) == len({step.place for step in steps}) == min(tokens, sum(text_of(loaded, text).replaceable))
     assert all(step.new != step.old and step.start < step.end for step in steps)
 
 
@@ -85,7 +85,7 @@ def test_the_corners(kind: str, where: Any, when: Any) -> None:
     found = steps_of(engine, texts, Perturb(where, when, 99))
     counts = {key: len(steps) for key, steps in found.items()}
     assert counts["none"] == counts["unknown"] == 0 and counts["one"] >= 1
-    assert counts["all"] == sum(text_of(engine.loaded, TEXTS[0]).free) > 9
+    assert counts["all"] == sum(text_of(engine.loaded, TEXTS[0]).replaceable) > 9
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import Perturb
-from abstain.llm.perturbation.loop import Text, TokenProposal, allowed_tokens, encode, perturb
-from abstain.llm.perturbation.text import Pieces
+from abstain.llm.perturbation.loop import EncodedText, TokenProposal, allowed_tokens, encode_text, perturb_texts
+from abstain.llm.perturbation.text import TokenTexts
 from tests.llm.perturbation.builders import HOSTILE, TEXTS, bpe_tokenizer, chunk, t5_tokenizer, wordpiece_tokenizer
 
 
@@ -23,7 +23,7 @@ class Table:
     `pull`: how much likelier a token is after a changed one.
     """
 
-    def __init__(self, texts: Sequence[Text], pull: float = 0.0) -> None:
+    def __init__(self, texts: Sequence[EncodedText], pull: float = 0.0) -> None:
         self.ids = [list(text.ids) for text in texts]
         self.pull = pull
         self.asked: list[Any] = []
@@ -51,8 +51,10 @@ class Table:
             self.ids[row][at] = token
 
 
-def text(ids: Sequence[int], fixed: Sequence[int] = ()) -> Text:
-    return Text(list(ids), [(0, at, at + 1) for at in range(len(ids))], [at not in fixed for at in range(len(ids))])
+def text(ids: Sequence[int], fixed: Sequence[int] = ()) -> EncodedText:
+    return EncodedText(
+        list(ids), [(0, at, at + 1) for at in range(len(ids))], [at not in fixed for at in range(len(ids))]
+    )
 
 
 def places(steps: Sequence[Any]) -> list[int]:
@@ -62,7 +64,7 @@ def places(steps: Sequence[Any]) -> list[int]:
 def test_single_shot_takes_the_least_likely_at_once() -> None:
     texts = [text([5, 9, 1, 9, 7]), text([1, 2, 3], fixed=[2])]
     table = Table(texts)
-    steps = perturb(table, texts, Perturb("entropy", "single_shot", 3))
+    steps = perturb_texts(table, texts, Perturb("entropy", "single_shot", 3))
     assert [places(of_row) for of_row in steps] == [[1, 3, 4], [0, 1]]
     assert steps[0][0] == (0, 1, 2, 9, 109, -1.0, -2.0)
     assert table.asked == [("score", [0, 1]), ("fill", {0: [1, 3, 4], 1: [0, 1]})]
@@ -72,7 +74,7 @@ def test_single_shot_takes_the_least_likely_at_once() -> None:
 def test_iterative_takes_the_least_likely_of_what_is_left_of_the_changed_text() -> None:
     texts = [text([5, 9, 8, 1, 7]), text([3])]
     table = Table(texts, pull=5.0)
-    steps = perturb(table, texts, Perturb("entropy", "iterative", 3))
+    steps = perturb_texts(table, texts, Perturb("entropy", "iterative", 3))
     assert [places(of_row) for of_row in steps] == [[1, 4, 0], [0]]  # 8 is likelier after what took the place of 9
     assert [step.old for step in steps[0]] == [9, 7, 5]
     assert table.asked[-2:] == [("score", [0]), ("fill", {0: [0]})], "nothing is read after the last replacement"
@@ -81,7 +83,7 @@ def test_iterative_takes_the_least_likely_of_what_is_left_of_the_changed_text() 
 
 def test_of_equally_likely_tokens_the_first_is_taken() -> None:
     texts = [text([4, 4, 4, 4])]
-    assert places(perturb(Table(texts), texts, Perturb("entropy", "iterative", 3))[0]) == [0, 1, 2]
+    assert places(perturb_texts(Table(texts), texts, Perturb("entropy", "iterative", 3))[0]) == [0, 1, 2]
     with pytest.raises(ValueError, match="at least one token"):
         Perturb("random", "iterative", 0)
 
@@ -90,20 +92,20 @@ def test_of_equally_likely_tokens_the_first_is_taken() -> None:
 @pytest.mark.parametrize("when", ["single_shot", "iterative"])
 def test_more_than_there_are_is_all_of_them_and_none_is_none(where: Any, when: Any) -> None:
     texts = [text([5, 6, 7], fixed=[1]), text([]), text([5, 6], fixed=[0, 1]), text([8])]
-    steps = perturb(Table(texts), texts, Perturb(where, when, 25))
+    steps = perturb_texts(Table(texts), texts, Perturb(where, when, 25))
     assert [sorted(places(of_row)) for of_row in steps] == [[0, 2], [], [], [0]]
-    assert perturb(Table([]), [], Perturb(where, when, 25)) == []
+    assert perturb_texts(Table([]), [], Perturb(where, when, 25)) == []
 
 
 def test_random_places_are_drawn_by_seed_and_text_and_scored_by_nobody() -> None:
     texts = [text(range(40)), text(range(1, 41)), text(range(40))]
     table = Table(texts)
-    one = perturb(table, texts, Perturb("random", "iterative", 6, seed=1))
+    one = perturb_texts(table, texts, Perturb("random", "iterative", 6, seed=1))
     assert {what for what, _ in table.asked} == {"fill"}
     assert places(one[0]) == places(one[2]) == sorted(set(places(one[0]))) != places(one[1])
-    again = perturb(Table(texts[1:2]), texts[1:2], Perturb("random", "single_shot", 6, seed=1))
+    again = perturb_texts(Table(texts[1:2]), texts[1:2], Perturb("random", "single_shot", 6, seed=1))
     assert places(again[0]) == places(one[1]), "whatever stands beside it, and whenever they are replaced"
-    other = perturb(Table(texts), texts, Perturb("random", "iterative", 6, seed=2))
+    other = perturb_texts(Table(texts), texts, Perturb("random", "iterative", 6, seed=2))
     assert places(other[0]) != places(one[0])
 
 
@@ -111,13 +113,13 @@ def test_every_place_is_drawn_as_often_as_any_other() -> None:
     counts: Counter[int] = Counter()
     texts = [text([5] * 10, fixed=[3])]
     for seed in range(900):
-        counts.update(places(perturb(Table(texts), texts, Perturb("random", "single_shot", 3, seed))[0]))
+        counts.update(places(perturb_texts(Table(texts), texts, Perturb("random", "single_shot", 3, seed))[0]))
     assert set(counts) == set(range(10)) - {3}
     assert all(abs(count - 300) < 75 for count in counts.values()), counts  # 5 standard deviations
 
 
-def encoded(tokenizer: Any, *segments: Segment) -> Text:
-    return encode(Pieces.of(tokenizer), segments, allowed_tokens(tokenizer, len(tokenizer)))
+def encoded(tokenizer: Any, *segments: Segment) -> EncodedText:
+    return encode_text(TokenTexts.from_tokenizer(tokenizer), segments, allowed_tokens(tokenizer, len(tokenizer)))
 
 
 def test_tokens_tile_their_segment() -> None:
@@ -131,11 +133,11 @@ def test_no_part_of_a_character_is_free() -> None:
     found = encoded(bpe_tokenizer(), *chunk("a 🎈 ü"))
     (gone,) = [
         "a 🎈 ü"[start:end]
-        for (_, start, end), free in zip(found.spans, found.free, strict=True)
+        for (_, start, end), free in zip(found.spans, found.replaceable, strict=True)
         if not free and start < end
     ]
     assert gone.strip() == "🎈"
-    assert found.free[0] and found.free[-1]
+    assert found.replaceable[0] and found.replaceable[-1]
 
 
 def test_a_literal_is_read_and_stays() -> None:
@@ -146,7 +148,7 @@ def test_a_literal_is_read_and_stays() -> None:
         Segment("join", "card", literal=True),
     )
     assert found.ids[0] == bpe_tokenizer().eos_token_id
-    assert {number for (number, *_), free in zip(found.spans, found.free, strict=True) if free} == {1}
+    assert {number for (number, *_), free in zip(found.spans, found.replaceable, strict=True) if free} == {1}
 
 
 @pytest.mark.parametrize("make", [bpe_tokenizer, wordpiece_tokenizer, t5_tokenizer])

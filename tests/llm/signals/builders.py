@@ -22,7 +22,7 @@ from transformers import (
 
 from abstain.core.contracts import Context, Interaction
 from abstain.core.labels import Labels
-from abstain.llm.signals.base import Answers
+from abstain.llm.signals.base import FeatureBatch
 
 WINDOW = 64
 HEADS = {"classify": AutoModelForSequenceClassification, "answer": AutoModelForQuestionAnswering}
@@ -57,9 +57,9 @@ def context(text: str) -> tuple[Context, ...]:
     return (Context(chunk_id="doc#0", text=text),)
 
 
-def unread(*interactions: Interaction) -> Answers:
+def unread(*interactions: Interaction) -> FeatureBatch:
     """Answers of which the base model was asked nothing."""
-    return Answers(interactions, {})
+    return FeatureBatch(interactions, {})
 
 
 def labels(correct: Sequence[int], weight: Sequence[float] | None = None) -> Labels:

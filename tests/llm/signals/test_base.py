@@ -10,10 +10,10 @@ from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.llm.engine.requests import NLL, Generate, HiddenStates, NextTokenProbs
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import Answers, Scorer, Signal
-from abstain.llm.signals.compute_features import collect_feature_requests, compute_missing, read_answers
+from abstain.llm.signals.base import FeatureBatch, Scorer, Signal
+from abstain.llm.signals.compute_features import collect_feature_requests, compute_missing, read_features
 from abstain.llm.signals.length import LengthOnly
-from abstain.llm.signals.likelihood import BASELINE, NORMAL, SIGNALS
+from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS, NLL_WITH_CONTEXT, NLL_WITHOUT_CONTEXT
 from abstain.llm.signals.verbalized import verbalized_signal
 from abstain.llm.signals.yes_no import yes_no_signals
 from tests.llm.builders import byte_tokenizer
@@ -32,14 +32,14 @@ def test_a_signal_is_given_each_row_and_its_results_in_order() -> None:
         TWO: [torch.full((1, 1), float(n)) for n in range(3)],
         ONE: [torch.full((2, 1), float(n)) for n in (5, 6, 7)],
     }
-    found = difference().score(Answers(ROWS, results))
+    found = difference().score(FeatureBatch(ROWS, results))
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, [10 / 7, 11 / 7, 12 / 4])
 
 
 def test_a_row_that_the_base_model_could_not_read_is_nan() -> None:
     some: list[torch.Tensor | None] = [torch.ones(1, 1), None, torch.ones(1, 1)]
-    answers = Answers(ROWS, {ONE: some, TWO: [torch.ones(1, 1)] * 2 + [None]})
+    answers = FeatureBatch(ROWS, {ONE: some, TWO: [torch.ones(1, 1)] * 2 + [None]})
     signal = difference()
     assert signal.fit(answers, labels([])) is signal
     np.testing.assert_array_equal(signal.score(answers), [0.0, np.nan, np.nan])
@@ -48,7 +48,7 @@ def test_a_row_that_the_base_model_could_not_read_is_nan() -> None:
 
 def scorers() -> list[Scorer]:
     tokenizer = byte_tokenizer()
-    return [*SIGNALS, *yes_no_signals(tokenizer), verbalized_signal(tokenizer), LengthOnly()]
+    return [*LIKELIHOOD_SIGNALS, *yes_no_signals(tokenizer), verbalized_signal(tokenizer), LengthOnly()]
 
 
 def test_what_several_scorers_need_is_asked_once() -> None:
@@ -56,7 +56,7 @@ def test_what_several_scorers_need_is_asked_once() -> None:
     asked = collect_feature_requests(everyone)
     assert len({scorer.name for scorer in everyone}) == len(everyone)
     assert len(asked) == len(set(asked)) == 5
-    assert {NORMAL, BASELINE} < set(asked)
+    assert {NLL_WITH_CONTEXT, NLL_WITHOUT_CONTEXT} < set(asked)
 
 
 @pytest.mark.heavy
@@ -70,8 +70,8 @@ def test_readings_cost_less_together_than_apart_and_say_the_same(tiny_params: LL
     asked = [
         FeatureRequest(HiddenStates(2)),
         FeatureRequest(HiddenStates(3, "mlp")),
-        NORMAL,
-        BASELINE,
+        NLL_WITH_CONTEXT,
+        NLL_WITHOUT_CONTEXT,
         FeatureRequest(Generate(3), "yes_score"),
         FeatureRequest(Generate(3), "probability"),
     ]
@@ -81,7 +81,7 @@ def test_readings_cost_less_together_than_apart_and_say_the_same(tiny_params: LL
     assert together.rows == sum(cost.rows for cost in apart) == len(rows) * len(asked)
     assert together.pass_tokens == sum(cost.pass_tokens for cost in apart)
     assert together.forward_tokens < 0.7 * sum(cost.forward_tokens for cost in apart)
-    found, expected = (read_answers(tiny_params, home, rows, asked) for home in (at_once, one_by_one))
+    found, expected = (read_features(tiny_params, home, rows, asked) for home in (at_once, one_by_one))
     for one in asked:
-        for ours, theirs in zip(found.results[one], expected.results[one], strict=True):
+        for ours, theirs in zip(found.features[one], expected.features[one], strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)

@@ -13,13 +13,13 @@ from abstain.llm.engine.requests import Generate, HiddenStates, NextTokenProbs
 from abstain.llm.features.extraction import FeatureSource, UnreadableInteraction
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.compute_features import (
-    COUNTED,
+    COST_SAMPLE_SIZE,
     FeatureReader,
     compute_missing,
-    forward_tokens,
-    read_answers,
+    estimate_forward_tokens,
+    read_features,
 )
-from abstain.llm.signals.likelihood import BASELINE, NORMAL
+from abstain.llm.signals.likelihood import NLL_WITH_CONTEXT, NLL_WITHOUT_CONTEXT
 from tests.llm.builders import LAYERS, WINDOW
 from tests.llm.signals.builders import interaction
 from tests.tolerance import assert_near
@@ -40,25 +40,25 @@ def params(tiny_params: LLMParams) -> LLMParams:
     [
         (PROBE,),
         (PROBE, FeatureRequest(HiddenStates(3, "mlp"))),
-        (NORMAL, PROBE),
-        (BASELINE, NORMAL),
-        (NORMAL, ASKED_AFTER, BASELINE),
+        (NLL_WITH_CONTEXT, PROBE),
+        (NLL_WITHOUT_CONTEXT, NLL_WITH_CONTEXT),
+        (NLL_WITH_CONTEXT, ASKED_AFTER, NLL_WITHOUT_CONTEXT),
     ],
 )
 def test_the_cost_is_what_the_engine_runs_for_one_answer(
     params: LLMParams, settings: Settings, readings: tuple[FeatureRequest, ...]
 ) -> None:
     """A token counts for the layers that it goes through, of the model's; a common beginning counts once."""
-    deepest = max(one.ask.layer if isinstance(one.ask, HiddenStates) else LAYERS for one in readings)
+    deepest = max(one.operation.layer if isinstance(one.operation, HiddenStates) else LAYERS for one in readings)
     done = compute_missing(params, settings, [([ROW], readings)])
     assert done.rows == len(readings)
-    cost = forward_tokens(params, settings, [ROW], readings)
+    cost = estimate_forward_tokens(params, settings, [ROW], readings)
     assert cost == pytest.approx(done.forward_tokens * deepest / LAYERS)
 
 
 def test_what_is_written_counts_too(params: LLMParams, settings: Settings) -> None:
     def cost(*readings: FeatureRequest) -> float:
-        return forward_tokens(params, settings, [ROW], readings)
+        return estimate_forward_tokens(params, settings, [ROW], readings)
 
     yes, number = (FeatureRequest(Generate(n), kind) for n, kind in ((5, "yes_score"), (12, "probability")))
     prompts = {
@@ -72,25 +72,25 @@ def test_what_is_written_counts_too(params: LLMParams, settings: Settings) -> No
 
 def test_the_mean_is_of_answers_and_of_the_first_ones(params: LLMParams, settings: Settings) -> None:
     def cost(*rows: Interaction) -> float:
-        return forward_tokens(params, settings, rows, [NORMAL])
+        return estimate_forward_tokens(params, settings, rows, [NLL_WITH_CONTEXT])
 
     whole, long = cost(ROW), interaction("5 euros" + "!" * 10, [CONTEXT], "What is the fee?")
     assert cost(ROW, long) == whole + 5
-    assert cost(*[ROW] * COUNTED, long) == whole
+    assert cost(*[ROW] * COST_SAMPLE_SIZE, long) == whole
     assert cost(ROW, interaction("5 euros", ["word " * 200])) == whole / 2, "it cannot be read"
-    assert cost() == forward_tokens(params, settings, [ROW], []) == 0
+    assert cost() == estimate_forward_tokens(params, settings, [ROW], []) == 0
 
 
 def test_results_stand_beside_their_interactions(params: LLMParams, settings: Settings) -> None:
     """Equal answers share a result, and one that does not fit has none."""
     rows = [interaction("no", name="a"), interaction("5 euros", ["word " * 200]), interaction("no", name="b"), ROW]
-    answers = read_answers(params, settings, rows, (PROBE, BASELINE))
-    assert answers.interactions is rows and set(answers.results) == {PROBE, BASELINE}
-    states, surprise = answers.results[PROBE], answers.results[BASELINE]
+    answers = read_features(params, settings, rows, (PROBE, NLL_WITHOUT_CONTEXT))
+    assert answers.interactions is rows and set(answers.features) == {PROBE, NLL_WITHOUT_CONTEXT}
+    states, surprise = answers.features[PROBE], answers.features[NLL_WITHOUT_CONTEXT]
     assert [None if one is None else len(one) for one in states] == [3, None, 3, 8]
     assert [None if one is None else len(one) for one in surprise] == [3, 8, 3, 8]
     assert states[0] is not None and states[2] is not None and torch.equal(states[0], states[2])
-    alone = read_answers(params, settings, [ROW], (PROBE,)).results[PROBE][0]
+    alone = read_features(params, settings, [ROW], (PROBE,)).features[PROBE][0]
     assert alone is not None and states[3] is not None
     assert_near(alone, states[3])
 
@@ -100,28 +100,28 @@ def test_a_service_reads_from_the_cache_or_computes_together_and_keeps_nothing(
 ) -> None:
     """The states and the log-probabilities of an answer are of one pass."""
     rows = [interaction(text, [CONTEXT], "What is the fee?", f"i-{at}") for at, text in enumerate(("5", "6", "7"))]
-    readings = (PROBE, NORMAL, BASELINE)
-    expected = read_answers(params, settings, rows, readings)
+    readings = (PROBE, NLL_WITH_CONTEXT, NLL_WITHOUT_CONTEXT)
+    expected = read_features(params, settings, rows, readings)
     alone = Settings(home=settings.home / "other", device="cpu", dtype="float32")
     compute_missing(params, alone, [(rows[:1], readings)])
     files = sorted(Path(alone.features).rglob("*"))
     reader = FeatureReader(tuple(FeatureSource(params, alone, one) for one in readings))
     engine = reader.sources[0].engine()
-    before = engine.work.forward_tokens
+    before = engine.stats.forward_tokens
     long = interaction("x" * WINDOW, name="i-long")
     read_now = reader.read([*rows, long])
-    found, unreadable = read_now.answers, read_now.unreadable
-    tokens = 2 * forward_tokens(params, alone, rows[1:], readings)
-    assert engine.work.forward_tokens - before <= tokens, "the states are of a pass that is run anyway"
+    found, unreadable = read_now.batch, read_now.unreadable
+    tokens = 2 * estimate_forward_tokens(params, alone, rows[1:], readings)
+    assert engine.stats.forward_tokens - before <= tokens, "the states are of a pass that is run anyway"
     for reading in readings:
-        *read, last = found.results[reading]
+        *read, last = found.features[reading]
         assert last is None
-        for one, other in zip(read, expected.results[reading], strict=True):
+        for one, other in zip(read, expected.features[reading], strict=True):
             assert one is not None and other is not None
             assert_near(one.float(), other.float())
     assert unreadable[:3] == [None] * 3 and isinstance(unreadable[3], UnreadableInteraction)
     assert sorted(Path(alone.features).rglob("*")) == files
-    each = [forward_tokens(params, alone, [row], readings) for row in rows[1:]]
+    each = [estimate_forward_tokens(params, alone, [row], readings) for row in rows[1:]]
     assert read_now.forward_tokens == pytest.approx([0, *each, 0]), "what was cached costs nothing"
     nothing = FeatureReader(()).read(rows)
-    assert nothing.answers.results == {} and nothing.unreadable == [None] * 3 and nothing.forward_tokens == [0] * 3
+    assert nothing.batch.features == {} and nothing.unreadable == [None] * 3 and nothing.forward_tokens == [0] * 3

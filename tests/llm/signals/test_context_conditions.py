@@ -15,12 +15,12 @@ from torch import Tensor
 from abstain.config.params import LLMParams, PerturbationParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.loading import LoadedModel, load_tokenizer, resolve
+from abstain.llm.engine.loading import LoadedModel, find_model, load_tokenizer
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.nll import ENTROPIES, SEGMENTS, STATISTICS
 from abstain.llm.features.shard_job import row_key
-from abstain.llm.signals.compute_features import requests_of
+from abstain.llm.signals.compute_features import expand_requests
 from abstain.llm.signals.context_conditions import ContextConditions
 from tests.llm.builders import WINDOW, byte_tokenizer, plain_surprise, shared_model
 from tests.llm.perturbation.builders import model_of, save
@@ -58,7 +58,7 @@ def test_it_is_the_nll_of_every_segment_under_every_condition(
 ) -> None:
     """The same alone and beside other rows; of copies, the mean and the spread."""
     asked = conditions(tiny_folder, settings, copies=2)
-    table, copies = asked.table(ROWS), asked.perturber.perturb(ROWS)
+    table, copies = asked.build_table(ROWS), asked.perturber.perturb(ROWS)
     assert len(table) == len(ROWS) and (table.dtypes == np.float64).all()
     names = ("mean", "max", "sum", "last")
     for at, row in enumerate(ROWS):
@@ -82,13 +82,15 @@ def test_it_is_the_nll_of_every_segment_under_every_condition(
             assert table.loc[at, f"N-B.{segment}.nll_max"] == pytest.approx(float(gap.max()), abs=1e-3)
             gaps = [float((found[copy][segment] - found["B"][segment]).max()) for copy in ("P0", "P1")]
             assert table.loc[at, f"P-B.{segment}.nll_max"] == pytest.approx(np.mean(gaps), abs=1e-3)
-    alone = conditions(tiny_folder, settings.model_copy(update={"home": tmp_path / "alone"}), copies=2).table(ROWS[3:])
+    alone = conditions(tiny_folder, settings.model_copy(update={"home": tmp_path / "alone"}), copies=2).build_table(
+        ROWS[3:]
+    )
     assert alone.iloc[0].to_numpy() == pytest.approx(table.iloc[3].to_numpy(), abs=1e-3, nan_ok=True)
-    assert not any(name.startswith("Ps") for name in conditions(tiny_folder, settings).table(ROWS[:1]))
+    assert not any(name.startswith("Ps") for name in conditions(tiny_folder, settings).build_table(ROWS[:1]))
 
 
 def test_only_b_c_has_no_context_and_without_one_all_are_equal(tiny_folder: Path, settings: Settings) -> None:
-    table = conditions(tiny_folder, settings).table(ROWS)
+    table = conditions(tiny_folder, settings).build_table(ROWS)
     missing = {name for name in table if table[name].isna().any()}
     assert missing == {f"{c}.context.{name}" for c in "NBP" for name in (*STATISTICS, *ENTROPIES)}
     assert table.filter(regex=r"^B\.context").isna().all(axis=None)
@@ -107,23 +109,23 @@ def test_what_was_filled_is_not_computed_again(tiny_folder: Path, settings: Sett
     seen: list[tuple[int, int]] = []
     # Of four rows five segments under N_c and P_c, four under B_c; three have a context to be perturbed.
     every = 4 * 5 + 4 * 4 + 4 * 5
-    assert asked.missing(ROWS)[0] == 3 + every and len(asked.known(ROWS)) == 1
+    assert asked.missing(ROWS)[0] == 3 + every and len(asked.get_known_work(ROWS)) == 1
     perturbing, reading = asked.compute_missing(ROWS, lambda part, whole: seen.append((part, whole)))
-    requests = requests_of(asked.llm, settings, asked.known(ROWS))
-    different = {(request.ask, row_key(request)) for at in range(len(requests)) if (request := requests[at])}
+    requests = expand_requests(asked.llm, settings, asked.get_known_work(ROWS))
+    different = {(request.operation, row_key(request)) for at in range(len(requests)) if (request := requests[at])}
     assert (perturbing.rows, reading.rows, len(requests)) == (3, len(different), every)
     assert perturbing.forward_tokens > 0 and 3 * reading.forward_tokens < reading.pass_tokens
     assert (3, 3) in seen and seen[-1] == (reading.rows, reading.rows)
     again = conditions(tiny_folder, settings).compute_missing(ROWS)
     assert [done.rows for done in again] == [0, 0] and asked.missing(ROWS) == (3 + every, 0)
-    pd.testing.assert_frame_equal(asked.table(ROWS), conditions(tiny_folder, settings).table(ROWS))
+    pd.testing.assert_frame_equal(asked.build_table(ROWS), conditions(tiny_folder, settings).build_table(ROWS))
 
 
 def test_a_row_that_cannot_be_read_has_no_features(tiny_folder: Path, settings: Settings) -> None:
     rows = [ROWS[0], interaction("no", ["word " * WINDOW])]
     asked = conditions(tiny_folder, settings)
-    table = asked.table(rows)
-    assert asked.count(rows) == {"empty": 0, "too_long": 1, "fewer": 0, "not_reproduced": 0, "other_chunks": 0}
+    table = asked.build_table(rows)
+    assert asked.count_remarks(rows) == {"empty": 0, "too_long": 1, "fewer": 0, "not_reproduced": 0, "other_chunks": 0}
     assert table.iloc[1].isna().all()
     assert table.iloc[0].drop(table.filter(regex=r"^B\.context").columns).notna().all()
 
@@ -136,7 +138,7 @@ def test_a_context_that_fits_the_window_only_as_it_was_is_counted(
         update={"contexts": (ROWS[0].contexts[0].model_copy(update={"text": "word " * WINDOW}),)}
     )
     monkeypatch.setattr(type(asked.perturber), "perturb", lambda perturber, rows: [[longer, *rows[1:]]])
-    assert asked.count(ROWS)["other_chunks"] == 1
+    assert asked.count_remarks(ROWS)["other_chunks"] == 1
 
 
 def test_tokens_of_one_answer_are_those_of_its_three_prompts(tiny_folder: Path, settings: Settings) -> None:
@@ -155,8 +157,8 @@ def test_tokens_of_one_answer_are_those_of_its_three_prompts(tiny_folder: Path, 
 @pytest.mark.heavy
 def test_the_perturbation_model_may_be_another(tiny_folder: Path, settings: Settings, tmp_path: Path) -> None:
     other = save(model_of("seq2seq"), tmp_path / "t5")
-    table = conditions(tiny_folder, settings, model=str(other)).table(ROWS)
-    own = conditions(tiny_folder, settings).table(ROWS)
+    table = conditions(tiny_folder, settings, model=str(other)).build_table(ROWS)
+    own = conditions(tiny_folder, settings).build_table(ROWS)
     ours = table.filter(regex=r"^[NB]\.|^N-B\.")
     pd.testing.assert_frame_equal(ours, own[ours.columns])
     assert (table["P.context.nll_mean"] != own["P.context.nll_mean"]).tolist() == [True, True, True, True]
@@ -189,8 +191,8 @@ def test_the_embedded_model_misses_the_context_that_was_taken_or_changed(
     asked = ContextConditions(llm, PerturbationParams(**HOW | {"where": where, "tokens": 15}), float32_settings)
     perturbing, _ = asked.compute_missing(REAL)
     assert perturbing.rows == 1, "both questions are about one paragraph"
-    table = asked.table(REAL)
-    assert asked.perturber.count(REAL) == {"empty": 0, "too_long": 0, "fewer": 0, "not_reproduced": 0}
+    table = asked.build_table(REAL)
+    assert asked.perturber.count_remarks(REAL) == {"empty": 0, "too_long": 0, "fewer": 0, "not_reproduced": 0}
     assert (table["N-B.output.nll_mean"] < 0).all() and (table["P-N.output.nll_max"] != 0).all()
     assert table["P.context.nll_mean"].notna().all()
 
@@ -220,7 +222,9 @@ def test_another_family_perturbs_for_the_embedded_model(float32_settings: Settin
     new = "".join(part.text for part in parts if part.kind != "old")
     assert one.contexts == two.contexts and one.contexts[0].text == new != PARAGRAPH
     assert sum(part.kind == "new" for part in parts) == 10 and "\ufffd" not in new
-    assert asked.perturber.count(REAL) == {"empty": 0, "too_long": 0, "fewer": 0, "not_reproduced": 0}
-    table = asked.table(REAL)
-    assert len(load_tokenizer(resolve("gemma3-270m", settings))) > 2 * len(load_tokenizer(resolve(llm.model, settings)))
+    assert asked.perturber.count_remarks(REAL) == {"empty": 0, "too_long": 0, "fewer": 0, "not_reproduced": 0}
+    table = asked.build_table(REAL)
+    assert len(load_tokenizer(find_model("gemma3-270m", settings))) > 2 * len(
+        load_tokenizer(find_model(llm.model, settings))
+    )
     assert table["P.context.nll_mean"].notna().all() and (table["P-N.output.nll_max"] != 0).all()

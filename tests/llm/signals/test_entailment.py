@@ -18,7 +18,12 @@ from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.signals import auxiliary_model
 from abstain.llm.signals.base import ScorerUnavailable
-from abstain.llm.signals.entailment import Entailment, entailment_scorer, find_supported_label, probability
+from abstain.llm.signals.entailment import (
+    Entailment,
+    compute_support_probability,
+    entailment_scorer,
+    find_supported_label,
+)
 from tests.llm.signals.builders import (
     LONG,
     TEXTS,
@@ -52,7 +57,7 @@ def scorer(folder: Path, settings: Settings) -> Entailment:
 
 def test_entailment_score_is_that_of_the_best_chunk(scorer: Entailment, folder: Path) -> None:
     """Of a long chunk, of its best window; of a row alone, by transformers."""
-    assert (scorer.name, scorer.readings, scorer.supported) == ("entailment", (), 2)
+    assert (scorer.name, scorer.readings, scorer.supported_index) == ("entailment", (), 2)
     expected = [
         max(
             float(plain_logits(folder, "classify", window.inputs)[0].softmax(-1)[2])
@@ -193,16 +198,16 @@ def test_labels_that_do_not_say_so_are_listed(names: list[str], tmp_path: Path, 
 def test_a_probability_is_the_softmax_or_of_one_logit_the_sigmoid(logits: list[float], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(logits) - 1))
     exact = np.exp(np.array(logits) - max(logits))
-    found = probability(torch.tensor(logits), at)
+    found = compute_support_probability(torch.tensor(logits), at)
     assert found == pytest.approx(exact[at] / exact.sum(), abs=1e-6)
-    one = probability(torch.tensor(logits[:1]), None)
+    one = compute_support_probability(torch.tensor(logits[:1]), None)
     assert one == pytest.approx(1 / (1 + np.exp(-logits[0])), abs=1e-6)
 
 
 def test_a_single_logit_is_a_log_odds(tmp_path: Path, settings: Settings) -> None:
     folder = save_encoder(tmp_path / "hhem", "classify", num_labels=1)
     scorer = entailment_scorer(str(folder), settings)
-    assert scorer.supported is None
+    assert scorer.supported_index is None
     pair = AutoTokenizer.from_pretrained(folder)(TEXTS[0], "What is the fee? 5 euros")
     expected = float(torch.sigmoid(plain_logits(folder, "classify", pair)[0][0]))
     assert scorer.score(unread(interaction(contexts=TEXTS[:1])))[0] == pytest.approx(expected, abs=1e-5)

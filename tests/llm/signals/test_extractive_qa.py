@@ -15,8 +15,8 @@ from abstain.llm.signals import auxiliary_model
 from abstain.llm.signals.auxiliary_model import TextWindow
 from abstain.llm.signals.base import ScorerUnavailable
 from abstain.llm.signals.extractive_qa import (
-    LONGEST,
-    TOP,
+    MAX_SPAN_TOKENS,
+    MAX_SPANS,
     ExtractiveQA,
     WindowLogits,
     best_spans,
@@ -69,7 +69,7 @@ def computed_by_hand(windows: Sequence[WindowLogits], longest: int) -> dict[tupl
             for last in range(first, min(first + longest, len(one.start))):
                 span = (one.chunk, int(one.places[first][0]), int(one.places[last][1]))
                 scores[span] = max(scores.get(span, -math.inf), float(one.start[first] + one.end[last]))
-    none = [one.none for one in windows if one.none is not None]
+    none = [one.no_answer_logit for one in windows if one.no_answer_logit is not None]
     total = sum(math.exp(score) for score in scores.values()) + (math.exp(min(none)) if none else 0.0)
     return {span: math.exp(score) / total for span, score in scores.items()}
 
@@ -98,20 +98,24 @@ def test_without_no_answer_all_spans_together_are_certain(windows: list[WindowLo
 
 def test_there_is_no_answer_only_if_no_window_has_one() -> None:
     places = np.array([[0, 1]])
-    sure = WindowLogits(0, np.zeros(1), np.zeros(1), places, none=-50.0)
-    unsure = WindowLogits(1, np.zeros(1), np.zeros(1), places, none=50.0)
+    sure = WindowLogits(0, np.zeros(1), np.zeros(1), places, no_answer_logit=-50.0)
+    unsure = WindowLogits(1, np.zeros(1), np.zeros(1), places, no_answer_logit=50.0)
     assert best_spans([sure, unsure])[:, 3] == pytest.approx([0.5, 0.5])
     assert best_spans([unsure])[0, 3] < 1e-20
 
 
 def test_large_logits_do_not_overflow() -> None:
-    one = WindowLogits(0, np.array([900.0, -900.0]), np.array([900.0, -900.0]), np.array([[0, 1], [1, 2]]), none=0.0)
+    one = WindowLogits(
+        0, np.array([900.0, -900.0]), np.array([900.0, -900.0]), np.array([[0, 1], [1, 2]]), no_answer_logit=0.0
+    )
     assert best_spans([one])[0].tolist() == [0, 0, 1, 1]
 
 
 def test_nothing_to_read_is_no_span() -> None:
     assert best_spans([]).shape == (0, 4)
-    assert best_spans([WindowLogits(0, np.empty(0), np.empty(0), np.empty((0, 2), int), none=1.0)]).shape == (0, 4)
+    assert best_spans(
+        [WindowLogits(0, np.empty(0), np.empty(0), np.empty((0, 2), int), no_answer_logit=1.0)]
+    ).shape == (0, 4)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +174,7 @@ def test_extractive_qa_score_equals_a_plain_loop_over_windows(scorer: Extractive
             for chunk, context in enumerate(row.contexts)
             for window in scorer.model.windows(row.question, context.text, "second")
         ]
-        spans = sorted(computed_by_hand(windows, LONGEST).items(), key=lambda item: -item[1])[:TOP]
+        spans = sorted(computed_by_hand(windows, MAX_SPAN_TOKENS).items(), key=lambda item: -item[1])[:MAX_SPANS]
         texts = [(row.contexts[chunk].text[first:last], p) for (chunk, first, last), p in spans]
         expected.append(expected_f1(row.answer, texts))
     found = scorer.fit(unread(), labels([])).score(unread(*ROWS))

@@ -10,7 +10,7 @@ from abstain.config.settings import Settings
 from abstain.llm.familiarity import concepts
 from abstain.llm.familiarity.familiarity import Familiarity, FamiliarityConfig, SelfFamiliarity
 from abstain.llm.familiarity.guessing import GuessedConcept
-from abstain.llm.signals.base import Answers, ScorerUnavailable
+from abstain.llm.signals.base import FeatureBatch, ScorerUnavailable
 from abstain.llm.signals.familiarity import QuestionFamiliarity, familiarity_scorer
 from tests.llm.signals.builders import interaction, labels
 
@@ -20,7 +20,7 @@ SHORT = FamiliarityConfig(explanation_tokens=6, beams=3, guess_tokens=9)
 def test_a_question_has_the_score_of_its_concepts(tiny_params: LLMParams, settings: Settings) -> None:
     scorer = QuestionFamiliarity(SelfFamiliarity(tiny_params.model, tiny_params.layout, settings, SHORT))
     asked = ["Who may join Nash?", "What is that?"]
-    answers = Answers([interaction(question=question) for question in asked], {})
+    answers = FeatureBatch([interaction(question=question) for question in asked], {})
     named, plain = scorer.fit(answers, labels([1, 0])).score(answers)
     (found,) = scorer.familiarity.score(asked[:1])
     assert [one.concept for one in found.concepts] == ["Nash"] and named == found.score
@@ -35,7 +35,7 @@ def test_a_question_whose_concepts_are_too_long_has_no_score(
     scorer = familiarity_scorer(tiny_params, settings)
     too_long = Familiarity((GuessedConcept("Nash", "", "", None),), None)
     monkeypatch.setattr(SelfFamiliarity, "score", lambda self, instructions: [too_long] * len(instructions))
-    assert np.isnan(scorer.score(Answers([interaction()], {}))).all()
+    assert np.isnan(scorer.score(FeatureBatch([interaction()], {}))).all()
 
 
 def test_without_its_packages_it_is_skipped_and_says_what_to_install(

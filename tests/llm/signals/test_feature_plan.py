@@ -4,15 +4,15 @@ from abstain.config.settings import Settings
 from abstain.llm.engine.requests import NLL, HiddenStates
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Signal
-from abstain.llm.signals.context_conditions import baseline, normal
+from abstain.llm.signals.context_conditions import make_baseline_requests, make_normal_requests
 from abstain.llm.signals.feature_plan import (
     LabelledAnswers,
     ProbeSite,
     candidate_sites,
-    conditions,
     get_served_site,
     list_sweep_sites,
     plan_features,
+    plan_nll_features,
 )
 from benchmarks.full_params import full_params
 from tests.llm.signals.builders import interaction
@@ -28,26 +28,34 @@ def test_the_sweep_is_layers_times_sites_and_the_numbers_of_chunks_here() -> Non
     grid = {ProbeSite(layer, site) for layer in PARAMS.sweep.layers for site in PARAMS.sweep.sites}
     chunks = {ProbeSite(here.layer, here.site, k) for k in PARAMS.sweep.contexts}
     assert set(places) == (grid | chunks) - {here} and len(places) == len(set(places))
-    reading = ProbeSite(8, "mlp", 1).reading(PARAMS.llm)
-    assert reading.ask == HiddenStates(8, "mlp", ("answer", "eos")) and reading.chunks == 1
+    reading = ProbeSite(8, "mlp", 1).make_feature_request(PARAMS.llm)
+    assert reading.operation == HiddenStates(8, "mlp", ("answer", "eos")) and reading.chunks == 1
 
 
 def test_no_place_reads_eos_where_the_probe_does_not() -> None:
     without = PARAMS.model_copy(update={"llm": PARAMS.llm.model_copy(update={"includes_eos": False})})
     for place in (get_served_site(without), *list_sweep_sites(without), *candidate_sites(30)):
-        reading = place.reading(without.llm)
-        assert reading.ask == HiddenStates(place.layer, place.site, ("answer",)) and reading.chunks == place.chunks
+        reading = place.make_feature_request(without.llm)
+        assert (
+            reading.operation == HiddenStates(place.layer, place.site, ("answer",)) and reading.chunks == place.chunks
+        )
 
 
 def test_a_reading_that_several_want_is_asked_once() -> None:
     rows = [interaction(name=f"i-{at}") for at in range(3)]
     (labelled, readings), *audits = plan_features(PARAMS, SIGNALS, LabelledAnswers(rows, rows[:1], PARAMS.audits.run))
-    unperturbed = {*normal(PARAMS.llm.layout).values(), *baseline(PARAMS.llm.layout).values()}
+    unperturbed = {
+        *make_normal_requests(PARAMS.llm.layout).values(),
+        *make_baseline_requests(PARAMS.llm.layout).values(),
+    }
     assert labelled == rows and len(readings) == len(set(readings))
-    assert {get_served_site(PARAMS).reading(PARAMS.llm), SURPRISE} <= set(readings)
+    assert {get_served_site(PARAMS).make_feature_request(PARAMS.llm), SURPRISE} <= set(readings)
     assert len(readings) == len({SURPRISE, *unperturbed}) + 1 + len(list_sweep_sites(PARAMS))
     assert [len(changed) for changed, _ in audits] == [1, 1]
-    assert all(set(of) == {get_served_site(PARAMS).reading(PARAMS.llm), SURPRISE, *unperturbed} for _, of in audits)
+    assert all(
+        set(of) == {get_served_site(PARAMS).make_feature_request(PARAMS.llm), SURPRISE, *unperturbed}
+        for _, of in audits
+    )
 
 
 def test_without_regressors_nothing_is_asked_for_them() -> None:
@@ -55,15 +63,15 @@ def test_without_regressors_nothing_is_asked_for_them() -> None:
     labelled = LabelledAnswers([interaction()], [], PARAMS.audits.run)
     (_, readings), *_ = plan_features(none, SIGNALS, labelled)
     assert set(readings) == {
-        get_served_site(none).reading(none.llm),
+        get_served_site(none).make_feature_request(none.llm),
         SURPRISE,
-        *(place.reading(none.llm) for place in list_sweep_sites(none)),
+        *(place.make_feature_request(none.llm) for place in list_sweep_sites(none)),
     }
-    assert conditions(none, Settings(), labelled)[1] == []
+    assert plan_nll_features(none, Settings(), labelled)[1] == []
     changed = LabelledAnswers(
         [interaction(name="i-0")], [interaction(name="i-1"), interaction(name="i-2")], PARAMS.audits.run
     )
-    assert [row.interaction_id for row in conditions(PARAMS, Settings(), changed)[1]] == [
+    assert [row.interaction_id for row in plan_nll_features(PARAMS, Settings(), changed)[1]] == [
         "i-0",
         *("i-1", "i-2"),  # without their contexts
         *("i-1", "i-2"),  # with each other's answers

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.llm.signals.base import Answers
+from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.length import LengthOnly
 from tests.llm.signals.builders import interaction, labels, unread
 
 
-def of_lengths(*characters: int) -> Answers:
+def of_lengths(*characters: int) -> FeatureBatch:
     return unread(*(interaction("x" * n, name=f"i-{at}") for at, n in enumerate(characters)))
 
 

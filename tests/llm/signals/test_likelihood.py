@@ -15,13 +15,13 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.signals.base import Answers
-from abstain.llm.signals.compute_features import read_answers
-from abstain.llm.signals.likelihood import BASELINE, NORMAL, SIGNALS
+from abstain.llm.signals.base import FeatureBatch
+from abstain.llm.signals.compute_features import read_features
+from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS, NLL_WITH_CONTEXT, NLL_WITHOUT_CONTEXT
 from tests.llm.builders import plain_surprise
 from tests.llm.signals.builders import TEXTS, interaction
 
-BY_NAME = {signal.name: signal for signal in SIGNALS}
+BY_NAME = {signal.name: signal for signal in LIKELIHOOD_SIGNALS}
 P = [0.5, 0.25, 0.8, 0.1]
 """What the base model gave to the answer's three tokens, and to EOS."""
 H = [0.2, 1.0, 0.6, 1.4]
@@ -32,7 +32,7 @@ def surprise(p: Sequence[float], entropy: Sequence[float]) -> Tensor:
     return torch.tensor([[-math.log(one), h] for one, h in zip(p, entropy, strict=True)])
 
 
-def scores(answers: Answers) -> dict[str, np.ndarray]:
+def scores(answers: FeatureBatch) -> dict[str, np.ndarray]:
     return {name: signal.score(answers) for name, signal in BY_NAME.items()}
 
 
@@ -55,7 +55,9 @@ PROBABILITIES = st.floats(1e-6, 1)
 @given(st.lists(st.tuples(PROBABILITIES, PROBABILITIES, st.floats(0, 12)), min_size=2, max_size=12))
 def test_every_signal_is_a_confidence_and_as_by_hand(tokens: list[tuple[float, float, float]]) -> None:
     p, alone, h = (list(column) for column in zip(*tokens, strict=True))
-    answers = Answers([interaction()], {NORMAL: [surprise(p, h)], BASELINE: [surprise(alone, h)]})
+    answers = FeatureBatch(
+        [interaction()], {NLL_WITH_CONTEXT: [surprise(p, h)], NLL_WITHOUT_CONTEXT: [surprise(alone, h)]}
+    )
     found = scores(answers)
     assert found.keys() == computed_by_hand(p, h, alone).keys()
     for name, value in computed_by_hand(p, h, alone).items():
@@ -67,7 +69,9 @@ def test_every_signal_is_a_confidence_and_as_by_hand(tokens: list[tuple[float, f
 
 def test_what_the_base_model_could_not_read_is_nan() -> None:
     known = [surprise(P, H), surprise(P, H)]
-    answers = Answers([interaction(), interaction(name="i-2")], {NORMAL: known, BASELINE: [None, surprise(P, H)]})
+    answers = FeatureBatch(
+        [interaction(), interaction(name="i-2")], {NLL_WITH_CONTEXT: known, NLL_WITHOUT_CONTEXT: [None, surprise(P, H)]}
+    )
     found = scores(answers)
     assert np.isnan(found.pop("context_gain")).tolist() == [True, False]
     assert not any(np.isnan(values).any() for values in found.values())
@@ -91,7 +95,7 @@ def test_the_embedded_models_signals_are_those_of_a_plain_forward_pass(
         interaction("The hotline, by day or by night.", TEXTS, "Who blocks a lost card?", "i-2"),
         interaction("The fee is 50 pounds.", TEXTS[1:], "What is the annual fee of the gold card?", "i-3"),
     ]
-    found = scores(read_answers(embedded_params, float32_settings, rows, [NORMAL, BASELINE]))
+    found = scores(read_features(embedded_params, float32_settings, rows, [NLL_WITH_CONTEXT, NLL_WITHOUT_CONTEXT]))
     for at, row in enumerate(rows):
         p, h = forward(embedded, row, [context.text for context in row.contexts], embedded_params.layout)
         alone, _ = forward(embedded, row, [], embedded_params.layout)

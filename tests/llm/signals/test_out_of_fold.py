@@ -12,7 +12,7 @@ from abstain.core.labels import Labels
 from abstain.learning.estimators.fusion import fit_fusion
 from abstain.learning.metrics.weighted_metrics import auroc
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import Answers, ScorerUnavailable, Signal
+from abstain.llm.signals.base import FeatureBatch, ScorerUnavailable, Signal
 from abstain.llm.signals.out_of_fold import fit_scorer
 from tests.llm.signals.builders import interaction, unread
 
@@ -29,16 +29,16 @@ class Memory:
     weights: Any = None
     fewest: int = 0
 
-    def fit(self, answers: Answers, labels: Labels) -> Memory:
+    def fit(self, answers: FeatureBatch, labels: Labels) -> Memory:
         if len(answers) < self.fewest:
             raise ScorerUnavailable(Code.TOO_FEW_LABELS, "too few")
         return replace(self, weights=np.linalg.lstsq(noise(answers), labels.correct - 0.5, rcond=None)[0])
 
-    def score(self, answers: Answers) -> np.ndarray:
+    def score(self, answers: FeatureBatch) -> np.ndarray:
         return np.clip(noise(answers) @ self.weights + 0.5, 0, 1)
 
 
-def noise(answers: Answers) -> np.ndarray:
+def noise(answers: FeatureBatch) -> np.ndarray:
     return np.array(
         [np.random.default_rng(int(one.interaction_id)).normal(size=COLUMNS) for one in answers.interactions]
     )
@@ -57,7 +57,7 @@ def test_a_scorer_that_remembers_noise_tells_the_fusion_nothing() -> None:
     figures = []
     for seed in range(3):
         labels = drawn(seed)
-        fitted = fit_scorer(Memory(), TRAIN, labels, labels.folds(5, 7))
+        fitted = fit_scorer(Memory(), TRAIN, labels, labels.assign_folds(5, 7))
         in_sample = fitted.scorer.score(TRAIN)
         assert auroc(labels.correct, in_sample) == 1.0
         leaking = fit_fusion(pd.DataFrame({"memory": in_sample}), labels).fusion
@@ -70,10 +70,10 @@ def test_a_scorer_that_remembers_noise_tells_the_fusion_nothing() -> None:
 
 def test_scores_are_those_of_copies_fitted_without_the_fold() -> None:
     labels = drawn(0)
-    folds = labels.folds(4, 7)
+    folds = labels.assign_folds(4, 7)
     found = fit_scorer(Memory(), TRAIN, labels, folds).out_of_fold
     for fold in range(4):
-        others = Memory().fit(TRAIN.take(np.flatnonzero(folds != fold).tolist()), labels.at(folds != fold))
+        others = Memory().fit(TRAIN.take(np.flatnonzero(folds != fold).tolist()), labels.subset(folds != fold))
         np.testing.assert_allclose(
             found[folds == fold], others.score(TRAIN.take(np.flatnonzero(folds == fold).tolist())), atol=1e-6
         )
@@ -83,7 +83,7 @@ def test_a_scorer_without_parameters_is_scored_once() -> None:
     scored: list[str] = []
     signal = Signal("fixed", (), lambda row, found: scored.append(row.interaction_id) or 0.5)
     labels = drawn(0)
-    fitted = fit_scorer(signal, TRAIN, labels, labels.folds(5, 7))
+    fitted = fit_scorer(signal, TRAIN, labels, labels.assign_folds(5, 7))
     assert fitted.scorer is signal and scored == [one.interaction_id for one in TRAIN.interactions]
     np.testing.assert_array_equal(fitted.out_of_fold, np.full(ROWS, 0.5))
 

@@ -36,7 +36,7 @@ def test_what_cannot_be_had_is_skipped_and_says_why(tiny_folder: Path, settings:
     params = params_for(tiny_folder)
     found = build_scorers(params, settings)
     assert [scorer.name for scorer in found.scorers] == ["sequence_log_prob", "verbalised", "length_only"]
-    assert dict(found.skipped) == {
+    assert dict(found.unavailable) == {
         "yes_score": f"A202: {params.llm.model} has no token of its own for 'Yes'",
         "yes_score_fused": f"A202: {params.llm.model} has no token of its own for 'Yes'",
         "entailment": "A601: no model: set scorers.entailment_model in params.yaml",
@@ -49,7 +49,10 @@ def test_models_that_are_named_are_compared(tiny_folder: Path, tmp_path: Path, s
     qa = save_encoder(tmp_path / "qa", "answer")
     params = params_for(tiny_folder, enabled=NAMES[4:], entailment_model=str(nli), extractive_qa_model=str(qa))
     found = build_scorers(params, settings)
-    assert (tuple(scorer.name for scorer in found.scorers), dict(found.skipped)) == ((*NAMES[4:], "length_only"), {})
+    assert (tuple(scorer.name for scorer in found.scorers), dict(found.unavailable)) == (
+        (*NAMES[4:], "length_only"),
+        {},
+    )
 
 
 def test_a_name_that_is_none_is_an_error_that_lists_them_all(tiny_folder: Path, settings: Settings) -> None:
@@ -65,9 +68,9 @@ def test_a_name_that_is_none_is_an_error_that_lists_them_all(tiny_folder: Path, 
 
     assert built() == AvailableScorers((LengthOnly(),))
     found = built("entropy", "yes_score", "entropy", "yes_score")
-    assert ([one.name for one in found.scorers], list(found.skipped)) == (["entropy", "length_only"], ["yes_score"])
+    assert ([one.name for one in found.scorers], list(found.unavailable)) == (["entropy", "length_only"], ["yes_score"])
     found = built(*EVERY_NAME)
-    assert sorted([*(one.name for one in found.scorers), *found.skipped]) == sorted([*EVERY_NAME, "length_only"])
+    assert sorted([*(one.name for one in found.scorers), *found.unavailable]) == sorted([*EVERY_NAME, "length_only"])
 
 
 def test_a_layout_that_nothing_is_asked_after_leaves_out_the_fused_score_alone(
@@ -82,6 +85,6 @@ def test_a_layout_that_nothing_is_asked_after_leaves_out_the_fused_score_alone(
     params = params.model_copy(update={"llm": params.llm.model_copy(update={"layout": "teams-own-v1"})})
     found = build_scorers(params, settings)
     assert [scorer.name for scorer in found.scorers] == ["yes_score", "entropy", "length_only"]
-    assert list(found.skipped) == ["yes_score_fused"]
-    why = found.skipped["yes_score_fused"]
+    assert list(found.unavailable) == ["yes_score_fused"]
+    why = found.unavailable["yes_score_fused"]
     assert "'after-teams-own-v1'" in why and "after-rag-plain-v1" in why and "\n" not in why

@@ -7,7 +7,12 @@ import pytest
 from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain.llm.signals.registry import build_scorers
-from abstain.llm.signals.servable import kind_of, list_servable_components, list_servable_fusions, not_servable
+from abstain.llm.signals.servable import (
+    explain_not_servable,
+    get_servable_kind,
+    list_servable_components,
+    list_servable_fusions,
+)
 from tests.checkout import shipped_params
 from tests.llm.builders import save_tiny_model
 
@@ -43,14 +48,21 @@ def test_a_fusion_is_of_all_that_so_many_passes_give(params: Params, settings: S
 
 def test_what_needs_another_prompt_or_model_is_not_servable_with_the_reason(params: Params, settings: Settings) -> None:
     scorers = build_scorers(params, settings).scorers
-    why = not_servable(params, scorers)
+    why = explain_not_servable(params, scorers)
     assert {one.name for one in scorers} - set(list_servable_components(params, scorers)) == set(why)
     assert "prompt of its own" in why["verbalised"] and why["length_only"] == "it is a baseline"
     assert "no threshold can part them" in why["joint_log_prob"]
-    assert "perturbation.copies" in not_servable(perturbed(params), scorers)["regressors"]
+    assert "perturbation.copies" in explain_not_servable(perturbed(params), scorers)["regressors"]
     assert "regressors" not in list_servable_components(perturbed(params), scorers)
 
 
 def test_kinds() -> None:
     names = ("probe", "writer", "fusion_one_pass", "fusion_two_passes", "min_log_prob", "linear_verdict")
-    assert [kind_of(name) for name in names] == ["probe", "writer", "fusion", "fusion", "log_prob", "regressor"]
+    assert [get_servable_kind(name) for name in names] == [
+        "probe",
+        "writer",
+        "fusion",
+        "fusion",
+        "log_prob",
+        "regressor",
+    ]

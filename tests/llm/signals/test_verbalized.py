@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.llm.engine.requests import Generate
-from abstain.llm.signals.base import Answers
-from abstain.llm.signals.verbalized import TOKENS, probability, verbalized_signal
+from abstain.llm.signals.base import FeatureBatch
+from abstain.llm.signals.verbalized import TOKENS, parse_probability, verbalized_signal
 from tests.llm.builders import byte_tokenizer
 from tests.llm.signals.builders import interaction
 
@@ -32,18 +32,18 @@ SHARE = st.integers(0, 100).map(lambda n: f"{n / 100:.2f}")
 
 @given(BEFORE, SHARE, AFTER)
 def test_a_number_from_0_to_1_is_found_in_what_stands_around_it(before: str, number: str, after: str) -> None:
-    assert probability(before + number + after) == float(number)
-    assert probability(before + number.replace(".", ",") + after) == float(number)
+    assert parse_probability(before + number + after) == float(number)
+    assert parse_probability(before + number.replace(".", ",") + after) == float(number)
 
 
 @given(BEFORE, st.integers(0, 100), st.sampled_from(["%", " %", " percent", " per cent", "percent"]), AFTER)
 def test_a_percentage_is_divided(before: str, number: int, sign: str, after: str) -> None:
-    assert probability(f"{before}{number}{sign}{after}") == number / 100
+    assert parse_probability(f"{before}{number}{sign}{after}") == number / 100
 
 
 @given(BEFORE, st.integers(0, 20), st.integers(0, 20), st.sampled_from(["/", " / ", " out of ", " of "]), AFTER)
 def test_a_fraction_is_divided(before: str, part: int, whole: int, sign: str, after: str) -> None:
-    found = probability(f"{before}{part}{sign}{whole}{after}")
+    found = parse_probability(f"{before}{part}{sign}{whole}{after}")
     if 0 < whole >= part:
         assert found == part / whole
     else:
@@ -52,28 +52,28 @@ def test_a_fraction_is_divided(before: str, part: int, whole: int, sign: str, af
 
 @given(SHARE, SHARE, st.sampled_from(["-", "–", " - ", " to ", " or ", "…"]))
 def test_of_a_range_the_beginning_counts(low: str, high: str, sign: str) -> None:
-    assert probability(low + sign + high) == float(low)
+    assert parse_probability(low + sign + high) == float(low)
 
 
 @given(BEFORE, st.sampled_from("-−"), SHARE, AFTER)
 def test_a_negative_number_is_no_probability(before: str, sign: str, number: str, after: str) -> None:
-    assert math.isnan(probability(before + sign + number + after))
+    assert math.isnan(parse_probability(before + sign + number + after))
 
 
 @given(BEFORE, st.floats(1.01, 1e9).map(lambda value: f"{value:.2f}"), AFTER)
 def test_a_number_above_1_is_none(before: str, number: str, after: str) -> None:
-    assert math.isnan(probability(before + number + after))
-    assert math.isnan(probability(f"{before}{float(number) * 100:.2f}%{after}"))
+    assert math.isnan(parse_probability(before + number + after))
+    assert math.isnan(parse_probability(f"{before}{float(number) * 100:.2f}%{after}"))
 
 
 @given(st.text(st.characters(exclude_categories=["Nd"])))
 def test_words_are_no_number(reply: str) -> None:
-    assert math.isnan(probability(reply))
+    assert math.isnan(parse_probability(reply))
 
 
 @given(st.text(st.sampled_from("0123456789.,%/- \nofx٣²")) | st.text())
 def test_whatever_is_replied_is_a_probability_or_nan(reply: str) -> None:
-    found = probability(reply)
+    found = parse_probability(reply)
     assert math.isnan(found) or 0 <= found <= 1
 
 
@@ -105,7 +105,7 @@ def test_whatever_is_replied_is_a_probability_or_nan(reply: str) -> None:
     ],
 )
 def test_the_first_number_counts(reply: str, expected: float) -> None:
-    assert probability(reply) == expected
+    assert parse_probability(reply) == expected
 
 
 @pytest.mark.parametrize(
@@ -113,14 +113,14 @@ def test_the_first_number_counts(reply: str, expected: float) -> None:
     ["", "high", "1.2.3", "0.85x", "v1", "1e-3", "50%%", "100", "1/2/3", "1/0", "0,5,7", "1,000", *NOT_ANSWERED],
 )
 def test_what_is_no_single_number_is_none(reply: str) -> None:
-    assert math.isnan(probability(reply))
+    assert math.isnan(parse_probability(reply))
 
 
 def test_the_signal_reads_the_reply_that_was_written() -> None:
     tokenizer = byte_tokenizer()
     signal = verbalized_signal(tokenizer)
-    (reading,) = signal.readings
-    assert (reading.ask, reading.prompt) == (Generate(TOKENS), "probability")
+    (reading,) = signal.requires
+    assert (reading.operation, reading.prompt_kind) == (Generate(TOKENS), "probability")
 
     def steps(reply: str, ended: bool) -> torch.Tensor:
         ids = tokenizer.encode(reply) + [tokenizer.eos_token_id] * ended
@@ -138,5 +138,5 @@ def test_the_signal_reads_the_reply_that_was_written() -> None:
     }
     rows = [interaction(name=reply) for reply in ("unread", *replies)]
     results = [None, *(steps(reply, ended) for reply, (ended, _) in replies.items())]
-    found = signal.score(Answers(rows, {reading: results}))
+    found = signal.score(FeatureBatch(rows, {reading: results}))
     assert found.tolist() == pytest.approx([math.nan, *(expected for _, expected in replies.values())], nan_ok=True)

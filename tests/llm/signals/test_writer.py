@@ -9,7 +9,7 @@ import pytest
 from abstain.core.contracts import Interaction
 from abstain.learning.metrics.weighted_metrics import auroc
 from abstain.llm.signals.base import ScorerUnavailable
-from abstain.llm.signals.writer import MIN_RANKED, WriterScores, rank, scores_of
+from abstain.llm.signals.writer import MIN_RANKED, WriterScores, collect_scores, compute_rank
 from benchmarks.scorers import FILE
 from benchmarks.writer import measure
 from tests.llm.signals.builders import interaction, labels, unread
@@ -85,14 +85,14 @@ def test_a_version_with_too_few_training_answers_is_missing_and_counted() -> Non
     refusal = np.array([row.answer.startswith("I don't") for row in rows])
     model = np.array([row.model for row in rows])
     np.testing.assert_array_equal(np.isnan(found), (model == "m@3") | (refusal & (model == "m@2")))
-    assert scorer.unranked(unread(*rows)) == (
+    assert scorer.describe_unranked(unread(*rows)) == (
         f"11 answers have scores of their writer and no rank, because fewer than {MIN_RANKED} training answers are of the "
         "same version and kind: m@3, answers (6); m@3, refusals (3); m@2, refusals (2)"
     )
     many = [row for version in range(6) for row in scored(2, 2, f"new@{version}")]
-    assert scorer.unranked(unread(*many)).endswith("; and 7 others")
+    assert scorer.describe_unranked(unread(*many)).endswith("; and 7 others")
     enough = fitted([*scored(120), *scored(3 * MIN_RANKED, 1, "m@2")])
-    assert not np.isnan(enough.score(unread(*few))).any() and enough.unranked(unread(*few)) == ""
+    assert not np.isnan(enough.score(unread(*few))).any() and enough.describe_unranked(unread(*few)) == ""
 
 
 def test_an_answer_without_scores_has_none_and_one_without_some_has_one() -> None:
@@ -102,7 +102,7 @@ def test_an_answer_without_scores_has_none_and_one_without_some_has_one() -> Non
     np.testing.assert_array_equal(np.isnan(found), [False, False, False, True])
     assert found[0] == pytest.approx(found[1], abs=0.1) and abs(found[0] - found[2]) > 0.1
     unknown = row.model_copy(update={"writer": {"other": 1.0}})
-    assert np.isnan(scorer.score(unread(unknown))).all() and scorer.unranked(unread(unknown)).endswith(
+    assert np.isnan(scorer.score(unread(unknown))).all() and scorer.describe_unranked(unread(unknown)).endswith(
         "m@1, answers (1)"
     )
     assert scorer.score(unread()).shape == (0,)
@@ -110,7 +110,7 @@ def test_an_answer_without_scores_has_none_and_one_without_some_has_one() -> Non
 
 def test_log_probabilities_of_tokens_are_scores_by_their_mean_sum_and_minimum() -> None:
     row = interaction().model_copy(update={"token_log_probs": (-0.5, -1.5, -1.0), "writer": {"mean": 7.0}})
-    assert scores_of(row) == {
+    assert collect_scores(row) == {
         "writer.mean": 7.0,
         "token_log_probs.mean": -1.0,
         "token_log_probs.sum": -3.0,
@@ -136,7 +136,7 @@ def test_rows_of_weight_zero_are_ranked_among_and_not_learnt_from() -> None:
 
 def test_ranks_lie_between_0_and_1_and_equal_scores_share_theirs() -> None:
     among = np.array([1.0, 2.0, 2.0, 3.0])
-    found = [rank(value, among) for value in (0, 1, 2, 2.5, 9)]
+    found = [compute_rank(value, among) for value in (0, 1, 2, 2.5, 9)]
     assert found == pytest.approx([0.1, 0.2, 0.5, 0.7, 0.9])
 
 

@@ -14,16 +14,23 @@ from transformers import PreTrainedTokenizerFast
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.loading import LoadedModel, load, resolve
+from abstain.llm.engine.loading import LoadedModel, find_model, load_model
 from abstain.llm.engine.requests import Generate, NextTokenProbs
-from abstain.llm.signals.base import Answers, Signal
-from abstain.llm.signals.compute_features import collect_feature_requests, read_answers
-from abstain.llm.signals.yes_no import SEEN, STEPS, first_word, neither, yes_no_signals, yes_score
+from abstain.llm.signals.base import FeatureBatch, Signal
+from abstain.llm.signals.compute_features import collect_feature_requests, read_features
+from abstain.llm.signals.yes_no import (
+    MIN_PROBABILITY,
+    STEPS,
+    count_neither_replies,
+    first_word,
+    yes_no_signals,
+    yes_score,
+)
 from tests.llm.builders import byte_tokenizer, tiny_model
 from tests.llm.signals.builders import TEXTS, interaction, unread
 
 PROBABILITIES = st.floats(0, 1)
-SEEN_ONES = st.floats(SEEN, 1, exclude_min=True)
+SEEN_ONES = st.floats(MIN_PROBABILITY, 1, exclude_min=True)
 
 
 def speaking_tokenizer() -> PreTrainedTokenizerFast:
@@ -48,7 +55,7 @@ def test_the_score_is_a_confidence_and_turns_round_with_its_arguments(yes: float
     assert yes_score(yes, no) + yes_score(no, yes) == pytest.approx(1)
 
 
-@given(st.floats(0, SEEN), st.floats(0, SEEN), SEEN_ONES)
+@given(st.floats(0, MIN_PROBABILITY), st.floats(0, MIN_PROBABILITY), SEEN_ONES)
 def test_what_is_not_seen_counts_as_not_there(one: float, other: float, seen: float) -> None:
     assert yes_score(one, other) == 0.5
     assert (yes_score(seen, one), yes_score(one, seen)) == (1.0, 0.0)
@@ -73,12 +80,12 @@ def test_the_first_word_is_letters_alone(decoded: list[str]) -> None:
 def test_the_variants_ask_what_the_tokenizer_can_say() -> None:
     signals = by_name(speaking_tokenizer())
     assert signals.keys() == {"yes_score", "yes_score_tokens", "yes_score_fused"}
-    (one,), (sets,), (fused,) = (signal.readings for signal in signals.values())
+    (one,), (sets,), (fused,) = (signal.requires for signal in signals.values())
     assert one == sets
-    assert (one.prompt, one.ask) == (
-        "yes_score", Generate(STEPS, choices=("Yes", "No", " Yes", "yes", "TRUE", "no"))
+    assert (one.prompt_kind, one.operation) == (
+        "yes_score", Generate(STEPS, tracked_tokens=("Yes", "No", " Yes", "yes", "TRUE", "no"))
     )  # fmt: skip
-    assert (fused.prompt, fused.ask) == ("asked_after", NextTokenProbs(("Yes", "No")))
+    assert (fused.prompt_kind, fused.operation) == ("asked_after", NextTokenProbs(("Yes", "No")))
 
 
 def test_forms_that_are_one_token_count_once() -> None:
@@ -88,8 +95,8 @@ def test_forms_that_are_one_token_count_once() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.add_tokens(["yes", "no"])
-    (reading,) = by_name(tokenizer)["yes_score_tokens"].readings
-    assert reading.ask == Generate(STEPS, choices=("Yes", "No"))
+    (reading,) = by_name(tokenizer)["yes_score_tokens"].requires
+    assert reading.operation == Generate(STEPS, tracked_tokens=("Yes", "No"))
 
 
 def steps(tokenizer: Any, tokens: list[str], choices: list[list[float]]) -> torch.Tensor:
@@ -100,7 +107,7 @@ def steps(tokenizer: Any, tokens: list[str], choices: list[list[float]]) -> torc
 def test_scores_are_taken_where_the_first_word_stands() -> None:
     tokenizer = speaking_tokenizer()
     signals = by_name(tokenizer)
-    (reading,) = signals["yes_score"].readings
+    (reading,) = signals["yes_score"].requires
     here = [0.2, 0.3, 0.1, 0.05, 0.02, 0.15]  # Yes, No, " Yes", yes, TRUE, no
     other = [0.9, 0.0, 0.0, 0.0, 0.0, 0.0]
     found = {
@@ -109,36 +116,38 @@ def test_scores_are_taken_where_the_first_word_stands() -> None:
         "a space before it": steps(tokenizer, [" Yes", "Maybe"], [other, here]),
         "no word": steps(tokenizer, ["1", "<|im_end|>"], [other, here]),
     }
-    answers = Answers([interaction(name=name) for name in found], {reading: list(found.values())})
+    answers = FeatureBatch([interaction(name=name) for name in found], {reading: list(found.values())})
     assert signals["yes_score"].score(answers) == pytest.approx([0.2 / 0.5] * 4)
     assert signals["yes_score_tokens"].score(answers) == pytest.approx([0.37 / (0.37 + 0.45)] * 4)
 
 
 def test_replies_that_mean_neither_are_counted_by_their_first_word() -> None:
     tokenizer = speaking_tokenizer()
-    (asked,) = by_name(tokenizer)["yes_score"].readings
+    (asked,) = by_name(tokenizer)["yes_score"].requires
     row = [0.2, 0.3, 0.1, 0.05, 0.02, 0.15]
     replies = [["Yes"], ["1", " Yes"], ["Maybe"], ["1", "!"], ["Maybe", "Yes"]]
     found = [steps(tokenizer, reply, [row] * len(reply)) for reply in replies]
-    answers = Answers([interaction(name=f"i-{n}") for n in range(6)], {asked: [*found, None]})
-    assert neither(tokenizer, answers) == {"neither": 3, "replies": 5}, "and what could not be asked is no reply"
-    assert neither(tokenizer, unread(interaction())) is None
+    answers = FeatureBatch([interaction(name=f"i-{n}") for n in range(6)], {asked: [*found, None]})
+    assert count_neither_replies(tokenizer, answers) == {"neither": 3, "replies": 5}, (
+        "and what could not be asked is no reply"
+    )
+    assert count_neither_replies(tokenizer, unread(interaction())) is None
 
 
 def test_neither_yes_nor_no_is_half() -> None:
     tokenizer = speaking_tokenizer()
     signals = by_name(tokenizer)
-    (asked,), (fused,) = signals["yes_score"].readings, signals["yes_score_fused"].readings
+    (asked,), (fused,) = signals["yes_score"].requires, signals["yes_score_fused"].requires
     silent = steps(tokenizer, ["Maybe"], [[0.0001] * 6])
     pair = torch.tensor([[0.0005], [0.0009]])
-    answers = Answers([interaction()], {asked: [silent], fused: [pair]})
+    answers = FeatureBatch([interaction()], {asked: [silent], fused: [pair]})
     assert [signal.score(answers).tolist() for signal in signals.values()] == [[0.5]] * 3
 
 
 def test_the_fused_variant_reads_the_end_of_the_answers_own_pass() -> None:
     fused = by_name(speaking_tokenizer())["yes_score_fused"]
     results = [torch.tensor([[0.3], [0.1]]), None, torch.tensor([[math.nan], [0.1]])]
-    answers = Answers([interaction(name=f"i-{n}") for n in range(3)], {fused.readings[0]: results})
+    answers = FeatureBatch([interaction(name=f"i-{n}") for n in range(3)], {fused.requires[0]: results})
     np.testing.assert_allclose(fused.score(answers), [0.75, np.nan, np.nan], rtol=1e-6)
 
 
@@ -193,7 +202,7 @@ ROWS = [
 
 def compare_with_the_post(loaded: LoadedModel, params: LLMParams, settings: Settings) -> list[float]:
     signal = by_name(loaded.tokenizer)["yes_score"]
-    found = signal.score(read_answers(params, settings, ROWS, signal.readings))
+    found = signal.score(read_features(params, settings, ROWS, signal.requires))
     expected = [post_yes_score(loaded, row) for row in ROWS]
     np.testing.assert_allclose(found, expected, atol=1e-3)
     return expected
@@ -210,7 +219,7 @@ def test_a_tiny_models_score_is_that_of_the_posts_own_code(tmp_path: Path, seed:
     params = LLMParams(
         model=str(folder), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse", includes_eos=True
     )
-    loaded = load(resolve(str(folder), settings), torch.device("cpu"), torch.float32)
+    loaded = load_model(find_model(str(folder), settings), torch.device("cpu"), torch.float32)
     compare_with_the_post(loaded, params, settings)
 
 
@@ -227,7 +236,7 @@ def test_all_variants_read_the_embedded_model_together(
 ) -> None:
     """None of them is a copy of another, and each is a confidence."""
     signals = by_name(embedded.tokenizer)
-    answers = read_answers(embedded_params, float32_settings, ROWS, collect_feature_requests(signals.values()))
+    answers = read_features(embedded_params, float32_settings, ROWS, collect_feature_requests(signals.values()))
     found = np.array([signal.score(answers) for signal in signals.values()])
     assert ((found >= 0) & (found <= 1)).all()
     assert all(np.abs(one - two).max() > 1e-3 for at, one in enumerate(found) for two in found[:at])

@@ -46,10 +46,10 @@ def check(suite: str, column: str, unexpected: int = 0, severity: str = "error",
         arguments=between,
         severity=severity,
         success=not unexpected,
-        unexpected=unexpected,
+        failed_rows=unexpected,
         sample=keys,
         messages=(told,) if told else keys,
-        note=f"{column}: not liked",
+        remark=f"{column}: not liked",
         code=Code.DRIFT if suite == "drift" else Code.FAILED_CHECK,
     )
 

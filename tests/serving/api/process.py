@@ -14,7 +14,7 @@ from abstain.config.settings import load_settings
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api import app
 from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.server import LOOPBACK_NAMES, listen, run
+from abstain.serving.api.server import LOOPBACK_NAMES, listen, serve_app
 from abstain.serving.api.service import GateService
 from abstain.serving.api.version_follower import VersionFollower, VersionInfo
 from abstain.serving.gate import Gate
@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
         live.refresh()
         print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
         app.REFRESH_S = 0.2
-        run(app.make_app(service, ApiKeys(), LOOPBACK_NAMES), listening)
+        serve_app(app.make_app(service, ApiKeys(), LOOPBACK_NAMES), listening)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def test_an_answer_is_told_where_it_is_shown_or_the_key_may_see_withheld_ones(
     is_shown = threshold == "0.0"
     assert seen["ask",]["show"] is is_shown
     assert seen["ask",]["answer"] == (seen["ask", "withheld"]["answer"] if is_shown else None)
-    assert sum(queries.count(answering.log.database).values()) == 2
+    assert sum(queries.count_decisions(answering.log.database).values()) == 2
 
 
 @pytest.mark.parametrize("stream", ["buffered", "optimistic"])
@@ -101,7 +101,7 @@ def test_feedback_is_recorded_once_by_its_id(client: TestClient, service: GateSe
     review |= {"complete": True, "correct": False, "truthful": True}
     assert client.post("/v1/feedback", json=review).json()["outcome"] == "recorded"
     client.post("/v1/gate", json={"interaction_id": "i-1", "question": "?", "contexts": ["c"], "answer": "5"})
-    found = queries.find(service.log.database, "i-1")
+    found = queries.get_decision(service.log.database, "i-1")
     assert found is not None
     kinds = [type(row) for row in found.feedback]
     assert sorted(kinds, key=str) == sorted([Thumb, Review], key=str)

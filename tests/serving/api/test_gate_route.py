@@ -32,7 +32,7 @@ def ask(client: TestClient, **changes: Any) -> dict[str, Any]:
 
 
 def test_an_answer_is_decided_about_and_the_decision_is_in_the_log(client: TestClient, service: GateService) -> None:
-    live = service.live.now
+    live = service.live.current
     assert live is not None
     expected = live.gate.decide(ASKED["question"], ASKED["contexts"], ASKED["answer"])
     found = ask(client, interaction_id="i-1", user="ann", product="card")
@@ -40,7 +40,7 @@ def test_an_answer_is_decided_about_and_the_decision_is_in_the_log(client: TestC
     assert found["show"] == (found["decision"] == "show") == expected.show
     assert (found["version"], found["threshold"]) == ("v1.0.0", 0.5)
     assert found["guarantee"] == "precision of at least 0.8" and found["signals"]
-    logged = queries.find(service.log.database, "i-1")
+    logged = queries.get_decision(service.log.database, "i-1")
     assert logged is not None
     assert logged.decision.confidence == pytest.approx(expected.confidence)
     assert logged.decision.user == "u-ann" and logged.decision.product == "card"
@@ -48,11 +48,11 @@ def test_an_answer_is_decided_about_and_the_decision_is_in_the_log(client: TestC
 
 
 def test_a_decision_says_what_it_cost(client: TestClient, service: GateService) -> None:
-    assert service.live.now is not None
-    engine = service.live.now.gate.predictor.source.engine()
-    before = engine.work.forward_tokens
+    assert service.live.current is not None
+    engine = service.live.current.gate.predictor.source.engine()
+    before = engine.stats.forward_tokens
     found = ask(client)
-    assert 0 < found["forward_tokens"] <= engine.work.forward_tokens - before
+    assert 0 < found["forward_tokens"] <= engine.stats.forward_tokens - before
 
 
 def test_a_list_is_answered_in_its_order(client: TestClient) -> None:
@@ -106,13 +106,16 @@ def test_the_same_request_again_is_the_same_decision_and_another_one_under_its_i
     assert again["confidence"] == pytest.approx(first["confidence"])
     refused = client.post("/v1/gate", json={**ASKED, "answer": "another", "interaction_id": "i-1"})
     assert refused.status_code == 409 and refused.headers["content-type"] == "application/problem+json"
-    assert sum(queries.count(service.log.database).values()) == 1
+    assert sum(queries.count_decisions(service.log.database).values()) == 1
 
 
 def test_one_id_sent_many_times_at_once_is_one_row(client: TestClient, service: GateService) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: ask(client, interaction_id="i-1"), range(24)))
-    assert len({one["decision"] for one in found}) == 1 and sum(queries.count(service.log.database).values()) == 1
+    assert (
+        len({one["decision"] for one in found}) == 1
+        and sum(queries.count_decisions(service.log.database).values()) == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ def test_bad_input_is_a_problem_that_names_the_field(
     assert response.status_code == status and response.headers["content-type"] == "application/problem+json"
     problem = response.json()
     assert named in problem["detail"] and problem["status"] == status and problem["code"]
-    assert sum(queries.count(service.log.database).values()) == 0
+    assert sum(queries.count_decisions(service.log.database).values()) == 0
 
 
 def test_layout_markers_in_texts_are_text(client: TestClient) -> None:
@@ -158,7 +161,7 @@ def test_a_slow_decision_is_unavailable(
 ) -> None:
     releases.promote("v1.0.0", make_release())
     service = make_service(timeout_s=0.05)
-    assert service.live.now is not None
+    assert service.live.current is not None
     score_with_model = Gate.score_with_model
 
     def slowly(self: Gate, *unread: Any) -> Any:
@@ -236,7 +239,7 @@ def test_a_request_that_comes_again_is_answered_as_before_whatever_is_live_now(
 def test_a_list_with_a_bad_request_decides_nothing(client: TestClient, service: GateService) -> None:
     asked = [{**ASKED, "interaction_id": "i-1"}, {**ASKED, "answer": "x" * 100_001}]
     assert client.post("/v1/gate", json=asked).status_code == 413
-    assert sum(queries.count(service.log.database).values()) == 0
+    assert sum(queries.count_decisions(service.log.database).values()) == 0
 
 
 @pytest.mark.parametrize("content", ["[" + "1," * 200_000 + "1]", '{"contexts": [' + "1," * 200_000 + "1]}"])
@@ -271,7 +274,7 @@ def test_of_a_list_beyond_the_queue_nothing_is_decided(
         asked = [{**ASKED, "interaction_id": f"i-{number}"} for number in range(4)]
         refused = client.post("/v1/gate", json=asked)
         assert refused.status_code == 429 and "3 of one caller may" in refused.json()["detail"]
-        assert not any(queries.count(service.log.database).values())
+        assert not any(queries.count_decisions(service.log.database).values())
         assert client.post("/v1/gate", json=asked[:3]).status_code == 200
 
 

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from abstain.core.errors import AbstainError
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import ROLES, ApiKeys, create_key, parse_keys
-from abstain.serving.api.server import LOOPBACK_NAMES, names_of, require_loopback
+from abstain.serving.api.server import LOOPBACK_NAMES, get_allowed_hosts, require_loopback
 from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import BASE
 from tests.serving.api.test_gate_route import ASKED
@@ -137,13 +137,13 @@ def test_a_page_of_another_site_cannot_use_a_server_without_keys(service: GateSe
 def test_a_server_without_keys_answers_at_the_address_that_it_listens_to(
     service: GateService, host: str, address: str
 ) -> None:
-    with TestClient(make_app(service, ApiKeys(), names_of(host)), address) as client:
+    with TestClient(make_app(service, ApiKeys(), get_allowed_hosts(host)), address) as client:
         assert client.post("/v1/gate", json=ASKED).status_code == 200
         assert client.post("/v1/gate", json=ASKED, headers={"Host": "evil.example"}).status_code == 400
 
 
 def test_a_variable_that_is_set_and_holds_no_key_lets_nobody_in(service: GateService) -> None:
-    assert ApiKeys("# rotate me").required and ApiKeys("# rotate me").holder("x") is None
+    assert ApiKeys("# rotate me").required and ApiKeys("# rotate me").authenticate("x") is None
 
 
 def test_without_a_key_no_body_is_read(guarded: TestClient) -> None:

@@ -112,7 +112,7 @@ def kill_under_load(folder: Path, settings: Settings, seconds: float) -> int:
             process.send_signal(signal.SIGKILL)
             process.wait()
     log = open_log(f"sqlite:///{folder / 'log.sqlite'}")
-    lost = [key for key in load.acknowledged if queries.find(log.database, key) is None]
+    lost = [key for key in load.acknowledged if queries.get_decision(log.database, key) is None]
     log.close()
     assert not lost
     return len(load.acknowledged)
@@ -143,7 +143,7 @@ def test_a_server_that_is_told_to_end_answers_what_it_has_begun(folder: Path, se
             assert process.wait(30) in (0, -signal.SIGTERM)
         assert all("Connect" in one or "disconnected" in one for one in load.failed), load.failed[:3]
     log = open_log(f"sqlite:///{folder / 'log.sqlite'}")
-    assert all(queries.find(log.database, key) is not None for key in load.acknowledged)
+    assert all(queries.get_decision(log.database, key) is not None for key in load.acknowledged)
     log.close()
 
 

@@ -96,7 +96,7 @@ def test_what_is_not_redacted_in_time_is_withheld_or_refused(
     for path, body in (("/v1/feedback", thumb), ("/v1/contexts", {"call_id": "c", "contexts": [SLOW]})):
         refused = client.post(path, json=body)
         assert refused.status_code == 503 and "not redacted within 0.5 s" in refused.json()["detail"]
-    found = queries.find(log.database, "i")
+    found = queries.get_decision(log.database, "i")
     assert found and (found.texts, found.decision.shown, found.feedback) == ("none", False, ())
     stuck.go.set()
     again = client.post("/v1/gate", json=asked(SLOW, interaction_id="i")).json()

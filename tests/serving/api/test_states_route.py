@@ -19,7 +19,7 @@ from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
-from abstain.serving.gate import interaction
+from abstain.serving.gate import make_interaction
 from tests.serving.api.conftest import BASE, MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED, ask
 
@@ -52,15 +52,15 @@ def engine_client(without_eos: GateService) -> Any:
 
 def written(service: GateService, answer: str = "5") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What an engine gives of an answer: its tensors, and their description."""
-    assert service.live.now is not None
-    gate = service.live.now.gate
-    row = interaction(ASKED["question"], ASKED["contexts"], answer)
-    tokens = gate.tokens(row)
+    assert service.live.current is not None
+    gate = service.live.current.gate
+    row = make_interaction(ASKED["question"], ASKED["contexts"], answer)
+    tokens = gate.encode(row)
     start, end = tokens.span("answer")
     source = gate.predictor.source
     prepared = source.prepare(row)
     layer = gate.spec.layer
-    pass_ = prepared.request.pass_  # type: ignore[union-attr]
+    pass_ = prepared.request.prompt  # type: ignore[union-attr]
     names = tuple(dict.fromkeys(segment.name for segment in pass_))
     whole = Request(pass_, HiddenStates(layer, segments=names[: names.index("answer") + 1]), "all")
     ((_, states),) = source.engine().run({"all": whole})
@@ -78,10 +78,10 @@ def test_states_of_every_door_give_the_confidence_of_the_texts(
     engine_client: TestClient, without_eos: GateService, states_folder: Path
 ) -> None:
     expected = ask(engine_client)["confidence"]
-    assert without_eos.live.now is not None
-    engine = without_eos.live.now.gate.predictor.source.engine()
+    assert without_eos.live.current is not None
+    engine = without_eos.live.current.gate.predictor.source.engine()
     tensors, described = written(without_eos)
-    before = engine.work.pass_tokens
+    before = engine.stats.pass_tokens
     (states_folder / "r.safetensors").write_bytes(save(tensors))
     texts = ask(engine_client, states={**described, "safetensors": encoded(tensors)})
     alone = engine_client.post("/v1/gate", json={"states": {**described, "safetensors": encoded(tensors)}}).json()
@@ -93,9 +93,9 @@ def test_states_of_every_door_give_the_confidence_of_the_texts(
     for found in (texts, alone, by_path, raw):
         assert "confidence" in found, found
         assert found["confidence"] == pytest.approx(expected, abs=1e-5) and found["forward_tokens"] == 0
-    assert engine.work.pass_tokens == before and raw["interaction_id"] == "i-raw"
+    assert engine.stats.pass_tokens == before and raw["interaction_id"] == "i-raw"
     assert list(states_folder.iterdir()) == []
-    logged = queries.find(without_eos.log.database, "i-raw")
+    logged = queries.get_decision(without_eos.log.database, "i-raw")
     assert logged is not None and logged.decision.interaction is None
 
 
@@ -116,7 +116,7 @@ def test_states_of_another_answer_or_shape_are_refused_and_not_logged(
     outside = engine_client.post("/v1/gate", json={"states": {**described, "path": "/etc/passwd"}})
     assert outside.status_code == 422
     assert engine_client.post("/v1/gate/states", content=b"no states").status_code == 422
-    assert sum(queries.count(without_eos.log.database).values()) == 0
+    assert sum(queries.count_decisions(without_eos.log.database).values()) == 0
 
 
 def test_no_file_is_read_where_no_folder_is_allowed(client: TestClient) -> None:
@@ -137,8 +137,8 @@ def test_what_the_scorer_needs_besides_is_named(
 def test_the_version_says_what_its_scorer_reads(engine_client: TestClient, without_eos: GateService) -> None:
     spec = engine_client.get("/v1/version").json()["feature_spec"]
     assert spec["layer"] == 2 and spec["includes_eos"] is False and spec["needs"]
-    assert without_eos.live.now is not None
-    assert ask(engine_client)["feature_spec"] == without_eos.live.now.gate.spec.digest
+    assert without_eos.live.current is not None
+    assert ask(engine_client)["feature_spec"] == without_eos.live.current.gate.spec.digest
 
 
 def test_texts_beside_states_are_whole_or_not_there(engine_client: TestClient, without_eos: GateService) -> None:

@@ -133,4 +133,4 @@ def nearest(question: str, entitlements: tuple[str, ...], k: int) -> list[Contex
 
 def counted(worker: GateService) -> dict[str, int]:
     """How many decisions of each kind the log holds."""
-    return {kind: number for kind, number in queries.count(worker.log.database).items() if number}
+    return {kind: number for kind, number in queries.count_decisions(worker.log.database).items() if number}

@@ -88,7 +88,7 @@ def test_a_server_is_asked_with_a_key_and_its_decision_comes_back(
     assert (shown.show, shown.decision) == (True, "show")
     assert (withheld.show, withheld.decision) == (False, "abstain")
     assert shown.confidence is not None and withheld.confidence is not None
-    logged = queries.find(worker.log.database, shown.interaction_id)
+    logged = queries.get_decision(worker.log.database, shown.interaction_id)
     assert logged is not None and logged.decision.user == "u-anna"
     refused = HttpGate("http://127.0.0.1", "another", transport=server).decide(QUESTION, CONTEXTS, answers[0])
     assert (refused.show, refused.decision) == (False, "unavailable")

@@ -10,13 +10,13 @@ import pytest
 from abstain.config.serve_settings import GatewayPaths, KgatewayPaths, load_serve_settings
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
-from abstain.serving.gateways.core import Found, GatewayFieldParser
+from abstain.serving.gateways.core import GatewayFieldParser, GatewayFields
 
-NOTHING = Found(**dict.fromkeys(field.name for field in fields(Found)))
+NOTHING = GatewayFields(**dict.fromkeys(field.name for field in fields(GatewayFields)))
 
 
-def found(request: dict[str, Any], **paths: str) -> Found:
-    return GatewayFieldParser("made-up", GatewayPaths(**paths)).find(request)
+def found(request: dict[str, Any], **paths: str) -> GatewayFields:
+    return GatewayFieldParser("made-up", GatewayPaths(**paths)).parse(request)
 
 
 def test_without_paths_nothing_is_found() -> None:
@@ -54,7 +54,7 @@ def test_entitlements_that_are_no_texts_are_refused() -> None:
 def test_a_message_may_be_a_list_of_parts() -> None:
     parts = [{"type": "text", "text": "Look at this."}, {"type": "image_url", "image_url": {"url": "data:"}}]
     messages = [{"role": "user", "content": "Before."}, {"role": "user", "content": parts}]
-    assert GatewayFieldParser("made-up", KgatewayPaths()).find({"messages": messages}).question == "Look at this."
+    assert GatewayFieldParser("made-up", KgatewayPaths()).parse({"messages": messages}).question == "Look at this."
 
 
 def test_a_path_that_is_no_expression_is_named_with_its_variable() -> None:

@@ -50,7 +50,7 @@ def test_a_shown_answer_passes(
     body["body"]["choices"][0]["message"]["content"] = answers[0]
     sent = client.post(f"{PREFIX}/response", json=body, headers=CALL).json()
     assert set(sent["action"]) == {"reason"}
-    logged = queries.find(worker.log.database, "call-1")
+    logged = queries.get_decision(worker.log.database, "call-1")
     assert logged is not None and logged.decision.interaction is not None
     assert (logged.decision.interaction.question, logged.decision.user) == (QUESTION, "u-anna")
 

@@ -44,7 +44,7 @@ def test_two_workers_join_the_question_and_the_answer_of_a_call(
     assert first.post("/v1/contexts", json=registered("call-1")).status_code == 204
     ask(first, recorded)
     assert verdict(second, answered(recorded, answers[0])) == {"action": "NONE"}
-    decided = queries.find(after.log.database, "call-1")
+    decided = queries.get_decision(after.log.database, "call-1")
     assert decided is not None
     logged = decided.decision
     assert (logged.decision, logged.source, logged.user) == ("show", "litellm", "u-anna")
@@ -61,7 +61,7 @@ def test_a_question_that_was_registered_goes_before_the_last_message(
     client.post("/v1/contexts", json=registered("call-1", question=QUESTION))
     ask(client, recorded, structured_messages=[{"role": "user", "content": "And for companies?"}])
     verdict(client, answered(recorded, answers[0]))
-    logged = queries.find(worker.log.database, "call-1")
+    logged = queries.get_decision(worker.log.database, "call-1")
     assert logged is not None and logged.decision.interaction is not None
     assert logged.decision.interaction.question == QUESTION
 
@@ -133,7 +133,7 @@ def test_more_answers_than_allowed_are_withheld_by_one_decision(
     found = verdict(client, answered(recorded, *[answers[0]] * 65))
     assert found == {"action": "GUARDRAIL_INTERVENED", "texts": [WITHHELD] * 65}
     assert counted(worker) == {"unavailable": 1}
-    (logged,) = queries.newest_withheld(worker.log.database, 5)
+    (logged,) = queries.list_withheld(worker.log.database, 5)
     assert logged.code == Code.TOO_LARGE
 
 

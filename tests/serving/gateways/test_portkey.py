@@ -59,7 +59,7 @@ def test_a_shown_answer_passes_unchanged(
     found = verdict(client, after(recorded, answers[0]))
     assert found["verdict"] is True and "transformedData" not in found
     (told,) = found["data"]["answers"]
-    logged = queries.find(worker.log.database, told["interaction_id"])
+    logged = queries.get_decision(worker.log.database, told["interaction_id"])
     assert logged is not None and (logged.decision.decision, logged.decision.source) == ("show", "portkey")
 
 
@@ -70,7 +70,7 @@ def test_a_question_that_was_registered_goes_before_the_last_message(
     client = connect(worker)
     client.post("/v1/contexts", json=registered("call-1", question="How long may a company's be overdrawn?"))
     (told,) = verdict(client, after(recorded, answers[0]))["data"]["answers"]
-    logged = queries.find(worker.log.database, told["interaction_id"])
+    logged = queries.get_decision(worker.log.database, told["interaction_id"])
     assert logged is not None and logged.decision.interaction is not None
     assert logged.decision.interaction.question == "How long may a company's be overdrawn?"
 

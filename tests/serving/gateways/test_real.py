@@ -165,7 +165,7 @@ def test_a_litellm_proxy_shows_and_withholds_plain_and_streamed(
             assert chat(proxy, gates, "withheld", kind, stream=stream) == (status, WITHHELD)
     _, _, worker = gates
     assert counted(worker) == {"show": 4, "abstain": 4}
-    decided = queries.find(worker.log.database, "withheld-block-True")
+    decided = queries.get_decision(worker.log.database, "withheld-block-True")
     assert decided is not None and decided.decision.source == "litellm"
 
 

@@ -66,7 +66,7 @@ def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
     """v1.2.0 is live."""
     made = make_service(tmp_path, FixedReleases(VersionInfo("v1.2.0", "0", SINCE, "a mark"), bundle), settings)
     made.live.refresh()
-    assert made.live.now, made.live.trouble
+    assert made.live.current, made.live.last_error
     return made
 
 
@@ -128,10 +128,10 @@ def reviews_in(service: GateService, folder: Path) -> list[Review]:
 
 def shown_and_reviewed(service: GateService, key: str, right: bool, **changes: object) -> None:
     fields = {"version": "v1.2.0", "decided_at": SINCE + timedelta(days=1), **changes}
-    service.log.record(decision(key, **fields))
+    service.log.record_decision(decision(key, **fields))
     verdict = {"complete": False, "correct": right, "truthful": True}
     row = Review(interaction_id=key, reviewed_at=datetime.now(UTC), reviewer="Bo", **verdict)
-    service.log.feedback(f"f-{key}", row).result()
+    service.log.record_feedback(f"f-{key}", row).result()
 
 
 def test_the_page_says_what_is_live_and_what_it_promises(page: TestClient) -> None:
@@ -242,7 +242,7 @@ def test_reviews_of_what_the_live_version_showed_are_counted_with_their_interval
 def test_the_last_verdict_on_an_answer_counts(service: GateService, page: TestClient) -> None:
     shown_and_reviewed(service, "i-1", right=False)
     later = {"reviewed_at": datetime.now(UTC) + timedelta(hours=1), "complete": True, "correct": True, "truthful": True}
-    service.log.feedback("f-2", Review(interaction_id="i-1", reviewer="Cy", **later)).result()
+    service.log.record_feedback("f-2", Review(interaction_id="i-1", reviewer="Cy", **later)).result()
     assert "1 of 1 reviewed" in text_of(page.get("/"))
 
 
@@ -258,8 +258,8 @@ def test_decisions_of_the_last_days_are_drawn_and_in_the_table(service: GateServ
     kinds = ["show"] * 3 + ["abstain"] * 2 + ["unavailable"]
     for number, kind in enumerate(kinds):
         row = decision(f"i-{number}", shown=kind == "show", decision=kind, decided_at=now, took_ms=10.0 * (number + 1))
-        service.log.record(row)
-    service.log.record(decision("old", decided_at=now - timedelta(days=20))).result()
+        service.log.record_decision(row)
+    service.log.record_decision(decision("old", decided_at=now - timedelta(days=20))).result()
     found = BeautifulSoup(page.get("/").text, "html.parser")
     newest = [cell.get_text() for cell in found.select("tbody tr")[0].select("th, td")]
     assert newest == [f"{now:%Y-%m-%d}", "3", "2", "1", "50.0 %", "30.0", "60.0"]
@@ -284,13 +284,13 @@ def test_a_log_that_was_removed_is_said_on_the_page(service: GateService, page: 
     assert "was removed or replaced" not in text_of(page.get("/"))
     for file in tmp_path.glob("decisions.sqlite*"):
         file.unlink()
-    service.log.record(decision("new")).result()
+    service.log.record_decision(decision("new")).result()
     assert "The decision log was removed or replaced while this server ran" in text_of(page.get("/"))
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "\u05e9\u05dc\u05d5\u05dd \u202eabc", "long " * 5000, "x" * 20_000])
 def test_what_people_wrote_is_shown_as_text(service: GateService, page: TestClient, text: str) -> None:
-    service.log.record(
+    service.log.record_decision(
         withheld("w-1", question=text, answer=text, contexts=cited(text)),
     ).result()
     drawn = interaction("q", question=text, answer=text, contexts=cited(text))
@@ -306,7 +306,7 @@ def test_what_people_wrote_is_shown_as_text(service: GateService, page: TestClie
 
 def test_any_id_has_its_page(service: GateService, page: TestClient) -> None:
     for key in ("a/b", "?x=1#y", "é % &", "<b>", '"', "a\nb", "..", "a+b"):
-        service.log.record(withheld(key, question=f"about {key}")).result()
+        service.log.record_decision(withheld(key, question=f"about {key}")).result()
         found = BeautifulSoup(page.get("/").text, "html.parser")
         address = found.find("a", href="/review?id=" + quote(key, safe=""))["href"]
         opened = page.get(address)
@@ -322,7 +322,7 @@ def test_a_tried_answer_is_explained_and_is_no_traffic(service: GateService, pag
     pieces = found.select("#pieces mark")
     assert "".join(piece.get_text() for piece in pieces) == TRIED["answer"] and pieces[-2].get_text() == "😀"
     assert {name: found.find(id=name).get_text().strip() for name in TRIED} == TRIED, "to change it and try again"
-    assert sum(queries.count(service.log.database).values()) == 0
+    assert sum(queries.count_decisions(service.log.database).values()) == 0
 
 
 def test_an_answer_without_contexts_is_tried_where_that_is_meant(page: TestClient) -> None:
@@ -337,13 +337,13 @@ def test_an_answer_that_cannot_be_tried_is_one_line(page: TestClient) -> None:
 
 
 def test_a_review_is_recorded_once_and_shown(service: GateService, page: TestClient) -> None:
-    service.log.record(withheld("w-1")).result()
+    service.log.record_decision(withheld("w-1")).result()
     assert "reviewed" not in text_of(page.get("/")).partition("Newest withheld")[2].partition("Try")[0]
     for _ in range(2):
         reply = send_review(page, ideal_answer="  5 euros\r\na month ")
         assert reply.status_code == 200 and reply.url.query == b"id=w-1"
     assert "loopback : complete yes, correct no, truthful yes" in text_of(reply)
-    found = queries.find(service.log.database, "w-1")
+    found = queries.get_decision(service.log.database, "w-1")
     assert found and len(found.feedback) == 1
     (review,) = found.feedback
     assert isinstance(review, Review) and review.ideal_answer == "5 euros\na month" and not review.correct
@@ -363,10 +363,10 @@ def test_a_review_is_recorded_once_and_shown(service: GateService, page: TestCli
 def test_what_is_no_review_is_not_recorded(
     service: GateService, page: TestClient, changes: dict[str, str], status: int
 ) -> None:
-    service.log.record(withheld("w-1"))
-    service.log.record(withheld("w-2")).result()
+    service.log.record_decision(withheld("w-1"))
+    service.log.record_decision(withheld("w-2")).result()
     assert send_review(page, **changes).status_code == status
-    assert queries.count(service.log.database)["feedback"] == 0
+    assert queries.count_decisions(service.log.database)["feedback"] == 0
 
 
 def test_the_queue_is_reviewed_answer_by_answer(service: GateService, page: TestClient, tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_two_reviewers_lose_no_verdict(
 
 
 def test_a_withheld_answer_of_the_queue_has_its_weight(service: GateService, page: TestClient, tmp_path: Path) -> None:
-    service.log.record(withheld("w-1", reason="A999: too unsure")).result()
+    service.log.record_decision(withheld("w-1", reason="A999: too unsure")).result()
     fill_queue(service, "w-1", probability=0.25)
     closed = BeautifulSoup(page.get("/review?id=w-1").text, "html.parser").select_one("details:not([open])")
     assert closed and "A999" in closed.get_text(), "what the gate thinks of it is not in sight"
@@ -431,20 +431,20 @@ def test_a_withheld_answer_of_the_queue_has_its_weight(service: GateService, pag
 def test_an_answer_whose_texts_are_gone_is_listed_and_cannot_be_reviewed(
     service: GateService, page: TestClient
 ) -> None:
-    service.log.record(replace(withheld("w-1"), interaction=None)).result()
+    service.log.record_decision(replace(withheld("w-1"), interaction=None)).result()
     assert "not kept" in text_of(page.get("/"))
     reply = page.get("/review?id=w-1")
     assert "not kept" in text_of(reply) and not BeautifulSoup(reply.text, "html.parser").find("form")
 
 
 def test_shown_answers_have_no_page(service: GateService, page: TestClient) -> None:
-    service.log.record(decision("i-1", interaction=interaction("i-1", answer="shown to its asker"))).result()
+    service.log.record_decision(decision("i-1", interaction=interaction("i-1", answer="shown to its asker"))).result()
     reply = page.get("/review?id=i-1")
     assert reply.status_code == 404 and "shown to its asker" not in reply.text
 
 
 def test_the_page_runs_and_loads_nothing(service: GateService, page: TestClient) -> None:
-    service.log.record(withheld("w-1")).result()
+    service.log.record_decision(withheld("w-1")).result()
     for reply in (
         page.get("/"),
         page.get("/review?id=w-1"),
@@ -464,7 +464,7 @@ def test_the_page_runs_and_loads_nothing(service: GateService, page: TestClient)
 def test_without_a_key_nothing_is_seen_or_done(
     service: GateService, guarded: Callable[..., tuple[TestClient, str]]
 ) -> None:
-    service.log.record(withheld("w-1", question="a secret")).result()
+    service.log.record_decision(withheld("w-1", question="a secret")).result()
     stranger, _ = guarded("ask")
     token = token_of(stranger.get("/"))
     replies = [stranger.get("/"), stranger.get("/review?id=w-1"), stranger.get("/review")]
@@ -474,7 +474,7 @@ def test_without_a_key_nothing_is_seen_or_done(
     for reply in replies:
         assert reply.status_code == 403 and BeautifulSoup(reply.text, "html.parser").find(id="key")
         assert "v1.2.0" not in reply.text and "a secret" not in reply.text
-    assert queries.count(service.log.database)["feedback"] == 0
+    assert queries.count_decisions(service.log.database)["feedback"] == 0
 
 
 def test_a_key_opens_a_session_whose_cookie_no_script_and_no_other_site_gets(
@@ -504,7 +504,7 @@ def test_a_wrong_key_opens_nothing_and_is_not_repeated(
 def test_a_form_of_another_session_is_refused(
     service: GateService, guarded: Callable[..., tuple[TestClient, str]]
 ) -> None:
-    service.log.record(withheld("w-1")).result()
+    service.log.record_decision(withheld("w-1")).result()
     ann, key = guarded("ask", "withheld", "review")
     eve, other = guarded("ask", "withheld", "review", name="eve")
     log_in(ann, key)
@@ -514,7 +514,7 @@ def test_a_form_of_another_session_is_refused(
         for token in (foreign, "", "é"):
             reply = ann.post(path, data={"token": token, **TRIED, **VERDICTS})
             assert reply.status_code == 403 and "another session" in text_of(reply)
-    assert queries.count(service.log.database)["feedback"] == 0 and ann.get("/").status_code == 200, (
+    assert queries.count_decisions(service.log.database)["feedback"] == 0 and ann.get("/").status_code == 200, (
         "nor was she logged out"
     )
 
@@ -533,10 +533,10 @@ def test_another_site_cannot_log_somebody_in(guarded: Callable[..., tuple[TestCl
 
 @pytest.mark.parametrize("token", ["", "0", "é"])
 def test_without_keys_a_form_needs_its_token_too(service: GateService, page: TestClient, token: str) -> None:
-    service.log.record(withheld("w-1")).result()
+    service.log.record_decision(withheld("w-1")).result()
     assert send_review(page, token=token).status_code == 403
     assert page.post("/try", data={"token": token, **TRIED}).status_code == 403
-    assert queries.count(service.log.database)["feedback"] == 0
+    assert queries.count_decisions(service.log.database)["feedback"] == 0
 
 
 @pytest.mark.parametrize(
@@ -558,7 +558,7 @@ def test_a_role_opens_its_part_alone(
     may_review: bool,
     has_queue: bool,
 ) -> None:
-    service.log.record(withheld("w-1", question="a secret question", answer="a secret answer")).result()
+    service.log.record_decision(withheld("w-1", question="a secret question", answer="a secret answer")).result()
     fill_queue(service, "drawn")
     browser, key = guarded(*roles)
     log_in(browser, key)
@@ -571,7 +571,7 @@ def test_a_role_opens_its_part_alone(
     assert send(browser, "/try", **TRIED).status_code == (200 if may_try else 403)
     assert send_review(browser, token=token_of(status)).status_code == (200 if may_review else 403)
     assert send_review(browser, "/review?id=drawn", token=token_of(status)).status_code == (200 if has_queue else 403)
-    found = queries.find(service.log.database, "w-1")
+    found = queries.get_decision(service.log.database, "w-1")
     assert found and [one.reviewer for one in found.feedback if isinstance(one, Review)] == ["ann"] * may_review, (
         "under the name of the key"
     )

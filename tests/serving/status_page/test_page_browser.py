@@ -68,10 +68,12 @@ def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
         kind = ("show", "show", "abstain", "unavailable")[number % 4]
         at = now - timedelta(hours=8 * number)
         more = {"decided_at": at, "took_ms": 900.0 + 40_000 * (number % 7), "decision": kind}
-        made.log.record(decision(f"i-{number}", shown=kind == "show", **more))
-    made.log.record(withheld("long", question=LONG, answer=LONG, contexts=cited(LONG)))
-    made.log.record(withheld("rtl", question=HEBREW, answer="<script>document.title = 1</script>"))
-    made.log.record(withheld(NEWEST, question="May I pay late?", answer="None.", contexts=cited("fees#0"))).result()
+        made.log.record_decision(decision(f"i-{number}", shown=kind == "show", **more))
+    made.log.record_decision(withheld("long", question=LONG, answer=LONG, contexts=cited(LONG)))
+    made.log.record_decision(withheld("rtl", question=HEBREW, answer="<script>document.title = 1</script>"))
+    made.log.record_decision(
+        withheld(NEWEST, question="May I pay late?", answer="None.", contexts=cited("fees#0"))
+    ).result()
     return made
 
 
@@ -118,7 +120,7 @@ def press_access_key(page: Page, key: str) -> None:
 
 
 def test_an_answer_is_tried_by_keyboard_and_is_no_traffic(browser: Browser, service: GateService) -> None:
-    before = dict(queries.count(service.log.database))
+    before = dict(queries.count_decisions(service.log.database))
     with listening(make_server(service, ApiKeys())) as address, opened(browser, address) as page:
         page.keyboard.press("Tab")
         expect(page.get_by_role("link", name="To the content")).to_be_focused()
@@ -132,7 +134,7 @@ def test_an_answer_is_tried_by_keyboard_and_is_no_traffic(browser: Browser, serv
             expect(page.get_by_role("rowheader", name=signal, exact=True)).to_be_visible()
         expect(page.locator("#pieces")).to_have_text("None, é.")
         expect(page.get_by_role("textbox", name="Answer")).to_have_value("None, é.")
-    assert queries.count(service.log.database) == before
+    assert queries.count_decisions(service.log.database) == before
 
 
 def test_a_withheld_answer_is_reviewed_by_keyboard(browser: Browser, service: GateService) -> None:
@@ -149,7 +151,7 @@ def test_a_withheld_answer_is_reviewed_by_keyboard(browser: Browser, service: Ga
         tab_to(page, page.get_by_role("link", name="Back to the newest withheld answers"))
         page.keyboard.press("Enter")
         expect(page.get_by_role("listitem").filter(has_text="May I pay late?")).to_contain_text("reviewed")
-    found = queries.find(service.log.database, NEWEST)
+    found = queries.get_decision(service.log.database, NEWEST)
     assert found and [one.correct for one in found.feedback if isinstance(one, Review)] == [False]
 
 

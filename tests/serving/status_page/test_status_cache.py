@@ -47,8 +47,8 @@ def test_pages_that_are_loaded_together_compute_once_beside_the_others_threads(
 ) -> None:
     async def load() -> None:
         kept = StatusCache(log, LABELS)
-        await asyncio.gather(*(kept.of(None) for _ in range(20)))
-        await kept.of(None)
+        await asyncio.gather(*(kept.get(None) for _ in range(20)))
+        await kept.get(None)
 
     asyncio.run(load())
     assert len(computed) == 1 and computed[0].startswith("figures")
@@ -59,11 +59,11 @@ def test_after_their_time_and_for_another_release_they_are_computed_anew(
 ) -> None:
     async def load() -> None:
         kept = StatusCache(log, LABELS)
-        await kept.of(None)
-        await kept.of(VersionInfo("v1.0.0", "d", SINCE))
+        await kept.get(None)
+        await kept.get(VersionInfo("v1.0.0", "d", SINCE))
         assert len(computed) == 2
         monkeypatch.setattr(module, "CACHE_TTL_S", 0.0)
-        await kept.of(VersionInfo("v1.0.0", "d", SINCE))
+        await kept.get(VersionInfo("v1.0.0", "d", SINCE))
 
     asyncio.run(load())
     assert len(computed) == 3
@@ -72,7 +72,7 @@ def test_after_their_time_and_for_another_release_they_are_computed_anew(
 def test_who_leaves_does_not_take_them_from_the_others(log: DecisionLog, computed: list[str]) -> None:
     async def load() -> None:
         kept = StatusCache(log, LABELS)
-        first, second = (asyncio.create_task(kept.of(None)) for _ in range(2))
+        first, second = (asyncio.create_task(kept.get(None)) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
         assert (await second).days == []
@@ -90,7 +90,7 @@ def test_a_log_that_cannot_be_read_is_asked_again(log: DecisionLog, monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(module, "days", away)
             with pytest.raises(AbstainError, match="away"):
-                await kept.of(None)
-        assert (await kept.of(None)).days
+                await kept.get(None)
+        assert (await kept.get(None)).days
 
     asyncio.run(load())

@@ -18,7 +18,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
-from abstain.core.markdown import numbered
+from abstain.core.markdown import numbered_list
 from abstain.data.decision_log import queries
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import interaction_identity
@@ -89,7 +89,7 @@ def test_a_worse_one_is_promoted_once_somebody_accepts_it(workspace: Plain, cand
     candidates.write(0.9, latency=1000.0)
     with pytest.raises(AbstainError, match="latency"):
         candidates.promote(accept_erasure="the law")
-    assert workspace.on_origin().version == "v1.0.0", "another check was waived"
+    assert workspace.on_origin().production_version == "v1.0.0", "another check was waived"
     candidates.write(0.9)
     assert candidates.promote(accept_erasure="the law").version == "v1.1.0"
     assert workspace.on_origin().history[-1].reason == "erasure; the law"
@@ -102,7 +102,7 @@ def test_a_blocked_candidate_fails_too(workspace: Plain, candidates: Candidates)
     candidates.write(1.8)
     assert candidates.promote().version == "v1.1.0"
     registry = workspace.on_origin()
-    moved = registry.rolled_back(registry.history[0].model_copy(update={"action": "rollback", "reason": "complaints"}))
+    moved = registry.roll_back(registry.history[0].model_copy(update={"action": "rollback", "reason": "complaints"}))
     (workspace.path / paths.REGISTRY).write_text(moved.to_json())
     assert candidates.promote().reasons == [
         "A407 the check `not blocked` failed: it is v1.1.0 again, which was blocked: complaints"
@@ -122,10 +122,10 @@ def test_a_hold_out_without_erased_answers_is_the_same(workspace: Plain, candida
         workspace.taint("v1.0.0")
     candidates.write(1.8, drop=2)
     for known in ((), erased[:1]):
-        file.write_text(ErasedUsers(interactions=known).canonical())
+        file.write_text(ErasedUsers(interactions=known).to_json_line())
         failure = candidates.promote(again=True).reasons if not tainted else [raised(candidates)]
         assert any("same hold-out" in reason for reason in failure)
-    file.write_text(ErasedUsers(interactions=erased).canonical())
+    file.write_text(ErasedUsers(interactions=erased).to_json_line())
     assert candidates.promote(again=True).version == "v1.1.0"
     assert "2 of its answers" in checks(approval(workspace, "v1.1.0"))["same hold-out"]["message"]
 
@@ -154,7 +154,7 @@ def test_a_roll_back_to_a_tainted_version_has_its_mark(
     monkeypatch.setattr(promotion, "fetch_bundle", lambda *_: Path())
     monkeypatch.setattr(promotion, "smoke_test", lambda *_: None)
     moved = roll_back(workspace, None, "complaints")
-    assert moved == workspace.on_origin() and moved.version == "v1.0.0"
+    assert moved == workspace.on_origin() and moved.production_version == "v1.0.0"
     assert moved.taint is not None and moved.taint.since == DAY
 
 
@@ -192,7 +192,7 @@ def test_the_schedule_is_red_until_somebody_decides(
         assert "not worse than v1.0.0" in str(caught.value) and "\n" not in str(caught.value)
     assert len(candidates.judged) == 2, "judged once more for the erasure, and remembered from then on"
     assert "trained on erased rows since 2026-11-20" in candidates.judged[-1]
-    assert workspace.on_origin().version == "v1.0.0"
+    assert workspace.on_origin().production_version == "v1.0.0"
 
     with pytest.raises(AbstainError, match="--keep-tainted: give a reason"):
         cli.promote(keep_tainted=" ")
@@ -314,7 +314,7 @@ def test_versions_that_saw_the_rows_are_marked_with_them_gone(
     erasure = erase_user(history, user, with_interactions=with_interactions)
     assert erasure.versions == dict.fromkeys(versions, True)
     assert list(history.on_origin().tainted) == versions and history.on_origin() == erasure.registry
-    assert all(found.user != user for found in DataStore(history.path / paths.DATA).rows(Thumb))
+    assert all(found.user != user for found in DataStore(history.path / paths.DATA).iter_rows(Thumb))
     assert history.git("rev-parse", f"origin/{BRANCH}~1") == before, "rows and marks are one commit"
 
 
@@ -328,7 +328,7 @@ def test_copies_outside_of_the_data_are_named_with_what_to_do(history: Plain) ->
     for version, evaluation in (("v1.0.0", shown), ("v1.1.0", other)):
         write_json(home / "releases" / version / "evaluation.json", evaluation)
         (example,) = evaluation["examples"]["caught"]
-        page = render_html(f"# Report\n\n## \u2713 Well\n\n{numbered([(f'Likely · {example[KEY]}', ['a'])])}", {})
+        page = render_html(f"# Report\n\n## \u2713 Well\n\n{numbered_list([(f'Likely · {example[KEY]}', ['a'])])}", {})
         reports.keep(f"run-{version}", "evaluation", page)
     write_json(root / paths.EVALUATION, shown)
     expected = [files[0], home / "reports/run-v1.0.0/evaluation.html", root / paths.REPORT, home / "releases/v1.0.0"]
@@ -347,12 +347,12 @@ def test_what_the_decision_log_has_of_the_user_goes_after_the_commit(
     url = decision_log_url(load_settings())
     log = open_log(url)
     for key, user in (("i-1", None), ("i-3", None), ("asked", "u-ann"), ("rated", None), ("other", None)):
-        log.record(decision(key, user=user))
+        log.record_decision(decision(key, user=user))
     for key in ("rated", "i-3"):
-        log.feedback(f"f-{key}", feedback(key, user="u-ann")).result()
+        log.record_feedback(f"f-{key}", feedback(key, user="u-ann")).result()
 
     def texts() -> dict[str, str]:
-        found = {key: queries.find(log.database, key) for key in ("i-1", "i-3", "asked", "rated", "other")}
+        found = {key: queries.get_decision(log.database, key) for key in ("i-1", "i-3", "asked", "rated", "other")}
         return {key: one.texts for key, one in found.items() if one}
 
     with monkeypatch.context() as broken:
@@ -366,14 +366,14 @@ def test_what_the_decision_log_has_of_the_user_goes_after_the_commit(
     gone = dict.fromkeys(("i-1", "i-3", "asked", "rated"), "erased")
     assert texts() == {**gone, "other": "kept"} and erased.removed["decision log"] == 6
     store = DataStore(history.path / paths.DATA)
-    assert [found.interaction_id for found in store.rows(Interaction)] == ["i-2"]
+    assert [found.interaction_id for found in store.iter_rows(Interaction)] == ["i-2"]
     assert {interaction_identity(key).hex() for key in gone} <= set(store.erased_users().interactions)
     log.close()
 
 
 def test_a_user_of_whom_the_decision_log_alone_has_rows_is_erased(history: Plain) -> None:
     log = open_log(decision_log_url(load_settings()))
-    log.feedback("f", feedback("i-9", user="u-new", comment="as they said")).result()
+    log.record_feedback("f", feedback("i-9", user="u-new", comment="as they said")).result()
     with pytest.raises(AbstainError, match="no row carries the user 'u-nobody'"):
         erase_user(history, "u-nobody", with_interactions=False)
     assert erase_user(history, "u-new", with_interactions=False).removed["decision log"] == 1
@@ -424,7 +424,7 @@ def test_with_dvc_the_thumbs_of_a_tag_are_found(small_project: Project, monkeypa
         monkeypatch.setenv(key, value)
     monkeypatch.chdir(small_project.root)
     with open_workspace() as workspace:
-        user = next(found.user for found in DataStore(workspace.path / paths.DATA).rows(Thumb) if found.user)
+        user = next(found.user for found in DataStore(workspace.path / paths.DATA).iter_rows(Thumb) if found.user)
         workspace.git("tag", "--annotate", "probe@v1.0.0", "-m", "t")
         push(workspace, "probe@v1.0.0")
         assert erase_user(workspace, user, with_interactions=True).versions == {"v1.0.0": True}

@@ -54,7 +54,7 @@ def test_what_a_roll_back_may_choose_stays_and_what_is_blocked_goes(releases: Pa
     left = names(releases)
     assert left == {"v1.0.0", "v1.2.0", "v1.4.0", "v1.5.0", ".fetching-new", "mine"}
     for version in left & {event.version for event in found.history}:
-        assert version == found.version or version in found.blocked or found.rollback_target(version)
+        assert version == found.production_version or version in found.blocked or found.rollback_target(version)
 
 
 def test_the_live_version_stays_although_it_is_old_and_blocked(releases: Path) -> None:

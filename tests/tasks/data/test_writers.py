@@ -12,7 +12,7 @@ import pytest
 from abstain.core.errors import AbstainError
 from tasks.runs.git_commit import OriginMoved, commit, push
 from tasks.runs.shell import git
-from tasks.runs.workspace import BRANCH, Workspace, alone
+from tasks.runs.workspace import BRANCH, Workspace, hold_lock
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ def test_the_second_writer_waits_for_the_lock(tmp_path: Path) -> None:
     second_has_it, done = threading.Event(), threading.Event()
 
     def write_second() -> None:
-        with alone(file):
+        with hold_lock(file):
             second_has_it.set()
             done.wait(60)
 
     second = threading.Thread(target=write_second, daemon=True)
-    with alone(file):
+    with hold_lock(file):
         second.start()
         assert not second_has_it.wait(0.5)
     assert second_has_it.wait(60)

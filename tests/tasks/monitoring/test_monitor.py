@@ -73,7 +73,7 @@ def test_where_nothing_was_logged_there_is_no_log_and_none_is_made(tmp_path: Pat
     assert open_log(Settings(home=tmp_path)) is None
     assert list(tmp_path.iterdir()) == []
     log = open_writer(url_of(tmp_path))
-    log.record(decision()).result()
+    log.record_decision(decision()).result()
     log.close()
     database = open_log(Settings(home=tmp_path))
     assert database is not None and read_windows(database) == ()

@@ -12,7 +12,7 @@ import pytest
 from abstain.core import paths
 from abstain.core.bundle_format import is_whole, write_digest
 from abstain.core.errors import AbstainError
-from abstain.release.registry import Event
+from abstain.release.registry import RegistryEvent
 from tasks.release import bundles as release_bundle
 from tasks.release.bundles import fetch_bundle
 from tasks.release.promotion import PromotionResult
@@ -58,7 +58,7 @@ CHANGES = [add, remove, change, rename, exchange]
 
 
 @pytest.fixture
-def event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Event:
+def event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RegistryEvent:
     """Of the bundle with `FILES`; the home is `tmp_path`."""
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
     digest = write_digest(write(tmp_path / "promoted"))
@@ -77,7 +77,7 @@ def on_tag(monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]) -> N
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_damaged_local_copy_is_replaced_by_what_was_promoted(
-    event: Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
+    event: RegistryEvent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
     bundle = write(tmp_path / "releases" / "v1.0.0")
     assert fetch_bundle(tmp_path, event) == bundle
@@ -93,7 +93,7 @@ def test_a_damaged_local_copy_is_replaced_by_what_was_promoted(
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_was_changed_at_the_origin_never_reaches_the_store(
-    event: Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
+    event: RegistryEvent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
     on_tag(monkeypatch, change)
     with pytest.raises(AbstainError, match=r"promoted: the tag probe@v1\.0\.0 or the DVC remote was changed"):
@@ -108,7 +108,7 @@ def test_the_event_of_a_promotion_has_the_digest_of_the_whole_bundle(
 ) -> None:
     first_candidates.write()
     assert first_candidates.promote() == PromotionResult("promoted", "v1.0.0", [])
-    live = workspace.on_origin().prod
+    live = workspace.on_origin().production
     assert live is not None and is_whole(workspace.path / paths.RELEASE, live.bundle_sha256)
     store = tmp_path / "home" / "releases" / "v1.0.0"
     shutil.copytree(workspace.path / paths.RELEASE, store)

@@ -13,7 +13,7 @@ from abstain.core import paths
 from abstain.core.bundle_format import sha256
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.release.registry import Event, load_registry, make_version_tag
+from abstain.release.registry import RegistryEvent, load_registry, make_version_tag
 from tasks.release import promotion
 from tasks.release import promotion_inputs as gate_inputs
 from tasks.release.promotion import PromotionResult
@@ -30,9 +30,9 @@ def frozen(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> list[str | None
     """The version in production before each promotion that freezes the hold-out."""
     found: list[str | None] = []
 
-    def write(_: Plain, event: Event) -> bool:
+    def write(_: Plain, event: RegistryEvent) -> bool:
         if event.guaranteed:
-            found.append(load_registry(workspace.path / paths.REGISTRY).version)
+            found.append(load_registry(workspace.path / paths.REGISTRY).production_version)
         return False
 
     monkeypatch.setattr(promotion, "write_promotion_params", write)
@@ -64,7 +64,7 @@ def test_the_first_version_may_lack_a_guarantee_until_one_has_it(
     set_on_infeasible(workspace, "heuristic")
     first_candidates.write(1.5, unguaranteed=WHY)
     assert first_candidates.promote() == PromotionResult("promoted", "v1.0.0", [f"none yet: {WHY}"])
-    live = workspace.on_origin().prod
+    live = workspace.on_origin().production
     assert live is not None and not live.guaranteed and live.more_reviews == 500 and frozen == []
     assert carried_guarantee(workspace) == {"guaranteed": False, "message": f"none yet: {WHY}", "more_reviews": 500}
     assert approval(workspace, "v1.0.0")["largest_reviewer"] == {"reviewer": "sme-1", "share": 0.4, "reviewers": 3}
@@ -72,7 +72,7 @@ def test_the_first_version_may_lack_a_guarantee_until_one_has_it(
     assert first_candidates.promote().version == "v1.1.0"
     first_candidates.write(1.2, drop=10)  # ranks worse, but keeps its word
     assert first_candidates.promote() == PromotionResult("promoted", "v1.2.0", [])
-    live = workspace.on_origin().prod
+    live = workspace.on_origin().production
     assert live is not None and live.guaranteed and live.more_reviews is None and frozen == ["v1.1.0"]
     assert carried_guarantee(workspace) == {"guaranteed": True, "message": "precision of at least 0.8"}
     first_candidates.write(1.6, drop=10, unguaranteed=WHY)
@@ -91,7 +91,7 @@ def test_where_it_must_not_the_record_and_an_event_say_why(
     assert first_candidates.promote() == PromotionResult(
         "rejected", None, [f"A302 the check `guarantee` failed: none: {WHY}"]
     )
-    assert workspace.on_origin().prod is None and frozen == []
+    assert workspace.on_origin().production is None and frozen == []
     assert list((workspace.path / paths.APPROVALS).glob("rejected-*.json"))
     candidate = sha256(workspace.path / paths.ONNX)[:12]
     event = {
@@ -115,7 +115,7 @@ def test_a_guarantee_that_cannot_be_checked_is_none_until_it_can(
     set_on_infeasible(workspace, "heuristic")
     first_candidates.write(1.5, drop=FEW)
     outcome = first_candidates.promote()
-    record, live = approval(workspace, "v1.0.0"), workspace.on_origin().prod
+    record, live = approval(workspace, "v1.0.0"), workspace.on_origin().production
     (said,) = outcome.reasons
     shown = next(check["value"] for check in record["checks"] if check["name"] == "guarantee")
     more = record["more_reviews"]
@@ -124,7 +124,7 @@ def test_a_guarantee_that_cannot_be_checked_is_none_until_it_can(
     assert (record["approved"], record["guaranteed"], record["no_guarantee"]) == (True, False, said)
     assert live is not None and (live.guaranteed, live.more_reviews) == (False, more) and frozen == []
     assert carried_guarantee(workspace) == {"guaranteed": False, "message": said, "more_reviews": more}
-    assert live.mark in first_candidates.judged[-1] and live.mark in workspace.git("log", "-1", "--format=%b")
+    assert live.notice in first_candidates.judged[-1] and live.notice in workspace.git("log", "-1", "--format=%b")
     first_candidates.write(1.4, drop=FEW)  # not compared with the other
     assert first_candidates.promote().version == "v1.1.0" and frozen == []
     first_candidates.write(1.2)  # ranks worse, but is checked
@@ -139,7 +139,7 @@ def test_the_same_bytes_are_judged_again_once_the_hold_out_can_check_them(
     first_candidates.write(1.5, drop=FEW)
     assert first_candidates.promote().status == "promoted"
     first_candidates.write(1.5, drop=FEW - 1)
-    assert first_candidates.promote().status == "unchanged" and workspace.on_origin().version == "v1.0.0"
+    assert first_candidates.promote().status == "unchanged" and workspace.on_origin().production_version == "v1.0.0"
     first_candidates.write(1.5)
     assert first_candidates.promote() == PromotionResult("promoted", "v1.1.0", [])
     first, second = workspace.on_origin().history
@@ -169,7 +169,7 @@ def test_where_versions_must_be_guaranteed_too_few_shown_answers_are_a_rejection
     assert outcome.status == "rejected" and any(
         reason.startswith("A402 the check `error rate` failed: ") for reason in outcome.reasons
     )
-    assert workspace.on_origin().prod is None
+    assert workspace.on_origin().production is None
 
 
 def test_a_frozen_hold_out_grows_by_no_review(
@@ -237,7 +237,7 @@ def test_a_deleted_record_stops_the_gate(workspace: Plain, candidates: Candidate
     candidates.write(2.4)
     with pytest.raises(AbstainError, match=f"{record.name} was deleted, .* restore it"):
         candidates.promote()
-    assert workspace.on_origin().version == "v1.0.0"
+    assert workspace.on_origin().production_version == "v1.0.0"
 
 
 def test_where_the_first_tag_is_missing_the_gate_says_what_to_do(workspace: Plain, candidates: Candidates) -> None:
@@ -253,7 +253,7 @@ def test_an_edited_record_stops_the_gate(workspace: Plain, candidates: Candidate
     candidates.write(2.4)
     with pytest.raises(AbstainError, match="v1.0.0.json was edited since the gate wrote it"):
         candidates.promote()
-    assert workspace.on_origin().version == "v1.0.0"
+    assert workspace.on_origin().production_version == "v1.0.0"
 
 
 def test_a_champion_that_cannot_be_scored_stays_although_another_hold_out_was_accepted_before(
@@ -269,7 +269,7 @@ def test_a_champion_that_cannot_be_scored_stays_although_another_hold_out_was_ac
     candidates.write(1.0, drop=40)
     with pytest.raises(AbstainError, match="v1.0.0 cannot be compared with: the remote is down"):
         candidates.promote()
-    assert workspace.on_origin().version == "v1.0.0"
+    assert workspace.on_origin().production_version == "v1.0.0"
 
 
 def test_reviews_that_chose_themselves_do_not_check_a_guarantee_of_all_answers(

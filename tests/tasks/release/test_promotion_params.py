@@ -70,7 +70,7 @@ def test_the_first_promotion_freezes_the_holdout_and_moves_no_row(project: Proje
             (frame[column] < date).all()
             for frame, column in (
                 (frames.interactions, "asked_at"),
-                (frames.feedback, "given_at"),
+                (frames.thumbs, "given_at"),
                 (frames.reviews, "reviewed_at"),
             )
         )

@@ -19,10 +19,10 @@ from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason
 from abstain.release.champion_comparison import ComparisonBudget
 from tasks.release.promotion_records import (
-    coverage_lost,
     find_earlier_rejection,
     find_holdout_acceptance,
     find_holdout_refill,
+    get_prior_coverage_loss,
     hash_stage_inputs,
     read_comparison_budget,
     read_records,
@@ -92,11 +92,20 @@ def test_what_a_champion_shows_less_is_that_of_its_own_record() -> None:
         return record(1, approved=True, version=version, checks=checks, **more)
 
     records = [promoted("v1.0.0", -0.15), promoted("v1.1.0", 0.05), promoted("v1.2.0", None, None), record(4)]
-    assert [coverage_lost(records, name) for name in ("v1.0.0", "v1.1.0", "v1.2.0", "v9.0.0")] == [0.15, 0.0, 0.0, 0.0]
-    assert coverage_lost([promoted("v1.0.0", -0.5, None)], "v1.0.0") == 0.0, "chance may have made it"
-    assert coverage_lost([promoted("v1.0.0", -0.5, erasure={"accepted": "asked for"})], "v1.0.0") == 0.0
-    assert coverage_lost([promoted("v1.0.0", -0.5, erasure={"accepted": None})], "v1.0.0") == 0.5
-    assert coverage_lost([record(1, approved=True, version="v1.0.0")], "v1.0.0") == coverage_lost([], None) == 0.0
+    assert [get_prior_coverage_loss(records, name) for name in ("v1.0.0", "v1.1.0", "v1.2.0", "v9.0.0")] == [
+        0.15,
+        0.0,
+        0.0,
+        0.0,
+    ]
+    assert get_prior_coverage_loss([promoted("v1.0.0", -0.5, None)], "v1.0.0") == 0.0, "chance may have made it"
+    assert get_prior_coverage_loss([promoted("v1.0.0", -0.5, erasure={"accepted": "asked for"})], "v1.0.0") == 0.0
+    assert get_prior_coverage_loss([promoted("v1.0.0", -0.5, erasure={"accepted": None})], "v1.0.0") == 0.5
+    assert (
+        get_prior_coverage_loss([record(1, approved=True, version="v1.0.0")], "v1.0.0")
+        == get_prior_coverage_loss([], None)
+        == 0.0
+    )
 
 
 def test_while_another_is_accepted_those_on_it_count() -> None:
@@ -180,7 +189,7 @@ def test_edited_record_stops_the_promotion(
     file.write_text(text[:-9])
     with pytest.raises(AbstainError, match=f"^{said}$"):
         candidates.promote()
-    assert candidates.judged == [] and workspace.on_origin().version == "v1.0.0"
+    assert candidates.judged == [] and workspace.on_origin().production_version == "v1.0.0"
     file.write_text(text)
     assert candidates.promote().status == "promoted"
 

@@ -57,8 +57,8 @@ def decide(log: DecisionLog, shadow: Shadow, rows: int = 300, strength: float = 
     correct = (np.random.default_rng(7).random(rows) < 0.6).astype(int)
     own, other = calibrated(correct, strength, seed=1), calibrated(correct, 0.6, seed=2)
     for at in range(rows):
-        log.record(decision(f"i-{at}", shown=bool(other[at] >= 0.5), confidence=float(other[at])))
-        written = log.shadow(shadow_decision(f"i-{at}", shadow.version, float(own[at])))
+        log.record_decision(decision(f"i-{at}", shown=bool(other[at] >= 0.5), confidence=float(other[at])))
+        written = log.record_shadow_decision(shadow_decision(f"i-{at}", shadow.version, float(own[at])))
     assert written.result() == "recorded"
     return correct
 
@@ -76,7 +76,7 @@ def write_data(workspace: Plain, correct: np.ndarray, reviewed: int) -> None:
     verdicts = [review(f"i-{at}", right=bool(correct[at]), inclusion_probability=0.5) for at in range(reviewed)]
     for name, lines in (("interactions", rows), ("reviews", verdicts)):
         (data / name).mkdir(parents=True, exist_ok=True)
-        (data / name / "a.jsonl").write_text("".join(f"{line.canonical()}\n" for line in lines))
+        (data / name / "a.jsonl").write_text("".join(f"{line.to_json_line()}\n" for line in lines))
 
 
 def head(workspace: Plain) -> str:
@@ -107,7 +107,7 @@ def test_a_look_at_its_reviews_is_one_of_the_comparisons_on_the_hold_out(
     write_data(workspace, correct, reviewed=200)
     found = review_shadow(workspace)
     level = 0.1 / 60
-    assert (found.repeated, found.record["verdict"], found.record["approved"]) == (False, "better", False)
+    assert (found.is_repeat, found.record["verdict"], found.record["approved"]) == (False, "better", False)
     assert (found.record["look"], found.record["spent"]) == (2, pytest.approx(2 * level)), (
         "after the one that refused it"
     )
@@ -119,13 +119,13 @@ def test_a_look_at_its_reviews_is_one_of_the_comparisons_on_the_hold_out(
 
     before = head(workspace)
     again = review_shadow(workspace)
-    assert again.repeated and again.record == found.record and head(workspace) == before, "no other look"
+    assert again.is_repeat and again.record == found.record and head(workspace) == before, "no other look"
 
     write_data(workspace, correct, reviewed=201)
     assert review_shadow(workspace).record["look"] == 3
     candidates.write(0.95)
     assert any("look 4 of 60" in reason for reason in candidates.promote().reasons)
-    assert workspace.on_origin().version == "v1.0.0", "nothing of this has promoted it"
+    assert workspace.on_origin().production_version == "v1.0.0", "nothing of this has promoted it"
 
 
 def test_its_look_is_no_refusal_of_the_candidate_and_cannot_be_taken_back(

@@ -32,7 +32,7 @@ def test_a_failure_is_the_line_that_says_why(tmp_path: Path) -> None:
 
 
 def test_failed_command_passes_on_the_code_of_its_error(tmp_path: Path) -> None:
-    printed = f"error {AbstainError(Code.NO_ROWS, 'data/ is empty').coded}"
+    printed = f"error {AbstainError(Code.NO_ROWS, 'data/ is empty').message_with_code}"
     for line, code, reason in ((printed, Code.NO_ROWS, "data/ is empty"), ("fatal: x", Code.FAILED_STEP, "x")):
         with pytest.raises(AbstainError, match=f"failed: {reason}$") as raised:
             run(["sh", "-c", f"echo '{line}'; echo fatal: noise; exit 1"], tmp_path)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tasks.runs.shell import run, succeeds
-from tasks.runs.stopping import Stopped, require_going_on, stop_threads_on_error
+from tasks.runs.stopping import Stopped, raise_if_stopped, stop_threads_on_error
 from tests.checkout import SHIPPED
 from tests.conftest import ROOT, Project
 from tests.tasks.server.test_server import wait_until
@@ -128,7 +128,7 @@ def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None
         context.run(command, "later")
     assert not (tmp_path / "later").exists()
     with pytest.raises(Stopped):
-        context.run(require_going_on)
+        context.run(raise_if_stopped)
     assert succeeds(tmp_path, "true"), "another run has been stopped, too"
 
 

@@ -85,9 +85,9 @@ def server(prefect_server: str) -> Iterator[OnServer]:
 def test_second_time_changes_nothing_and_on_or_off_stays(server: OnServer) -> None:
     from prefect.events.schemas.automations import AutomationCore
 
-    assert automation_sync.apply(True) == "8 created"
+    assert automation_sync.sync_automations(True) == "8 created"
     made = server.automations()
-    assert automation_sync.apply(True) == "8 unchanged"
+    assert automation_sync.sync_automations(True) == "8 unchanged"
     assert server.automations() == made
 
     drift, rejected = made[f"{PREFIX}retrain-drift"], made[f"{PREFIX}alert-rejected"]
@@ -96,15 +96,15 @@ def test_second_time_changes_nothing_and_on_or_off_stays(server: OnServer) -> No
     server.client.update_automation(drift.id, changed)
     server.client.create_automation(changed.model_copy(update={"name": "of a person"}))
     server.client.pause_automation(rejected.id)
-    assert automation_sync.apply(True, heartbeat=60) == "6 unchanged, 2 updated", "drift and lost-run"
+    assert automation_sync.sync_automations(True, heartbeat=60) == "6 unchanged, 2 updated", "drift and lost-run"
     again = server.automations()
     assert again[drift.name].trigger.within == timedelta(days=7)  # type: ignore[union-attr]
     assert not again[rejected.name].enabled and again.keys() == made.keys()
 
-    assert automation_sync.apply(False, heartbeat=60) == "4 deleted, 4 unchanged"
+    assert automation_sync.sync_automations(False, heartbeat=60) == "4 deleted, 4 unchanged"
     assert not any("alert" in name for name in server.automations())
     automation_sync.remove_rerun_automation()
-    assert automation_sync.apply(False, heartbeat=60) == "1 created, 3 unchanged"
+    assert automation_sync.sync_automations(False, heartbeat=60) == "1 created, 3 unchanged"
     (own,) = server.client.read_automations_by_name("of a person")
     server.client.delete_automation(own.id)
 
@@ -122,7 +122,7 @@ def test_url_stays_until_it_is_replaced_or_empty(server: OnServer) -> None:
 def test_server_without_the_deployments_is_one_line(server: OnServer) -> None:
     server.client.delete_deployment(server.client.read_deployment_by_name(NOTIFY).id)
     with pytest.raises(AbstainError, match="no deployment notify/webhook: run `prefect --no-prompt deploy --all`"):
-        automation_sync.apply(True)
+        automation_sync.sync_automations(True)
     server.deploy()
 
 
@@ -133,7 +133,7 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
     params = load_params(ROOT / "params.yaml")
     soon = params.monitoring.model_copy(update={"feed_silent_hours": 10 / 3600})
     monkeypatch.setattr(automation_sync, "load_params", lambda _: params.model_copy(update={"monitoring": soon}))
-    automation_sync.apply(True, heartbeat=10 / 3)
+    automation_sync.sync_automations(True, heartbeat=10 / 3)
 
     server.emit(INGESTED, INGESTED)
     lost = server.start(RETRAIN, force=True)

@@ -29,7 +29,7 @@ import yaml
 from supervisor.childutils import getRPCInterface  # type: ignore[import-untyped]
 
 from tasks.server.addresses import KEY, post
-from tasks.server.processes import answers
+from tasks.server.processes import is_responding
 from tests.conftest import ROOT, Project, new_project, processes_of
 from tests.ports import free_port
 
@@ -202,7 +202,7 @@ def test_up_outlives_its_terminal_and_down_leaves_nothing(
         supervisor.stopProcess(program)
     again = server("up")
     assert again.stdout.startswith(f"started gate, worker, deployments: {api[1].removesuffix('/api')}\n"), again
-    assert answers(f"{gate[1]}/healthz")
+    assert is_responding(f"{gate[1]}/healthz")
     served = json.loads((project.home / "up.json").read_text())
     assert served.pop("deployed")  # as where it was cut off after the worker had started
     (project.home / "up.json").write_text(json.dumps(served))
@@ -210,7 +210,7 @@ def test_up_outlives_its_terminal_and_down_leaves_nothing(
     assert again.stdout.startswith(f"started deployments: {api[1].removesuffix('/api')}\n"), again
     killed = process_of(project, "server", "start")
     killed.kill()
-    wait_until(lambda: not killed.is_running() and answers(f"{api[1]}/health"), 15)
+    wait_until(lambda: not killed.is_running() and is_responding(f"{api[1]}/health"), 15)
 
     # As a person does who copies the line, with another deployment.
     started = project.command(["sh", "-c", command.replace("retrain/nightly", "sleeper/now")])

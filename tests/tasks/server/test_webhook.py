@@ -9,7 +9,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.server.webhook import deliver, message, receiver, summary
+from tasks.server.webhook import deliver, describe_receiver, message, receiver
 from tests.tasks.receiver import Receiver, free_address
 
 
@@ -55,7 +55,7 @@ def test_receiver_of_an_invalid_or_old_variable_is_one_line(monkeypatch: pytest.
     assert receiver() == ""
     monkeypatch.delenv("ABSTAIN_ALERT_URL")
     assert receiver() is None
-    assert summary("https://bot:pw@hooks.example.org/services/T0/secret") == "posted to hooks.example.org"
+    assert describe_receiver("https://bot:pw@hooks.example.org/services/T0/secret") == "posted to hooks.example.org"
 
 
 @pytest.mark.parametrize(

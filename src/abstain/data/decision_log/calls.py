@@ -8,7 +8,7 @@ from typing import Any
 
 from abstain.core.contracts import Context, Interaction, Row, Text
 from abstain.data.decision_log.decisions import Redact
-from abstain.data.store.record_keys import microseconds
+from abstain.data.store.record_keys import to_microseconds
 
 _ABSENT = "-"
 
@@ -53,6 +53,6 @@ def make_call_row(
         "owner": owner,
         "call_id": call_id,
         "user": user,
-        "content": kept.canonical(),
-        "expires_at": microseconds(now + timedelta(seconds=ttl_s)),
+        "content": kept.to_json_line(),
+        "expires_at": to_microseconds(now + timedelta(seconds=ttl_s)),
     }

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from sqlalchemy import Row, Select, exists, func, or_, select
 
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.decisions import Texts
+from abstain.data.decision_log.decisions import TextState
 from abstain.data.decision_log.schema import DECISIONS, FEEDBACK, read_property
 
 PAGE = 200
@@ -39,10 +39,10 @@ class LogChange:
 
     number: int
     kind: Literal["decision", "thumb", "review"]
-    texts: Texts
+    texts: TextState
     content: str | None
     answer: str | None = None
-    answer_texts: Texts | None = None
+    answer_texts: TextState | None = None
 
 
 def read_end_position(database: LogDatabase) -> LogPosition:
@@ -54,7 +54,7 @@ def read_end_position(database: LogDatabase) -> LogPosition:
         return LogPosition(read_property(connection, "id") or "", highest[0] or 0, highest[1] or 0)
 
 
-def changes(database: LogDatabase, since: LogPosition, end: LogPosition) -> Iterator[LogChange]:
+def iter_changes(database: LogDatabase, since: LogPosition, end: LogPosition) -> Iterator[LogChange]:
     """What ingest takes of the rows after `since` up to `end`: decisions first.
 
     A decision comes where it was drawn, or where feedback on it came before it. Feedback brings its decision, too: that

@@ -27,7 +27,7 @@ from sqlalchemy.engine import URL, make_url
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import create_home
-from abstain.data.decision_log.schema import VERSION, make_tables, version_of
+from abstain.data.decision_log.schema import SCHEMA_VERSION, make_tables, read_schema_version
 
 WAIT_S = 10
 """Seconds that a writer waits for another one, and that a server may take to answer."""
@@ -82,7 +82,7 @@ class LogDatabase:
             return None
         database._inode = _inode(database._file)
         with database.reading() as connection:
-            version = version_of(connection)
+            version = read_schema_version(connection)
         if version is None:
             return None
         database._require(version)
@@ -149,13 +149,13 @@ class LogDatabase:
                 raise self.error(f"{error.strerror}: check its folder and permissions", Code.NOT_WRITABLE) from None
         with self._transaction(is_writer=True) as connection:
             make_tables(connection)
-            self._require(version_of(connection))
+            self._require(read_schema_version(connection))
         self._inode = _inode(self._file)
 
     def _require(self, version: str | None) -> None:
-        if version != VERSION:
+        if version != SCHEMA_VERSION:
             raise self.error(
-                f"its layout has version {version}, this release knows {VERSION}: use the release that wrote it, or "
+                f"its layout has version {version}, this release knows {SCHEMA_VERSION}: use the release that wrote it, or "
                 "move it away, and a new one is made",
                 Code.VERSION_MISMATCH,
             )

@@ -13,10 +13,10 @@ from sqlalchemy import Row as FoundRow
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Review, Row, Thumb
 from abstain.core.errors import AbstainError
-from abstain.data.store.record_keys import from_microseconds, microseconds
-from abstain.data.store.splits import uniform
+from abstain.data.store.record_keys import from_microseconds, to_microseconds
+from abstain.data.store.splits import hash_to_unit_interval
 
-Texts = Literal["kept", "none", "expired", "erased"]
+TextState = Literal["kept", "none", "expired", "erased"]
 """Whether the log has a row's text: none, because only states were given; expired, because its days are over,
 of texts and of states."""
 
@@ -40,7 +40,7 @@ class LoggedDecision:
     """One decision of the gate.
 
     `shown` is what the caller was told to do: an answer whose decision is `unavailable` may be either. Of a request
-    without texts `interaction` is None. `given_sha256`, the digest of all that was given beside texts, tells another
+    without texts `interaction` is None. `input_sha256`, the digest of all that was given beside texts, tells another
     such request with the same id; None where nothing was, or it was refused before it was read.
     """
 
@@ -61,7 +61,7 @@ class LoggedDecision:
     product: str | None
     user: str | None
     interaction: Interaction | None
-    given_sha256: str | None = None
+    input_sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ def make_decision_row(
     Its digest by `key` is that of its texts as they came: two answers may differ in what redaction takes out.
     """
     content = None
-    asked = f"given {decision.given_sha256}" if decision.given_sha256 else None
+    asked = f"given {decision.input_sha256}" if decision.input_sha256 else None
     if decision.interaction is not None:
         # The gate does not draw lots: what it showed, it would always have shown. What it withheld has no propensity.
         gate = (
             {"decision": "shown", "propensity": 1.0} if decision.shown else {"decision": "withheld", "propensity": None}
         )
-        content = redact(decision.interaction.model_copy(update=gate)).canonical()
+        content = redact(decision.interaction.model_copy(update=gate)).to_json_line()
         # A request that is repeated may be decided differently, and get another time where it gives none.
         asked = decision.interaction.model_copy(update={"decision": None, "propensity": None}).model_dump_json(
             exclude={"asked_at"}
@@ -113,10 +113,10 @@ def make_decision_row(
     share = shares.shown if decision.shown else shares.withheld
     return {
         **{name: getattr(decision, name) for name in _FIGURES},
-        "decided_at": microseconds(decision.decided_at),
+        "decided_at": to_microseconds(decision.decided_at),
         "user": pseudonym(decision.user) if decision.user else None,
         "share": share,
-        "drawn": uniform(0, f"decision log/{decision.interaction_id}") < share,
+        "drawn": hash_to_unit_interval(0, f"decision log/{decision.interaction_id}") < share,
         "texts": "none" if content is None else "kept",
         "content": content,
         "digest": _digest(key, asked) if asked else None,
@@ -152,18 +152,18 @@ def reply_row(row: Thumb | Review, digest: str | None, now: datetime) -> dict[st
     """A redacted thumb or review as a row of `FEEDBACK` without its id."""
     return {
         "interaction_id": row.interaction_id,
-        "recorded_at": microseconds(now),
+        "recorded_at": to_microseconds(now),
         "kind": "thumb" if isinstance(row, Thumb) else "review",
         "user": row.user if isinstance(row, Thumb) else None,
         "texts": "kept",
-        "content": row.canonical(),
+        "content": row.to_json_line(),
         "digest": digest,
     }
 
 
 def make_shadow_row(decision: ShadowDecision) -> dict[str, Any]:
     """`decision` as a row of `SHADOWS`."""
-    return {**asdict(decision), "decided_at": microseconds(decision.decided_at)}
+    return {**asdict(decision), "decided_at": to_microseconds(decision.decided_at)}
 
 
 def parse_decision_row(row: FoundRow[Any]) -> LoggedDecision:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, case, delete, func, or_, select, update
 
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import CALLS, DECISIONS, ERASED_USERS, FEEDBACK, QUEUE, SHADOWS
-from abstain.data.store.record_keys import interaction_identity, microseconds
+from abstain.data.store.record_keys import interaction_identity, to_microseconds
 
 AT_ONCE = 500
 """Ids that one statement names."""
@@ -43,7 +43,7 @@ def find_user_rows(database: LogDatabase, names: Collection[str]) -> UserRows:
         return _rows_of(connection, names)
 
 
-def erase(
+def erase_user(
     database: LogDatabase,
     names: Collection[str],
     pseudonyms: Collection[str],
@@ -83,13 +83,13 @@ def erase(
     return count
 
 
-def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
+def purge_expired_texts(database: LogDatabase, now: datetime, keep_days: float) -> int:
     """Remove texts, users and digests of decisions and feedback older than `keep_days`, what shadows would have decided
     then, and the answers that were put into the review queue then; returns the number of rows.
 
     What is remembered of calls goes, too, where its time is over. Raises `AbstainError` where the database is away.
     """
-    oldest = microseconds(now - timedelta(days=keep_days))
+    oldest = to_microseconds(now - timedelta(days=keep_days))
     count = 0
     with database.writing() as connection:
         for table, moment in ((DECISIONS, DECISIONS.c.decided_at), (FEEDBACK, FEEDBACK.c.recorded_at)):
@@ -99,7 +99,7 @@ def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
             count += connection.execute(update(table).where(moment < oldest, has_some).values(values)).rowcount
         count += connection.execute(delete(SHADOWS).where(SHADOWS.c.decided_at < oldest)).rowcount
         count += connection.execute(delete(QUEUE).where(QUEUE.c.drawn_at < oldest)).rowcount
-        over = connection.execute(delete(CALLS).where(CALLS.c.expires_at <= microseconds(now))).rowcount
+        over = connection.execute(delete(CALLS).where(CALLS.c.expires_at <= to_microseconds(now))).rowcount
     if count or over:
         database.vacuum_removed_texts()
     return count

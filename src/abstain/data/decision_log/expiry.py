@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Table, delete, exists, func, select
 
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import DECISIONS, FEEDBACK
-from abstain.data.store.record_keys import microseconds
+from abstain.data.store.record_keys import to_microseconds
 
 AT_ONCE = 5_000
 """Rows of one transaction: writers wait for it."""
@@ -46,7 +46,7 @@ def delete_expired(database: LogDatabase, now: datetime, keep_days: float, live:
 
 def _expired(now: datetime, keep_days: float, live: str | None) -> list[tuple[Table, ColumnElement[bool]]]:
     """Per table which of its rows go. Feedback comes first: by its decision it is known whose it is."""
-    oldest = microseconds(now - timedelta(days=keep_days))
+    oldest = to_microseconds(now - timedelta(days=keep_days))
     feedback = FEEDBACK.c.recorded_at < oldest
     decisions = DECISIONS.c.decided_at < oldest
     if live is not None:

@@ -44,8 +44,8 @@ from abstain.data.decision_log.decisions import (
     reply_row,
 )
 from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, PROPERTIES, QUEUE, SHADOWS
-from abstain.data.decision_log.writes import write
-from abstain.data.store.record_keys import microseconds
+from abstain.data.decision_log.writes import write_rows
+from abstain.data.store.record_keys import to_microseconds
 
 BATCH = 1000
 """The most rows of one commit: other processes wait for it."""
@@ -131,7 +131,7 @@ class DecisionLog:
         shares = SamplingRates(withheld_share, shown_share)
         return cls(LogDatabase.open(url), redact, pseudonym, key, shares, keep_days, calls_each, pending)
 
-    def record(self, decision: LoggedDecision, answer: Answer = None) -> Future[Recorded]:
+    def record_decision(self, decision: LoggedDecision, answer: Answer = None) -> Future[Recorded]:
         """Record a decision; `known` where the same request was decided before: that decision stays.
 
         It takes the place of an `unavailable` one under its id of which neither texts nor anything else is known.
@@ -145,7 +145,7 @@ class DecisionLog:
         row = make_decision_row(decision, self._redact, self._pseudonym, self._shares, self._key)
         return self._put(DECISIONS, row, answer)
 
-    def feedback(self, feedback_id: str, row: Thumb | Review, answer: Answer = None) -> Future[Recorded]:
+    def record_feedback(self, feedback_id: str, row: Thumb | Review, answer: Answer = None) -> Future[Recorded]:
         """Record a thumb or a review once by its id; `known` where the same was recorded before.
 
         The future raises `AbstainError` where this id has another content, and where the database is away. Raises
@@ -165,14 +165,14 @@ class DecisionLog:
         digest = reply_digest(row, self._key)
         return self._put(QUEUE, reply_row(self._redact(row), digest, datetime.now(UTC)), answer)
 
-    def shadow(self, decision: ShadowDecision) -> Future[Recorded]:
+    def record_shadow_decision(self, decision: ShadowDecision) -> Future[Recorded]:
         """Record what a candidate would have decided, once for each answer; not about one whose texts were erased.
 
         The future raises `AbstainError` where the database is away. Raises `LogQueueFull` where too many rows wait.
         """
         return self._put(SHADOWS, make_shadow_row(decision))
 
-    def remember(
+    def register_call(
         self, owner: str, call_id: str, content: RegisteredCall, ttl_s: float, answer: Answer = None
     ) -> Future[Recorded]:
         """Remember what the answer of a call will rest on, for `ttl_s` seconds; the last content of a call counts.
@@ -181,16 +181,16 @@ class DecisionLog:
 
         Raises `AbstainError` for a content of more than `CALL_CHARS`, and `LogQueueFull` where too many rows wait.
         """
-        if (length := len(content.canonical())) > CALL_CHARS:
+        if (length := len(content.to_json_line())) > CALL_CHARS:
             raise AbstainError(
                 Code.TOO_LARGE,
                 f"the contexts of a call have {length:,} characters, {CALL_CHARS:,} allowed: send less",
             )
         return self._put(CALLS, make_call_row(owner, call_id, content, ttl_s, self._redact, self._pseudonym), answer)
 
-    def recall(self, owner: str, call_id: str) -> RegisteredCall | None:
+    def get_call(self, owner: str, call_id: str) -> RegisteredCall | None:
         """What is remembered of a call of `owner`, redacted; None where nothing is, or no more."""
-        now, own = microseconds(datetime.now(UTC)), CALLS.c
+        now, own = to_microseconds(datetime.now(UTC)), CALLS.c
         known = select(own.content).where(own.owner == owner, own.call_id == call_id, own.expires_at > now)
         with self.database.reading() as connection:
             content: str | None = connection.scalar(known)
@@ -199,11 +199,11 @@ class DecisionLog:
     def erase(self, names: Collection[str], *, with_interactions: bool) -> int:
         """Erase the user with any of `names`, ids or pseudonyms: see `erasure.erase`."""
         pseudonyms = {self._pseudonym(name) for name in names}
-        return erasure.erase(self.database, {*names, *pseudonyms}, pseudonyms, with_interactions=with_interactions)
+        return erasure.erase_user(self.database, {*names, *pseudonyms}, pseudonyms, with_interactions=with_interactions)
 
-    def purge(self, now: datetime) -> int:
+    def purge_expired_texts(self, now: datetime) -> int:
         """Remove texts older than the days that they are kept. The log does so itself, too, every hour."""
-        return erasure.purge(self.database, now, self._keep_days)
+        return erasure.purge_expired_texts(self.database, now, self._keep_days)
 
     def close(self) -> None:
         """Write what waits, and end. Later rows are refused."""
@@ -240,7 +240,7 @@ class DecisionLog:
             if time.monotonic() >= next_purge:
                 next_purge = time.monotonic() + PURGE_EVERY_S
                 with _going_on("its old texts were not removed, and are due again in an hour"):
-                    self.purge(datetime.now(UTC))
+                    self.purge_expired_texts(datetime.now(UTC))
 
     def _take(self, timeout_s: float) -> tuple[list[_QueuedRow], bool]:
         """All rows that wait, at least one unless the time is over; and whether more may come."""
@@ -257,7 +257,7 @@ class DecisionLog:
         """Write the rows in one commit; then each future is done. A row that the database refuses fails alone."""
         try:
             with self._writing() as connection:
-                outcomes = write(connection, [(waiting.table, waiting.row) for waiting in batch], self._calls_each)
+                outcomes = write_rows(connection, [(waiting.table, waiting.row) for waiting in batch], self._calls_each)
         except AbstainError as error:
             for waiting in batch:
                 waiting.future.set_exception(AbstainError(error.code, error.message))
@@ -289,7 +289,7 @@ class DecisionLog:
             with self.database.writing() as connection:
                 yield connection
         except AbstainError as error:
-            self.trouble = error.coded
+            self.trouble = error.message_with_code
             raise
         self.trouble = None
 

@@ -15,10 +15,10 @@ from typing import Any
 from sqlalchemy import Row, delete, select
 
 from abstain.core.codes import Code
-from abstain.core.formatting import listed
+from abstain.core.formatting import join_words
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import WINDOWS
-from abstain.data.store.record_keys import from_microseconds, microseconds
+from abstain.data.store.record_keys import from_microseconds, to_microseconds
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Alarm:
     """What changed in a window: `what` in one line, the ids of answers that show it, and what to do."""
 
     code: Code
-    what: str
+    message: str
     examples: tuple[str, ...] = ()
     remedy: str = ""
 
@@ -58,7 +58,7 @@ class MonitoringWindow:
     @property
     def headline(self) -> str:
         """ "Quiet", or "Alarm: " and the kinds of its alarms."""
-        return f"Alarm: {listed([one.kind for one in self.alarms])}" if self.alarms else "Quiet"
+        return f"Alarm: {join_words([one.kind for one in self.alarms])}" if self.alarms else "Quiet"
 
 
 def read_windows(database: LogDatabase, newest: int | None = None) -> tuple[MonitoringWindow, ...]:
@@ -80,7 +80,7 @@ def write_windows(database: LogDatabase, windows: Sequence[MonitoringWindow]) ->
         first[window.version] = min(window.start, first.get(window.version, window.start))
     with database.writing() as connection:
         for version, start in first.items():
-            is_replaced = (WINDOWS.c.version == version) & (WINDOWS.c.ends_at > microseconds(start))
+            is_replaced = (WINDOWS.c.version == version) & (WINDOWS.c.ends_at > to_microseconds(start))
             connection.execute(delete(WINDOWS).where(is_replaced))
         if windows:
             connection.execute(WINDOWS.insert(), [_row(window) for window in windows])
@@ -90,8 +90,8 @@ def _row(window: MonitoringWindow) -> dict[str, Any]:
     alarms = [{name: value for name, value in asdict(one).items() if name != "code"} for one in window.alarms]
     return {
         "version": window.version,
-        "starts_at": microseconds(window.start),
-        "ends_at": microseconds(window.end),
+        "starts_at": to_microseconds(window.start),
+        "ends_at": to_microseconds(window.end),
         "is_final": window.is_final,
         "content": json.dumps({"figures": window.figures, "alarms": alarms}, allow_nan=False),
         "alarms": " ".join(one.code.value for one in window.alarms),

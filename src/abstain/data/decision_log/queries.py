@@ -13,9 +13,9 @@ from sqlalchemy import ColumnElement, Row, and_, case, func, literal, select
 
 from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.decisions import LoggedDecision, Texts, parse_decision_row, parse_feedback
+from abstain.data.decision_log.decisions import LoggedDecision, TextState, parse_decision_row, parse_feedback
 from abstain.data.decision_log.schema import DECISIONS, FEEDBACK, SHADOWS
-from abstain.data.store.record_keys import from_microseconds, microseconds
+from abstain.data.store.record_keys import from_microseconds, to_microseconds
 
 DECISION_KINDS = ("show", "abstain", "unavailable")
 AT_ONCE = 500
@@ -28,9 +28,9 @@ class DecisionDetails:
     probability, and the feedback on it whose texts are there, in the order in which it came."""
 
     decision: LoggedDecision
-    texts: Texts
-    drawn: bool
-    share: float
+    texts: TextState
+    sampled: bool
+    sampling_rate: float
     feedback: tuple[Thumb | Review, ...]
 
 
@@ -51,7 +51,7 @@ class IntervalCounts:
     p99_ms: float
 
 
-def find(database: LogDatabase, interaction_id: str) -> DecisionDetails | None:
+def get_decision(database: LogDatabase, interaction_id: str) -> DecisionDetails | None:
     """What is known of the decision on `interaction_id`; None where none was logged."""
     with database.reading() as connection:
         row = connection.execute(select(DECISIONS).where(DECISIONS.c.interaction_id == interaction_id)).first()
@@ -67,14 +67,14 @@ def find(database: LogDatabase, interaction_id: str) -> DecisionDetails | None:
     return DecisionDetails(parse_decision_row(row), row.texts, row.drawn, row.share, feedback)
 
 
-def newest_withheld(database: LogDatabase, limit: int) -> list[LoggedDecision]:
+def list_withheld(database: LogDatabase, limit: int) -> list[LoggedDecision]:
     """The `limit` newest decisions by which an answer was withheld, the newest first."""
     rows = select(DECISIONS).where(DECISIONS.c.shown.is_(False)).order_by(DECISIONS.c.seq.desc()).limit(limit)
     with database.reading() as connection:
         return [parse_decision_row(row) for row in connection.execute(rows)]
 
 
-def reviewed(database: LogDatabase, interaction_ids: Collection[str]) -> frozenset[str]:
+def find_reviewed(database: LogDatabase, interaction_ids: Collection[str]) -> frozenset[str]:
     """Those of `interaction_ids` that have a review."""
     columns = FEEDBACK.c
     rows = select(columns.interaction_id).where(
@@ -84,7 +84,7 @@ def reviewed(database: LogDatabase, interaction_ids: Collection[str]) -> frozens
         return frozenset(connection.scalars(rows))
 
 
-def reviews_of_shown(database: LogDatabase, version: str, since: datetime) -> list[Review]:
+def list_reviews_of_shown(database: LogDatabase, version: str, since: datetime) -> list[Review]:
     """The reviews of answers that `version` decided to show since then, in the order in which they came.
 
     Those whose texts are gone are left out: their verdicts went with them.
@@ -98,7 +98,7 @@ def reviews_of_shown(database: LogDatabase, version: str, since: datetime) -> li
             FEEDBACK.c.content.is_not(None),
             DECISIONS.c.decision == "show",
             DECISIONS.c.version == version,
-            DECISIONS.c.decided_at >= microseconds(since),
+            DECISIONS.c.decided_at >= to_microseconds(since),
         )
         .order_by(FEEDBACK.c.seq)
     )
@@ -147,24 +147,26 @@ def list_paired_decisions(database: LogDatabase, candidate: str, version: str) -
         return [PairedDecision(**row._mapping) for row in connection.execute(rows)]
 
 
-def count(database: LogDatabase, since: datetime | None = None) -> Mapping[str, int]:
+def count_decisions(database: LogDatabase, since: datetime | None = None) -> Mapping[str, int]:
     """The number of decisions of each kind since then, and that of `feedback`."""
     own, said = select(DECISIONS.c.decision, func.count()), select(func.count()).select_from(FEEDBACK)
     if since is not None:
-        own = own.where(DECISIONS.c.decided_at >= microseconds(since))
-        said = said.where(FEEDBACK.c.recorded_at >= microseconds(since))
+        own = own.where(DECISIONS.c.decided_at >= to_microseconds(since))
+        said = said.where(FEEDBACK.c.recorded_at >= to_microseconds(since))
     with database.reading() as connection:
         decisions = {row[0]: row[1] for row in connection.execute(own.group_by(DECISIONS.c.decision))}
         feedback = connection.scalar(said) or 0
     return {**{kind: decisions.get(kind, 0) for kind in DECISION_KINDS}, "feedback": feedback}
 
 
-def over_time(database: LogDatabase, since: datetime, until: datetime, step: timedelta) -> Sequence[IntervalCounts]:
+def count_by_interval(
+    database: LogDatabase, since: datetime, until: datetime, step: timedelta
+) -> Sequence[IntervalCounts]:
     """The decisions from `since` on and before `until`, by `step`; a step without any is left out.
 
     Raises `ValueError` for a step that is not above 0.
     """
-    first, length = microseconds(since), step // timedelta(microseconds=1)
+    first, length = to_microseconds(since), step // timedelta(microseconds=1)
     if length <= 0:
         raise ValueError(f"a step of {step}: it must be above 0")
     own = DECISIONS.c
@@ -174,7 +176,7 @@ def over_time(database: LogDatabase, since: datetime, until: datetime, step: tim
         (took < 100, func.round(took * 10) / 10), (took < 1000, func.round(took)), else_=func.round(took / 10) * 10
     )
     at = (own.decided_at - first) // literal(length)
-    is_within = and_(own.decided_at >= first, own.decided_at < microseconds(until))
+    is_within = and_(own.decided_at >= first, own.decided_at < to_microseconds(until))
     each = select(at.label("at"), bucket.label("ms"), own.decision, own.shown).where(is_within).subquery()
 
     def number(condition: ColumnElement[bool], name: str) -> ColumnElement[int]:
@@ -217,7 +219,7 @@ def iter_decision_blocks(database: LogDatabase, block: int) -> Iterator[list[Row
         after = page[-1].seq
 
 
-def replies(database: LogDatabase) -> list[tuple[str, int, str]]:
+def list_feedback(database: LogDatabase) -> list[tuple[str, int, str]]:
     """(interaction_id, recorded_at in microseconds since 1970, kind) of all feedback, in the order in which it came."""
     own = FEEDBACK.c
     rows = select(own.interaction_id, own.recorded_at, own.kind).order_by(own.seq)

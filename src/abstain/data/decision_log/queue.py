@@ -23,11 +23,11 @@ from sqlalchemy import Connection, delete, func, select, update
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Review
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import one_line
+from abstain.core.json_lines import format_key
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import OWN_IDS, Recorded, reply_row
 from abstain.data.decision_log.schema import DECISIONS, FEEDBACK, QUEUE
-from abstain.data.store.record_keys import microseconds
+from abstain.data.store.record_keys import to_microseconds
 
 HELD_FOR = timedelta(minutes=30)
 """How long an answer is kept for the reviewer who looks at it."""
@@ -65,7 +65,7 @@ def fill(database: LogDatabase, answers: Sequence[DrawnAnswer], moved: Sequence[
     weights = {review.interaction_id: review.inclusion_probability for review in moved}
     weights |= {key: answer.probability for key, answer in new.items()}
     if not database.is_file and (refused := [key for key in weights if "\0" in key]):
-        key = repr(one_line(refused[0]))
+        key = repr(format_key(refused[0]))
         problem = f"PostgreSQL holds no NUL, as in the id {key}: leave out --queue, and have it reviewed in a workbook"
         raise AbstainError(Code.INVALID_ROW, f"decision log: {problem}")
     with database.writing() as connection:
@@ -75,8 +75,8 @@ def fill(database: LogDatabase, answers: Sequence[DrawnAnswer], moved: Sequence[
             {
                 "interaction_id": key,
                 "probability": answer.probability,
-                "drawn_at": microseconds(now),
-                "content": answer.interaction.canonical(),
+                "drawn_at": to_microseconds(now),
+                "content": answer.interaction.to_json_line(),
                 "is_reviewed": key in last,
                 "held_by": held[key]["held_by"] if key in held else None,
                 "held_until": held[key]["held_until"] if key in held else 0,
@@ -119,7 +119,7 @@ def next_open(database: LogDatabase, reviewer: str, after: int = 0) -> QueuedAns
         connection.execute(update(QUEUE).where(own.held_by == reviewer).values(held_by=None, held_until=0))
         if row is None:
             return None
-        until = microseconds(now + HELD_FOR)
+        until = to_microseconds(now + HELD_FOR)
         connection.execute(update(QUEUE).where(own.seq == row.seq).values(held_by=reviewer, held_until=until))
     return _queued(row)
 
@@ -171,7 +171,7 @@ def write_review(connection: Connection, row: Mapping[str, Any], gone: Collectio
     )
     if connection.scalar(last) == row["digest"]:
         return "known"
-    content = review.model_copy(update={"inclusion_probability": probability}).canonical()
+    content = review.model_copy(update={"inclusion_probability": probability}).to_json_line()
     connection.execute(FEEDBACK.insert(), [{**row, "feedback_id": prefix + secrets.token_hex(8), "content": content}])
     return "recorded"
 
@@ -188,10 +188,10 @@ def _write_again(connection: Connection, reviews: Mapping[Review, str | None], n
     """Write reviews as they are, with their digests, each once: the same one may be known to the log and to data/."""
     for review, digest in reviews.items():
         row = reply_row(review, digest, now)
-        mark = hashlib.sha256(review.canonical().encode()).hexdigest()[:16]
+        mark = hashlib.sha256(review.to_json_line().encode()).hexdigest()[:16]
         row["feedback_id"] = f"{_id_prefix(review, is_drawn=True)}{mark}"
         if connection.scalar(select(FEEDBACK.c.seq).where(FEEDBACK.c.feedback_id == row["feedback_id"])) is None:
-            connection.execute(FEEDBACK.insert(), [{**row, "content": review.canonical()}])
+            connection.execute(FEEDBACK.insert(), [{**row, "content": review.to_json_line()}])
 
 
 def _last_reviews(connection: Connection, ids: Collection[str]) -> dict[str, dict[str, tuple[Review, str | None]]]:
@@ -219,7 +219,7 @@ def _is_review(prefix: str) -> Any:
 
 
 def _is_held(now: datetime) -> Any:
-    return ~QUEUE.c.is_reviewed & (QUEUE.c.held_until > microseconds(now))
+    return ~QUEUE.c.is_reviewed & (QUEUE.c.held_until > to_microseconds(now))
 
 
 def _queued(row: Any) -> QueuedAnswer:

@@ -30,7 +30,7 @@ from sqlalchemy import (
     select,
 )
 
-VERSION = "3"
+SCHEMA_VERSION = "3"
 
 _NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up by itself in a column of this type alone
 _TABLES = MetaData()
@@ -156,14 +156,14 @@ SHADOWS = Table(
 
 def make_tables(connection: Connection) -> None:
     """Make the tables of a new log. Other writers have to wait meanwhile."""
-    if version_of(connection) is not None:
+    if read_schema_version(connection) is not None:
         return
     _TABLES.create_all(connection)
-    rows = {"version": VERSION, "id": secrets.token_hex(16), "checked": ""}
+    rows = {"version": SCHEMA_VERSION, "id": secrets.token_hex(16), "checked": ""}
     connection.execute(PROPERTIES.insert(), [{"name": name, "content": content} for name, content in rows.items()])
 
 
-def version_of(connection: Connection) -> str | None:
+def read_schema_version(connection: Connection) -> str | None:
     """The version of the tables there; None where there are none."""
     if not inspect(connection).has_table(PROPERTIES.name):
         return None

@@ -14,12 +14,12 @@ from sqlalchemy import Connection, Table, delete, func, select
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import one_line
+from abstain.core.json_lines import format_key
 from abstain.data.decision_log.decisions import Recorded
 from abstain.data.decision_log.erasure import ERASED_FIELDS, erased_users
 from abstain.data.decision_log.queue import write_review
 from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, QUEUE, SHADOWS
-from abstain.data.store.record_keys import microseconds
+from abstain.data.store.record_keys import to_microseconds
 
 Outcome = Recorded | AbstainError
 Fields = dict[str, Any]
@@ -28,7 +28,7 @@ CALLS_KEPT = 10_000
 """The most calls of all owners whose content is remembered; the oldest go first."""
 
 
-def write(connection: Connection, rows: Sequence[tuple[Table, Fields]], calls_each: int) -> list[Outcome]:
+def write_rows(connection: Connection, rows: Sequence[tuple[Table, Fields]], calls_each: int) -> list[Outcome]:
     """Write what is new of `rows`; the outcome of each, in order. `calls_each`: the most calls of one owner."""
 
     def of(table: Table) -> list[Fields]:
@@ -43,7 +43,7 @@ def write(connection: Connection, rows: Sequence[tuple[Table, Fields]], calls_ea
         FEEDBACK: iter(_write_feedback(connection, of(FEEDBACK), erased, gone)),
         QUEUE: iter([write_review(connection, row, gone) for row in of(QUEUE)]),
     }
-    _remember(connection, of(CALLS), erased, calls_each)
+    _write_calls(connection, of(CALLS), erased, calls_each)
     _add_shadows(connection, [row for row in of(SHADOWS) if row["interaction_id"] not in gone])
     return [next(outcomes[table]) if table in outcomes else "recorded" for table, _ in rows]
 
@@ -54,7 +54,7 @@ def _write_decisions(
     """`erased`: users, and whether their interactions are erased with them. Answers of these are added to `gone`."""
     ids = [row["interaction_id"] for row in rows]
     known = _digests(connection, DECISIONS, "interaction_id", ids)
-    empty = _empty(connection, known)
+    empty = _find_empty(connection, known)
     were_empty = frozenset(empty)
     new: dict[str, Fields] = {}
     outcomes: list[Outcome] = []
@@ -106,7 +106,7 @@ def _digests(connection: Connection, table: Table, key: str, ids: Collection[str
     return {row[0]: row[1] for row in rows}
 
 
-def _empty(connection: Connection, ids: Collection[str]) -> set[str]:
+def _find_empty(connection: Connection, ids: Collection[str]) -> set[str]:
     """Those of `ids` whose decision is empty: a later one takes its place, under a new number, by which who reads on
     finds it."""
     if not ids:
@@ -130,7 +130,7 @@ def _erased_answers(connection: Connection, ids: Collection[str]) -> set[str]:
     return set(connection.scalars(select(DECISIONS.c.interaction_id).where(is_erased)))
 
 
-def _remember(connection: Connection, rows: Sequence[Fields], erased: Mapping[str, bool], most: int) -> None:
+def _write_calls(connection: Connection, rows: Sequence[Fields], erased: Mapping[str, bool], most: int) -> None:
     """Write the last content of each call, and make room: no more than `most` of an owner, `CALLS_KEPT` in all, none
     that has expired.
 
@@ -144,7 +144,7 @@ def _remember(connection: Connection, rows: Sequence[Fields], erased: Mapping[st
         connection.execute(delete(CALLS).where(own.owner == owner, own.call_id.in_(ids)))
     if kept := [row for row in calls.values() if not erased.get(row["user"])]:
         connection.execute(CALLS.insert(), kept)
-    connection.execute(delete(CALLS).where(own.expires_at <= microseconds(datetime.now(UTC))))
+    connection.execute(delete(CALLS).where(own.expires_at <= to_microseconds(datetime.now(UTC))))
     for owner in {owner for owner, _ in calls}:
         newest = select(own.seq).where(own.owner == owner).order_by(own.seq.desc())
         first_over = connection.scalar(newest.offset(most).limit(1)) or 0
@@ -167,5 +167,5 @@ def _add_shadows(connection: Connection, rows: Sequence[Fields]) -> None:
 
 def _conflict(what: str, key: str) -> AbstainError:
     return AbstainError(
-        Code.FAILED_CHECK, f"the {what} '{one_line(key)}' was used before, with another content: give each its own id"
+        Code.FAILED_CHECK, f"the {what} '{format_key(key)}' was used before, with another content: give each its own id"
     )

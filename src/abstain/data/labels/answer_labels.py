@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.config.params import LabelParams
-from abstain.core.contracts import VERDICTS
+from abstain.core.contracts import CRITERIA
 
 
 def select_countable_thumbs(thumbs: pd.DataFrame) -> pd.DataFrame:
@@ -46,30 +46,30 @@ def select_latest_reviews(reviews: pd.DataFrame, params: LabelParams) -> pd.Data
     Args:
         reviews: row, reviewer, reviewed_at, complete, correct, truthful, inclusion_probability (or nan).
     """
-    typed = reviews.astype({**dict.fromkeys(VERDICTS, "bool"), "inclusion_probability": "float64"})
+    typed = reviews.astype({**dict.fromkeys(CRITERIA, "bool"), "inclusion_probability": "float64"})
     moments = typed.groupby(["row", "reviewer", "reviewed_at"], as_index=False).agg(
-        {**dict.fromkeys(VERDICTS, "min"), "inclusion_probability": "max"}
+        {**dict.fromkeys(CRITERIA, "min"), "inclusion_probability": "max"}
     )
     moments["label"] = moments[list(params.require)].all(axis=1)
     return moments.drop_duplicates(["row", "reviewer"], keep="last").reset_index(drop=True)
 
 
-def resolve(last: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
+def resolve_reviews(latest_reviews: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
     """One verdict an answer, by row: label, complete, correct, truthful, inclusion_probability, reviewers.
 
     A verdict is yes where all deciding reviews agree on yes, and `inclusion_probability` is the largest of theirs;
     `reviewers` are the names of those who gave them, in order.
     """
-    by_row = last.groupby("row")
+    by_row = latest_reviews.groupby("row")
     if params.conflicts == "latest":
-        deciding = last["reviewed_at"] == by_row["reviewed_at"].transform("max")
+        deciding = latest_reviews["reviewed_at"] == by_row["reviewed_at"].transform("max")
     elif params.conflicts == "majority":
-        deciding = last["label"] == (by_row["label"].transform("mean") > 0.5)
+        deciding = latest_reviews["label"] == (by_row["label"].transform("mean") > 0.5)
     else:
-        deciding = last["label"] == by_row["label"].transform("min")
-    chosen = last[deciding].groupby("row")
+        deciding = latest_reviews["label"] == by_row["label"].transform("min")
+    chosen = latest_reviews[deciding].groupby("row")
     return (
-        chosen[["label", *VERDICTS]]
+        chosen[["label", *CRITERIA]]
         .min()
         .assign(inclusion_probability=chosen["inclusion_probability"].max(), reviewers=chosen["reviewer"].agg(list))
     )
@@ -83,19 +83,19 @@ def find_disagreements(reviews: pd.DataFrame, params: LabelParams) -> np.ndarray
 
 
 def assign_labels(
-    shown_with: pd.Series, verdicts: pd.DataFrame, balance: np.ndarray, thumbs: pd.DataFrame, params: LabelParams
+    propensity: pd.Series, verdicts: pd.DataFrame, balance: np.ndarray, thumbs: pd.DataFrame, params: LabelParams
 ) -> pd.DataFrame:
     """The label of each answer, a row each: correct (0/1), weight, source (review, thumb, or null: no label), and the
     deciding review's complete, judged_correct, truthful and reviewers, null without one. `drawn`: whether that review
-    was drawn with a known `inclusion_probability`; of other labels this is `shown_with`.
+    was drawn with a known `inclusion_probability`; of other labels this is `propensity`.
 
     Args:
         shown_with: (answers,) the probability with which an answer was shown; nan where it is not known or was not.
-        verdicts: as `resolve` gives them.
+        verdicts: as `resolve_reviews` gives them.
         balance: (answers,) ups less downs.
         thumbs: (answers,) label and weight by the thumbs of an answer; read where `balance` is not 0.
     """
-    answers = len(shown_with)
+    answers = len(propensity)
     reviewed = np.zeros(answers, bool)
     reviewed[verdicts.index] = True
     label, weight = thumbs["label"].to_numpy(bool, copy=True), thumbs["weight"].to_numpy(float)
@@ -111,7 +111,7 @@ def assign_labels(
             "complete": every["complete"].astype("boolean"),
             "judged_correct": every["correct"].astype("boolean"),
             "truthful": every["truthful"].astype("boolean"),
-            "inclusion_probability": every["inclusion_probability"].astype("float64").fillna(shown_with),
+            "inclusion_probability": every["inclusion_probability"].astype("float64").fillna(propensity),
             "drawn": every["inclusion_probability"].notna(),
             "reviewers": every["reviewers"].astype(object).where(reviewed, None),
         }

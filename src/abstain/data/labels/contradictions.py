@@ -10,7 +10,7 @@ Notes:
   contradicted answers is tested against a binomial one, whose share is that of everybody else's comparisons, apart for
   two reviews, an up and a down: who is shown hard questions, or rarely likes anything, is not suspect for that.
 * Users differ, so a person is named only where the odds of a contradiction are more than `ODDS` times those of the
-  others, which are taken at the upper end of their interval. `LEVEL` is the chance to name anybody where nobody is
+  others, which are taken at the upper end of their interval. `ALPHA` is the chance to name anybody where nobody is
   above that: Bonferroni's correction over the persons who could be named at all (Tarone 1990).
 * Whoever contradicts most significantly is named first, and the comparisons with that person are left out before the
   next: those who were contradicted by a wrong reviewer would be named with them. Two reviewers who were compared with
@@ -29,11 +29,11 @@ from scipy.special import betainc, betaincinv, expit, logit
 
 from abstain.core.text import short_name
 
-LEVEL = 0.05
+ALPHA = 0.05
 ODDS = 4.0
 UPPER = 0.95
 """The end of the interval of the others' share that a person is compared with."""
-MOST = 20
+MAX_FLAGGED = 20
 """The most persons that are named."""
 _REVIEWS, _DOWN, _UP = 0, 1, 2
 """What is compared with a review: a review, a thumb down or up."""
@@ -72,15 +72,15 @@ class Contradictions:
     """Those who contradict the others beyond chance, the clearest first, of `judged`: the persons, and their batches,
     with answers enough to be named."""
 
-    judged: int
-    named: tuple[Contradiction, ...]
+    n_tested: int
+    flagged: tuple[Contradiction, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"judged": self.judged, "named": [one.to_dict() for one in self.named]}
+        return {"judged": self.n_tested, "named": [one.to_dict() for one in self.flagged]}
 
 
 def find_contradictions(verdicts: pd.DataFrame, votes: pd.DataFrame, users: Sequence[str]) -> Contradictions:
-    """Who contradicts the others beyond chance, at most `MOST`.
+    """Who contradicts the others beyond chance, at most `MAX_FLAGGED`.
 
     Args:
         verdicts: row, reviewer, label, batch: one verdict a reviewer and answer.
@@ -90,7 +90,7 @@ def find_contradictions(verdicts: pd.DataFrame, votes: pd.DataFrame, users: Sequ
     pairs, units = _pairs(verdicts.reset_index(drop=True), votes, users)
     named: list[Contradiction] = []
     judged = 0
-    while len(pairs) and len(named) < MOST:
+    while len(pairs) and len(named) < MAX_FLAGGED:
         tested = _test(pairs, len(units))
         significant = _significant(tested["least"].to_numpy())
         judged = judged or int((tested["least"] <= significant).sum())
@@ -167,8 +167,8 @@ def _test(pairs: pd.DataFrame, units: int) -> pd.DataFrame:
 
 
 def _significant(least: np.ndarray) -> float:
-    """The p-value from which a person is named: `LEVEL` over the number of those who could be named at it."""
+    """The p-value from which a person is named: `ALPHA` over the number of those who could be named at it."""
     ascending = np.sort(least)
     count = np.arange(1, len(least) + 1)
-    possible = np.searchsorted(ascending, LEVEL / count, side="right")
-    return float(LEVEL / count[np.argmax(possible <= count)])
+    possible = np.searchsorted(ascending, ALPHA / count, side="right")
+    return float(ALPHA / count[np.argmax(possible <= count)])

@@ -106,7 +106,7 @@ def _thumbs(
     params: LabelParams,
 ) -> dict[str, Any]:
     """Thumbs against reviewers on the training rows, and the resulting weights and user reliabilities."""
-    incorrect, correct = (round(effective, 1) for effective in pool.effective)
+    incorrect, correct = (round(effective, 1) for effective in pool.n_eff_by_class)
     down, up = pool.correct_given_thumb
     enough = "" if known else f": {params.min_agreement} of each are needed (labels.min_agreement)"
     return {
@@ -119,7 +119,7 @@ def _thumbs(
                 "thumb": name,
                 "correct": int(pool.votes[thumb, 1]),
                 "incorrect": int(pool.votes[thumb, 0]),
-                "reviewers_agree": _share(up if thumb == UP else down.rest()),
+                "reviewers_agree": _share(up if thumb == UP else down.complement()),
             }
             for name, thumb in (("up", UP), ("down", DOWN))
         ],
@@ -127,7 +127,7 @@ def _thumbs(
         "users": {
             "known": int(votes.loc[votes["user"] > 0, "user"].nunique()),
             "anonymous_thumbs": int((votes["user"] == 0).sum()),
-            "reliability": _quantiles(known.of_users(votes) if known else np.array([])),
+            "reliability": _quantiles(known.compute_user_reliability(votes) if known else np.array([])),
         },
         "label_weight": _quantiles(weights),
         "largest_share": {

@@ -8,8 +8,9 @@ Notes:
   rows, and the growth of a component, move no group into or out of the hold-out.
 * What later twins then have on both sides is resolved at the cost of training: in a component that is small enough
   among the rows there are now, the rows for training and validation with a twin in the hold-out are left out
-  (`excluded`). In larger ones they stay, because they could be most of the training rows; `twin_in_training` marks the
-  hold-out rows that they are twins of. It marks rows for validation with a twin in training, too: none is left out.
+  (`excluded`). In larger ones they stay, because they could be most of the training rows;
+  `has_near_duplicate_in_training` marks the hold-out rows that they are twins of. It marks rows for validation with a
+  twin in training, too: none is left out.
 * By time, no groups are joined: one repeated question would exclude the history of a whole group. Twins of the
   hold-out are left out in the same way.
 * Twins in the newest window change nothing: it shows what is asked now, repeated questions included.
@@ -41,13 +42,13 @@ def split_rows(rows: pd.DataFrame, params: SplitParams) -> pd.DataFrame:
     """
     groups = _first_groups(rows, params.max_component) if params.by == "group" else rows["group"]
     split = assign_splits(groups, rows["asked_at"], params)
-    left_out = _left_out(rows, split, params.max_component)
+    left_out = _must_be_left_out(rows, split, params.max_component)
     return pd.DataFrame(
         {"split": split.mask(left_out, "excluded"), "left_out": left_out, "joined": groups != rows["group"]}
     )
 
 
-def twin_in_training(rows: pd.DataFrame) -> pd.Series:
+def has_near_duplicate_in_training(rows: pd.DataFrame) -> pd.Series:
     """Whether a row of the hold-out has a twin among the rows for training and validation, or one for validation among
     those for training.
 
@@ -88,7 +89,7 @@ def _first_groups(rows: pd.DataFrame, max_component: float) -> pd.Series:
     return pd.Series(names[np.array(decides, int)[codes]], rows.index, dtype="str")
 
 
-def _left_out(rows: pd.DataFrame, split: pd.Series, max_component: float) -> pd.Series:
+def _must_be_left_out(rows: pd.DataFrame, split: pd.Series, max_component: float) -> pd.Series:
     """Whether a row for training or validation has a twin in the hold-out, in a component that is small enough now."""
     codes, names = pd.factorize(rows["group"])
     clusters = _clusters(rows)

@@ -41,7 +41,7 @@ _DIGIT = re.compile(r"\d")
 _I = re.compile(r"I(?:['’]\w+)?")
 
 
-def mask(text: str, product: str | None = None) -> str:
+def mask_names_and_numbers(text: str, product: str | None = None) -> str:
     """`text` as lower-case words, each run of names and numbers replaced by one `MASK`.
 
     Args:
@@ -78,7 +78,12 @@ def find_near_duplicates(batches: Iterable[Iterable[Interaction]]) -> pd.DataFra
     found: dict[str, tuple[int | None, int | None]] = {}
     for batch in batches:
         masked = sorted(
-            (row.asked_at, row.interaction_id, mask(row.question, row.product), mask(row.answer, row.product))
+            (
+                row.asked_at,
+                row.interaction_id,
+                mask_names_and_numbers(row.question, row.product),
+                mask_names_and_numbers(row.answer, row.product),
+            )
             for row in batch
         )
         for _, key, question, answer in masked:

@@ -40,10 +40,10 @@ class Share:
     value: float
     low: float
     high: float
-    effective: float
+    n_eff: float
 
     @classmethod
-    def of(cls, hit: np.ndarray, weight: np.ndarray, answer: np.ndarray) -> Share:
+    def from_votes(cls, hit: np.ndarray, weight: np.ndarray, answer: np.ndarray) -> Share:
         """The share of votes that `hit`; votes on one `answer` count as one, because they judge the same answer."""
         drawn = pd.Series(weight).groupby(answer).sum().to_numpy()
         effective = float(drawn.sum() ** 2 / (drawn**2).sum()) if len(drawn) else 0.0
@@ -51,9 +51,9 @@ class Share:
         low, high = betaincinv(hits + 0.5, effective - hits + 0.5, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         return cls((hits + 0.5) / (effective + 1), float(low), float(high), effective)
 
-    def rest(self) -> Share:
+    def complement(self) -> Share:
         """The share of those that did not."""
-        return Share(1 - self.value, 1 - self.high, 1 - self.low, self.effective)
+        return Share(1 - self.value, 1 - self.high, 1 - self.low, self.n_eff)
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Agreement:
         return np.asarray(np.log([(1 - correct) / (1 - incorrect), correct / incorrect]))
 
     @property
-    def effective(self) -> tuple[float, float]:
+    def n_eff_by_class(self) -> tuple[float, float]:
         """The effective numbers of incorrect and correct answers that have both."""
-        return self.up_given_verdict[0].effective, self.up_given_verdict[1].effective
+        return self.up_given_verdict[0].n_eff, self.up_given_verdict[1].n_eff
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Reliability:
         removed = np.clip((sure - before) / (1 - before), 0, 1)
         return pd.DataFrame({"label": label, "weight": np.round(params.max_thumb_weight * removed, DIGITS)})
 
-    def of_users(self, votes: pd.DataFrame) -> np.ndarray:
+    def compute_user_reliability(self, votes: pd.DataFrame) -> np.ndarray:
         """The expected share of each known user's thumbs in `votes` that agree with a reviewer."""
         correct = expit(logit(self.prior) + self.evidence)
         agrees = np.stack([1 - correct[:, DOWN], correct[:, UP]], axis=1)
@@ -117,7 +117,7 @@ class Reliability:
         return np.asarray(share.groupby(known["user"].to_numpy()).mean())
 
 
-def compare(votes: pd.DataFrame, verdicts: pd.DataFrame) -> Agreement:
+def measure_agreement(votes: pd.DataFrame, verdicts: pd.DataFrame) -> Agreement:
     """Thumbs against verdicts where there are both.
 
     Args:
@@ -129,7 +129,7 @@ def compare(votes: pd.DataFrame, verdicts: pd.DataFrame) -> Agreement:
     first = ~both.duplicated("row").to_numpy()
 
     def share(hit: np.ndarray, among: np.ndarray) -> Share:
-        return Share.of(hit[among], weight[among], answer[among])
+        return Share.from_votes(hit[among], weight[among], answer[among])
 
     return Agreement(
         votes=np.bincount(2 * up + label, minlength=4).reshape(2, 2),
@@ -139,21 +139,21 @@ def compare(votes: pd.DataFrame, verdicts: pd.DataFrame) -> Agreement:
     )
 
 
-def estimate(
-    votes: pd.DataFrame, verdicts: pd.DataFrame, pool: Agreement, users: int, params: LabelParams
+def estimate_reliability(
+    votes: pd.DataFrame, verdicts: pd.DataFrame, pooled: Agreement, users: int, params: LabelParams
 ) -> Reliability | None:
     """The reliability of thumbs by training votes and verdicts; None if fewer than `labels.min_agreement` have both.
 
     Args:
-        pool: `compare` of these votes and verdicts.
+        pool: `measure_agreement` of these votes and verdicts.
         users: the number of known users, in these rows or others, numbered from 1.
     """
-    if min(pool.effective) < params.min_agreement:
+    if min(pooled.n_eff_by_class) < params.min_agreement:
         return None
     model = _by_dawid_skene if params.thumb_model == "dawid_skene" else _by_agreement
-    evidence = model(votes, verdicts, users, pool, params.user_shrinkage)
-    evidence[0] = pool.evidence
-    return Reliability(pool.prior.value, evidence)
+    evidence = model(votes, verdicts, users, pooled, params.user_shrinkage)
+    evidence[0] = pooled.evidence
+    return Reliability(pooled.prior.value, evidence)
 
 
 def _reviewed(votes: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:

@@ -27,19 +27,19 @@ from abstain.core.text import is_refusal
 from abstain.data.labels.answer_labels import (
     assign_labels,
     find_disagreements,
-    resolve,
+    resolve_reviews,
     select_countable_thumbs,
     select_latest_reviews,
 )
 from abstain.data.labels.contradictions import find_contradictions
 from abstain.data.labels.data_card import data_card
-from abstain.data.labels.near_duplicate_splits import split_rows, twin_in_training
+from abstain.data.labels.near_duplicate_splits import has_near_duplicate_in_training, split_rows
 from abstain.data.labels.near_duplicates import TWINS, find_near_duplicates
-from abstain.data.labels.reliability import compare, estimate
+from abstain.data.labels.reliability import estimate_reliability, measure_agreement
 from abstain.data.labels.user_share import cap_user_weights
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import check_splits, since
+from abstain.data.store.splits import check_splits, is_asked_since
 
 INTERACTION = (
     *("interaction_id", "asked_at", "group", "product", "line_of_business", "decision", "propensity", "batch"),
@@ -63,10 +63,10 @@ DATA_CARD_COLUMNS = (
 def read_training_table(
     store: DataStore, labels: LabelParams, split: SplitParams
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """`training_table` of everything in `store`. Raises `AbstainError` as that, and for a broken row."""
+    """`build_training_table` of everything in `store`. Raises `AbstainError` as that, and for a broken row."""
     frames = read_frames(store)
     interactions = frames.interactions.join(_read_texts(store, labels), on="interaction_id")
-    return training_table(interactions, frames.feedback, frames.reviews, labels, split)
+    return build_training_table(interactions, frames.thumbs, frames.reviews, labels, split)
 
 
 def find_uncounted_reviews(store: DataStore, labels: LabelParams, split: SplitParams, at: datetime) -> dict[str, str]:
@@ -96,11 +96,13 @@ def _read_texts(store: DataStore, labels: LabelParams) -> pd.DataFrame:
             refusal[row.interaction_id] = is_refusal(row.answer, labels.refusals)
             yield row
 
-    twins = find_near_duplicates(noted(store.iter_part_rows(part, Interaction)) for part in store.parts(Interaction))
+    twins = find_near_duplicates(
+        noted(store.iter_part_rows(part, Interaction)) for part in store.list_part_files(Interaction)
+    )
     return twins.assign(refusal=pd.Series(refusal, dtype=bool))
 
 
-def training_table(
+def build_training_table(
     interactions: pd.DataFrame, feedback: pd.DataFrame, reviews: pd.DataFrame, labels: LabelParams, split: SplitParams
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The table and its summary for the data card. Other columns are ignored.
@@ -132,12 +134,12 @@ def training_table(
     user, names = pd.factorize(thumbs["user"], sort=True)
     votes = select_countable_thumbs(thumbs.assign(user=user + 1))
     last = select_latest_reviews(judged, labels)
-    verdicts = resolve(last, labels)
+    verdicts = resolve_reviews(last, labels)
 
     train = (asked["split"] == "train").to_numpy(bool)
     learnt = votes[train[votes["row"]]], verdicts[train[verdicts.index]]
-    pool = compare(*learnt)
-    known = estimate(*learnt, pool, len(names), labels)
+    pool = measure_agreement(*learnt)
+    known = estimate_reliability(*learnt, pool, len(names), labels)
     balance = np.bincount(votes["row"], np.where(votes["up"], 1, -1), len(asked))
     by_thumb = pd.DataFrame({"label": balance > 0, "weight": labels.thumb_weight})
     evidence = np.where(votes["up"], 1.0, -1.0)
@@ -153,7 +155,9 @@ def training_table(
     against = verdicts["label"] != (balance > 0)[verdicts.index]
     answers["thumbs_disagree"] = asked.index.isin(verdicts.index[against & (balance[verdicts.index] != 0)])
     labelled = answers["source"].notna()
-    answers["twin_in_training"] = twin_in_training(answers[labelled]).reindex(answers.index, fill_value=False)
+    answers["twin_in_training"] = has_near_duplicate_in_training(answers[labelled]).reindex(
+        answers.index, fill_value=False
+    )
     table = answers.loc[labelled, list(COLUMNS)].reset_index(drop=True)
     check_splits(table["split"], table["correct"] == 1, split.by)
     counted = answers[list(DATA_CARD_COLUMNS)].assign(
@@ -182,6 +186,6 @@ def _attach_row_numbers(
     row = ids.get_indexer(pd.Index(rows["interaction_id"]))
     # One more at the end, for the rows of unknown answers (-1).
     held, left_out = (np.append(splits == name, False)[row] for name in ("holdout", "excluded"))
-    counts = (row >= 0) & ~left_out & ~(held & since(rows[columns[0]], frozen_at))
+    counts = (row >= 0) & ~left_out & ~(held & is_asked_since(rows[columns[0]], frozen_at))
     placed: pd.DataFrame = rows.loc[counts, list(columns)].assign(row=row[counts])
     return placed

@@ -43,7 +43,7 @@ class StoreFrames:
     """The three tables, rows in order of arrival; `group` may not straddle splits and is never missing."""
 
     interactions: pd.DataFrame
-    feedback: pd.DataFrame
+    thumbs: pd.DataFrame
     reviews: pd.DataFrame
 
 
@@ -55,7 +55,9 @@ def read_frames(store: DataStore) -> StoreFrames:
 
 
 def _frame(store: DataStore, contract: type[Stored], columns: dict[str, str]) -> pd.DataFrame:
-    parts = [_part(store.iter_part_rows(path, contract), columns, path.stem) for path in store.parts(contract)]
+    parts = [
+        _part(store.iter_part_rows(path, contract), columns, path.stem) for path in store.list_part_files(contract)
+    ]
     empty = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in columns.items()})
     return pd.concat(parts, ignore_index=True) if parts else empty
 

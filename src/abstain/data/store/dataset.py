@@ -60,7 +60,7 @@ _ORDER = (
 """The order in which a batch's files are moved in: referenced files come first, the sources' states last."""
 APPENDED_FILES = ("documents.jsonl", "chunks.jsonl", "batches.jsonl")
 """The files that are a dependency of the DAG each."""
-NO_ROWS = b"\n"
+EMPTY_TABLE = b"\n"
 """The content of one of `APPENDED_FILES` without a row: DVC warns of an empty file, each time."""
 
 REVIEW_QUEUE = "review-queue"
@@ -100,16 +100,16 @@ class DataStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def parts(self, contract: type[Row]) -> list[Path]:
+    def list_part_files(self, contract: type[Row]) -> list[Path]:
         """The files of a table, in order of arrival."""
         return sorted((self.folder / TABLES[contract]).glob("*.jsonl"))
 
-    def rows(self, contract: type[R]) -> Iterator[R]:
+    def iter_rows(self, contract: type[R]) -> Iterator[R]:
         """Every row of a table, in order of arrival, one in memory at a time.
 
         Raises `AbstainError` naming file and line of the first row that breaks its contract.
         """
-        for part in self.parts(contract):
+        for part in self.list_part_files(contract):
             yield from read_rows(part, contract)
 
     def iter_part_rows(self, part: Path, contract: type[R]) -> Iterator[R]:
@@ -120,7 +120,7 @@ class DataStore:
         """These interactions, in this order. Raises `KeyError` for one that does not exist."""
         wanted = list(ids)
         among = set(wanted)
-        found = {row.interaction_id: row for row in self.rows(Interaction) if row.interaction_id in among}
+        found = {row.interaction_id: row for row in self.iter_rows(Interaction) if row.interaction_id in among}
         return [found[key] for key in wanted]
 
     def document_files(self) -> list[Path]:
@@ -128,7 +128,7 @@ class DataStore:
         folder = self.folder / "documents"
         return sorted(path for suffix in DOCUMENT_SUFFIXES for path in folder.glob(f"*{suffix}"))
 
-    def versions(self) -> Iterator[DocumentVersion]:
+    def iter_document_versions(self) -> Iterator[DocumentVersion]:
         """Every version of every document, in order of arrival, removals among them."""
         return read_rows(self.folder / "documents.jsonl", DocumentVersion)
 
@@ -139,20 +139,20 @@ class DataStore:
     def batches(self) -> tuple[IngestedBatch, ...]:
         return tuple(read_rows(self.folder / "batches.jsonl", IngestedBatch))
 
-    def held(self) -> dict[str, Path]:
+    def pending_files(self) -> dict[str, Path]:
         """The files of thumbs and reviews whose interaction is not known yet, by table."""
         files = {table: self.folder / "held" / f"{table}.jsonl" for table in ("feedback", "reviews")}
         return {table: path for table, path in files.items() if path.exists()}
 
-    def index(self) -> KeyIndex:
+    def build_key_index(self) -> KeyIndex:
         """Every stored row of the three tables, by identity."""
         index = KeyIndex()
         for contract, table in TABLES.items():
-            for part in self.parts(contract):
+            for part in self.list_part_files(contract):
                 index.add_file(table, part)
         return index
 
-    def state(self, source: str) -> dict[str, Any]:
+    def read_source_state(self, source: str) -> dict[str, Any]:
         """The state of `source`; empty before its first reading."""
         path = self.folder / "sources" / f"{source}.json"
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -165,7 +165,7 @@ class DataStore:
 
     def require_interactions(self) -> DataStore:
         """This store, for a stage that needs interactions: raises `AbstainError` where there are none."""
-        if not any(part.stat().st_size for part in self.parts(Interaction)):
+        if not any(part.stat().st_size for part in self.list_part_files(Interaction)):
             raise AbstainError(Code.NO_ROWS, "no interactions in data/: run `abstain ingest FILE...` first")
         return self
 
@@ -179,7 +179,7 @@ class StagedBatch:
 
     def __init__(self, store: DataStore) -> None:
         self._store = store
-        numbers = [int(part.stem) for contract in TABLES for part in store.parts(contract)]
+        numbers = [int(part.stem) for contract in TABLES for part in store.list_part_files(contract)]
         self.batch = f"{max(numbers, default=0) + 1:06d}"
         self._parts: dict[str, IndexedWriter] = {}
         self._gone: list[Path] = []
@@ -210,11 +210,11 @@ class StagedBatch:
         for part in self._parts.values():
             part.flush()
 
-    def write(self, name: str, content: bytes) -> None:
+    def stage_file(self, name: str, content: bytes) -> None:
         """The whole new content of a file of the data folder, `name` relative to it."""
         write_atomically(self.folder / name, content)
 
-    def delete(self, path: Path) -> None:
+    def stage_deletion(self, path: Path) -> None:
         """A file of the data folder that is to go."""
         self._gone.append(path)
 
@@ -237,11 +237,11 @@ class StagedBatch:
         """Make every table exist once there are rows of any: a dependency of the DAG may be empty, but not missing."""
         folder = self._store.folder
         for contract, table in TABLES.items():
-            if table not in self._parts and not self._store.parts(contract):
-                self.write(f"{table}/{self.batch}.jsonl", b"")
+            if table not in self._parts and not self._store.list_part_files(contract):
+                self.stage_file(f"{table}/{self.batch}.jsonl", b"")
         for name in APPENDED_FILES:
             if not (folder / name).exists() and not (self.folder / name).exists():
-                self.write(name, NO_ROWS)
+                self.stage_file(name, EMPTY_TABLE)
 
 
 def create_empty_store(folder: Path) -> None:
@@ -249,7 +249,7 @@ def create_empty_store(folder: Path) -> None:
     for table in TABLES.values():
         write_atomically(folder / table / "000000.jsonl", b"")
     for name in APPENDED_FILES:
-        write_atomically(folder / name, NO_ROWS)
+        write_atomically(folder / name, EMPTY_TABLE)
 
 
 def is_review_queue(source: str) -> bool:

@@ -24,7 +24,7 @@ CONTRACTS: dict[str, type[Stored]] = {"interactions": Interaction, "feedback": T
 
 T = TypeVar("T")
 
-AT_ONCE = 20_000
+BLOCK_ROWS = 20_000
 """Rows that are in memory together."""
 
 _PACKED = struct.Struct("<16sqIQI")
@@ -34,7 +34,7 @@ class IndexedRow(NamedTuple):
     """A known row: digest of its content, moment (microseconds), and where its line lies."""
 
     content: bytes
-    moment: int
+    timestamp_us: int
     file: int
     offset: int
     length: int
@@ -69,7 +69,7 @@ class KeyIndex:
         return len(self._files) - 1
 
     def add(self, row: RecordKey | Record, file: int, offset: int, length: int) -> None:
-        self._entries.setdefault(row.identity, _PACKED.pack(row.content, row.moment, file, offset, length))
+        self._entries.setdefault(row.identity, _PACKED.pack(row.content, row.timestamp_us, file, offset, length))
 
     def find(self, identity: bytes) -> IndexedRow | None:
         packed = self._entries.get(identity)
@@ -78,7 +78,7 @@ class KeyIndex:
     def asked_at(self, interaction_id: str) -> datetime | None:
         """When an interaction was asked; None where it is not known."""
         found = self.find(interaction_identity(interaction_id))
-        return None if found is None else from_microseconds(found.moment)
+        return None if found is None else from_microseconds(found.timestamp_us)
 
     def read(self, entry: IndexedRow) -> Stored:
         """The row itself, read from its file."""
@@ -98,8 +98,8 @@ class IndexedWriter:
         self.rows = 0
 
     def append(self, line: Record) -> None:
-        self._index.add(line, self._number, self._file.tell(), len(line.text))
-        self._file.write(line.text + b"\n")
+        self._index.add(line, self._number, self._file.tell(), len(line.line))
+        self._file.write(line.line + b"\n")
         self.rows += 1
 
     def flush(self) -> None:

@@ -3,9 +3,9 @@
 Notes:
 
 * Lengths are counted in half octaves of characters, languages by ISO 639 code: one kind of table for both.
-* Languages are detected (py3langid) in at most `TEXTS` questions and as many answers of a batch, those whose
-  interactions have the smallest digests: a sample independent of the order. Short texts often have no certain language
-  (`und`).
+* Languages are detected (py3langid) in at most `MAX_LANGUAGE_SAMPLES` questions and as many answers of a batch, those
+  whose interactions have the smallest digests: a sample independent of the order. Short texts often have no certain
+  language (`und`).
 * Only counts are kept. They identify no person once the texts are deleted.
 """
 
@@ -22,7 +22,7 @@ from pydantic import Field
 from abstain.core.contracts import Interaction, Row
 from abstain.data.store.record_keys import Record
 
-TEXTS = 1_000
+MAX_LANGUAGE_SAMPLES = 1_000
 """Texts of each kind whose language is detected, a batch."""
 
 LANGUAGE_SAMPLE_CHARS = 500
@@ -42,12 +42,15 @@ class Profile(Row):
     rows: int = 0
     counts: dict[str, dict[str, int]] = Field(default_factory=dict)
 
-    def of(self, measure: str) -> dict[str, int]:
+    def get_counts(self, measure: str) -> dict[str, int]:
         """The counts of one measure, empty where it was not taken."""
         return self.counts.get(measure, {})
 
     def __add__(self, other: Profile) -> Profile:
-        added = {name: Counter(self.of(name)) + Counter(other.of(name)) for name in {**self.counts, **other.counts}}
+        added = {
+            name: Counter(self.get_counts(name)) + Counter(other.get_counts(name))
+            for name in {**self.counts, **other.counts}
+        }
         return Profile(rows=self.rows + other.rows, counts={name: dict(counts) for name, counts in added.items()})
 
 
@@ -73,7 +76,7 @@ class Profiler:
             row.question[:LANGUAGE_SAMPLE_CHARS],
             row.answer[:LANGUAGE_SAMPLE_CHARS],
         )
-        if len(self._sample) < TEXTS:
+        if len(self._sample) < MAX_LANGUAGE_SAMPLES:
             heapq.heappush(self._sample, entry)
         else:
             heapq.heappushpop(self._sample, entry)
@@ -82,7 +85,7 @@ class Profiler:
         """The counts so far."""
         counts: dict[str, Counter[str]] = dict(self._lengths)
         for name, position in zip(LANGUAGES, (1, 2), strict=True):
-            counts[name] = Counter(language(str(entry[position])) for entry in self._sample)
+            counts[name] = Counter(detect_language(str(entry[position])) for entry in self._sample)
         return Profile(rows=self._rows, counts={name: dict(sorted(found.items())) for name, found in counts.items()})
 
 
@@ -91,7 +94,7 @@ def get_length_bin(length: int) -> str:
     return "0" if length < 1 else str(math.ceil(2 ** (math.floor(2 * math.log2(length)) / 2)))
 
 
-def language(text: str) -> str:
+def detect_language(text: str) -> str:
     """ISO 639 code of the likeliest language of `text`, `und` where none is."""
     code: str = _identifier().classify(text)[0]
     return code

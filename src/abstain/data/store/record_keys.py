@@ -27,10 +27,10 @@ class Record(NamedTuple):
     """One row with its canonical line (without the line break), its digests, and its moment as in `RecordKey`."""
 
     row: Stored
-    text: bytes
+    line: bytes
     identity: bytes
     content: bytes
-    moment: int
+    timestamp_us: int
 
     @property
     def key(self) -> str:
@@ -49,18 +49,18 @@ class RecordKey(NamedTuple):
 
 def make_record(row: Stored) -> Record:
     """`row` as it is stored."""
-    text = row.canonical().encode()
+    text = row.to_json_line().encode()
     content = _digest(text)
     key = row.interaction_id
     match row:
         case Interaction():
-            return Record(row, text, interaction_identity(key), content, microseconds(row.asked_at))
+            return Record(row, text, interaction_identity(key), content, to_microseconds(row.asked_at))
         case Thumb():
-            moment = microseconds(row.given_at)
-            return Record(row, text, _reply(b"f", key, moment, row.user, content), content, moment)
+            moment = to_microseconds(row.given_at)
+            return Record(row, text, _make_feedback_record(b"f", key, moment, row.user, content), content, moment)
         case Review():
-            moment = microseconds(row.reviewed_at)
-            return Record(row, text, _reply(b"r", key, moment, row.reviewer, content), content, moment)
+            moment = to_microseconds(row.reviewed_at)
+            return Record(row, text, _make_feedback_record(b"r", key, moment, row.reviewer, content), content, moment)
 
 
 def parse_key(table: str, text: bytes) -> RecordKey:
@@ -69,17 +69,19 @@ def parse_key(table: str, text: bytes) -> RecordKey:
     content = _digest(text)
     key = fields["interaction_id"]
     if table == "interactions":
-        return RecordKey(interaction_identity(key), content, microseconds(datetime.fromisoformat(fields["asked_at"])))
+        return RecordKey(
+            interaction_identity(key), content, to_microseconds(datetime.fromisoformat(fields["asked_at"]))
+        )
     at, who = ("given_at", "user") if table == "feedback" else ("reviewed_at", "reviewer")
-    moment = microseconds(datetime.fromisoformat(fields[at]))
-    return RecordKey(_reply(table[:1].encode(), key, moment, fields[who], content), content, moment)
+    moment = to_microseconds(datetime.fromisoformat(fields[at]))
+    return RecordKey(_make_feedback_record(table[:1].encode(), key, moment, fields[who], content), content, moment)
 
 
 def interaction_identity(interaction_id: str) -> bytes:
     return _digest(b"i\0" + interaction_id.encode())
 
 
-def microseconds(moment: datetime) -> int:
+def to_microseconds(moment: datetime) -> int:
     """Since 1970, exact."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
@@ -88,7 +90,7 @@ def from_microseconds(microseconds: int) -> datetime:
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
-def _reply(kind: bytes, interaction_id: str, moment: int, who: str | None, content: bytes) -> bytes:
+def _make_feedback_record(kind: bytes, interaction_id: str, moment: int, who: str | None, content: bytes) -> bytes:
     """The content of an anonymous thumb is its identity: two equal ones may come from two people."""
     if who is None:
         return _digest(kind + b"\0" + content)

@@ -35,7 +35,7 @@ MIN_SAMPLED = 100
 """With fewer reviews that were drawn with known probabilities, the others count, too."""
 
 
-def uniform(seed: int, group: str) -> float:
+def hash_to_unit_interval(seed: int, group: str) -> float:
     """A number in [0, 1) that depends on `seed` and `group` alone: the top 53 bits of a sha256."""
     digest = hashlib.sha256(f"{seed}:{group}".encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
@@ -49,11 +49,13 @@ def assign_splits(groups: pd.Series, asked_at: pd.Series, params: SplitParams) -
         asked_at: timestamps in UTC, aligned with `groups`.
     """
     codes, names = pd.factorize(groups)
-    position = np.array([uniform(params.seed, name) for name in names], float)
-    frozen = since(asked_at, params.holdout_frozen_at)
+    position = np.array([hash_to_unit_interval(params.seed, name) for name in names], float)
+    frozen = is_asked_since(asked_at, params.holdout_frozen_at)
     if params.by == "group":
         held, drawn = position < params.holdout, position < params.holdout + params.validation
-        late = np.ones(len(codes), bool) if params.holdout_from is None else since(asked_at, params.holdout_from)
+        late = (
+            np.ones(len(codes), bool) if params.holdout_from is None else is_asked_since(asked_at, params.holdout_from)
+        )
         of_held = np.where(frozen, "newest", np.where(late, "holdout", "excluded"))
         split = np.where(held[codes], of_held, _train_or(drawn[codes]))
     else:
@@ -65,7 +67,7 @@ def assign_splits(groups: pd.Series, asked_at: pd.Series, params: SplitParams) -
     return pd.Series(split, index=groups.index, dtype="str")
 
 
-def since(moments: pd.Series, frozen_at: datetime | None) -> np.ndarray:
+def is_asked_since(moments: pd.Series, frozen_at: datetime | None) -> np.ndarray:
     """Which of `moments` (UTC) are not before the date on which the hold-out froze: none where it has not frozen."""
     return np.zeros(len(moments), bool) if frozen_at is None else (moments >= frozen_at).to_numpy(bool)
 
@@ -110,20 +112,20 @@ def _remedy(split: Split, by: str) -> str:
     return f"too few groups have all questions before split.holdout_from: move that{fraction}, or split by group"
 
 
-def reviewed(frame: pd.DataFrame) -> pd.DataFrame:
+def select_reviewed(frame: pd.DataFrame) -> pd.DataFrame:
     """The reviewed rows of the training table: thumbs indicate usefulness, not correctness, and cannot test it."""
     return frame[frame["source"] == "review"]
 
 
-def by_how_chosen(rows: pd.DataFrame, of_all: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
+def split_by_sampling(rows: pd.DataFrame, sampled_only: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The reviewed `rows` that count, and those apart from them.
 
     Where at least `MIN_SAMPLED` were `drawn` with known probabilities, these stand for all answers, and reviews that
     chose themselves say nothing more of these. With fewer, all count, and stand for answers like them. They do so, too,
-    where they are to check a guarantee that is not `of_all` answers.
+    where they are to check a guarantee that is not `sampled_only` answers.
     """
     drawn = rows["drawn"]
-    if not of_all or drawn.sum() < MIN_SAMPLED:
+    if not sampled_only or drawn.sum() < MIN_SAMPLED:
         return rows, rows.iloc[:0]
     return rows[drawn], rows[~drawn]
 

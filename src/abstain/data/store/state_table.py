@@ -185,10 +185,10 @@ class StateTable(Sequence[Tensor]):
     def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
         """Return one row, or the list of a slice's rows: a slice is a batch, and is read."""
         if isinstance(index, slice):
-            return self.take(range(len(self))[index])
-        return self.take([range(len(self))[index]])[0]
+            return self.read_rows(range(len(self))[index])
+        return self.read_rows([range(len(self))[index]])[0]
 
-    def take(self, indices: Iterable[int]) -> list[Tensor]:
+    def read_rows(self, indices: Iterable[int]) -> list[Tensor]:
         """Read the rows of `indices`, in their order."""
         chosen = np.fromiter(indices, np.int64)
         token, descriptor = self.width * self._dtype.itemsize, self._file.fileno()

@@ -36,7 +36,7 @@ class Expectation:
 
     In its message, `{value}` is the row's value, `{percent}` the value as a share, and `{row}` the row's name.
 
-    A missing value (None, nan) satisfies every expectation but `present`: there is nothing to check.
+    A missing value (None, nan) satisfies every expectation but `expect_present`: there is nothing to check.
     """
 
     column: str
@@ -58,7 +58,7 @@ class ValidatedRows:
 
 
 @dataclass(frozen=True)
-class Known:
+class ExistingData:
     """Earlier data: rows by identity, every document that ever existed, the retrievable chunks."""
 
     index: KeyIndex
@@ -66,19 +66,19 @@ class Known:
     chunk_ids: Set[str] = frozenset()
 
 
-def present(column: str) -> Expectation:
+def expect_present(column: str) -> Expectation:
     return Expectation(column, "ExpectColumnValuesToNotBeNull", _empty(column))
 
 
-def unique(column: str, reason: Reason) -> Expectation:
+def expect_unique(column: str, reason: Reason) -> Expectation:
     return Expectation(column, "ExpectColumnValuesToBeUnique", reason)
 
 
-def one_of(column: str, values: list[Any], reason: Reason, severity: Severity = "error") -> Expectation:
+def expect_one_of(column: str, values: list[Any], reason: Reason, severity: Severity = "error") -> Expectation:
     return Expectation(column, "ExpectColumnValuesToBeInSet", reason, severity, {"value_set": values})
 
 
-def between(column: str, reason: Reason, severity: Severity = "error", **bounds: Any) -> Expectation:
+def expect_between(column: str, reason: Reason, severity: Severity = "error", **bounds: Any) -> Expectation:
     return Expectation(column, "ExpectColumnValuesToBeBetween", reason, severity, bounds)
 
 
@@ -102,18 +102,18 @@ def _twice(name: str) -> Reason:
 def _expect_max_length(name: str, params: ValidationParams, column: str | None = None) -> Expectation:
     limit = params.max_text_chars
     message = f"{{value}} characters, {limit} allowed (validation.max_text_chars)"
-    return between(column or f"{name}_chars", _failed(name, message, ReasonKind.TOO_LONG), max_value=limit)
+    return expect_between(column or f"{name}_chars", _failed(name, message, ReasonKind.TOO_LONG), max_value=limit)
 
 
 def _expect_not_in_future(name: str, params: ValidationParams) -> Expectation:
     skew = params.max_clock_skew_seconds
     message = f"{{value}} s in the future, {skew:g} allowed (validation.max_clock_skew_seconds)"
-    return between(f"{name}_seconds_ahead", _failed(name, message), max_value=skew)
+    return expect_between(f"{name}_seconds_ahead", _failed(name, message), max_value=skew)
 
 
 def _new(column: str, twice: Reason, known: Reason | None = None) -> tuple[Expectation, Expectation]:
     """Unique in this batch, else `twice`, and in earlier ones, else `known`."""
-    return unique(column, twice), one_of("known_before", [False], known or twice)
+    return expect_unique(column, twice), expect_one_of("known_before", [False], known or twice)
 
 
 def _expect_timely(name: str, params: ValidationParams) -> list[Expectation]:
@@ -121,13 +121,13 @@ def _expect_timely(name: str, params: ValidationParams) -> list[Expectation]:
     early = _failed(name, "before the question was asked ({value} days)")
     message = f"{{value}} days after the question, {days:g} allowed (validation.max_feedback_delay_days)"
     return [
-        between("delay_days", early, min_value=-params.max_clock_skew_seconds / 86400),
-        between("delay_days", _failed(name, message, ReasonKind.TOO_LATE), max_value=days),
+        expect_between("delay_days", early, min_value=-params.max_clock_skew_seconds / 86400),
+        expect_between("delay_days", _failed(name, message, ReasonKind.TOO_LATE), max_value=days),
         _expect_not_in_future(name, params),
     ]
 
 
-def suites(
+def build_suites(
     params: ValidationParams, *, with_documents: bool, unknown_contexts: Severity = "error"
 ) -> dict[str, tuple[Expectation, ...]]:
     """The expectations by table. Without any documents, contexts are not checked against them.
@@ -136,55 +136,57 @@ def suites(
     handbook cannot cite it.
     """
     interactions = [
-        present("interaction_id"),
+        expect_present("interaction_id"),
         *_new("interaction_id", _twice("interaction_id"), _failed("interaction_id", "occurs more than once")),
-        present("asked_at"),
+        expect_present("asked_at"),
         _expect_not_in_future("asked_at", params),
-        between("question_chars", _empty("question"), min_value=1),
+        expect_between("question_chars", _empty("question"), min_value=1),
         _expect_max_length("question", params),
-        between("answer_chars", _empty("answer"), min_value=1),
+        expect_between("answer_chars", _empty("answer"), min_value=1),
         _expect_max_length("answer", params),
         _expect_max_length("contexts", params, "longest_context_chars"),
-        present("model"),
-        between("contexts", _failed("contexts", "answered without any context"), "warning", min_value=1),
-        one_of("scores_not_finite", [""], _failed("writer", "{value} is no finite number")),
-        between(
+        expect_present("model"),
+        expect_between("contexts", _failed("contexts", "answered without any context"), "warning", min_value=1),
+        expect_one_of("scores_not_finite", [""], _failed("writer", "{value} is no finite number")),
+        expect_between(
             "largest_token_log_prob",
             _failed("token_log_probs", "{value} is above 0: no log-probability is"),
             max_value=0,
         ),
-        one_of("decision", ["shown", "withheld"], _failed("decision", "'{value}' is neither shown nor withheld")),
-        between(
+        expect_one_of(
+            "decision", ["shown", "withheld"], _failed("decision", "'{value}' is neither shown nor withheld")
+        ),
+        expect_between(
             "propensity", _failed("propensity", "{value} is not in (0, 1]"), min_value=0, max_value=1, strict_min=True
         ),
-        one_of("decided", [True], _failed("propensity", "there is no decision beside it: shown or withheld")),
+        expect_one_of("decided", [True], _failed("propensity", "there is no decision beside it: shown or withheld")),
     ]
     if with_documents:
         unknown = _failed("contexts", "no ingested document holds {value}", ReasonKind.UNKNOWN_CONTEXTS)
         outdated = _failed("contexts", "{value} is not retrievable any more, or never was")
         interactions += [
-            one_of("unknown_contexts", [""], unknown, unknown_contexts),
-            one_of("outdated_contexts", [""], outdated, "warning"),
+            expect_one_of("unknown_contexts", [""], unknown, unknown_contexts),
+            expect_one_of("outdated_contexts", [""], outdated, "warning"),
         ]
-    known = one_of("interaction_known", [True], _failed("interaction_id", "there is no such interaction"))
+    known = expect_one_of("interaction_known", [True], _failed("interaction_id", "there is no such interaction"))
     return {
         "interactions": tuple(interactions),
         "feedback": (
-            present("interaction_id"),
+            expect_present("interaction_id"),
             known,
             *_new("identity", _failed("thumb", "this user gave two thumbs at the same time")),
-            one_of("thumb", ["up", "down"], _failed("thumb", "'{value}' is neither up nor down")),
+            expect_one_of("thumb", ["up", "down"], _failed("thumb", "'{value}' is neither up nor down")),
             *_expect_timely("given_at", params),
             _expect_max_length("comment", params),
         ),
         "reviews": (
-            present("interaction_id"),
+            expect_present("interaction_id"),
             known,
             *_new("identity", _failed("review", "this reviewer gave two verdicts at the same time")),
-            present("reviewer"),
+            expect_present("reviewer"),
             *_expect_timely("reviewed_at", params),
             _expect_max_length("ideal_answer", params),
-            between(
+            expect_between(
                 "inclusion_probability",
                 _failed("inclusion_probability", f"{{value}} is not in [{MIN_INCLUSION_PROBABILITY:g}, 1]"),
                 min_value=MIN_INCLUSION_PROBABILITY,
@@ -192,22 +194,24 @@ def suites(
             ),
         ),
         "documents": (
-            present("doc_id"),
-            unique("doc_id", _twice("doc_id")),
+            expect_present("doc_id"),
+            expect_unique("doc_id", _twice("doc_id")),
             _expect_not_in_future("updated_at", params),
-            between(
+            expect_between(
                 "chunks",
                 _failed("document", "nothing in it can be retrieved: write text below a heading"),
                 min_value=1,
             ),
         ),
         "chunks": (
-            present("chunk_id"),
-            unique("chunk_id", _twice("chunk_id")),
-            one_of("kind", ["text", "table", "list"], _failed("kind", "'{value}' is neither text, table nor list")),
-            between("text_chars", _empty("text"), min_value=1),
+            expect_present("chunk_id"),
+            expect_unique("chunk_id", _twice("chunk_id")),
+            expect_one_of(
+                "kind", ["text", "table", "list"], _failed("kind", "'{value}' is neither text, table nor list")
+            ),
+            expect_between("text_chars", _empty("text"), min_value=1),
             _expect_max_length("text", params),
-            one_of("document_known", [True], _failed("doc_id", "there is no such document")),
-            one_of("document_named", [True], _failed("chunk_id", "does not open with its doc_id and '#'")),
+            expect_one_of("document_known", [True], _failed("doc_id", "there is no such document")),
+            expect_one_of("document_named", [True], _failed("chunk_id", "does not open with its doc_id and '#'")),
         ),
     }

@@ -10,14 +10,14 @@ from typing import Any
 
 from abstain.core.contracts import UNNAMED_PREFIX, Interaction, Review, Thumb, get_document_id
 from abstain.data.store.record_keys import Record, from_microseconds
-from abstain.data.validation.checks import Known, ValidatedRows
+from abstain.data.validation.checks import ExistingData, ValidatedRows
 
 Table = list[dict[str, Any]]
 
 
-def tables(rows: ValidatedRows, known: Known, now: datetime) -> dict[str, Table]:
+def build_tables(rows: ValidatedRows, known: ExistingData, now: datetime) -> dict[str, Table]:
     """The columns of the expectations; `row` is the key of the row they belong to."""
-    asked = {line.row.interaction_id: from_microseconds(line.moment) for line in rows.interactions}
+    asked = {line.row.interaction_id: from_microseconds(line.timestamp_us) for line in rows.interactions}
     chunk_counts = Counter(chunk.doc_id for chunk in rows.chunks if chunk.removed_at is None)
 
     def reply(line: Record, at: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def tables(rows: ValidatedRows, known: Known, now: datetime) -> dict[str, Table]
     }
 
 
-def _interaction(line: Record, known: Known, now: datetime) -> dict[str, Any]:
+def _interaction(line: Record, known: ExistingData, now: datetime) -> dict[str, Any]:
     row = line.row
     assert isinstance(row, Interaction)
     cited = [context.chunk_id for context in row.contexts if not context.chunk_id.startswith(UNNAMED_PREFIX)]
@@ -84,7 +84,7 @@ def _interaction(line: Record, known: Known, now: datetime) -> dict[str, Any]:
         "row": line.key,
         "interaction_id": row.interaction_id,
         "known_before": known.index.find(line.identity) is not None,
-        "asked_at": line.moment,
+        "asked_at": line.timestamp_us,
         "asked_at_seconds_ahead": _seconds(row.asked_at, now),
         "question_chars": len(row.question),
         "answer_chars": len(row.answer),

@@ -4,7 +4,7 @@ Notes:
 
 * Lengths and languages use one measure, the population stability index. Drift is a warning: it indicates that the
   newest window needs attention, not that a row is invalid.
-* A batch that is too small is joined with the ones before it, on both sides: `windows`.
+* A batch that is too small is joined with the ones before it, on both sides: `select_newest_and_previous`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from abstain.config.params import QualityParams
 from abstain.core.codes import Code
 from abstain.core.reasons import Reason
 from abstain.data.store.profile import MEASURES, Profile
-from abstain.data.validation.checks import between
+from abstain.data.validation.checks import expect_between
 from abstain.data.validation.runner import ValidationResult, run_suites
 
 RARE = 0.01
@@ -27,20 +27,20 @@ RARE = 0.01
 
 def validate_drift(profiles: Sequence[Profile], params: QualityParams) -> ValidationResult:
     """Judge the newest of `profiles`, one an accepted batch in order of arrival, by those before."""
-    compared = windows(profiles, params.min_drift_rows)
+    compared = select_newest_and_previous(profiles, params.min_drift_rows)
     if compared is None:
         note = f"drift: not judged before there are two batches of {params.min_drift_rows:,} interactions each"
         return ValidationResult({"drift": 0}, notes=(note,))
-    shifts = {name: stability_index(*(side.of(name) for side in compared)) for name in MEASURES}
+    shifts = {name: stability_index(*(side.get_counts(name) for side in compared)) for name in MEASURES}
     message = f"{{row}}: {{value}} from the batches before, {params.max_drift:g} allowed (quality.max_drift)"
     return run_suites(
         {"drift": [{"row": f"drift/{name}", "shift": shift} for name, shift in shifts.items()]},
-        {"drift": (between("shift", Reason(Code.DRIFT, "", message), "warning", max_value=params.max_drift),)},
+        {"drift": (expect_between("shift", Reason(Code.DRIFT, "", message), "warning", max_value=params.max_drift),)},
         figures={"drift": _figures(shifts, *compared, limit=params.max_drift)},
     )
 
 
-def windows(profiles: Sequence[Profile], min_rows: int) -> tuple[Profile, Profile] | None:
+def select_newest_and_previous(profiles: Sequence[Profile], min_rows: int) -> tuple[Profile, Profile] | None:
     """The newest batches that together have `min_rows` interactions, and those before that do; None for too few."""
     left = list(profiles)
 

@@ -22,7 +22,7 @@ from abstain.config.params import QualityParams
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.reasons import Reason
-from abstain.data.validation.checks import Expectation, Severity, between, one_of, percent
+from abstain.data.validation.checks import Expectation, Severity, expect_between, expect_one_of, percent
 from abstain.data.validation.runner import ValidationResult, run_suites
 
 SIDES = {"train": "train", "validation": "validation", "holdout": "the hold-out", "newest": "the hold-out"}
@@ -128,24 +128,28 @@ def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
     def at_most(column: str, name: str, message: str, severity: Severity = "warning") -> Expectation:
         bound = getattr(params, name)
         reason = low_quality(f"{message}, {percent(bound)} allowed (quality.{name})")
-        return between(column, reason, severity, max_value=bound)
+        return expect_between(column, reason, severity, max_value=bound)
 
     def expected(column: str, name: str, message: str, **bounds: float) -> Expectation:
         wanted = " to ".join(percent(bound) for bound in bounds.values())
-        return between(column, low_quality(f"{message}, {wanted} expected (quality.{name})"), "warning", **bounds)
+        return expect_between(
+            column, low_quality(f"{message}, {wanted} expected (quality.{name})"), "warning", **bounds
+        )
 
     message = "{row}: {percent} of the answers are correct"
     return {
         "labels": (
-            one_of(
+            expect_one_of(
                 "straddles",
                 [""],
                 low_quality("{value}: a group may be on one side only (split.by, split.seed)", "group"),
             ),
-            one_of("leaked", [False], low_quality("{row}: the same question and answer are trained on"), "warning"),
+            expect_one_of(
+                "leaked", [False], low_quality("{row}: the same question and answer are trained on"), "warning"
+            ),
         ),
         "people": (
-            one_of(
+            expect_one_of(
                 "contradicts",
                 [""],
                 Reason(Code.CONTRADICTS_OTHERS, "", "judgements that contradict the others' beyond chance: {value}"),

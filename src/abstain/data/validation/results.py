@@ -31,7 +31,7 @@ UNITS = {"drift": "measures", "splits": "splits", "labels": "labelled answers", 
 class CheckResult:
     """One expectation's outcome. `sample` holds the keys of the first failing rows, `messages` what is wrong with them.
 
-    `note` is the message for a failing row without its value, `code` the cause.
+    `remark` is the message for a failing row without its value, `code` the cause.
     """
 
     suite: str
@@ -40,10 +40,10 @@ class CheckResult:
     arguments: Mapping[str, Any]
     severity: Severity
     success: bool
-    unexpected: int
+    failed_rows: int
     sample: tuple[str, ...]
     messages: tuple[str, ...]
-    note: str
+    remark: str
     code: Code
 
 
@@ -85,7 +85,7 @@ class ValidationResult:
         return tuple(check for check in self.checks if check.severity == "warning" and not check.success)
 
     @property
-    def failing(self) -> int:
+    def n_failed_rows(self) -> int:
         """Rows that fail."""
         return len(self.reasons) + self.unlisted
 
@@ -99,8 +99,8 @@ class ValidationResult:
         lines: list[str] = []
         for check in self.warnings:
             if check.suite in TABLES:
-                share = f"{check.unexpected:,} of {self.rows[check.suite]:,} {check.suite}"
-                lines.append(f"{check.code} {share}: {check.note}")
+                share = f"{check.failed_rows:,} of {self.rows[check.suite]:,} {check.suite}"
+                lines.append(f"{check.code} {share}: {check.remark}")
             else:
                 lines += [f"{check.code} {message}" for message in check.messages]
         return lines
@@ -119,7 +119,7 @@ class ValidationResult:
             "notes": [*skipped, *self.notes],
             "warnings": self.warning_lines(),
             "expectations": [asdict(check) for check in self.checks],
-            "failing": self.failing,
+            "failing": self.n_failed_rows,
             "reasons": {key: list(map(str, self.reasons[key])) for key in sorted(self.reasons)},
             "figures": dict(self.figures),
         }
@@ -130,7 +130,7 @@ class ValidationResult:
         checks = {_identity(check): check for check in self.checks}
         for check in other.checks:
             known = checks.get(_identity(check))
-            checks[_identity(check)] = check if known is None else _joined(known, check)
+            checks[_identity(check)] = check if known is None else _merge_checks(known, check)
         return ValidationResult(
             rows={name: self.rows.get(name, 0) + other.rows.get(name, 0) for name in {**self.rows, **other.rows}},
             checks=tuple(checks.values()),
@@ -141,7 +141,7 @@ class ValidationResult:
         )
 
 
-def condition(expectation: str, arguments: Mapping[str, Any]) -> str:
+def describe_condition(expectation: str, arguments: Mapping[str, Any]) -> str:
     """The condition on a column, in few words."""
     if expectation == "ExpectColumnValuesToBeBetween":
         low, high = arguments.get("min_value"), arguments.get("max_value")
@@ -154,14 +154,14 @@ def condition(expectation: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _identity(check: CheckResult) -> tuple[str, ...]:
-    return check.suite, check.column, check.expectation, check.severity, check.note
+    return check.suite, check.column, check.expectation, check.severity, check.remark
 
 
-def _joined(one: CheckResult, other: CheckResult) -> CheckResult:
+def _merge_checks(one: CheckResult, other: CheckResult) -> CheckResult:
     return replace(
         one,
         success=one.success and other.success,
-        unexpected=one.unexpected + other.unexpected,
+        unexpected=one.failed_rows + other.failed_rows,
         sample=(*one.sample, *other.sample)[:SAMPLE],
         messages=(*one.messages, *other.messages)[:SAMPLE],
     )

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from abstain.config.params import ValidationParams
 from abstain.core.reasons import Reason
-from abstain.data.validation.checks import Expectation, Known, Severity, ValidatedRows, percent, suites
-from abstain.data.validation.columns import Table, tables
+from abstain.data.validation.checks import ExistingData, Expectation, Severity, ValidatedRows, build_suites, percent
+from abstain.data.validation.columns import Table, build_tables
 from abstain.data.validation.results import SAMPLE, CheckResult, ValidationResult
 
 if TYPE_CHECKING:
@@ -36,7 +36,12 @@ Failing = list[tuple[str, Any]]
 
 
 def validate(
-    rows: ValidatedRows, known: Known, params: ValidationParams, now: datetime, *, unknown_contexts: Severity = "error"
+    rows: ValidatedRows,
+    known: ExistingData,
+    params: ValidationParams,
+    now: datetime,
+    *,
+    unknown_contexts: Severity = "error",
 ) -> ValidationResult:
     """Check `rows`, which come after `known`, against every suite, as seen at `now`.
 
@@ -46,8 +51,8 @@ def validate(
     notes = (
         () if checked or not rows.interactions else ("interactions: without documents their contexts were not checked",)
     )
-    expected = suites(params, with_documents=checked, unknown_contexts=unknown_contexts)
-    return run_suites(tables(rows, known, now), expected, notes=notes)
+    expected = build_suites(params, with_documents=checked, unknown_contexts=unknown_contexts)
+    return run_suites(build_tables(rows, known, now), expected, notes=notes)
 
 
 def run_suites(
@@ -75,10 +80,10 @@ def run_suites(
                     arguments=check.arguments,
                     severity=check.severity,
                     success=not failing,
-                    unexpected=len(failing),
+                    failed_rows=len(failing),
                     sample=tuple(row for row, _ in failing[:SAMPLE]),
                     messages=tuple(map(str, failed[:SAMPLE])),
-                    note=str(_filled(check.reason, value="…", percent="…", row="…")),
+                    remark=str(_filled(check.reason, value="…", percent="…", row="…")),
                     code=check.reason.code,
                 )
             )

@@ -25,7 +25,7 @@ from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewSco
 from abstain.ingest.exports.reviews import ReviewField, ReviewKey, make_review_row, missing_verdicts
 from abstain.ingest.parsing import ParsedRow, parse_object
 
-WRITTEN = ("writer", "token_log_probs", "decision", "propensity")
+WRITER_FIELDS = ("writer", "token_log_probs", "decision", "propensity")
 """What the assistant knew of its own answer."""
 _SHOWN = 40
 """The longest value of a score that a note quotes, in characters: a longer one is a text that someone wrote."""
@@ -54,11 +54,11 @@ class ExportRows:
         self._scores = Counter[str]()
         self._left_out: dict[str, Counter[str]] = {}
 
-    def parts(self, records: Iterable[ExportRecord], shown: str) -> list[ExportRecord]:
-        """The parts of all `records` of the file `shown`. Raises `AbstainError` where one is of another tool."""
+    def parts(self, records: Iterable[ExportRecord], file_name: str) -> list[ExportRecord]:
+        """The parts of all `records` of the file `file_name`. Raises `AbstainError` where one is of another tool."""
         found: list[ExportRecord] = []
         for record in records:
-            where = f"{shown} record {record.number}"
+            where = f"{file_name} record {record.number}"
             try:
                 parts = list(self._format.records(record.fields))
             except ValueError as error:
@@ -92,7 +92,7 @@ class ExportRows:
                 raise AbstainError(Code.BAD_SETTING, f"{self._name}: {key}: {problem}")
 
     def require_rows(self, shown: str) -> None:
-        """Raise `AbstainError` where the export `shown` gives no row at all."""
+        """Raise `AbstainError` where the export `file_name` gives no row at all."""
         if self._answers or any(self._scores[name] for name in self._mapping.score_names):
             return
         names = ", ".join(f"{name} ({count:,})" for name, count in self._scores.most_common(8)) or "none"
@@ -104,34 +104,34 @@ class ExportRows:
 
     def _survey_answer(self, record: Record) -> None:
         mapping, tracked = self._mapping, self._tracked
-        if mapping.retrievals and tracked["retrievals.where"].of(record):
-            key, found = (tracked[f"retrievals.{name}"].of(record) for name in ("join", "contexts"))
+        if mapping.retrievals and tracked["retrievals.where"].evaluate(record):
+            key, found = (tracked[f"retrievals.{name}"].evaluate(record) for name in ("join", "contexts"))
             if key is not None:
                 self._contexts.setdefault(str(key), []).extend(_list(found))
-        if mapping.answers and (mapping.answers.where is None or tracked["answers.where"].of(record)):
+        if mapping.answers and (mapping.answers.where is None or tracked["answers.where"].evaluate(record)):
             self._answers += 1
-            tracked["interaction_id"].of(record)
+            tracked["interaction_id"].evaluate(record)
             self._track("answers", record, but="answers.where")
 
     def _survey_score(self, score: Score, part: ExportRecord) -> None:
         self._scores[score.name] += 1
         if score.name not in self._mapping.score_names:
             self._count_skipped("scores that are not mapped", score.name)
-        elif score.left_out is not None:
-            self._count_skipped(f"scores {score.left_out}, not taken", score.name)
-        elif (interaction_id := _text(self._tracked["interaction_id"].of(part.fields))) is None:
+        elif score.skip_reason is not None:
+            self._count_skipped(f"scores {score.skip_reason}, not taken", score.name)
+        elif (interaction_id := _text(self._tracked["interaction_id"].evaluate(part.fields))) is None:
             self._count_skipped("scores without an interaction_id, not taken", score.name)
         elif score.name in self._mapping.thumb_names:
-            self._track("thumbs", score.within)
+            self._track("thumbs", score.source_record)
             if self._thumb_of(score) is None:
                 self._leave_out_value(score)
         else:
-            self._track("reviews", score.within)
+            self._track("reviews", score.source_record)
             self._survey_review(score, part, interaction_id)
 
     def _survey_review(self, score: Score, part: ExportRecord, interaction_id: Any) -> None:
         reviews = cast(ReviewScores, self._mapping.reviews)
-        reviewer = _text(_first(score.within, reviews.reviewer, self._format.reviewer))
+        reviewer = _text(_first(score.source_record, reviews.reviewer, self._format.reviewer))
         says: Mapping[str, Any] | None = {"ideal_answer": score.value}
         if score.name != reviews.ideal_answer:
             says = cast("Mapping[str, Any] | None", reviews.verdicts[score.name].get(value_text(score.value)))
@@ -143,14 +143,14 @@ class ExportRows:
             self._leave_out_value(score)
         else:
             key = ReviewKey(interaction_id, reviewer, score.form)
-            at = _first(score.within, reviews.reviewed_at, self._format.at)
+            at = _first(score.source_record, reviews.reviewed_at, self._format.at)
             _, parts = self._reviews.setdefault(json.dumps(key), (key, []))
             parts.append(ReviewField(at, says, part.source, part.number))
 
     def _track(self, section: str, record: Record, but: str = "") -> None:
         for key, tracked in self._tracked.items():
             if key.startswith(f"{section}.") and key != but:
-                tracked.of(record)
+                tracked.evaluate(record)
 
     def _count_skipped(self, what: str, name: str) -> None:
         self._left_out.setdefault(what, Counter())[name] += 1
@@ -171,7 +171,7 @@ class ExportRows:
             for score in self._scores_of(part):
                 thumb = self._thumb_of(score)
                 interaction_id = _text(self._mapping.interaction_id.of(fields))
-                if thumb is not None and score.left_out is None and interaction_id is not None:
+                if thumb is not None and score.skip_reason is None and interaction_id is not None:
                     row = {"interaction_id": interaction_id, **self._thumb(score, thumb)}
                     yield parse_object(row, part.source, part.number)
 
@@ -217,7 +217,11 @@ class ExportRows:
                 "answer": answers.answer.of(record),
                 "contexts": [_context(context) for context in contexts],
                 **{name: _text(path.of(record)) for name in names if (path := getattr(answers, name)) is not None},
-                **{name: _known(path.of(record)) for name in WRITTEN if (path := getattr(answers, name)) is not None},
+                **{
+                    name: _known(path.of(record))
+                    for name in WRITER_FIELDS
+                    if (path := getattr(answers, name)) is not None
+                },
             }
         )
 
@@ -226,7 +230,7 @@ class ExportRows:
         return thumbs.scores.get(score.name, {}).get(value_text(score.value)) if thumbs else None
 
     def _thumb(self, score: Score, thumb: str) -> dict[str, Any]:
-        thumbs, fixed, within = cast(ThumbScores, self._mapping.thumbs), self._format, score.within
+        thumbs, fixed, within = cast(ThumbScores, self._mapping.thumbs), self._format, score.source_record
         user, own = _text(_first(within, thumbs.user, fixed.user)), _first(within, fixed.id)
         comment = _first(within, thumbs.comment, fixed.comment)
         return _given(
@@ -242,7 +246,7 @@ class ExportRows:
 def _first(record: Record, *expressions: Expression | None) -> Any:
     """The value of the first of `expressions` that is given: the mapping's, else the format's."""
     expression = next((one for one in expressions if one is not None), None)
-    return None if expression is None else expression.of(record)
+    return None if expression is None else expression.evaluate(record)
 
 
 def _known(value: Any) -> Any:

@@ -36,7 +36,7 @@ class Expression:
         self.fields = frozenset(_fields(self._compiled.parsed))
         """Every name of a field in it."""
 
-    def of(self, record: Any) -> Any:
+    def evaluate(self, record: Any) -> Any:
         """The value that it has in `record`; None where there is none. Raises `AbstainError` for a wrong function."""
         try:
             return self._compiled.search(record, _OPTIONS)
@@ -54,9 +54,9 @@ class TrackedExpression:
         self.records = 0
         self._found, self._unseen, self._names = False, set(expression.fields), Counter[str]()
 
-    def of(self, record: Any) -> Any:
+    def evaluate(self, record: Any) -> Any:
         """As `Expression.of`."""
-        value = self._expression.of(record)
+        value = self._expression.evaluate(record)
         self.records += 1
         self._found = self._found or value not in (None, False)
         if not self._found and self._unseen:
@@ -113,7 +113,7 @@ def from_json(value: Any) -> Any:
         return value
 
 
-def utc(value: Any) -> Any:
+def to_utc(value: Any) -> Any:
     """See the module. What is no time stays as it is, for the contract to refuse."""
     try:
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -131,7 +131,7 @@ class _Functions(functions.Functions):  # type: ignore[misc]
 
     @functions.signature({"types": []})  # type: ignore[untyped-decorator]
     def _func_utc(self, value: Any) -> Any:
-        return utc(value)
+        return to_utc(value)
 
 
 _OPTIONS = jmespath.Options(custom_functions=_Functions())

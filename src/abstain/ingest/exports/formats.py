@@ -20,26 +20,26 @@ Record = dict[str, Any]
 
 
 class Score(NamedTuple):
-    """What someone said of an answer: `within` is the record that has its time and person, `left_out` why it does not
+    """What someone said of an answer: `within` is the record that has its time and person, `skip_reason` why it does not
     count. Scores that were given in one form share `form`."""
 
     name: str
     value: Any
-    within: Record
-    left_out: str | None = None
+    source_record: Record
+    skip_reason: str | None = None
     form: Any = None
 
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """One tool's exports. A record has all fields of one of `marks`, by which files of other tools are told apart.
+    """One tool's exports. A record has all fields of one of `signatures`, by which files of other tools are told apart.
 
     `records` gives the parts of a record, and raises `ValueError` for one that contradicts itself; `scores` those of a
     part, given the fields that the mapping uses otherwise; the expressions are read from `Score.within`.
     """
 
     title: str
-    marks: tuple[frozenset[str], ...]
+    signatures: tuple[frozenset[str], ...]
     records: Callable[[Record], Iterator[Record]]
     scores: Callable[[Record, Collection[str]], Iterator[Score]]
     is_answer: Callable[[Record], bool] = lambda record: True
@@ -50,7 +50,7 @@ class ExportFormat:
     comment: Expression | None = None
 
     def recognizes(self, record: Record) -> bool:
-        return any(mark <= record.keys() for mark in self.marks)
+        return any(mark <= record.keys() for mark in self.signatures)
 
 
 def _single_record(record: Record) -> Iterator[Record]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from abstain.config.yaml_model import FrozenModel, load
+from abstain.config.yaml_model import FrozenModel, load_yaml_model
 from abstain.core.contracts import Verdict
 from abstain.ingest.exports.expressions import Expression, ExpressionText
 from abstain.ingest.exports.formats import FORMATS
@@ -149,4 +149,4 @@ class ExportMapping(FrozenModel):
 
 def load_mapping(path: Path) -> ExportMapping:
     """Parse the file `path`. Raises `AbstainError` naming its first wrong key or expression."""
-    return load(path, ExportMapping, "name a mapping file (docs/howto/exports/index.md)")
+    return load_yaml_model(path, ExportMapping, "name a mapping file (docs/howto/exports/index.md)")

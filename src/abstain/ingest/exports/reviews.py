@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from abstain.core.contracts import VERDICTS
+from abstain.core.contracts import CRITERIA
 from abstain.ingest.parsing import ParsedRow, invalid, parse_object
 
 _OLDEST = datetime.min.replace(tzinfo=UTC)
@@ -25,14 +25,14 @@ class ReviewField(NamedTuple):
     """The fields of a review that one score gives, the time of the score, and its place."""
 
     at: Any
-    says: Mapping[str, Any]
+    values: Mapping[str, Any]
     source: str
     number: int
 
 
 def missing_verdicts(parts: list[ReviewField]) -> list[str]:
     """The verdicts that no score gives so far."""
-    return [verdict for verdict in VERDICTS if all(verdict not in part.says for part in parts)]
+    return [verdict for verdict in CRITERIA if all(verdict not in part.values for part in parts)]
 
 
 def make_review_row(key: ReviewKey, parts: list[ReviewField]) -> ParsedRow:
@@ -43,7 +43,7 @@ def make_review_row(key: ReviewKey, parts: list[ReviewField]) -> ParsedRow:
     ordered = sorted(parts, key=lambda part: _moment(part.at))
     fields = {"interaction_id": key.interaction_id, "reviewer": key.reviewer, "reviewed_at": ordered[-1].at}
     for part in ordered:
-        fields |= part.says
+        fields |= part.values
     row = parse_object(fields, ordered[-1].source, ordered[-1].number)
     contradicted = sorted({name for name in fields if len(_last_values(ordered, name)) > 1})
     message = "two scores of the same time contradict each other about"
@@ -53,8 +53,8 @@ def make_review_row(key: ReviewKey, parts: list[ReviewField]) -> ParsedRow:
 
 def _last_values(ordered: list[ReviewField], name: str) -> set[str]:
     """The values that the newest scores which give the field `name` give it: one, unless they contradict each other."""
-    giving = [part for part in ordered if name in part.says]
-    return {str(part.says[name]) for part in giving if _moment(part.at) == _moment(giving[-1].at)}
+    giving = [part for part in ordered if name in part.values]
+    return {str(part.values[name]) for part in giving if _moment(part.at) == _moment(giving[-1].at)}
 
 
 def _moment(at: Any) -> datetime:

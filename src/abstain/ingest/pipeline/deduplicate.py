@@ -25,14 +25,14 @@ from abstain.data.store.record_keys import Record, Stored, interaction_identity,
 from abstain.ingest.parsing import ParsedRow
 
 Outcome = Literal["accepted", "duplicate", "held", "quarantined"]
-Decision = tuple[Outcome, Reasons]
+RowDecision = tuple[Outcome, Reasons]
 
 
 @dataclass(frozen=True)
 class BatchResolution:
     """The outcome of each input row, in order; the new rows; those whose interaction is not known."""
 
-    decisions: tuple[Decision, ...]
+    decisions: tuple[RowDecision, ...]
     new: tuple[Record, ...]
     pending: tuple[Record, ...]
 
@@ -45,14 +45,19 @@ class RowRecords:
     lines: tuple[Record, ...]
 
     @classmethod
-    def of(cls, row: ParsedRow) -> RowRecords:
+    def from_row(cls, row: ParsedRow) -> RowRecords:
         if row.document is not None:
             raise RuntimeError(f"{row.source}: a document after rows: a source gives its documents first")
         return cls(row, tuple(make_record(part) for part in row.contents() if not isinstance(part, Document)))
 
 
 def resolve_duplicates(
-    batch: Sequence[RowRecords], index: KeyIndex, held: KeyIndex, refused: Mapping[bytes, Reasons], *, is_last: bool
+    batch: Sequence[RowRecords],
+    index: KeyIndex,
+    pending_index: KeyIndex,
+    rejected: Mapping[bytes, Reasons],
+    *,
+    is_last: bool,
 ) -> BatchResolution:
     """Decide on `batch` against `index`, against the pending rows `held`, and against itself.
 
@@ -62,9 +67,9 @@ def resolve_duplicates(
     new: dict[bytes, Record] = {}
     pending: dict[bytes, list[Record]] = {}
 
-    def decide(parsed: RowRecords) -> Decision:
+    def decide(parsed: RowRecords) -> RowDecision:
         reasons = parsed.row.reasons or tuple(
-            reason for line in parsed.lines for reason in refused.get(line.content, ())
+            reason for line in parsed.lines for reason in rejected.get(line.content, ())
         )
         reasons = reasons or tuple(reason for line in parsed.lines for reason in conflict(line))
         if reasons:
@@ -73,7 +78,7 @@ def resolve_duplicates(
         if not fresh:
             return "duplicate", ()
         if parsed.row.interaction is None and not interaction_known(fresh[0].row):
-            if is_last and (fresh[0].identity in pending or held.find(fresh[0].identity)):
+            if is_last and (fresh[0].identity in pending or pending_index.find(fresh[0].identity)):
                 return "duplicate", ()
             pending.setdefault(fresh[0].identity, []).append(fresh[0])
             return "held", ()
@@ -89,7 +94,7 @@ def resolve_duplicates(
         known = new.get(line.identity) or next(iter(pending.get(line.identity, ())), None)
         if known is not None:
             return () if known.content == line.content else (_difference(line.row, known.row),)
-        for earlier in (index, held):
+        for earlier in (index, pending_index):
             entry = earlier.find(line.identity)
             if entry is not None and entry.content != line.content:
                 return (_difference(line.row, earlier.read(entry)),)
@@ -99,7 +104,7 @@ def resolve_duplicates(
     return BatchResolution(decisions, tuple(new.values()), tuple(line for equal in pending.values() for line in equal))
 
 
-def version_of(source: bytes) -> str:
+def document_version(source: bytes) -> str:
     """The version of a document: the digest of its source."""
     return hashlib.sha256(source).hexdigest()
 
@@ -109,13 +114,13 @@ def resolve_documents(
     current: Mapping[str, Document],
     is_known: Callable[[str, str], bool],
     refused: Mapping[str, Reasons],
-) -> tuple[tuple[Decision, ...], dict[str, ParsedRow]]:
+) -> tuple[tuple[RowDecision, ...], dict[str, ParsedRow]]:
     """Decide on documents. Returns the decisions, in order, and the rows that win, by `doc_id`.
 
     `current` are the current documents; `is_known(doc_id, version)` tests whether a version was ever accepted;
     `refused` is by version.
     """
-    versions = [version_of(row.raw) for row in rows]
+    versions = [document_version(row.raw) for row in rows]
     winners: dict[str, ParsedRow] = {}
     newest = dict(current)
     for row, version in zip(rows, versions, strict=True):
@@ -126,7 +131,7 @@ def resolve_documents(
         if document.updated_at > best.updated_at:
             newest[document.doc_id] = document
 
-    def decide(row: ParsedRow, version: str) -> Decision:
+    def decide(row: ParsedRow, version: str) -> RowDecision:
         document = row.document
         if document is None:
             return "quarantined", row.reasons

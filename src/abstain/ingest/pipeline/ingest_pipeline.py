@@ -1,7 +1,7 @@
 """Stage one batch: deduplicate documents and rows, validate what is new, write it beside data/.
 
-Blocks of `AT_ONCE` rows, fewer of long ones, are in memory one at a time; a `KeyIndex` has the keys of all other rows.
-Thumbs and reviews whose interaction is not known are set aside, and decided on at the end, together with those of
+Blocks of `BLOCK_ROWS` rows, fewer of long ones, are in memory one at a time; a `KeyIndex` has the keys of all other
+rows. Thumbs and reviews whose interaction is not known are set aside, and decided on at the end, together with those of
 earlier batches.
 """
 
@@ -19,26 +19,26 @@ from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines, to_json_lines
 from abstain.core.reasons import Reason, Reasons
 from abstain.data.store.dataset import DataStore, DocumentVersion, StagedBatch, get_document_suffix
-from abstain.data.store.key_index import AT_ONCE, IndexedWriter, KeyIndex
+from abstain.data.store.key_index import BLOCK_ROWS, IndexedWriter, KeyIndex
 from abstain.data.store.profile import Profiler
 from abstain.data.store.record_keys import TABLES, Record, interaction_identity
-from abstain.data.validation.checks import Known, ValidatedRows
+from abstain.data.validation.checks import ExistingData, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.parsing import ParsedRow, reparse
 from abstain.ingest.pipeline.deduplicate import (
-    Decision,
+    RowDecision,
     RowRecords,
+    document_version,
     resolve_documents,
     resolve_duplicates,
-    version_of,
 )
 from abstain.ingest.pipeline.report import without_particulars
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import (
     Quarantine,
     QuarantinedRow,
-    Writer,
-    digest_of,
+    QuarantineWriter,
+    compute_row_digest,
     is_awaiting_documents,
     is_user_caused,
 )
@@ -46,7 +46,7 @@ from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.documents.versioning import update_chunks
 
 T = TypeVar("T")
-Validate = Callable[[ValidatedRows, Known], ValidationResult]
+Validate = Callable[[ValidatedRows, ExistingData], ValidationResult]
 
 BLOCK_BYTES = 64 * 1024 * 1024
 """Rows that are in memory together have about as many bytes at most: 20,000 of 3 kB each."""
@@ -64,12 +64,12 @@ class IngestPipeline:
         self, store: DataStore, staging: StagedBatch, privacy: Privacy, check: Validate, now: datetime
     ) -> None:
         self._store, self._staging, self._privacy, self._check, self._now = store, staging, privacy, check, now
-        self._index = store.index()
+        self._index = store.build_key_index()
         self._held = KeyIndex()
-        for table, path in store.held().items():
+        for table, path in store.pending_files().items():
             self._held.add_file(table, path)
         self._documents = {document.doc_id: document for document in read_documents(store.document_files())}
-        self._versions = list(store.versions())
+        self._versions = list(store.iter_document_versions())
         self._chunks: dict[str, tuple[Chunk, ...]] = {}
         for chunk in store.chunks():
             self._chunks[chunk.doc_id] = (*self._chunks.get(chunk.doc_id, ()), chunk)
@@ -77,7 +77,7 @@ class IngestPipeline:
         forgotten = store.erased_users()
         self._forgotten, self._gone = frozenset(forgotten.users), frozenset(forgotten.interactions)
         self.quarantine = Quarantine(store.folder)
-        self._writer = Writer(staging)
+        self._writer = QuarantineWriter(staging)
         self._pending = self._pending_files(".pending")
         self._cleared: set[str] = set()
         self.read = 0
@@ -118,7 +118,7 @@ class IngestPipeline:
             failing = {_document_of(key): reasons for key, reasons in result.reasons.items()}
             if not failing:
                 break
-            refused |= {version_of(winners[doc_id].raw): reasons for doc_id, reasons in failing.items()}
+            refused |= {document_version(winners[doc_id].raw): reasons for doc_id, reasons in failing.items()}
         for doc_id, row in winners.items():
             self._stage_document(doc_id, row, revised[doc_id])
         for row, decision in zip(rows, decisions, strict=True):
@@ -140,7 +140,7 @@ class IngestPipeline:
             try:
                 revised[doc_id] = self._rechunk(doc_id, row.document)
             except AbstainError as error:
-                uncut[version_of(row.raw)] = (Reason(Code.FAILED_CHECK, "document", str(error)),)
+                uncut[document_version(row.raw)] = (Reason(Code.FAILED_CHECK, "document", str(error)),)
         return revised, uncut
 
     def _stage_document(self, doc_id: str, row: ParsedRow | None, chunks: tuple[Chunk, ...]) -> None:
@@ -150,57 +150,59 @@ class IngestPipeline:
             self._documents[doc_id] = row.document
             current = row.document.updated_at
             self._versions.append(
-                DocumentVersion(doc_id=doc_id, version=version_of(row.raw), updated_at=current, state="current")
+                DocumentVersion(doc_id=doc_id, version=document_version(row.raw), updated_at=current, state="current")
             )
         elif before is not None:
             self._versions.append(
                 DocumentVersion(doc_id=doc_id, version="removed", updated_at=self._now, state="removed")
             )
 
-    def _known(self, also: Iterable[str] = ()) -> Known:
+    def _known(self, also: Iterable[str] = ()) -> ExistingData:
         ever = {version.doc_id for version in self._versions}.union(also, self._documents)
         live = {c.chunk_id for chunks in self._chunks.values() for c in chunks if c.removed_at is None}
-        return Known(self._index, ever, live)
+        return ExistingData(self._index, ever, live)
 
     # Rows
 
     def add_rows(self, rows: Iterable[ParsedRow]) -> None:
         """Deduplicate and check `rows`, block by block."""
         known = self._known()
-        for block in blocks(rows, lambda row: len(row.raw)):
+        for block in iter_blocks(rows, lambda row: len(row.raw)):
             self.read += len(block)
-            self._resolve_rows([RowRecords.of(self._redact_row(row)) for row in block], known, self.outcomes)
+            self._resolve_rows([RowRecords.from_row(self._redact_row(row)) for row in block], known, self.outcomes)
 
     def retry_rows_awaiting_documents(self) -> None:
         """Decide again on rows that wait for documents, where this batch has brought some."""
         if self.new_documents:
             known = self._known()
-            for block in blocks((row.reparse() for row in self.quarantine.waiting()), lambda row: len(row.raw)):
-                self._resolve_rows([RowRecords.of(self._redact_row(row)) for row in block], known, self.joined)
+            for block in iter_blocks(
+                (row.reparse() for row in self.quarantine.iter_rows_awaiting_documents()), lambda row: len(row.raw)
+            ):
+                self._resolve_rows([RowRecords.from_row(self._redact_row(row)) for row in block], known, self.joined)
 
     def resolve_pending(self) -> None:
         """Decide on pending rows, of this batch or earlier ones, now that every interaction is known."""
-        known, before, set_aside = self._known(), self._store.held(), self._pending
+        known, before, set_aside = self._known(), self._store.pending_files(), self._pending
         self._held = KeyIndex()  # so that a row decided on below is no duplicate of itself
         self._pending = self._pending_files("held")
         for table, rows in set_aside.items():
             rows.close()
             for path, outcomes in ((before.get(table), self.joined), (rows.path, self.outcomes)):
-                for block in blocks((text for _, text in read_lines(path)) if path else (), len):
-                    parsed = [RowRecords.of(reparse(text, "held", 0)) for text in block]
+                for block in iter_blocks((text for _, text in read_lines(path)) if path else (), len):
+                    parsed = [RowRecords.from_row(reparse(text, "held", 0)) for text in block]
                     self._resolve_rows(parsed, known, outcomes, is_last=True)
         for left in self._pending.values():
             left.close()
             if not left.rows:
                 left.path.unlink()
-                self._staging.delete(self._store.folder / "held" / left.path.name)
+                self._staging.stage_deletion(self._store.folder / "held" / left.path.name)
 
     def _pending_files(self, folder: str) -> dict[str, IndexedWriter]:
         path = self._staging.folder / folder
         return {table: IndexedWriter(path / f"{table}.jsonl", table, self._held) for table in ("feedback", "reviews")}
 
     def _resolve_rows(
-        self, parsed: Sequence[RowRecords], known: Known, outcomes: Counter[str], *, is_last: bool = False
+        self, parsed: Sequence[RowRecords], known: ExistingData, outcomes: Counter[str], *, is_last: bool = False
     ) -> None:
         """Decide, without the rows that fail validation; stage what is new, and count in `outcomes`."""
         refused: dict[bytes, Reasons] = {}
@@ -241,7 +243,7 @@ class IngestPipeline:
             return replace(ERASED_USER_ROW, source=row.source, line=row.line)
         return replace(admitted, feedback=None) if is_theirs else admitted
 
-    def _count(self, row: ParsedRow, decision: Decision, outcomes: Counter[str]) -> None:
+    def _count(self, row: ParsedRow, decision: RowDecision, outcomes: Counter[str]) -> None:
         """Count the outcome of a row, and keep it if it is refused. Only rows of this batch count towards the limit."""
         outcome, reasons = decision
         waits = outcome == "quarantined" and is_awaiting_documents(reasons)
@@ -249,7 +251,7 @@ class IngestPipeline:
         file = self.quarantine.file_of(row)
         if outcome != "quarantined":
             if file:
-                self._cleared.add(digest_of(row))
+                self._cleared.add(compute_row_digest(row))
             return
         redacted = tuple(map(self._privacy.redact_reason, reasons))
         if waits:
@@ -263,7 +265,7 @@ class IngestPipeline:
             self.newly_refused += 1
             self.refused_before = self.refused_before or (file.stem if file else "")
         if file is None and not self.quarantine.is_discarded(row):
-            self._writer.add(QuarantinedRow.of(row, redacted))
+            self._writer.add(QuarantinedRow.from_row(row, redacted))
 
     # The end
 
@@ -278,30 +280,30 @@ class IngestPipeline:
         for old in self._store.document_files() if self._changed else ():
             row = self._changed.get(old.stem)
             if old.stem in self._changed and (row is None or get_document_suffix(row.source) != old.suffix):
-                self._staging.delete(old)
+                self._staging.stage_deletion(old)
         for doc_id, row in self._changed.items():
             if row is not None:
-                self._staging.write(f"documents/{doc_id}{get_document_suffix(row.source)}", row.raw)
+                self._staging.stage_file(f"documents/{doc_id}{get_document_suffix(row.source)}", row.raw)
         if self._changed:
-            self._staging.write("documents.jsonl", to_json_lines(self._versions))
+            self._staging.stage_file("documents.jsonl", to_json_lines(self._versions))
             chunks = (chunk for doc_id in sorted(self._chunks) for chunk in self._chunks[doc_id])
-            self._staging.write("chunks.jsonl", to_json_lines(chunks))
+            self._staging.stage_file("chunks.jsonl", to_json_lines(chunks))
 
-    def accept(self, sources: Sequence[str]) -> None:
+    def clear_accepted_from_quarantine(self, sources: Sequence[str]) -> None:
         """Remove accepted rows from the quarantine; unblock the `sources` that earlier batches blocked."""
-        self.quarantine.without(self._cleared, self._staging)
-        self.quarantine.lift(sources)
+        self.quarantine.remove_accepted(self._cleared, self._staging)
+        self.quarantine.unblock(sources)
         self.quarantine.stage_blocking(self._staging)
 
 
-def blocks(rows: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """`rows` in lists of at most `AT_ONCE`, each ended by the row whose bytes, by `size`, make it `BLOCK_BYTES`."""
+def iter_blocks(rows: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """`rows` in lists of at most `BLOCK_ROWS`, each ended by the row whose bytes, by `size`, make it `BLOCK_BYTES`."""
     block: list[T] = []
     held = 0
     for row in rows:
         block.append(row)
         held += size(row)
-        if len(block) == AT_ONCE or held >= BLOCK_BYTES:
+        if len(block) == BLOCK_ROWS or held >= BLOCK_BYTES:
             yield block
             block, held = [], 0
     if block:

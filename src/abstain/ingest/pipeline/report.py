@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from abstain.core.markdown import document, heading, key_metrics_table, list_section, paragraph, points
+from abstain.core.markdown import bullet_list, document, heading, key_metrics_table, list_section, paragraph
 from abstain.core.reasons import Reason
 from abstain.data.validation.runner import ValidationResult
 
@@ -69,7 +69,7 @@ class IngestReport:
         blocks = [key_metrics_table((f"{count:,}", name) for name, count in counts.items()), paragraph(f"New: {new}.")]
         if self.quarantined:
             where = f" in {self.quarantine}" if self.quarantine else ", all of them known"
-            reasons = points(f"{count:,} x {reason}" for reason, count in self.reasons.items())
+            reasons = bullet_list(f"{count:,} x {reason}" for reason, count in self.reasons.items())
             blocks += [heading(2, "Why rows were refused"), paragraph(f"Quarantined{where}:"), reasons]
         warnings = self.validation.warning_lines() if self.validation else []
         return [*blocks, *list_section("Warnings", warnings), *list_section("Notes", self._notes())]

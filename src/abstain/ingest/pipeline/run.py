@@ -26,7 +26,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import to_json_lines
 from abstain.data.store.dataset import DataStore, IngestedBatch, StagedBatch, is_review_queue
-from abstain.data.validation.checks import Known, ValidatedRows
+from abstain.data.validation.checks import ExistingData, ValidatedRows
 from abstain.data.validation.drift import validate_drift
 from abstain.data.validation.runner import ValidationResult, validate
 from abstain.ingest.parsing import ParsedRow
@@ -36,7 +36,7 @@ from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import FOLDER
 from abstain.ingest.sources import Source, SourceReader
 
-Validate = Callable[[ValidatedRows, Known, ValidationParams, datetime], ValidationResult]
+Validate = Callable[[ValidatedRows, ExistingData, ValidationParams, datetime], ValidationResult]
 
 
 class BatchRejected(AbstainError):
@@ -54,31 +54,31 @@ def ingest(
     now: datetime,
     *,
     privacy: Privacy | None = None,
-    remember: bool = False,
+    incremental: bool = False,
     quality: QualityParams | None = None,
     validate: Validate = validate,
 ) -> IngestReport:
     """Ingest the rows of `sources` into the folder `data`.
 
-    `now` is the latest moment that a timestamp may have. With `remember`, each source continues where the last ingest
-    left it; with `quality`, the report has the drift of the batch against earlier ones. Raises `AbstainError`, with
-    nothing written, for a source that cannot be read; and `BatchRejected`, with the quarantine written but nothing
+    `now` is the latest moment that a timestamp may have. With `incremental`, each source continues where the last
+    ingest left it; with `quality`, the report has the drift of the batch against earlier ones. Raises `AbstainError`,
+    with nothing written, for a source that cannot be read; and `BatchRejected`, with the quarantine written but nothing
     accepted, where more than `params.max_failed_fraction` of the new rows are refused.
     """
-    store, names, privacy = DataStore(data), tuple(source.name for source in sources), privacy or Privacy.off()
+    store, names, privacy = DataStore(data), tuple(source.name for source in sources), privacy or Privacy.disabled()
     with StagedBatch(store) as staging, _redacted_errors(privacy):
         intake = IngestPipeline(store, staging, privacy, lambda rows, known: validate(rows, known, params, now), now)
-        readings = [source.read(store.state(source.name) if remember else {}) for source in sources]
+        readings = [source.read(store.read_source_state(source.name) if incremental else {}) for source in sources]
         documents, rows = _split_documents(readings)
         intake.add_documents(documents)
         intake.add_rows(rows)
         intake.retry_rows_awaiting_documents()
         intake.resolve_pending()
-        present = frozenset[str]().union(*(reading.outcome.present or () for reading in readings))
-        for name, reading in zip(names, readings, strict=True) if remember else ():
-            intake.remove_documents(reading.outcome.vanished - present)  # it may have moved to another source
+        present = frozenset[str]().union(*(reading.outcome.present_doc_ids or () for reading in readings))
+        for name, reading in zip(names, readings, strict=True) if incremental else ():
+            intake.remove_documents(reading.outcome.removed_doc_ids - present)  # it may have moved to another source
             state = json.dumps(reading.outcome.state, indent=1, sort_keys=True)
-            staging.write(f"sources/{name}.json", f"{state}\n".encode())
+            staging.stage_file(f"sources/{name}.json", f"{state}\n".encode())
         intake.stage()
         profile = intake.profiler.profile()
         if quality and profile.rows:
@@ -87,7 +87,7 @@ def ingest(
         _check_rejection_rate(report, params, names, intake, staging)
         if rows_of := {table: count for table, count in report.contracts.items() if count}:
             batch = IngestedBatch(batch=staging.batch, arrived_at=now, sources=names, rows=rows_of, profile=profile)
-            staging.write("batches.jsonl", to_json_lines([*store.batches(), batch]))
+            staging.stage_file("batches.jsonl", to_json_lines([*store.batches(), batch]))
         staging.publish()
     return report
 
@@ -155,7 +155,7 @@ def _check_rejection_rate(
     """If too many rows are refused, publish the quarantine alone, block the retrain, and raise."""
     new = report.accepted + report.held + report.newly_refused
     if report.newly_refused < params.min_failed_rows or report.newly_refused <= params.max_failed_fraction * new:
-        intake.accept(names)
+        intake.clear_accepted_from_quarantine(names)
         return
     top = "; ".join(f"{count} x {reason}" for reason, count in list(report.reasons.items())[:3])
     message = (

@@ -14,16 +14,16 @@ from collections.abc import Collection
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.text import did_you_mean
-from abstain.ingest.privacy.recognizers import NAMES, pattern_recognizers
+from abstain.ingest.privacy.recognizers import NAME_ENTITIES, pattern_recognizers
 from abstain.ingest.privacy.search_spans import (
-    Pieces,
-    cards,
-    emails,
-    ibans,
+    FindSpans,
+    find_card_spans,
+    find_email_spans,
+    find_iban_spans,
+    iter_windows,
     make_hinted_search,
     matching,
     phones,
-    windows,
 )
 
 RARE: dict[str, float] = {
@@ -35,10 +35,10 @@ RARE: dict[str, float] = {
 }
 """Entities that have pieces of their own, with the best score of each."""
 
-_PIECES: dict[str, Pieces] = {
-    "CREDIT_CARD": cards,
-    "EMAIL_ADDRESS": emails,
-    "IBAN_CODE": ibans,
+_PIECES: dict[str, FindSpans] = {
+    "CREDIT_CARD": find_card_spans,
+    "EMAIL_ADDRESS": find_email_spans,
+    "IBAN_CODE": find_iban_spans,
     "PHONE_NUMBER": phones,
     "US_SSN": matching(r"\d{3}(?<!\w...)[- .]?\d{2}[- .]?\d{4}\b"),
 }
@@ -47,9 +47,9 @@ _NATIONAL_PHONES = make_hinted_search(r"\d(?:\W{0,4}\d){6}")
 
 def require_known(names: Collection[str], min_score: float) -> None:
     """Raise `AbstainError` for a name that is unknown, or that could never be found with `min_score`."""
-    valid = RARE | NAMES
+    valid = RARE | NAME_ENTITIES
     if not valid.keys() >= set(names):
-        found = pattern_recognizers(with_torch=not NAMES.keys().isdisjoint(names))
+        found = pattern_recognizers(with_torch=not NAME_ENTITIES.keys().isdisjoint(names))
         valid |= {name: best for name, (_, best) in found.items()}
     for name in names:
         if name not in valid:
@@ -63,8 +63,8 @@ def require_known(names: Collection[str], min_score: float) -> None:
             )
 
 
-def pieces_of(name: str, *, national_phones: bool) -> Pieces:
+def pieces_of(name: str, *, national_phones: bool) -> FindSpans:
     """The pieces of a view that the recognizer of `name` has to search."""
     if name == "PHONE_NUMBER" and national_phones:
         return _NATIONAL_PHONES
-    return _PIECES.get(name, windows)
+    return _PIECES.get(name, iter_windows)

@@ -20,10 +20,10 @@ from typing import TypeVar, cast
 from abstain.config.params import PrivacyParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Interaction, Review, Row, Thumb
-from abstain.core.markdown import plain
+from abstain.core.markdown import to_single_line
 from abstain.core.reasons import Reason
 from abstain.ingest.parsing import ParsedRow
-from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
+from abstain.ingest.privacy.pseudonyms import Pseudonyms, load_user_key
 from abstain.ingest.privacy.redaction import Redactor
 from abstain.ingest.privacy.search_spans import OVERLAP
 
@@ -31,33 +31,33 @@ LONGEST_MESSAGE = 1_000
 """Characters of a reason's message or of an error: a field's name may be as long as a row."""
 
 R = TypeVar("R", bound=Row)
-Change = Callable[[str], str]
+ReplaceText = Callable[[str], str]
 
 
 class Privacy:
-    """Redaction and pseudonymisation of each incoming row. Made by `open` or `off`."""
+    """Redaction and pseudonymisation of each incoming row. Made by `from_params` or `disabled`."""
 
     def __init__(
         self,
         redactor: Redactor | None = None,
         *,
         contexts: bool = False,
-        user: Change | None = None,
-        reviewer: Change | None = None,
+        user: ReplaceText | None = None,
+        reviewer: ReplaceText | None = None,
     ) -> None:
         self._redactor, self._contexts, self._user, self._reviewer = redactor, contexts, user, reviewer
         self._counts: Counter[str] = Counter()
         self._is_off = redactor is None and user is None and reviewer is None
 
     @classmethod
-    def open(cls, params: PrivacyParams, settings: Settings) -> Privacy:
+    def from_params(cls, params: PrivacyParams, settings: Settings) -> Privacy:
         """The privacy rules of `params`. Makes the pseudonym key where there is none.
 
         Raises `AbstainError` for an entity that is unknown or can never be found, a spaCy pipeline that is missing, and
         a key that is missing, too short or damaged.
         """
         people = params.pseudonymise or params.pseudonymise_reviewers
-        pseudonyms = Pseudonyms(user_key(settings)) if people else None
+        pseudonyms = Pseudonyms(load_user_key(settings)) if people else None
         return cls(
             Redactor(params) if params.redact else None,
             contexts=params.redact_contexts,
@@ -66,7 +66,7 @@ class Privacy:
         )
 
     @classmethod
-    def off(cls) -> Privacy:
+    def disabled(cls) -> Privacy:
         """Every row as it came."""
         return cls()
 
@@ -111,9 +111,9 @@ class Privacy:
         shown = self.redact(message[: LONGEST_MESSAGE + OVERLAP])
         if len(message) > LONGEST_MESSAGE + OVERLAP:
             shown = shown[:-OVERLAP]  # where something may have been cut in two, and so was not recognised
-        elif len(shown := plain(shown)) <= LONGEST_MESSAGE:
+        elif len(shown := to_single_line(shown)) <= LONGEST_MESSAGE:
             return shown
-        return f"{plain(shown)[:LONGEST_MESSAGE]}…"
+        return f"{to_single_line(shown)[:LONGEST_MESSAGE]}…"
 
     def redact_reason(self, reason: Reason) -> Reason:
         """`reason` with its field and message as they may be reported."""

@@ -38,7 +38,7 @@ def derive_seal_key(settings: Settings) -> bytes:
 
     Raises `AbstainError` as `user_key` does.
     """
-    return hmac.digest(user_key(settings), b"review file", "sha256")
+    return hmac.digest(load_user_key(settings), b"review file", "sha256")
 
 
 def log_key(settings: Settings) -> bytes:
@@ -46,7 +46,7 @@ def log_key(settings: Settings) -> bytes:
 
     Raises `AbstainError` as `user_key` does.
     """
-    return hmac.digest(user_key(settings), b"decision log", "sha256")
+    return hmac.digest(load_user_key(settings), b"decision log", "sha256")
 
 
 class Pseudonyms:
@@ -71,7 +71,7 @@ class Pseudonyms:
         return f"{kind}-{hmac.digest(self._key, message, 'sha256').hex()[:20]}"
 
 
-def user_key(settings: Settings) -> bytes:
+def load_user_key(settings: Settings) -> bytes:
     """The key: ABSTAIN_USER_KEY, else the home's own, which is made where there is none.
 
     Raises `AbstainError` for a key that is too short or damaged, and for a team (ABSTAIN_ORIGIN) without one.

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
-NAMES: dict[str, float] = {"LOCATION": 0.85, "NRP": 0.85, "ORGANIZATION": 0.85, "PERSON": 0.85}
+NAME_ENTITIES: dict[str, float] = {"LOCATION": 0.85, "NRP": 0.85, "ORGANIZATION": 0.85, "PERSON": 0.85}
 """Found by a spaCy pipeline, which gives no scores: the score that Presidio gives all of them."""
 
 PRIVATE_NETWORKS = ("corp", "home", "internal", "intranet", "lan", "local", "localdomain", "private")
@@ -121,13 +121,13 @@ def require_spacy_pipeline(pipeline: str) -> None:
     if not is_package and not (pipeline and Path(pipeline).is_dir()):
         raise AbstainError(
             Code.NO_PACKAGE,
-            f"privacy.redact: {', '.join(NAMES)} need the spaCy pipeline '{pipeline}', which is not installed: "
+            f"privacy.redact: {', '.join(NAME_ENTITIES)} need the spaCy pipeline '{pipeline}', which is not installed: "
             "pip install 'abstain[names]', or take them out, or set privacy.names_pipeline",
         )
 
 
 def name_finder(entities: Sequence[str], pipeline: str) -> FindEntities:
-    """One run of a spaCy pipeline for all of `entities`, each one of `NAMES`."""
+    """One run of a spaCy pipeline for all of `entities`, each one of `NAME_ENTITIES`."""
     with _hidden("transformers"):  # but not torch: the pipeline may be made with it
         import spacy
         from presidio_analyzer.nlp_engine import SpacyNlpEngine

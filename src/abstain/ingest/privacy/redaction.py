@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from abstain.config.params import PrivacyParams
 from abstain.ingest.privacy.entities import RARE, pieces_of, require_known
 from abstain.ingest.privacy.recognizers import (
-    NAMES,
+    NAME_ENTITIES,
     EntityHit,
     FindEntities,
     name_finder,
@@ -26,7 +26,7 @@ from abstain.ingest.privacy.recognizers import (
     require_regions,
     require_spacy_pipeline,
 )
-from abstain.ingest.privacy.search_spans import canonical, windows
+from abstain.ingest.privacy.search_spans import iter_windows, normalize_identifier
 from abstain.ingest.privacy.view import view_of, views_of
 
 _ANY_NAME = "names"
@@ -43,12 +43,14 @@ class Redactor:
         require_regions(params.phone_regions)
         wanted = tuple(dict.fromkeys(params.redact))
         self._params = params
-        self._placeholder = re.compile(f"<(?:{'|'.join(sorted({*RARE, *NAMES, *wanted}))})>")
-        self._names = tuple(name for name in wanted if name in NAMES)
+        self._placeholder = re.compile(f"<(?:{'|'.join(sorted({*RARE, *NAME_ENTITIES, *wanted}))})>")
+        self._names = tuple(name for name in wanted if name in NAME_ENTITIES)
         if self._names:
             require_spacy_pipeline(params.names_pipeline)
         national = bool(params.phone_regions)
-        self._patterns = [(name, pieces_of(name, national_phones=national)) for name in wanted if name not in NAMES]
+        self._patterns = [
+            (name, pieces_of(name, national_phones=national)) for name in wanted if name not in NAME_ENTITIES
+        ]
         self._keep = {view_of(kept).text.strip().casefold() for kept in params.keep}
         self._finders: dict[str, FindEntities] = {}
         self._making = threading.Lock()
@@ -56,7 +58,7 @@ class Redactor:
     def redact(self, text: str) -> tuple[str, Counter[str]]:
         """`text` without the entities, and how many of each were in it; the same object where there was none."""
         removed: Counter[str] = Counter()
-        while spans := merge(self._hits(text)):  # each turn leaves less outside of placeholders, so it ends
+        while spans := merge_hits(self._hits(text)):  # each turn leaves less outside of placeholders, so it ends
             parts, done = [], 0
             for entity, start, end, _ in spans:
                 parts += [text[done:start], f"<{entity}>"]
@@ -68,7 +70,7 @@ class Redactor:
     def _hits(self, text: str) -> Iterator[EntityHit]:
         seen = self._placeholder.sub(lambda match: "\n" * len(match[0]), text) if "<" in text else text
         if self._names:  # first, since without them Presidio is imported without torch, which a pipeline may need
-            for start, ends in windows(seen):
+            for start, ends in iter_windows(seen):
                 yield from self._first(_ANY_NAME, seen, start, ends)
         for view in views_of(seen):
             for entity, pieces in self._patterns:
@@ -82,7 +84,7 @@ class Redactor:
         find = self._finder(entity)
         for end in ends:
             piece = text[start:end]
-            shown = canonical(entity, piece)
+            shown = normalize_identifier(entity, piece)
             hits = [hit for hit in find(shown) if hit.score >= self._params.min_score]
             if shown != piece:
                 hits = [hit._replace(end=len(piece)) for hit in hits if hit.end - hit.start == len(shown)]
@@ -108,7 +110,7 @@ class Redactor:
         return self._finders[entity]
 
 
-def merge(hits: Iterable[EntityHit]) -> list[EntityHit]:
+def merge_hits(hits: Iterable[EntityHit]) -> list[EntityHit]:
     """Hits in order, none overlapping another: what overlaps is one, with the name of the longest, then the surest."""
     merged: list[list[EntityHit]] = []
     reach = 0

@@ -17,8 +17,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-Piece = tuple[int, tuple[int, ...]]
-Pieces = Callable[[str], Iterable[Piece]]
+SearchSpan = tuple[int, tuple[int, ...]]
+FindSpans = Callable[[str], Iterable[SearchSpan]]
 
 WINDOW, OVERLAP = 2_000, 320
 """Characters. The overlap is more than the longest thing looked for, an e-mail address (254)."""
@@ -66,37 +66,37 @@ _GROUPS = 5
 _LAST_SPACE = re.compile(r"\s\S*\Z")
 
 
-def canonical(entity: str, piece: str) -> str:
+def normalize_identifier(entity: str, piece: str) -> str:
     """`piece` as Presidio's recognizer of `entity` expects it; anything else than itself is one entity or none."""
     return _SEPARATORS.sub("", piece) if entity in ("CREDIT_CARD", "IBAN_CODE") else piece
 
 
-def windows(text: str) -> Iterable[Piece]:
+def iter_windows(text: str) -> Iterable[SearchSpan]:
     """The whole text; a long one in windows that overlap and are cut at white space."""
     return ((0, (len(text),)),) if len(text) <= WINDOW else _windows(text)
 
 
-def make_hinted_search(pattern: str) -> Pieces:
-    """`windows` of a text in which `pattern` is found, none of another."""
+def make_hinted_search(pattern: str) -> FindSpans:
+    """`iter_windows` of a text in which `pattern` is found, none of another."""
     search = re.compile(pattern).search
 
-    def pieces(text: str) -> Iterable[Piece]:
-        return windows(text) if search(text) else ()
+    def pieces(text: str) -> Iterable[SearchSpan]:
+        return iter_windows(text) if search(text) else ()
 
     return pieces
 
 
-def matching(pattern: str) -> Pieces:
+def matching(pattern: str) -> FindSpans:
     """Every match of `pattern`."""
     find = re.compile(pattern).finditer
 
-    def pieces(text: str) -> Iterable[Piece]:
+    def pieces(text: str) -> Iterable[SearchSpan]:
         return ((match.start(), (match.end(),)) for match in find(text))
 
     return pieces
 
 
-def emails(text: str) -> Iterator[Piece]:
+def find_email_spans(text: str) -> Iterator[SearchSpan]:
     """The text around an `@`: up to 256 characters before it, a domain with at least one dot after it."""
     for sign in _SIGN.finditer(text):
         at = sign.start()
@@ -109,14 +109,14 @@ def emails(text: str) -> Iterator[Piece]:
             yield at - len(local), tuple(reversed(ends[:_LABELS]))
 
 
-def phones(text: str) -> Iterator[Piece]:
+def phones(text: str) -> Iterator[SearchSpan]:
     """A plus sign and six digits or more, with fewer and fewer of the numbers behind it: an amount may follow."""
     for match in _PHONE.finditer(text):
         groups = [group.end() for group in _DIGITS.finditer(text, *match.span())]
         yield match.start(), (match.end(), *reversed(groups[:_GROUPS]))
 
 
-def cards(text: str) -> Iterator[Piece]:
+def find_card_spans(text: str) -> Iterator[SearchSpan]:
     """Digits with a right check digit, grouped as on a card with one separator, or as Presidio reads them."""
     for pattern in _CARDS if _TWELVE.search(text) else ():
         for match in pattern.finditer(text):
@@ -124,7 +124,7 @@ def cards(text: str) -> Iterator[Piece]:
                 yield match.start(), (match.end(1),)
 
 
-def ibans(text: str) -> Iterator[Piece]:
+def find_iban_spans(text: str) -> Iterator[SearchSpan]:
     """Two letters, two digits and what follows, as long as the country has it, with the right checksum.
 
     A word or another number may stand right before it: `IBANDE89370400440532013000`.
@@ -152,7 +152,7 @@ def _luhn(digits: str) -> bool:
     return (total - len(number) * ord("0")) % 10 == 0
 
 
-def _windows(text: str) -> Iterator[Piece]:
+def _windows(text: str) -> Iterator[SearchSpan]:
     start = 0
     while len(text) - start > WINDOW:
         end = _cut(text, start + WINDOW)

@@ -22,14 +22,14 @@ class ReadOutcome:
     """The result of a reading that reached its end.
 
     `state` is JSON for the next `Source.read`; `ignored` names skipped files, and `notes` are lines for the report. A
-    source that mirrors a folder of documents also reports the `doc_id`s that are `present` (None for other sources) and
-    those given earlier that have `vanished`.
+    source that mirrors a folder of documents also reports the `doc_id`s that are `present_doc_ids` (None for other
+    sources) and those given earlier that have `removed_doc_ids`.
     """
 
     state: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    present: frozenset[str] | None = None
-    vanished: frozenset[str] = frozenset()
+    present_doc_ids: frozenset[str] | None = None
+    removed_doc_ids: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
 

@@ -22,18 +22,18 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from abstain.core.contracts import VERDICTS
+from abstain.core.contracts import CRITERIA
 from abstain.core.json_lines import find_duplicate_keys
 from abstain.ingest.parsing import ROW_BYTES
 
-_FLAGS = frozenset(VERDICTS)
+_FLAGS = frozenset(CRITERIA)
 _NUMBERS = frozenset({"inclusion_probability", "propensity"})
 _SCORE = "writer"
 _OBJECTS = frozenset({"contexts", "thumb", "review", _SCORE})
 _JSON = _OBJECTS | {"token_log_probs"}
 _IDS = frozenset({"interaction_id", "user", "reviewer", "group"})
 _TIMES = frozenset({"asked_at", "given_at", "reviewed_at"})
-COLUMNS = 1000
+MAX_COLUMNS = 1000
 """The most columns of a table."""
 _WORDS = {"true": True, "false": False}
 
@@ -47,8 +47,8 @@ class TableRecord(NamedTuple):
 
 def column_problem(columns: Sequence[str]) -> str | None:
     """Return why no row can be read from these columns; None if rows can be read."""
-    if len(columns) > COLUMNS:
-        return f"{len(columns):,} columns, {COLUMNS:,} allowed: leave out those that are not needed"
+    if len(columns) > MAX_COLUMNS:
+        return f"{len(columns):,} columns, {MAX_COLUMNS:,} allowed: leave out those that are not needed"
     for number, column in enumerate(columns, start=1):
         part, dot, _ = column.partition(".")
         if not column:

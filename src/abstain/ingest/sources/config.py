@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from abstain.config.yaml_model import FrozenModel, load
+from abstain.config.yaml_model import FrozenModel, load_yaml_model
 from abstain.data.store.dataset import is_review_queue
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.ingest.sources.export import ExportSource
@@ -44,5 +44,5 @@ def load_sources(path: Path, home: Path) -> tuple[AnySource, ...]:
     Raises:
         AbstainError: a key or URL is wrong; the message names it and, for a key, the nearest valid one.
     """
-    sources = load(path, _SourcesFile, "run this in the root of the project").sources
+    sources = load_yaml_model(path, _SourcesFile, "run this in the root of the project").sources
     return tuple(source.in_home(home.resolve(), path.parent.resolve()) for source in sources)

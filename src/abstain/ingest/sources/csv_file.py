@@ -15,9 +15,9 @@ from abstain.core.contracts import ImportedInteraction, ImportedReview, Imported
 from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import ParsedRow, invalid, parse_object
 from abstain.ingest.sources.cells import TableRecord, column_problem, make_object
-from abstain.ingest.sources.lines import LIMIT, OversizedLine
+from abstain.ingest.sources.lines import MAX_LINE_BYTES, OversizedLine
 
-KNOWN = frozenset(
+CONTRACT_COLUMNS = frozenset(
     [*ImportedInteraction.model_fields, *Thumb.model_fields, *Review.model_fields]
     + [f"thumb.{name}" for name in ImportedThumb.model_fields]
     + [f"review.{name}" for name in ImportedReview.model_fields]
@@ -25,13 +25,13 @@ KNOWN = frozenset(
 """Every column that a table may have."""
 
 _DELIMITERS = ",;\t"
-_REREAD = 4 * LIMIT
+_REREAD = 4 * MAX_LINE_BYTES
 """The most bytes that are read again because of unclosed quotes before the file is refused."""
 
 
 def read_csv(lines: Iterable[bytes | OversizedLine], source: str, shown: str) -> Iterator[ParsedRow]:
-    """Yield one row a record below a header of `KNOWN` columns. For arguments and errors see `csv_records`."""
-    for record in csv_records(lines, source, shown, KNOWN):
+    """Yield one row a record below a header of `CONTRACT_COLUMNS` columns. For arguments and errors see `csv_records`."""
+    for record in csv_records(lines, source, shown, CONTRACT_COLUMNS):
         if isinstance(record, TableRecord):
             yield parse_object(make_object(record.cells), source, record.number)
         else:
@@ -52,7 +52,7 @@ def csv_records(
     Raises:
         AbstainError: the header names no known column or one twice, or too many quotes are not closed.
     """
-    csv.field_size_limit(LIMIT)
+    csv.field_size_limit(MAX_LINE_BYTES)
     feed = _NumberedLines(lines)
     delimiter, columns = _read_header(feed, shown, known)
     records = csv.reader(feed, delimiter=delimiter, strict=True)
@@ -71,7 +71,7 @@ def csv_records(
                     'again with every text in "double quotes", and "" for a quote inside',
                 ) from None
             if isinstance(line, OversizedLine):
-                yield line.row(source, number)
+                yield line.to_rejected_row(source, number)
             else:
                 yield ParsedRow(source, number, line.rstrip(b"\r\n"), (invalid("line", f"invalid CSV: {error}"),))
             continue
@@ -128,8 +128,8 @@ class _NumberedLines:
         if isinstance(line, OversizedLine):
             raise csv.Error("a line is too long")
         self._size += len(line) + 1
-        if self._size > LIMIT:
-            raise csv.Error(f"a row of more than {LIMIT:,} bytes: is a quote not closed?")
+        if self._size > MAX_LINE_BYTES:
+            raise csv.Error(f"a row of more than {MAX_LINE_BYTES:,} bytes: is a quote not closed?")
         return line.decode("utf-8", "surrogateescape") + "\n"
 
     def give_back(self) -> tuple[int, bytes | OversizedLine]:

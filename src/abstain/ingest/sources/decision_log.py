@@ -16,7 +16,7 @@ from pydantic import Field
 
 from abstain.config.settings import decision_log_url, load_settings
 from abstain.core.filesystem import expand_variables
-from abstain.data.decision_log.changes import LogChange, LogPosition, changes, read_end_position
+from abstain.data.decision_log.changes import LogChange, LogPosition, iter_changes, read_end_position
 from abstain.data.decision_log.database import LogDatabase
 from abstain.ingest.parsing import ParsedRow, parse_object
 from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader
@@ -55,7 +55,7 @@ class DecisionLogSource(SourceModel):
         with closing(database):
             end = read_end_position(database)
             since = LogPosition(**state) if state.get("log") == end.log else LogPosition(end.log)
-            for change in changes(database, since, end):
+            for change in iter_changes(database, since, end):
                 expired += "expired" in (change.texts, change.answer_texts)
                 if change.content is not None:
                     yield self._parse(change)

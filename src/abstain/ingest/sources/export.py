@@ -17,7 +17,7 @@ from pydantic import Field
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import get_display_name
-from abstain.core.json_lines import find_duplicate_keys, one_line
+from abstain.core.json_lines import find_duplicate_keys, format_key
 from abstain.ingest.exports.export_rows import ExportRecord, ExportRows
 from abstain.ingest.exports.mapping import load_mapping
 from abstain.ingest.parsing import ParsedRow
@@ -33,16 +33,16 @@ from abstain.ingest.sources.files import (
     require_text,
     resolved_url,
 )
-from abstain.ingest.sources.lines import OversizedLine, lines, to_utf8, whole
+from abstain.ingest.sources.lines import OversizedLine, read_whole, split_lines, to_utf8
 from abstain.ingest.sources.parquet_file import parquet_records
-from abstain.ingest.sources.storage import Storage, Stored
+from abstain.ingest.sources.storage import SourceFile, Storage
 
 JSON = (".json", ".json.gz")
 WHOLE = 256 * 1024 * 1024
 """The longest JSON file, in bytes: it is in memory at once, some ten times as large."""
 SUFFIXES = JSON + JSON_LINES + CSV + PARQUET
 
-_File = tuple[Storage, Stored]
+_File = tuple[Storage, SourceFile]
 
 _KINDS = "JSON (.json), JSON Lines (.jsonl), CSV (.csv), these packed too (.gz), or Parquet (.parquet)"
 
@@ -103,13 +103,13 @@ class ExportSource(SourceModel):
         except AbstainError as error:
             if not self.scheduled or error.code is not Code.BAD_SETTING:
                 raise
-            misfit = Stored(self.name, "", "", json.dumps(state, sort_keys=True))
+            misfit = SourceFile(self.name, "", "", json.dumps(state, sort_keys=True))
             yield make_rejected_file_row(misfit, error)
             return ReadOutcome(state, ignored)
         if not self.scheduled:
             export.require_rows(self.name)
         for storage, file in read:
-            yield from export.rows(export.parts(_records(storage, file), file.shown))
+            yield from export.rows(export.parts(_records(storage, file), file.display_name))
         yield from export.reviews()
         return ReadOutcome(state, ignored, notes=export.notes())
 
@@ -120,7 +120,7 @@ class ExportSource(SourceModel):
         read: list[_File] = []
         for storage, file in files:
             try:
-                export.scan(export.parts(_records(storage, file), file.shown))
+                export.scan(export.parts(_records(storage, file), file.display_name))
                 read.append((storage, file))
             except AbstainError as error:
                 if not self.scheduled or error.code is Code.BAD_SETTING:
@@ -155,7 +155,7 @@ def _nothing(state: ReadOutcome) -> Generator[ParsedRow, None, ReadOutcome]:
     return state
 
 
-def _records(storage: Storage, file: Stored) -> Iterator[ExportRecord]:
+def _records(storage: Storage, file: SourceFile) -> Iterator[ExportRecord]:
     """Yield every record of one file. Raises `AbstainError` where it cannot be read to its end: it was cut, then."""
 
     def of_table(record: TableRecord) -> ExportRecord:
@@ -166,33 +166,34 @@ def _records(storage: Storage, file: Stored) -> Iterator[ExportRecord]:
     name = file.name.lower()
     if name.endswith(PARQUET):
         with storage.open(file) as opened:
-            yield from map(of_table, _whole(parquet_records(opened, file.name, file.shown), file))
+            yield from map(of_table, _whole(parquet_records(opened, file.name, file.display_name), file))
         return
     chunks = require_text(to_utf8(storage.chunks(file)), file)
     if name.endswith(JSON):
-        content = whole(chunks, WHOLE)
+        content = read_whole(chunks, WHOLE)
         if isinstance(content, OversizedLine):
             raise AbstainError(
-                Code.TOO_LARGE, f"{file.shown}: {content.size:,} bytes, {WHOLE:,} allowed: export JSON Lines, or less"
+                Code.TOO_LARGE,
+                f"{file.display_name}: {content.size:,} bytes, {WHOLE:,} allowed: export JSON Lines, or less",
             )
-        for number, fields in enumerate(_unwrapped(_parse(content, file.shown)), start=1):
+        for number, fields in enumerate(_unwrapped(_parse(content, file.display_name)), start=1):
             yield _object(fields, file, number)
     elif name.endswith(CSV):
-        yield from map(of_table, _whole(csv_records(lines(chunks), file.name, file.shown), file))
+        yield from map(of_table, _whole(csv_records(split_lines(chunks), file.name, file.display_name), file))
     else:
-        for number, line in enumerate(lines(chunks), start=1):
-            where = f"{file.shown} line {number}"
+        for number, line in enumerate(split_lines(chunks), start=1):
+            where = f"{file.display_name} line {number}"
             if isinstance(line, OversizedLine):
-                raise _damaged(where, line.row(file.name, number).reasons[0].message)
+                raise _damaged(where, line.to_rejected_row(file.name, number).reasons[0].message)
             if line.strip():
                 yield _object(_parse(line, where), file, number)
 
 
-def _whole(records: Iterable[TableRecord | ParsedRow], file: Stored) -> Iterator[TableRecord]:
+def _whole(records: Iterable[TableRecord | ParsedRow], file: SourceFile) -> Iterator[TableRecord]:
     """Yield `records`. Raises `AbstainError` at one that cannot be read."""
     for record in records:
         if isinstance(record, ParsedRow):
-            raise _damaged(f"{file.shown} line {record.line}", record.reasons[0].message)
+            raise _damaged(f"{file.display_name} line {record.line}", record.reasons[0].message)
         yield record
 
 
@@ -203,7 +204,7 @@ def _parse(content: bytes, where: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise _damaged(where, f"is no JSON to its end ({error})") from None
     if keys := find_duplicate_keys(text):
-        raise _damaged(where, f"the key '{one_line(keys[0])}' comes twice in one object")
+        raise _damaged(where, f"the key '{format_key(keys[0])}' comes twice in one object")
     return parsed
 
 
@@ -214,9 +215,9 @@ def _unwrapped(content: Any) -> list[Any]:
     return content if isinstance(content, list) else [content]
 
 
-def _object(fields: Any, file: Stored, number: int) -> ExportRecord:
+def _object(fields: Any, file: SourceFile, number: int) -> ExportRecord:
     if not isinstance(fields, dict):
-        raise _damaged(f"{file.shown} record {number}", f"is no JSON object but {json.dumps(fields)[:40]}")
+        raise _damaged(f"{file.display_name} record {number}", f"is no JSON object but {json.dumps(fields)[:40]}")
     return ExportRecord(fields, file.name, number)
 
 

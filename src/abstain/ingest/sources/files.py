@@ -23,15 +23,15 @@ from abstain.core.reasons import Reason
 from abstain.ingest.parsing import ParsedRow, is_document, parse_line, read_document
 from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader
 from abstain.ingest.sources.csv_file import read_csv
-from abstain.ingest.sources.lines import OversizedLine, lines, to_utf8, whole
+from abstain.ingest.sources.lines import OversizedLine, read_whole, split_lines, to_utf8
 from abstain.ingest.sources.parquet_file import read_parquet
-from abstain.ingest.sources.storage import Storage, Stored
-from abstain.knowledge.documents.reader import KINDS
+from abstain.ingest.sources.storage import SourceFile, Storage
+from abstain.knowledge.documents.reader import KIND_BY_SUFFIX
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
 CSV = (".csv", ".csv.gz")
 PARQUET = (".parquet",)
-SUFFIXES = JSON_LINES + CSV + PARQUET + tuple(KINDS)
+SUFFIXES = JSON_LINES + CSV + PARQUET + tuple(KIND_BY_SUFFIX)
 
 _KINDS = (
     "JSON Lines (.jsonl), CSV (.csv), both packed too (.gz), Parquet (.parquet), Markdown (.md) or HTML (.html, .htm)"
@@ -83,7 +83,7 @@ class FileSource(SourceModel):
     def _rows(
         self,
         storage: Storage,
-        files: Sequence[Stored],
+        files: Sequence[SourceFile],
         ignored: tuple[str, ...],
         earlier: Mapping[str, Mapping[str, Any]],
     ) -> Generator[ParsedRow, None, ReadOutcome]:
@@ -140,61 +140,61 @@ def _doc_ids(entries: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(entry["doc_id"] for entry in entries.values() if entry.get("doc_id"))
 
 
-def known_version(file: Stored, error: AbstainError) -> str | None:
+def known_version(file: SourceFile, error: AbstainError) -> str | None:
     """The version of a file that gave `error`, which is not read again; None, to try again, where it was not reached:
     permissions and servers come back, and the file is as it was."""
     return None if error.code is Code.NOT_READABLE else file.version
 
 
-def make_rejected_file_row(file: Stored, error: AbstainError) -> ParsedRow:
+def make_rejected_file_row(file: SourceFile, error: AbstainError) -> ParsedRow:
     """Return the row that stands for an unreadable file; its `digest` is the same for every attempt at this version."""
     digest = hashlib.sha256(f"{file.name}\0{file.version}".encode("utf-8", "surrogateescape")).hexdigest()
-    reason = Reason(error.code, "file", error.message.removeprefix(f"{file.shown}: "))
+    reason = Reason(error.code, "file", error.message.removeprefix(f"{file.display_name}: "))
     return ParsedRow(file.name, 1, b"", (reason,), digest=digest)
 
 
-def _read_file(storage: Storage, file: Stored) -> Iterator[ParsedRow]:
+def _read_file(storage: Storage, file: SourceFile) -> Iterator[ParsedRow]:
     """Yield every row of one file. Raises `AbstainError` if it is empty, unreadable, or JSON but not JSON Lines."""
     name = file.name.lower()
     if name.endswith(PARQUET):
         with storage.open(file) as opened:
-            yield from read_parquet(opened, file.name, file.shown)
+            yield from read_parquet(opened, file.name, file.display_name)
         return
     chunks = storage.chunks(file)
-    if KINDS.get(PurePosixPath(name).suffix) != "html":  # an HTML page declares its own encoding
+    if KIND_BY_SUFFIX.get(PurePosixPath(name).suffix) != "html":  # an HTML page declares its own encoding
         chunks = to_utf8(chunks)
     chunks = require_text(chunks, file)
     if is_document(name):
-        content = whole(chunks)
+        content = read_whole(chunks)
         if isinstance(content, OversizedLine):
-            yield content.row(file.name, 1)
+            yield content.to_rejected_row(file.name, 1)
         else:
             yield read_document(content, file.name)
     elif name.endswith(CSV):
-        yield from read_csv(lines(chunks), file.name, file.shown)
+        yield from read_csv(split_lines(chunks), file.name, file.display_name)
     else:
-        for number, line in enumerate(lines(_require_json_lines(chunks, file)), start=1):
+        for number, line in enumerate(split_lines(_require_json_lines(chunks, file)), start=1):
             if isinstance(line, OversizedLine):
-                yield line.row(file.name, number)
+                yield line.to_rejected_row(file.name, number)
             elif line.strip():
                 yield parse_line(line.removesuffix(b"\r"), file.name, number)
 
 
-def require_text(chunks: Iterator[bytes], file: Stored) -> Iterator[bytes]:
+def require_text(chunks: Iterator[bytes], file: SourceFile) -> Iterator[bytes]:
     """Yield `chunks`. Raises `AbstainError` at the end if all of them are blank."""
     is_blank = True
     for chunk in chunks:
         is_blank = is_blank and not chunk.strip()
         yield chunk
     if is_blank:
-        raise AbstainError(Code.WRONG_FORMAT, f"{file.shown}: the file is empty")
+        raise AbstainError(Code.WRONG_FORMAT, f"{file.display_name}: the file is empty")
 
 
-def _require_json_lines(chunks: Iterator[bytes], file: Stored) -> Iterator[bytes]:
+def _require_json_lines(chunks: Iterator[bytes], file: SourceFile) -> Iterator[bytes]:
     """Return `chunks`. Raises `AbstainError` if the first one begins a JSON array, or an object over several lines."""
     begun = [next(chunks, b"")]
     if detect_other_json(begun[0], is_whole=False):
         begun.append(next(chunks, b""))
         if problem := detect_other_json(begun[0], is_whole=not begun[1]):
-            raise AbstainError(Code.WRONG_FORMAT, f"{file.shown}: {problem}")
+            raise AbstainError(Code.WRONG_FORMAT, f"{file.display_name}: {problem}")
     return chain(begun, chunks)

@@ -1,4 +1,4 @@
-"""Chunks of bytes -> UTF-8 lines, in constant memory: of a line beyond `LIMIT` only its hash and size are kept."""
+"""Chunks of bytes -> UTF-8 lines, in constant memory: of a line beyond `MAX_LINE_BYTES` only its hash and size are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from abstain.ingest.parsing import ParsedRow, too_large_reason
 
-LIMIT = 16 * 1024 * 1024
+MAX_LINE_BYTES = 16 * 1024 * 1024
 """The longest line or document, in bytes."""
 
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -18,14 +18,14 @@ _NOT_UTF8 = b"\xff"
 
 @dataclass(frozen=True)
 class OversizedLine:
-    """A line or document beyond `LIMIT`: its size in bytes and its sha256."""
+    """A line or document beyond `MAX_LINE_BYTES`: its size in bytes and its sha256."""
 
     size: int
     sha256: str
 
-    def row(self, source: str, number: int) -> ParsedRow:
+    def to_rejected_row(self, source: str, number: int) -> ParsedRow:
         """The refused row that stands for it."""
-        reason = too_large_reason("line", f"{self.size:,} bytes, {LIMIT:,} allowed")
+        reason = too_large_reason("line", f"{self.size:,} bytes, {MAX_LINE_BYTES:,} allowed")
         return ParsedRow(source, number, b"", (reason,), digest=self.sha256, size=self.size)
 
 
@@ -53,13 +53,13 @@ def to_utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield _NOT_UTF8
 
 
-def lines(chunks: Iterable[bytes]) -> Iterator[bytes | OversizedLine]:
+def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | OversizedLine]:
     """Yield every line without its `\\n`, blank lines included; the last one needs no `\\n`."""
     line = _Line()
     for chunk in chunks:
         *ends, rest = chunk.split(b"\n")
         for end in ends:
-            if not line.size and len(end) <= LIMIT:
+            if not line.size and len(end) <= MAX_LINE_BYTES:
                 yield end
                 continue
             line.add(end)
@@ -70,7 +70,7 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes | OversizedLine]:
         yield line.content()
 
 
-def whole(chunks: Iterable[bytes], limit: int | None = None) -> bytes | OversizedLine:
+def read_whole(chunks: Iterable[bytes], limit: int | None = None) -> bytes | OversizedLine:
     """Return everything, as if it were one line."""
     line = _Line(limit)
     for chunk in chunks:
@@ -83,7 +83,7 @@ class _Line:
 
     def __init__(self, limit: int | None = None) -> None:
         self.size = 0
-        self._limit = LIMIT if limit is None else limit
+        self._limit = MAX_LINE_BYTES if limit is None else limit
         self._parts: list[bytes] = []
         self._digest = hashlib.sha256()
 

@@ -21,22 +21,22 @@ from abstain.core.errors import AbstainError
 from abstain.core.filesystem import translate_errors
 from abstain.ingest.parsing import ROW_BYTES, ParsedRow, parse_object, too_large_reason
 from abstain.ingest.sources.cells import TableRecord, column_problem, make_object
-from abstain.ingest.sources.lines import LIMIT
+from abstain.ingest.sources.lines import MAX_LINE_BYTES
 from abstain.ingest.sources.storage import MAX_COMPRESSION_RATIO, MAX_UNPACKED_BYTES
 
-BATCH = 1000
+BATCH_ROWS = 1000
 """Rows held in memory at once."""
 
-LISTED = 16_000_000
+MAX_LIST_VALUES = 16_000_000
 """The most values of lists in one row group: of a list's items, equal ones cost no space in the file."""
 
-ROWS = 100_000
+MAX_SMALL_FILE_ROWS = 100_000
 """The most rows of a file that is smaller than a tenth of a byte a row: equal rows cost no space, either."""
 
-SHARED = 64 * 1024 * 1024
+MAX_SMALL_FILE_BYTES = 64 * 1024 * 1024
 """The most bytes of all rows of a small file; of a larger one, 10 * `MAX_COMPRESSION_RATIO` for each of its own: rows share texts."""
 
-FIXED = 1024
+MAX_FIXED_BYTES = 1024
 """The longest value of fixed length, in bytes: these have a dictionary that cannot be left packed."""
 
 _METADATA_SCRIPT = """
@@ -62,14 +62,16 @@ def read_parquet(file: IO[bytes], source: str, shown: str) -> Iterator[ParsedRow
             yield record
 
 
-def parquet_records(file: IO[bytes], source: str, shown: str, limit: int = LIMIT) -> Iterator[TableRecord | ParsedRow]:
+def parquet_records(
+    file: IO[bytes], source: str, shown: str, limit: int = MAX_LINE_BYTES
+) -> Iterator[TableRecord | ParsedRow]:
     """Yield every record, numbered from 1; a refused row for one of more than `limit` bytes.
 
     Args:
         file: the open Parquet file, which must be seekable.
         source: the source of the refused rows.
         shown: the file's name in error messages.
-        limit: at most `LIMIT`.
+        limit: at most `MAX_LINE_BYTES`.
 
     Raises:
         AbstainError: the file cannot be read to its end, its columns contradict each other, or it holds far more than
@@ -90,7 +92,7 @@ def parquet_records(file: IO[bytes], source: str, shown: str, limit: int = LIMIT
             raise AbstainError(Code.TOO_LARGE, f"{shown}: {problem}")
         schema, (texts, chained) = parquet.schema_arrow, _texts(parquet)
         parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, read_dictionary=texts)
-        batches = parquet.iter_batches(batch_size=1 if chained else BATCH, use_threads=False)
+        batches = parquet.iter_batches(batch_size=1 if chained else BATCH_ROWS, use_threads=False)
     if problem := column_problem(schema.names):
         raise AbstainError(Code.WRONG_FORMAT, f"{shown}: {problem}")
     while True:
@@ -101,7 +103,7 @@ def parquet_records(file: IO[bytes], source: str, shown: str, limit: int = LIMIT
         for cells, bytes_of_it in _records(batch, schema, shown, limit):
             number += 1
             taken += bytes_of_it if cells is not None else 0
-            if taken > max(SHARED, 10 * MAX_COMPRESSION_RATIO * size):
+            if taken > max(MAX_SMALL_FILE_BYTES, 10 * MAX_COMPRESSION_RATIO * size):
                 problem = f"its first {number:,} rows unpack to {taken:,} bytes, {10 * MAX_COMPRESSION_RATIO:,} times the file allowed"
                 raise AbstainError(Code.TOO_LARGE, f"{shown}: {problem}: write less into one file")
             if cells is None:
@@ -129,11 +131,11 @@ def _crashes_arrow(file: IO[bytes], size: int) -> bool:
 def _problem(parquet: Any, size: int) -> str | None:
     """Why a file of `size` bytes is refused by what it says of itself; None if it is read."""
     found, remedy = parquet.metadata, "write it in row groups of at most 10,000 rows"
-    if found.num_rows > max(ROWS, 10 * size):
-        return f"{found.num_rows:,} rows in {size:,} bytes, {max(ROWS, 10 * size):,} allowed: leave out equal rows"
+    if found.num_rows > max(MAX_SMALL_FILE_ROWS, 10 * size):
+        return f"{found.num_rows:,} rows in {size:,} bytes, {max(MAX_SMALL_FILE_ROWS, 10 * size):,} allowed: leave out equal rows"
     columns = [parquet.schema.column(at) for at in range(len(parquet.schema))]
-    if wide := next((one for one in columns if one.length is not None and one.length > FIXED), None):
-        return f"the column '{wide.path}' has values of {wide.length:,} bytes, {FIXED:,} allowed: write it as text"
+    if wide := next((one for one in columns if one.length is not None and one.length > MAX_FIXED_BYTES), None):
+        return f"the column '{wide.path}' has values of {wide.length:,} bytes, {MAX_FIXED_BYTES:,} allowed: write it as text"
     for at in range(found.num_row_groups):
         group = found.row_group(at)
         chunks = [group.column(number) for number in range(group.num_columns)]
@@ -141,8 +143,8 @@ def _problem(parquet: Any, size: int) -> str | None:
         if unpacked > max(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * size):
             return f"row group {at + 1} unpacks to {unpacked:,} bytes, {MAX_COMPRESSION_RATIO} times the file allowed: {remedy}"
         listed = sum(one.num_values for one, column in zip(chunks, columns, strict=True) if column.max_repetition_level)
-        if listed > LISTED:
-            return f"row group {at + 1} has {listed:,} values in lists, {LISTED:,} allowed: {remedy}"
+        if listed > MAX_LIST_VALUES:
+            return f"row group {at + 1} has {listed:,} values in lists, {MAX_LIST_VALUES:,} allowed: {remedy}"
     return None
 
 
@@ -164,7 +166,7 @@ def _records(batch: Any, schema: Any, shown: str, limit: int) -> Iterator[tuple[
     """Yield the cells of each row of a batch, by `schema`, and its bytes; of a row beyond `limit` the bytes alone."""
     with _translate_errors(shown):
         sizes = sum((_sizes(column) for column in batch.columns), np.zeros(batch.num_rows, dtype=np.int64))
-    if sizes.sum() <= LIMIT and sizes.max(initial=0) <= limit:
+    if sizes.sum() <= MAX_LINE_BYTES and sizes.max(initial=0) <= limit:
         with _translate_errors(shown):
             dense = batch.cast(schema)  # which is faster to convert
         yield from zip(_converted(dense), sizes.tolist(), strict=True)

@@ -31,19 +31,21 @@ from abstain.ingest.sources.sql_database import Database, parse_url
 
 _TIMES = {"interactions": "asked_at", "feedback": "given_at", "reviews": "reviewed_at"}
 
-Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+NonEmptyText = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 class TableConfig(FrozenModel):
     """Rows of one contract: a table, or a query whose result is read like a table."""
 
-    table: Words | None = Field(None, description="a table or view, also schema.table")
-    query: Words | None = None
-    columns: dict[str, Words] = Field({}, description="contract field -> column; others go by their own names")
-    watermark: Words | None = Field(
+    table: NonEmptyText | None = Field(None, description="a table or view, also schema.table")
+    query: NonEmptyText | None = None
+    columns: dict[str, NonEmptyText] = Field({}, description="contract field -> column; others go by their own names")
+    watermark: NonEmptyText | None = Field(
         None, description="column of the time a row was written; default: the row's own time"
     )
-    key: Words | None = Field(None, description="column of rising whole numbers; default: the table's primary key")
+    key: NonEmptyText | None = Field(
+        None, description="column of rising whole numbers; default: the table's primary key"
+    )
 
     @model_validator(mode="after")
     def _check_origin(self) -> TableConfig:
@@ -112,7 +114,7 @@ class SqlSource(SourceModel):
     """Tables of a database that SQLAlchemy supports. `tables` None: those called interactions, feedback and reviews."""
 
     kind: Literal["sql"] = "sql"
-    url: Words = Field(
+    url: NonEmptyText = Field(
         "sqlite:///feedback.db", repr=False, description="SQLAlchemy URL, ${VARIABLE} from the environment"
     )
     tables: TablesConfig | None = None
@@ -153,7 +155,7 @@ class SqlSource(SourceModel):
         """Return the watermark to begin at (None: read everything), and the state to store after the reading."""
         key = null() if table.key is None else table.key
         samples = table.select(table.watermark, key).where(table.watermark.is_not(None)).limit(100)
-        found = database.ask(lambda connection: list(connection.execute(samples)), table.label)
+        found = database.query(lambda connection: list(connection.execute(samples)), table.label)
         sample = next((row for row in found if isinstance(row[0], date | str)), None)
         if sample is None:
             if found:
@@ -166,14 +168,14 @@ class SqlSource(SourceModel):
         moment = sample[0]
         identity = self._identity(table, moment)
         is_ahead = table.watermark >= _now(moment)
-        highest = database.first(table.select(func.max(table.watermark)).where(~is_ahead), table.label)[0]
-        start = _before(highest, timedelta(days=self.late_by_days))
+        highest = database.fetch_first(table.select(func.max(table.watermark)).where(~is_ahead), table.label)[0]
+        start = _subtract_lateness(highest, timedelta(days=self.late_by_days))
         if start is None:
             return None, {}
         is_known = earlier.get("of") == identity
         begun = _parse(earlier["since"], moment) if is_known else start
         numbers = table.key if isinstance(sample[1], int) else None
-        counts = tuple(database.first(table.count_before(begun, start, key=numbers), table.label))
+        counts = tuple(database.fetch_first(table.count_before(begun, start, key=numbers), table.label))
         state = {"of": identity, "since": _write(start), "count": counts[2], "highest": counts[3]}
         is_unchanged = is_known and counts[:2] == (earlier["count"], earlier["highest"])
         return begun if is_unchanged else None, state
@@ -187,7 +189,7 @@ class SqlSource(SourceModel):
 
 
 def _find_tables(database: Database) -> dict[str, TableConfig]:
-    existing = database.ask(lambda connection: _table_names(inspect(connection)))
+    existing = database.query(lambda connection: _table_names(inspect(connection)))
     found = {name: TableConfig(table=name) for name in CONTRACTS if name in existing}
     if not found:
         problem = f"it has none of the tables {', '.join(CONTRACTS)}: name yours under `tables`"
@@ -208,7 +210,7 @@ def _resolve(database: Database, name: str, config: TableConfig) -> _Table:
         query = config.query.rstrip().rstrip(";").replace(":", r"\:")  # a colon is no parameter of ours
         origin = text(f"({query}\n) AS source_rows")  # on a line of its own: the query may end with a comment
     statement: Select[Any] = select(literal_column("*")).select_from(origin).limit(0)
-    columns = database.ask(lambda connection: list(connection.execute(statement).keys()), label)
+    columns = database.query(lambda connection: list(connection.execute(statement).keys()), label)
     contract = CONTRACTS[name].model_fields
     fields = {field: config.columns.get(field, field) for field in contract}
     for field, source in fields.items():
@@ -223,7 +225,7 @@ def _resolve(database: Database, name: str, config: TableConfig) -> _Table:
         if wanted not in columns:
             raise database.error(f"{label} has no column '{wanted}': it has {', '.join(columns)}", Code.BAD_SETTING)
     if key is None and config.table is not None:
-        primary = database.ask(
+        primary = database.query(
             lambda connection: inspect(connection).get_pk_constraint(table, schema=schema or None), label
         )
         key = primary["constrained_columns"][0] if len(primary["constrained_columns"]) == 1 else None
@@ -243,7 +245,7 @@ def _now(sample: Any) -> Any:
     return tomorrow if isinstance(sample, date) else tomorrow.isoformat()
 
 
-def _before(highest: Any, late_by: timedelta) -> Any:
+def _subtract_lateness(highest: Any, late_by: timedelta) -> Any:
     """Return the time `late_by` before the watermark `highest`; None if that is no time."""
     try:
         if isinstance(highest, datetime):

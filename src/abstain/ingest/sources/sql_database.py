@@ -52,15 +52,15 @@ class Database:
         message = " ".join(str(problem).split())
         return AbstainError(code, f"{self._shown}: {message.replace(self._secret, '***') if self._secret else message}")
 
-    def ask(self, question: Callable[[Connection], T], about: str = "") -> T:
+    def query(self, run_query: Callable[[Connection], T], subject: str = "") -> T:
         """Return the result of one query; `about` is its subject in error messages."""
-        with self._translate_errors(about):
-            answer: T = self._retrying()(self._ask_once, question)
+        with self._translate_errors(subject):
+            answer: T = self._retrying()(self._ask_once, run_query)
             return answer
 
-    def first(self, statement: Any, about: str = "") -> Any:
+    def fetch_first(self, statement: Any, about: str = "") -> Any:
         """Return the first row of `statement`, or None."""
-        return self.ask(lambda connection: connection.execute(statement).first(), about)
+        return self.query(lambda connection: connection.execute(statement).first(), about)
 
     def stream(self, statement: Callable[[Any], Any], since: Any, about: str) -> Iterator[Any]:
         """Yield the rows of `statement(since)`, whose last column is the watermark that they are ordered by.

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import BUCKETS, connect, expand_variables, redacted_url, translate_errors
+from abstain.core.filesystem import BUCKET_PROTOCOLS, connect, expand_variables, redacted_url, translate_errors
 
 _CHUNK = 1 << 20
 
@@ -27,13 +27,13 @@ MAX_COMPRESSION_RATIO = 100
 
 
 @dataclass(frozen=True)
-class Stored:
+class SourceFile:
     """One file: `name` relative to the folder that was listed (its own name, where that is a file), where the backend
     has it, its name in messages, and a version that changes with its content (None where the backend gives none)."""
 
     name: str
     path: str
-    shown: str
+    display_name: str
     version: str | None
 
 
@@ -41,7 +41,7 @@ class Stored:
 class Listing:
     """The files at a place, by name, hidden ones left out; `is_folder`: whether the place is a folder."""
 
-    files: tuple[Stored, ...]
+    files: tuple[SourceFile, ...]
     is_folder: bool
 
 
@@ -67,7 +67,7 @@ class Storage:
             except FileNotFoundError as error:
                 raise AbstainError(Code.NOT_READABLE, f"{self.url}: {self._why_not_found(error)}") from None
             if here["type"] != "directory":
-                only = Stored(self.url.rstrip("/").rpartition("/")[2], self._root, self.url, _version(here))
+                only = SourceFile(self.url.rstrip("/").rpartition("/")[2], self._root, self.url, _version(here))
                 return Listing((only,), is_folder=False)
             files = []
             for path, info in sorted(self._find()):
@@ -80,12 +80,12 @@ class Storage:
                     except FileNotFoundError:
                         continue
                 if info["type"] == "file":
-                    files.append(Stored(name, path, f"{self.url.rstrip('/')}/{name}", _version(info)))
+                    files.append(SourceFile(name, path, f"{self.url.rstrip('/')}/{name}", _version(info)))
         return Listing(tuple(files), is_folder=True)
 
     def _find(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Every file with its path; folders of a bucket are only names. One that may not be listed is an error."""
-        if set(BUCKETS) & set(self._protocols):
+        if set(BUCKET_PROTOCOLS) & set(self._protocols):
             yield from self._fs.find(self._root, detail=True).items()
             return
         folders = [self._root]
@@ -101,23 +101,24 @@ class Storage:
                     folders.append(path)
 
     @contextmanager
-    def open(self, file: Stored) -> Iterator[IO[bytes]]:
+    def open(self, file: SourceFile) -> Iterator[IO[bytes]]:
         """The bytes of `file`, which can be read from any place in it.
 
         Raises `AbstainError` for a link that leaves the folder: who writes into it need not be allowed to read there.
         """
         if self.is_local and file.path != self._root and not _is_inside(file.path, self._root):
             raise AbstainError(
-                Code.NOT_READABLE, f"{file.shown}: is a link out of {self.url}: put the file itself into the folder"
+                Code.NOT_READABLE,
+                f"{file.display_name}: is a link out of {self.url}: put the file itself into the folder",
             )
-        with _translate_errors(file.shown):
+        with _translate_errors(file.display_name):
             opened = self._fs.open(file.path, "rb")
         try:
             yield opened
         finally:
             opened.close()
 
-    def chunks(self, file: Stored) -> Iterator[bytes]:
+    def chunks(self, file: SourceFile) -> Iterator[bytes]:
         """The bytes of `file` from the first to the last, unpacked where its name ends in .gz.
 
         Raises `AbstainError` where it unpacks to more than `MAX_COMPRESSION_RATIO` times its size.
@@ -131,17 +132,17 @@ class Storage:
             unpacked = gzip.GzipFile(fileobj=opened) if is_packed else opened
             while True:
                 try:
-                    with _translate_errors(file.shown, *damaged):
+                    with _translate_errors(file.display_name, *damaged):
                         chunk = unpacked.read(_CHUNK)
                 except damaged as error:
                     raise AbstainError(
-                        Code.WRONG_FORMAT, f"{file.shown}: cannot be read: {error}: write it again"
+                        Code.WRONG_FORMAT, f"{file.display_name}: cannot be read: {error}: write it again"
                     ) from error
                 read += len(chunk)
                 if is_packed and read > max(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * opened.tell()):
                     raise AbstainError(
                         Code.TOO_LARGE,
-                        f"{file.shown}: unpacks to more than {MAX_COMPRESSION_RATIO} times its size, the most allowed: unpack it",
+                        f"{file.display_name}: unpacks to more than {MAX_COMPRESSION_RATIO} times its size, the most allowed: unpack it",
                     )
                 if not chunk:
                     return

@@ -28,7 +28,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Chunk, Document
 from abstain.core.errors import AbstainError
 from abstain.knowledge.documents.normalize_markdown import normalize_markdown
-from abstain.knowledge.documents.sections import DocumentSection, parse_blocks, sections
+from abstain.knowledge.documents.sections import DocumentSection, parse_blocks, split_sections
 from abstain.knowledge.documents.tokens import token_counter
 
 Count = Callable[[str], int]
@@ -77,7 +77,7 @@ def chunk_document(document: Document, budget: int = DEFAULT_BUDGET, count: Coun
     """
     count = count or token_counter()
     chunks: dict[str, Chunk] = {}
-    for section in sections(document):
+    for section in split_sections(document):
         for kind, text in _chunks(section, budget, count):
             digest = hashlib.sha256(text.encode()).hexdigest()
             chunk = Chunk(

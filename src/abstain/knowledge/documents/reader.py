@@ -26,7 +26,7 @@ from abstain.core.errors import AbstainError
 
 Kind = Literal["markdown", "html"]
 
-KINDS: Mapping[str, Kind] = {".md": "markdown", ".html": "html", ".htm": "html"}
+KIND_BY_SUFFIX: Mapping[str, Kind] = {".md": "markdown", ".html": "html", ".htm": "html"}
 """The kind of a file, by the suffix of its name in lower case."""
 
 MAX_TITLE = 300  # characters: it is repeated in every chunk
@@ -42,11 +42,11 @@ _ODD = (ValueError, LookupError, AttributeError, ArithmeticError, TypeError, Rec
 def parse_document(content: bytes | str, source_name: str, kind: Kind | None = None) -> Document:
     """Read a Markdown file with front matter, or an HTML page; `source_name` names it in messages.
 
-    `kind`: by default the suffix of `source_name` decides (`KINDS`), else Markdown. Fields: `doc_id`, `title`,
+    `kind`: by default the suffix of `source_name` decides (`KIND_BY_SUFFIX`), else Markdown. Fields: `doc_id`, `title`,
     `updated_at`, and where there are any `product`, `entitlements`. Bytes of Markdown are UTF-8; a page may declare its
     charset. Raises `AbstainError` with one line: file, problem, remedy.
     """
-    kind = kind or KINDS.get(PurePath(source_name).suffix.lower(), "markdown")
+    kind = kind or KIND_BY_SUFFIX.get(PurePath(source_name).suffix.lower(), "markdown")
     try:
         text = content if isinstance(content, str) else _decode(content, kind)
         text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")

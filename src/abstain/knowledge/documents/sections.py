@@ -31,7 +31,7 @@ class DocumentSection:
     content_hash: str
 
 
-def sections(document: Document) -> list[DocumentSection]:
+def split_sections(document: Document) -> list[DocumentSection]:
     """The sections of `document`, in the order of the text. A first heading that repeats the title is no section."""
     return [
         DocumentSection(path, body, hashlib.sha256("\n".join([*path, "", body]).encode()).hexdigest())

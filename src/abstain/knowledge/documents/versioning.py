@@ -31,7 +31,7 @@ class ChunkUpdate:
 
 
 def update_chunks(
-    known: Iterable[Chunk],
+    existing: Iterable[Chunk],
     old: Document | None,
     new: Document | None,
     at: datetime,
@@ -39,10 +39,10 @@ def update_chunks(
 ) -> ChunkUpdate:
     """The chunks of a document that was `old` and is `new` from `at` on; None: there was, or is, no such document.
 
-    `known`: its chunks so far, tombstones included. Entitlements and dates of chunks that stay are the new document's.
-    Raises `AbstainError` as `chunk` does.
+    `existing`: its chunks so far, tombstones included. Entitlements and dates of chunks that stay are the new
+    document's. Raises `AbstainError` as `chunk` does.
     """
-    before = {one.chunk_id: one for one in known}
+    before = {one.chunk_id: one for one in existing}
     alive = [key for key, one in before.items() if one.removed_at is None]
     if new is not None and new == old and alive:
         return ChunkUpdate(tuple(before.values()), rechunked=False)

@@ -35,7 +35,7 @@ class Embeddings:
         self.encoder = encoder
         self._file = folder and folder / f"{encoder.identity}.sqlite"
 
-    def of(self, texts: Sequence[str], progress: Callable[[int, int], None] = lambda done, total: None) -> Vectors:
+    def embed(self, texts: Sequence[str], progress: Callable[[int, int], None] = lambda done, total: None) -> Vectors:
         """The (n, d) float32 matrix of `texts`; only those that are not cached yet are encoded, each once.
 
         `progress` is called with the number of encoded texts and their total. Raises `AbstainError` where the file
@@ -59,7 +59,7 @@ class Embeddings:
 
     def embed_question(self, text: str) -> Vectors:
         """The (d,) vector of a one-off question: it is not cached."""
-        vector: Vectors = unit(self.encoder.encode([text]))[0]
+        vector: Vectors = normalize_rows(self.encoder.encode([text]))[0]
         return vector
 
     def _encoded(self, texts: dict[bytes, str], progress: Callable[[int, int], None]) -> Iterator[dict[bytes, Vectors]]:
@@ -67,7 +67,7 @@ class Embeddings:
         # Long ones together: a batch is as wide as its longest text.
         longest_first = sorted(texts.items(), key=lambda item: -len(item[1]))
         for block in (longest_first[at : at + BLOCK] for at in range(0, len(texts), BLOCK)):
-            made = unit(self.encoder.encode([text for _, text in block]))
+            made = normalize_rows(self.encoder.encode([text for _, text in block]))
             yield {key: vector for (key, _), vector in zip(block, made, strict=True)}
             done += len(block)
             progress(done, len(texts))
@@ -94,7 +94,7 @@ class Embeddings:
             ) from None
 
 
-def unit(vectors: Vectors) -> Vectors:
+def normalize_rows(vectors: Vectors) -> Vectors:
     """Rows of length 1; a row of zeros stays one."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)

@@ -37,7 +37,7 @@ class IndexEntry:
     @cached_property
     def digest(self) -> str:
         """Equal for equal entries, which need not be written to an index again."""
-        return hashlib.sha256(f"{self.product or ''}\n{self.chunk.canonical()}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.product or ''}\n{self.chunk.to_json_line()}".encode()).hexdigest()
 
     @property
     def metadata(self) -> dict[str, str | None]:

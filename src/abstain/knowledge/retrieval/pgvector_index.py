@@ -106,7 +106,7 @@ class PgVectorIndex:
                 entry.digest,
                 list(entry.chunk.entitlements),
                 json.dumps(entry.metadata),
-                entry.chunk.canonical(),
+                entry.chunk.to_json_line(),
                 _written(vector),
             )
             for entry, vector in zip(entries, vectors, strict=True)

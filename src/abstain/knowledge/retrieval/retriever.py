@@ -30,7 +30,7 @@ class SyncResult:
 
     written: int
     removed: int
-    held: int
+    n_entries: int
 
 
 class Retriever:
@@ -85,7 +85,7 @@ class Retriever:
     def _upsert(self, entries: Sequence[IndexEntry]) -> list[str]:
         """Send `entries`; return the ids of those that the index refuses. One of them holds up no other."""
         try:
-            self.index.upsert(entries, self.embeddings.of([entry.chunk.text for entry in entries]))
+            self.index.upsert(entries, self.embeddings.embed([entry.chunk.text for entry in entries]))
         except EntryRejected:
             if len(entries) == 1:
                 return [entries[0].chunk.chunk_id]

@@ -34,13 +34,13 @@ Texts = Sequence[str]
 
 @dataclass(frozen=True)
 class CorrectnessMetric:
-    """`of_pairs(answers, references, encoder)`: n answers, a reference each -> (n,), nan without a valid reference."""
+    """`score_pairs(answers, references, encoder)`: n answers, a reference each -> (n,), nan without a valid reference."""
 
     description: str
-    of_pairs: Callable[[Texts, Texts, Encoder | None], np.ndarray]
+    score_pairs: Callable[[Texts, Texts, Encoder | None], np.ndarray]
 
 
-def correctness(
+def compute_correctness(
     names: Sequence[str],
     answers: Sequence[str],
     references: Sequence[Sequence[str]],
@@ -72,7 +72,7 @@ def correctness(
     found = pd.DataFrame(index=pd.RangeIndex(len(answers)))
     for name in dict.fromkeys(names):
         best = np.full(len(answers), np.nan)
-        np.fmax.at(best, rows, METRICS[name].of_pairs(*paired, encoder))  # fmax ignores nan
+        np.fmax.at(best, rows, METRICS[name].score_pairs(*paired, encoder))  # fmax ignores nan
         found[name] = best.round(DECIMALS)
     return found
 
@@ -89,7 +89,7 @@ def cosine(answers: Texts, references: Texts, encoder: Encoder | None = None) ->
     read = [pair for pair, (answer, reference) in enumerate(texts) if answer.strip() and reference.strip()]
     if read:
         of_both = [answers[pair] for pair in read] + [references[pair] for pair in read]
-        vectors = Embeddings(SentenceEncoder() if encoder is None else encoder).of(of_both).astype(float)
+        vectors = Embeddings(SentenceEncoder() if encoder is None else encoder).embed(of_both).astype(float)
         found[read] = (vectors[: len(read)] * vectors[len(read) :]).sum(axis=1).clip(0, 1)
     return found
 

@@ -29,23 +29,23 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.learning.estimators.probe_registry import PROBES
-from abstain.learning.estimators.probes.base import Probe, TrainingStep, confidence, predict
+from abstain.learning.estimators.probes.base import Probe, TrainingStep, logits_to_confidence, predict
 from abstain.learning.estimators.probes.descent import probe_loss
 from abstain.learning.estimators.training_rows import TrainingRows
 
 
 @dataclass(frozen=True)
 class FitHistory:
-    """A path, step by step, as tuples of equal length; `kept` is the number of the step that was kept, from 0 on.
+    """A path, step by step, as tuples of equal length; `selected_step` is the number of the step that was kept, from 0 on.
 
-    `value` is the number of epochs, or of a linear probe C. Losses are the probe's own, weighted: `train_loss` the mean
-    over the folds, `held_out_loss` over all training answers, each by the probe that had not seen its group.
+    `step_values` is the number of epochs, or of a linear probe C. Losses are the probe's own, weighted: `train_loss`
+    the mean over the folds, `held_out_loss` over all training answers, each by the probe that had not seen its group.
     """
 
-    value: tuple[float, ...]
+    step_values: tuple[float, ...]
     train_loss: tuple[float, ...]
     held_out_loss: tuple[float, ...]
-    kept: int
+    selected_step: int
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ def _fit(
     entry = PROBES[architecture]
     params = entry.params(params)
     labels = Labels(train.correct.numpy(), train.weight.numpy(), groups)
-    fold = torch.from_numpy(labels.folds(params.folds, params.seed))
-    train = train.in_memory()
+    fold = torch.from_numpy(labels.assign_folds(params.folds, params.seed))
+    train = train.load_into_memory()
     counts, numbers = train.weight > 0, range(int(fold.max()) + 1)
     held_out = [_sort_by_length(train, _mask_to_index(fold == number)) for number in numbers]
-    paths = [entry.kind.path(train.subset(_mask_to_index(counts & (fold != number))), params) for number in numbers]
-    total = entry.kind.steps(params) * (len(paths) + 1)
+    paths = [entry.kind.fit_path(train.subset(_mask_to_index(counts & (fold != number))), params) for number in numbers]
+    total = entry.kind.count_steps(params) * (len(paths) + 1)
 
     curve: list[tuple[float, float, float]] = []
     kept, best, out_of_fold = 0, math.inf, torch.empty(0)
@@ -120,12 +120,12 @@ def _fit(
         curve.append((steps[0].value, fmean(step.train_loss for step in steps), loss))
         on_progress(len(curve) * len(paths), total)
         if loss < best:
-            kept, best, out_of_fold = len(curve) - 1, loss, confidence(logits)
+            kept, best, out_of_fold = len(curve) - 1, loss, logits_to_confidence(logits)
         elif len(curve) - 1 - kept >= params.patience:
             break
     if best == math.inf:
         raise AbstainError(Code.NOT_TRAINABLE, f"training of {architecture} diverged: lower probe.learning_rate")
-    path = entry.kind.path(train.subset(_mask_to_index(counts)), params)
+    path = entry.kind.fit_path(train.subset(_mask_to_index(counts)), params)
     probe = threads.submit(lambda: next(islice(path, kept, None))).result().probe.eval()
     probe.architecture = architecture
     on_progress(total, total)

@@ -26,7 +26,7 @@ from abstain.core.labels import Labels
 if TYPE_CHECKING:
     import pandas as pd
 
-EDGE = 1e-4
+CLIP_MARGIN = 1e-4
 """Scores are kept this far from 0 and 1, whose log-odds are infinite."""
 MIN_LOG_ODDS_RANGE = 1e-6
 """Log-odds that differ by less are equal."""
@@ -37,13 +37,13 @@ _BY_SCORE = ("names", "mean", "scale", "coefficient", "missing")
 
 @dataclass(frozen=True)
 class Fusion:
-    """The fitted fusion: per score `mean` and `scale` of its log-odds, `coefficient`, and that of being `missing`."""
+    """The fitted fusion: per score `mean` and `scale` of its log-odds, `coefficient`, and that of being `missing_coefficient`."""
 
     names: tuple[str, ...]
     mean: tuple[float, ...]
     scale: tuple[float, ...]
     coefficient: tuple[float, ...]
-    missing: tuple[float, ...]
+    missing_coefficient: tuple[float, ...]
     intercept: float
     strength: float
 
@@ -55,11 +55,11 @@ class Fusion:
     @property
     def coefficients_if_missing(self) -> dict[str, float]:
         """Per score, the term added to the log-odds of an answer where that score is missing."""
-        return dict(zip(self.names, self.missing, strict=True))
+        return dict(zip(self.names, self.missing_coefficient, strict=True))
 
     def drop_unused(self) -> Fusion:
         """The same fusion of the scores with a weight alone, by themselves or by being missing; all of them if none."""
-        used = [at for at in range(len(self.names)) if self.coefficient[at] or self.missing[at]]
+        used = [at for at in range(len(self.names)) if self.coefficient[at] or self.missing_coefficient[at]]
         if not used:
             return self
         parts: dict[str, Any] = {name: tuple(getattr(self, name)[at] for at in used) for name in _BY_SCORE}
@@ -68,7 +68,7 @@ class Fusion:
     def score(self, scores: pd.DataFrame) -> np.ndarray:
         """Confidences, float64 (rows,), of answers whose scores are the columns `names`, nan where one is missing."""
         z = _inputs(scores, self.names, np.array(self.mean), np.array(self.scale)) @ np.array(
-            [*self.coefficient, *self.missing]
+            [*self.coefficient, *self.missing_coefficient]
         )
         return np.asarray(1 / (1 + np.exp(-(z + self.intercept))))
 
@@ -96,8 +96,8 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> FittedFusion:
     Raises `AbstainError` where the answers are all correct, or all incorrect.
     """
     labels.require_both_classes()
-    # Of the clipped log-odds: a score that is below `EDGE` on all training answers separates none of them.
-    names = tuple(name for name in scores.columns if np.ptp(_known(_log_odds(scores, (name,)))) > MIN_LOG_ODDS_RANGE)
+    # Of the clipped log-odds: a score that is below `CLIP_MARGIN` on all training answers separates none of them.
+    names = tuple(name for name in scores.columns if np.ptp(_drop_nan(_log_odds(scores, (name,)))) > MIN_LOG_ODDS_RANGE)
     if not names:
         raise AbstainError(Code.NOT_TRAINABLE, "no scorer separates any two answers: nothing to fuse")
     known = _log_odds(scores, names)
@@ -112,7 +112,7 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> FittedFusion:
         for fold in np.unique(folds):
             learnt, held = folds != fold, folds == fold
             if len(np.unique(labels.correct[learnt & (labels.weight > 0)])) == 2:
-                coefficients, intercept = _fit(inputs[learnt], labels.at(learnt), strength, len(names))
+                coefficients, intercept = _fit(inputs[learnt], labels.subset(learnt), strength, len(names))
                 found[held] = inputs[held] @ coefficients + intercept
         return found
 
@@ -131,7 +131,7 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> FittedFusion:
         mean=tuple(mean.tolist()),
         scale=tuple(scale.tolist()),
         coefficient=tuple(coefficients[: len(names)]),
-        missing=tuple(coefficients[len(names) :]),
+        missing_coefficient=tuple(coefficients[len(names) :]),
         intercept=intercept,
         strength=strength,
     )
@@ -162,11 +162,11 @@ def _fit(inputs: np.ndarray, labels: Labels, strength: float, scores: int) -> tu
 
 
 def _log_odds(scores: pd.DataFrame, names: tuple[str, ...]) -> np.ndarray:
-    values = scores[list(names)].to_numpy(float).clip(EDGE, 1 - EDGE)
+    values = scores[list(names)].to_numpy(float).clip(CLIP_MARGIN, 1 - CLIP_MARGIN)
     return np.asarray(np.log(values / (1 - values)))
 
 
-def _known(values: np.ndarray) -> np.ndarray:
+def _drop_nan(values: np.ndarray) -> np.ndarray:
     """The values that are not nan, or one 0 where there are none."""
     known = values[~np.isnan(values)]
     return known if len(known) else np.zeros(1)

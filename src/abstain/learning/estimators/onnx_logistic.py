@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from abstain.learning.estimators.fusion import EDGE, Fusion
+from abstain.learning.estimators.fusion import CLIP_MARGIN, Fusion
 from abstain.learning.estimators.onnx_file import open_session, to_bytes
 
 OPSET = 20
@@ -30,17 +30,17 @@ class OnnxLogistic:
 
     def __init__(self, content: bytes) -> None:
         self._session = open_session(content)
-        self.described: dict[str, Any] = json.loads(self._session.get_modelmeta().custom_metadata_map[HEADER])
+        self.metadata: dict[str, Any] = json.loads(self._session.get_modelmeta().custom_metadata_map[HEADER])
 
     def confidence(self, inputs: np.ndarray) -> np.ndarray:
         """Confidences, float64 (rows,), of `inputs`, float64 (rows, columns)."""
         return np.asarray(self._session.run([OUTPUT], {INPUT: np.ascontiguousarray(inputs, np.float64)})[0][:, 0])
 
 
-def logistic_to_onnx(coefficient: Sequence[float], intercept: float, described: Mapping[str, Any]) -> bytes:
+def logistic_to_onnx(coefficient: Sequence[float], intercept: float, metadata: Mapping[str, Any]) -> bytes:
     """sigmoid(inputs @ coefficient + intercept) as an ONNX file with `described`, JSON, as its metadata."""
     constants = {"coefficient": np.array(coefficient)[:, None], "intercept": np.array(intercept)}
-    return _file(_affine(INPUT), constants, len(coefficient), described)
+    return _file(_affine(INPUT), constants, len(coefficient), metadata)
 
 
 def fusion_to_onnx(fusion: Fusion) -> bytes:
@@ -61,13 +61,13 @@ def fusion_to_onnx(fusion: Fusion) -> bytes:
     ]
     constants = {
         "half": np.array(0.5),
-        "low": np.array(EDGE),
-        "high": np.array(1 - EDGE),
+        "low": np.array(CLIP_MARGIN),
+        "high": np.array(1 - CLIP_MARGIN),
         "one": np.array(1.0),
         "zero": np.array(0.0),
         "mean": np.array(fusion.mean),
         "scale": np.array(fusion.scale),
-        "coefficient": np.array([*fusion.coefficient, *fusion.missing])[:, None],
+        "coefficient": np.array([*fusion.coefficient, *fusion.missing_coefficient])[:, None],
         "intercept": np.array(fusion.intercept),
     }
     return _file(nodes, constants, len(fusion.names), {"names": list(fusion.names)})

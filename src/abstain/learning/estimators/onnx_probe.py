@@ -6,8 +6,8 @@ Notes:
   are not free beside a probe's few products.
 * Computations on weights alone are done at export: by `Probe.served`, and by folding the LSTM's gate reordering.
 * `torch.onnx.export(dynamo=True)` keeps the time axis dynamic only for the first LSTM exported in a process, and
-  refuses the next: call `export_probe` once a process (a DVC stage is one). Verify an export with `parity`, which
-  tries many lengths.
+  refuses the next: call `export_probe` once a process (a DVC stage is one). Verify an export with `measure_parity`,
+  which tries many lengths.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.learning.estimators.onnx_file import open_session, to_bytes
-from abstain.learning.estimators.probes.base import Probe, confidence
+from abstain.learning.estimators.probes.base import Probe, logits_to_confidence
 from abstain.learning.estimators.training_rows import pad
 
 OPSET = 20
@@ -74,7 +74,7 @@ class _ServingModule(torch.nn.Module):
 
     def __init__(self, probe: Probe) -> None:
         super().__init__()
-        self.probe = probe.served()
+        self.probe = probe.to_serving()
 
     def forward(self, states: Tensor) -> Tensor:
         return self.probe(states, None).sigmoid()  # type: ignore[no-any-return]
@@ -107,14 +107,14 @@ def export_probe(probe: Probe, file: Path, metadata: Mapping[str, str]) -> None:
     write_atomically(file, to_bytes(model, {"architecture": probe.architecture, **metadata}))
 
 
-def stamp(source: Path, target: Path, metadata: Mapping[str, str]) -> None:
+def copy_with_metadata(source: Path, target: Path, metadata: Mapping[str, str]) -> None:
     """Copy an ONNX file, adding `metadata` to what it carries; the graph and its weights stay as they are."""
     model = onnx.load(source)
     carried = {entry.key: entry.value for entry in model.metadata_props}
     write_atomically(target, to_bytes(model, {**carried, **metadata}))
 
 
-def parity(probe: Probe, served: OnnxProbe, seed: int = 0) -> float:
+def measure_parity(probe: Probe, served: OnnxProbe, seed: int = 0) -> float:
     """Largest difference between ONNX's confidences of ragged rows and torch's, in batches and alone; nan stays nan."""
     generator = torch.Generator().manual_seed(seed)
     differences = []
@@ -128,5 +128,5 @@ def parity(probe: Probe, served: OnnxProbe, seed: int = 0) -> float:
         with torch.inference_mode():
             together, alone = probe(*pad(rows)), torch.cat([probe(row, None) for row in rows])
         given = served.confidence(rows)
-        differences += [np.abs(confidence(logits).numpy() - given).max() for logits in (together, alone)]
+        differences += [np.abs(logits_to_confidence(logits).numpy() - given).max() for logits in (together, alone)]
     return float(np.max(differences))

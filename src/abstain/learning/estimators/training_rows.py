@@ -45,7 +45,7 @@ class TrainingRows:
         """The rows of `index` as rows of their own; no states are read."""
         return TrainingRows(_View(self.states, index, self.lengths[index]), self.correct[index], self.weight[index])
 
-    def in_memory(self) -> TrainingRows:
+    def load_into_memory(self) -> TrainingRows:
         """These rows with their states in memory, where there are no more than `MEMORY_VALUES` numbers in them."""
         states: list[Tensor] = []
         values = 0
@@ -57,10 +57,10 @@ class TrainingRows:
         return TrainingRows(states, self.correct, self.weight)
 
 
-def make_training_rows(rows: pd.DataFrame, take: Callable[[pd.Index], Sequence[Tensor]]) -> TrainingRows:
-    """`rows` of the data set (`correct`, `weight`) with the states that `take` gives of them, in their order."""
+def make_training_rows(rows: pd.DataFrame, read_states: Callable[[pd.Index], Sequence[Tensor]]) -> TrainingRows:
+    """`rows` of the data set (`correct`, `weight`) with the states that `read_states` gives of them, in their order."""
     correct, weight = rows["correct"].to_numpy(int), rows["weight"].to_numpy("float32")
-    return TrainingRows(take(rows.index), torch.tensor(correct), torch.tensor(weight))
+    return TrainingRows(read_states(rows.index), torch.tensor(correct), torch.tensor(weight))
 
 
 class _View(Sequence[Tensor]):
@@ -91,7 +91,7 @@ def pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True), lengths
 
 
-def batches(rows: Iterable[Tensor], most: int) -> Iterator[list[Tensor]]:
+def iter_batches(rows: Iterable[Tensor], most: int) -> Iterator[list[Tensor]]:
     """Ragged `rows` in order, `most` to a batch, or fewer where they would be more than `BATCH_VALUES` when padded."""
     batch: list[Tensor] = []
     longest = 0

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from abstain.config.params import Architecture, ProbeParams, ThresholdParams
 from abstain.core.errors import AbstainError
-from abstain.data.store.splits import Split, by_how_chosen, reviewed
+from abstain.data.store.splits import Split, select_reviewed, split_by_sampling
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.training_rows import make_training_rows
-from abstain.learning.evaluation.scorer_choice import aurocs
+from abstain.learning.evaluation.scorer_choice import compute_aurocs
 from abstain.learning.evaluation.selective_prediction import ScoredAnswers, evaluate_at_tuned_threshold
-from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, Key, bounded, paired
+from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, Key, make_interval_columns, paired_difference
 from abstain.learning.metrics.weighted_metrics import auroc, effective_sample_size, row_weights
 
 ReadStates = Callable[[pd.Index], Sequence[Tensor]]
@@ -73,8 +73,8 @@ def out_of_fold_aurocs(
     """
     groups = train["group"].to_numpy()
     fits = {key: fit_probe(architecture, make_training_rows(train, take), groups, probe) for key, take in takes.items()}
-    judged = reviewed(train)
-    return aurocs(judged, {key: _out_of_fold(train, fitted)[1] for key, fitted in fits.items()}, resamples)
+    judged = select_reviewed(train)
+    return compute_aurocs(judged, {key: _out_of_fold(train, fitted)[1] for key, fitted in fits.items()}, resamples)
 
 
 def evaluate_left_out_products(
@@ -109,25 +109,27 @@ def evaluate_left_out_products(
             rows.append({**row, "note": str(error)})
             continue
         of = {"without": predict_confidence(fitted.probe, take(judged.index)).numpy(), "all": confidence[judged.index]}
-        found = aurocs(judged, {name: np.asarray(values) for name, values in of.items()}, resamples)
-        row |= bounded("auroc", found["without"]) | {"auroc_trained_on_all": found["all"].value}
-        rows.append({**row, **bounded("lost", paired(found["all"], found["without"])), "note": ""})
+        found = compute_aurocs(judged, {name: np.asarray(values) for name, values in of.items()}, resamples)
+        row |= make_interval_columns("auroc", found["without"]) | {"auroc_trained_on_all": found["all"].value}
+        rows.append(
+            {**row, **make_interval_columns("lost", paired_difference(found["all"], found["without"])), "note": ""}
+        )
     return rows
 
 
 def auroc_with_interval(rows: pd.DataFrame, confidence: np.ndarray, resamples: BootstrapConfig) -> dict[str, float]:
     """`auroc`, `auroc_low` and `auroc_high`, the 95 % interval by groups, of `confidence` (rows,)."""
-    return bounded("auroc", aurocs(rows, {"": confidence}, resamples)[""])
+    return make_interval_columns("auroc", compute_aurocs(rows, {"": confidence}, resamples)[""])
 
 
 def _counted(frame: pd.DataFrame, split: Split) -> pd.DataFrame:
     """The reviewed answers of `split` that stand for all."""
-    return by_how_chosen(reviewed(frame[frame["split"] == split]))[0]
+    return split_by_sampling(select_reviewed(frame[frame["split"] == split]))[0]
 
 
 def _out_of_fold(train: pd.DataFrame, fitted: FittedProbe) -> tuple[pd.DataFrame, np.ndarray]:
     """The reviewed rows of the training split, and their out-of-fold confidences (rows,)."""
-    judged = reviewed(train)
+    judged = select_reviewed(train)
     return judged, pd.Series(fitted.out_of_fold, train.index)[judged.index].to_numpy()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, bounded, paired
+from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, make_interval_columns, paired_difference
 
 
 def context_removed(
@@ -37,7 +37,7 @@ def context_removed(
             "scorer": name,
             "auroc": found[name, "own"].value,
             "auroc_changed": found[name, "changed"].value,
-            **bounded("auroc_lost", paired(found[name, "own"], found[name, "changed"])),
+            **make_interval_columns("auroc_lost", paired_difference(found[name, "own"], found[name, "changed"])),
             "mean": _mean(scores[name], weight),
             "mean_changed": _mean(changed[name], weight),
         }
@@ -76,4 +76,4 @@ def answers_shuffled(
 
 def _mean(scores: pd.Series, weight: np.ndarray) -> float:
     known = scores.notna().to_numpy()
-    return float(metrics.mean(scores.to_numpy()[known], weight[known]))
+    return float(metrics.weighted_mean(scores.to_numpy()[known], weight[known]))

@@ -14,22 +14,24 @@ from abstain.learning.metrics import weighted_metrics as metrics
 BINS = 20
 SLICE_BINS = 5
 """Bins of a slice's probabilities, which has fewer answers."""
-SHOWN = 4
+MAX_SLICES_PER_PLOT = 4
 """The most slices that remain distinguishable in one plot."""
 
 
-def tables(judged: ReviewedSplit, served: str, several: Sequence[str], min_rows: int) -> dict[str, pd.DataFrame]:
-    """The tables of this module by name: of the scorer `served`, and of `several` where scorers are compared.
+def build_plot_tables(
+    reviewed: ReviewedSplit, served: str, compared_scorers: Sequence[str], min_rows: int
+) -> dict[str, pd.DataFrame]:
+    """The tables of this module by name: of the scorer `served`, and of `compared_scorers` where scorers are compared.
 
     A product's reliability is drawn where its effective sample size is at least `min_rows`.
     """
-    correct, weight, scores = judged.correct, judged.weight, judged.scores[list(several)]
-    raw, probability = judged.raw(served), judged.probability(served)
+    correct, weight, scores = reviewed.correct, reviewed.weight, reviewed.scores[list(compared_scorers)]
+    raw, probability = reviewed.get_raw_scores(served), reviewed.get_probabilities(served)
     return {
         "roc": roc(correct, scores, weight),
         "risk_coverage": risk_coverage(correct, scores, weight),
         "reliability": reliability(correct, raw, probability, weight),
-        "reliability_by_product": reliability_by(judged.rows["product"], correct, probability, weight, min_rows),
+        "reliability_by_product": reliability_by(reviewed.rows["product"], correct, probability, weight, min_rows),
         "confidence": histogram(correct, raw, weight),
     }
 
@@ -67,13 +69,13 @@ def reliability_by(
 ) -> pd.DataFrame:
     """`kind`, the slice of `stratum` (rows,), and the columns of `metrics.reliability`, a row each of `SLICE_BINS` bins.
 
-    Of the slices with an effective sample size of at least `min_rows`, the `SHOWN` largest.
+    Of the slices with an effective sample size of at least `min_rows`, the `MAX_SLICES_PER_PLOT` largest.
     """
     slices = {str(name): (stratum == name).to_numpy() for name in stratum.value_counts().index}
     enough = {name: of for name, of in slices.items() if metrics.effective_sample_size(weight[of]) >= min_rows}
     rows = [
         {"kind": name, **row}
-        for name, of in list(enough.items())[:SHOWN]
+        for name, of in list(enough.items())[:MAX_SLICES_PER_PLOT]
         for row in metrics.reliability(correct[of], calibrated[of], weight[of], SLICE_BINS)
     ]
     return pd.DataFrame(rows, columns=["kind", "confidence", "accuracy", "rows", "share"])

@@ -11,7 +11,7 @@ EXAMPLES = 5
 CHARACTERS = 400
 
 
-def examples(rows: pd.DataFrame, threshold: float) -> Mapping[str, list[dict[str, Any]]]:
+def select_examples(rows: pd.DataFrame, threshold: float) -> Mapping[str, list[dict[str, Any]]]:
     """Up to `EXAMPLES` of each kind, the most confident ones first.
 
     `rows`: `interaction_id`, `product`, `question`, `answer`, `ideal_answer` (or None), `correct`, `confidence`,

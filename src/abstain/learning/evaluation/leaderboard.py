@@ -23,11 +23,18 @@ import pandas as pd
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, Figure, bootstrap, bounded, paired
+from abstain.learning.metrics.bootstrap import (
+    BootstrapConfig,
+    Estimate,
+    Statistic,
+    bootstrap,
+    make_interval_columns,
+    paired_difference,
+)
 
 Column = np.ndarray | pd.Series
 
-RANKING: dict[str, metrics.Metric] = {
+RANKING_METRICS: dict[str, metrics.Metric] = {
     "auroc": metrics.auroc,
     "auprc": metrics.auprc,
     "aurc": metrics.aurc,
@@ -37,7 +44,7 @@ RANKING: dict[str, metrics.Metric] = {
 }
 """Metrics of the raw confidence; the last three at an abstention rate of at most 15 %."""
 
-CALIBRATION: dict[str, metrics.Metric] = {
+CALIBRATION_METRICS: dict[str, metrics.Metric] = {
     "brier": metrics.brier,
     "ece": metrics.ece,
     "accuracy": metrics.accuracy,
@@ -46,7 +53,7 @@ CALIBRATION: dict[str, metrics.Metric] = {
 """Metrics of the calibrated probability; accuracy and F1 at a threshold of 0.5."""
 
 
-def leaderboard(
+def build_leaderboard(
     correct: np.ndarray,
     scores: pd.DataFrame | Mapping[str, np.ndarray],
     calibrated: pd.DataFrame | Mapping[str, np.ndarray],
@@ -60,14 +67,14 @@ def leaderboard(
     Args:
         correct: (rows,) of 0/1. scores: name -> raw confidence (rows,), nan where the scorer has no score.
         calibrated: name -> probability (rows,). A scorer that is not in it, or has no probability at all, has no
-            figures of `CALIBRATION`.
+            figures of `CALIBRATION_METRICS`.
         groups: (rows,). weight: (rows,), None for equal ones.
         champion: the scorer that the others are compared with, if any.
 
-    Returns `scorer`, `unscored` (rows without a score), every metric of `RANKING` and `CALIBRATION` with the bounds of
-    its 95 % interval (`auroc`, `auroc_low`, `auroc_high`), and `auroc_difference`, `auroc_difference_low`,
-    `auroc_difference_high` and `chance_better` against the champion: the share of draws in which it ranks better. What
-    is not defined is nan; so is the champion's difference to itself.
+    Returns `scorer`, `unscored` (rows without a score), every metric of `RANKING_METRICS` and `CALIBRATION_METRICS`
+    with the bounds of its 95 % interval (`auroc`, `auroc_low`, `auroc_high`), and `auroc_difference`,
+    `auroc_difference_low`, `auroc_difference_high` and `chance_better` against the champion: the share of draws in
+    which it ranks better. What is not defined is nan; so is the champion's difference to itself.
 
     Raises `AbstainError` when the champion is not among the scorers, `ValueError` when a calibrated value is not a
     probability.
@@ -78,20 +85,22 @@ def leaderboard(
             Code.UNKNOWN_NAME, f"no scorer '{champion}' to compare with: choose one of {', '.join(sorted(names))}"
         )
     unscored: dict[str, int] = {}
-    figures: dict[tuple[str, str], Figure] = {}
+    figures: dict[tuple[str, str], Statistic] = {}
     for name in names:
         raw, probability = _withheld(scores[name], calibrated.get(name))
         unscored[name] = int(np.isnan(raw).sum())
-        figures |= {(name, metric): partial(function, correct, raw) for metric, function in RANKING.items()}
-        figures |= {(name, metric): partial(function, correct, probability) for metric, function in CALIBRATION.items()}
+        figures |= {(name, metric): partial(function, correct, raw) for metric, function in RANKING_METRICS.items()}
+        figures |= {
+            (name, metric): partial(function, correct, probability) for metric, function in CALIBRATION_METRICS.items()
+        }
     found = bootstrap(figures, groups, resamples.draws, resamples.seed, weight)
     rows = []
     for name in names:
         row: dict[str, Any] = {"scorer": name, "unscored": unscored[name]}
-        for metric in (*RANKING, *CALIBRATION):
-            row |= bounded(metric, found[name, metric])
+        for metric in (*RANKING_METRICS, *CALIBRATION_METRICS):
+            row |= make_interval_columns(metric, found[name, metric])
         other = None if champion in (None, name) else found[str(champion), "auroc"]
-        rows.append(row | _compared(found[name, "auroc"], other))
+        rows.append(row | _compare_with_champion(found[name, "auroc"], other))
     return pd.DataFrame(rows)
 
 
@@ -105,7 +114,7 @@ def _withheld(raw: Column, probability: Column | None) -> tuple[np.ndarray, np.n
     return np.where(unknown, np.nan, raw), np.where(unknown, np.nan, calibrated)
 
 
-def _compared(own: Estimate, champion: Estimate | None) -> dict[str, float]:
-    difference = Estimate(np.nan, np.array([np.nan])) if champion is None else paired(own, champion)
-    chance = np.nan if np.isnan(difference.value) else difference.chance
-    return {**bounded("auroc_difference", difference), "chance_better": chance}
+def _compare_with_champion(own: Estimate, champion: Estimate | None) -> dict[str, float]:
+    difference = Estimate(np.nan, np.array([np.nan])) if champion is None else paired_difference(own, champion)
+    chance = np.nan if np.isnan(difference.value) else difference.probability_positive
+    return {**make_interval_columns("auroc_difference", difference), "chance_better": chance}

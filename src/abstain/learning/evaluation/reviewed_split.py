@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from abstain.core.errors import AbstainError
-from abstain.data.store.splits import by_how_chosen
+from abstain.data.store.splits import split_by_sampling
 from abstain.learning.evaluation.selective_prediction import ScoredAnswers
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, bounded
+from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, make_interval_columns
 from abstain.learning.metrics.calibration import Calibrator, Method, fit_calibrator
 
 
@@ -55,43 +55,43 @@ class ReviewedSplit:
             "effective_sample_size": metrics.effective_sample_size(self.weight),
         }
 
-    def by_how_chosen(self, of_all: bool = True) -> tuple[ReviewedSplit, ReviewedSplit]:
+    def split_by_sampling(self, of_all: bool = True) -> tuple[ReviewedSplit, ReviewedSplit]:
         """The answers that count, and those apart from them (`splits.by_how_chosen`)."""
         counted, apart = (
             ReviewedSplit(rows, self.scores.loc[rows.index], self.calibrated.loc[rows.index])
-            for rows in by_how_chosen(self.rows, of_all)
+            for rows in split_by_sampling(self.rows, of_all)
         )
         return counted, apart
 
-    def raw(self, name: str) -> np.ndarray:
+    def get_raw_scores(self, name: str) -> np.ndarray:
         """The raw confidences of the scorer `name`, float64 (rows,)."""
         return self.scores[name].to_numpy(float)
 
     def get_confidences(self, name: str) -> ScoredAnswers:
         """The answers with the confidences of the scorer `name`."""
-        return ScoredAnswers(self.correct, self.raw(name), self.weight)
+        return ScoredAnswers(self.correct, self.get_raw_scores(name), self.weight)
 
     def get_scored_rows(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Raw confidence, `correct` and `weight` of the answers that the scorer `name` has a score of, each (rows,)."""
-        confidence = self.raw(name)
+        confidence = self.get_raw_scores(name)
         known = ~np.isnan(confidence)
         return confidence[known], self.correct[known], self.weight[known]
 
-    def probability(self, name: str) -> np.ndarray:
+    def get_probabilities(self, name: str) -> np.ndarray:
         """The calibrated probability of the scorer `name`, float64 (rows,)."""
         return self.calibrated[name].to_numpy(float)
 
-    def shown(self, name: str, threshold: float, resamples: BootstrapConfig) -> dict[str, float]:
+    def summarize_shown(self, name: str, threshold: float, resamples: BootstrapConfig) -> dict[str, float]:
         """The answers that `name` shows from `threshold` on: their number, `shown`, their effective sample size,
         `shown_n_eff`, and 95 % intervals, by groups, of their precision and of the error rate: `precision_low`,
         `precision_high`, `error_rate_low`, `error_rate_high`.
 
         An interval of width 0 is nan: where all shown answers are correct, they are in every draw.
         """
-        shown = (self.raw(name) >= threshold).astype(float)
+        shown = (self.get_raw_scores(name) >= threshold).astype(float)
         figures = {
             "precision": partial(metrics.precision, self.correct, shown, threshold=1.0),
-            "error_rate": partial(metrics.mean, shown * (1 - self.correct)),
+            "error_rate": partial(metrics.weighted_mean, shown * (1 - self.correct)),
         }
         found = bootstrap(figures, self.groups, resamples.draws, resamples.seed, self.weight)
         row = {"shown": int(shown.sum()), "shown_n_eff": metrics.effective_sample_size(self.weight[shown == 1])}
@@ -101,7 +101,9 @@ class ReviewedSplit:
         return row
 
 
-def calibrate(validation: ReviewedSplit, scores: Mapping[str, pd.DataFrame], method: Method) -> dict[str, pd.DataFrame]:
+def calibrate_scores(
+    validation: ReviewedSplit, scores: Mapping[str, pd.DataFrame], method: Method
+) -> dict[str, pd.DataFrame]:
     """Probabilities in place of `scores` (split -> (rows, scorers)), by calibrators fitted on the validation split.
 
     An answer without a score has no probability. A scorer that scored too few of the validation split's answers to be
@@ -134,10 +136,10 @@ def compare_calibrators(
     for method in get_args(Method):
         try:
             fitted = fit_calibrator(method, *validation.get_scored_rows(name))
-            probabilities[method] = fitted.apply(holdout.raw(name))
+            probabilities[method] = fitted.apply(holdout.get_raw_scores(name))
         except AbstainError:  # too few answers of a kind for this one: its row stays, without figures
             probabilities[method] = np.full(len(holdout.rows), np.nan)
-    probabilities |= {f"none, {other}": holdout.raw(other) for other in uncalibrated}
+    probabilities |= {f"none, {other}": holdout.get_raw_scores(other) for other in uncalibrated}
     metric: dict[str, Callable[..., Any]] = {"ece": metrics.ece, "brier": metrics.brier}
     figures = {
         (method, figure): partial(function, holdout.correct, probability)
@@ -149,6 +151,6 @@ def compare_calibrators(
     for method in probabilities:
         row: dict[str, Any] = {"method": method}
         for figure in metric:
-            row |= bounded(figure, found[method, figure])
+            row |= make_interval_columns(figure, found[method, figure])
         rows.append(row)
     return rows

@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, Key, bootstrap, paired
+from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, Key, bootstrap, paired_difference
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 
 
-def aurocs(
+def compute_aurocs(
     rows: pd.DataFrame, confidences: Mapping[Key, np.ndarray], resamples: BootstrapConfig
 ) -> dict[Key, Estimate]:
     """The AUROC on `rows` of the data set of each of `confidences` (rows,), on the same resamples of groups."""
@@ -26,14 +26,14 @@ def aurocs(
 
 
 def choose_cheapest_of_best(
-    found: Mapping[Key, Estimate], costs: Mapping[Key, float], in_use: Collection[Key] = ()
+    estimates: Mapping[Key, Estimate], costs: Mapping[Key, float], in_use: Collection[Key] = ()
 ) -> Key:
     """The cheapest of those whose AUROC is within one standard error, paired, of the best; of equal costs the best.
 
     Where any of those `in_use` is among them, the cheapest of these.
     """
-    best = max(found, key=lambda key: found[key].value)
-    lost = {key: paired(found[best], estimate) for key, estimate in found.items()}
+    best = max(estimates, key=lambda key: estimates[key].value)
+    lost = {key: paired_difference(estimates[best], estimate) for key, estimate in estimates.items()}
     tied = [key for key, of in lost.items() if key == best or of.value <= of.standard_error]
     # Where the error is not known, nothing shows that the gain exceeds it.
     kept = [key for key, of in lost.items() if key in in_use and not of.value > of.standard_error]

@@ -49,7 +49,7 @@ def evaluate_at_threshold(
         return row
     known, shown_rows = ~np.isnan(rouge), confidence >= threshold
     for name, part in (("shown", known & shown_rows), ("withheld", known & ~shown_rows)):
-        row[f"rouge_{name}"] = metrics.mean(rouge[part], None if weight is None else weight[part])
+        row[f"rouge_{name}"] = metrics.weighted_mean(rouge[part], None if weight is None else weight[part])
         row[f"rouge_{name}_answers"] = int(part.sum())
     return row
 
@@ -82,7 +82,7 @@ def evaluate_at_tuned_threshold(
     return {**row, "note": ""}
 
 
-def threshold_table(
+def build_threshold_table(
     correct: np.ndarray,
     confidence: np.ndarray,
     thresholds_marked: Mapping[str, float],

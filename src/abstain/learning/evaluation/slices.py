@@ -15,14 +15,14 @@ import numpy as np
 import pandas as pd
 
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, bounded
+from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, make_interval_columns
 
 NOT_GIVEN = "not given"
 KIND = "kind of answer"
 
 
 @dataclass(frozen=True)
-class Scored:
+class SliceInput:
     """Answers, and the scores of one scorer. All are (rows,).
 
     `correct` is 0/1; `confidence` raw, nan without a score; `probability` calibrated, nan there too;
@@ -36,13 +36,13 @@ class Scored:
     groups: np.ndarray
     weight: np.ndarray
 
-    def at(self, rows: pd.Series) -> Scored:
+    def subset(self, rows: pd.Series) -> SliceInput:
         """The answers of the mask `rows`, (rows,) of bool."""
         mask = rows.to_numpy(bool)
-        return Scored(*(getattr(self, field.name)[mask] for field in fields(self)))
+        return SliceInput(*(getattr(self, field.name)[mask] for field in fields(self)))
 
 
-def strata(
+def make_strata(
     products: Iterable[Any],
     lines_of_business: Iterable[Any],
     retrieved_chunks: np.ndarray,
@@ -74,7 +74,9 @@ def strata(
     )
 
 
-def build_slice_table(scored: Scored, strata: pd.DataFrame, resamples: BootstrapConfig, min_rows: int) -> pd.DataFrame:
+def build_slice_table(
+    scored: SliceInput, strata: pd.DataFrame, resamples: BootstrapConfig, min_rows: int
+) -> pd.DataFrame:
     """One row a slice, weighted; `strata` (rows, strata) is what the function of that name makes.
 
     A slice with an effective sample size below `min_rows` is not judged; where that of the shown answers is below it,
@@ -86,7 +88,7 @@ def build_slice_table(scored: Scored, strata: pd.DataFrame, resamples: Bootstrap
     """
     return pd.DataFrame(
         [
-            {"stratum": stratum, "slice": name} | _figures(scored.at(strata[stratum] == name), resamples, min_rows)
+            {"stratum": stratum, "slice": name} | _figures(scored.subset(strata[stratum] == name), resamples, min_rows)
             for stratum in strata.columns
             for name in strata[stratum].cat.categories
         ]
@@ -114,17 +116,17 @@ def auroc_by_slice(
         if row["n_eff"] >= min_rows:
             figures = {one: partial(metrics.auroc, correct[at], scores[one].to_numpy(float)[at]) for one in scores}
             of_draws = bootstrap(figures, groups[at], resamples.draws, resamples.seed, weight[at])
-            row["scorers"] = {str(one): bounded("auroc", estimate) for one, estimate in of_draws.items()}
+            row["scorers"] = {str(one): make_interval_columns("auroc", estimate) for one, estimate in of_draws.items()}
         found.append(row)
     return found
 
 
-def _figures(scored: Scored, resamples: BootstrapConfig, min_rows: int) -> dict[str, Any]:
+def _figures(scored: SliceInput, resamples: BootstrapConfig, min_rows: int) -> dict[str, Any]:
     correct, weight, shown = scored.correct, scored.weight, scored.shown
     row = {
         "rows": len(correct),
         "n_eff": metrics.effective_sample_size(weight),
-        "base_rate": metrics.mean(correct, weight),
+        "base_rate": metrics.weighted_mean(correct, weight),
     }
     row |= dict.fromkeys(("auroc", "auroc_low", "auroc_high", "ece", "brier"), np.nan)
     row |= {"shown": int(shown.sum()), "precision": np.nan}
@@ -132,7 +134,7 @@ def _figures(scored: Scored, resamples: BootstrapConfig, min_rows: int) -> dict[
         return row | {"note": f"{_describe_too_few(row['rows'], min_rows)} answers: not judged"}
     figure = {"": partial(metrics.auroc, correct, scored.confidence)}
     auroc = bootstrap(figure, scored.groups, resamples.draws, resamples.seed, weight)[""]
-    row |= bounded("auroc", auroc)
+    row |= make_interval_columns("auroc", auroc)
     row |= {"ece": metrics.ece(correct, scored.probability, weight)}
     row |= {"brier": metrics.brier(correct, scored.probability, weight)}
     notes = [why for why, holds in _undefined(scored).items() if holds]
@@ -141,11 +143,11 @@ def _figures(scored: Scored, resamples: BootstrapConfig, min_rows: int) -> dict[
     if metrics.effective_sample_size(weight[shown]) < min_rows:
         notes.append(f"{_describe_too_few(row['shown'], min_rows)} shown answers: precision not judged")
     else:
-        row["precision"] = metrics.mean(correct[shown], weight[shown])
+        row["precision"] = metrics.weighted_mean(correct[shown], weight[shown])
     return row | {"note": "; ".join(notes)}
 
 
-def _undefined(scored: Scored) -> dict[str, bool]:
+def _undefined(scored: SliceInput) -> dict[str, bool]:
     """Reasons for which a figure of a slice is undefined, and whether each applies."""
     return {
         "no answer has a score": bool(np.isnan(scored.confidence).all()),

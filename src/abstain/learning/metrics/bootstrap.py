@@ -14,14 +14,14 @@ import numpy as np
 
 from abstain.learning.metrics.weighted_metrics import Weight
 
-Figure = Callable[[np.ndarray], Any]
+Statistic = Callable[[np.ndarray], Any]
 """From weights (rows,) to a float, and from weights (draws, rows) to (draws,), as `partial(auroc, correct, scores)`."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 MAX_UNDEFINED_SHARE = 0.05
 """A figure that is undefined in more than this share of the draws has no interval: the others are a biased sample."""
-CELLS = 2**16
+BLOCK_CELLS = 2**16
 """Most weights that are held at once: 512 KiB, and what is computed of them, stay in a core's cache."""
 
 
@@ -42,29 +42,29 @@ class Estimate:
     """A figure of the original rows, and of every draw, (draws,), some of them nan."""
 
     value: float
-    draws: np.ndarray
+    resamples: np.ndarray
 
     @property
     def interval(self) -> tuple[float, float]:
         """The central 95 % percentile `interval`; nan for a value that is not defined."""
-        return (float("nan"), float("nan")) if np.isnan(self.value) else interval(self.draws)
+        return (float("nan"), float("nan")) if np.isnan(self.value) else percentile_interval(self.resamples)
 
     @property
     def standard_error(self) -> float:
         """The standard deviation of the draws; nan where none is defined."""
-        known = self.draws[~np.isnan(self.draws)]
+        known = self.resamples[~np.isnan(self.resamples)]
         return float(known.std()) if len(known) else float("nan")
 
     @property
-    def chance(self) -> float:
+    def probability_positive(self) -> float:
         """The share of draws that are above 0; one that is not defined is not."""
-        return float((self.draws > 0).mean())
+        return float((self.resamples > 0).mean())
 
 
 def bootstrap(
-    figures: Mapping[Key, Figure], groups: np.ndarray, draws: int, seed: int, weight: Weight = None
+    statistics: Mapping[Key, Statistic], groups: np.ndarray, n_resamples: int, seed: int, weight: Weight = None
 ) -> dict[Key, Estimate]:
-    """Every figure on the same `draws` resamples of `groups`, so that `paired` differences may be taken.
+    """Every figure on the same `draws` resamples of `groups`, so that `paired_difference` differences may be taken.
 
     Args:
         groups: (rows,), whatever compares equal within a group. weight: (rows,), None for equal ones.
@@ -72,29 +72,29 @@ def bootstrap(
     With fewer than two groups the variation between groups is unknown: all draws are nan.
     """
     own = np.ones(len(groups)) if weight is None else np.asarray(weight, dtype=float)
-    drawn: dict[Key, list[np.ndarray]] = {key: [] for key in figures}
-    for chunk in _resamples(groups, draws, seed):
+    drawn: dict[Key, list[np.ndarray]] = {key: [] for key in statistics}
+    for chunk in _resamples(groups, n_resamples, seed):
         drawn_weight = chunk * own
-        for key, figure in figures.items():
+        for key, figure in statistics.items():
             drawn[key].append(figure(drawn_weight))
     return {
-        key: Estimate(figure(own), np.concatenate(drawn[key]) if drawn[key] else np.full(draws, np.nan))
-        for key, figure in figures.items()
+        key: Estimate(figure(own), np.concatenate(drawn[key]) if drawn[key] else np.full(n_resamples, np.nan))
+        for key, figure in statistics.items()
     }
 
 
-def paired(own: Estimate, other: Estimate) -> Estimate:
+def paired_difference(first: Estimate, second: Estimate) -> Estimate:
     """The difference `own - other`, draw by draw; both must come from one call of `bootstrap`."""
-    return Estimate(own.value - other.value, own.draws - other.draws)
+    return Estimate(first.value - second.value, first.resamples - second.resamples)
 
 
-def bounded(name: str, estimate: Estimate) -> dict[str, float]:
+def make_interval_columns(name: str, estimate: Estimate) -> dict[str, float]:
     """`name`, `name_low` and `name_high`: a figure and its 95 % interval, in the reports' columns."""
     low, high = estimate.interval
     return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
 
 
-def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+def percentile_interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     """The central percentile interval of `draws`, nan draws left out; nan where these are more than `MAX_UNDEFINED_SHARE`.
 
     A few groups of one class each would otherwise be sure of the figure that they have when both kinds are drawn.
@@ -112,7 +112,7 @@ def _resamples(groups: np.ndarray, draws: int, seed: int) -> Iterator[np.ndarray
     if len(names) < 2:
         return
     generator = np.random.default_rng(seed)
-    step = max(1, CELLS // len(groups))
+    step = max(1, BLOCK_CELLS // len(groups))
     for start in range(0, draws, step):
         count = min(step, draws - start)
         picked = generator.integers(len(names), size=(count, len(names)))

@@ -72,16 +72,16 @@ class Temperature(Calibrator):
 
 @dataclass(frozen=True)
 class Isotonic(Calibrator):
-    """The best non-decreasing fit: straight lines between `level` at confidences `at`, flat outside."""
+    """The best non-decreasing fit: straight lines between `values` at confidences `knots`, flat outside."""
 
     method: ClassVar[Method] = "isotonic"
-    at: Numbers
-    level: Numbers
+    knots: Numbers
+    values: Numbers
 
     def apply(self, confidence: np.ndarray) -> np.ndarray:
-        x, level = np.asarray(confidence, float), np.array(self.level)
-        above = np.minimum(np.searchsorted(self.at, x, "right"), len(level) - 1)
-        value = np.minimum(np.interp(x, self.at, level), level[above])  # rounding would pass the next level by a bit
+        x, level = np.asarray(confidence, float), np.array(self.values)
+        above = np.minimum(np.searchsorted(self.knots, x, "right"), len(level) - 1)
+        value = np.minimum(np.interp(x, self.knots, level), level[above])  # rounding would pass the next level by a bit
         return np.asarray(value)
 
 

@@ -25,12 +25,12 @@ import numpy as np
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import BootstrapConfig, Figure, bootstrap, bounded
+from abstain.learning.metrics.bootstrap import BootstrapConfig, Statistic, bootstrap, make_interval_columns
 
 
-def figures(
+def make_statistics(
     true: np.ndarray, predicted: np.ndarray, threshold: float, buffer: float | None = None
-) -> dict[str, Figure]:
+) -> dict[str, Statistic]:
     """`mse`, `positive`, `auroc`, `accuracy` and `f1` by name, each of weights, as `bootstrap` wants it.
 
     With a `buffer` b, those of table 11, too: predictions within [t - b, t + b] are withheld, `withheld` is the share
@@ -44,8 +44,8 @@ def figures(
     correct = (true >= threshold).astype(int)
     error = (np.where(np.isnan(predicted) & ~np.isnan(predicted).all(), 0.0, predicted) - true) ** 2
     of_known = {
-        "mse": partial(metrics.mean, error),
-        "positive": partial(metrics.mean, correct),
+        "mse": partial(metrics.weighted_mean, error),
+        "positive": partial(metrics.weighted_mean, correct),
         "auroc": partial(metrics.auroc, correct, predicted),
         "accuracy": partial(metrics.accuracy, correct, predicted, threshold=threshold),
         "f1": partial(metrics.f1, correct, predicted, threshold=threshold),
@@ -61,7 +61,7 @@ def figures(
     for name, metric in buffered.items():
         figure = partial(metric, correct[~withheld], predicted[~withheld], threshold=threshold)
         found[f"{name}_buffered"] = _restrict_to(rest, figure)
-    return {**found, "withheld": _restrict_to(known, partial(metrics.mean, withheld))}
+    return {**found, "withheld": _restrict_to(known, partial(metrics.weighted_mean, withheld))}
 
 
 def evaluate_estimates(
@@ -73,16 +73,18 @@ def evaluate_estimates(
     resamples: BootstrapConfig,
     buffer: float | None = None,
 ) -> dict[str, Any]:
-    """A row of the paper's tables: every one of `figures` with its 95 % interval by bootstrap of `groups`, (rows,).
+    """A row of the paper's tables: every one of `make_statistics` with its 95 % interval by bootstrap of `groups`, (rows,).
 
     `f1`, `f1_low`, `f1_high` and so on; `threshold`, `judged` (rows whose true score is known) and `note`, None or why
     there is no AUROC. `weight`: (rows,), None for equal ones.
     """
-    found = bootstrap(figures(true, predicted, threshold, buffer), groups, resamples.draws, resamples.seed, weight)
+    found = bootstrap(
+        make_statistics(true, predicted, threshold, buffer), groups, resamples.draws, resamples.seed, weight
+    )
     judged = int((~np.isnan(np.asarray(true, dtype=float))).sum())
     row: dict[str, Any] = {"threshold": threshold, "judged": judged}
     for name, estimate in found.items():
-        row |= bounded(name, estimate)
+        row |= make_interval_columns(name, estimate)
     return {**row, "note": _note(found["positive"].value, found["auroc"].value, threshold)}
 
 
@@ -107,7 +109,7 @@ def tune_t(
     positive: dict[float, float] = {}
     merit: dict[float, float] = {}
     for t in sorted(candidates):
-        found = {name: figure(own) for name, figure in figures(true, predicted, t).items()}
+        found = {name: figure(own) for name, figure in make_statistics(true, predicted, t).items()}
         positive[t] = found["positive"]
         of_both = (found["f1"] + found["auroc"]) / 2
         if min(positive[t], 1 - positive[t]) >= least_share and not np.isnan(of_both):
@@ -122,7 +124,7 @@ def tune_t(
     return float(max(merit, key=lambda t: merit[t]))
 
 
-def _restrict_to(rows: np.ndarray, figure: Figure) -> Figure:
+def _restrict_to(rows: np.ndarray, figure: Statistic) -> Statistic:
     """`figure` of `rows`, a mask or places, as a figure of all: it is given their weights alone."""
     return lambda weight: figure(weight[..., rows])
 

@@ -67,45 +67,45 @@ def effective_sample_size(weight: np.ndarray) -> float:
     return float(weight.sum() ** 2 / (weight**2).sum())
 
 
-def mean(values: np.ndarray, weight: Weight = None) -> Any:
+def weighted_mean(values: np.ndarray, weight: Weight = None) -> Any:
     """The weighted mean of `values` (rows,), as a metric gives it; nan of nothing."""
     drawn = np.ones(len(values)) if weight is None else weight
-    means = _ratio(_sum(np.atleast_2d(drawn), values), np.atleast_2d(drawn).sum(axis=1))
+    means = _divide(_sum(np.atleast_2d(drawn), values), np.atleast_2d(drawn).sum(axis=1))
     return float(means[0]) if drawn.ndim == 1 else means
 
 
 @_metric
 def auroc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Area under the ROC curve: the chance that a correct answer outscores an incorrect one; ties count half."""
-    tp, fp = _shown(correct, confidence, weight)
+    tp, fp = _cumulative_counts(correct, confidence, weight)
     # Trapezes: between two confidences, the added incorrect answers times the correct ones above, half of the new.
     above = np.diff(tp, axis=1, prepend=0)
     np.subtract(tp, above / 2, out=above)
     above *= np.diff(fp, axis=1, prepend=0)
-    return _ratio(above.sum(axis=1), tp[:, -1] * fp[:, -1])
+    return _divide(above.sum(axis=1), tp[:, -1] * fp[:, -1])
 
 
 @_metric
 def auprc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Average precision; the base rate is its chance level."""
-    tp, fp = _shown(correct, confidence, weight)
-    precision = _ratio(tp, tp + fp, otherwise=0.0)
-    return _ratio((np.diff(tp, axis=1, prepend=0) * precision).sum(axis=1), tp[:, -1])
+    tp, fp = _cumulative_counts(correct, confidence, weight)
+    precision = _divide(tp, tp + fp, otherwise=0.0)
+    return _divide((np.diff(tp, axis=1, prepend=0) * precision).sum(axis=1), tp[:, -1])
 
 
 @_metric
 def aurc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Area under the risk-coverage curve, the mean of `risk_coverage`'s risk; lower is better."""
-    tp, fp = _shown(correct, confidence, weight)
+    tp, fp = _cumulative_counts(correct, confidence, weight)
     shown = tp + fp
-    risk = _ratio(fp, shown, otherwise=0.0)
-    return _ratio((np.diff(shown, axis=1, prepend=0) * risk).sum(axis=1), shown[:, -1])
+    risk = _divide(fp, shown, otherwise=0.0)
+    return _divide((np.diff(shown, axis=1, prepend=0) * risk).sum(axis=1), shown[:, -1])
 
 
 @_metric
 def error_recall(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15) -> np.ndarray:
     """The share of all errors that are among the withheld answers (`abstained_share`); nan where none is withheld."""
-    errors, withheld = _withheld(correct, confidence, weight, share)
+    errors, withheld = _withheld_shares(correct, confidence, weight, share)
     return np.where(withheld > 0, errors, np.nan)
 
 
@@ -115,7 +115,7 @@ def abstained_share(correct: np.ndarray, confidence: np.ndarray, weight: np.ndar
 
     Equally confident answers are withheld together or not at all, so it may be much less, or 0.
     """
-    _, of_all = _withheld(correct, confidence, weight, share)
+    _, of_all = _withheld_shares(correct, confidence, weight, share)
     return of_all
 
 
@@ -124,8 +124,8 @@ def error_recall_over_random(
     correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15
 ) -> np.ndarray:
     """The ratio of withheld errors to those withheld at random at the same coverage; nan where none is withheld."""
-    errors, withheld = _withheld(correct, confidence, weight, share)
-    return _ratio(errors, withheld)
+    errors, withheld = _withheld_shares(correct, confidence, weight, share)
+    return _divide(errors, withheld)
 
 
 @_metric
@@ -133,15 +133,15 @@ def error_recall_vs_best(
     correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15
 ) -> np.ndarray:
     """`error_recall` as a share of its largest possible value: with 40 % errors, 15 % withheld catch at most 37.5 %."""
-    errors, withheld = _withheld(correct, confidence, weight, share)
-    wrong = _ratio(_sum(weight, 1 - correct), weight.sum(axis=1))
-    return _ratio(errors, np.minimum(1.0, _ratio(withheld, wrong)))
+    errors, withheld = _withheld_shares(correct, confidence, weight, share)
+    wrong = _divide(_sum(weight, 1 - correct), weight.sum(axis=1))
+    return _divide(errors, np.minimum(1.0, _divide(withheld, wrong)))
 
 
 @_metric
 def brier(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Mean squared difference between probability and outcome; lower is better."""
-    return _ratio(_sum(weight, (_probability(confidence) - correct) ** 2), weight.sum(axis=1))
+    return _divide(_sum(weight, (_probability(confidence) - correct) ** 2), weight.sum(axis=1))
 
 
 @_metric
@@ -152,39 +152,39 @@ def ece(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, bins: i
     gap, total = probability - correct, np.zeros(len(weight))
     for b in np.unique(where):
         total += abs(_sum(np.compress(where == b, weight, axis=1), gap[where == b]))
-    return _ratio(total, weight.sum(axis=1))
+    return _divide(total, weight.sum(axis=1))
 
 
 @_metric
 def accuracy(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
     """The share of answers that are correct and shown, or incorrect and withheld, at `threshold`."""
-    return _ratio(_sum(weight, (confidence >= threshold) == (correct == 1)), weight.sum(axis=1))
+    return _divide(_sum(weight, (confidence >= threshold) == (correct == 1)), weight.sum(axis=1))
 
 
 @_metric
 def f1(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
     """The harmonic mean of `precision` and `recall`; nan where nothing is shown and nothing correct."""
     shown = confidence >= threshold
-    return _ratio(2 * _sum(weight, shown & (correct == 1)), _sum(weight, shown) + _sum(weight, correct))
+    return _divide(2 * _sum(weight, shown & (correct == 1)), _sum(weight, shown) + _sum(weight, correct))
 
 
 @_metric
 def precision(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
     """The share of correct answers among those shown, with a confidence of at least `threshold`; nan of none."""
     shown = confidence >= threshold
-    return _ratio(_sum(weight, shown & (correct == 1)), _sum(weight, shown))
+    return _divide(_sum(weight, shown & (correct == 1)), _sum(weight, shown))
 
 
 @_metric
 def recall(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
     """The share of the correct answers that is shown; nan where no answer is correct."""
-    return _ratio(_sum(weight, (confidence >= threshold) & (correct == 1)), _sum(weight, correct))
+    return _divide(_sum(weight, (confidence >= threshold) & (correct == 1)), _sum(weight, correct))
 
 
 @_metric
 def coverage(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
     """The share of answers that is shown."""
-    return _ratio(_sum(weight, confidence >= threshold), weight.sum(axis=1))
+    return _divide(_sum(weight, confidence >= threshold), weight.sum(axis=1))
 
 
 def reliability(
@@ -197,10 +197,10 @@ def reliability(
     weight = np.ones(len(where)) if weight is None else weight
     return [
         {
-            "confidence": mean(probability[where == b], weight[where == b]),
-            "accuracy": mean(correct[where == b], weight[where == b]),
+            "confidence": weighted_mean(probability[where == b], weight[where == b]),
+            "accuracy": weighted_mean(correct[where == b], weight[where == b]),
             "rows": int((where == b).sum()),
-            "share": mean(where == b, weight),
+            "share": weighted_mean(where == b, weight),
         }
         for b in np.unique(where)
     ]
@@ -218,7 +218,9 @@ def risk_coverage(correct: np.ndarray, confidence: np.ndarray, weight: Weight = 
     return shown / shown[-1:], np.repeat(errors[ends] / shown[ends], np.diff(ends, prepend=-1))
 
 
-def _shown(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _cumulative_counts(
+    correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """True and false positives, where answers of at least each distinct confidence are shown, highest first.
 
     Both (draws, distinct confidences). Each is summed by itself: a difference of sums could turn 0 incorrect answers
@@ -239,17 +241,17 @@ def _ranking(confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return order, np.append(np.flatnonzero(differ), np.arange(len(order))[-1:])
 
 
-def _withheld(
+def _withheld_shares(
     correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """The shares of all errors and of all answers that are withheld where at most `share` may be; both (draws,)."""
-    tp, fp = _shown(correct, confidence, weight)
+    tp, fp = _cumulative_counts(correct, confidence, weight)
     shown = tp + fp
     below = shown[:, -1:] - shown
     # A share that fits exactly must not fail by the rounding of sums.
     first = (below > share * shown[:, -1:] * (1 + 1e-9)).sum(axis=1, keepdims=True)
     errors = fp[:, -1] - np.take_along_axis(fp, first, axis=1)[:, 0]
-    return _ratio(errors, fp[:, -1]), _ratio(np.take_along_axis(below, first, axis=1)[:, 0], shown[:, -1])
+    return _divide(errors, fp[:, -1]), _divide(np.take_along_axis(below, first, axis=1)[:, 0], shown[:, -1])
 
 
 def _sum(weight: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -257,7 +259,7 @@ def _sum(weight: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.asarray((weight * values).sum(axis=1))
 
 
-def _ratio(part: np.ndarray, whole: np.ndarray, otherwise: float = np.nan) -> np.ndarray:
+def _divide(part: np.ndarray, whole: np.ndarray, otherwise: float = np.nan) -> np.ndarray:
     """`part / whole`, `otherwise` where the whole is nothing."""
     filled = np.full(np.shape(whole), otherwise)
     np.divide(part, whole, out=filled, where=whole > 0)

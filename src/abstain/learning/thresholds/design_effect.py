@@ -25,32 +25,32 @@ STANDARD_ERRORS_ADDED = 1.0
 class GroupTotals:
     """Sums over the answers of each group that each threshold counts. All arrays are float64 (groups, thresholds).
 
-    `weight` and `squares` sum the weights and their squares; `wrong` and `wrong_squares` those of the answers that are
-    shown and incorrect.
+    `weight` and `squares` sum the weights and their squares; `incorrect_weight` and `wrong_squares` those of the
+    answers that are shown and incorrect.
     """
 
     weight: np.ndarray
     squares: np.ndarray
-    wrong: np.ndarray
+    incorrect_weight: np.ndarray
     wrong_squares: np.ndarray
 
     @property
-    def wrong_share(self) -> np.ndarray:
+    def incorrect_share(self) -> np.ndarray:
         """The weighted share of incorrect answers among the counted ones, (thresholds,); 0 where none is counted."""
-        return _ratio(self.wrong.sum(axis=0), self.weight.sum(axis=0))
+        return _ratio(self.incorrect_weight.sum(axis=0), self.weight.sum(axis=0))
 
     def effective_size(self, icc: np.ndarray) -> np.ndarray:
         """The effective number of counted answers at each threshold, (thresholds,); 0 where none is counted."""
-        share, weight, squares = self.wrong_share, self.weight.sum(axis=0), self.squares.sum(axis=0)
+        share, weight, squares = self.incorrect_share, self.weight.sum(axis=0), self.squares.sum(axis=0)
         independent = (1 - icc) * squares + icc * (self.weight**2).sum(axis=0)
         heavier = _ratio(self._residual_squares(share).sum(axis=0), share * (1 - share) * squares)
         return _ratio(weight**2, independent * np.maximum(heavier, 1.0))
 
-    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+    def sum_residual_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Per group and threshold the products of residuals, in units of their variance, of all pairs of counted
         answers, and the weights of these pairs; the ratio of their sums estimates the correlation."""
-        share = self.wrong_share
-        together = (self.wrong - share * self.weight) ** 2 - self._residual_squares(share)
+        share = self.incorrect_share
+        together = (self.incorrect_weight - share * self.weight) ** 2 - self._residual_squares(share)
         return _ratio(together, np.broadcast_to(share * (1 - share), together.shape)), self.weight**2 - self.squares
 
     def _residual_squares(self, share: np.ndarray) -> np.ndarray:
@@ -93,7 +93,7 @@ def intraclass_correlation(*tables: GroupTotals) -> tuple[np.ndarray, np.ndarray
     over `tables`; the second adds `STANDARD_ERRORS_ADDED` standard errors by the jackknife over groups. Both are 0
     where no group has two counted answers: there is no correlation that could matter.
     """
-    parts = [table.pairs() for table in tables]
+    parts = [table.sum_residual_pairs() for table in tables]
     products, weights = (np.concatenate(part) for part in zip(*parts, strict=True))
     groups = len(products)
     without = _ratio(products.sum(axis=0) - products, weights.sum(axis=0) - weights)

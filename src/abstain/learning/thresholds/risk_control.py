@@ -36,14 +36,14 @@ from abstain.learning.thresholds.selection import OperatingPoint, compute_operat
 
 Metric = Literal["precision", "error_rate"]
 
-TRIED = 50
+MAX_CANDIDATES = 50
 """Candidate thresholds, evenly spaced by coverage; 20 or 200 of them reach the same coverage."""
 POWER = 0.8
 """The chance of a guarantee with `reviews_needed` reviews."""
 MAX_REVIEWS_NEEDED = 1_000_000
 MIN_GROUPS = 10
 """The fewest groups whose answers give a guarantee."""
-VOID = "void if handbook, model or questions change"
+VOID_CONDITION = "void if handbook, model or questions change"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ReviewedAnswers:
     drawn: bool = True
     reviewers: np.ndarray | None = None
 
-    def checked(self, what: str) -> ReviewedAnswers:
+    def validate(self, what: str) -> ReviewedAnswers:
         """The same with float64 confidences, weights and groups. Raises `AbstainError` for no rows, or nan."""
         if not len(self.confidence):
             raise AbstainError(Code.TOO_FEW_LABELS, f"no reviewed answers {what}: bring reviews")
@@ -71,7 +71,7 @@ class ReviewedAnswers:
         rows = validate_rows(self.confidence, self.correct, self.weight)
         return ReviewedAnswers(*rows, groups, self.drawn, self.reviewers)
 
-    def joined(self, other: ReviewedAnswers) -> ReviewedAnswers:
+    def join(self, other: ReviewedAnswers) -> ReviewedAnswers:
         """Both as one table, whose rows weigh as in their own (each table's heaviest 1); without groups."""
         weights = [rows._weight / rows._weight.max() for rows in (self, other)]
         return ReviewedAnswers(
@@ -80,7 +80,7 @@ class ReviewedAnswers:
             np.concatenate(weights),
         )
 
-    def largest_reviewer(self, metric: Metric, threshold: float) -> ReviewerShare | None:
+    def find_largest_reviewer(self, metric: Metric, threshold: float) -> ReviewerShare | None:
         """The largest share of one reviewer in the answers that `metric` counts at `threshold`."""
         if self.reviewers is None:
             return None
@@ -88,12 +88,12 @@ class ReviewedAnswers:
         return find_largest_share(self.reviewers[counted], self._weight[counted])
 
     @property
-    def documents(self) -> int:
+    def n_groups(self) -> int:
         """The number of groups."""
         return len(self.correct) if self.groups is None else len(np.unique(self.groups))
 
     def totals(self, thresholds: np.ndarray, metric: Metric) -> GroupTotals:
-        """`compute_group_totals` of these answers, which must be `checked`."""
+        """`compute_group_totals` of these answers, which must be `validate`."""
         assert self.groups is not None
         return compute_group_totals(self.confidence, self.correct, self._weight, self.groups, thresholds, metric)
 
@@ -120,7 +120,12 @@ class _ThresholdResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, whether anything is `guaranteed`, what voids it, and its `message`."""
-        return {"guaranteed": isinstance(self, ControlledThreshold), **asdict(self), "void": VOID, "message": str(self)}
+        return {
+            "guaranteed": isinstance(self, ControlledThreshold),
+            **asdict(self),
+            "void": VOID_CONDITION,
+            "message": str(self),
+        }
 
     def _describe_groups(self) -> str:
         return "" if self.groups == self.rows else f" about {self.groups:,} documents"
@@ -153,7 +158,7 @@ class ControlledThreshold(_ThresholdResult):
         return (
             f"{limit} {self.target:g} of {of} at confidence {self.confidence:g}: threshold {self.threshold:.3f} shows "
             f"{self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} reviews {drawn}{self._describe_groups()}"
-            f"{'' if self.n_eff == counted else worth}{self._describe_reviewer()}; {VOID}"
+            f"{'' if self.n_eff == counted else worth}{self._describe_reviewer()}; {VOID_CONDITION}"
         )
 
 
@@ -163,15 +168,14 @@ class InfeasibleThreshold(_ThresholdResult):
 
     `threshold` is the one nearest to the target; `precision`, `error_rate` and `coverage` are its estimates for all
     answers. `reviews_needed` answers, sampled like these, would give a guarantee with a chance of 80 % if these
-    estimates are true. Where the estimate is not better than the target, they are those `at_least` needed if the truth
-    is the best that these answers do not exclude at 95 %; None where no number of them would do.
-    `more_reviews` are to be given for that, in all splits together; about other documents where there are fewer than
-    `MIN_GROUPS`.
+    estimates are true. Where the estimate is not better than the target, they are those `is_lower_bound` needed if the
+    truth is the best that these answers do not exclude at 95 %; None where no number of them would do. `more_reviews`
+    are to be given for that, in all splits together; about other documents where there are fewer than `MIN_GROUPS`.
     """
 
     reviews_needed: int | None
     more_reviews: int | None
-    at_least: bool
+    is_lower_bound: bool
 
     def __str__(self) -> str:
         chosen = "" if self.drawn else " that were not drawn at random"
@@ -186,7 +190,7 @@ class InfeasibleThreshold(_ThresholdResult):
             )
         change = "lower" if self.metric == "precision" else "raise"
         if self.more_reviews is not None:
-            about = "at least" if self.at_least else "about"
+            about = "at least" if self.is_lower_bound else "about"
             return (
                 f"{message}; {about} {self.reviews_needed:,} would be needed: bring {about} {self.more_reviews:,} more "
                 f"reviews, or {change} threshold.target"
@@ -229,7 +233,7 @@ class _Tests:
 
 
 def control_risk(
-    tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams, tested_share: float = 1.0
+    validation: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams, validation_share: float = 1.0
 ) -> ControlledThreshold | InfeasibleThreshold:
     """The threshold that shows most among those that keep `params.metric` at `params.target`, guaranteed.
 
@@ -243,27 +247,34 @@ def control_risk(
     Raises `AbstainError` where there is no row, where a value is nan or out of range, and where every confidence of the
     training answers is above every tested one.
     """
-    tested = tested.checked("to test a threshold on")
-    training = training.checked("in the training split, to learn from which threshold to try first")
-    tests = _test(tested, training, params)
+    validation = validation.validate("to test a threshold on")
+    training = training.validate("in the training split, to learn from which threshold to try first")
+    tests = _test_thresholds(validation, training, params)
     passed = int(np.cumprod(tests.p_values <= 1 - params.confidence).sum())
     last = passed - 1
-    if not passed or not (tested.confidence >= tests.thresholds[last]).any() or tested.documents < MIN_GROUPS:
-        return _no_guarantee(tests, tested, training, params, tested_share)
-    point = compute_operating_point(tested.confidence, tested.correct, float(tests.thresholds[last]), tested.weight)
-    figures = _figures(point, tests, last, tested, params)
+    if not passed or not (validation.confidence >= tests.thresholds[last]).any() or validation.n_groups < MIN_GROUPS:
+        return _no_guarantee(tests, validation, training, params, validation_share)
+    point = compute_operating_point(
+        validation.confidence, validation.correct, float(tests.thresholds[last]), validation.weight
+    )
+    figures = _figures(point, tests, last, validation, params)
     largest, limit = figures["largest_reviewer"], params.max_reviewer_share
     if limit is not None and largest is not None and largest.share > limit:
-        needed = math.ceil(len(tested.correct) * largest.share / limit)
-        more = math.ceil((needed - len(tested.correct)) / tested_share)
+        needed = math.ceil(len(validation.correct) * largest.share / limit)
+        more = math.ceil((needed - len(validation.correct)) / validation_share)
         return ReviewerShareExceeded(
-            **figures, reviews_needed=needed, more_reviews=more, at_least=False, max_reviewer_share=limit
+            **figures, reviews_needed=needed, more_reviews=more, is_lower_bound=False, max_reviewer_share=limit
         )
     return ControlledThreshold(**figures, shown=point.shown, p_value=float(tests.p_values[last]))
 
 
-def reviews_needed(
-    metric: Metric, target: float, confidence: float, reached: float, coverage: float, effective_share: float = 1.0
+def estimate_reviews_needed(
+    metric: Metric,
+    target: float,
+    confidence: float,
+    estimated_value: float,
+    coverage: float,
+    effective_share: float = 1.0,
 ) -> int | None:
     """The number of reviewed answers needed for a guarantee with a chance of 80 %, to within two percent.
 
@@ -275,7 +286,7 @@ def reviews_needed(
     """
     from scipy.stats import binom
 
-    tolerated, wrong = (1 - target, 1 - reached) if metric == "precision" else (target, reached)
+    tolerated, wrong = (1 - target, 1 - estimated_value) if metric == "precision" else (target, estimated_value)
     if not wrong < tolerated:
         return None
     size = np.unique(np.geomspace(1, MAX_REVIEWS_NEEDED, 1000).astype(int))
@@ -290,20 +301,20 @@ def reviews_needed(
 
 
 def candidate_thresholds(training: ReviewedAnswers) -> np.ndarray:
-    """Up to `TRIED` thresholds, ascending, evenly spaced by their coverage of the training answers."""
-    shares = np.arange(TRIED) / TRIED
+    """Up to `MAX_CANDIDATES` thresholds, ascending, evenly spaced by their coverage of the training answers."""
+    shares = np.arange(MAX_CANDIDATES) / MAX_CANDIDATES
     return np.unique(np.quantile(training.confidence, shares, weights=training.weight, method="inverted_cdf"))
 
 
-def _test(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> _Tests:
+def _test_thresholds(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> _Tests:
     thresholds = candidate_thresholds(training)
     counted, learnt = (rows.totals(thresholds, params.metric) for rows in (tested, training))
     icc, safe_icc = intraclass_correlation(counted, learnt)
     n_eff = counted.effective_size(safe_icc)
-    p_values = _p_values(counted.wrong_share, n_eff, params)
+    p_values = _p_values(counted.incorrect_share, n_eff, params)
     start = len(thresholds) - 1
     if params.metric == "precision":
-        start = int(np.argmin(_p_values(learnt.wrong_share, learnt.effective_size(safe_icc), params)))
+        start = int(np.argmin(_p_values(learnt.incorrect_share, learnt.effective_size(safe_icc), params)))
     order = np.arange(start, -1, -1)
     return _Tests(thresholds[order], icc[order], n_eff[order], p_values[order])
 
@@ -330,7 +341,7 @@ def _no_guarantee(
     which chose the threshold, underestimate it. So both are joined. Where by both the available reviews should have
     been enough, the tested rows decide.
     """
-    rows, groups = len(tested.correct), tested.documents
+    rows, groups = len(tested.correct), tested.n_groups
     showing = np.flatnonzero(tests.thresholds <= tested.confidence.max())
     at = int(showing[0]) if len(showing) else 0
     threshold = float(tests.thresholds[at])
@@ -339,14 +350,16 @@ def _no_guarantee(
     effective_share = tests.n_eff[at] / counted if counted and tests.n_eff[at] else 1.0
 
     def needed_for(reached: float, coverage: float) -> int | None:
-        return reviews_needed(params.metric, params.target, params.confidence, reached, coverage, effective_share)
+        return estimate_reviews_needed(
+            params.metric, params.target, params.confidence, reached, coverage, effective_share
+        )
 
     def judge(answers: ReviewedAnswers) -> tuple[dict[str, Any], int | None]:
         point = compute_operating_point(answers.confidence, answers.correct, threshold, answers.weight)
         figures = _figures(point, tests, at, tested, params)
         return figures, needed_for(figures[params.metric], point.coverage)
 
-    joined = tested.joined(training)
+    joined = tested.join(training)
     figures, needed = judge(joined)
     if needed is not None and needed <= rows:
         if not len(showing):
@@ -363,7 +376,7 @@ def _no_guarantee(
     if needed is not None and groups < MIN_GROUPS:
         needed = max(needed, math.ceil(rows * MIN_GROUPS / groups))
     more = None if needed is None else max(1, math.ceil((needed - rows) / tested_share))
-    return InfeasibleThreshold(**figures, reviews_needed=needed, more_reviews=more, at_least=at_least)
+    return InfeasibleThreshold(**figures, reviews_needed=needed, more_reviews=more, is_lower_bound=at_least)
 
 
 def _best_plausible_value(answers: ReviewedAnswers, figures: dict[str, Any], params: ThresholdParams) -> float:
@@ -391,11 +404,11 @@ def _figures(
         "error_rate": point.error_rate,
         "coverage": point.coverage,
         "rows": len(tested.correct),
-        "groups": tested.documents,
+        "groups": tested.n_groups,
         "drawn": tested.drawn,
         "icc": float(tests.icc[at]),
         "n_eff": round(float(tests.n_eff[at])),
-        "largest_reviewer": tested.largest_reviewer(params.metric, point.threshold),
+        "largest_reviewer": tested.find_largest_reviewer(params.metric, point.threshold),
     }
 
 

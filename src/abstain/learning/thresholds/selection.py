@@ -24,7 +24,7 @@ ROUNDING = 1e-12
 class OperatingPoint:
     """A tuned threshold and what it gave on the answers it was tuned on. Fractions are in [0, 1], and weighted.
 
-    `effective_shown` is the effective sample size of the `shown` answers.
+    `n_eff_shown` is the effective sample size of the `shown` answers.
     """
 
     threshold: float
@@ -32,7 +32,7 @@ class OperatingPoint:
     coverage: float
     recall: float
     shown: int
-    effective_shown: float
+    n_eff_shown: float
     rows: int
 
     @property
@@ -56,7 +56,7 @@ def tune_threshold(
     value reached.
     """
     candidates = [compute_operating_point(confidence, correct, float(t), weight) for t in np.unique(confidence)]
-    believed = [point for point in candidates if point.effective_shown >= params.min_shown]
+    believed = [point for point in candidates if point.n_eff_shown >= params.min_shown]
     if not believed:
         n_eff = "" if weight is None else f" (effective sample size {effective_sample_size(weight):.0f})"
         raise AbstainError(
@@ -97,6 +97,6 @@ def compute_operating_point(
         coverage=displayed / float(weight.sum()),
         recall=true_positives / positives if positives else float("nan"),
         shown=int(shown.sum()),
-        effective_shown=effective_sample_size(weight[shown]),
+        n_eff_shown=effective_sample_size(weight[shown]),
         rows=len(confidence),
     )

@@ -57,7 +57,7 @@ class PackedBatch:
         finally:
             self._keys_only = False
 
-    def narrow(self, queries: Mapping[Node, tuple[int, int]]) -> None:
+    def restrict_queries(self, queries: Mapping[Node, tuple[int, int]]) -> None:
         """From now on the queries are tokens first..last of each run; the keys are the remembered ones."""
         self._queries = {run: queries.get(run, (0, 0)) for run in self.runs}
 

@@ -28,12 +28,12 @@ from abstain.llm.engine.tokenization import TOKENIZER_LOCK
 
 @dataclass(frozen=True)
 class Beam:
-    """Tokens so far, an EOS that ended it included, and the log-probability of each; `lacks`: those of the text that
+    """Tokens so far, an EOS that ended it included, and the log-probability of each; `missing_tokens`: those of the text that
     are missing."""
 
     tokens: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
-    lacks: int = 0
+    missing_tokens: int = 0
 
     @property
     def score(self) -> float:
@@ -52,9 +52,11 @@ class ConstrainedPrompt:
     target: str
 
 
-def search(decoder: Decoder, prompts: Sequence[ConstrainedPrompt], eos: int | None) -> list[Tensor]:
+def beam_search(decoder: Decoder, prompts: Sequence[ConstrainedPrompt], eos: int | None) -> list[Tensor]:
     """The best beam for each prompt: (steps, 2), float32, token and log-probability; shapes and rules: `ConstrainedGenerate`."""
-    searches = [_Search(phrases(decoder.loaded.tokenizer, prompt.target), prompt.ask, eos) for prompt in prompts]
+    searches = [
+        _Search(get_token_forms(decoder.loaded.tokenizer, prompt.target), prompt.ask, eos) for prompt in prompts
+    ]
     state = torch.cat([prompt.state for prompt in prompts])
     rows = beam_decoder(decoder, [prompt.ids for prompt in prompts], [prompt.keys_values for prompt in prompts])
     for prompt in prompts:
@@ -82,7 +84,7 @@ class _Search:
         self._phrases, self._ask, self._eos = texts, ask, eos
         self._of_phrases = sorted({token for phrase in texts for token in phrase})
         self._shortest = min(map(len, texts))
-        self.beams = [Beam(lacks=self._shortest)]
+        self.beams = [Beam(missing_tokens=self._shortest)]
         self._best: Beam | None = None
 
     def step(self, log_p: Tensor) -> list[tuple[int, int]]:
@@ -115,13 +117,13 @@ class _Search:
         for row, beam in enumerate(self.beams):
             total = sum(beam.log_probs)
             tokens = dict(zip(likeliest[row], values[row], strict=True))
-            if beam.lacks:
+            if beam.missing_tokens:
                 wanted = {phrase[_overlap_length(beam.tokens, phrase)] for phrase in self._phrases}
                 along = zip(self._of_phrases, of_phrases[row], strict=True)
                 tokens.update((token, value) for token, value in along if token in wanted)
             for token, value in tokens.items():
                 if token == self._eos:
-                    if not beam.lacks:
+                    if not beam.missing_tokens:
                         self._finish(Beam((*beam.tokens, token), (*beam.log_probs, value)))
                     continue
                 lacks = self._lacks(beam, token)
@@ -131,7 +133,7 @@ class _Search:
 
     def _lacks(self, beam: Beam, token: int) -> int:
         """The number of tokens missing until `beam` with `token` contains a phrase."""
-        if not beam.lacks:
+        if not beam.missing_tokens:
             return 0
         if token not in self._of_phrases:
             return self._shortest
@@ -166,7 +168,7 @@ def _select_across_banks(
     return in_turns[:size]
 
 
-def phrases(tokenizer: object, text: str) -> list[tuple[int, ...]]:
+def get_token_forms(tokenizer: object, text: str) -> list[tuple[int, ...]]:
     """Token ids of the forms of `text`, at the beginning of an answer and after a space.
 
     The forms: as it is written, in lower and in upper case, and with a capital at its first word, or at every word.

@@ -18,8 +18,8 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.attention import KeysValues, PackedBatch, packed_attention
 from abstain.llm.engine.device import keep_freed_memory
-from abstain.llm.engine.loading import LoadedModel, require_layer, window_of
-from abstain.llm.engine.prefix_tree import Node, build, walk
+from abstain.llm.engine.loading import LoadedModel, get_context_length, require_layer
+from abstain.llm.engine.prefix_tree import Node, build_tree, walk
 from abstain.llm.engine.requests import Site
 from abstain.llm.engine.self_check import SelfCheckResult, load_or_run_self_check
 
@@ -55,7 +55,7 @@ class ComputeStats:
     layer, those for which it computed more than keys and values). `vocabulary_rows`: rows projected to the vocabulary.
     """
 
-    passes: int = 0
+    prompts: int = 0
     pass_tokens: int = 0
     forward_tokens: int = 0
     layer_tokens: Counter[int] = field(default_factory=Counter)
@@ -74,7 +74,7 @@ class Decoder:
         self.work = ComputeStats()
         self.config = loaded.model.config.get_text_config()
         self.n_layers: int = self.config.num_hidden_layers
-        self.window = window_of(self.config)
+        self.window = get_context_length(self.config)
         # Hooks and the choice of attention are set on the one model that a process has: one thread at a time.
         self.lock = threading.RLock()
         if self.device.type == "cpu":
@@ -82,7 +82,7 @@ class Decoder:
         self._decoder: nn.Module = loaded.model.base_model
         self._blocks = _find_blocks(self._decoder, self.n_layers)
         checked = self._check(packed) if packed is not None else load_or_run_self_check(loaded, self._check)
-        self.packs, self._projects = checked.packs, checked.projects
+        self.packs, self._projects = checked.packing_ok, checked.projection_ok
         self.work = ComputeStats()
 
     @property
@@ -90,7 +90,7 @@ class Decoder:
         device: torch.device = self.loaded.model.device
         return device
 
-    def site(self, hook: Hook) -> nn.Module:
+    def get_module(self, hook: Hook) -> nn.Module:
         """The module whose output `hook` is. Raises `AbstainError` for a layer or site that does not exist."""
         require_layer(hook.layer, self.loaded.ref, self.n_layers)
         block = self._blocks[hook.layer - 1]
@@ -104,7 +104,7 @@ class Decoder:
             f"{self.loaded.ref.name} has no separate feed-forward block: set llm.site to residual",
         )
 
-    def read(
+    def forward(
         self, runs: Sequence[Node], wanted: RequestedStates, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
     ) -> NodeStates:
         """One forward pass of `runs` through layers 1 to `depth`.
@@ -179,7 +179,7 @@ class Decoder:
         with ExitStack() as stack:
             for hook in hooks - {final}:
                 capture = _capture(captured, hook, exit_after=hook == last)
-                stack.callback(self.site(hook).register_forward_hook(capture).remove)
+                stack.callback(self.get_module(hook).register_forward_hook(capture).remove)
             try:
                 output = self._decoder(input_ids=ids.to(self.device), use_cache=False, **positions)
                 captured[final] = output.last_hidden_state
@@ -206,7 +206,7 @@ class Decoder:
                 whole(hidden, *arguments, **named)
             if not len(rows):
                 raise _EarlyExit
-            batch.narrow(asked)
+            batch.restrict_queries(asked)
             output = whole(pick(hidden), *map(pick, arguments), **{name: pick(value) for name, value in named.items()})
             if depth < self.n_layers:
                 return output
@@ -240,7 +240,7 @@ class Decoder:
     def _packing_agrees(self, passes: Sequence[list[int]], expected: Sequence[Tensor]) -> bool:
         """Whether packed passes with a shared prefix give the states that a plain forward gives, on this device."""
         hook = Hook(self.n_layers)
-        runs = list(walk(build(passes, 32)))
+        runs = list(walk(build_tree(passes, 32)))
         kept: dict[Node, KeysValues] = {}
         try:
             found = self._packed(runs[:1], {runs[0]: {hook: (0, 1)}}, hook.layer, kept, {runs[0]})

@@ -12,7 +12,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats, Decoder, Hook, log_probabilities
 from abstain.llm.engine.device import copy_to_host, make_copy_barrier
-from abstain.llm.engine.generation import GeneratedText, Prompt, Tell, decode
+from abstain.llm.engine.generation import DecodingPrompt, GeneratedText, OnAnswerText, generate
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.pauses import pause
 from abstain.llm.engine.planner import EncodedRequest, RequestPlan, group_by_depth
@@ -48,11 +48,13 @@ class Engine:
         self.decoder = Decoder(loaded, packed)
 
     @property
-    def work(self) -> ComputeStats:
+    def stats(self) -> ComputeStats:
         """Counts of the work done so far."""
         return self.decoder.work
 
-    def run(self, requests: Mapping[str, Request], tell: Tell | None = None) -> Iterator[tuple[str, Result]]:
+    def run(
+        self, requests: Mapping[str, Request], on_answer_text: OnAnswerText | None = None
+    ) -> Iterator[tuple[str, Result]]:
         """Yield `(key, result)` for every request, in the order in which they are done; shapes: see each request kind.
 
         `tell` is given the answer of a `Generate` so far, under its key, after each of its tokens.
@@ -62,13 +64,13 @@ class Engine:
         TypeError for `Perturb`.
         """
         entries = [self._encode(key, request) for key, request in requests.items()]
-        self.work.passes += len(entries)
-        self.work.pass_tokens += sum(len(entry.ids) for entry in entries)
+        self.stats.prompts += len(entries)
+        self.stats.pass_tokens += sum(len(entry.ids) for entry in entries)
         for depth, group in group_by_depth(entries, self.decoder.n_layers, self.decoder.packs):
-            yield from self._run_group(depth, group, tell)
+            yield from self._run_group(depth, group, on_answer_text)
 
     def _encode(self, key: str, request: Request) -> EncodedRequest:
-        ask, tokenizer = request.ask, self.loaded.tokenizer
+        ask, tokenizer = request.operation, self.loaded.tokenizer
         if isinstance(ask, Perturb):
             raise TypeError(f"{request.name}: an Engine perturbs nothing: use perturbation.engines.CausalEngine")
         encoded = encode_prompt(tokenizer, get_prompt_segments(request))
@@ -89,50 +91,55 @@ class Engine:
                 f"{self.loaded.ref.name} reads: take it out or retrieve fewer chunks",
             )
         first, last = encoded.span(*ask.segments) if isinstance(ask, HiddenStates | NLL) else (len(ids) - 1, len(ids))
-        offered = ask.tokens if isinstance(ask, NextTokenProbs) else ask.choices if isinstance(ask, Generate) else ()
-        choices = tuple(_single(tokenizer, token) for token in offered)
+        offered = (
+            ask.tokens if isinstance(ask, NextTokenProbs) else ask.tracked_tokens if isinstance(ask, Generate) else ()
+        )
+        choices = tuple(_require_single_token(tokenizer, token) for token in offered)
         entry = EncodedRequest(key, request, ids, first, last, choices)
-        self.decoder.site(entry.hook(self.decoder.n_layers)[0])
+        self.decoder.get_module(entry.hook(self.decoder.n_layers)[0])
         if isinstance(ask, Generate) and ask.states:
-            self.decoder.site(Hook(ask.states.layer, ask.states.site))
+            self.decoder.get_module(Hook(ask.states.layer, ask.states.site))
         return entry
 
     def _run_group(
-        self, depth: int, entries: Sequence[EncodedRequest], tell: Tell | None
+        self, depth: int, entries: Sequence[EncodedRequest], tell: OnAnswerText | None
     ) -> Iterator[tuple[str, Result]]:
         plan = RequestPlan(entries, self.decoder, self.batch_tokens)
-        prompts: list[Prompt] = []
+        prompts: list[DecodingPrompt] = []
         copied: Callable[[], None] = self._launch(plan, 0, depth)
         for number in range(len(plan.batches)):
             finish = copied
             if number + 1 < len(plan.batches):  # one ahead: on CUDA, copies to the host overlap with the next batch
                 copied = self._launch(plan, number + 1, depth)
             finish()
-            for entry, path in plan.finished(number):
-                if isinstance(entry.request.ask, Generate | ConstrainedGenerate):
+            for entry, path in plan.pop_finished(number):
+                if isinstance(entry.request.operation, Generate | ConstrainedGenerate):
                     prompts.append(_prompt(entry, path, plan))
                     tokens = sum(prompt.cached_tokens for prompt in prompts)
-                    if sum(prompt.share for prompt in prompts) >= 1 or tokens >= DECODE_BATCHES * self.batch_tokens:
-                        yield from decode(self.decoder, prompts, tell)
+                    if (
+                        sum(prompt.batch_share for prompt in prompts) >= 1
+                        or tokens >= DECODE_BATCHES * self.batch_tokens
+                    ):
+                        yield from generate(self.decoder, prompts, tell)
                         prompts = []
                 else:
                     yield entry.key, _assemble(entry, path, plan)
         if prompts:
-            yield from decode(self.decoder, prompts, tell)
+            yield from generate(self.decoder, prompts, tell)
 
     def _launch(self, plan: RequestPlan, number: int, depth: int) -> Callable[[], None]:
         """Run one batch; what it gives may be read once the returned function has been called."""
         pause()
         batch = plan.batches[number]
         wanted = {run: plan.wanted[run] for run in batch if run in plan.wanted}
-        node_states = self.decoder.read(batch, wanted, depth, plan.kept, plan.keep(number))
+        node_states = self.decoder.forward(batch, wanted, depth, plan.kept, plan.get_nodes_to_keep(number))
         final = Hook(self.decoder.n_layers)
         rows = _ProjectionRows()
         for run, hooks in node_states.items():
             for hook in plan.exported[run]:
                 plan.results[run].states[hook] = (wanted[run][hook][0], copy_to_host(hooks[hook]))
-            for entry in plan.ending(run):
-                if isinstance(entry.request.ask, Generate | ConstrainedGenerate):
+            for entry in plan.get_requests_ending_at(run):
+                if isinstance(entry.request.operation, Generate | ConstrainedGenerate):
                     plan.last_state[entry.key] = hooks[final][-1:].clone()
             if plan.projected[run]:
                 chosen = sorted(plan.projected[run])
@@ -141,7 +148,11 @@ class Engine:
                     run,
                     chosen,
                     hidden,
-                    [entry for entry in plan.ending(run) if isinstance(entry.request.ask, NextTokenProbs)],
+                    [
+                        entry
+                        for entry in plan.get_requests_ending_at(run)
+                        if isinstance(entry.request.operation, NextTokenProbs)
+                    ],
                 )
         values = copy_to_host(rows.surprise(self.decoder)) if rows.hidden else torch.empty(0, 2)
         copied = make_copy_barrier(self.decoder.device)
@@ -195,7 +206,7 @@ class _ProjectionRows:
         return slice(len(self._row) - len(tokens), len(self._row))
 
 
-def _single(tokenizer: Any, token: str) -> int:
+def _require_single_token(tokenizer: Any, token: str) -> int:
     ids = tokenizer.encode(token, add_special_tokens=False)
     if len(ids) != 1:
         raise AbstainError(
@@ -207,7 +218,7 @@ def _single(tokenizer: Any, token: str) -> int:
 
 def _assemble(entry: EncodedRequest, path: Sequence[Node], plan: RequestPlan) -> Tensor:
     """The result of a request from what was found of the runs of its pass."""
-    ask = entry.request.ask
+    ask = entry.request.operation
     if isinstance(ask, NextTokenProbs):
         return plan.choices.pop(entry.key)
     parts = []
@@ -231,13 +242,13 @@ def _assemble(entry: EncodedRequest, path: Sequence[Node], plan: RequestPlan) ->
     return result
 
 
-def _prompt(entry: EncodedRequest, path: Sequence[Node], plan: RequestPlan) -> Prompt:
+def _prompt(entry: EncodedRequest, path: Sequence[Node], plan: RequestPlan) -> DecodingPrompt:
     """A pass that is to be answered, with what the decoder knows of it already."""
-    ask = entry.request.ask
+    ask = entry.request.operation
     assert isinstance(ask, Generate | ConstrainedGenerate)
     keys_values = None
     if all(node in plan.kept for node in path):
         layers = zip(*(plan.kept[node] for node in path), strict=True)
         keys_values = [(torch.cat([k for k, _ in layer], 1), torch.cat([v for _, v in layer], 1)) for layer in layers]
-    target = entry.request.pass_[-1].text if isinstance(ask, ConstrainedGenerate) else ""
-    return Prompt(entry.key, entry.ids, ask, plan.last_state.pop(entry.key), keys_values, entry.choices, target)
+    target = entry.request.prompt[-1].text if isinstance(ask, ConstrainedGenerate) else ""
+    return DecodingPrompt(entry.key, entry.ids, ask, plan.last_state.pop(entry.key), keys_values, entry.choices, target)

@@ -11,7 +11,7 @@ from torch import Tensor
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.attention import KeysValues
-from abstain.llm.engine.beams import ConstrainedPrompt, search
+from abstain.llm.engine.beams import ConstrainedPrompt, beam_search
 from abstain.llm.engine.decoder import Decoder, Hook
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder
 from abstain.llm.engine.pauses import pause
@@ -45,7 +45,7 @@ class GeneratedText:
 
 
 @dataclass(eq=False)
-class Prompt:
+class DecodingPrompt:
     """A pass to be answered: its final state (1, d) and, where the model packs, its keys and values.
 
     `choices`: the token ids of the request's choices. `target`: the text that is to be guessed.
@@ -62,7 +62,7 @@ class Prompt:
     target: str = ""
 
     @property
-    def share(self) -> float:
+    def batch_share(self) -> float:
         """What it takes up of the answers that are decoded side by side."""
         rows, most = (
             (self.ask.beams, BEAM_ROWS)
@@ -83,7 +83,7 @@ class Prompt:
 class _DecodedRow:
     """One answer on its way. `feed`: the token that is read next; `closing`: its answer is complete."""
 
-    prompt: Prompt
+    prompt: DecodingPrompt
     ask: Generate
     generator: torch.Generator
     tokens: list[int] = field(default_factory=list)
@@ -100,12 +100,12 @@ class _DecodedRow:
         return Hook(states.layer, states.site) if states else None
 
 
-Tell = Callable[[str, str], None]
+OnAnswerText = Callable[[str, str], None]
 """Is given a pass's key and its answer so far, after each of its tokens."""
 
 
-def decode(
-    decoder: Decoder, prompts: Sequence[Prompt], tell: Tell | None = None
+def generate(
+    decoder: Decoder, prompts: Sequence[DecodingPrompt], tell: OnAnswerText | None = None
 ) -> Iterator[tuple[str, list[GeneratedText] | Tensor]]:
     """Yield `(key, result)` for each prompt: its answers, or what was guessed. `tell` is called while they are written.
 
@@ -140,11 +140,11 @@ def decode(
         for prompt in prompts:
             prompt.keys_values = None
         with torch.inference_mode():
-            found = search(decoder, list(sought.values()), eos)
+            found = beam_search(decoder, list(sought.values()), eos)
         yield from zip(sought, found, strict=True)
 
 
-def _finish(decoder: Decoder, rows: list[_DecodedRow], eos: int | None, tell: Tell | None) -> None:
+def _finish(decoder: Decoder, rows: list[_DecodedRow], eos: int | None, tell: OnAnswerText | None) -> None:
     """Decode until every row is done. Rows that are done leave when half of them are: dropping one costs a copy."""
     kv_decoder = KVCacheDecoder(decoder, [row.prompt.ids for row in rows], [row.prompt.keys_values for row in rows])
     for row in rows:

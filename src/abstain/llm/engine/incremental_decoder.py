@@ -54,7 +54,7 @@ class KVCacheDecoder:
                     # Some families' feed-forward parts see (rows x tokens, d), the others (rows, tokens, d).
                     seen[hook] = (output[0] if isinstance(output, tuple) else output).reshape(len(tokens), -1)
 
-                stack.callback(self._decoder.site(hook).register_forward_hook(keep).remove)
+                stack.callback(self._decoder.get_module(hook).register_forward_hook(keep).remove)
             ids = torch.tensor(tokens)[:, None]
             seen[final] = self._forward(ids, self._mask.sum(1, keepdim=True) - 1)[:, -1]
         return seen

@@ -109,11 +109,11 @@ class LoadedModel:
     checks: Path | None = None
 
 
-def resolve(name: str, settings: Settings, remedy: str = REMEDY) -> ModelRef:
+def find_model(name: str, settings: Settings, hint: str = REMEDY) -> ModelRef:
     """Find the model called `name` without loading it.
 
     `name` is an embedded model's name, a folder, or a Hugging Face `id` or `id@revision` present in the
-    local hub cache or, with a network, on the hub. Raises `AbstainError`, which ends with `remedy`, when none is found.
+    local hub cache or, with a network, on the hub. Raises `AbstainError`, which ends with `hint`, when none is found.
     """
     if name in EMBEDDED_MODELS:
         digest = _sha256(_embedded_files(name), settings)
@@ -126,18 +126,18 @@ def resolve(name: str, settings: Settings, remedy: str = REMEDY) -> ModelRef:
         if not (folder / "config.json").is_file() or not any(w.suffix == ".safetensors" for w in weights):
             raise AbstainError(Code.NO_MODEL, f"{folder} is no model folder: it needs config.json and *.safetensors")
         return ModelRef(folder.name, _sha256(weights, settings), str(folder.resolve()))
-    return _resolve_hub(name, remedy)
+    return _resolve_hub(name, hint)
 
 
 def pin_revision(name: str, revision: str) -> str:
-    """The name under which `resolve` finds exactly `revision` of `name`.
+    """The name under which `find_model` finds exactly `revision` of `name`.
 
     A hub id carries its revision; of an embedded model, or of what lies in a folder, there is only one.
     """
     return name if name in EMBEDDED_MODELS or Path(name).is_dir() else f"{name.partition('@')[0]}@{revision}"
 
 
-def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+def load_model(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """Load weights and tokenizer of `ref` in `dtype` on `device`, in evaluation mode, with gradients off.
 
     Raises `AbstainError` where a file cannot be read, and where weights are missing: they would be random.
@@ -145,8 +145,8 @@ def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    kind = getattr(transformers, AUTO[kind_of(_config(ref))])
-    with readable(ref):
+    kind = getattr(transformers, AUTO[get_model_kind(_config(ref))])
+    with translate_load_errors(ref):
         model, info = kind.from_pretrained(
             ref.path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
@@ -158,7 +158,7 @@ def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel
     return LoadedModel(ref, model, load_tokenizer(ref))
 
 
-def kind_of(config: Any) -> Kind:
+def get_model_kind(config: Any) -> Kind:
     """The kind of language model of `config`; where a family has several, the architecture decides."""
     if config.is_encoder_decoder:
         return "seq2seq"
@@ -171,13 +171,13 @@ def load_tokenizer(ref: ModelRef) -> Any:
     from transformers import AutoTokenizer
 
     _ensure_files(ref)
-    with readable(ref):
+    with translate_load_errors(ref):
         return AutoTokenizer.from_pretrained(ref.path, trust_remote_code=False)
 
 
 def read_context_length(ref: ModelRef) -> int | None:
     """The most tokens that `ref` reads in one pass, by its configuration; None where that names no limit."""
-    return window_of(_config(ref).get_text_config())
+    return get_context_length(_config(ref).get_text_config())
 
 
 @lru_cache(maxsize=4)
@@ -195,7 +195,7 @@ def require_layer(layer: int, ref: ModelRef, depth: int) -> None:
         )
 
 
-def window_of(config: Any) -> int | None:
+def get_context_length(config: Any) -> int | None:
     """The most tokens that a model of `config` reads in one pass; None where it names no limit.
 
     With longrope positions turn otherwise when a pass is longer than in training, and with it those of every pass in
@@ -217,13 +217,13 @@ def _config(ref: ModelRef) -> Any:
     from transformers import AutoConfig
 
     _ensure_files(ref)
-    with readable(ref):
+    with translate_load_errors(ref):
         return AutoConfig.from_pretrained(ref.path, trust_remote_code=False)
 
 
 @contextmanager
-def readable(ref: ModelRef, remedy: str = REMEDY) -> Iterator[None]:
-    """Translate errors of transformers and safetensors about unreadable files into one line that ends with `remedy`."""
+def translate_load_errors(ref: ModelRef, remedy: str = REMEDY) -> Iterator[None]:
+    """Translate errors of transformers and safetensors about unreadable files into one line that ends with `hint`."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -279,7 +279,7 @@ def _convert_embedded(ref: ModelRef) -> None:
     target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as temporary:
         scratch = Path(temporary) / "copy"
-        gguf = _whole(ref.name, Path(temporary))
+        gguf = _join_gguf_parts(ref.name, Path(temporary))
         model = AutoModelForCausalLM.from_pretrained(
             gguf.parent,
             gguf_file=gguf.name,
@@ -298,7 +298,7 @@ def _convert_embedded(ref: ModelRef) -> None:
                 raise
 
 
-def _whole(name: str, scratch: Path) -> Path:
+def _join_gguf_parts(name: str, scratch: Path) -> Path:
     """The GGUF file of the embedded model `name`, joined in `scratch` where it is cut in parts.
 
     Raises `AbstainError` where the parts do not make the file that was cut.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from abstain.llm.engine.attention import KeysValues
 from abstain.llm.engine.decoder import Decoder, Hook, Span, covering_span
-from abstain.llm.engine.prefix_tree import Node, build, common_prefix, walk
+from abstain.llm.engine.prefix_tree import Node, build_tree, common_prefix, walk
 from abstain.llm.engine.requests import NLL, ConstrainedGenerate, Generate, HiddenStates, Request
 
 
@@ -32,7 +32,7 @@ class EncodedRequest:
 
     def hook(self, n_layers: int) -> tuple[Hook, Span]:
         """The rows of the hook that it reads. What predicts a token is the state of the token before it."""
-        match self.request.ask:
+        match self.request.operation:
             case HiddenStates(layer, site):
                 return Hook(layer, site), (self.first, self.last)
             case NLL():
@@ -62,10 +62,10 @@ class RequestPlan:
             self.entries[tuple(entry.ids)].append(entry)
         self.passes = sorted(self.entries)
         if decoder.packs:
-            self.runs = list(walk(build(self.passes, batch_tokens)))
+            self.runs = list(walk(build_tree(self.passes, batch_tokens)))
             self.batches = _fill(self.runs, batch_tokens)
         else:
-            self.runs = [Node(list(ids), passes=[at]) for at, ids in enumerate(self.passes)]
+            self.runs = [Node(list(ids), prompt_indices=[at]) for at, ids in enumerate(self.passes)]
             self.runs.sort(key=len, reverse=True)
             self.batches = _fill_padded(self.runs, batch_tokens)
         self.no_rows = torch.empty(0, decoder.config.hidden_size, dtype=decoder.loaded.model.dtype)
@@ -82,7 +82,7 @@ class RequestPlan:
                 for node in run.path:
                     self._last_use[node] = number
         for run in self.runs:
-            for entry in self.ending(run):
+            for entry in self.get_requests_ending_at(run):
                 self._note(entry, run, decoder.n_layers)
 
     def _note(self, entry: EncodedRequest, end: Node, n_layers: int) -> None:
@@ -93,14 +93,14 @@ class RequestPlan:
             if local[0] < local[1]:
                 here = self.wanted[node]
                 here[hook] = covering_span([local, here[hook]]) if hook in here else local
-                if isinstance(entry.request.ask, HiddenStates):
+                if isinstance(entry.request.operation, HiddenStates):
                     self.exported[node].add(hook)
-                elif not isinstance(entry.request.ask, Generate | ConstrainedGenerate):
+                elif not isinstance(entry.request.operation, Generate | ConstrainedGenerate):
                     self.projected[node].update(range(*local))
 
-    def ending(self, run: Node) -> Iterator[EncodedRequest]:
+    def get_requests_ending_at(self, run: Node) -> Iterator[EncodedRequest]:
         """The requests whose passes end with `run`."""
-        for index in run.passes:
+        for index in run.prompt_indices:
             yield from self.entries[self.passes[index]]
 
     def surprise(self, run: Node) -> Tensor:
@@ -110,21 +110,24 @@ class RequestPlan:
             results.surprise = torch.full((len(run), 2), float("nan"))
         return results.surprise
 
-    def keep(self, number: int) -> set[Node]:
+    def get_nodes_to_keep(self, number: int) -> set[Node]:
         """Runs of batch `number` whose keys and values a later batch, or an answer, goes on from."""
         batch = self.batches[number]
         answered = {
             node
             for run in batch
-            if any(isinstance(entry.request.ask, Generate | ConstrainedGenerate) for entry in self.ending(run))
+            if any(
+                isinstance(entry.request.operation, Generate | ConstrainedGenerate)
+                for entry in self.get_requests_ending_at(run)
+            )
             for node in run.path
         }
         return {run for run in batch if self._last_use[run] > number or run in answered}
 
-    def finished(self, number: int) -> Iterator[tuple[EncodedRequest, list[Node]]]:
+    def pop_finished(self, number: int) -> Iterator[tuple[EncodedRequest, list[Node]]]:
         """The requests whose passes end in batch `number`, each with its path; what no other needs is then dropped."""
         for run in self.batches[number]:
-            for entry in self.ending(run):
+            for entry in self.get_requests_ending_at(run):
                 path = run.path
                 yield entry, path
                 for node in path:

@@ -21,7 +21,7 @@ class Node:
     start: int = 0
     parent: Node | None = None
     children: list[Node] = field(default_factory=list)
-    passes: list[int] = field(default_factory=list)
+    prompt_indices: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -40,7 +40,7 @@ class Node:
         return nodes[::-1]
 
 
-def build(passes: Sequence[Sequence[int]], longest_run: int) -> list[Node]:
+def build_tree(passes: Sequence[Sequence[int]], longest_run: int) -> list[Node]:
     """The roots of the tree of `passes`, none of which may be empty; `node.passes` are indices into them.
 
     No run is longer than `longest_run` tokens: a longer one becomes a chain.
@@ -94,7 +94,7 @@ def _insert(top: Node, ids: list[int], index: int) -> None:
             if shared < len(nearest):
                 _split(nearest, shared)
             node, ids = nearest, ids[shared:]
-    node.passes.append(index)
+    node.prompt_indices.append(index)
 
 
 def _should_share(shared: int, child: Node, ids: list[int]) -> bool:
@@ -104,7 +104,7 @@ def _should_share(shared: int, child: Node, ids: list[int]) -> bool:
 
 def _split(node: Node, at: int) -> None:
     """Cut `node` after `at` tokens; the rest becomes its only child."""
-    rest = Node(node.ids[at:], parent=node, children=node.children, passes=node.passes)
+    rest = Node(node.ids[at:], parent=node, children=node.children, prompt_indices=node.prompt_indices)
     for child in rest.children:
         child.parent = rest
-    node.ids, node.children, node.passes = node.ids[:at], [rest], []
+    node.ids, node.children, node.prompt_indices = node.ids[:at], [rest], []

@@ -89,8 +89,8 @@ class Generate:
 
     Greedy by default. With `temperature` > 0 sampled: `temperature` and `top_p` shape the distribution, `samples`
     answers are drawn for a pass, under `seed`. With `states`, the hidden states of the answer's tokens, and of the EOS
-    after it where `states` includes it, are kept on the way. With `choices`, the probability of each of these tokens is
-    kept at every step, before temperature and `top_p`; each is one token of the tokenizer.
+    after it where `states` includes it, are kept on the way. With `tracked_tokens`, the probability of each of these
+    tokens is kept at every step, before temperature and `top_p`; each is one token of the tokenizer.
     Result: a list of at most `samples` `GeneratedText`.
     """
 
@@ -100,7 +100,7 @@ class Generate:
     samples: int = 1
     seed: int = 0
     states: HiddenStates | None = None
-    choices: tuple[str, ...] = ()
+    tracked_tokens: tuple[str, ...] = ()
 
     @property
     def reads_eos(self) -> bool:
@@ -163,8 +163,8 @@ Operation = HiddenStates | NLL | NextTokenProbs | Generate | ConstrainedGenerate
 class Request:
     """One request: a kind and its pass. `name` identifies the row in error messages."""
 
-    pass_: PromptSegments
-    ask: Operation
+    prompt: PromptSegments
+    operation: Operation
     name: str
 
 
@@ -190,5 +190,5 @@ def cut_to_operation(pass_: PromptSegments, ask: Operation) -> PromptSegments:
 
 def get_prompt_segments(request: Request) -> PromptSegments:
     """What the model reads of the request's pass: all that is `cut_to_operation` but the text that is to be guessed."""
-    pass_ = cut_to_operation(request.pass_, request.ask)
-    return pass_[:-1] if isinstance(request.ask, ConstrainedGenerate) else pass_
+    pass_ = cut_to_operation(request.prompt, request.operation)
+    return pass_[:-1] if isinstance(request.operation, ConstrainedGenerate) else pass_

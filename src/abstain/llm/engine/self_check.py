@@ -23,10 +23,10 @@ from abstain.llm.engine.loading import LoadedModel
 
 @dataclass(frozen=True)
 class SelfCheckResult:
-    """`packs`: packed passes give the states of a plain forward. `projects`: the logits are those of the states."""
+    """`packing_ok`: packed passes give the states of a plain forward. `projection_ok`: the logits are those of the states."""
 
-    packs: bool
-    projects: bool
+    packing_ok: bool
+    projection_ok: bool
 
 
 def load_or_run_self_check(loaded: LoadedModel, check: Callable[[], SelfCheckResult]) -> SelfCheckResult:

@@ -80,7 +80,7 @@ class ContextWindow:
     def _tokenizer(self) -> Any:
         return load_tokenizer(self._ref)
 
-    def excess(self, pass_: PromptSegments, more: int = 0) -> str:
+    def describe_overflow(self, pass_: PromptSegments, more: int = 0) -> str:
         """Why `pass_`, and `more` tokens after it, do not fit; empty where they do."""
         # A token is at least a byte: for most passes the byte count alone decides.
         at_most = sum(len(segment.text.encode()) for segment in pass_) + len(pass_) + more

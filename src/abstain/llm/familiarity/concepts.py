@@ -38,7 +38,7 @@ def select_concepts(instruction: str, spans: Iterable[Span], *, grouping: bool, 
     short = [span for span in spans if len(words_of(instruction[slice(*span)])) <= MAX_WORDS]
     taken = sorted(_longest(short))
     if grouping:
-        taken = grouped(instruction, taken)
+        taken = merge_adjacent(instruction, taken)
     texts = dict[str, str]()
     for span in taken:
         text = _as_in_a_sentence(instruction, span)
@@ -47,7 +47,7 @@ def select_concepts(instruction: str, spans: Iterable[Span], *, grouping: bool, 
     return list(texts.values())
 
 
-def grouped(instruction: str, spans: Sequence[Span]) -> list[Span]:
+def merge_adjacent(instruction: str, spans: Sequence[Span]) -> list[Span]:
     """Adjacent `spans` fused, where the instruction has nothing but a space or a hyphen between them."""
     found: list[Span] = []
     for first, last in spans:
@@ -78,7 +78,7 @@ def recognize_concepts(instructions: Sequence[str]) -> list[list[Span]]:
     return found
 
 
-def listed(instruction: str, answer: str) -> list[Span]:
+def parse_listed_concepts(instruction: str, answer: str) -> list[Span]:
     """Where the instruction has what a base model listed in `answer`, parted by commas; what it has not is left out."""
     names = (name.strip(" \n.\"'") for name in re.split(r"[,\n]", answer))
     places = (re.search(rf"(?<!\w){re.escape(name)}(?!\w)", instruction, re.IGNORECASE) for name in names if name)

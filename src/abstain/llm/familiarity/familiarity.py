@@ -10,10 +10,10 @@ from typing import Literal
 from abstain.config.settings import Settings
 from abstain.llm.engine.requests import ConstrainedGenerate, Generate
 from abstain.llm.familiarity.aggregation import Aggregation, aggregate, compute_threshold
-from abstain.llm.familiarity.concepts import Span, listed, recognize_concepts, select_concepts
+from abstain.llm.familiarity.concepts import Span, parse_listed_concepts, recognize_concepts, select_concepts
 from abstain.llm.familiarity.guessing import ConceptGuesser, GuessedConcept
 from abstain.llm.familiarity.words import log_frequency
-from abstain.llm.features.feature_store import FeatureStore, Progress
+from abstain.llm.features.feature_store import FeatureStore, OnProgress
 from abstain.llm.features.shard_job import JobStats
 
 Extraction = Literal["ner", "llm"]
@@ -74,7 +74,7 @@ class SelfFamiliarity:
         """What the base model read and wrote so far; the rest came from the cache."""
         return self.guesser.cost
 
-    def score(self, instructions: Sequence[str], progress: Progress = lambda done, total: None) -> list[Familiarity]:
+    def score(self, instructions: Sequence[str], progress: OnProgress = lambda done, total: None) -> list[Familiarity]:
         """The familiarity of each instruction. A concept that several name is guessed once.
 
         Raises `AbstainError` where a package of the extra `familiarity` is missing, and where an instruction or an
@@ -90,7 +90,7 @@ class SelfFamiliarity:
         most = [sum(map(self.guesser.most_tokens, self._rarest(of)[0])) for of in self.concepts(instructions)]
         return sum(most) / max(len(most), 1)
 
-    def concepts(self, instructions: Sequence[str], progress: Progress = lambda done, total: None) -> list[list[str]]:
+    def concepts(self, instructions: Sequence[str], progress: OnProgress = lambda done, total: None) -> list[list[str]]:
         """The concepts of each instruction, in its order."""
         how = self.method
         spans: list[list[Span]]
@@ -98,13 +98,13 @@ class SelfFamiliarity:
             spans = recognize_concepts(instructions)
         else:
             answers = self.guesser.list_concepts(instructions, how.domain, progress)
-            spans = [listed(text, answer) for text, answer in zip(instructions, answers, strict=True)]
+            spans = [parse_listed_concepts(text, answer) for text, answer in zip(instructions, answers, strict=True)]
         return [
             select_concepts(text, found, grouping=how.grouping, filtering=how.filtering)
             for text, found in zip(instructions, spans, strict=True)
         ]
 
-    def threshold(self, progress: Progress = lambda done, total: None) -> float:
+    def threshold(self, progress: OnProgress = lambda done, total: None) -> float:
         """h: below it, an instruction is less familiar than what everybody knows (`basic_concepts`)."""
         guessed = self.guesser.guess(basic_concepts(), progress).values()
         return compute_threshold([one.score for one in guessed if one.score is not None])

@@ -12,12 +12,12 @@ from functools import cached_property
 from math import exp
 from typing import Any
 
-from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
 from abstain.llm.engine.requests import ConstrainedGenerate, Generate, Request
 from abstain.llm.engine.tokenization import encode_prompt
-from abstain.llm.familiarity.masking import has_content_word, masked
-from abstain.llm.features.feature_store import FeatureStore, Progress
+from abstain.llm.familiarity.masking import has_content_word, mask_concept
+from abstain.llm.features.feature_store import FeatureStore, OnProgress
 from abstain.llm.features.shard_job import JobStats
 
 LIST_TOKENS = 64
@@ -52,7 +52,7 @@ class ConceptGuesser:
     cost: JobStats = field(default_factory=lambda: JobStats(0, 0, 0))
 
     def guess(
-        self, concepts: Sequence[str], progress: Progress = lambda done, total: None
+        self, concepts: Sequence[str], progress: OnProgress = lambda done, total: None
     ) -> dict[str, GuessedConcept]:
         """Each of `concepts`, guessed. Raises `AbstainError` where the base model's window is too short for it."""
         asked = list(dict.fromkeys(concepts))
@@ -71,7 +71,7 @@ class ConceptGuesser:
         prompts = self._explanations(concepts)
         if self.store.missing(prompts):
             return False
-        written = texts_of(self.store, self._tokenizer, prompts)
+        written = read_texts(self.store, self._tokenizer, prompts)
         meant = [one for one in _explained(concepts, written) if has_content_word(one.explanation)]
         return not self.store.missing(self._guesses(meant))
 
@@ -83,11 +83,11 @@ class ConceptGuesser:
 
     def most_tokens(self, concept: str) -> int:
         """The most tokens that the base model runs to guess `concept`: both prompts, l_F twice, and T_B times l_B."""
-        prompts = (self._request("explain", concept, self.explanation, concept).pass_, self._prompt("guess", ""))
+        prompts = (self._request("explain", concept, self.explanation, concept).prompt, self._prompt("guess", ""))
         read = sum(len(encode_prompt(self._tokenizer, prompt).ids) for prompt in prompts)
         return read + 2 * self.explanation.max_new_tokens + self.search.beams * self.search.max_new_tokens
 
-    def list_concepts(self, instructions: Sequence[str], domain: str, progress: Progress) -> list[str]:
+    def list_concepts(self, instructions: Sequence[str], domain: str, progress: OnProgress) -> list[str]:
         """What the base model writes when asked for the named entities of each instruction."""
         contexts = [f" in {domain} domain"] if domain else []
         layout = load_layout(f"concept-list-{self.template}-v1", "questions")
@@ -104,26 +104,27 @@ class ConceptGuesser:
     def _prompt(self, question: str, text: str) -> PromptSegments:
         return load_layout(f"concept-{question}-{self.template}-v1", "questions").render(text, (), None)
 
-    def _written(self, requests: Sequence[Request], progress: Progress) -> list[str]:
+    def _written(self, requests: Sequence[Request], progress: OnProgress) -> list[str]:
         self._compute(requests, progress)
-        return texts_of(self.store, self._tokenizer, requests)
+        return read_texts(self.store, self._tokenizer, requests)
 
-    def _compute(self, requests: Sequence[Request], progress: Progress) -> None:
+    def _compute(self, requests: Sequence[Request], progress: OnProgress) -> None:
         self.cost += self.store.compute_missing(requests, progress)
 
     @cached_property
     def _tokenizer(self) -> Any:
-        return load_tokenizer(resolve(self.store.model, self.store.settings))
+        return load_tokenizer(find_model(self.store.model, self.store.settings))
 
 
 def _explained(concepts: Sequence[str], written: Sequence[str]) -> list[GuessedConcept]:
     """`concepts` with what was written about each, and not yet guessed."""
     return [
-        GuessedConcept(concept, masked(text, concept), "", 0.0) for text, concept in zip(written, concepts, strict=True)
+        GuessedConcept(concept, mask_concept(text, concept), "", 0.0)
+        for text, concept in zip(written, concepts, strict=True)
     ]
 
 
-def texts_of(store: FeatureStore, tokenizer: Any, requests: Sequence[Request]) -> list[str]:
+def read_texts(store: FeatureStore, tokenizer: Any, requests: Sequence[Request]) -> list[str]:
     """What the base model wrote for each of `requests`, which are computed already."""
     rows = dict(store.read(requests))
     return [_text(tokenizer, rows[at][:, 0]) for at in range(len(requests))]

@@ -18,7 +18,7 @@ _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
 _SHORTEST_STEM = 3
 
 
-def masked(explanation: str, concept: str) -> str:
+def mask_concept(explanation: str, concept: str) -> str:
     """`explanation` with every word of `concept`, in any case and inflection, replaced by the mask.
 
     Function words are not masked, unless the concept has no others. In scripts without spaces the concept is masked

@@ -32,7 +32,7 @@ from abstain.llm.features.shard import (
     shards,
 )
 
-__all__ = ["CacheNamespace", "FeatureCache", "pass_key", "write_rows"]
+__all__ = ["CacheNamespace", "FeatureCache", "prompt_key", "write_rows"]
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ def prompt_key(pass_: PromptSegments) -> str:
     return hashlib.sha256(repr([(s.name, s.text, s.literal, s.eos) for s in pass_]).encode()).hexdigest()
 
 
-def write_rows(store: FileStore, space: CacheNamespace, rows: Mapping[str, Tensor]) -> Header:
+def write_rows(store: FileStore, namespace: CacheNamespace, rows: Mapping[str, Tensor]) -> Header:
     """Write `rows`, key -> (n, w), as one shard, without reading the index."""
-    header, content = encode(space, rows)
+    header, content = encode(namespace, rows)
     store.write(header.name, content)
     return header
 

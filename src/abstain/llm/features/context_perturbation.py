@@ -17,14 +17,14 @@ from functools import cached_property
 from abstain.config.params import PerturbationParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.engine.tokenization import ContextWindow
-from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, Progress
+from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, OnProgress
 from abstain.llm.features.shard_job import JobStats, ShardRunner, row_key
 from abstain.llm.perturbation.engines import AROUND
-from abstain.llm.perturbation.text import PerturbationStep, Piece, Pieces, diff, perturbed, to_steps
+from abstain.llm.perturbation.text import DiffPart, PerturbationStep, TokenTexts, apply_steps, diff, to_steps
 
 JOIN = Segment("join", "\n\n", literal=True)
 
@@ -33,48 +33,48 @@ JOIN = Segment("join", "\n\n", literal=True)
 class ContextPerturber:
     """The perturbation model `model`, as `llm.model` names one, and how it perturbs.
 
-    `longest`: the most tokens that any set-up perturbs of the same texts. Iteratively by entropy, fewer replacements
-    are the first steps of more, so one request serves both.
+    `max_perturbed_tokens`: the most tokens that any set-up perturbs of the same texts. Iteratively by entropy, fewer
+    replacements are the first steps of more, so one request serves both.
     """
 
     params: PerturbationParams
     model: str
     settings: Settings
-    longest: int = 0
+    max_perturbed_tokens: int = 0
 
     @cached_property
-    def asks(self) -> tuple[Perturb, ...]:
+    def operations(self) -> tuple[Perturb, ...]:
         """One a copy, each under a seed of its own."""
         how = self.params
         begins = (how.where, how.when) == ("entropy", "iterative")
-        tokens = max(how.tokens, self.longest) if begins else how.tokens
+        tokens = max(how.tokens, self.max_perturbed_tokens) if begins else how.tokens
         return tuple(Perturb(how.where, how.when, tokens, how.seed + copy) for copy in range(how.copies))
 
     def compute_missing(
         self,
         rows: Sequence[Interaction],
-        progress: Progress = lambda done, total: None,
+        progress: OnProgress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> JobStats:
         """Compute the missing rows; the result is what that cost, as of `FeatureStore.compute_missing`."""
         return self._rows.compute_missing(
-            ConcatRequests([self._requests(rows, ask) for ask in self.asks]), progress, runner
+            ConcatRequests([self._requests(rows, ask) for ask in self.operations]), progress, runner
         )
 
     def run(self, rows: Sequence[Interaction]) -> None:
         """Perturb without reading or writing the cache, as `FeatureStore.run`."""
-        self._rows.run(ConcatRequests([self._requests(rows, ask) for ask in self.asks]))
+        self._rows.compute_uncached(ConcatRequests([self._requests(rows, ask) for ask in self.operations]))
 
     def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
         """The number of contexts to be perturbed, copies counted, and the number of distinct ones not cached."""
-        requests = ConcatRequests([self._requests(rows, ask) for ask in self.asks])
+        requests = ConcatRequests([self._requests(rows, ask) for ask in self.operations])
         return sum(requests[at] is not None for at in range(len(requests))), self._rows.missing(requests)
 
     def keys(self, rows: Sequence[Interaction]) -> dict[str, set[str]]:
         """Digest of a cache space -> the keys of `rows` in it."""
         return {
-            self._rows.space(ask).digest: {row_key(request) for request in self._requests(rows, ask) if request}
-            for ask in self.asks
+            self._rows.get_namespace(ask).digest: {row_key(request) for request in self._requests(rows, ask) if request}
+            for ask in self.operations
         }
 
     def perturb(self, rows: Sequence[Interaction]) -> list[list[Interaction]]:
@@ -82,24 +82,24 @@ class ContextPerturber:
         cannot read at once, is as it was."""
         return [
             [self._changed(row, steps) for row, steps in zip(rows, self._steps(rows, ask), strict=True)]
-            for ask in self.asks
+            for ask in self.operations
         ]
 
-    def diffs(self, row: Interaction) -> list[list[Piece]]:
+    def diffs(self, row: Interaction) -> list[list[DiffPart]]:
         """The first copy of every chunk of `row`, beside what it was."""
-        (steps,) = self._steps([row], self.asks[0])
+        (steps,) = self._steps([row], self.operations[0])
         return [diff(one.text, 2 * at, steps, self._pieces) for at, one in enumerate(row.contexts)]
 
-    def replaced(self, row: Interaction) -> list[tuple[str, str, PerturbationStep]]:
+    def list_replacements(self, row: Interaction) -> list[tuple[str, str, PerturbationStep]]:
         """Old text, new text and step of each replacement in the first copy of `row`, in the order of replacement."""
-        (steps,) = self._steps([row], self.asks[0])
+        (steps,) = self._steps([row], self.operations[0])
         olds = [row.contexts[step.segment // 2].text[step.start : step.end] for step in steps]
         return [
             (old, self._pieces.replacement(old, step.new, step.start == 0), step)
             for old, step in zip(olds, steps, strict=True)
         ]
 
-    def count(self, rows: Sequence[Interaction]) -> dict[str, int]:
+    def count_remarks(self, rows: Sequence[Interaction]) -> dict[str, int]:
         """The number of `rows` with each remark, by the first copy.
 
         `empty`: nothing was retrieved, so P_c is B_c. `too_long`: more than the perturbation model reads at once, so
@@ -108,7 +108,7 @@ class ContextPerturber:
         all the same.
         """
         found = dict.fromkeys(("empty", "too_long", "fewer", "not_reproduced"), 0)
-        for row, steps in zip(rows, self._steps(rows, self.asks[0]), strict=True):
+        for row, steps in zip(rows, self._steps(rows, self.operations[0]), strict=True):
             if not row.contexts:
                 found["empty"] += 1
             elif self._excess(_pass(row)):
@@ -123,15 +123,15 @@ class ContextPerturber:
         return FeatureStore(self.model, self.settings)
 
     @cached_property
-    def _pieces(self) -> Pieces:
-        return Pieces.of(load_tokenizer(resolve(self.model, self.settings)))
+    def _pieces(self) -> TokenTexts:
+        return TokenTexts.from_tokenizer(load_tokenizer(find_model(self.model, self.settings)))
 
     @cached_property
     def _window(self) -> ContextWindow:
-        return ContextWindow(resolve(self.model, self.settings))
+        return ContextWindow(find_model(self.model, self.settings))
 
     def _excess(self, pass_: PromptSegments) -> str:
-        return self._window.excess(pass_, AROUND)
+        return self._window.describe_overflow(pass_, AROUND)
 
     def _requests(self, rows: Sequence[Interaction], ask: Perturb) -> list[Request | None]:
         passes = [(_pass(row), row.interaction_id) for row in rows]
@@ -148,7 +148,7 @@ class ContextPerturber:
 
     def _changed(self, row: Interaction, steps: Sequence[PerturbationStep]) -> Interaction:
         contexts = tuple(
-            one.model_copy(update={"text": perturbed(one.text, 2 * at, steps, self._pieces)})
+            one.model_copy(update={"text": apply_steps(one.text, 2 * at, steps, self._pieces)})
             for at, one in enumerate(row.contexts)
         )
         return row.model_copy(update={"contexts": contexts})

@@ -19,13 +19,13 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction, Question
 from abstain.data.store.state_table import write_table
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import ModelRef, load_tokenizer, read_layer_count, require_layer, resolve
+from abstain.llm.engine.loading import ModelRef, find_model, load_tokenizer, read_layer_count, require_layer
 from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
 from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Operation, Request, make_probe_operation
 from abstain.llm.engine.tokenization import ContextWindow, EncodedPrompt, encode_prompt
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.features.feature_store import FeatureStore, Progress
+from abstain.llm.features.feature_store import FeatureStore, OnProgress
 from abstain.llm.features.shard_job import JobStats, ShardJob, ShardRunner, row_key
 
 NOTHING_FITS = "no answer fits the base model's window: take a model that reads more, or retrieve less"
@@ -36,7 +36,7 @@ class PreparedRequest:
     """The request for one interaction; `dropped` of its chunks did not fit."""
 
     request: Request
-    dropped: int = 0
+    dropped_chunks: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,23 @@ class FeatureSource:
 
     params: LLMParams
     settings: Settings
-    reading: FeatureRequest | None = None
+    request: FeatureRequest | None = None
 
     @cached_property
-    def wanted(self) -> FeatureRequest:
-        return self.reading or FeatureRequest(make_probe_operation(self.params))
+    def feature_request(self) -> FeatureRequest:
+        return self.request or FeatureRequest(make_probe_operation(self.params))
 
     @property
-    def ask(self) -> Operation:
-        return self.wanted.ask
+    def operation(self) -> Operation:
+        return self.feature_request.operation
 
     @cached_property
-    def rows(self) -> FeatureStore:
+    def store(self) -> FeatureStore:
         return FeatureStore(self.params.model, self.settings)
 
     @cached_property
     def _ref(self) -> ModelRef:
-        return resolve(self.params.model, self.settings)
+        return find_model(self.params.model, self.settings)
 
     @cached_property
     def _window(self) -> ContextWindow:
@@ -80,26 +80,26 @@ class FeatureSource:
     @cached_property
     def cache(self) -> FeatureCache:
         """The cache, for a service that reads often: the shards listed at its first read are enough."""
-        return self.rows.cache(self.ask)
+        return self.store.cache(self.operation)
 
-    def space(self) -> CacheNamespace:
+    def get_namespace(self) -> CacheNamespace:
         """The cache space of these parameters. Raises `AbstainError` where the base model is not found."""
-        return self.rows.space(self.ask)
+        return self.store.get_namespace(self.operation)
 
     def engine(self) -> Engine:
         """The base model, loaded once a process."""
-        return self.rows.engine()
+        return self.store.engine()
 
     def prepare(self, interaction: Interaction) -> PreparedRequest | UnreadableInteraction:
         """The pass of an answered question (eq. 3 of the probe's paper), cut to the window by `llm.too_long`."""
-        return self._fit(self.wanted, interaction, interaction.answer)
+        return self._fit(self.feature_request, interaction, interaction.answer)
 
-    def tokens(self, interaction: Interaction) -> EncodedPrompt | UnreadableInteraction:
+    def encode(self, interaction: Interaction) -> EncodedPrompt | UnreadableInteraction:
         """That pass as the token ids that the base model reads."""
         prepared = self.prepare(interaction)
         if isinstance(prepared, UnreadableInteraction):
             return prepared
-        return encode_prompt(load_tokenizer(self._ref), prepared.request.pass_)
+        return encode_prompt(load_tokenizer(self._ref), prepared.request.prompt)
 
     def prepare_question(self, question: Question, ask: Generate) -> PreparedRequest | UnreadableInteraction:
         """The pass of an unanswered question, cut so that the answer fits the window too."""
@@ -115,8 +115,8 @@ class FeatureSource:
 
         Raises `AbstainError` where the base model has no such layer: here, before the first shard is computed.
         """
-        if isinstance(self.ask, HiddenStates):
-            require_layer(self.ask.layer, self._ref, read_layer_count(self._ref))
+        if isinstance(self.operation, HiddenStates):
+            require_layer(self.operation.layer, self._ref, read_layer_count(self._ref))
         return _LazyRequests(self, interactions)
 
     def keys(self, interactions: Sequence[Interaction]) -> list[str | None]:
@@ -126,35 +126,35 @@ class FeatureSource:
 
     def missing(self, interactions: Sequence[Interaction]) -> int:
         """The number of distinct rows of `interactions` that would need a forward pass."""
-        return self.rows.missing(self.requests(interactions))
+        return self.store.missing(self.requests(interactions))
 
     def shards(self, interactions: Sequence[Interaction]) -> Iterator[ShardJob]:
         """The missing rows of `interactions`, cut into shards."""
-        return self.rows.shards(self.requests(interactions))
+        return self.store.shards(self.requests(interactions))
 
     def compute_missing(
         self,
         interactions: Sequence[Interaction],
-        progress: Progress = lambda done, total: None,
+        progress: OnProgress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> JobStats:
         """Compute the missing rows of `interactions`; the result is as of `FeatureStore.compute_missing`."""
-        return self.rows.compute_missing(self.requests(interactions), progress, runner)
+        return self.store.compute_missing(self.requests(interactions), progress, runner)
 
     def read(self, interactions: Sequence[Interaction]) -> Iterator[tuple[int, Tensor]]:
         """`(index, result)` of every interaction that is not refused; without a `reading`, the result is S_in of the
         probe's paper (eq. 5), (L + 1, d), or (L, d) where the probe reads no EOS."""
-        return self.rows.read(self.requests(interactions))
+        return self.store.read(self.requests(interactions))
 
     def save(self, interactions: Sequence[Interaction], file: Path) -> None:
         """Write the states of `interactions` to `file` (table.py), in order; of a refused one, none."""
-        cache = self.rows.cache(self.ask)
+        cache = self.store.cache(self.operation)
         kind = cache.width_dtype()
         assert kind is not None, "fill first"
         lengths = np.zeros(len(interactions), np.int64)
         known = [(at, key) for at, key in enumerate(self.keys(interactions)) if key]
         lengths[[at for at, _ in known]] = cache.lengths(key for _, key in known)
-        write_table(file, lengths.tolist(), *kind, self.read(interactions), self.space().model)
+        write_table(file, lengths.tolist(), *kind, self.read(interactions), self.get_namespace().model)
 
     def _fit(
         self, reading: FeatureRequest, asked: Question | Interaction, answer: str | None
@@ -162,9 +162,11 @@ class FeatureSource:
         texts = reading.contexts(asked)
         for dropped in range(len(texts) + 1 if self.params.too_long == "drop_chunks" else 1):
             pass_ = reading.render(self.params.layout, asked.question, texts[: len(texts) - dropped], answer)
-            excess = self._window.excess(pass_, reading.generated)
+            excess = self._window.describe_overflow(pass_, reading.reserved_tokens)
             if not excess:
-                return PreparedRequest(Request(pass_, reading.ask, f"interaction {asked.interaction_id}"), dropped)
+                return PreparedRequest(
+                    Request(pass_, reading.operation, f"interaction {asked.interaction_id}"), dropped
+                )
         return UnreadableInteraction(excess)
 
 

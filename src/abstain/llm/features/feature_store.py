@@ -24,7 +24,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prefix_tree import distinct_tokens
 from abstain.llm.engine.requests import ConstrainedGenerate, Generate, Operation, Request, get_prompt_segments
 from abstain.llm.engine.tokenization import encode_prompt
@@ -33,7 +33,7 @@ from abstain.llm.features.shard_job import SHARD_ROWS, JobStats, LocalRunner, Sh
 
 ATTEMPTS = 3
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 COUNTED_SHARDS = 32
 BLOCK = 128
 """Characters of a pass by which common prefixes are found when passes are put in order."""
@@ -54,12 +54,12 @@ class FeatureStore:
     model: str
     settings: Settings
 
-    def space(self, ask: Operation) -> CacheNamespace:
+    def get_namespace(self, ask: Operation) -> CacheNamespace:
         """The cache space of `ask`. Raises `AbstainError` where the base model is not found."""
         return self._work(()).space(ask)
 
     def cache(self, ask: Operation) -> FeatureCache:
-        return FeatureCache(self.settings.features, self.space(ask))
+        return FeatureCache(self.settings.features, self.get_namespace(ask))
 
     def engine(self) -> Engine:
         """The base model, loaded once a process. Raises `AbstainError` for one that can only perturb contexts."""
@@ -70,7 +70,7 @@ class FeatureStore:
             )
         return engine
 
-    def run(self, requests: RequestList) -> None:
+    def compute_uncached(self, requests: RequestList) -> None:
         """Compute `requests` without reading or writing the cache, as a service does for one-off answers."""
         asked = (requests[at] for at in range(len(requests)))
         numbered = {str(at): request for at, request in enumerate(filter(None, asked))}
@@ -91,7 +91,7 @@ class FeatureStore:
         tokens = shards = counted = 0
         for shards, shard in enumerate(self._cut(requests, uncached), 1):
             if (shards - 1) % step == 0:
-                tokens += _tokens_of(shard, load_tokenizer(resolve(self.model, self.settings)))
+                tokens += _tokens_of(shard, load_tokenizer(find_model(self.model, self.settings)))
                 counted += 1
         return round(tokens * shards / max(counted, 1))
 
@@ -102,7 +102,7 @@ class FeatureStore:
     def compute_missing(
         self,
         requests: RequestList,
-        progress: Progress = lambda done, total: None,
+        progress: OnProgress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> JobStats:
         """Compute the missing rows of `requests`; the result is what that cost.
@@ -176,7 +176,7 @@ class FeatureStore:
     def _work(self, requests: tuple[Request, ...]) -> ShardJob:
         return ShardJob(
             model=self.model,
-            revision=str(resolve(self.model, self.settings)),
+            revision=str(find_model(self.model, self.settings)),
             dtype=str(choose_dtype(self.settings, choose_device(self.settings))).removeprefix("torch."),
             batch_tokens=self.settings.batch_tokens,
             requests=requests,
@@ -213,9 +213,11 @@ class _RequestSubset:
 
 def _tokens_of(shard: ShardJob, tokenizer: Any) -> int:
     passes = {get_prompt_segments(request) for request in shard.requests}
-    written = sum(one.ask.max_new_tokens for one in shard.requests if isinstance(one.ask, Generate))
+    written = sum(one.operation.max_new_tokens for one in shard.requests if isinstance(one.operation, Generate))
     written += sum(
-        one.ask.beams * one.ask.max_new_tokens for one in shard.requests if isinstance(one.ask, ConstrainedGenerate)
+        one.operation.beams * one.operation.max_new_tokens
+        for one in shard.requests
+        if isinstance(one.operation, ConstrainedGenerate)
     )
     return distinct_tokens([encode_prompt(tokenizer, pass_).ids for pass_ in passes]) + written
 
@@ -223,13 +225,13 @@ def _tokens_of(shard: ShardJob, tokenizer: Any) -> int:
 def _keys(requests: RequestList) -> Iterator[tuple[int, tuple[Operation, str]]]:
     for at in range(len(requests)):
         if request := requests[at]:
-            yield at, (request.ask, row_key(request))
+            yield at, (request.operation, row_key(request))
 
 
 def _prefix_digest(request: Request | None) -> bytes:
     """Two bytes for each block of the text so far: texts with a common prefix are sorted together, in little memory."""
     assert request is not None
-    text = "\0".join(segment.text for segment in request.pass_).encode()
+    text = "\0".join(segment.text for segment in request.prompt).encode()
     digest, marks = hashlib.sha256(), bytearray()
     for at in range(0, len(text), BLOCK):
         digest.update(text[at : at + BLOCK])

@@ -24,7 +24,7 @@ from typing import Any
 from abstain.core.codes import Code
 from abstain.core.files import write_atomically
 from abstain.core.filesystem import (
-    BUCKETS,
+    BUCKET_PROTOCOLS,
     S3,
     connect,
     get_modified_time,
@@ -36,7 +36,7 @@ from abstain.core.filesystem import (
 
 FIRST_BYTES = 16 * 1024  # holds the header of a shard of 64 rows twice over
 AT_ONCE = 512  # headers requested at once: bounds memory, not concurrency
-ATOMIC = (*BUCKETS, "memory")
+ATOMIC = (*BUCKET_PROTOCOLS, "memory")
 """Protocols with an atomic PUT."""
 
 
@@ -81,7 +81,7 @@ class FileStore:
         place, entries = f"{base}/{folder}".rstrip("/"), []
         with self._translate_errors("read"):
             fs.invalidate_cache()
-            for info in _bucket_files(fs, place) if self._protocol in BUCKETS else _folder_files(fs, place):
+            for info in _bucket_files(fs, place) if self._protocol in BUCKET_PROTOCOLS else _folder_files(fs, place):
                 with suppress(FileNotFoundError):  # a link to nothing
                     if info.get("islink"):  # the listing describes the link
                         info = fs.info(info["name"])

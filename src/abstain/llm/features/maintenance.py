@@ -66,7 +66,7 @@ def stats(root: str | Path) -> list[NamespaceStats]:
         result.append(
             NamespaceStats(
                 digest=digest,
-                space=headers[0].space if headers else None,
+                space=headers[0].namespace if headers else None,
                 rows=sum(len(header.rows) for header in headers),
                 distinct=len({key for header in headers for key in header.rows}),
                 shards=len(found),

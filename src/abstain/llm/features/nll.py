@@ -18,7 +18,7 @@ SHARED = ("question", "output")
 """Segments that are the same text under all conditions, after another one."""
 PAIRS = (("N", "B"), ("P", "N"), ("P", "B"))
 
-Found = Mapping[str, Tensor | None]
+TokenStatsBySegment = Mapping[str, Tensor | None]
 """Segment -> NLL and entropy of its tokens, (tokens, 2), in nats; None where the prompt could not be read."""
 
 _OF_TOKENS: dict[str, Callable[[np.ndarray], float]] = {
@@ -40,7 +40,9 @@ ENTROPIES = {f"entropy_{name}": _OF_TOKENS[name] for name in ("mean", "max")}
 DIFFERENCES = {f"nll_{name}": _OF_TOKENS[name] for name in ("mean", "std", "min", "max")}
 
 
-def compute_nll_features(normal: Found, baseline: Found, perturbed: Sequence[Found]) -> dict[str, float]:
+def compute_nll_features(
+    normal: TokenStatsBySegment, baseline: TokenStatsBySegment, perturbed: Sequence[TokenStatsBySegment]
+) -> dict[str, float]:
     """The features of one answered question; nan for missing segments, such as the context under B_c.
 
     Where its prompt under N_c could not be read, all are nan: an estimate from the rest would look like one that
@@ -64,7 +66,7 @@ def compute_nll_features(normal: Found, baseline: Found, perturbed: Sequence[Fou
     return row
 
 
-def _of_condition(condition: str, found: Found) -> dict[str, float]:
+def _of_condition(condition: str, found: TokenStatsBySegment) -> dict[str, float]:
     row = {}
     for segment in SEGMENTS:
         tokens = _known(found.get(segment))
@@ -74,7 +76,7 @@ def _of_condition(condition: str, found: Found) -> dict[str, float]:
     return row
 
 
-def _of_pairs(found: Mapping[str, Found], pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+def _of_pairs(found: Mapping[str, TokenStatsBySegment], pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
     row = {}
     for one, other in pairs:
         for segment in SHARED:

@@ -55,7 +55,7 @@ class DamagedShard(Exception):
 class Header:
     """The header of a shard: `rows` maps a key to the first and the last (exclusive) of its vectors."""
 
-    space: CacheNamespace
+    namespace: CacheNamespace
     rows: dict[str, tuple[int, int]]
     sha256: str
     width: int
@@ -66,7 +66,7 @@ class Header:
     def name(self) -> str:
         """Relative to the cache's root. Cached: it is read once a row, and computing it digests all rows."""
         index = [[key, first, last] for key, (first, last) in self.rows.items()]
-        return f"{self.space.digest}/{hashlib.sha256(json.dumps(index).encode()).hexdigest()[:32]}.safetensors"
+        return f"{self.namespace.digest}/{hashlib.sha256(json.dumps(index).encode()).hexdigest()[:32]}.safetensors"
 
 
 def encode(space: CacheNamespace, rows: Mapping[str, Tensor]) -> tuple[Header, bytes]:

@@ -28,7 +28,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.device import choose_device
 from abstain.llm.engine.engine import ENGINE_VERSION
 from abstain.llm.engine.generation import GeneratedText
-from abstain.llm.engine.loading import kind_of, load, resolve
+from abstain.llm.engine.loading import find_model, get_model_kind, load_model
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import (
     NLL,
@@ -74,9 +74,13 @@ class ShardJob:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
-        asks = list(dict.fromkeys(request.ask for request in self.requests))
+        asks = list(dict.fromkeys(request.operation for request in self.requests))
         rows = [
-            [asks.index(request.ask), request.name, [list(asdict(segment).values()) for segment in request.pass_]]
+            [
+                asks.index(request.operation),
+                request.name,
+                [list(asdict(segment).values()) for segment in request.prompt],
+            ]
             for request in self.requests
         ]
         declared = [[type(ask).__name__, asdict(ask)] for ask in asks]
@@ -129,22 +133,22 @@ class LocalRunner:
 
     def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
         for work in shards:
-            yield compute(work, self._settings)
+            yield compute_shard(work, self._settings)
 
 
-def compute(work: ShardJob, settings: Settings) -> JobStats:
+def compute_shard(job: ShardJob, settings: Settings) -> JobStats:
     """Compute `work` and write its rows to the cache, a file for each ask."""
-    engine = engine_for(work, settings)
-    before = engine.work.pass_tokens, engine.work.forward_tokens
-    requests = {str(at): request for at, request in enumerate(work.requests)}
+    engine = engine_for(job, settings)
+    before = engine.stats.pass_tokens, engine.stats.forward_tokens
+    requests = {str(at): request for at, request in enumerate(job.requests)}
     rows: defaultdict[Operation, dict[str, Tensor]] = defaultdict(dict)
     for at, result in engine.run(requests):
         row = result if isinstance(result, Tensor) else _steps(result, engine.loaded.tokenizer)
-        rows[requests[at].ask][row_key(requests[at])] = row
+        rows[requests[at].operation][row_key(requests[at])] = row
     store = FileStore(settings.features)
     for ask, found in rows.items():
-        write_rows(store, work.space(ask), dict(sorted(found.items())))
-    return JobStats(len(requests), engine.work.pass_tokens - before[0], engine.work.forward_tokens - before[1])
+        write_rows(store, job.space(ask), dict(sorted(found.items())))
+    return JobStats(len(requests), engine.stats.pass_tokens - before[0], engine.stats.forward_tokens - before[1])
 
 
 def _steps(answers: list[GeneratedText], tokenizer: Any) -> Tensor:
@@ -155,7 +159,7 @@ def _steps(answers: list[GeneratedText], tokenizer: Any) -> Tensor:
 
 def row_key(request: Request) -> str:
     """The key of a request's row in the space of its kind: the text up to the last segment that matters."""
-    return prompt_key(cut_to_operation(request.pass_, request.ask))
+    return prompt_key(cut_to_operation(request.prompt, request.operation))
 
 
 def engine_for(work: ShardJob, settings: Settings) -> CausalEngine | PerturbationEngine:
@@ -164,7 +168,7 @@ def engine_for(work: ShardJob, settings: Settings) -> CausalEngine | Perturbatio
 
     Raises `AbstainError` where this machine has another revision.
     """
-    found = resolve(work.model, settings)
+    found = find_model(work.model, settings)
     if str(found) != work.revision:
         raise AbstainError(
             Code.VERSION_MISMATCH,
@@ -177,7 +181,7 @@ def engine_for(work: ShardJob, settings: Settings) -> CausalEngine | Perturbatio
 def _engine(
     model: str, _revision: str, dtype: str, batch_tokens: int, settings: Settings
 ) -> CausalEngine | PerturbationEngine:
-    loaded = load(resolve(model, settings), choose_device(settings), getattr(torch, dtype))
+    loaded = load_model(find_model(model, settings), choose_device(settings), getattr(torch, dtype))
     loaded = replace(loaded, checks=settings.home.resolve() / "decoder-checks")
-    kind = CausalEngine if kind_of(loaded.model.config) == "causal" else PerturbationEngine
+    kind = CausalEngine if get_model_kind(loaded.model.config) == "causal" else PerturbationEngine
     return kind(loaded, batch_tokens)

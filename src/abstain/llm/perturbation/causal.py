@@ -84,7 +84,7 @@ class CausalProposer:
         text = self._rows[row]
         for at, token in zip(places, tokens, strict=True):
             text.ids[at + 1] = token
-        self._forget(text, min(places) + 1)
+        self._truncate_cache(text, min(places) + 1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -114,14 +114,14 @@ class CausalProposer:
     def _run(self, batch: Mapping[Node, _PerturbedRow]) -> None:
         hook = Hook(self._decoder.n_layers)
         wanted = {run: {hook: (0, len(run))} for run in batch}
-        found = self._decoder.read(list(batch), wanted, hook.layer, self._kept, set(batch))
+        found = self._decoder.forward(list(batch), wanted, hook.layer, self._kept, set(batch))
         for run, row in batch.items():
             row.final[run.start : run.end] = found[run][hook]
             row.known = run.end
             if self._decoder.packs:
                 row.path.append(run)
 
-    def _forget(self, row: _PerturbedRow, known: int) -> None:
+    def _truncate_cache(self, row: _PerturbedRow, known: int) -> None:
         """Only the first `known` tokens of `row` are as they were."""
         row.scored = min(row.scored, known - 1)
         row.known = min(row.known, known)

@@ -12,14 +12,14 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.engine import Engine, Result
-from abstain.llm.engine.generation import Tell
-from abstain.llm.engine.loading import LoadedModel, window_of
+from abstain.llm.engine.generation import OnAnswerText
+from abstain.llm.engine.loading import LoadedModel, get_context_length
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation.causal import CausalProposer
-from abstain.llm.perturbation.loop import Text, TokenProposer, allowed_tokens, encode, perturb
+from abstain.llm.perturbation.loop import EncodedText, TokenProposer, allowed_tokens, encode_text, perturb_texts
 from abstain.llm.perturbation.masked import MaskedProposer
 from abstain.llm.perturbation.seq2seq import Seq2SeqProposer
-from abstain.llm.perturbation.text import Pieces, to_rows
+from abstain.llm.perturbation.text import TokenTexts, to_rows
 
 AROUND = 2
 """Tokens that a model may read beside the text: one before, one after it."""
@@ -46,30 +46,34 @@ def run_perturbations(
             Code.MODEL_UNSUITABLE,
             f"{loaded.ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one",
         )
-    pieces, allowed, window = Pieces.of(tokenizer), allowed_tokens(tokenizer, config.vocab_size), window_of(config)
+    pieces, allowed, window = (
+        TokenTexts.from_tokenizer(tokenizer),
+        allowed_tokens(tokenizer, config.vocab_size),
+        get_context_length(config),
+    )
     if not allowed.any():
         raise AbstainError(
             Code.MODEL_UNSUITABLE,
             f"{loaded.ref.name}: no token of its tokenizer may take another's place: save the tokenizer's files beside "
             "the model",
         )
-    by_ask: defaultdict[Perturb, list[tuple[str, Text]]] = defaultdict(list)
+    by_ask: defaultdict[Perturb, list[tuple[str, EncodedText]]] = defaultdict(list)
     for key, request in requests.items():
-        assert isinstance(request.ask, Perturb)
-        text = encode(pieces, request.pass_, allowed)
+        assert isinstance(request.operation, Perturb)
+        text = encode_text(pieces, request.prompt, allowed)
         if window is not None and len(text.ids) + AROUND > window:
             raise AbstainError(
                 Code.TOO_LONG,
                 f"{request.name}: a context of {len(text.ids)} tokens is more than the {window} that {loaded.ref.name} "
                 "reads: perturb with a model that reads more, or retrieve fewer chunks",
             )
-        work.passes += 1
+        work.prompts += 1
         work.pass_tokens += len(text.ids)
-        by_ask[request.ask].append((key, text))
+        by_ask[request.operation].append((key, text))
     for ask, rows in by_ask.items():
         for some in _side_by_side(rows, BATCHES * batch_tokens):
             texts = [text for _, text in some]
-            steps = perturb(make_proposer([text.ids for text in texts], allowed), texts, ask)
+            steps = perturb_texts(make_proposer([text.ids for text in texts], allowed), texts, ask)
             for (key, _), of_row in zip(some, steps, strict=True):
                 if not all(math.isfinite(step.before + step.after) for step in of_row):
                     raise AbstainError(
@@ -83,11 +87,11 @@ def run_perturbations(
 class CausalEngine(Engine):
     """An `Engine` that also runs `Perturb` requests, through the same decoder."""
 
-    def run(self, requests: Mapping[str, Request], tell: Tell | None = None) -> Iterator[tuple[str, Result]]:
+    def run(self, requests: Mapping[str, Request], tell: OnAnswerText | None = None) -> Iterator[tuple[str, Result]]:
         """As `Engine.run`; perturbation requests are done first."""
-        perturbed = {key: request for key, request in requests.items() if isinstance(request.ask, Perturb)}
+        perturbed = {key: request for key, request in requests.items() if isinstance(request.operation, Perturb)}
         if perturbed:
-            yield from run_perturbations(perturbed, self.loaded, self.batch_tokens, self.work, self._proposer)
+            yield from run_perturbations(perturbed, self.loaded, self.batch_tokens, self.stats, self._proposer)
         yield from super().run({key: request for key, request in requests.items() if key not in perturbed}, tell)
 
     def _proposer(self, texts: Sequence[Sequence[int]], allowed: Tensor) -> TokenProposer:
@@ -113,7 +117,7 @@ class PerturbationEngine:
         """As `Engine.run`, for `Perturb` alone."""
         kind = Seq2SeqProposer if self.loaded.model.config.is_encoder_decoder else MaskedProposer
         for request in requests.values():
-            if not isinstance(request.ask, Perturb):
+            if not isinstance(request.operation, Perturb):
                 raise AbstainError(
                     Code.MODEL_UNSUITABLE,
                     f"{self.loaded.ref.name} is no causal language model: it can only perturb contexts",
@@ -125,9 +129,9 @@ class PerturbationEngine:
         yield from run_perturbations(requests, self.loaded, self.batch_tokens, self.work, proposer)
 
 
-def _side_by_side(rows: Sequence[tuple[str, Text]], tokens: int) -> Iterator[list[tuple[str, Text]]]:
+def _side_by_side(rows: Sequence[tuple[str, EncodedText]], tokens: int) -> Iterator[list[tuple[str, EncodedText]]]:
     """Rows in their order, as many at a time as have together no more than `tokens`, at least one."""
-    some: list[tuple[str, Text]] = []
+    some: list[tuple[str, EncodedText]] = []
     room = tokens
     for key, text in rows:
         if some and len(text.ids) > room:

@@ -15,15 +15,15 @@ from torch import Tensor
 from abstain.llm.engine.prompts import PromptSegments
 from abstain.llm.engine.requests import Perturb
 from abstain.llm.engine.tokenization import TOKENIZER_LOCK
-from abstain.llm.perturbation.text import PerturbationStep, Pieces
+from abstain.llm.perturbation.text import PerturbationStep, TokenTexts
 
 
 class TokenProposal(NamedTuple):
     """The proposed token for a place, and the log-likelihoods, in nats, of the old token and the new one there."""
 
     new: int
-    before: float
-    after: float
+    old_log_likelihood: float
+    new_log_likelihood: float
 
 
 class TokenProposer(Protocol):
@@ -32,7 +32,7 @@ class TokenProposer(Protocol):
     def log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
         """The current log-likelihood of each token of texts number `rows`, in nats, float32 (tokens,)."""
 
-    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
+    def propose(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
         """Text number -> the model's likeliest other tokens for these places, all masked at once."""
 
     def replace(self, row: int, places: Sequence[int], tokens: Sequence[int]) -> None:
@@ -40,17 +40,17 @@ class TokenProposer(Protocol):
 
 
 @dataclass
-class Text:
+class EncodedText:
     """A pass as tokens. Lists of one entry a token: `ids`; `spans`, its segment and its characters there, what
     precedes it since the last token included, unless spaces are no part of tokens; `free`, whether it may be replaced.
     """
 
     ids: list[int] = field(default_factory=list)
     spans: list[tuple[int, int, int]] = field(default_factory=list)
-    free: list[bool] = field(default_factory=list)
+    replaceable: list[bool] = field(default_factory=list)
 
 
-def encode(pieces: Pieces, pass_: PromptSegments, allowed: Tensor) -> Text:
+def encode_text(pieces: TokenTexts, pass_: PromptSegments, allowed: Tensor) -> EncodedText:
     """Tokenize `pass_`, segment by segment. No literal may be replaced, nor a token that is a part of a character.
 
     A special token that people wrote is split into plain ones, or unknown where the vocabulary has it as a plain one,
@@ -58,7 +58,7 @@ def encode(pieces: Pieces, pass_: PromptSegments, allowed: Tensor) -> Text:
     """
     tokenizer = pieces.tokenizer
     unknown, special = tokenizer.unk_token_id, set(tokenizer.all_special_ids)
-    text = Text()
+    text = EncodedText()
     for number, segment in enumerate(pass_):
         with TOKENIZER_LOCK:
             encoded = tokenizer(
@@ -73,7 +73,7 @@ def encode(pieces: Pieces, pass_: PromptSegments, allowed: Tensor) -> Text:
             plain = segment.literal or token not in special or unknown is None
             text.ids.append(token if plain else unknown)
             text.spans.append((number, start, end))
-            text.free.append(start < end and not segment.literal and bool(allowed[token]))
+            text.replaceable.append(start < end and not segment.literal and bool(allowed[token]))
     return text
 
 
@@ -92,14 +92,14 @@ def allowed_tokens(tokenizer: Any, vocabulary: int) -> Tensor:
     return allowed
 
 
-def perturb(proposer: TokenProposer, texts: Sequence[Text], ask: Perturb) -> list[list[PerturbationStep]]:
+def perturb_texts(proposer: TokenProposer, texts: Sequence[EncodedText], ask: Perturb) -> list[list[PerturbationStep]]:
     """Replace `ask.tokens` tokens of every text, or all that may be where there are fewer: the steps, in order.
 
     `entropy`: the least likely of those that have not been replaced; `random`: drawn beforehand, and gone through from
     left to right, which changes nothing about their being random, and lets a causal model read on from the last one.
     """
     steps: list[list[PerturbationStep]] = [[] for _ in texts]
-    left = [{at for at, free in enumerate(text.free) if free} for text in texts]
+    left = [{at for at, free in enumerate(text.replaceable) if free} for text in texts]
     drawn = [_draw(text, ask) for text in texts] if ask.where == "random" else []
     at_once = ask.tokens if ask.when == "single_shot" else 1
     for first in range(0, ask.tokens, at_once):
@@ -112,7 +112,7 @@ def perturb(proposer: TokenProposer, texts: Sequence[Text], ask: Perturb) -> lis
         chosen = {row: places for row, places in chosen.items() if places}
         if not chosen:
             break
-        for row, fills in proposer.fill(chosen).items():
+        for row, fills in proposer.propose(chosen).items():
             text, places = texts[row], chosen[row]
             proposer.replace(row, places, [fill.new for fill in fills])
             left[row] -= set(places)
@@ -128,9 +128,9 @@ def _lowest(values: Tensor, left: set[int], count: int) -> list[int]:
     return sorted(sorted(left, key=lambda at: (likely[at], at))[:count])
 
 
-def _draw(text: Text, ask: Perturb) -> list[int]:
+def _draw(text: EncodedText, ask: Perturb) -> list[int]:
     """Places to be replaced, from left to right: equal texts give equal places in any batch."""
     digest = hashlib.sha256(f"{ask.seed}\0{text.ids}".encode()).digest()
-    free = [at for at, free in enumerate(text.free) if free]
+    free = [at for at, free in enumerate(text.replaceable) if free]
     generator = np.random.default_rng(int.from_bytes(digest[:8]))
     return sorted(generator.permutation(free)[: ask.tokens].tolist())

@@ -73,7 +73,7 @@ class MaskedProposer:
     def _logits(self, masked: Sequence[Masked]) -> Iterator[tuple[Masked, Tensor]]:
         """The logits of each one's places, float32 (places, vocabulary)."""
         for batch in iter_batches(masked, self._length, self._batch_tokens):
-            ids, seen = padded([self._whole(*one) for one in batch], self._pad)
+            ids, seen = pad_ids([self._whole(*one) for one in batch], self._pad)
             device = self._model.device
             with torch.inference_mode():
                 logits = self._model(input_ids=ids.to(device), attention_mask=seen.to(device)).logits
@@ -101,7 +101,7 @@ def iter_batches(masked: Sequence[Masked], length: Callable[[int], int], tokens:
         yield batch
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+def pad_ids(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
     """Token ids and which of them are seen, int64 (rows, tokens of the longest) both, `pad` on the right."""
     ids = torch.full((len(rows), max(map(len, rows))), pad)
     seen = torch.zeros_like(ids)

@@ -14,7 +14,7 @@ from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.perturbation.causal import get_best_alternatives
 from abstain.llm.perturbation.loop import TokenProposal
-from abstain.llm.perturbation.masked import STRIDE, Masked, iter_batches, padded
+from abstain.llm.perturbation.masked import STRIDE, Masked, iter_batches, pad_ids
 
 
 class Seq2SeqProposer:
@@ -96,7 +96,7 @@ class Seq2SeqProposer:
         """Batches of texts whose places have become sentinels, read by the encoder, and which tokens are padding."""
         device = self._model.device
         for batch in iter_batches(masked, lambda row: len(self._texts[row]) + 1, self._batch_tokens):
-            ids, seen = (part.to(device) for part in padded([self._whole(*one) for one in batch], self._pad))
+            ids, seen = (part.to(device) for part in pad_ids([self._whole(*one) for one in batch], self._pad))
             with torch.inference_mode():
                 encoded = self._model.get_encoder()(input_ids=ids, attention_mask=seen)
             self._work.forward_tokens += ids.numel()
@@ -111,7 +111,7 @@ class Seq2SeqProposer:
     def _decode(self, encoded: Any, seen: Tensor, heads: Sequence[list[int]], past: Any = None) -> Any:
         """The decoder's logits after every token of `heads`, which continue `past`, (rows, tokens, vocabulary), and the
         keys and values of all tokens."""
-        ids, _ = padded(heads, self._pad)
+        ids, _ = pad_ids(heads, self._pad)
         self._work.forward_tokens += ids.numel()
         with torch.inference_mode():
             return self._model(

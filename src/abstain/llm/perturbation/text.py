@@ -44,7 +44,7 @@ def to_steps(rows: Tensor) -> list[PerturbationStep]:
     return [PerturbationStep(*map(int, row[:5]), *row[5:]) for row in rows.tolist()]
 
 
-class Piece(NamedTuple):
+class DiffPart(NamedTuple):
     """A part of a perturbed text: `same` in both, `old` gone, or `new` come."""
 
     kind: Literal["same", "old", "new"]
@@ -52,7 +52,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pieces:
+class TokenTexts:
     """The texts of a tokenizer's tokens, as they stand after other tokens.
 
     `spaceless`: spaces between words are no part of tokens (WordPiece), so a replacement leaves those that were there.
@@ -65,7 +65,7 @@ class Pieces:
     prefixed: bool
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Pieces:
+    def from_tokenizer(cls, tokenizer: Any) -> TokenTexts:
         with TOKENIZER_LOCK:
             first, *_ = ids = tuple(tokenizer.encode("a", add_special_tokens=False))
             # Not a comma: some tokenizers of this kind take the space before one away again.
@@ -99,24 +99,24 @@ class Pieces:
         return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
 
-def diff(text: str, segment: int, steps: Sequence[PerturbationStep], pieces: Pieces) -> list[Piece]:
+def diff(text: str, segment: int, steps: Sequence[PerturbationStep], pieces: TokenTexts) -> list[DiffPart]:
     """`text`, which was segment number `segment` of a perturbed pass, cut into what stayed, what went and what came."""
-    found: list[Piece] = []
+    found: list[DiffPart] = []
     at = 0
     for step in sorted((step for step in steps if step.segment == segment), key=lambda step: step.place):
         old = text[step.start : step.end]
-        found += [Piece("same", text[at : step.start])] if at < step.start else []
-        found += [Piece("old", old), Piece("new", pieces.replacement(old, step.new, step.start == 0))]
+        found += [DiffPart("same", text[at : step.start])] if at < step.start else []
+        found += [DiffPart("old", old), DiffPart("new", pieces.replacement(old, step.new, step.start == 0))]
         at = step.end
-    return [*found, Piece("same", text[at:])] if at < len(text) else found
+    return [*found, DiffPart("same", text[at:])] if at < len(text) else found
 
 
-def perturbed(text: str, segment: int, steps: Sequence[PerturbationStep], pieces: Pieces) -> str:
+def apply_steps(text: str, segment: int, steps: Sequence[PerturbationStep], pieces: TokenTexts) -> str:
     """`text` with its replacements."""
     return "".join(piece.text for piece in diff(text, segment, steps, pieces) if piece.kind != "old")
 
 
-def shown(parts: Sequence[Piece]) -> str:
+def format_diff(parts: Sequence[DiffPart]) -> str:
     """A diff as one line of text: [-old-]{+new+}, as `git diff --word-diff` writes it."""
     marks = {"same": ("", ""), "old": ("[-", "-]"), "new": ("{+", "+}")}
     return "".join(marks[part.kind][0] + part.text + marks[part.kind][1] for part in parts)

@@ -14,7 +14,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.device import choose_device
-from abstain.llm.engine.loading import ModelRef, readable, resolve, window_of
+from abstain.llm.engine.loading import ModelRef, find_model, get_context_length, translate_load_errors
 from abstain.llm.engine.prompts import PromptSegments
 from abstain.llm.features.cache import CacheNamespace, FeatureCache, prompt_key
 from abstain.llm.signals.base import ScorerUnavailable
@@ -78,19 +78,19 @@ class AuxiliaryModel:
             rows |= new
         return [rows[key] for key in keys]
 
-    def windows(self, one: str, other: str, long: Literal["first", "second"]) -> list[TextWindow]:
-        """Both texts for the model, the `long` one in as many windows as it needs, each of which shares a quarter with
+    def windows(self, first: str, second: str, split: Literal["first", "second"]) -> list[TextWindow]:
+        """Both texts for the model, the `split` one in as many windows as it needs, each of which shares a quarter with
         the next; none where the other leaves it no room."""
         loaded = _load(self.ref, self.head, self.settings)
         tokenizer = loaded.tokenizer
-        short = tokenizer(other if long == "first" else one, add_special_tokens=False)["input_ids"]
+        short = tokenizer(second if split == "first" else first, add_special_tokens=False)["input_ids"]
         room = loaded.window - tokenizer.num_special_tokens_to_add(pair=True) - len(short)
         if room < ROOM:
             return []
         encoded = tokenizer(
-            one,
-            other,
-            truncation=f"only_{long}",
+            first,
+            second,
+            truncation=f"only_{split}",
             max_length=loaded.window,
             stride=room // 4,
             return_overflowing_tokens=True,
@@ -133,7 +133,7 @@ class AuxiliaryModel:
                 yield at, tuple(one[row] for one in logits)
 
 
-def find_model(name: str | None, setting: str, head: Head, settings: Settings) -> tuple[AuxiliaryModel, Any]:
+def find_auxiliary_model(name: str | None, setting: str, head: Head, settings: Settings) -> tuple[AuxiliaryModel, Any]:
     """The model that `setting` of params.yaml names, a folder or a Hugging Face `id[@revision]`, and its configuration.
 
     No weights are loaded. Raises `ScorerUnavailable` where none is set or found, it has another head, or it has no
@@ -145,8 +145,8 @@ def find_model(name: str | None, setting: str, head: Head, settings: Settings) -
         raise ScorerUnavailable(Code.BAD_SETTING, f"no model: set {setting} in params.yaml")
     remedy = f"set {setting} in params.yaml"
     try:
-        ref = resolve(name, settings, remedy)
-        with readable(ref, remedy):
+        ref = find_model(name, settings, remedy)
+        with translate_load_errors(ref, remedy):
             config = AutoConfig.from_pretrained(ref.path, trust_remote_code=False)
     except AbstainError as error:
         raise ScorerUnavailable(error.code, error.message) from None
@@ -185,7 +185,7 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
             Code.MODEL_UNSUITABLE, f"{ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one"
         )
     tokenizer.padding_side = tokenizer.truncation_side = "right"
-    with readable(ref, HINT):
+    with translate_load_errors(ref, HINT):
         model, info = getattr(transformers, f"AutoModel{head}").from_pretrained(
             ref.path,
             dtype=_dtype(settings),
@@ -200,7 +200,7 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
             "choose a model that was trained for this",
         )
     model = model.to(choose_device(settings)).eval().requires_grad_(False)
-    window = min(tokenizer.model_max_length, window_of(model.config.get_text_config()) or WINDOW)
+    window = min(tokenizer.model_max_length, get_context_length(model.config.get_text_config()) or WINDOW)
     return _Loaded(model, tokenizer, int(window))
 
 
@@ -208,7 +208,7 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
 def _tokenizer(ref: ModelRef) -> Any:
     from transformers import AutoTokenizer
 
-    with readable(ref, HINT):
+    with translate_load_errors(ref, HINT):
         return AutoTokenizer.from_pretrained(ref.path, split_special_tokens=True, trust_remote_code=False)
 
 

@@ -19,11 +19,11 @@ from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.llm.features.feature_request import FeatureRequest
 
-Result = Tensor | None
+Feature = Tensor | None
 
 
 @dataclass(frozen=True)
-class Answers:
+class FeatureBatch:
     """Answered questions, and the base model's results for each.
 
     `results`: feature request -> a result an interaction, in order; None where the base model could not read it.
@@ -31,20 +31,20 @@ class Answers:
     """
 
     interactions: Sequence[Interaction]
-    results: Mapping[FeatureRequest, Sequence[Result]]
+    features: Mapping[FeatureRequest, Sequence[Feature]]
     derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.interactions)
 
-    def take(self, indices: Sequence[int]) -> Answers:
+    def take(self, indices: Sequence[int]) -> FeatureBatch:
         """The answers of `indices`, in their order."""
-        results = {reading: [found[at] for at in indices] for reading, found in self.results.items()}
-        return Answers([self.interactions[at] for at in indices], results)
+        results = {reading: [found[at] for at in indices] for reading, found in self.features.items()}
+        return FeatureBatch([self.interactions[at] for at in indices], results)
 
-    def rows(self, readings: Sequence[FeatureRequest]) -> list[tuple[Interaction, list[Result]]]:
+    def iter_rows(self, readings: Sequence[FeatureRequest]) -> list[tuple[Interaction, list[Feature]]]:
         """Each interaction with its results of `readings`, in their order."""
-        found = [self.results[reading] for reading in readings]
+        found = [self.features[reading] for reading in readings]
         return [(one, [of[at] for of in found]) for at, one in enumerate(self.interactions)]
 
 
@@ -55,15 +55,15 @@ class Scorer(Protocol):
     def name(self) -> str: ...
 
     @property
-    def readings(self) -> tuple[FeatureRequest, ...]: ...
+    def requires(self) -> tuple[FeatureRequest, ...]: ...
 
-    def fit(self, answers: Answers, labels: Labels) -> Scorer:
+    def fit(self, answers: FeatureBatch, labels: Labels) -> Scorer:
         """The scorer, fitted to training answers; itself where there is nothing to fit.
 
         Raises `ScorerUnavailable` where these answers lack what it learns from.
         """
 
-    def score(self, answers: Answers) -> np.ndarray:
+    def score(self, answers: FeatureBatch) -> np.ndarray:
         """Confidences, float64 (rows,) in [0, 1]; nan where it has no score."""
 
 
@@ -71,22 +71,22 @@ class Scorer(Protocol):
 class Signal:
     """A scorer that needs no fit: a function of the base model's results for one answer.
 
-    `of_row` takes the interaction and its results, in the order of `readings`; nan where it has no score.
+    `score_row` takes the interaction and its results, in the order of `readings`; nan where it has no score.
     """
 
     name: str
-    readings: tuple[FeatureRequest, ...]
-    of_row: Callable[[Interaction, Sequence[Tensor]], float]
+    requires: tuple[FeatureRequest, ...]
+    score_row: Callable[[Interaction, Sequence[Tensor]], float]
 
-    def fit(self, answers: Answers, labels: Labels) -> Signal:
+    def fit(self, answers: FeatureBatch, labels: Labels) -> Signal:
         return self
 
-    def score(self, answers: Answers) -> np.ndarray:
+    def score(self, answers: FeatureBatch) -> np.ndarray:
         values = [
-            self.of_row(one, [result for result in found if result is not None])
+            self.score_row(one, [result for result in found if result is not None])
             if all(result is not None for result in found)
             else float("nan")
-            for one, found in answers.rows(self.readings)
+            for one, found in answers.iter_rows(self.requires)
         ]
         return np.array(values, float)
 

@@ -11,60 +11,65 @@ from torch import Tensor
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.loading import load_tokenizer, read_layer_count, resolve
+from abstain.llm.engine.loading import find_model, load_tokenizer, read_layer_count
 from abstain.llm.engine.prefix_tree import distinct_tokens
 from abstain.llm.engine.requests import Generate, HiddenStates, Request, cut_to_operation
 from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.extraction import FeatureSource, PreparedRequest, UnreadableInteraction
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, Progress, RequestList
+from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, OnProgress, RequestList
 from abstain.llm.features.shard_job import JobStats, ShardRunner, row_key
-from abstain.llm.signals.base import Answers, Result, Scorer
+from abstain.llm.signals.base import Feature, FeatureBatch, Scorer
 
-Asked = tuple[Sequence[Interaction], Sequence[FeatureRequest]]
+FeatureWork = tuple[Sequence[Interaction], Sequence[FeatureRequest]]
 """Answers, and the feature requests for each of them."""
 ProvidedFeatures = Mapping[FeatureRequest, Tensor]
 """Results of one answer that something else than this base model computed."""
 OnComputed = Callable[[str, FeatureSource, str, Tensor], None]
 """Is given the id of an answer and what was computed for it: its source, its key in the cache, and the result."""
-COUNTED = 256
+COST_SAMPLE_SIZE = 256
 """Answers whose tokens are counted to estimate a scorer's cost."""
 
 
 def collect_feature_requests(scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:
     """The feature requests of `scorers`, each once."""
-    return tuple(dict.fromkeys(reading for scorer in scorers for reading in scorer.readings))
+    return tuple(dict.fromkeys(reading for scorer in scorers for reading in scorer.requires))
 
 
-def requests_of(params: LLMParams, settings: Settings, asked: Sequence[Asked]) -> RequestList:
-    """All of `asked` as requests, built on access."""
+def expand_requests(params: LLMParams, settings: Settings, work: Sequence[FeatureWork]) -> RequestList:
+    """All of `work` as requests, built on access."""
     return ConcatRequests(
-        [FeatureSource(params, settings, reading).requests(rows) for rows, readings in asked for reading in readings]
+        [FeatureSource(params, settings, reading).requests(rows) for rows, readings in work for reading in readings]
     )
 
 
 def compute_missing(
     params: LLMParams,
     settings: Settings,
-    asked: Sequence[Asked],
-    progress: Progress = lambda done, total: None,
+    work: Sequence[FeatureWork],
+    progress: OnProgress = lambda done, total: None,
     runner: ShardRunner | None = None,
 ) -> JobStats:
-    """`FeatureStore.compute_missing` of all requests in `asked`: passes that begin alike are computed once."""
-    return FeatureStore(params.model, settings).compute_missing(requests_of(params, settings, asked), progress, runner)
+    """`FeatureStore.compute_missing` of all requests in `work`: passes that begin alike are computed once."""
+    return FeatureStore(params.model, settings).compute_missing(
+        expand_requests(params, settings, work), progress, runner
+    )
 
 
-def read_answers(
-    params: LLMParams, settings: Settings, interactions: Sequence[Interaction], readings: Sequence[FeatureRequest]
-) -> Answers:
+def read_features(
+    params: LLMParams,
+    settings: Settings,
+    interactions: Sequence[Interaction],
+    feature_requests: Sequence[FeatureRequest],
+) -> FeatureBatch:
     """`interactions` with the base model's results for each, all in memory; missing ones are computed."""
-    compute_missing(params, settings, [(interactions, readings)])
-    results: dict[FeatureRequest, list[Result]] = {}
-    for reading in readings:
+    compute_missing(params, settings, [(interactions, feature_requests)])
+    results: dict[FeatureRequest, list[Feature]] = {}
+    for reading in feature_requests:
         results[reading] = [None] * len(interactions)
         for at, result in FeatureSource(params, settings, reading).read(interactions):
             results[reading][at] = result
-    return Answers(interactions, results)
+    return FeatureBatch(interactions, results)
 
 
 @dataclass(frozen=True)
@@ -74,29 +79,32 @@ class ReadResult:
     `forward_tokens`: the tokens that it read for one, as in the function `forward_tokens`; 0 where all was cached.
     """
 
-    answers: Answers
+    batch: FeatureBatch
     unreadable: list[UnreadableInteraction | None]
     forward_tokens: list[float]
 
 
 @dataclass(frozen=True)
 class FeatureReader:
-    """Reads a few answers at a time for a service: what is not cached is computed, and given to `keep`, if any.
+    """Reads a few answers at a time for a service: what is not cached is computed, and given to `on_computed`, if any.
 
     `sources`: one a feature request, of one base model.
     """
 
     sources: tuple[FeatureSource, ...]
-    keep: OnComputed | None = None
+    on_computed: OnComputed | None = None
 
-    def read(self, interactions: Sequence[Interaction], given: Sequence[ProvidedFeatures] = ()) -> ReadResult:
+    def read(self, interactions: Sequence[Interaction], provided: Sequence[ProvidedFeatures] = ()) -> ReadResult:
         """`interactions` with the base model's results for each.
 
-        `given`: the results that are there already, of each of them; the base model is not asked for these.
+        `provided`: the results that are there already, of each of them; the base model is not asked for these.
         """
-        there = given or [{}] * len(interactions)
+        there = provided or [{}] * len(interactions)
         prepared = [
-            [None if source.wanted in of else source.prepare(one) for one, of in zip(interactions, there, strict=True)]
+            [
+                None if source.feature_request in of else source.prepare(one)
+                for one, of in zip(interactions, there, strict=True)
+            ]
             for source in self.sources
         ]
         found: dict[tuple[int, str], Tensor] = {}
@@ -111,8 +119,10 @@ class FeatureReader:
                 of_source, _, key = name.partition("/")
                 found |= {(int(of_source), key): row} if isinstance(row, Tensor) else {}
         results = {
-            source.wanted: [
-                found[at, row_key(one.request)] if isinstance(one, PreparedRequest) else known.get(source.wanted)
+            source.feature_request: [
+                found[at, row_key(one.request)]
+                if isinstance(one, PreparedRequest)
+                else known.get(source.feature_request)
                 for one, known in zip(of, there, strict=True)
             ]
             for at, (source, of) in enumerate(zip(self.sources, prepared, strict=True))
@@ -127,29 +137,29 @@ class FeatureReader:
             for number, one in enumerate(of):
                 if isinstance(one, PreparedRequest) and f"{at}/{(key := row_key(one.request))}" in uncached:
                     computed[number].append(source)
-                    if self.keep is not None:
-                        self.keep(interactions[number].interaction_id, source, key, found[at, key])
+                    if self.on_computed is not None:
+                        self.on_computed(interactions[number].interaction_id, source, key, found[at, key])
         tokens = [_cost(of, [one]) for one, of in zip(interactions, computed, strict=True)]
-        return ReadResult(Answers(interactions, results), reasons, tokens)
+        return ReadResult(FeatureBatch(interactions, results), reasons, tokens)
 
 
-def forward_tokens(
+def estimate_forward_tokens(
     params: LLMParams, settings: Settings, interactions: Sequence[Interaction], readings: Sequence[FeatureRequest]
 ) -> float:
-    """Tokens that the base model runs for one answer by itself, in the mean of the first `COUNTED`.
+    """Tokens that the base model runs for one answer by itself, in the mean of the first `COST_SAMPLE_SIZE`.
 
     Shared prefixes of one answer's passes count once. Where no request goes deeper than layer l of n, a token counts as
     l / n: the unit is a token that went through the whole model.
     """
-    return _cost([FeatureSource(params, settings, reading) for reading in readings], interactions[:COUNTED])
+    return _cost([FeatureSource(params, settings, reading) for reading in readings], interactions[:COST_SAMPLE_SIZE])
 
 
 def _cost(sources: Sequence[FeatureSource], rows: Sequence[Interaction]) -> float:
     if not sources or not rows:
         return 0.0
-    ref = resolve(sources[0].params.model, sources[0].settings)
+    ref = find_model(sources[0].params.model, sources[0].settings)
     tokenizer, depth = load_tokenizer(ref), read_layer_count(ref)
-    asks = [source.ask for source in sources]
+    asks = [source.operation for source in sources]
     share = max(ask.layer / depth if isinstance(ask, HiddenStates) else 1.0 for ask in asks)
     return share * sum(_tokens(sources, tokenizer, row) for row in rows) / len(rows)
 
@@ -159,6 +169,6 @@ def _tokens(sources: Sequence[FeatureSource], tokenizer: Any, row: Interaction) 
     written = 0
     for source in sources:
         if isinstance(prepared := source.prepare(row), PreparedRequest):
-            passes.append(encode_prompt(tokenizer, cut_to_operation(prepared.request.pass_, source.ask)).ids)
-            written += source.ask.max_new_tokens if isinstance(source.ask, Generate) else 0
+            passes.append(encode_prompt(tokenizer, cut_to_operation(prepared.request.prompt, source.operation)).ids)
+            written += source.operation.max_new_tokens if isinstance(source.operation, Generate) else 0
     return distinct_tokens(passes) + written

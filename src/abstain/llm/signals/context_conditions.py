@@ -22,21 +22,21 @@ from abstain.llm.engine.requests import NLL
 from abstain.llm.features.context_perturbation import ContextPerturber
 from abstain.llm.features.extraction import FeatureSource, PreparedRequest, UnreadableInteraction
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.features.feature_store import FeatureStore, Progress
-from abstain.llm.features.nll import SEGMENTS, Found, compute_nll_features
+from abstain.llm.features.feature_store import FeatureStore, OnProgress
+from abstain.llm.features.nll import SEGMENTS, TokenStatsBySegment, compute_nll_features
 from abstain.llm.features.shard_job import JobStats, ShardRunner
-from abstain.llm.signals.base import Answers
+from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.compute_features import (
-    COUNTED,
-    Asked,
+    COST_SAMPLE_SIZE,
+    FeatureWork,
     compute_missing,
-    forward_tokens,
-    read_answers,
-    requests_of,
+    estimate_forward_tokens,
+    expand_requests,
+    read_features,
 )
 
 
-def normal(layout: str) -> dict[str, FeatureRequest]:
+def make_normal_requests(layout: str) -> dict[str, FeatureRequest]:
     """The feature requests of N_c, and of P_c where contexts are perturbed, by segment."""
     names = [segment.name for segment in load_layout(layout).render("", [], "")]
     answer = names.index("answer")
@@ -44,9 +44,13 @@ def normal(layout: str) -> dict[str, FeatureRequest]:
     return {name: FeatureRequest(NLL(of.get(name, (name,)))) for name in SEGMENTS}
 
 
-def baseline(layout: str) -> dict[str, FeatureRequest]:
+def make_baseline_requests(layout: str) -> dict[str, FeatureRequest]:
     """The feature requests of B_c, which has no context."""
-    return {name: FeatureRequest(one.ask, chunks=0) for name, one in normal(layout).items() if name != "context"}
+    return {
+        name: FeatureRequest(one.operation, chunks=0)
+        for name, one in make_normal_requests(layout).items()
+        if name != "context"
+    }
 
 
 @dataclass(frozen=True)
@@ -70,42 +74,44 @@ class ContextConditions:
     def compute_missing(
         self,
         rows: Sequence[Interaction],
-        progress: Progress = lambda done, total: None,
+        progress: OnProgress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> tuple[JobStats, JobStats]:
         """Compute the missing rows; the result is the cost of the perturbation model and of the base model."""
         perturbing = self.perturber.compute_missing(rows, progress, runner)
-        asked = self.asked(rows, self.perturber.perturb(rows))
+        asked = self.get_work(rows, self.perturber.perturb(rows))
         return perturbing, compute_missing(self.llm, self.settings, asked, progress, runner)
 
     def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
         """The number of requests to both models, and how many of them are not cached: where contexts are still to be
         perturbed, all requests about the perturbed ones."""
         contexts, unknown = self.perturber.missing(rows)
-        requests = requests_of(self.llm, self.settings, self.known(rows))
-        later = len(rows) * len(self._normal) * len(self.perturber.asks) if unknown else 0
+        requests = expand_requests(self.llm, self.settings, self.get_known_work(rows))
+        later = len(rows) * len(self._normal) * len(self.perturber.operations) if unknown else 0
         uncached = FeatureStore(self.llm.model, self.settings).missing(requests)
         return contexts + len(requests) + later, unknown + uncached + later
 
     def missing_tokens(self, rows: Sequence[Interaction]) -> int:
         """The tokens that the base model would read of perturbed contexts; one that is still to be perturbed counts as
         long as it is. Those of the perturbation model are not among them."""
-        normal, copies = tuple(self._normal.values()), len(self.perturber.asks)
+        normal, copies = tuple(self._normal.values()), len(self.perturber.operations)
         if self.perturber.missing(rows)[1]:
-            return round(copies * len(rows) * forward_tokens(self.llm, self.settings, rows, normal))
+            return round(copies * len(rows) * estimate_forward_tokens(self.llm, self.settings, rows, normal))
         asked = [(copy, normal) for copy in self.perturber.perturb(rows)]
-        return FeatureStore(self.llm.model, self.settings).missing_tokens(requests_of(self.llm, self.settings, asked))
+        return FeatureStore(self.llm.model, self.settings).missing_tokens(
+            expand_requests(self.llm, self.settings, asked)
+        )
 
-    def known(self, rows: Sequence[Interaction]) -> list[Asked]:
+    def get_known_work(self, rows: Sequence[Interaction]) -> list[FeatureWork]:
         """The known requests to the base model: none about contexts that are still to be perturbed."""
-        return self.asked(rows, [] if self.perturber.missing(rows)[1] else self.perturber.perturb(rows))
+        return self.get_work(rows, [] if self.perturber.missing(rows)[1] else self.perturber.perturb(rows))
 
-    def asked(self, rows: Sequence[Interaction], perturbed: Sequence[Sequence[Interaction]]) -> list[Asked]:
+    def get_work(self, rows: Sequence[Interaction], perturbed: Sequence[Sequence[Interaction]]) -> list[FeatureWork]:
         """The requests to the base model about `rows` and `perturbed`, the perturbed copies of all rows."""
         normal, baseline = tuple(self._normal.values()), tuple(self._baseline.values())
         return [(rows, (*normal, *baseline)), *((copy, normal) for copy in perturbed)]
 
-    def table(self, rows: Sequence[Interaction]) -> pd.DataFrame:
+    def build_table(self, rows: Sequence[Interaction]) -> pd.DataFrame:
         """The features (features/nll.py) of `rows`, float64, nan where there is nothing to measure.
 
         Missing rows are computed, with less work if `compute_missing` ran before.
@@ -116,44 +122,48 @@ class ContextConditions:
         of_rows = zip(normal, baseline, copies, strict=True)
         return pd.DataFrame([compute_nll_features(*of_row) for of_row in of_rows])
 
-    def count(self, rows: Sequence[Interaction]) -> dict[str, int]:
+    def count_remarks(self, rows: Sequence[Interaction]) -> dict[str, int]:
         """Rows by what is special about them: the counts of `ContextPerturber.count`, and `other_chunks`: the perturbed
         context needs other room in the base model's window, so that P_c has fewer or more chunks than N_c, or none.
         Empty where nothing is perturbed."""
-        if not self.perturber.asks:
+        if not self.perturber.operations:
             return {}
         source = FeatureSource(self.llm, self.settings)
         (copy, *_) = self.perturber.perturb(rows)
         dropped = [[_dropped(source.prepare(row)) for row in of] for of in (rows, copy)]
         others = sum(one != other for one, other in zip(*dropped, strict=True))
-        return {**self.perturber.count(rows), "other_chunks": others}
+        return {**self.perturber.count_remarks(rows), "other_chunks": others}
 
     def forward_tokens(self, rows: Sequence[Interaction]) -> float:
         """Tokens that the base model runs for one answer by itself; the perturbation model's are not among them."""
         own = (*self._normal.values(), *self._baseline.values())
-        return forward_tokens(self.llm, self.settings, rows, own) + self.perturbed_forward_tokens(rows)
+        return estimate_forward_tokens(self.llm, self.settings, rows, own) + self.perturbed_forward_tokens(rows)
 
     def perturbed_forward_tokens(self, rows: Sequence[Interaction]) -> float:
         """Those of `forward_tokens` that are of perturbed contexts, which no other scorer reads."""
-        copies, normal = self.perturber.perturb(rows[:COUNTED]), tuple(self._normal.values())
-        return sum(forward_tokens(self.llm, self.settings, copy, normal) for copy in copies)
+        copies, normal = self.perturber.perturb(rows[:COST_SAMPLE_SIZE]), tuple(self._normal.values())
+        return sum(estimate_forward_tokens(self.llm, self.settings, copy, normal) for copy in copies)
 
     @cached_property
     def _normal(self) -> dict[str, FeatureRequest]:
-        return normal(self.llm.layout)
+        return make_normal_requests(self.llm.layout)
 
     @cached_property
     def _baseline(self) -> dict[str, FeatureRequest]:
-        return baseline(self.llm.layout)
+        return make_baseline_requests(self.llm.layout)
 
-    def _found(self, rows: Sequence[Interaction], readings: dict[str, FeatureRequest]) -> list[Found]:
-        return _by_segment(read_answers(self.llm, self.settings, rows, tuple(readings.values())), readings)
+    def _found(self, rows: Sequence[Interaction], readings: dict[str, FeatureRequest]) -> list[TokenStatsBySegment]:
+        return _by_segment(read_features(self.llm, self.settings, rows, tuple(readings.values())), readings)
 
 
-def nll_features(answers: Answers, layout: str) -> pd.DataFrame:
+def compute_nll_table(answers: FeatureBatch, layout: str) -> pd.DataFrame:
     """The features (features/nll.py) of `answers` under N_c and B_c alone, float64, by the results that they hold."""
     if "nll_features" not in answers.derived:
-        of_rows = zip(_by_segment(answers, normal(layout)), _by_segment(answers, baseline(layout)), strict=True)
+        of_rows = zip(
+            _by_segment(answers, make_normal_requests(layout)),
+            _by_segment(answers, make_baseline_requests(layout)),
+            strict=True,
+        )
         rows = [compute_nll_features(of_normal, of_baseline, ()) for of_normal, of_baseline in of_rows]
         # As one block: of an answer alone, a column each would take longer than all that is computed.
         values = np.array([list(row.values()) for row in rows])
@@ -162,10 +172,10 @@ def nll_features(answers: Answers, layout: str) -> pd.DataFrame:
     return found
 
 
-def _by_segment(answers: Answers, readings: dict[str, FeatureRequest]) -> list[Found]:
-    return [dict(zip(readings, found, strict=True)) for _, found in answers.rows(tuple(readings.values()))]
+def _by_segment(answers: FeatureBatch, readings: dict[str, FeatureRequest]) -> list[TokenStatsBySegment]:
+    return [dict(zip(readings, found, strict=True)) for _, found in answers.iter_rows(tuple(readings.values()))]
 
 
 def _dropped(found: PreparedRequest | UnreadableInteraction) -> int | None:
     """The number of chunks that did not fit; None where the answer cannot be read at all."""
-    return found.dropped if isinstance(found, PreparedRequest) else None
+    return found.dropped_chunks if isinstance(found, PreparedRequest) else None

@@ -18,7 +18,7 @@ CLEARED_WRITER_FIELDS = {"writer": None, "token_log_probs": None}
 Variant = Callable[[Sequence[Interaction]], list[Interaction]]
 
 
-def context_removed(interactions: Sequence[Interaction]) -> list[Interaction]:
+def remove_contexts(interactions: Sequence[Interaction]) -> list[Interaction]:
     """The same, in order, without their chunks."""
     return [
         one.model_copy(update={"contexts": (), **CLEARED_WRITER_FIELDS}) if one.contexts else one
@@ -26,7 +26,7 @@ def context_removed(interactions: Sequence[Interaction]) -> list[Interaction]:
     ]
 
 
-def answers_shuffled(interactions: Sequence[Interaction]) -> list[Interaction]:
+def shuffle_answers(interactions: Sequence[Interaction]) -> list[Interaction]:
     """Each, in order, with the answer to another question about the same product, of the same assistant's making.
 
     Which one is decided by the ids alone, so that the same rows are always changed alike. Where all answers about a
@@ -48,7 +48,7 @@ def answers_shuffled(interactions: Sequence[Interaction]) -> list[Interaction]:
     ]
 
 
-COUNTERFACTUALS: dict[str, Variant] = {"context_removed": context_removed, "answers_shuffled": answers_shuffled}
+COUNTERFACTUALS: dict[str, Variant] = {"context_removed": remove_contexts, "answers_shuffled": shuffle_answers}
 
 
 def _mixed(interaction_id: str) -> str:

@@ -29,8 +29,8 @@ from abstain.core.codes import Code
 from abstain.core.labels import Labels
 from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.auxiliary_model import AuxiliaryModel, find_model
-from abstain.llm.signals.base import Answers, ScorerUnavailable
+from abstain.llm.signals.auxiliary_model import AuxiliaryModel, find_auxiliary_model
+from abstain.llm.signals.base import FeatureBatch, ScorerUnavailable
 
 SETTING = "scorers.entailment_model"
 SCORER_VERSION = "entailment-1"
@@ -46,14 +46,14 @@ class Entailment:
     """
 
     model: AuxiliaryModel
-    supported: int | None
+    supported_index: int | None
     name: str = "entailment"
     readings: tuple[FeatureRequest, ...] = ()
 
-    def fit(self, answers: Answers, labels: Labels) -> Entailment:
+    def fit(self, answers: FeatureBatch, labels: Labels) -> Entailment:
         return self
 
-    def score(self, answers: Answers) -> np.ndarray:
+    def score(self, answers: FeatureBatch) -> np.ndarray:
         pairs = [
             [
                 (Segment("premise", context.text), Segment("hypothesis", f"{one.question} {one.answer}"))
@@ -74,13 +74,13 @@ class Entailment:
         best: dict[int, float] = {}
         for number, (logits,) in self.model.run([window for _, window in windows]):
             at = windows[number][0]
-            best[at] = max(best.get(at, 0.0), probability(logits, self.supported))
+            best[at] = max(best.get(at, 0.0), compute_support_probability(logits, self.supported_index))
         return [torch.tensor([[best.get(at, float("nan"))]]) for at in range(len(pairs))]
 
 
 def entailment_scorer(model: str | None, settings: Settings) -> Entailment:
     """The scorer for the model of that folder or Hugging Face `id[@revision]`. Raises `ScorerUnavailable`."""
-    found, config = find_model(model, SETTING, "ForSequenceClassification", settings)
+    found, config = find_auxiliary_model(model, SETTING, "ForSequenceClassification", settings)
     try:
         return Entailment(found, find_supported_label(config.id2label))
     except ValueError as error:
@@ -102,6 +102,6 @@ def find_supported_label(id2label: Mapping[int, str]) -> int | None:
     raise ValueError(f"the label that means 'supported' is ambiguous among {', '.join(id2label.values())}")
 
 
-def probability(logits: Tensor, supported: int | None) -> float:
+def compute_support_probability(logits: Tensor, supported: int | None) -> float:
     """p(supported) from logits (labels,): their softmax, or of one logit the sigmoid."""
     return float(logits[0].sigmoid() if supported is None else logits.softmax(-1)[supported])

@@ -7,7 +7,7 @@ Notes:
 
 * p(span) is softmax(start + end) over the spans of all chunks together, and over "no answer" (Devlin et al. 2019,
   section 4.3), so that chunks compete as they do before the base model.
-* The score is the expected token F1 of the answer, sum of p(span) * F1(answer, span) over the `TOP` most probable
+* The score is the expected token F1 of the answer, sum of p(span) * F1(answer, span) over the `MAX_SPANS` most probable
   spans. So a sentence around the correct span counts by the span's share of it; "no answer" and less probable spans add
   nothing. An answer that is one span and shares no word with the others scores that span's probability.
 * The spans are kept in the feature cache, not the score: another answer to the same question costs nothing.
@@ -28,14 +28,14 @@ from abstain.config.settings import Settings
 from abstain.core.labels import Labels
 from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.auxiliary_model import AuxiliaryModel, TextWindow, find_model
-from abstain.llm.signals.base import Answers
+from abstain.llm.signals.auxiliary_model import AuxiliaryModel, TextWindow, find_auxiliary_model
+from abstain.llm.signals.base import FeatureBatch
 
 SETTING = "scorers.extractive_qa_model"
 SCORER_VERSION = "extractive-1"
 """Change it with every edit that changes the spans: it is part of every cache key."""
-TOP = 20
-LONGEST = 30
+MAX_SPANS = 20
+MAX_SPAN_TOKENS = 30
 """Tokens of the longest span."""
 FAR = 2**24
 """Characters that no chunk has: a span is one number. It is also as far as float32 counts, in which spans are kept."""
@@ -54,7 +54,7 @@ class WindowLogits:
     start: np.ndarray
     end: np.ndarray
     places: np.ndarray
-    none: float | None = None
+    no_answer_logit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,17 @@ class ExtractiveQA:
     name: str = "extractive_qa"
     readings: tuple[FeatureRequest, ...] = ()
 
-    def fit(self, answers: Answers, labels: Labels) -> ExtractiveQA:
+    def fit(self, answers: FeatureBatch, labels: Labels) -> ExtractiveQA:
         return self
 
-    def score(self, answers: Answers) -> np.ndarray:
+    def score(self, answers: FeatureBatch) -> np.ndarray:
         asked = [
             (Segment("question", one.question), *(Segment("context", context.text) for context in one.contexts))
             for one in answers.interactions
         ]
-        found = self.model.cached(f"spans top={TOP} longest={LONGEST}", SCORER_VERSION, asked, self._compute)
+        found = self.model.cached(
+            f"spans top={MAX_SPANS} longest={MAX_SPAN_TOKENS}", SCORER_VERSION, asked, self._compute
+        )
         scores = []
         for one, rows in zip(answers.interactions, found, strict=True):
             spans = [(one.contexts[int(at)].text[int(first) : int(last)], p) for at, first, last, p in rows.tolist()]
@@ -112,11 +114,11 @@ class ExtractiveQA:
 
 def extractive_scorer(model: str | None, settings: Settings) -> ExtractiveQA:
     """The scorer for the model of that folder or Hugging Face `id[@revision]`. Raises `ScorerUnavailable`."""
-    found, _ = find_model(model, SETTING, "ForQuestionAnswering", settings)
+    found, _ = find_auxiliary_model(model, SETTING, "ForQuestionAnswering", settings)
     return ExtractiveQA(found)
 
 
-def best_spans(readouts: Sequence[WindowLogits], top: int = TOP, longest: int = LONGEST) -> np.ndarray:
+def best_spans(readouts: Sequence[WindowLogits], top: int = MAX_SPANS, longest: int = MAX_SPAN_TOKENS) -> np.ndarray:
     """The `top` most probable spans, best first: float64 (spans, 4), chunk, first and past the last character, p.
 
     A span that two windows hold counts once, with the better score. Of "no answer" the window counts that is least sure
@@ -134,7 +136,7 @@ def best_spans(readouts: Sequence[WindowLogits], top: int = TOP, longest: int = 
     distinct, which = np.unique(np.concatenate(spans), return_inverse=True)
     best = np.full(len(distinct), -np.inf)
     np.maximum.at(best, which, np.concatenate(scores))
-    none = min((one.none for one in readouts if one.none is not None), default=-np.inf)
+    none = min((one.no_answer_logit for one in readouts if one.no_answer_logit is not None), default=-np.inf)
     p = np.exp(best - np.logaddexp.reduce(np.append(best, none)))
     order = np.argsort(-p, kind="stable")[:top]
     found = distinct[order]

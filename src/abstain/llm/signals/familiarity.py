@@ -19,7 +19,7 @@ from abstain.core.scorer_names import FAMILIARITY
 from abstain.llm.familiarity.concepts import require_packages
 from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import Answers, ScorerUnavailable
+from abstain.llm.signals.base import FeatureBatch, ScorerUnavailable
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class QuestionFamiliarity:
     name: str = FAMILIARITY
     readings: tuple[FeatureRequest, ...] = ()
 
-    def fit(self, answers: Answers, labels: Labels) -> QuestionFamiliarity:
+    def fit(self, answers: FeatureBatch, labels: Labels) -> QuestionFamiliarity:
         return self
 
-    def score(self, answers: Answers) -> np.ndarray:
+    def score(self, answers: FeatureBatch) -> np.ndarray:
         found = self.familiarity.score([one.question for one in answers.interactions])
         return np.array([_score(one) for one in found])
 

@@ -17,8 +17,8 @@ from abstain.core.contracts import Interaction
 from abstain.llm.engine.requests import Site, get_chosen_layer, make_probe_operation
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Scorer
-from abstain.llm.signals.compute_features import Asked, collect_feature_requests
-from abstain.llm.signals.context_conditions import ContextConditions, baseline, normal
+from abstain.llm.signals.compute_features import FeatureWork, collect_feature_requests
+from abstain.llm.signals.context_conditions import ContextConditions, make_baseline_requests, make_normal_requests
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 
 
@@ -30,7 +30,7 @@ class ProbeSite:
     site: Site
     chunks: int | None = None
 
-    def reading(self, llm: LLMParams) -> FeatureRequest:
+    def make_feature_request(self, llm: LLMParams) -> FeatureRequest:
         """The request for the states that a probe of `llm` reads here."""
         return FeatureRequest(make_probe_operation(llm, self.layer, self.site), chunks=self.chunks)
 
@@ -78,33 +78,38 @@ class LabelledAnswers:
         return {"asked": list(self.rows)} | changed
 
 
-def plan_features(params: Params, scorers: Iterable[Scorer], labelled: LabelledAnswers) -> list[Asked]:
+def plan_features(params: Params, scorers: Iterable[Scorer], labelled: LabelledAnswers) -> list[FeatureWork]:
     """The requests of the stage `features`: all that do not need perturbed contexts."""
-    own = (get_served_site(params).reading(params.llm), *collect_signal_requests(params, scorers))
+    own = (get_served_site(params).make_feature_request(params.llm), *collect_signal_requests(params, scorers))
     asked, *audits = labelled.variants.values()
     return [
-        (asked, (*own, *(place.reading(params.llm) for place in list_sweep_sites(params)))),
+        (asked, (*own, *(place.make_feature_request(params.llm) for place in list_sweep_sites(params)))),
         *((rows, own) for rows in audits),
     ]
 
 
 def plan_site_choice(
     params: Params, scorers: Iterable[Scorer], train: Sequence[Interaction], sites: Sequence[ProbeSite]
-) -> list[Asked]:
+) -> list[FeatureWork]:
     """The requests to choose one of `sites`: the states of training answers there, and what the stage `features` will
     read of these answers in the same passes."""
-    return [(train, (*(place.reading(params.llm) for place in sites), *collect_signal_requests(params, scorers)))]
+    return [
+        (
+            train,
+            (*(place.make_feature_request(params.llm) for place in sites), *collect_signal_requests(params, scorers)),
+        )
+    ]
 
 
 def collect_signal_requests(params: Params, scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:
     """The requests of `scorers` and of the regressors."""
     own = collect_feature_requests(scorers)
     if wants_regressors(params):
-        own += (*normal(params.llm.layout).values(), *baseline(params.llm.layout).values())
+        own += (*make_normal_requests(params.llm.layout).values(), *make_baseline_requests(params.llm.layout).values())
     return own
 
 
-def conditions(
+def plan_nll_features(
     params: Params, settings: Settings, labelled: LabelledAnswers
 ) -> tuple[ContextConditions, list[Interaction]]:
     """The conditions that the stage `nll_features` reads answers under, and these answers, one variant after another:

@@ -10,7 +10,7 @@ import numpy as np
 from abstain.core.labels import Labels
 from abstain.core.scorer_names import LENGTH_ONLY
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import Answers
+from abstain.llm.signals.base import FeatureBatch
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class LengthOnly:
     readings: tuple[FeatureRequest, ...] = ()
     model: Any = None
 
-    def fit(self, answers: Answers, labels: Labels) -> LengthOnly:
+    def fit(self, answers: FeatureBatch, labels: Labels) -> LengthOnly:
         """Fitted to training answers. Raises `AbstainError` where all of them are correct, or all incorrect."""
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
@@ -32,12 +32,12 @@ class LengthOnly:
         model.fit(_lengths(answers), labels.correct, logisticregression__sample_weight=labels.weight)
         return LengthOnly(model=model)
 
-    def score(self, answers: Answers) -> np.ndarray:
+    def score(self, answers: FeatureBatch) -> np.ndarray:
         if not len(answers):
             return np.empty(0)
         return np.asarray(self.model.predict_proba(_lengths(answers))[:, 1])
 
 
-def _lengths(answers: Answers) -> np.ndarray:
+def _lengths(answers: FeatureBatch) -> np.ndarray:
     characters = np.array([len(one.answer) for one in answers.interactions], float)
     return np.column_stack([characters, np.log1p(characters)])

@@ -16,10 +16,10 @@ from abstain.llm.engine.requests import NLL
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Signal
 
-ANSWER = NLL(("answer", "eos"))
-NORMAL = FeatureRequest(ANSWER)
+ANSWER_NLL = NLL(("answer", "eos"))
+NLL_WITH_CONTEXT = FeatureRequest(ANSWER_NLL)
 """N_c: instruction, context and question stand before the answer."""
-BASELINE = FeatureRequest(ANSWER, chunks=0)
+NLL_WITHOUT_CONTEXT = FeatureRequest(ANSWER_NLL, chunks=0)
 """B_c: the same without the context."""
 
 
@@ -32,7 +32,7 @@ def _signal(name: str, function: Callable[[Tensor], float]) -> Signal:
     def of_row(_: Interaction, found: Sequence[Tensor]) -> float:
         return function(found[0])
 
-    return Signal(name, (NORMAL,), of_row)
+    return Signal(name, (NLL_WITH_CONTEXT,), of_row)
 
 
 def _context_gain(_: Interaction, found: Sequence[Tensor]) -> float:
@@ -40,12 +40,12 @@ def _context_gain(_: Interaction, found: Sequence[Tensor]) -> float:
     return (1 + _normalised(normal) - _normalised(baseline)) / 2
 
 
-SIGNALS = (
+LIKELIHOOD_SIGNALS = (
     _signal("sequence_log_prob", _normalised),
     _signal("joint_log_prob", lambda surprise: math.exp(-float(surprise[:-1, 0].sum()))),  # eq. 1
     _signal("mean_log_prob", lambda surprise: math.exp(-float(surprise[:, 0].mean()))),
     _signal("min_log_prob", lambda surprise: math.exp(-float(surprise[:, 0].max()))),
     _signal("entropy", lambda surprise: math.exp(-float(surprise[:, 1].mean()))),
     # p(N_c) - p(B_c), moved from [-1, 1] to [0, 1]: what the context adds to the answer's probability.
-    Signal("context_gain", (NORMAL, BASELINE), _context_gain),
+    Signal("context_gain", (NLL_WITH_CONTEXT, NLL_WITHOUT_CONTEXT), _context_gain),
 )

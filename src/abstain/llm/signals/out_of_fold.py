@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from abstain.core.labels import Labels
-from abstain.llm.signals.base import Answers, Scorer, ScorerUnavailable
+from abstain.llm.signals.base import FeatureBatch, Scorer, ScorerUnavailable
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class FittedScorer:
     out_of_fold: np.ndarray
 
 
-def fit_scorer(scorer: Scorer, train: Answers, labels: Labels, folds: np.ndarray) -> FittedScorer:
+def fit_scorer(scorer: Scorer, train: FeatureBatch, labels: Labels, folds: np.ndarray) -> FittedScorer:
     """Fit `scorer` to `train`, whose rows are in `folds`, int64 (rows,) (`Labels.folds`).
 
     Raises `ScorerUnavailable` where the scorer cannot be fitted to all rows; without one fold it may be unable to.
@@ -36,6 +36,6 @@ def fit_scorer(scorer: Scorer, train: Answers, labels: Labels, folds: np.ndarray
     for fold in np.unique(folds):
         held_out = folds == fold
         with suppress(ScorerUnavailable):
-            copy = scorer.fit(train.take(np.flatnonzero(~held_out).tolist()), labels.at(~held_out))
+            copy = scorer.fit(train.take(np.flatnonzero(~held_out).tolist()), labels.subset(~held_out))
             scores[held_out] = copy.score(train.take(np.flatnonzero(held_out).tolist()))
     return FittedScorer(fitted, scores)

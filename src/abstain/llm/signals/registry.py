@@ -11,7 +11,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import FAMILIARITY, WRITER
-from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.requests import Generate, NextTokenProbs, Operation
 from abstain.llm.signals import likelihood
 from abstain.llm.signals.base import Scorer, ScorerUnavailable
@@ -30,7 +30,7 @@ class AvailableScorers:
     name, why they are unavailable."""
 
     scorers: tuple[Scorer, ...]
-    skipped: Mapping[str, str] = field(default_factory=dict)
+    unavailable: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_scorers(params: Params, settings: Settings) -> AvailableScorers:
@@ -47,21 +47,21 @@ def build_scorers(params: Params, settings: Settings) -> AvailableScorers:
         try:
             scorers.append(makers[name]())
         except ScorerUnavailable as why:
-            skipped[name] = why.coded
+            skipped[name] = why.message_with_code
     return AvailableScorers((*scorers, LengthOnly()), skipped)
 
 
 def _scorer_factories(params: Params, settings: Settings) -> dict[str, Callable[[], Scorer]]:
-    tokenizer = load_tokenizer(resolve(params.llm.model, settings))
-    signals = (*likelihood.SIGNALS, *yes_no_signals(tokenizer), verbalized_signal(tokenizer))
+    tokenizer = load_tokenizer(find_model(params.llm.model, settings))
+    signals = (*likelihood.LIKELIHOOD_SIGNALS, *yes_no_signals(tokenizer), verbalized_signal(tokenizer))
 
     def signal(one: Scorer) -> Scorer:
-        for reading in one.readings:
+        for reading in one.requires:
             try:
                 reading.render(params.llm.layout, "", [], "")
             except AbstainError as error:  # no follow-up question exists for this layout
                 raise ScorerUnavailable(error.code, error.message) from None
-            for token in _choices(reading.ask):
+            for token in _required_tokens(reading.operation):
                 if len(tokenizer.encode(token, add_special_tokens=False)) != 1:
                     raise ScorerUnavailable(
                         Code.MODEL_UNSUITABLE, f"{params.llm.model} has no token of its own for {token!r}"
@@ -77,6 +77,6 @@ def _scorer_factories(params: Params, settings: Settings) -> dict[str, Callable[
     }
 
 
-def _choices(ask: Operation) -> tuple[str, ...]:
-    """The tokens whose probabilities `ask` wants, each of which the base model must have."""
-    return ask.tokens if isinstance(ask, NextTokenProbs) else ask.choices if isinstance(ask, Generate) else ()
+def _required_tokens(ask: Operation) -> tuple[str, ...]:
+    """The tokens whose probabilities `operation` wants, each of which the base model must have."""
+    return ask.tokens if isinstance(ask, NextTokenProbs) else ask.tracked_tokens if isinstance(ask, Generate) else ()

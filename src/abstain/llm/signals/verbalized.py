@@ -39,19 +39,19 @@ def verbalized_signal(tokenizer: Any) -> Signal:
         tokens = [int(token) for token in found[0][:, 0]]
         reply = tokenizer.decode(tokens, skip_special_tokens=True)
         ended = tokens[-1] == tokenizer.eos_token_id
-        return probability(reply if ended else CUT_OFF.sub("", reply))
+        return parse_probability(reply if ended else CUT_OFF.sub("", reply))
 
     return Signal("verbalised", (FeatureRequest(Generate(TOKENS), "probability"),), of_row)
 
 
-def probability(reply: str) -> float:
+def parse_probability(reply: str) -> float:
     """The first number of `reply`: "0.85", "0,85", "85 %", "8/10", "8 out of 10", and of a range its beginning.
 
     The requested range, and whole numbers that count something, are skipped. nan where no number is left, or it is not
     from 0 to 1.
     """
     reply = ASKED_FOR.sub(" ", reply)
-    match = next((one for one in PROBABILITY.finditer(reply) if not _counts(one)), None)
+    match = next((one for one in PROBABILITY.finditer(reply) if not _is_enumeration(one)), None)
     if match is None:
         return float("nan")
     value, whole = (float((number or "1").replace(",", ".")) for number in (match[1], match[3]))
@@ -59,7 +59,7 @@ def probability(reply: str) -> float:
     return share if 0 <= share <= 1 else float("nan")
 
 
-def _counts(number: re.Match[str]) -> bool:
+def _is_enumeration(number: re.Match[str]) -> bool:
     whole = number[1].isdigit() and not number[2] and not number[3]
     before, text = number.string[: number.start()], number.string
     return whole and bool(COUNTED.match(text, number.end()) or COUNTING.search(before))

@@ -27,7 +27,7 @@ from abstain.core.labels import Labels
 from abstain.core.scorer_names import WRITER
 from abstain.core.text import is_refusal
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import Answers, ScorerUnavailable
+from abstain.llm.signals.base import FeatureBatch, ScorerUnavailable
 
 MIN_RANKED = 10
 """Fewest answers to rank among. The error of a rank among n has 2 / n of the variance of ranks, a fifth here; an answer
@@ -51,19 +51,19 @@ class WriterScores:
     coefficient: tuple[float, ...] = ()
     intercept: float = 0.0
 
-    def fit(self, answers: Answers, labels: Labels) -> WriterScores:
+    def fit(self, answers: FeatureBatch, labels: Labels) -> WriterScores:
         """Fitted to training answers. Raises `ScorerUnavailable` where too few of them have scores."""
         from sklearn.linear_model import LogisticRegression
         from sklearn.preprocessing import StandardScaler
 
         ranked = replace(self, scores=self._scores_by_place(answers))
-        inputs, known = ranked.inputs(answers)
-        if not any(map(scores_of, answers.interactions)):
+        inputs, known = ranked.build_inputs(answers)
+        if not any(map(collect_scores, answers.interactions)):
             raise ScorerUnavailable(
                 Code.NO_ROWS, "no training answer has scores of its writer: ingest rows with `writer` (docs/data.md)"
             )
         counts = known & (labels.weight > 0)
-        learnt = labels.at(counts)
+        learnt = labels.subset(counts)
         if len(np.unique(learnt.correct)) < 2:
             raise ScorerUnavailable(
                 Code.TOO_FEW_LABELS,
@@ -76,8 +76,8 @@ class WriterScores:
         intercept = float(model.intercept_[0] - coefficient @ scaler.mean_)
         return replace(ranked, coefficient=tuple(coefficient.tolist()), intercept=intercept)
 
-    def score(self, answers: Answers) -> np.ndarray:
-        inputs, known = self.inputs(answers)
+    def score(self, answers: FeatureBatch) -> np.ndarray:
+        inputs, known = self.build_inputs(answers)
         found = np.full(len(answers), np.nan)
         if known.any():
             found[known] = 1 / (1 + np.exp(-(inputs[known] @ np.array(self.coefficient) + self.intercept)))
@@ -99,13 +99,13 @@ class WriterScores:
         refusals, coefficient = tuple(content["refusals"]), tuple(content["coefficient"])
         return cls(refusals, scores=scores, coefficient=coefficient, intercept=content["intercept"])
 
-    def unranked(self, answers: Answers) -> str:
+    def describe_unranked(self, answers: FeatureBatch) -> str:
         """One line on the answers that have scores and no rank, by version and kind; "" where there are none."""
-        _, known = self.inputs(answers)
+        _, known = self.build_inputs(answers)
         missing = Counter(
             f"{row.model}, {'refusals' if self._is_refusal(row) else 'answers'}"
             for row, is_known in zip(answers.interactions, known, strict=True)
-            if not is_known and scores_of(row)
+            if not is_known and collect_scores(row)
         )
         if not missing:
             return ""
@@ -117,14 +117,14 @@ class WriterScores:
             f"training answers are of the same version and kind: {'; '.join(named)}"
         )
 
-    def _scores_by_place(self, answers: Answers) -> dict[tuple[str, bool, str], np.ndarray]:
+    def _scores_by_place(self, answers: FeatureBatch) -> dict[tuple[str, bool, str], np.ndarray]:
         found: defaultdict[tuple[str, bool, str], list[float]] = defaultdict(list)
         for row in answers.interactions:
-            for name, value in scores_of(row).items():
+            for name, value in collect_scores(row).items():
                 found[row.model, self._is_refusal(row), name].append(value)
         return {place: np.sort(values) for place, values in found.items() if len(values) >= MIN_RANKED}
 
-    def inputs(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
+    def build_inputs(self, answers: FeatureBatch) -> tuple[np.ndarray, np.ndarray]:
         """(rows, columns) of numbers, and (rows,) of bool: whether a row has any ranked score.
 
         Per name the rank, its product with being a refusal, and whether it is missing; and being a refusal.
@@ -133,11 +133,11 @@ class WriterScores:
         ranks = np.full((len(answers), len(names)), np.nan)
         refusal = np.array([self._is_refusal(row) for row in answers.interactions], bool)
         for at, row in enumerate(answers.interactions):
-            given = scores_of(row)
+            given = collect_scores(row)
             for column, name in enumerate(names):
                 among = self.scores.get((row.model, bool(refusal[at]), name))
                 if name in given and among is not None:
-                    ranks[at, column] = rank(given[name], among)
+                    ranks[at, column] = compute_rank(given[name], among)
         missing = np.isnan(ranks)
         centred = np.where(missing, 0.0, ranks - 0.5)
         columns = [centred, centred * refusal[:, None], missing, refusal[:, None]]
@@ -147,7 +147,7 @@ class WriterScores:
         return is_refusal(row.answer, self.refusals)
 
 
-def scores_of(row: Interaction) -> dict[str, float]:
+def collect_scores(row: Interaction) -> dict[str, float]:
     """The writer's scores of an answer by name, with the mean, sum and minimum of its tokens' log-probabilities."""
     scores = {f"writer.{name}": value for name, value in (row.writer or {}).items()}
     if tokens := row.token_log_probs:
@@ -156,7 +156,7 @@ def scores_of(row: Interaction) -> dict[str, float]:
     return scores
 
 
-def rank(value: float, among: np.ndarray) -> float:
+def compute_rank(value: float, among: np.ndarray) -> float:
     """The place of `value` in `among` (ascending), from 0 to 1, exclusive; of equal values the middle one."""
     below, up_to = (np.searchsorted(among, value, side) for side in ("left", "right"))
     return float((below + up_to + 1) / 2 / (len(among) + 1))

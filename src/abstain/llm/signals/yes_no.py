@@ -20,10 +20,10 @@ from torch import Tensor
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.requests import Generate, NextTokenProbs
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import Answers, Signal
+from abstain.llm.signals.base import FeatureBatch, Signal
 
 STEPS = 5
-SEEN = 1e-3
+MIN_PROBABILITY = 1e-3
 """A token that is less likely than this counts as not there (the post's preselection)."""
 EXACT = ("Yes", "No")
 MEANS_YES = ("Yes", "yes", "YES", "True", "true", "TRUE")
@@ -37,7 +37,7 @@ def yes_no_signals(tokenizer: Any) -> tuple[Signal, ...]:
     """
     positive, negative = (_single(tokenizer, words) for words in (MEANS_YES, MEANS_NO))
     offered = (*EXACT, *(token for token in (*positive, *negative) if token not in EXACT))
-    asked = FeatureRequest(Generate(STEPS, choices=offered), "yes_score")
+    asked = FeatureRequest(Generate(STEPS, tracked_tokens=offered), "yes_score")
     fused = FeatureRequest(NextTokenProbs(EXACT), "asked_after")
 
     def at_first_word(steps: Tensor, wanted: Sequence[str]) -> Tensor:
@@ -62,20 +62,20 @@ def yes_no_signals(tokenizer: Any) -> tuple[Signal, ...]:
     )
 
 
-def neither(tokenizer: Any, answers: Answers) -> dict[str, int] | None:
+def count_neither_replies(tokenizer: Any, answers: FeatureBatch) -> dict[str, int] | None:
     """The number of `replies` to the Yes-score's question that mean `neither` yes nor no, by first word; None where
     the question was not asked. Such a reply is scored all the same, by the probabilities of the two there."""
-    (asked,) = yes_no_signals(tokenizer)[0].readings
-    if asked not in answers.results:
+    (asked,) = yes_no_signals(tokenizer)[0].requires
+    if asked not in answers.features:
         return None
-    replies = [_reply(tokenizer, steps) for steps in answers.results[asked] if steps is not None]
+    replies = [_reply(tokenizer, steps) for steps in answers.features[asked] if steps is not None]
     meant = sum(reply[first_word(reply)].strip() not in (*MEANS_YES, *MEANS_NO) for reply in replies)
     return {"neither": meant, "replies": len(replies)}
 
 
 def yes_score(yes: float, no: float) -> float:
-    """yes / (yes + no), of probabilities; one of at most `SEEN` counts as 0, 0.5 is neither, and nan stays nan."""
-    yes, no = (0.0 if p <= SEEN else p for p in (yes, no))
+    """yes / (yes + no), of probabilities; one of at most `MIN_PROBABILITY` counts as 0, 0.5 is neither, and nan stays nan."""
+    yes, no = (0.0 if p <= MIN_PROBABILITY else p for p in (yes, no))
     return yes / (yes + no) if yes or no else 0.5
 
 

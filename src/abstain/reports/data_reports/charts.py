@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from abstain.core.formatting import percent
+from abstain.core.formatting import format_percent
 from abstain.core.markdown import heading, paragraph
 from abstain.data.store.profile import LENGTHS, MEASURES
 from abstain.reports.page import plot
@@ -46,7 +46,8 @@ def histogram(figures: Mapping[str, Any], measure: str) -> dict[str, tuple[float
 
 def _plot(figures: Mapping[str, Any], measure: str, is_large: bool) -> list[str]:
     items = [
-        f"{name}: {percent(new)}, before {percent(old)}" for name, (new, old) in histogram(figures, measure).items()
+        f"{name}: {format_percent(new)}, before {format_percent(old)}"
+        for name, (new, old) in histogram(figures, measure).items()
     ]
     shift = f"{measure}: shift {figures['shift'][measure]:.2f}{': large' if is_large else ''}"
     unit = "Characters, from." if measure in LENGTHS else "ISO 639; und: of no certain language."

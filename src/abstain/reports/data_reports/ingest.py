@@ -9,7 +9,7 @@ from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.reports.data_reports.charts import drift_images, drift_section
 from abstain.reports.data_reports.sections import failing_section, suite_sections
-from abstain.reports.page import render_html, verdict
+from abstain.reports.page import headline_section, render_html
 
 STEPS = (
     ("abstain quarantine list", "what is there, and what it holds back"),
@@ -50,11 +50,11 @@ def ingest_report(
 
 def _verdict(report: IngestReport, refused: str | None) -> list[str]:
     if refused is not None:
-        return verdict("failed", "Batch refused, nothing accepted", [refused])
+        return headline_section("failed", "Batch refused, nothing accepted", [refused])
     if report.quarantined:
-        return verdict("warned", f"{report.accepted:,} rows accepted, {report.quarantined:,} quarantined", [])
+        return headline_section("warned", f"{report.accepted:,} rows accepted, {report.quarantined:,} quarantined", [])
     warned = report.validation is not None and bool(report.validation.warnings)
-    return verdict("warned" if warned else "passed", f"{report.accepted:,} rows accepted", [])
+    return headline_section("warned" if warned else "passed", f"{report.accepted:,} rows accepted", [])
 
 
 def _next_steps(report: IngestReport, refused: str | None) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from abstain.core.formatting import percent
+from abstain.core.formatting import format_percent
 from abstain.core.markdown import bold, heading, paragraph, table
-from abstain.data.validation.results import SHOWN, UNITS, condition
+from abstain.data.validation.results import SHOWN, UNITS, describe_condition
 from abstain.reports.page import State, status_heading
 
 OUTCOMES: dict[tuple[bool, str], tuple[str, State]] = {
@@ -71,7 +71,7 @@ def _check(check: Mapping[str, Any]) -> Sequence[str]:
     outcome, state = OUTCOMES[check["success"], check["severity"]]
     return [
         check["column"],
-        condition(check["expectation"], check["arguments"]),
+        describe_condition(check["expectation"], check["arguments"]),
         bold(outcome) if state == "failed" else outcome,
         f"{check['unexpected']:,}" if check["unexpected"] else "",
         ", ".join(key.partition("/")[2] for key in check["sample"]),
@@ -84,7 +84,7 @@ def _balance(split: Mapping[str, Any]) -> Sequence[str]:
     if not split["answers"]:
         return [*row, "no answers"]
     shares = (split[name] / split["answers"] for name in ("correct", "reviewed"))
-    return [*row, *(text for share in shares for text in (percent(share), _bar(share)))]
+    return [*row, *(text for share in shares for text in (format_percent(share), _bar(share)))]
 
 
 def _bar(share: float) -> str:

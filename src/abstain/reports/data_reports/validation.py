@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from abstain.core.formatting import count
+from abstain.core.formatting import format_count
 from abstain.core.markdown import document, heading, key_metrics_table, list_section, paragraph
 from abstain.data.validation.checks import TABLES
 from abstain.reports.data_reports.charts import drift_images, drift_section
 from abstain.reports.data_reports.sections import balance_section, failing_section, suite_sections
-from abstain.reports.page import render_html, verdict
+from abstain.reports.page import headline_section, render_html
 
 
 def validation_report(results: Sequence[Mapping[str, Any]], about: str) -> tuple[str, str]:
@@ -48,8 +48,10 @@ def _verdict(checks: Sequence[Mapping[str, Any]], rows: Mapping[str, int], faili
     accepted = sum(rows.get(name, 0) for name in TABLES)
     if errors:
         lines = [f"{check['suite']}: {check['note']} ({check['unexpected']:,})" for check in errors]
-        return verdict("failed", f"{count(len(errors), 'expectation')} failed, by {count(failing, 'row')}", lines)
+        return headline_section(
+            "failed", f"{format_count(len(errors), 'expectation')} failed, by {format_count(failing, 'row')}", lines
+        )
     holds = f"{len(checks) - warnings} expectations hold on {accepted:,} rows"
     if warnings:
-        return verdict("warned", f"Passed, with {count(warnings, 'warning')}", [holds])
-    return verdict("passed", "Passed", [holds])
+        return headline_section("warned", f"Passed, with {format_count(warnings, 'warning')}", [holds])
+    return headline_section("passed", "Passed", [holds])

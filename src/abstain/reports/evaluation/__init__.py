@@ -4,4 +4,4 @@ from abstain.reports.evaluation.builder import render_evaluation
 from abstain.reports.evaluation.evaluation_result import EvaluationResult
 from abstain.reports.evaluation.ranking import leaderboard_table
 
-__all__ = ["Evaluated", "evaluation_markdown", "leaderboard_table"]
+__all__ = ["EvaluationResult", "leaderboard_table", "render_evaluation"]

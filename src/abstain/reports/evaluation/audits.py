@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from abstain.core.formatting import NOTHING, bounds, count, figure, format_with_interval, listed, percent
-from abstain.core.markdown import defined, heading, paragraph
+from abstain.core.formatting import (
+    DASH,
+    format_count,
+    format_interval,
+    format_number,
+    format_percent,
+    format_with_interval,
+    join_words,
+)
+from abstain.core.markdown import heading, is_defined, paragraph
 from abstain.reports.evaluation.evaluation_result import EvaluationResult, highlighted_table
 
 CHANCE = 0.5
@@ -20,7 +28,7 @@ def audit_section(evaluated: EvaluationResult) -> list[str]:
     }
     audits = evaluated.evaluation["audits"]
     missing = [name for name in sections if name not in audits]
-    note = f"Not run: {listed(missing)} (audits.run in params.yaml; params.full.yaml runs all)." if missing else ""
+    note = f"Not run: {join_words(missing)} (audits.run in params.yaml; params.full.yaml runs all)." if missing else ""
     return [
         heading(2, "Audits"),
         *([paragraph(note)] if note else []),
@@ -41,9 +49,9 @@ def _context_removed(evaluated: EvaluationResult, rows: Sequence[Mapping[str, An
             [
                 [
                     row["scorer"],
-                    *(figure(row[name]) for name in ("auroc", "auroc_changed")),
+                    *(format_number(row[name]) for name in ("auroc", "auroc_changed")),
                     format_with_interval(row, "auroc_lost", "+.3f"),
-                    *(figure(row[name]) for name in ("mean", "mean_changed")),
+                    *(format_number(row[name]) for name in ("mean", "mean_changed")),
                 ]
                 for row in rows
             ],
@@ -62,8 +70,8 @@ def _answers_shuffled(evaluated: EvaluationResult, rows: Sequence[Mapping[str, A
             [
                 [
                     row["scorer"],
-                    *(figure(row[name]) for name in ("auroc_against_shuffled", "mean_correct", "mean_changed")),
-                    percent(row["shown_changed"]) if row["scorer"] == evaluated.served["name"] else NOTHING,
+                    *(format_number(row[name]) for name in ("auroc_against_shuffled", "mean_correct", "mean_changed")),
+                    format_percent(row["shown_changed"]) if row["scorer"] == evaluated.served["name"] else DASH,
                 ]
                 for row in rows
             ],
@@ -98,14 +106,14 @@ def _table_of(
 
 
 def _length(evaluated: EvaluationResult) -> str:
-    length, own = evaluated.scorers.get("length_only"), evaluated.own
+    length, own = evaluated.scorers.get("length_only"), evaluated.served_row
     if length is None:
         return "Not measured: length_only is not among the scorers that are compared (scorers.enabled)."
     text = (
         "A model of the length of the answer alone has an AUROC of "
         f"{format_with_interval(length, 'auroc')}; {evaluated.served['name']} has {format_with_interval(own, 'auroc')}."
     )
-    if not defined(length["auroc_difference_high"]):
+    if not is_defined(length["auroc_difference_high"]):
         return text
     if length["auroc_difference_high"] < 0:
         return f"{text} So the served scorer uses more than the length of an answer."
@@ -115,51 +123,47 @@ def _length(evaluated: EvaluationResult) -> str:
 def _without_context(evaluated: EvaluationResult, rows: Sequence[Mapping[str, Any]]) -> str:
     text = "A confidence that ranks answers as well without the retrieved context does not check them against it."
     row = _of_served(evaluated, rows)
-    if row is None or not defined(row["auroc"]) or not defined(row["auroc_changed"]):
+    if row is None or not is_defined(row["auroc"]) or not is_defined(row["auroc_changed"]):
         return f"{text} Of the served scorer this is not defined on these answers."
-    found = f"Without it, its AUROC goes from {figure(row['auroc'])} to {figure(row['auroc_changed'])}"
+    found = f"Without it, its AUROC goes from {format_number(row['auroc'])} to {format_number(row['auroc_changed'])}"
     if row["auroc"] <= CHANCE:
         return f"{text} {found}: it ranks no better than guessing with it."
-    if not defined(row["auroc_lost_low"]) or row["auroc_lost_low"] <= 0:
-        lost = bounds(row, "auroc_lost", "+.3f")
+    if not is_defined(row["auroc_lost_low"]) or row["auroc_lost_low"] <= 0:
+        lost = format_interval(row, "auroc_lost", "+.3f")
         return f"{text} {found}; the loss is {lost}: on these answers no use of the context is shown."
     kept = max(0.0, row["auroc_changed"] - CHANCE) / (row["auroc"] - CHANCE)
-    return (
-        f"{text} {found}: {percent(kept, 0)} of its advantage over guessing remains; the rest comes from the context."
-    )
+    return f"{text} {found}: {format_percent(kept, 0)} of its advantage over guessing remains; the rest comes from the context."
 
 
 def _shuffled(evaluated: EvaluationResult, rows: Sequence[Mapping[str, Any]]) -> str:
     text = "The answer to another question is incorrect here, however well written it is."
     row = _of_served(evaluated, rows)
-    if row is None or not defined(row["auroc_against_shuffled"]):
+    if row is None or not is_defined(row["auroc_against_shuffled"]):
         return f"{text} Of the served scorer this is not defined on these answers."
-    found = f"Its AUROC between correct answers and these is {figure(row['auroc_against_shuffled'])}"
-    if not defined(row["shown_changed"]):
+    found = f"Its AUROC between correct answers and these is {format_number(row['auroc_against_shuffled'])}"
+    if not is_defined(row["shown_changed"]):
         return f"{text} {found}."
-    in_place = evaluated.at["coverage"]
-    seen = (
-        f"it would show {percent(row['shown_changed'])} of them, and shows {percent(in_place)} of the answers in place"
-    )
-    if defined(in_place) and row["shown_changed"] >= in_place:
+    in_place = evaluated.at_threshold["coverage"]
+    seen = f"it would show {format_percent(row['shown_changed'])} of them, and shows {format_percent(in_place)} of the answers in place"
+    if is_defined(in_place) and row["shown_changed"] >= in_place:
         return f"{text} {found}; {seen}: it does not detect that they answer another question."
     return f"{text} {found}; {seen}."
 
 
 def _expected_of_new_products(rows: Sequence[Mapping[str, Any]]) -> str:
     text = "What to expect of a product that is new: the probe is trained again without each product and judged on it."
-    judged = [row for row in rows if defined(row.get("auroc")) and defined(row.get("auroc_trained_on_all"))]
+    judged = [row for row in rows if is_defined(row.get("auroc")) and is_defined(row.get("auroc_trained_on_all"))]
     if not judged:
         return f"{text} No product has enough answers to be judged."
     lost = {row["product"]: row["auroc_trained_on_all"] - row["auroc"] for row in judged}
-    clearly = [row["product"] for row in judged if defined(row["lost_low"]) and row["lost_low"] > 0]
+    clearly = [row["product"] for row in judged if is_defined(row["lost_low"]) and row["lost_low"] > 0]
     mean = sum(lost.values()) / len(lost)
     moved = "loses" if mean >= 0 else "gains"
     parts = [
-        f"On {count(len(judged), 'product')} with enough answers, it {moved} {figure(abs(mean))} AUROC on average;"
+        f"On {format_count(len(judged), 'product')} with enough answers, it {moved} {format_number(abs(mean))} AUROC on average;"
     ]
     parts.append(
-        f"clearly (the whole interval of the loss) on {listed(clearly)}." if clearly else "on none is that clear."
+        f"clearly (the whole interval of the loss) on {join_words(clearly)}." if clearly else "on none is that clear."
     )
     return " ".join([text, *parts])
 
@@ -169,9 +173,9 @@ def _product(row: Mapping[str, Any]) -> list[str]:
         row["product"],
         f"{row['rows']:,}",
         format_with_interval(row, "auroc"),
-        figure(row.get("auroc_trained_on_all")),
+        format_number(row.get("auroc_trained_on_all")),
         format_with_interval(row, "lost", "+.3f"),
-        row["note"] or NOTHING,
+        row["note"] or DASH,
     ]
 
 

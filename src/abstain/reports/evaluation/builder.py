@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abstain.core.formatting import count
+from abstain.core.formatting import format_count
 from abstain.core.markdown import document, heading, paragraph
 from abstain.reports.evaluation.audits import audit_section
 from abstain.reports.evaluation.calibration_and_slices import calibration_section, slice_section
@@ -21,7 +21,7 @@ def render_evaluation(evaluated: EvaluationResult) -> str:
     return document(
         [
             heading(1, "Confidence model: evaluation"),
-            paragraph(f"{served['model']}, {count(holdout['rows'], 'reviewed answer')} of the frozen hold-out"),
+            paragraph(f"{served['model']}, {format_count(holdout['rows'], 'reviewed answer')} of the frozen hold-out"),
             *guarantee_section(evaluated),
             *threshold_section(evaluated),
             *ranking_section(evaluated),

@@ -7,8 +7,15 @@ from typing import Any
 
 import pandas as pd
 
-from abstain.core.formatting import bounds, figure, format_with_interval, listed, percent, share
-from abstain.core.markdown import defined, heading, paragraph, table
+from abstain.core.formatting import (
+    format_configured_share,
+    format_interval,
+    format_number,
+    format_percent,
+    format_with_interval,
+    join_words,
+)
+from abstain.core.markdown import heading, is_defined, paragraph, table
 from abstain.reports.evaluation.evaluation_result import EvaluationResult, highlighted_table
 from abstain.reports.page import plot
 
@@ -39,43 +46,57 @@ def slice_section(evaluated: EvaluationResult) -> list[str]:
 
 
 def _slice(row: Mapping[str, Any]) -> list[str]:
-    cells = [row["by"], row["slice"], f"{row['rows']:,}", figure(row["n_eff"], ",.0f"), percent(row["base_rate"])]
-    if not any(defined(row[name]) for name in ("auroc", "ece", "precision")):
+    cells = [
+        row["by"],
+        row["slice"],
+        f"{row['rows']:,}",
+        format_number(row["n_eff"], ",.0f"),
+        format_percent(row["base_rate"]),
+    ]
+    if not any(is_defined(row[name]) for name in ("auroc", "ece", "precision")):
         return [*cells, row["note"]]
-    cells += [format_with_interval(row, "auroc"), figure(row["ece"]), figure(row["brier"]), f"{row['shown']:,}"]
-    if defined(row["precision"]):
-        return [*cells, f"{percent(row['precision'])} ({row['note']})" if row["note"] else percent(row["precision"])]
-    return [*cells, row["note"] or figure(None)]
+    cells += [
+        format_with_interval(row, "auroc"),
+        format_number(row["ece"]),
+        format_number(row["brier"]),
+        f"{row['shown']:,}",
+    ]
+    if is_defined(row["precision"]):
+        return [
+            *cells,
+            f"{format_percent(row['precision'])} ({row['note']})" if row["note"] else format_percent(row["precision"]),
+        ]
+    return [*cells, row["note"] or format_number(None)]
 
 
 def _calibrated(calibration: Mapping[str, Any]) -> str:
     by_method = {row["method"]: row for row in calibration["by_method"]}
     raw, own = by_method.get("none"), by_method.get(calibration["method"])
     text = "ECE is by how much a probability is off, on average: 0.05 means 5 points."
-    if raw is None or own is None or not defined(raw["ece"]) or not defined(own["ece"]):
+    if raw is None or own is None or not is_defined(raw["ece"]) or not is_defined(own["ece"]):
         return text
     if calibration["method"] == "none":
-        return f"{text} The confidence is served as it is: its ECE is {figure(raw['ece'])}."
+        return f"{text} The confidence is served as it is: its ECE is {format_number(raw['ece'])}."
     return (
-        f"{text} The served scorer's is {figure(raw['ece'])} as it is and {figure(own['ece'])} after "
-        f"{calibration['method'].replace('_', '-')} calibration ({bounds(own, 'ece')}). Calibration changes what a "
+        f"{text} The served scorer's is {format_number(raw['ece'])} as it is and {format_number(own['ece'])} after "
+        f"{calibration['method'].replace('_', '-')} calibration ({format_interval(own, 'ece')}). Calibration changes what a "
         "confidence says, never which answers are shown first."
     )
 
 
 def _describe_weak_slices(evaluated: EvaluationResult, slices: list[Mapping[str, Any]]) -> str:
     """How many slices are below the target, by name; a guarantee is about all answers and not about each slice."""
-    judged = [row for row in slices if defined(row["precision"])]
+    judged = [row for row in slices if is_defined(row["precision"])]
     text = f"{len(judged)} of {len(slices)} slices have enough shown answers to be judged."
     if not evaluated.is_precision or not judged:
         return text
     target = evaluated.threshold["target"]
     below = sorted((row for row in judged if row["precision"] < target - 1e-9), key=lambda row: row["precision"])
     if not below:
-        return f"{text} In all of them at least {share(target)} of the shown answers are correct."
-    named = listed([f"{row['by']} {row['slice']} ({percent(row['precision'])})" for row in below])
+        return f"{text} In all of them at least {format_configured_share(target)} of the shown answers are correct."
+    named = join_words([f"{row['by']} {row['slice']} ({format_percent(row['precision'])})" for row in below])
     return (
-        f"{text} Fewer than {share(target)} of the shown answers are correct in {len(below)} of them, lowest first: "
+        f"{text} Fewer than {format_configured_share(target)} of the shown answers are correct in {len(below)} of them, lowest first: "
         f"{named}. What is guaranteed is guaranteed of all answers, not of each slice."
     )
 
@@ -94,11 +115,11 @@ def _reliability_by_product(evaluated: EvaluationResult) -> list[str]:
     table = evaluated.tables["reliability_by_product"]
     shown = [str(name) for name in table["kind"].drop_duplicates()]
     off = {row["slice"]: row["ece"] for row in evaluated.evaluation["slices"] if row["by"] == "product"}
-    items = [f"{name} {figure(off[name])}" for name in shown if defined(off.get(name))]
+    items = [f"{name} {format_number(off[name])}" for name in shown if is_defined(off.get(name))]
     return plot(
         "reliability_by_product",
         "The same by product, calibrated",
-        f"ECE: {listed(items)}." if items else "No product has enough answers to be judged.",
+        f"ECE: {join_words(items)}." if items else "No product has enough answers to be judged.",
         "The products with most answers; a line below the diagonal is overconfident.",
     )
 
@@ -112,20 +133,20 @@ def _gap(evaluated: EvaluationResult, kind: str) -> str:
     off: pd.Series = (known["confidence"] - known["accuracy"]).abs() * known["share"]
     row = known.iloc[int(off.to_numpy().argmax())]
     return (
-        f"{kind}, where {percent(row['confidence'], 0)} are said to be correct, {percent(row['accuracy'], 0)} are "
+        f"{kind}, where {format_percent(row['confidence'], 0)} are said to be correct, {format_percent(row['accuracy'], 0)} are "
         f"({int(row['rows'])} answers)"
     )
 
 
 def _confidence_plot(evaluated: EvaluationResult) -> list[str]:
-    at, base = evaluated.at, evaluated.holdout["base_rate"]
+    at, base = evaluated.at_threshold, evaluated.holdout["base_rate"]
     wrong = None
-    if defined(at["precision"]) and defined(base) and base < 1:
+    if is_defined(at["precision"]) and is_defined(base) and base < 1:
         wrong = at["coverage"] * (1 - at["precision"]) / (1 - base)
     return plot(
         "confidence",
         "Confidence of correct and incorrect answers",
-        f"At or above the threshold {figure(at['threshold'])} lie {percent(at['recall'])} of the correct answers and "
-        f"{percent(wrong)} of the incorrect ones.",
+        f"At or above the threshold {format_number(at['threshold'])} lie {format_percent(at['recall'])} of the correct answers and "
+        f"{format_percent(wrong)} of the incorrect ones.",
         "Bars upwards: correct answers; downwards: incorrect ones. What is left of the line is withheld.",
     )

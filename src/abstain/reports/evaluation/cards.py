@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from abstain.core.codes import Code
-from abstain.core.formatting import count, figure, listed, percent, share
-from abstain.core.markdown import heading, labelled, paragraph, points, table
+from abstain.core.formatting import format_configured_share, format_count, format_number, format_percent, join_words
+from abstain.core.markdown import bullet_list, format_labelled, heading, paragraph, table
 from abstain.reports.evaluation.evaluation_result import EvaluationResult
 
 
@@ -15,22 +15,22 @@ def model_card(evaluated: EvaluationResult) -> list[str]:
     served, probe, threshold = evaluated.served, evaluated.evaluation["probe"], evaluated.threshold
     train = next((row for row in evaluated.dataset["splits"] if row["split"] == "train"), None)
     limit = "precision of at least" if evaluated.is_precision else "error rate (shown and incorrect, of all) of at most"
-    guarantee = f"{limit} {share(threshold['target'])}, confidence {share(threshold['confidence'])}"
+    guarantee = f"{limit} {format_configured_share(threshold['target'])}, confidence {format_configured_share(threshold['confidence'])}"
     if not threshold["guaranteed"]:
         guarantee = f"none ({guarantee}: asked for)"
     elif evaluated.too_few_shown:
         guarantee += f", not checked yet: {evaluated.too_few_shown}"
     rows = {
         "base model": served["model"],
-        "scorer": served["name"] + (f", of {listed(served['parts'])}" if served["kind"] == "fusion" else ""),
+        "scorer": served["name"] + (f", of {join_words(served['parts'])}" if served["kind"] == "fusion" else ""),
         "probe reads": f"layer {served['layer']}, {served['site']}, answer and EOS tokens",
         "prompt layout": served["layout"],
         "probe": f"{probe['exported']}: {probe['description']}",
         "trained on": f"{train['answers']:,} answers of {train['groups']:,} groups" if train else "not known",
         "calibration": f"{evaluated.evaluation['calibration']['method']}, on the validation split",
-        "threshold": figure(evaluated.at["threshold"], ".6f"),
+        "threshold": format_number(evaluated.at_threshold["threshold"], ".6f"),
         "guarantee": guarantee,
-        "forward tokens": figure(served["forward_tokens"], ",.0f") + " for one answer",
+        "forward tokens": format_number(served["forward_tokens"], ",.0f") + " for one answer",
         "use": "show an answer when its confidence is at or above the threshold, withhold it otherwise",
         "not for": "answers of another base model, another prompt layout, or another language than it was trained on",
     }
@@ -39,7 +39,7 @@ def model_card(evaluated: EvaluationResult) -> list[str]:
 
 def data_card(evaluated: EvaluationResult) -> list[str]:
     dataset = evaluated.dataset
-    labels = listed([f"{number:,} {name.replace('_', ' ')}" for name, number in dataset["labels"].items()])
+    labels = join_words([f"{number:,} {name.replace('_', ' ')}" for name, number in dataset["labels"].items()])
     return [
         heading(2, "Data card"),
         _counts("split", dataset["splits"], "Labelled answers by split"),
@@ -52,7 +52,7 @@ def data_card(evaluated: EvaluationResult) -> list[str]:
 
 
 def glossary() -> list[str]:
-    return [heading(2, "Definitions"), points(labelled(what, meaning) for what, meaning in WORDS.items())]
+    return [heading(2, "Definitions"), bullet_list(format_labelled(what, meaning) for what, meaning in WORDS.items())]
 
 
 WORDS = {
@@ -71,7 +71,7 @@ WORDS = {
 
 def _counts(by: str, parts: list[Mapping[str, Any]], caption: str) -> str:
     rows = [
-        (row[by], f"{row['answers']:,}", f"{row['groups']:,}", percent(row["correct"]), f"{row['reviewed']:,}")
+        (row[by], f"{row['answers']:,}", f"{row['groups']:,}", format_percent(row["correct"]), f"{row['reviewed']:,}")
         for row in parts
     ]
     return table((by, "answers", "groups", "correct", "reviewed"), rows, caption)
@@ -93,8 +93,8 @@ def _rules() -> str:
 def _twins(twins: Mapping[str, int]) -> str:
     """Near-duplicates: equal questions or long answers, but for names and numbers."""
     return (
-        f"Near-duplicates (equal but for names and numbers): {count(twins['joined_groups'], 'group')} joined with "
-        f"another one, {count(twins['left_out'], 'answer')} left out of training, "
+        f"Near-duplicates (equal but for names and numbers): {format_count(twins['joined_groups'], 'group')} joined with "
+        f"another one, {format_count(twins['left_out'], 'answer')} left out of training, "
         f"{twins['holdout_in_training']:,} in the hold-out that have one in the training data, "
         f"{twins['validation_in_training']:,} in the validation split."
     )
@@ -115,7 +115,7 @@ def _thumbs(dataset: Mapping[str, Any]) -> list[str]:
         columns = ("thumb", "correct", "incorrect", "reviewers agree (95 %)")
         blocks.append(table(columns, rows, "Thumbs against reviewers, on the same answers"))
     text = (
-        f"Reviews disagree on {count(disagreeing, 'answer')} (rule: {conflicts['rule']}); thumbs contradict the "
+        f"Reviews disagree on {format_count(disagreeing, 'answer')} (rule: {conflicts['rule']}); thumbs contradict the "
         f"reviewers on {conflicts['thumbs_against_reviewers']:,}."
     )
     return [*blocks, paragraph(text), *_contradicting(dataset["contradicting"])]
@@ -125,7 +125,7 @@ def _contradicting(found: Mapping[str, Any]) -> list[str]:
     """Who contradicts the others beyond chance."""
     if found["named"]:
         title = f"{Code.CONTRADICTS_OTHERS} Judgements that contradict the others' beyond chance:"
-        return [paragraph(title), points(one["message"] for one in found["named"])]
+        return [paragraph(title), bullet_list(one["message"] for one in found["named"])]
     enough = f"{found['judged']:,} users, reviewers and reviewers' batches with answers enough to tell"
     return [paragraph(f"Nobody contradicts the others beyond chance, of {enough}.")]
 
@@ -135,21 +135,21 @@ def _largest(largest: Mapping[str, Any]) -> str:
     if not largest["users"]:
         return "No training label is by thumbs."
     text = (
-        f"Of {count(largest['users'], 'user')} whose thumbs make training labels, the one with most has "
-        f"{percent(largest['before'])} of their weight"
+        f"Of {format_count(largest['users'], 'user')} whose thumbs make training labels, the one with most has "
+        f"{format_percent(largest['before'])} of their weight"
     )
     if largest["before"] <= largest["limit"]:
-        return f"{text}, at most {percent(largest['limit'])} allowed (labels.max_user_share)."
-    return f"{text}, cut to {percent(largest['after'])} (labels.max_user_share)."
+        return f"{text}, at most {format_percent(largest['limit'])} allowed (labels.max_user_share)."
+    return f"{text}, cut to {format_percent(largest['after'])} (labels.max_user_share)."
 
 
 def _share(rate: Mapping[str, float]) -> str:
-    return f"{percent(rate['value'])} ({percent(rate['low'])} to {percent(rate['high'])})"
+    return f"{format_percent(rate['value'])} ({format_percent(rate['low'])} to {format_percent(rate['high'])})"
 
 
 def _weights(holdout: Mapping[str, Any]) -> str:
     apart = f" (and {holdout['volunteered']['rows']:,} apart)" if holdout["volunteered"] else ""
-    text = f"The hold-out has {count(holdout['rows'], 'answer')}{apart}, labelled by: {holdout['label_source']}."
+    text = f"The hold-out has {format_count(holdout['rows'], 'answer')}{apart}, labelled by: {holdout['label_source']}."
     if not holdout["drawn_unevenly"]:
         return f"{text} All of them were equally likely to be reviewed."
     return (

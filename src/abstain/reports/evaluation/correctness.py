@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from abstain.core.formatting import count, figure, format_with_interval, listed, percent
-from abstain.core.markdown import heading, paragraph, points, table
+from abstain.core.formatting import format_count, format_number, format_percent, format_with_interval, join_words
+from abstain.core.markdown import bullet_list, heading, paragraph, table
 from abstain.reports.evaluation.evaluation_result import EvaluationResult
 
 REMARKS = {
@@ -28,7 +28,7 @@ def correctness_section(evaluated: EvaluationResult) -> list[str]:
         heading(2, "Correctness estimated from log-likelihoods"),
         paragraph(_summary(found["perturbed"])),
         _table(regressors),
-        points([*_counted(found["perturbed"]), *notes, _dropped(regressors)]),
+        bullet_list([*_counted(found["perturbed"]), *notes, _dropped(regressors)]),
     ]
 
 
@@ -54,7 +54,7 @@ def _table(regressors: Mapping[str, Mapping[str, Any]]) -> str:
             rows.append((name, "no t could be tuned"))
             continue
         figures = (format_with_interval(of, metric) for metric in ("mse", "auroc", "accuracy", "f1"))
-        counted = (figure(of["threshold"], ".2f"), f"{of['judged']:,}", percent(of["positive"]))
+        counted = (format_number(of["threshold"], ".2f"), f"{of['judged']:,}", format_percent(of["positive"]))
         stored = (f"{row['bytes'] / 1e3:,.0f} kB", f"{row['parity']:.1e}")
         rows.append((name, *counted, *figures, *stored))
     return table(columns, rows, "Regressors on the reviewed hold-out, with 95 % intervals")
@@ -62,7 +62,9 @@ def _table(regressors: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _counted(perturbed: Mapping[str, Any]) -> list[str]:
     counts = {name: number for name, number in perturbed["perturbed"].items() if number}
-    return [f"{count(number, 'answer')} of {perturbed['rows']:,} {REMARKS[name]}." for name, number in counts.items()]
+    return [
+        f"{format_count(number, 'answer')} of {perturbed['rows']:,} {REMARKS[name]}." for name, number in counts.items()
+    ]
 
 
 def _dropped(regressors: Mapping[str, Mapping[str, Any]]) -> str:
@@ -72,6 +74,6 @@ def _dropped(regressors: Mapping[str, Mapping[str, Any]]) -> str:
         return "No feature was dropped."
     names = sorted(dropped)
     missing = sum(reason.startswith("missing") for reason in dropped.values())
-    few = listed([*names[:3], f"{len(names) - 3:,} more"] if len(names) > 4 else names)
+    few = join_words([*names[:3], f"{len(names) - 3:,} more"] if len(names) > 4 else names)
     reasons = f"{len(dropped) - missing:,} are constant, {missing:,} are missing everywhere"
-    return f"{count(len(dropped), 'feature')} do not vary in training and were dropped: {reasons} ({few})."
+    return f"{format_count(len(dropped), 'feature')} do not vary in training and were dropped: {reasons} ({few})."

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from abstain.core.formatting import count
-from abstain.core.markdown import bold_row, defined, table
+from abstain.core.formatting import format_count
+from abstain.core.markdown import bold_row, is_defined, table
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class EvaluationResult:
         return self.holdout["scorers"]  # type: ignore[no-any-return]
 
     @property
-    def own(self) -> Mapping[str, Any]:
+    def served_row(self) -> Mapping[str, Any]:
         """The leaderboard's row of the served scorer."""
         return self.scorers[self.served["name"]]
 
     @property
-    def at(self) -> Mapping[str, Any]:
+    def at_threshold(self) -> Mapping[str, Any]:
         """The hold-out at the served threshold."""
         return self.holdout["at_threshold"]  # type: ignore[no-any-return]
 
@@ -63,11 +63,11 @@ class EvaluationResult:
     @property
     def too_few_shown(self) -> str:
         """Where the hold-out shows too few answers for the gate to check a guarantee, how many; else ""."""
-        rows, n_eff, least = self.at["shown"], self.at["shown_n_eff"], self.evaluation["min_rows"]
+        rows, n_eff, least = self.at_threshold["shown"], self.at_threshold["shown_n_eff"], self.evaluation["min_rows"]
         if n_eff >= least:
             return ""
         evenly = "" if rows < least else f", effective sample size {n_eff:.0f},"
-        return f"the hold-out has {count(rows, 'shown answer')}{evenly} where {least} are needed"
+        return f"the hold-out has {format_count(rows, 'shown answer')}{evenly} where {least} are needed"
 
 
 def highlighted_table(
@@ -81,14 +81,14 @@ def highlighted_table(
     return table(columns, [bold_row(row) if row[0] == marked else row for row in rows], caption, words)
 
 
-def reached(metric: str, row: Mapping[str, Any]) -> float | None:
+def get_metric_value(metric: str, row: Mapping[str, Any]) -> float | None:
     """What a row of figures at a threshold has of `metric`; an error rate of nothing shown is 0."""
     precision, shown = row["precision"], row["coverage"]
-    if metric == "precision" or not defined(shown):
-        return precision if metric == "precision" and defined(precision) else None
-    return float(shown * (1 - precision)) if defined(precision) else 0.0
+    if metric == "precision" or not is_defined(shown):
+        return precision if metric == "precision" and is_defined(precision) else None
+    return float(shown * (1 - precision)) if is_defined(precision) else 0.0
 
 
-def is_kept(metric: str, target: float, value: float) -> bool:
+def meets_target(metric: str, target: float, value: float) -> bool:
     """Whether `value` is as good as `target`, but for rounding."""
     return value >= target - 1e-9 if metric == "precision" else value <= target + 1e-9

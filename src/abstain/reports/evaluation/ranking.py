@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from abstain.core.formatting import NOTHING, count, figure, format_with_interval, listed, percent
-from abstain.core.markdown import bold, defined, document, heading, paragraph, table
+from abstain.core.formatting import DASH, format_count, format_number, format_percent, format_with_interval, join_words
+from abstain.core.markdown import bold, document, heading, is_defined, paragraph, table
 from abstain.core.scorer_names import PROBE
 from abstain.reports.evaluation.evaluation_result import EvaluationResult, highlighted_table
 from abstain.reports.page import plot
@@ -27,9 +27,9 @@ def leaderboard_table(metrics: Mapping[str, Any], evaluation: Mapping[str, Any])
     return document(_leaderboard(metrics["holdout"]["scorers"], evaluation))
 
 
-def ranked(scorers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def rank_scorers(scorers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Names, best AUROC first; where it is not defined, last."""
-    known = {name: row["auroc"] if defined(row["auroc"]) else -math.inf for name, row in scorers.items()}
+    known = {name: row["auroc"] if is_defined(row["auroc"]) else -math.inf for name, row in scorers.items()}
     return sorted(known, key=lambda name: (-known[name], name))
 
 
@@ -42,7 +42,7 @@ def ranking_section(evaluated: EvaluationResult) -> list[str]:
         *_leaderboard(evaluated.scorers, evaluated.evaluation),
         paragraph(_counted(evaluated)),
         *_by_kind(evaluated),
-        *_chosen(evaluated),
+        *_describe_choice(evaluated),
         *_describe_fusion(evaluated.evaluation["fusion"]),
         *_yes_scores(evaluated.evaluation["rank_correlation"]),
     ]
@@ -51,21 +51,21 @@ def ranking_section(evaluated: EvaluationResult) -> list[str]:
 def _summary(evaluated: EvaluationResult) -> list[str]:
     """The table in words: the best, what is clearly better or worse than the served scorer."""
     scorers = evaluated.scorers
-    names = [name for name in ranked(scorers) if defined(scorers[name]["auroc"])]
+    names = [name for name in rank_scorers(scorers) if is_defined(scorers[name]["auroc"])]
     if not names:
         return ["AUROC is not defined on this hold-out: its answers are all correct, or all incorrect."]
-    runs: list[str] = ["Best on the hold-out: ", bold(f"{names[0]}, AUROC {figure(scorers[names[0]]['auroc'])}")]
+    runs: list[str] = ["Best on the hold-out: ", bold(f"{names[0]}, AUROC {format_number(scorers[names[0]]['auroc'])}")]
     served = evaluated.served["name"]
     if names[0] != served and served in names:
-        runs.append(f"; {served}, which is served, has {figure(evaluated.own['auroc'])}")
+        runs.append(f"; {served}, which is served, has {format_number(evaluated.served_row['auroc'])}")
     runs.append(". ")
-    compared = {name: scorers[name] for name in names if defined(scorers[name]["auroc_difference_low"])}
+    compared = {name: scorers[name] for name in names if is_defined(scorers[name]["auroc_difference_low"])}
     better = [name for name, row in compared.items() if row["auroc_difference_low"] > 0]
     worse = [name for name, row in compared.items() if row["auroc_difference_high"] < 0]
     alike = len(compared) - len(better) - len(worse)
     if compared:
         runs.append(
-            f"Clearly better than the served one (the whole interval of the difference): {listed(better) or 'none'}. "
+            f"Clearly better than the served one (the whole interval of the difference): {join_words(better) or 'none'}. "
         )
         runs.append(
             f"Clearly worse: {len(worse)} of {len(compared)}; {alike} do not differ clearly from it on these answers. "
@@ -75,13 +75,13 @@ def _summary(evaluated: EvaluationResult) -> list[str]:
             "chance. "
         )
     length = scorers.get("length_only")
-    if length is not None and defined(length["auroc"]):
-        runs.append(f"The answer's length alone has {figure(length['auroc'])}: a signal has to beat that.")
+    if length is not None and is_defined(length["auroc"]):
+        runs.append(f"The answer's length alone has {format_number(length['auroc'])}: a signal has to beat that.")
     return runs
 
 
 def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[str, Any]) -> list[str]:
-    names, tokens, served = ranked(scorers), evaluation["forward_tokens"], evaluation["served"]["name"]
+    names, tokens, served = rank_scorers(scorers), evaluation["forward_tokens"], evaluation["served"]["name"]
     first = (
         "scorer",
         "kind",
@@ -104,9 +104,9 @@ def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[s
                 format_with_interval(row, "auroc"),
                 difference,
                 chance,
-                percent(row["error_recall_at_15pct"]),
+                format_percent(row["error_recall_at_15pct"]),
                 format_with_interval(row, "error_recall_over_random", ".2f"),
-                figure(tokens.get(name), ",.0f"),
+                format_number(tokens.get(name), ",.0f"),
                 f"{row['unscored']:,}",
             ]
         )
@@ -126,9 +126,9 @@ def _kind(name: str, evaluation: Mapping[str, Any]) -> str:
 
 
 def _difference(row: Mapping[str, Any]) -> tuple[str, str]:
-    if not defined(row["auroc_difference"]):
-        return figure(None), figure(None)
-    return format_with_interval(row, "auroc_difference", "+.3f"), percent(row["chance_better"], 0)
+    if not is_defined(row["auroc_difference"]):
+        return format_number(None), format_number(None)
+    return format_with_interval(row, "auroc_difference", "+.3f"), format_percent(row["chance_better"], 0)
 
 
 def _counted(evaluated: EvaluationResult) -> str:
@@ -136,18 +136,18 @@ def _counted(evaluated: EvaluationResult) -> str:
     rows = evaluated.holdout["rows"]
     silent = [
         f"{name} {evaluated.scorers[name]['unscored']:,}"
-        for name in ranked(evaluated.scorers)
+        for name in rank_scorers(evaluated.scorers)
         if evaluated.scorers[name]["unscored"]
     ]
     improbable = evaluated.evaluation["improbable"]
     neither = [f"{name} {number:,}" for name, number in sorted(improbable.items()) if number]
     skipped = evaluated.evaluation["skipped"]
     parts = [
-        f"Answers without a score, of {rows:,}, which count as withheld: {listed(silent) or 'none'}.",
+        f"Answers without a score, of {rows:,}, which count as withheld: {join_words(silent) or 'none'}.",
         *([f"In all splits, {unranked}."] if (unranked := evaluated.evaluation["unranked"]) else []),
         *_replies(evaluated.evaluation["neither"]),
-        f"Answers for which neither Yes nor No was probable, which count as 0.5: {listed(neither) or 'none'}.",
-        f"{count(len(skipped), 'scorer')} skipped." if skipped else "No scorer was skipped.",
+        f"Answers for which neither Yes nor No was probable, which count as 0.5: {join_words(neither) or 'none'}.",
+        f"{format_count(len(skipped), 'scorer')} skipped." if skipped else "No scorer was skipped.",
         "Forward tokens: those of one answer that go through the whole base model, without those that perturb the "
         "context for the regressors; `python -m benchmarks.latency` measures the time on a machine.",
     ]
@@ -167,7 +167,7 @@ def _by_kind(evaluated: EvaluationResult) -> list[str]:
                 for of in kinds
             ),
         ]
-        for name in ranked(evaluated.scorers)
+        for name in rank_scorers(evaluated.scorers)
     ]
     columns = ("scorer", *(f"{of['slice']} ({of['rows']:,})" for of in kinds))
     caption = "AUROC by kind of answer, with 95 % intervals; refusals begin with one of labels.refusals"
@@ -183,7 +183,7 @@ def _replies(neither: Mapping[str, int] | None) -> list[str]:
     ]
 
 
-def _chosen(evaluated: EvaluationResult) -> list[str]:
+def _describe_choice(evaluated: EvaluationResult) -> list[str]:
     """What can be served, and the zoo, out of fold."""
     served, probe = evaluated.served, evaluated.evaluation["probe"]
     asked = (
@@ -200,9 +200,9 @@ def _chosen(evaluated: EvaluationResult) -> list[str]:
         [
             row["scorer"],
             row["kind"].replace("_", "-"),
-            figure(row["forward_tokens"], ",.0f"),
+            format_number(row["forward_tokens"], ",.0f"),
             format_with_interval(row, "auroc"),
-            "served" if row["scorer"] == served["name"] else NOTHING,
+            "served" if row["scorer"] == served["name"] else DASH,
         ]
         for row in served["candidates"]
     ]
@@ -211,8 +211,8 @@ def _chosen(evaluated: EvaluationResult) -> list[str]:
     candidates = highlighted_table(columns, rows, caption, words=("kind", ""), marked=served["name"])
     others = [[name, why] for name, why in sorted(served["not_servable"].items()) if name in evaluated.scorers]
     found = probe["out_of_fold"]
-    order = sorted(found, key=lambda name: (-(found[name] if defined(found[name]) else -math.inf), name))
-    zoo = [[name, figure(found[name]), "exported" if name == probe["exported"] else NOTHING] for name in order]
+    order = sorted(found, key=lambda name: (-(found[name] if is_defined(found[name]) else -math.inf), name))
+    zoo = [[name, format_number(found[name]), "exported" if name == probe["exported"] else DASH] for name in order]
     caption = "Probes by AUROC out of fold; the one in probe.export is exported, whatever is served"
     blocks = [heading(3, "Choice of what is served"), paragraph(text), candidates]
     if others:
@@ -236,15 +236,15 @@ def _describe_fusion(fusion: Mapping[str, Any] | None) -> list[str]:
     rows = [
         (
             name,
-            figure(coefficients[name], ".3f"),
-            figure(math.exp(coefficients[name]), ".2f"),
-            figure(missing[name], "+.3f") if missing[name] else NOTHING,
+            format_number(coefficients[name], ".3f"),
+            format_number(math.exp(coefficients[name]), ".2f"),
+            format_number(missing[name], "+.3f") if missing[name] else DASH,
         )
         for name in order
     ]
     text = (
         "Fusion is a logistic regression on all scores' log-odds, each in units of its own spread "
-        f"(C = {figure(fusion['strength'], '.2g')}), in which no score counts against an answer by being higher. A "
+        f"(C = {format_number(fusion['strength'], '.2g')}), in which no score counts against an answer by being higher. A "
         "coefficient of 0: the others say as much, it says nothing, or it would have counted the other way round. Odds "
         "times: by what the odds of being correct are multiplied for one unit more. If missing: what is added to the "
         "log-odds where a score is missing."
@@ -261,7 +261,7 @@ def _yes_scores(correlation: Mapping[str, Any]) -> list[str]:
     if len(names) < 2:
         return []
     rows = [
-        (name, *(figure(value, ".2f") for value in values))
+        (name, *(format_number(value, ".2f") for value in values))
         for name, values in zip(names, correlation["matrix"], strict=True)
     ]
     correlations = table(("variant", *names), rows, "Rank correlation (Spearman) of the Yes-score's variants")
@@ -271,11 +271,11 @@ def _yes_scores(correlation: Mapping[str, Any]) -> list[str]:
 
 def _leaderboard_plot(evaluated: EvaluationResult) -> list[str]:
     scorers = evaluated.scorers
-    items = [f"{name} {figure(scorers[name]['auroc'])}" for name in ranked(scorers)]
+    items = [f"{name} {format_number(scorers[name]['auroc'])}" for name in rank_scorers(scorers)]
     return plot(
         "leaderboard",
         "AUROC of every scorer",
-        f"AUROC on the hold-out, best first: {listed(items)}.",
+        f"AUROC on the hold-out, best first: {join_words(items)}.",
         "A line is the 95 % interval, when groups of answers are drawn again. 0.5 is what guessing has.",
     )
 
@@ -286,9 +286,9 @@ def _roc_plot(evaluated: EvaluationResult) -> list[str]:
         known = curve.dropna()
         if len(known):
             shown = np.interp(0.2, known["false_positive_rate"], known["true_positive_rate"])
-            items.append(f"{name} {percent(float(shown))}")
+            items.append(f"{name} {format_percent(float(shown))}")
     shows = (
-        f"Where 20 % of the incorrect answers get through, of the correct ones are shown by {listed(items)}."
+        f"Where 20 % of the incorrect answers get through, of the correct ones are shown by {join_words(items)}."
         if items
         else ""
     )

@@ -8,10 +8,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from abstain.core.formatting import bounds, count, figure, format_with_interval, listed, percent, share
-from abstain.core.markdown import bold_row, defined, heading, paragraph, table
-from abstain.reports.evaluation.evaluation_result import EvaluationResult, highlighted_table, reached
-from abstain.reports.evaluation.ranking import ranked
+from abstain.core.formatting import (
+    format_configured_share,
+    format_count,
+    format_interval,
+    format_number,
+    format_percent,
+    format_with_interval,
+    join_words,
+)
+from abstain.core.markdown import bold_row, heading, is_defined, paragraph, table
+from abstain.reports.evaluation.evaluation_result import EvaluationResult, get_metric_value, highlighted_table
+from abstain.reports.evaluation.ranking import rank_scorers
 from abstain.reports.page import plot
 
 HALF = 0.5
@@ -45,7 +53,7 @@ def _comparison(evaluated: EvaluationResult) -> str:
     served = "served: heuristic, without a guarantee"
     if threshold["guaranteed"]:
         served = f"served: guaranteed{', not checked yet' if evaluated.too_few_shown else ''}"
-    rows.append(bold_row(_compared(served, threshold, evaluated.at)))
+    rows.append(bold_row(_compared(served, threshold, evaluated.at_threshold)))
     columns = (
         "what is shown",
         "threshold",
@@ -60,13 +68,18 @@ def _comparison(evaluated: EvaluationResult) -> str:
 
 
 def _gives(at: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    wrong = reached("error_rate", at)
-    return percent(at["coverage"]), percent(at["precision"]), percent(wrong), percent(at["recall"])
+    wrong = get_metric_value("error_rate", at)
+    return (
+        format_percent(at["coverage"]),
+        format_percent(at["precision"]),
+        format_percent(wrong),
+        format_percent(at["recall"]),
+    )
 
 
 def _compared(name: str, tuned: Mapping[str, Any], at: Mapping[str, Any]) -> list[str]:
-    on_validation = percent(tuned["coverage"]), percent(tuned["precision"])
-    return [name, figure(at["threshold"]), *on_validation, *_gives(at)]
+    on_validation = format_percent(tuned["coverage"]), format_percent(tuned["precision"])
+    return [name, format_number(at["threshold"]), *on_validation, *_gives(at)]
 
 
 def threshold_table(thresholds: pd.DataFrame) -> str:
@@ -77,8 +90,10 @@ def threshold_table(thresholds: pd.DataFrame) -> str:
         columns += ["ROUGE-L shown", "ROUGE-L withheld"]
     rows = []
     for at in thresholds.to_dict("records"):
-        rates = (percent(at[name]) for name in ("precision", "recall", "coverage", "abstention_rate", "accuracy"))
-        cells = [figure(at["threshold"]), at["mark"], *rates, figure(at["f1"])]
+        rates = (
+            format_percent(at[name]) for name in ("precision", "recall", "coverage", "abstention_rate", "accuracy")
+        )
+        cells = [format_number(at["threshold"]), at["mark"], *rates, format_number(at["f1"])]
         if has_rouge:
             cells += [_rouge(at, part) for part in ("shown", "withheld")]
         rows.append(bold_row(cells) if at["mark"] else cells)
@@ -91,7 +106,7 @@ def threshold_table(thresholds: pd.DataFrame) -> str:
 def _scorers_table(evaluated: EvaluationResult) -> str:
     """The coverage of every scorer at its own threshold tuned on validation, best AUROC first."""
     own = evaluated.evaluation["at_own_threshold"]
-    names = [name for name in ranked(evaluated.scorers) if name in own]
+    names = [name for name in rank_scorers(evaluated.scorers) if name in own]
     columns = ("scorer", *(TUNED if _has_rouge(evaluated.tables["threshold"]) else TUNED[:-2]))
     rows = [[name, *_tuned(own[name])][: len(columns)] for name in names]
     caption = (
@@ -101,10 +116,14 @@ def _scorers_table(evaluated: EvaluationResult) -> str:
 
 
 def _tuned(row: Mapping[str, Any]) -> list[str]:
-    if not defined(row.get("threshold")):  # out of reach on validation
+    if not is_defined(row.get("threshold")):  # out of reach on validation
         return [row["note"]]
-    shares = (percent(row[name]) for name in ("precision", "recall", "abstention_rate"))
-    return [figure(row["threshold"]), *shares, *(figure(row[f"rouge_{part}"]) for part in ("shown", "withheld"))]
+    shares = (format_percent(row[name]) for name in ("precision", "recall", "abstention_rate"))
+    return [
+        format_number(row["threshold"]),
+        *shares,
+        *(format_number(row[f"rouge_{part}"]) for part in ("shown", "withheld")),
+    ]
 
 
 def ablation_section(evaluated: EvaluationResult) -> list[str]:
@@ -127,30 +146,30 @@ def ablation_section(evaluated: EvaluationResult) -> list[str]:
 
 def _best_site(swept: list[Mapping[str, Any]]) -> list[str]:
     text = ["A probe of one architecture is trained for each place, and its threshold is set on validation alone. "]
-    known = [row for row in swept if defined(row["out_of_fold"])]
+    known = [row for row in swept if is_defined(row["out_of_fold"])]
     if not known:
         return text
     best = max(known, key=lambda row: row["out_of_fold"])
     here = next((row for row in known if row["served"]), None)
-    found = f"Best out of fold: {_place(best)} with {figure(best['out_of_fold'])}"
+    found = f"Best out of fold: {_place(best)} with {format_number(best['out_of_fold'])}"
     if best["served"]:
         return [*text, f"{found}, the site of the exported probe."]
     if here is None:
         return [*text, f"{found}."]
-    text.append(f"{found}; the exported probe reads {_place(here)} with {figure(here['out_of_fold'])}. ")
+    text.append(f"{found}; the exported probe reads {_place(here)} with {format_number(here['out_of_fold'])}. ")
     own = here["auroc_low"], here["auroc_high"]
-    if defined(best["auroc"]) and all(defined(value) for value in own):
+    if is_defined(best["auroc"]) and all(is_defined(value) for value in own):
         within = own[0] <= best["auroc"] <= own[1]
         text.append(
-            f"On the hold-out that place has {figure(best['auroc'])}, "
+            f"On the hold-out that place has {format_number(best['auroc'])}, "
             + ("within" if within else "outside")
-            + f" the interval of the served one ({bounds(here, 'auroc')})."
+            + f" the interval of the served one ({format_interval(here, 'auroc')})."
         )
     return text
 
 
 def _place(row: Mapping[str, Any]) -> str:
-    chunks = "" if row["chunks"] is None else f", {count(row['chunks'], 'chunk')}"
+    chunks = "" if row["chunks"] is None else f", {format_count(row['chunks'], 'chunk')}"
     return f"layer {row['layer']}, {row['site']}{chunks}"
 
 
@@ -160,7 +179,7 @@ def _site_row(row: Mapping[str, Any]) -> list[str]:
         layer,
         row["site"],
         "all" if row["chunks"] is None else str(row["chunks"]),
-        figure(row["out_of_fold"]),
+        format_number(row["out_of_fold"]),
         format_with_interval(row, "auroc"),
         *_tuned(row),
     ]
@@ -168,27 +187,27 @@ def _site_row(row: Mapping[str, Any]) -> list[str]:
 
 
 def _has_rouge(table: pd.DataFrame) -> bool:
-    return any(defined(value) for value in table["rouge_shown"])
+    return any(is_defined(value) for value in table["rouge_shown"])
 
 
 def _rouge(at: Mapping[Any, Any], part: str) -> str:
-    return f"{figure(at[f'rouge_{part}'])} ({count(int(at[f'rouge_{part}_answers']), 'answer')})"
+    return f"{format_number(at[f'rouge_{part}'])} ({format_count(int(at[f'rouge_{part}_answers']), 'answer')})"
 
 
 def _threshold_plot(evaluated: EvaluationResult) -> list[str]:
     table = evaluated.tables["threshold"]
     items = [
-        f"at the {row['mark']} threshold {figure(row['threshold'])}, {percent(row['coverage'])} of the answers are "
-        f"shown and {percent(row['precision'])} of these are correct"
+        f"at the {row['mark']} threshold {format_number(row['threshold'])}, {format_percent(row['coverage'])} of the answers are "
+        f"shown and {format_percent(row['precision'])} of these are correct"
         for row in table.to_dict("records")
         if row["mark"]
     ]
-    base = percent(evaluated.holdout["base_rate"])
+    base = format_percent(evaluated.holdout["base_rate"])
     return plot(
         "threshold",
         "Precision and coverage",
         f"With no threshold all answers are shown and {base} are correct; {'; '.join(items)}.",
-        f"Vertical lines: the thresholds; horizontal: the {share(evaluated.threshold['target'])} aimed at.",
+        f"Vertical lines: the thresholds; horizontal: the {format_configured_share(evaluated.threshold['target'])} aimed at.",
     )
 
 
@@ -199,10 +218,10 @@ def _risk_coverage_plot(evaluated: EvaluationResult) -> list[str]:
         if len(known):
             first = int(np.searchsorted(known["coverage"].to_numpy(), HALF))
             at = known["risk"].iloc[min(first, len(known) - 1)]
-            items.append(f"{name} {percent(float(at))}")
+            items.append(f"{name} {format_percent(float(at))}")
     base = evaluated.holdout["base_rate"]
-    everything = percent(1 - base) if defined(base) else figure(None)
-    shows = f"Where the most confident half is shown, of these are incorrect: {listed(items)}. " if items else ""
+    everything = format_percent(1 - base) if is_defined(base) else format_number(None)
+    shows = f"Where the most confident half is shown, of these are incorrect: {join_words(items)}. " if items else ""
     return plot(
         "risk_coverage",
         "Risk against coverage",

@@ -99,7 +99,7 @@ def make_app(service: GateService, keys: ApiKeys, hosts: tuple[str, ...] | None 
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        following = asyncio.create_task(_follow(service))
+        following = asyncio.create_task(_poll_registry(service))
         try:
             yield
         finally:
@@ -165,7 +165,7 @@ def require_caller(keys: ApiKeys, role: Role | None = None) -> Callable[..., Awa
 
     async def caller(sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> ApiKey:
         # Without `async` each request would wait for a thread.
-        holder = keys.holder(sent.credentials if sent else None)
+        holder = keys.authenticate(sent.credentials if sent else None)
         if holder is None:
             raise make_unauthorized_problem()
         if role is not None:
@@ -181,7 +181,7 @@ def require_role(holder: ApiKey, role: Role) -> None:
         raise Problem(403, Code.NO_ACCESS, f"the key {holder.name} lacks the role {role}")
 
 
-async def _follow(service: GateService) -> None:
+async def _poll_registry(service: GateService) -> None:
     """Follow the registry until the server ends."""
     while True:
         await asyncio.to_thread(service.refresh)
@@ -212,7 +212,7 @@ def _gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
         done = [one for one in found if isinstance(one, RecordedDecision)]
         decisions = [DecisionResponse(**vars(one.decision)).model_dump_json() for one in done]
         content = f"[{','.join(decisions)}]" if isinstance(asked, list) else decisions[0]
-        return _decided(request, content, max((one.log_s for one in done), default=0.0), trace)
+        return _make_decision_response(request, content, max((one.log_s for one in done), default=0.0), trace)
 
     states: dict[str, Any] = {"content": {"application/octet-stream": {}}, "required": True}
 
@@ -233,7 +233,7 @@ def _gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
         trace = extract_trace_context(request.headers)
         timed = await service.decide(asked, trace=trace, body=RawStates(content, described))
         told = DecisionResponse(**vars(timed.decision)).model_dump_json()
-        return _decided(request, told, timed.log_s, trace)
+        return _make_decision_response(request, told, timed.log_s, trace)
 
     events: dict[str, Any] = {"content": {"text/event-stream": {}}}
 
@@ -248,7 +248,9 @@ def _gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
             sent = answer_events(service, asked, holder, trace)
             return StreamingResponse(sent, media_type="text/event-stream", headers=trace_headers(trace))
         text, timed = await service.answer(asked, partial(leaving, request), trace)
-        return _decided(request, answer_response(text, timed.decision, holder).model_dump_json(), timed.log_s, trace)
+        return _make_decision_response(
+            request, answer_response(text, timed.decision, holder).model_dump_json(), timed.log_s, trace
+        )
 
     @routes.post("/feedback", operation_id="feedback")
     async def feedback(given: FeedbackRequest, holder: Teller) -> FeedbackResponse:
@@ -261,13 +263,13 @@ def _gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
         if given.is_review and given.reviewer is None:
             given = given.model_copy(update={"reviewer": holder.name})
         service.rows.take(current_caller())
-        return FeedbackResponse(feedback_id=given.feedback_id, outcome=await service.feedback(given))
+        return FeedbackResponse(feedback_id=given.feedback_id, outcome=await service.record_feedback(given))
 
     @routes.post("/contexts", operation_id="contexts", status_code=204)
     async def contexts(given: ContextsRequest, _: Asker) -> Response:
         """Register what an answer will rest on, by the id of its call: for requests with the same key."""
         service.rows.take(current_caller())
-        await service.register(given)
+        await service.register_contexts(given)
         return Response(status_code=204)
 
     @routes.post("/familiarity", operation_id="familiarity")
@@ -284,20 +286,20 @@ def _gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
     @routes.get("/version", operation_id="version")
     async def version(_: Asker) -> VersionResponse:
         """What is live, and what it promises."""
-        live = service.live.now
+        live = service.live.current
         predictor = live.gate.predictor if live else None
         return VersionResponse(
-            version=live.release.version if live else None,
-            since=live.release.since if live else None,
-            guaranteed=bool(predictor and predictor.guaranteed),
+            version=live.version_info.version if live else None,
+            since=live.version_info.since if live else None,
+            guaranteed=bool(predictor and predictor.has_guarantee),
             guarantee=predictor.guarantee if predictor else None,
-            mark=live.release.mark if live else "",
+            mark=live.version_info.notice if live else "",
             scorer=predictor.scorer.name if predictor else None,
-            signals=predictor.scorer.signals if predictor else (),
+            signals=predictor.scorer.component_names if predictor else (),
             threshold=predictor.threshold if predictor else None,
             model=predictor.source.params.model if predictor else None,
             feature_spec=live.gate.spec if live else None,
-            trouble=service.live.trouble,
+            trouble=service.live.last_error,
         )
 
     return routes
@@ -314,8 +316,8 @@ def _health_routes(service: GateService) -> APIRouter:
     @routes.get("/readyz", operation_id="readyz")
     async def readyz() -> HealthResponse:
         """Whether a version is live, and its decisions can be logged."""
-        if service.live.now is None:
-            raise AbstainError(Code.NO_VERSION, service.live.trouble or "the first version is being opened")
+        if service.live.current is None:
+            raise AbstainError(Code.NO_VERSION, service.live.last_error or "the first version is being opened")
         if service.log.trouble is not None:
             raise AbstainError(Code.NO_SERVICE, service.log.trouble)
         return HealthResponse(status="ready")
@@ -324,7 +326,7 @@ def _health_routes(service: GateService) -> APIRouter:
     async def metrics() -> Response:
         """Figures for Prometheus."""
         service.update_gauges()
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
 
@@ -335,7 +337,7 @@ async def leaving(request: Request) -> None:
         pass
 
 
-def _decided(request: Request, content: str, log_s: float, trace: TraceContext) -> Response:
+def _make_decision_response(request: Request, content: str, log_s: float, trace: TraceContext) -> Response:
     """The response with `content`, JSON as its model wrote it: validating it again would take as long as deciding.
 
     `Server-Timing`: what was ours, from the last byte of the body on, and what the log took.

@@ -30,22 +30,22 @@ Run = Callable[[Sequence[T]], Sequence[R]]
 
 @dataclass(frozen=True, eq=False)
 class _Job(Generic[T, R]):
-    kind: Hashable
+    batch_key: Hashable
     run: Run
     item: T
     caller: str
     is_decision: bool
-    done: asyncio.Future
+    future: asyncio.Future
 
 
 class Batcher:
     """Runs jobs in one thread of its own, those of one kind together, at most `size` at once.
 
-    `waiting`: jobs that may wait, `of_caller`: those of one caller; one more raises `AbstainError`.
+    `max_queued`: jobs that may wait, `of_caller`: those of one caller; one more raises `AbstainError`.
     """
 
-    def __init__(self, size: int, waiting: int, of_caller: int) -> None:
-        self._size, self._most, self._of_caller = size, waiting, of_caller
+    def __init__(self, size: int, max_queued: int, of_caller: int) -> None:
+        self._size, self._most, self._of_caller = size, max_queued, of_caller
         self._waiting: deque[_Job[Any, Any]] = deque()
         self._served: dict[str, None] = {}  # callers whose answers were begun, the one served last at the end
         self._lock = threading.Lock()  # of what waits: the thread takes decisions from it in its pauses
@@ -61,28 +61,28 @@ class Batcher:
         """Whether nothing runs or waits."""
         return self._runner is None or self._runner.done()
 
-    async def run(self, kind: Hashable, run: Run[T, R], item: T, *, caller: str, is_decision: bool = False) -> R:
-        """The result of `item`; `run` may be given those of others of the same `kind`, too.
+    async def run(self, batch_key: Hashable, run: Run[T, R], item: T, *, caller: str, is_decision: bool = False) -> R:
+        """The result of `item`; `run` may be given those of others of the same `batch_key`, too.
 
         Who is cancelled leaves the queue, and what runs for nobody else ends. Raises what `run` raises: if it does for
         several, each is run alone, so that one caller's bad input is not another's error.
         """
-        self.require_room(caller)
+        self.check_capacity(caller)
         done = asyncio.get_running_loop().create_future()
-        job: _Job[T, R] = _Job(kind, run, item, caller, is_decision, done)
+        job: _Job[T, R] = _Job(batch_key, run, item, caller, is_decision, done)
         with self._lock:
             self._waiting.append(job)
         if self.is_idle:
             self._runner = asyncio.create_task(self._run_all())
         try:
-            result: R = await job.done
+            result: R = await job.future
             return result
         finally:
             with self._lock:
                 if job in self._waiting:
                     self._waiting.remove(job)
 
-    def require_room(self, caller: str, jobs: int = 1) -> None:
+    def check_capacity(self, caller: str, jobs: int = 1) -> None:
         """Raise `AbstainError` where, with `jobs` more of `caller`, more would wait than may, of all or of `caller`."""
         with self._lock:
             of_caller = sum(job.caller == caller for job in self._waiting)
@@ -125,7 +125,7 @@ class Batcher:
             first = next((job for job in self._waiting if job.is_decision), None)
             if first is None and self._waiting and not decisions_only:
                 first = min(self._waiting, key=lambda job: last_served.get(job.caller, -1))
-            of_kind = [job for job in self._waiting if first is not None and job.kind == first.kind]
+            of_kind = [job for job in self._waiting if first is not None and job.batch_key == first.batch_key]
             chosen = sorted(of_kind, key=turn)[: self._size]
             for job in chosen:
                 self._waiting.remove(job)
@@ -140,7 +140,7 @@ class Batcher:
         """Run `jobs` in the thread of the base model, and tell `loop` what came of them."""
 
         def pause() -> None:
-            if all(job.done.done() for job in jobs):
+            if all(job.future.done() for job in jobs):
                 raise Unwanted
             if not jobs[0].is_decision and (decisions := self._next(decisions_only=True)):
                 self._run(decisions, loop)
@@ -158,7 +158,7 @@ class Batcher:
                 return
             outcomes = [error]
         for job, outcome in zip(jobs, outcomes, strict=True):
-            loop.call_soon_threadsafe(_format_reason, job.done, outcome)
+            loop.call_soon_threadsafe(_format_reason, job.future, outcome)
 
 
 def _format_reason(done: asyncio.Future, outcome: Any) -> None:

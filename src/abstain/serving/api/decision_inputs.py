@@ -94,11 +94,11 @@ class InputGatherer:
             absent = "question" if not has_question else "answer"
             rest = "; of states without texts, leave all texts out" if of_engine else ", or states"
             raise AbstainError(Code.INVALID_ROW, f"{absent}: missing: give question, contexts and answer{rest}")
-        self.limit(length_of(request.question, request.answer, to_contexts(request.contexts or ())))
+        self.check_text_length(length_of(request.question, request.answer, to_contexts(request.contexts or ())))
 
-    async def registered(self, call_id: str) -> RegisteredCall | None:
+    async def get_registered_call(self, call_id: str) -> RegisteredCall | None:
         """What this caller has registered for a call, and is not forgotten yet; None where nothing is."""
-        return await asyncio.to_thread(self._log.recall, current_caller(), call_id)
+        return await asyncio.to_thread(self._log.get_call, current_caller(), call_id)
 
     async def gather_texts(self, pending: PendingRequest[GateRequest]) -> None:
         """Add what was registered for the call, where the request does not say so itself, and the texts as a row.
@@ -106,7 +106,7 @@ class InputGatherer:
         Raises `AbstainError` where there is no question, and for texts that are too long.
         """
         request = pending.request
-        content = await self.registered(request.call_id) if request.call_id else None
+        content = await self.get_registered_call(request.call_id) if request.call_id else None
         if content is not None:
             more: dict[str, Any] = {
                 name: getattr(request, name) or getattr(content, name) for name in REGISTERED_FIELDS
@@ -134,7 +134,7 @@ class InputGatherer:
             writer=request.writer,
             token_log_probs=request.token_log_probs,
         )
-        self.limit(length_of(row.question, row.answer, row.contexts))
+        self.check_text_length(length_of(row.question, row.answer, row.contexts))
         pending.row = row
 
     async def _contexts(self, request: GateRequest) -> tuple[Context, ...]:
@@ -144,7 +144,7 @@ class InputGatherer:
             return tuple(await asyncio.to_thread(self._retrieve, request.question, request.entitlements, CHUNKS))
         return ()
 
-    async def discard(self, states: StatesInput | None) -> None:
+    async def discard_states_file(self, states: StatesInput | None) -> None:
         """Delete the file that `states` name, if any, since nothing will read it."""
         if states is not None and states.path is not None:
             most, folder = self._settings.states_limit, self._settings.states_folder
@@ -161,14 +161,14 @@ class InputGatherer:
 
         def read() -> tuple[DecisionInput, str | None]:
             states = log_probs = None
-            tokens = gate.tokens(row) if row and (body or request.states) else None
+            tokens = gate.encode(row) if row and (body or request.states) else None
             if body is not None:
                 states = parse_states(body.content, body.described, gate.spec, tokens)
             elif request.states is not None:
                 folder, most = self._settings.states_folder, self._settings.states_limit
                 states = read_states(request.states, gate.spec, folder, most, tokens)
             if request.response is not None:
-                log_probs = gate.log_probs(request.response, row)
+                log_probs = gate.parse_log_probs(request.response, row)
             return DecisionInput(pending.key, row, request.no_context, states, log_probs), _digest(states, request)
 
         if request.states is not None and request.states.path:
@@ -192,7 +192,7 @@ class InputGatherer:
             reasons.append("entitlements need a server that was started with --retrieve")
         return replace(decision, reason="; ".join(reasons))
 
-    def limit(self, characters: int) -> None:
+    def check_text_length(self, characters: int) -> None:
         """Raise `AbstainError` for more than the texts of one request may have."""
         if characters > self._settings.text_limit:
             raise AbstainError(

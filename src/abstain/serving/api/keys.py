@@ -84,7 +84,7 @@ class ApiKeys:
         self._read: tuple[ApiKey, ...] = ()
         self._reload()
 
-    def holder(self, presented: str | None) -> ApiKey | None:
+    def authenticate(self, presented: str | None) -> ApiKey | None:
         """Who holds the key `presented`; None where nobody does.
 
         Raises `AbstainError` where the file of keys cannot be read any more; its place is in the server's log alone.
@@ -92,7 +92,7 @@ class ApiKeys:
         return self._of_digest(_digest(presented or ""))
 
     def refresh(self, holder: ApiKey) -> ApiKey | None:
-        """`holder` with the roles that it has now; None where its key lets nobody in any more."""
+        """`authenticate` with the roles that it has now; None where its key lets nobody in any more."""
         return self._of_digest(holder.digest)
 
     def _of_digest(self, digest: str) -> ApiKey | None:
@@ -101,7 +101,7 @@ class ApiKeys:
         try:
             self._reload()
         except AbstainError as error:
-            _log.error("%s", error.coded)
+            _log.error("%s", error.message_with_code)
             raise AbstainError(Code.NO_SERVICE, "the API keys cannot be read: see the server's log") from None
         found = None
         for key in (*self._given, *self._read):

@@ -72,6 +72,6 @@ class Metrics:
             registry=self.registry,
         )
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         """The exposition format."""
         return generate_latest(self.registry)

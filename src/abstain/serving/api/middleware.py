@@ -21,7 +21,7 @@ from abstain.serving.api.callers import current_caller, set_caller
 from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.problems import Problem, problem_response
 
-OF_ALL = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+DEFAULT_HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 """Headers of every response that does not say otherwise."""
 BODY_SECONDS = 10.0
 """A body that has not arrived by then is given up."""
@@ -77,7 +77,7 @@ class BodyLimitMiddleware:
                     return
                 self._check(scope, body.content)
             except (Problem, AbstainError) as error:
-                refused = error if isinstance(error, Problem) else Problem.of(error)
+                refused = error if isinstance(error, Problem) else Problem.from_error(error)
                 self._release(body)
                 await _refuse(self._refusal(scope, refused), body, most + DRAINED, scope, receive, send)
                 return
@@ -165,7 +165,7 @@ class ResponseMetricsMiddleware:
                 if message["status"] >= 400 and scope["path"] != "/readyz":
                     self._problems.labels(str(message["status"])).inc()
                 named = {name for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(one for one in OF_ALL if one[0] not in named)]
+                message["headers"] = [*message["headers"], *(one for one in DEFAULT_HEADERS if one[0] not in named)]
             await send(message)
 
         try:
@@ -192,9 +192,9 @@ class ApiKeyMiddleware:
             scheme, _, key = sent.partition(" ")
             refused = make_unauthorized_problem()
             try:
-                holder = self._keys.holder(key.strip()) if scheme.lower() == "bearer" else None
+                holder = self._keys.authenticate(key.strip()) if scheme.lower() == "bearer" else None
             except AbstainError as error:
-                refused = Problem.of(error)
+                refused = Problem.from_error(error)
             if holder is None:
                 most = self._limit_of(scope) + DRAINED
                 await _refuse(refused.response(), _Body(receive, ""), most, scope, receive, send)

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.markdown import plain
+from abstain.core.markdown import to_single_line
 from abstain.serving.api.callers import OverQuota
 
 MEDIA_TYPE = "application/problem+json"
@@ -39,7 +39,7 @@ STATUS = {
     Code.USAGE: 422,
 }
 """Code of the cause -> status; 500 for any other."""
-LONGEST = 600
+MAX_DETAIL_CHARS = 600
 
 
 class Problem(Exception):
@@ -50,7 +50,7 @@ class Problem(Exception):
         self.status, self.code, self.detail, self.headers = status, code, detail, dict(headers or {})
 
     @classmethod
-    def of(cls, error: AbstainError) -> Problem:
+    def from_error(cls, error: AbstainError) -> Problem:
         status = STATUS.get(error.code, 500)
         later = error.retry_after if isinstance(error, OverQuota) else 1
         return cls(status, error.code, error.message, {"Retry-After": str(later)} if status in (429, 503) else None)
@@ -63,12 +63,12 @@ def problem_response(
     status: int, code: Code, detail: str, headers: Mapping[str, str] | None = None, **more: Any
 ) -> JSONResponse:
     """The response. `detail` may quote what a caller sent: it is made printable, and cut."""
-    shown = plain(detail)
+    shown = to_single_line(detail)
     content = {
         "type": f"urn:abstain:{code}",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…",
+        "detail": shown if len(shown) <= MAX_DETAIL_CHARS else f"{shown[:MAX_DETAIL_CHARS]}…",
         "code": str(code),
         **more,
     }
@@ -84,7 +84,7 @@ def handle_problems(app: FastAPI) -> None:
 
     async def of_abstain(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, AbstainError)
-        return Problem.of(error).response()
+        return Problem.from_error(error).response()
 
     async def of_validation(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

@@ -17,7 +17,7 @@ from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.decision_inputs import PendingRequest, length_of
 from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.redactions import Redactions
-from abstain.serving.api.telemetry import emit
+from abstain.serving.api.telemetry import emit_decision_event
 from abstain.serving.decision import Decision
 
 
@@ -27,7 +27,7 @@ class RecordedDecision:
 
     decision: Decision
     log_s: float
-    known: bool = False
+    is_repeat: bool = False
 
 
 class Recorder:
@@ -63,21 +63,21 @@ class Recorder:
             product=pending.request.product,
             user=pending.request.user,
             interaction=pending.row,
-            given_sha256=pending.given_sha256,
+            input_sha256=pending.given_sha256,
         )
         row = pending.row
         characters = length_of(row.question, row.answer, row.contexts) if row else 0
-        outcome = await self._redactions.bring(characters, seconds, self._log.record, logged)
+        outcome = await self._redactions.bring(characters, seconds, self._log.record_decision, logged)
         log_s = time.perf_counter() - before_log
         if outcome == "known":
-            return RecordedDecision(await self._load_previous(decision), log_s, known=True)
-        self.count(decision, source, pending.started_at)
-        emit(decision, source, trace)
+            return RecordedDecision(await self._load_previous(decision), log_s, is_repeat=True)
+        self.update_metrics(decision, source, pending.started_at)
+        emit_decision_event(decision, source, trace)
         return RecordedDecision(decision, log_s)
 
     async def _load_previous(self, decision: Decision) -> Decision:
         """The decision that the log has for a request that came again, whatever would be decided now."""
-        found = await asyncio.to_thread(queries.find, self._log.database, decision.interaction_id)
+        found = await asyncio.to_thread(queries.get_decision, self._log.database, decision.interaction_id)
         if found is None:  # it was there a moment ago
             return replace(decision, show=False)
         before = found.decision
@@ -95,7 +95,7 @@ class Recorder:
             reason=before.reason,
         )
 
-    def count(self, decision: Decision, source: str, started_at: float) -> None:
+    def update_metrics(self, decision: Decision, source: str, started_at: float) -> None:
         """Count `decision` in the figures; `started_at`: when its request came, by `time.perf_counter`."""
         shown, code = "yes" if decision.show else "no", _get_reason_code(decision) or ""
         self._metrics.decisions.labels(decision.decision, shown, code, source, decision.version).inc()

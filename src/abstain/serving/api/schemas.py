@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StringConstraints, model_validator
 
-from abstain.core.contracts import Context, Id, LogProbability, Name, Number, Row, Text
+from abstain.core.contracts import Context, Id, LogProbability, Number, Row, ScoreName, Text
 from abstain.llm.engine.requests import Generate
 from abstain.serving.engine_states import StatesInput
 from abstain.serving.feature_spec import FeatureSpec
 
-MOST = 1000
+MAX_LIST_ITEMS = 1000
 """Items of a list in a request. A list is given up at its first wrong item: there may be a million of them."""
 SCORES = 100
 """Scores of one answer that the assistant gives."""
@@ -22,8 +22,8 @@ INSTRUCTION = 2000
 """Characters of an instruction whose familiarity is asked for."""
 Label = Annotated[Text, StringConstraints(max_length=200)]
 """A name, not a text: it is stored as it comes, and some of them for good."""
-ScoreName = Annotated[Name, StringConstraints(max_length=200)]
-Contexts = Annotated[tuple[Context | Text, ...], Field(max_length=MOST, fail_fast=True)]
+ScoreName = Annotated[ScoreName, StringConstraints(max_length=200)]
+Contexts = Annotated[tuple[Context | Text, ...], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)]
 
 
 class RequestMetadata(Row):
@@ -52,7 +52,7 @@ class GateRequest(RequestMetadata):
     answer: Text | None = None
     no_context: bool = Field(False, description="an answer without any context is meant to be decided on")
     call_id: Id | None = Field(None, description="of contexts that were registered before")
-    entitlements: Annotated[tuple[Label, ...], Field(max_length=MOST, fail_fast=True)] | None = Field(
+    entitlements: Annotated[tuple[Label, ...], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)] | None = Field(
         None, description="of the asker, to retrieve contexts from the index"
     )
     states: StatesInput | None = Field(None, description="hidden states that the engine has computed of the answer")
@@ -66,7 +66,7 @@ class GateRequest(RequestMetadata):
     token_log_probs: Annotated[tuple[LogProbability, ...], Field(max_length=100_000, fail_fast=True)] | None = None
 
 
-GateRequests = Annotated[list[GateRequest], Field(max_length=MOST, fail_fast=True)]
+GateRequests = Annotated[list[GateRequest], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)]
 
 
 class AnswerRequest(RequestMetadata):
@@ -85,12 +85,12 @@ class AnswerRequest(RequestMetadata):
     )
 
     @property
-    def ask(self) -> Generate:
+    def to_operation(self) -> Generate:
         return Generate(self.max_new_tokens, self.temperature, self.top_p, seed=self.seed)
 
     @model_validator(mode="after")
     def _check_ask(self) -> AnswerRequest:
-        assert self.ask  # raises where the values do not go together
+        assert self.to_operation  # raises where the values do not go together
         return self
 
 

@@ -154,7 +154,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def names_of(host: str) -> tuple[str, ...]:
+def get_allowed_hosts(host: str) -> tuple[str, ...]:
     """The names in the address of a server without keys that listens to `host`."""
     shown = f"[{host}]" if ":" in host else host
     return tuple(dict.fromkeys((*LOOPBACK_NAMES, shown)))
@@ -226,7 +226,7 @@ def make_uvicorn_config(app: FastAPI) -> uvicorn.Config:
     )
 
 
-def run(app: FastAPI, listening: socket.socket) -> None:
+def serve_app(app: FastAPI, listening: socket.socket) -> None:
     """Serve `app` until SIGTERM or SIGINT."""
     with suppress(KeyboardInterrupt, SystemExit):  # which is how it is ended
         uvicorn.Server(make_uvicorn_config(app)).run(sockets=[listening])

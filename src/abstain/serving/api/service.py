@@ -44,7 +44,7 @@ Leaving = Callable[[], Awaitable[object]]
 """What it returns ends when nobody waits any more for what was asked."""
 OnText = Callable[[str], None]
 """Is given more and more of an answer while it is written."""
-CALLERS = frozenset(
+CALLER_ERROR_CODES = frozenset(
     {
         *(Code.BUSY, Code.TOO_LONG, Code.TOO_LARGE, Code.INVALID_ROW, Code.WRONG_FORMAT, Code.STATES_MISMATCH),
         *(Code.NOT_FINITE, Code.NOT_READABLE, Code.NO_ACCESS, Code.FAILED_CHECK),
@@ -84,7 +84,7 @@ class GateService:
         self._familiarity: tuple[LoadedVersion, SelfFamiliarity] | None = None
         self._started: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task that is finished even where nobody waits for it any more."""
         task = asyncio.create_task(work)
         self._started.add(task)
@@ -144,11 +144,11 @@ class GateService:
 
         So none of them is decided about, and logged, that its caller is not told of. Those with states need none.
         """
-        live = self.live.now
-        if live is None or len(requests) < 2 or not live.gate.predictor.scorer.readings:
+        live = self.live.current
+        if live is None or len(requests) < 2 or not live.gate.predictor.scorer.requires:
             return
         unread = sum(request.answer is not None and request.states is None for request in requests)
-        self._batcher.require_room(current_caller(), unread)
+        self._batcher.check_capacity(current_caller(), unread)
 
     async def _gather(
         self, pending: PendingRequest[GateRequest], live: LoadedVersion | None, body: RawStates | None
@@ -159,10 +159,10 @@ class GateService:
             self._begin_try(pending, pending.row.question)
         states = pending.request.states
         if live is None:
-            await self.gatherer.discard(states)
+            await self.gatherer.discard_states_file(states)
             return None
         if states and states.path:
-            self._batcher.require_room(current_caller())  # else the file would be gone when the caller asks again
+            self._batcher.check_capacity(current_caller())  # else the file would be gone when the caller asks again
         return await self.gatherer.gather_given(pending, live.gate, body)
 
     def _begin_try(self, pending: PendingRequest[Any], question: str) -> None:
@@ -194,14 +194,14 @@ class GateService:
             timed = await self._recorder.record(pending, decision, source, trace, left)
         except TimeoutError:
             reason = f"{Code.BUSY}: its texts were not redacted within {timeout_s:g} s"
-            withheld = replace(self._unavailable(self.live.now, pending.key, reason), show=False)
+            withheld = replace(self._unavailable(self.live.current, pending.key, reason), show=False)
             unread = replace(pending, row=None, given_sha256=None)
             return await self._recorder.record(unread, withheld, source, trace, left)
-        if self.shadow is not None and pending.live and pending.scored and not timed.known:
+        if self.shadow is not None and pending.live and pending.scored and not timed.is_repeat:
             self.shadow.submit(pending.live, replace(pending.scored, decision=timed.decision), pending.row)
         return timed
 
-    async def undecided(
+    async def record_failure(
         self, request: GateRequest, error: AbstainError, source: str, *, may_show: bool = True
     ) -> Decision:
         """`unavailable`, for an answer that `decide` raised `error` about: logged without texts, if it can be.
@@ -213,18 +213,18 @@ class GateService:
         used = error.code is Code.FAILED_CHECK
         key = request.interaction_id if request.interaction_id and not used else make_interaction_id()
         pending = PendingRequest(key, request)
-        decision = self._unavailable(self.live.now, pending.key, error.coded)
+        decision = self._unavailable(self.live.current, pending.key, error.message_with_code)
         decision = replace(decision, show=decision.show and may_show and not used)
         try:
             return (await self._recorder.record(pending, decision, source, None, LEAST_S)).decision
         except AbstainError as failure:
-            _log.warning("a decision of %s is not in the log: %s", source, failure.coded)
+            _log.warning("a decision of %s is not in the log: %s", source, failure.message_with_code)
             return self.withhold(pending.key, error, source)
 
     def withhold(self, key: str, error: AbstainError, source: str) -> Decision:
         """`unavailable`, for an answer whose decision the log does not take: what is not in it is not shown."""
-        decision = replace(self._unavailable(self.live.now, key, error.coded), show=False)
-        self._recorder.count(decision, source, time.perf_counter())
+        decision = replace(self._unavailable(self.live.current, key, error.message_with_code), show=False)
+        self._recorder.update_metrics(decision, source, time.perf_counter())
         return decision
 
     async def answer(
@@ -247,15 +247,19 @@ class GateService:
         question = Question(
             interaction_id=pending.key, question=request.question, contexts=to_contexts(request.contexts)
         )
-        self.gatherer.limit(length_of(question.question, None, question.contexts))
+        self.gatherer.check_text_length(length_of(question.question, None, question.contexts))
 
         async def generate(live: LoadedVersion | None) -> Decision | None:
             self._begin_try(pending, question.question)
             if live is None:
                 return None
-            if excess := explain_no_room(live.gate.predictor, request.ask):
+            if excess := explain_no_room(live.gate.predictor, request.to_operation):
                 raise AbstainError(Code.TOO_LONG, f"max_new_tokens {request.max_new_tokens} leaves no room: {excess}")
-            settings: dict[str, Any] = {"ask": request.ask, "no_context": request.no_context, "on_text": on_text}
+            settings: dict[str, Any] = {
+                "ask": request.to_operation,
+                "no_context": request.no_context,
+                "on_text": on_text,
+            }
             run = partial(generate_answers, live.gate, **settings)
             asked = self._batcher.run(("answer", live, *settings.values()), run, question, caller=current_caller())
             generated = await _unless_left(asked, leaving)
@@ -274,14 +278,14 @@ class GateService:
         Raises `AbstainError` for texts that are too long, where nothing is live, and where there is no decision in
         time.
         """
-        self.gatherer.limit(length_of(row.question, row.answer, row.contexts))
+        self.gatherer.check_text_length(length_of(row.question, row.answer, row.contexts))
         live = self._require_live()
         run = partial(_explain_all, live.gate)
         asked = self._batcher.run(("explain", live), run, (row, no_context), caller=current_caller())
         return await _run_with_timeout(self.settings.timeout_s, asked)
 
-    async def feedback(self, given: FeedbackRequest) -> str:
-        """Record a thumb or a review: `recorded`, or `known` where it was before.
+    async def record_feedback(self, given: FeedbackRequest) -> str:
+        """Record a thumb or a review: `recorded`, or `is_repeat` where it was before.
 
         Raises `AbstainError` where the id was used for another one, for a text that is too long or is not redacted in
         time, and where the log cannot be written.
@@ -298,7 +302,7 @@ class GateService:
         verdicts = given.model_dump(include={"reviewer", "complete", "correct", "truthful", "ideal_answer"})
         outcome = await self._bring(
             len(given.comment or "") + len(given.ideal_answer or ""),
-            self.log.feedback,
+            self.log.record_feedback,
             given.feedback_id,
             row or Review(interaction_id=given.interaction_id, reviewed_at=now, **verdicts),
         )
@@ -306,25 +310,25 @@ class GateService:
         return outcome
 
     async def review(self, row: Review) -> str:
-        """Record a review that was given on the page: `recorded`, or `known` where it is its reviewer's last one.
+        """Record a review that was given on the page: `recorded`, or `is_repeat` where it is its reviewer's last one.
 
-        Raises `AbstainError` where its answer is neither in the queue nor in the log, and as `feedback`.
+        Raises `AbstainError` where its answer is neither in the queue nor in the log, and as `record_feedback`.
         """
         outcome = await self._bring(len(row.ideal_answer or ""), self.log.review, row)
         self.metrics.feedback.labels("review", outcome).inc()
         return outcome
 
-    async def register(self, given: ContextsRequest) -> None:
-        """Remember what an answer of this caller will rest on. Raises `AbstainError` as `feedback`."""
+    async def register_contexts(self, given: ContextsRequest) -> None:
+        """Remember what an answer of this caller will rest on. Raises `AbstainError` as `record_feedback`."""
         length = length_of(given.question, None, to_contexts(given.contexts))
         content = RegisteredCall(
             question=given.question, contexts=given.contexts, user=given.user, product=given.product
         )
-        await self._bring(length, self.log.remember, current_caller(), given.call_id, content, given.ttl_s)
+        await self._bring(length, self.log.register_call, current_caller(), given.call_id, content, given.ttl_s)
 
     async def _bring(self, characters: int, put: Callable[..., Future[Recorded]], *given: Any) -> Recorded:
         """What becomes of a row that is no decision, as `Redactions.bring` says."""
-        self.gatherer.limit(characters)
+        self.gatherer.check_text_length(characters)
         within = self.settings.timeout_s
         try:
             return await self._redactions.bring(characters, within, put, *given)
@@ -348,9 +352,9 @@ class GateService:
         return found, await asyncio.to_thread(scorer.known_threshold)
 
     def _require_live(self) -> LoadedVersion:
-        live = self.live.now
+        live = self.live.current
         if live is None:
-            raise AbstainError(Code.NO_VERSION, self.live.trouble or "nothing is live")
+            raise AbstainError(Code.NO_VERSION, self.live.last_error or "nothing is live")
         return live
 
     async def _decide_and_record(
@@ -376,21 +380,21 @@ class GateService:
         self, key: str, decide: Callable[[LoadedVersion | None], Awaitable[Decision | None]], timeout_s: float
     ) -> Decision:
         """The decision of the live version: `unavailable`, with the reason, where there is none in time."""
-        live = self.live.now
+        live = self.live.current
         try:
             async with asyncio.timeout(timeout_s):
                 decision = await decide(live)
             if decision is not None:
                 return decision
-            reason = self.live.trouble or f"{Code.NO_VERSION}: nothing is live"
+            reason = self.live.last_error or f"{Code.NO_VERSION}: nothing is live"
         except TimeoutError:
             reason = f"{Code.BUSY}: there was no decision within {timeout_s:g} s"
         except CallerLeft as error:
-            reason = error.coded
+            reason = error.message_with_code
         except AbstainError as error:
-            if error.code in CALLERS:
+            if error.code in CALLER_ERROR_CODES:
                 raise
-            reason = error.coded
+            reason = error.message_with_code
         return self._unavailable(live, key, reason)
 
     def _unavailable(self, live: LoadedVersion | None, key: str, reason: str) -> Decision:
@@ -404,19 +408,19 @@ class GateService:
         self.metrics.writable.set(self.log.trouble is None)
         self.metrics.replaced.set(self.log.database.replaced)
         self.metrics.live.clear()
-        if self.live.now:
-            self.metrics.live.labels(self.live.now.release.version).set(1)
-        self.metrics.swaps.set(self.live.swaps)
-        self.metrics.refused.set(self.live.refused)
+        if self.live.current:
+            self.metrics.live.labels(self.live.current.version_info.version).set(1)
+        self.metrics.swaps.set(self.live.n_swaps)
+        self.metrics.refused.set(self.live.n_failed_loads)
         self.metrics.shadowing.clear()
-        if self.shadow is not None and self.shadow.follow.now:
-            self.metrics.shadowing.labels(self.shadow.follow.now.release.version).set(1)
+        if self.shadow is not None and self.shadow.follower.current:
+            self.metrics.shadowing.labels(self.shadow.follower.current.version_info.version).set(1)
 
     def refresh(self) -> None:
         """Follow the registry, and what is its shadow."""
         self.live.refresh()
         if self.shadow is not None:
-            self.shadow.follow.refresh()
+            self.shadow.follower.refresh()
 
 
 class CallerLeft(AbstainError):

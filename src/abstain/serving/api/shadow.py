@@ -18,14 +18,14 @@ from datetime import UTC, datetime
 from abstain.core.contracts import Interaction
 from abstain.data.decision_log.decisions import ShadowDecision
 from abstain.data.decision_log.log import DecisionLog, LogQueueFull
-from abstain.llm.signals.base import Answers
+from abstain.llm.signals.base import FeatureBatch
 from abstain.serving.api.batching import Batcher
 from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.version_follower import LoadedVersion, VersionFollower
 from abstain.serving.decision import Decision
 from abstain.serving.gate import Gate, ScoredAnswer
 
-WAITING = 64
+MAX_QUEUED = 64
 """Answers that may wait for the shadow: each may hold a megabyte of states."""
 IDLE_POLL_S = 0.02
 """How often the shadow asks whether the base model is idle."""
@@ -48,7 +48,7 @@ class ShadowGate:
     """
 
     def __init__(self, follow: VersionFollower, log: DecisionLog, metrics: Metrics, batcher: Batcher | None) -> None:
-        self.follow = follow
+        self.follower = follow
         self._log, self._metrics, self._batcher = log, metrics, batcher
         self._waiting: deque[_ShadowJob] = deque()
         self._thread = ThreadPoolExecutor(1, "shadow")
@@ -57,9 +57,9 @@ class ShadowGate:
 
     def submit(self, live: LoadedVersion, scored: ScoredAnswer, row: Interaction | None) -> None:
         """Take an answer that production has just decided about, if there is a shadow and room; returns at once."""
-        if self.follow.now is None or scored.decision.decision == "unavailable":
+        if self.follower.current is None or scored.decision.decision == "unavailable":
             return
-        if len(self._waiting) >= WAITING:
+        if len(self._waiting) >= MAX_QUEUED:
             self._count("dropped")
             return
         self._waiting.append(_ShadowJob(live, scored, row))
@@ -88,7 +88,7 @@ class ShadowGate:
 
     async def _run(self, job: _ShadowJob) -> str:
         """What became of it: `decided`, or `skipped` where the shadow needs what is not there."""
-        shadow = self.follow.now
+        shadow = self.follower.current
         if shadow is None:
             return "skipped"
         read = reuse_features(shadow.gate, job.live.gate, job.scored.answers)
@@ -99,14 +99,14 @@ class ShadowGate:
             while not self._batcher.is_idle:
                 await asyncio.sleep(IDLE_POLL_S)
             decision = await self._batcher.run(
-                ("shadow", shadow), shadow.gate.predictor.score, job.row, caller="the shadow"
+                ("shadow", shadow), shadow.gate.predictor.decide_interactions, job.row, caller="the shadow"
             )
             self._metrics.shadow_tokens.inc(decision.forward_tokens)
         else:
             return "skipped"
-        candidate = shadow.release.version
+        candidate = shadow.version_info.version
         made = _shadow_decision(job.scored.decision.interaction_id, candidate, decision, shadow.gate)
-        await asyncio.wrap_future(self._log.shadow(made))
+        await asyncio.wrap_future(self._log.record_shadow_decision(made))
         return "decided"
 
     def _count(self, outcome: str) -> None:
@@ -118,20 +118,20 @@ class ShadowGate:
         self._trouble = trouble
 
 
-def reuse_features(shadow: Gate, live: Gate, answers: Answers | None) -> Answers | None:
+def reuse_features(shadow: Gate, live: Gate, answers: FeatureBatch | None) -> FeatureBatch | None:
     """`answers` as the scorer of `shadow` reads them, where `live` has read all that it needs; else None."""
     own, other = shadow.predictor, live.predictor
     same_prompts = all(
         getattr(own.source.params, name) == getattr(other.source.params, name)
         for name in ("model", "layout", "too_long")
     )
-    readings = own.scorer.readings
-    if answers is None or not same_prompts or not set(readings) <= set(answers.results):
+    readings = own.scorer.requires
+    if answers is None or not same_prompts or not set(readings) <= set(answers.features):
         return None
-    return Answers(answers.interactions, {reading: answers.results[reading] for reading in readings})
+    return FeatureBatch(answers.interactions, {reading: answers.features[reading] for reading in readings})
 
 
-def _decide(gate: Gate, answers: Answers) -> Decision:
+def _decide(gate: Gate, answers: FeatureBatch) -> Decision:
     (decision,) = gate.predictor.score_answers(answers, [None], [0.0])
     return decision
 

@@ -41,7 +41,7 @@ async def answer_events(
         loop.call_soon_threadsafe(written.put_nowait, text)
 
     left = asyncio.Event()
-    running = service.start(service.answer(asked, left.wait, trace, on_text if optimistic else None))
+    running = service.start_task(service.answer(asked, left.wait, trace, on_text if optimistic else None))
     running.add_done_callback(lambda _: written.put_nowait(None))
     sent = False
     try:
@@ -56,7 +56,7 @@ async def answer_events(
         if sent:
             yield _event("retract", {"interaction_id": asked.interaction_id})
         told = error if isinstance(error, AbstainError) else AbstainError(Code.PROCESS_DIED, "an unexpected error")
-        yield _event("problem", json.loads(bytes(Problem.of(told).response().body)))
+        yield _event("problem", json.loads(bytes(Problem.from_error(told).response().body)))
         return
     answered = answer_response(text, timed.decision, holder)
     if not optimistic and timed.decision.show:

@@ -60,7 +60,7 @@ def trace_headers(of: context.Context) -> dict[str, str]:
     return dict(carrier)
 
 
-def emit(decision: Decision, source: str, of: context.Context | None) -> None:
+def emit_decision_event(decision: Decision, source: str, of: context.Context | None) -> None:
     """The event of one decision, as a child of the span in `of`, where there is one."""
     attributes: dict[str, str | float | bool] = {
         "gen_ai.evaluation.name": "abstain.confidence",

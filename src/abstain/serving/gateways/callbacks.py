@@ -17,7 +17,7 @@ from uuid import UUID
 from abstain.core.codes import Code
 from abstain.core.text import WITHHELD_TEXT
 from abstain.serving.decision import Decision, no_decision
-from abstain.serving.gateways.client import GateLike, ask, unavailable
+from abstain.serving.gateways.client import GateLike, decide_if_complete, make_unavailable_decision
 
 _NO_QUESTION = "none was found where the chain begins: invoke it, since a stream begins without its input"
 
@@ -66,7 +66,9 @@ def langchain_callback(
                 return
             chain = _Chain(_of(inputs, question), [run_id])
             if not (chain.question or "").strip():  # before anybody reads a part of the answer
-                _require_shown(unavailable(gate, f"{Code.INVALID_ROW}: question: {_NO_QUESTION}"), withheld_text)
+                _require_shown(
+                    make_unavailable_decision(gate, f"{Code.INVALID_ROW}: question: {_NO_QUESTION}"), withheld_text
+                )
             self._chains[run_id] = chain
 
         def on_llm_start(self, *_: Any, run_id: UUID, parent_run_id: UUID | None = None, **__: Any) -> None:
@@ -90,7 +92,9 @@ def langchain_callback(
 
         def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
             if chain := self._end(run_id):
-                _require_shown(ask(gate, chain.question, chain.contexts, _of(outputs, answer)), withheld_text)
+                _require_shown(
+                    decide_if_complete(gate, chain.question, chain.contexts, _of(outputs, answer)), withheld_text
+                )
 
         def _require_chain(self, kind: str, run_id: UUID, parent: UUID | None) -> None:
             if not self._follow(run_id, parent):
@@ -152,7 +156,7 @@ def llamaindex_callback(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -
                 return
             text = getattr(response, "response", None)
             contexts = [node.get_content() for node in getattr(response, "source_nodes", None) or []]
-            decision = ask(gate, question, contexts, text if isinstance(text, str) else None)
+            decision = decide_if_complete(gate, question, contexts, text if isinstance(text, str) else None)
             if decision.show:
                 return
             if not isinstance(text, str):

@@ -35,14 +35,14 @@ from abstain.serving.gateways.answers import Answer, Passed, text_of
 _log = logging.getLogger("abstain.serve")
 CALL_TTL_S = 1800.0
 """How long a question waits for its answer."""
-LISTED = 10_000
+MAX_LIST_ITEMS = 10_000
 """The most elements of a list in a gateway's request."""
 TEXT_KEYS = ("text", "content", "page_content")
 """Where an object among the contexts may have its text."""
 
 
 @dataclass(frozen=True)
-class Found:
+class GatewayFields:
     """What a request holds; None: nothing."""
 
     call_id: str | None
@@ -68,14 +68,14 @@ class GatewayFieldParser:
                 variable = f"ABSTAIN_SERVE_{gateway}__{name}".upper()
                 raise AbstainError(Code.BAD_SETTING, f"environment variable {variable}: {error}") from None
 
-    def find(self, request: Mapping[str, Any]) -> Found:
+    def parse(self, request: Mapping[str, Any]) -> GatewayFields:
         """What `request` holds. Raises `AbstainError` for contexts and entitlements that are no texts."""
-        values = {name: path.of(request) for name, path in self._paths.items()}
+        values = {name: path.evaluate(request) for name, path in self._paths.items()}
         contexts = [_context(one) for one in _listed(values.get("contexts"))]
         entitlements = [_entitlement(one) for one in _listed(values.get("entitlements"))]
         names = ("call_id", "question", "conversation", "user", "product", "model")
         texts = {name: text_of(values.get(name)) for name in names}
-        return Found(contexts=tuple(contexts) or None, entitlements=tuple(entitlements) or None, **texts)
+        return GatewayFields(contexts=tuple(contexts) or None, entitlements=tuple(entitlements) or None, **texts)
 
 
 def count_passed(service: GateService, source: str, why: Passed) -> None:
@@ -83,7 +83,7 @@ def count_passed(service: GateService, source: str, why: Passed) -> None:
     service.metrics.passed.labels(source, why.value).inc()
 
 
-async def register(service: GateService, found: Found) -> None:
+async def register_call(service: GateService, found: GatewayFields) -> None:
     """Remember what a request before its answer holds, with what the assistant registered by the same key: its question
     goes first.
 
@@ -92,7 +92,7 @@ async def register(service: GateService, found: Found) -> None:
     if found.call_id is None:
         return
     service.rows.take(current_caller())
-    known = await service.gatherer.registered(found.call_id) or RegisteredCall()
+    known = await service.gatherer.get_registered_call(found.call_id) or RegisteredCall()
     given = {
         "call_id": found.call_id,
         "question": known.question or found.question,
@@ -101,17 +101,17 @@ async def register(service: GateService, found: Found) -> None:
         "product": found.product or known.product,
         "ttl_s": CALL_TTL_S,
     }
-    await service.register(_validate(ContextsRequest, given))
+    await service.register_contexts(_validate(ContextsRequest, given))
 
 
-async def decide(
+async def decide_answers(
     service: GateService,
     finder: GatewayFieldParser,
     request: Mapping[str, Any],
     answers: Sequence[Answer],
     source: str,
     *,
-    named: bool = False,
+    use_call_id: bool = False,
     timeout_s: float | None = None,
 ) -> list[Decision | None]:
     """The decision about each answer, in order; `unavailable`, with the reason, where there is none. Never raises.
@@ -129,7 +129,9 @@ async def decide(
         if isinstance(answer, Passed):
             count_passed(service, source, answer)
     to_decide = [answer for answer in answers if not isinstance(answer, Passed)]
-    decided = iter(await _decide(service, finder, request, to_decide, source, named, timeout_s) if to_decide else ())
+    decided = iter(
+        await _decide(service, finder, request, to_decide, source, use_call_id, timeout_s) if to_decide else ()
+    )
     return [None if isinstance(answer, Passed) else next(decided) for answer in answers]
 
 
@@ -152,8 +154,8 @@ async def _decide(
         )
         return [await _record_failure(service, GateRequest(), excess, source, may_show=False)] * len(answers)
     try:
-        found = finder.find(request)
-        known = await service.gatherer.registered(found.call_id) if found.call_id and found.question else None
+        found = finder.parse(request)
+        known = await service.gatherer.get_registered_call(found.call_id) if found.call_id and found.question else None
     except Exception as error:  # whatever it is, the gateway would show the answers
         return [await _record_failure(service, GateRequest(), error, source) for _ in answers]
 
@@ -184,10 +186,10 @@ async def _record_failure(
         _log.error("%s: a decision has failed", source, exc_info=error)
         error = failed
     try:
-        return await service.undecided(asked, error, source, may_show=may_show)
+        return await service.record_failure(asked, error, source, may_show=may_show)
     except Exception:
         _log.exception("%s: a decision that has failed cannot be logged", source)
-        return no_decision(make_interaction_id(), failed.coded)
+        return no_decision(make_interaction_id(), failed.message_with_code)
 
 
 def with_headers(body: Mapping[str, Any], request: Request) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
 from abstain.serving.gateways.answers import Answer, Passed, choices_of, read_answers, with_text
 from abstain.serving.gateways.core import (
-    LISTED,
+    MAX_LIST_ITEMS,
     GatewayFieldParser,
     count_passed,
-    decide,
-    register,
+    decide_answers,
+    register_call,
     to_valid_json,
     with_headers,
 )
@@ -52,13 +52,13 @@ class Choice(BaseModel):
 
 
 class Messages(BaseModel):
-    messages: Annotated[list[Message], Field(max_length=LISTED, fail_fast=True)] = []
+    messages: Annotated[list[Message], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)] = []
 
 
 class ChoicesBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
-    choices: Annotated[list[Choice], Field(max_length=LISTED, fail_fast=True)] = []
+    choices: Annotated[list[Choice], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)] = []
 
 
 class PromptRequest(BaseModel):
@@ -102,9 +102,9 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
         """Remember a question; it passes."""
         count_passed(service, SOURCE, Passed.REQUEST)
         try:
-            await register(service, finder.find(with_headers(asked.body.model_dump(), request)))
+            await register_call(service, finder.parse(with_headers(asked.body.model_dump(), request)))
         except AbstainError as error:  # its answer will be `unavailable`
-            _log.warning("%s: a question is not remembered: %s", SOURCE, error.coded)
+            _log.warning("%s: a question is not remembered: %s", SOURCE, error.message_with_code)
         return PromptResponse(action=PassAction(reason="decided with the answer"))
 
     @routes.post("/response", operation_id="kgateway_response")
@@ -114,7 +114,9 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
         A further piece of a streamed answer comes under the id of the first one and is withheld: it is no answer.
         """
         response, answers = _read(given)
-        decisions = await decide(service, finder, with_headers(response, request), answers, SOURCE, named=True)
+        decisions = await decide_answers(
+            service, finder, with_headers(response, request), answers, SOURCE, use_call_id=True
+        )
         withheld = {at: one for at, one in enumerate(decisions) if one and not one.show}
         if not withheld:
             return ResponseResponse(action=PassAction(reason="shown"))
@@ -142,7 +144,7 @@ def _read(given: dict[str, Any]) -> tuple[dict[str, Any], list[Answer]]:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         unread = AbstainError(Code.INVALID_ROW, f"answer: {where}: {problem['msg']}: send what the model answered")
-        choices = choices_of(given.get("body"))[:LISTED] or [{}]
+        choices = choices_of(given.get("body"))[:MAX_LIST_ITEMS] or [{}]
         return {"choices": [{} for _ in choices]}, [unread for _ in choices]
 
 

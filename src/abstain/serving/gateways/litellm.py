@@ -17,7 +17,13 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
 from abstain.serving.gateways.answers import Answer, Passed, read_answers
-from abstain.serving.gateways.core import LISTED, GatewayFieldParser, count_passed, decide, register
+from abstain.serving.gateways.core import (
+    MAX_LIST_ITEMS,
+    GatewayFieldParser,
+    count_passed,
+    decide_answers,
+    register_call,
+)
 
 SOURCE = "litellm"
 REDACTED_HEADER_VALUE = "[present]"
@@ -25,13 +31,13 @@ REDACTED_HEADER_VALUE = "[present]"
 _log = logging.getLogger("abstain.serve")
 
 
-class Call(BaseModel):
+class LiteLLMRequest(BaseModel):
     """What LiteLLM sends; the paths find the rest."""
 
     model_config = ConfigDict(extra="allow")
 
     input_type: Literal["request", "response"]
-    texts: Annotated[list[str], Field(max_length=LISTED, fail_fast=True)] | None = None
+    texts: Annotated[list[str], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)] | None = None
 
 
 class LiteLLMResponse(BaseModel):
@@ -46,7 +52,7 @@ def litellm_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
     finder = GatewayFieldParser(SOURCE, service.settings.litellm)
 
     @routes.post("/beta/litellm_basic_guardrail_api", operation_id="litellm", dependencies=[Depends(asker)])
-    async def guardrail(call: Call) -> LiteLLMResponse:
+    async def guardrail(call: LiteLLMRequest) -> LiteLLMResponse:
         """Remember a question, or decide about the answers to it."""
         request = call.model_dump()
         headers = request.get("request_headers")
@@ -57,12 +63,12 @@ def litellm_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
         if call.input_type == "request":
             count_passed(service, SOURCE, Passed.REQUEST)
             try:
-                await register(service, finder.find(request))
+                await register_call(service, finder.parse(request))
             except AbstainError as error:  # its answer will be `unavailable`
-                _log.warning("%s: a question is not remembered: %s", SOURCE, error.coded)
+                _log.warning("%s: a question is not remembered: %s", SOURCE, error.message_with_code)
             return LiteLLMResponse(action="NONE")
         answers = _answers(request)
-        decisions = await decide(service, finder, request, answers, SOURCE, named=True)
+        decisions = await decide_answers(service, finder, request, answers, SOURCE, use_call_id=True)
         withheld = {at for at, one in enumerate(decisions) if one and not one.show}
         if not withheld:
             return LiteLLMResponse(action="NONE")

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from abstain.core.text import WITHHELD_TEXT
-from abstain.serving.gateways.client import GateLike, ask
+from abstain.serving.gateways.client import GateLike, decide_if_complete
 
 
 def abstain_action(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -> Callable[..., Awaitable[Any]]:
@@ -26,7 +26,7 @@ def abstain_action(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -> Cal
     async def abstain_gate(context: Mapping[str, Any] | None = None) -> Any:
         known = context or {}
         question, answer = known.get("last_user_message"), known.get("bot_message")
-        decided = await asyncio.to_thread(ask, gate, question, _chunks(known), answer)
+        decided = await asyncio.to_thread(decide_if_complete, gate, question, _chunks(known), answer)
         told = {name: getattr(decided, name) for name in ("decision", "confidence", "interaction_id")}
         if decided.show:
             return RailOutcome.allow(metadata=told)

@@ -18,7 +18,7 @@ from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import make_interaction_id
 from abstain.serving.gateways.answers import Answer, Passed, choices_of, quiet, read_answers, text_of, with_text
-from abstain.serving.gateways.core import GatewayFieldParser, count_passed, decide, to_valid_json, with_headers
+from abstain.serving.gateways.core import GatewayFieldParser, count_passed, decide_answers, to_valid_json, with_headers
 
 SOURCE = "portkey"
 GRACE_S = 0.5
@@ -51,7 +51,7 @@ def portkey_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
             return WebhookVerdict(verdict=True)
         response = event.get("response")
         answers = _answers(response)
-        deciding = decide(service, finder, with_headers(event, request), answers, SOURCE, timeout_s=within)
+        deciding = decide_answers(service, finder, with_headers(event, request), answers, SOURCE, timeout_s=within)
         try:
             decisions = await asyncio.wait_for(deciding, within + GRACE_S)
         except TimeoutError:

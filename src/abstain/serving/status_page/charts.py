@@ -10,7 +10,7 @@ from datetime import datetime
 
 from markupsafe import Markup, escape
 
-from abstain.core.formatting import percent
+from abstain.core.formatting import format_percent
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.serving.status_page.status_data import DayStatistics
 
@@ -44,7 +44,11 @@ def coverage_chart(days: Sequence[DayStatistics]) -> Markup:
     """The share of answers shown, by day."""
     decided = sum(day.total for day in days)
     shown = sum(day.shown for day in days)
-    said = f"In {len(days)} days {percent(shown / decided, 0)} of {decided:,} answers." if decided else "No decisions."
+    said = (
+        f"In {len(days)} days {format_percent(shown / decided, 0)} of {decided:,} answers."
+        if decided
+        else "No decisions."
+    )
     line = _line("show", [day.coverage for day in days], 1.0)
     return _chart("coverage", "Coverage: share of answers shown", said, _dates(days), 1.0, "100 %", line)
 

@@ -33,17 +33,17 @@ from abstain.config.params import LabelParams
 from abstain.core.codes import Code
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
-from abstain.core.markdown import plain
+from abstain.core.markdown import to_single_line
 from abstain.data.decision_log import queries, queue
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.data.decision_log.queries import DecisionDetails
 from abstain.data.decision_log.queue import QueuedAnswer
-from abstain.reports.monitoring_window import format_statistics, history_rows, title
+from abstain.reports.monitoring_window import format_statistics, format_title, history_rows
 from abstain.serving.api.callers import current_caller, set_caller
 from abstain.serving.api.keys import ApiKeys, Role
-from abstain.serving.api.problems import LONGEST, STATUS, Problem
+from abstain.serving.api.problems import MAX_DETAIL_CHARS, STATUS, Problem
 from abstain.serving.api.service import GateService
-from abstain.serving.gate import interaction
+from abstain.serving.gate import make_interaction
 from abstain.serving.status_page.charts import coverage_chart, decisions_chart, history_chart, latency_chart
 from abstain.serving.status_page.sessions import SESSION_HOURS, Sessions, Visitor
 from abstain.serving.status_page.status_cache import StatusCache
@@ -52,7 +52,7 @@ COOKIE, LOGIN_COOKIE = "abstain-gate", "abstain-gate-login"
 LISTED = 10
 """Withheld answers on the page."""
 MOST_FIELDS = 20
-VERDICTS = {
+CRITERION_HINTS = {
     "complete": "it says all that was asked for",
     "correct": "what it says is right",
     "truthful": "it says nothing that the sources do not",
@@ -79,7 +79,7 @@ def add_page(app: FastAPI, service: GateService, keys: ApiKeys, labels: LabelPar
     for path, method, handle in handlers:
         routes.add_api_route(path, _render_errors(handle, page), methods=[method], response_model=None)
     app.include_router(routes)
-    app.state.has_visitor, app.state.problem_page = page.has_visitor, _told
+    app.state.has_visitor, app.state.problem_page = page.has_visitor, _render_problem
 
 
 class _Page:
@@ -90,19 +90,19 @@ class _Page:
     async def status(self, request: Request) -> Response:
         """What is live, how it does, what it withheld, and the form to try an answer."""
         visitor = self.visitor(request)
-        live, trouble = self._service.live.now, self._service.live.trouble
+        live, trouble = self._service.live.current, self._service.live.last_error
         told: dict[str, Any] = {"log_trouble": None, "log_replaced": self._service.log.database.replaced}
         try:
-            figures = await self._figures.of(live.release if live else None)
+            figures = await self._figures.get(live.version_info if live else None)
             told |= {"days": figures.days, "charts": _charts(figures.days), "reviewed": figures.reviewed}
             told |= _monitoring(figures.windows)
             told |= await asyncio.to_thread(self._to_review, visitor)
         except AbstainError as error:
-            told |= {"log_trouble": error.coded, "reviewed": None, "withheld": [], "queue": None}
+            told |= {"log_trouble": error.message_with_code, "reviewed": None, "withheld": [], "queue": None}
         predictor = live.gate.predictor if live else None
-        is_well = predictor is not None and predictor.guaranteed
+        is_well = predictor is not None and predictor.has_guarantee
         told |= {
-            "release": live.release if live else None,
+            "release": live.version_info if live else None,
             "predictor": predictor,
             "trouble": trouble,
             "state": "failed" if not is_well else "warned" if trouble else "passed",
@@ -116,11 +116,11 @@ class _Page:
         Raises `AbstainError` where the log cannot be read.
         """
         log = self._service.log
-        withheld = queries.newest_withheld(log.database, LISTED) if visitor.may("withheld") else []
+        withheld = queries.list_withheld(log.database, LISTED) if visitor.has_roles("withheld") else []
         return {
             "withheld": withheld,
-            "is_reviewed": queries.reviewed(log.database, [one.interaction_id for one in withheld]),
-            "queue": queue.progress(log.database) if visitor.may("review") else None,
+            "is_reviewed": queries.find_reviewed(log.database, [one.interaction_id for one in withheld]),
+            "queue": queue.progress(log.database) if visitor.has_roles("review") else None,
         }
 
     async def review(self, request: Request) -> Response:
@@ -133,7 +133,7 @@ class _Page:
         if key is None:
             self._require(visitor, "review")
             after = int(query["after"]) if re.fullmatch(r"\d{1,18}", query.get("after", ""), re.ASCII) else 0
-            queued = await asyncio.to_thread(queue.next_open, database, visitor.holder.name, after)
+            queued = await asyncio.to_thread(queue.next_open, database, visitor.api_key.name, after)
         else:
             queued, withheld = await asyncio.to_thread(self._find, visitor, key)
         row = queued.interaction if queued else withheld.decision.interaction if withheld else None
@@ -148,7 +148,7 @@ class _Page:
             else [],
             "progress": await asyncio.to_thread(queue.progress, database),
             "previous": query.get("previous"),
-            "verdicts": VERDICTS,
+            "verdicts": CRITERION_HINTS,
             "answer_token": self._sessions.form_token(_of_answer(visitor, row.interaction_id)) if row else "",
         }
         return self._render("review.html", visitor, told)
@@ -159,8 +159,8 @@ class _Page:
         Raises `Problem` where there is neither, and `AbstainError` where the log cannot be read.
         """
         log = self._service.log
-        queued = queue.find_queued(log.database, key) if visitor.may("review") else None
-        withheld = queries.find(log.database, key) if visitor.may("withheld") else None
+        queued = queue.find_queued(log.database, key) if visitor.has_roles("review") else None
+        withheld = queries.get_decision(log.database, key) if visitor.has_roles("withheld") else None
         if withheld is not None and withheld.decision.shown:
             withheld = None
         if queued is None and withheld is None:
@@ -174,7 +174,7 @@ class _Page:
         given = {name: form.get(name, "") for name in _NOTHING}
         contexts = [one for one in _BLANK_LINE.split(given["contexts"].strip()) if one.strip()]
         try:
-            row = interaction(given["question"], contexts, given["answer"])
+            row = make_interaction(given["question"], contexts, given["answer"])
         except ValidationError as error:
             raise _invalid(error) from None
         explanation = await self._service.explain(row, bool(given["no_context"]))
@@ -200,13 +200,13 @@ class _Page:
             row = Review(
                 interaction_id=key,
                 reviewed_at=datetime.now(UTC),
-                reviewer=visitor.holder.name,
+                reviewer=visitor.api_key.name,
                 ideal_answer=form.get("ideal_answer", "").strip() or None,
-                **{name: {"yes": True, "no": False}.get(form.get(name, "")) for name in VERDICTS},
+                **{name: {"yes": True, "no": False}.get(form.get(name, "")) for name in CRITERION_HINTS},
             )
         except ValidationError as error:
             raise _invalid(error) from None
-        set_caller(request.scope, visitor.holder)
+        set_caller(request.scope, visitor.api_key)
         self._service.rows.take(current_caller())
         await self._service.review(row)
         address = quote(key, safe="")
@@ -233,7 +233,7 @@ class _Page:
 
     def visitor(self, request: Request, *roles: Role) -> Visitor:
         """Who asks. Raises `_LoggedOut` where nobody known does, and `Problem` where a role is missing."""
-        visitor = self._sessions.visitor(request.cookies.get(COOKIE))
+        visitor = self._sessions.get_visitor(request.cookies.get(COOKIE))
         if visitor is None:
             raise _LoggedOut
         self._require(visitor, *roles)
@@ -241,13 +241,13 @@ class _Page:
 
     @staticmethod
     def _require(visitor: Visitor, *roles: Role) -> None:
-        if not visitor.may(*roles):
-            lacking = ", ".join(sorted(set(roles) - visitor.holder.roles))
-            raise Problem(403, Code.NO_ACCESS, f"the key {visitor.holder.name} lacks the role {lacking}")
+        if not visitor.has_roles(*roles):
+            lacking = ", ".join(sorted(set(roles) - visitor.api_key.roles))
+            raise Problem(403, Code.NO_ACCESS, f"the key {visitor.api_key.name} lacks the role {lacking}")
 
     def has_visitor(self, scope: Scope) -> bool:
         """Whether a request is of somebody known."""
-        return self._sessions.visitor(Request(scope).cookies.get(COOKIE)) is not None
+        return self._sessions.get_visitor(Request(scope).cookies.get(COOKIE)) is not None
 
     def ask_for_key(self, request: Request, problem: str = "") -> Response:
         """The form for a key."""
@@ -257,8 +257,8 @@ class _Page:
         _set_cookie(request, response, LOGIN_COOKIE, nonce)
         return response
 
-    def _render(self, name: str, visitor: Visitor, told: Mapping[str, Any]) -> Response:
-        return _render_template(name, 200, visitor=visitor, token=_hidden(visitor.form_token), **told)
+    def _render(self, name: str, visitor: Visitor, values: Mapping[str, Any]) -> Response:
+        return _render_template(name, 200, visitor=visitor, token=_hidden(visitor.form_token), **values)
 
     async def _form(self, request: Request, *roles: Role) -> tuple[Visitor, dict[str, str]]:
         """Who sends a form of ours, and its fields. Raises as `visitor`, and `Problem` for another's form."""
@@ -289,9 +289,9 @@ def _render_errors(handle: Handler, page: _Page) -> Callable[[Request], Awaitabl
         except _LoggedOut:
             return page.ask_for_key(request)
         except Problem as problem:
-            return _told(problem)
+            return _render_problem(problem)
         except AbstainError as error:
-            return _told(Problem.of(error))
+            return _render_problem(Problem.from_error(error))
 
     return answer
 
@@ -310,9 +310,9 @@ async def _fields(request: Request) -> dict[str, str]:
     return {name: value.replace("\r\n", "\n") for name, value in pairs}
 
 
-def _told(problem: Problem) -> Response:
+def _render_problem(problem: Problem) -> Response:
     """The page of a problem."""
-    said = plain(f"{problem.code}: {problem.detail}")[:LONGEST]
+    said = to_single_line(f"{problem.code}: {problem.detail}")[:MAX_DETAIL_CHARS]
     response = _render_template("problem.html", problem.status, visitor=None, problem=said)
     response.headers.update(problem.headers)
     return response
@@ -346,7 +346,12 @@ def _monitoring(windows: Sequence[MonitoringWindow]) -> dict[str, Any]:
         return {"window": None}
     newest = windows[-1]
     lines = format_statistics(newest)
-    told = {"window": newest, "window_title": title(newest), "window_lines": lines, "windows": history_rows(windows)}
+    told = {
+        "window": newest,
+        "window_title": format_title(newest),
+        "window_lines": lines,
+        "windows": history_rows(windows),
+    }
     return told | {"history": history_chart(windows)}
 
 

@@ -17,7 +17,7 @@ from abstain.serving.api.keys import LOOPBACK_KEY, ApiKey, ApiKeys, Role
 
 SESSION_HOURS = 12.0
 """A session ends so long after it was opened."""
-MOST = 1000
+MAX_SESSIONS = 1000
 """Sessions at once; the oldest goes for one more."""
 
 
@@ -25,12 +25,12 @@ MOST = 1000
 class Visitor:
     """The holder of a session's key. `form_token` belongs into each form of theirs; `session`: empty without keys."""
 
-    holder: ApiKey
+    api_key: ApiKey
     session: str
     form_token: str
 
-    def may(self, *roles: Role) -> bool:
-        return self.holder.roles.issuperset(roles)
+    def has_roles(self, *roles: Role) -> bool:
+        return self.api_key.roles.issuperset(roles)
 
 
 class Sessions:
@@ -44,17 +44,17 @@ class Sessions:
 
     def log_in(self, key: str) -> str | None:
         """A new session of the holder of `key`; None where nobody holds it."""
-        holder = self._keys.holder(key)
+        holder = self._keys.authenticate(key)
         if holder is None:
             return None
         session = secrets.token_urlsafe(32)
         with self._lock:
-            while len(self._open) >= MOST:
+            while len(self._open) >= MAX_SESSIONS:
                 del self._open[next(iter(self._open))]
             self._open[session] = holder, time.monotonic() + SESSION_HOURS * 3600
         return session
 
-    def visitor(self, session: str | None) -> Visitor | None:
+    def get_visitor(self, session: str | None) -> Visitor | None:
         """Whose session this is, by the keys as they are now; None where it is nobody's (any more)."""
         if not self._keys.required:
             return Visitor(LOOPBACK_KEY, "", self.form_token(""))

@@ -13,7 +13,7 @@ from abstain.config.params import LabelParams
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow, read_windows
 from abstain.serving.api.version_follower import VersionInfo
-from abstain.serving.status_page.status_data import DayStatistics, ReviewStatistics, days, load_review_statistics
+from abstain.serving.status_page.status_data import DayStatistics, ReviewStatistics, load_days, load_review_statistics
 
 CACHE_TTL_S = 60.0
 WINDOWS = 26
@@ -40,7 +40,7 @@ class StatusCache:
         self._asked: Future[StatusData] | None = None
         self._done_at = 0.0
 
-    async def of(self, release: VersionInfo | None) -> StatusData:
+    async def get(self, release: VersionInfo | None) -> StatusData:
         """The figures while `release` is live. Raises `AbstainError` where the log cannot be read: that is not kept."""
         if self._asked is None or release != self._of or self._is_over(self._asked):
             self._of, self._asked = release, self._thread.submit(self._compute, release)
@@ -53,6 +53,8 @@ class StatusCache:
     def _compute(self, release: VersionInfo | None) -> StatusData:
         try:
             reviewed = load_review_statistics(self._log, release, self._labels) if release else None
-            return StatusData(days(self._log, datetime.now(UTC)), reviewed, read_windows(self._log.database, WINDOWS))
+            return StatusData(
+                load_days(self._log, datetime.now(UTC)), reviewed, read_windows(self._log.database, WINDOWS)
+            )
         finally:
             self._done_at = time.monotonic()

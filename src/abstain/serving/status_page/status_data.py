@@ -14,7 +14,7 @@ from abstain.serving.api.version_follower import VersionInfo
 
 DAYS = 14
 """Days that the charts go back, today among them."""
-FEW = 30
+MIN_REVIEWS = 30
 """Fewer reviewed answers say little: the interval is wider than 30 percentage points."""
 
 
@@ -52,14 +52,14 @@ class ReviewStatistics:
 
     @property
     def is_few(self) -> bool:
-        return self.answers < FEW
+        return self.answers < MIN_REVIEWS
 
 
-def days(log: DecisionLog, now: datetime) -> list[DayStatistics]:
+def load_days(log: DecisionLog, now: datetime) -> list[DayStatistics]:
     """The last `DAYS` days. Raises `AbstainError` where the log cannot be read."""
     today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     first, step = today - timedelta(days=DAYS - 1), timedelta(days=1)
-    found = {one.start: one for one in queries.over_time(log.database, first, today + step, step)}
+    found = {one.start: one for one in queries.count_by_interval(log.database, first, today + step, step)}
     return [
         DayStatistics(at, one.show, one.abstain, one.unavailable, one.shown, one.p50_ms, one.p99_ms)
         if (one := found.get(at))
@@ -73,21 +73,21 @@ def load_review_statistics(log: DecisionLog, release: VersionInfo, labels: Label
 
     Raises `AbstainError` where the log cannot be read.
     """
-    reviews = queries.reviews_of_shown(log.database, release.version, release.since)
-    return _judged(reviews, labels) if reviews else None
+    reviews = queries.list_reviews_of_shown(log.database, release.version, release.since)
+    return _count_correct(reviews, labels) if reviews else None
 
 
-def _judged(reviews: Sequence[Review], labels: LabelParams) -> ReviewStatistics:
+def _count_correct(reviews: Sequence[Review], labels: LabelParams) -> ReviewStatistics:
     """An answer is correct by the project's rule, `labels`, as in training."""
     import pandas as pd  # some seconds, for the first page alone
     from scipy.stats import binomtest
 
-    from abstain.data.labels.answer_labels import resolve, select_latest_reviews
+    from abstain.data.labels.answer_labels import resolve_reviews, select_latest_reviews
 
     table = pd.DataFrame([one.model_dump(exclude={"ideal_answer"}) for one in reviews])
     table["row"] = pd.factorize(table["interaction_id"])[0]
     table["inclusion_probability"] = float("nan")
-    verdicts = resolve(select_latest_reviews(table, labels), labels)
+    verdicts = resolve_reviews(select_latest_reviews(table, labels), labels)
     correct = int(verdicts["label"].sum())
     interval = binomtest(correct, len(verdicts)).proportion_ci(0.95, method="exact")
     return ReviewStatistics(len(verdicts), correct, float(interval.low), float(interval.high))

@@ -67,11 +67,11 @@ def _read_states_at(params: Params, frame: pd.DataFrame, place: ProbeSite, folde
     A prompt that fits the window with all chunks fits with fewer, so every row has states there.
     """
     interactions = DataStore(paths.DATA).interactions(frame["interaction_id"])
-    source = FeatureSource(params.llm, load_settings(), place.reading(params.llm))
+    source = FeatureSource(params.llm, load_settings(), place.make_feature_request(params.llm))
     source.compute_missing(interactions)
     source.save(interactions, folder / "states.npy")
     return StateTable(folder / "states.npy").subset
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

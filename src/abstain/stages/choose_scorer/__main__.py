@@ -17,13 +17,13 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.scorer_names import BASE_RATE, FUSION, PROBE, REGRESSORS
-from abstain.data.store.splits import reviewed
+from abstain.data.store.splits import select_reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
-from abstain.learning.evaluation.scorer_choice import aurocs, choose_cheapest_of_best
-from abstain.learning.metrics.bootstrap import RESAMPLES, Estimate, bounded
+from abstain.learning.evaluation.scorer_choice import choose_cheapest_of_best, compute_aurocs
+from abstain.learning.metrics.bootstrap import RESAMPLES, Estimate, make_interval_columns
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states
 
@@ -34,9 +34,9 @@ def stage(params: Params) -> None:
     fusions = {name: Fusion.from_dict(content) for name, content in artifacts.read_json(paths.FUSIONS).items()}
     kinds = {name: kind for name, kind in kinds.items() if kind != "fusion" or name in fusions}
     scores = _confidences(frame, states, {name: fusions[name] for name in kinds if name in fusions})
-    judged = reviewed(frame[frame["split"] == "train"])
-    found = aurocs(judged, {name: scores.loc[judged.index, name].to_numpy(float) for name in kinds}, RESAMPLES)
-    served = chosen(params.serve, kinds, costs, found, not_servable)
+    judged = select_reviewed(frame[frame["split"] == "train"])
+    found = compute_aurocs(judged, {name: scores.loc[judged.index, name].to_numpy(float) for name in kinds}, RESAMPLES)
+    served = choose_served_scorer(params.serve, kinds, costs, found, not_servable)
     print(f"served: {served}, AUROC out of fold {found[served].value:.3f}, {costs[served]:.0f} tokens an answer")
     parts = fusions[served].names if served in fusions else (served,)
     artifacts.write_json(
@@ -50,7 +50,12 @@ def stage(params: Params) -> None:
             "parts": list(parts),
             "kinds": {name: kinds[name] for name in (served, *parts)},
             "candidates": [
-                {"scorer": name, "kind": kinds[name], "forward_tokens": costs[name], **bounded("auroc", found[name])}
+                {
+                    "scorer": name,
+                    "kind": kinds[name],
+                    "forward_tokens": costs[name],
+                    **make_interval_columns("auroc", found[name]),
+                }
                 for name in sorted(kinds, key=lambda name: (costs[name], name))
             ],
             "not_servable": not_servable,
@@ -100,11 +105,11 @@ def _of_train(file: Path, train: pd.DataFrame) -> pd.DataFrame:
     return pd.read_parquet(file).set_index("interaction_id").loc[train["interaction_id"]]
 
 
-def chosen(
+def choose_served_scorer(
     serve: ServeParams,
     kinds: Mapping[str, str],
     costs: Mapping[str, float],
-    found: Mapping[str, Estimate],
+    aurocs: Mapping[str, Estimate],
     not_servable: Mapping[str, str],
 ) -> str:
     """The name of the scorer to serve, by `kinds` and forward tokens (`costs`) of those that can be, and their AUROCs.
@@ -127,7 +132,7 @@ def chosen(
             f"serve.max_tokens: {serve.max_tokens} is less than any scorer reads for an answer: raise it to "
             f"{math.ceil(costs[cheapest])}, for {cheapest}",
         )
-    known = {name: found[name] for name in affordable if not math.isnan(found[name].value)}
+    known = {name: aurocs[name] for name in affordable if not math.isnan(aurocs[name].value)}
     in_use = [name for name in affordable if kinds[name] == serve.in_production]
     if not known:  # the reviewed training answers are all correct, or all incorrect
         return next(name for name in (*in_use, PROBE, *affordable) if name in affordable)
@@ -135,4 +140,4 @@ def chosen(
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

@@ -27,7 +27,7 @@ def stage(params: Params) -> None:
 def require_quality(frame: pd.DataFrame, summary: dict[str, Any], store: DataStore, params: QualityParams) -> None:
     """Write the results of the suites of the table, whose data card is `summary`. Raises `AbstainError` where one of
     them fails."""
-    digests = text_digests(store.rows(Interaction))
+    digests = text_digests(store.iter_rows(Interaction))
     result = validate_training(frame, digests, summary["twins"]["left_out"], summary["contradicting"], params)
     artifacts.write_json(paths.QUALITY, result.to_dict())
     if not result.success:
@@ -35,4 +35,4 @@ def require_quality(frame: pd.DataFrame, summary: dict[str, Any], store: DataSto
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

@@ -11,12 +11,12 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import by_how_chosen, reviewed
+from abstain.data.store.splits import select_reviewed, split_by_sampling
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.estimators.probe_registry import load_probe
-from abstain.learning.evaluation.reviewed_split import ReviewedSplit, calibrate
+from abstain.learning.evaluation.reviewed_split import ReviewedSplit, calibrate_scores
 from abstain.learning.evaluation.score_table import ScoreTable
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.calibration import calibrator_from_dict
@@ -43,20 +43,20 @@ def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, Re
             Code.TOO_FEW_LABELS, "no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it"
         )
     threshold = artifacts.read_json(paths.THRESHOLD)
-    holdout, volunteered = splits["holdout"].by_how_chosen(threshold["drawn"])
-    newest, _ = splits["newest"].by_how_chosen(threshold["drawn"])
+    holdout, volunteered = splits["holdout"].split_by_sampling(threshold["drawn"])
+    newest, _ = splits["newest"].split_by_sampling(threshold["drawn"])
     rows = holdout.rows
     ideal = read_ideal_answers()
     return CandidateArtifacts(
         scorers=scorers,
         validation=splits["validation"],
         holdout=holdout,
-        volunteered=volunteered,
+        self_selected=volunteered,
         newest=newest,
         interactions=DataStore(paths.DATA).interactions(rows["interaction_id"]),
         ideal_answers=[ideal.get(name) for name in rows["interaction_id"]],
         rouge=read_rouge(rows),
-        changed={
+        counterfactual_scores={
             name: _read_changed(params, name, rows, scorers) for name in params.audits.run if name in COUNTERFACTUALS
         },
         base_model=read_base_model(),
@@ -78,7 +78,7 @@ def _read_scorers(params: Params, frame: pd.DataFrame) -> ScoreTable:
         exported=OnnxProbe(paths.ONNX),
         zoo={name: load_probe(paths.PROBES / f"{name}.safetensors") for name in params.probe.zoo},
         fusions={name: Fusion.from_dict(of) for name, of in artifacts.read_json(paths.FUSIONS).items()},
-        base_rate=metrics.mean(train["correct"].to_numpy(float), train["weight"].to_numpy(float)),
+        base_rate=metrics.weighted_mean(train["correct"].to_numpy(float), train["weight"].to_numpy(float)),
         regressors=artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"],
     )
 
@@ -91,12 +91,12 @@ def _reviewed_splits(
     Of `validation` those that the threshold was tuned on.
     """
     signals = artifacts.read_signals("asked").reindex(frame["interaction_id"]).set_axis(frame.index)
-    rows = {split: reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout", "newest")}
-    rows["validation"], _ = by_how_chosen(rows["validation"])
+    rows = {split: select_reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout", "newest")}
+    rows["validation"], _ = split_by_sampling(rows["validation"])
     scores = {split: scorers.table(states.subset(of.index), signals.loc[of.index]) for split, of in rows.items()}
     validation = ReviewedSplit(rows["validation"], scores["validation"], scores["validation"])
     shipped = calibrator_from_dict(artifacts.read_json(paths.CALIBRATION))  # fitted in the same way
-    probabilities = calibrate(validation, scores, shipped.method)
+    probabilities = calibrate_scores(validation, scores, shipped.method)
     for split, of in scores.items():
         probabilities[split][scorers.served] = shipped.apply(of[scorers.served].to_numpy(float))
     return {split: ReviewedSplit(of, scores[split], probabilities[split]) for split, of in rows.items()}
@@ -110,7 +110,9 @@ def _read_changed(params: Params, name: str, holdout: pd.DataFrame, scorers: Sco
     """
     # Includes unreadable answers: which answer a question gets depends on all changed ones.
     frame = artifacts.read_dataset_frame()
-    interactions = DataStore(paths.DATA).interactions(reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
+    interactions = DataStore(paths.DATA).interactions(
+        select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
+    )
     changed = COUNTERFACTUALS[name](interactions)
     states = {
         changed[at].interaction_id: row.float()
@@ -130,11 +132,13 @@ def _write(found: Evaluation, served: str, splits: Mapping[str, ReviewedSplit]) 
         for name, table in found.plots.items():
             artifacts.write_text(folder / f"{name}.csv", table.to_csv(index=False))
     scores = [
-        of.rows[KEPT].join(of.scores).assign(confidence=of.raw(served), probability=of.probability(served))
+        of.rows[KEPT]
+        .join(of.scores)
+        .assign(confidence=of.get_raw_scores(served), probability=of.get_probabilities(served))
         for of in (splits["holdout"], splits["newest"])
     ]
     write_atomically(paths.SCORES, pd.concat(scores).to_parquet(index=False))
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

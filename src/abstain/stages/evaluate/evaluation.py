@@ -14,16 +14,16 @@ from abstain.core.contracts import Interaction
 from abstain.core.scorer_names import FUSION, LENGTH_ONLY, PROBE
 from abstain.data.store.splits import holdout_digest
 from abstain.learning.evaluation import audits, curves
-from abstain.learning.evaluation.examples import examples
-from abstain.learning.evaluation.leaderboard import leaderboard
+from abstain.learning.evaluation.examples import select_examples
+from abstain.learning.evaluation.leaderboard import build_leaderboard
 from abstain.learning.evaluation.reviewed_split import ReviewedSplit, compare_calibrators
 from abstain.learning.evaluation.score_table import ScoreTable
 from abstain.learning.evaluation.selective_prediction import (
+    build_threshold_table,
     evaluate_at_threshold,
     evaluate_at_tuned_threshold,
-    threshold_table,
 )
-from abstain.learning.evaluation.slices import KIND, Scored, auroc_by_slice, build_slice_table, strata
+from abstain.learning.evaluation.slices import KIND, SliceInput, auroc_by_slice, build_slice_table, make_strata
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import RESAMPLES
 from abstain.llm.engine.requests import get_chosen_layer
@@ -47,12 +47,12 @@ class CandidateArtifacts:
     scorers: ScoreTable
     validation: ReviewedSplit
     holdout: ReviewedSplit
-    volunteered: ReviewedSplit
+    self_selected: ReviewedSplit
     newest: ReviewedSplit
     interactions: list[Interaction]
     ideal_answers: list[str | None]
     rouge: np.ndarray
-    changed: Mapping[str, pd.DataFrame]
+    counterfactual_scores: Mapping[str, pd.DataFrame]
     base_model: str
     calibration: str
     threshold: Mapping[str, Any]
@@ -77,8 +77,8 @@ def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
     """Measure every scorer on the frozen hold-out, and the served one on the newest window too."""
     holdout, newest, rouge = candidate.holdout, candidate.newest, candidate.rouge
     served = candidate.scorers.served
-    marked, own = _select_marked_thresholds(candidate.threshold), holdout.raw(served)
-    board = leaderboard(
+    marked, own = _select_marked_thresholds(candidate.threshold), holdout.get_raw_scores(served)
+    board = build_leaderboard(
         holdout.correct,
         holdout.scores,
         holdout.calibrated,
@@ -87,7 +87,7 @@ def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
         RESAMPLES,
         champion=served,
     )
-    drawn = _drawn(board.set_index("scorer")["auroc"], candidate.scorers)
+    drawn = _select_plotted_scorers(board.set_index("scorer")["auroc"], candidate.scorers)
     at = {
         name: evaluate_at_threshold(holdout.correct, own, value, holdout.weight, rouge)
         for name, value in marked.items()
@@ -95,12 +95,12 @@ def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
     used = next(iter(marked))
     figures = {
         **holdout.counts,
-        "base_rate": metrics.mean(holdout.correct, holdout.weight),
+        "base_rate": metrics.weighted_mean(holdout.correct, holdout.weight),
         "label_source": "/".join(sorted(holdout.rows["source"].unique())),
-        "digest": _digest(holdout, candidate.volunteered),
+        "digest": _digest(holdout, candidate.self_selected),
         "served": {key: candidate.served[key] for key in ("name", "kind", "forward_tokens")},
         "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
-        "at_threshold": {**at[used], **holdout.shown(served, marked[used], RESAMPLES)},
+        "at_threshold": {**at[used], **holdout.summarize_shown(served, marked[used], RESAMPLES)},
         "at_heuristic": at.get("heuristic"),
         "target": {
             "metric": params.threshold.metric,
@@ -108,11 +108,11 @@ def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
             "min_rows": params.gate.min_slice,
         },
         "without_twins": _without_twins(holdout, served, marked[used]),
-        "volunteered": _volunteered(candidate.volunteered, served, marked[used]),
+        "volunteered": _evaluate_self_selected(candidate.self_selected, served, marked[used]),
     }
-    auroc = metrics.auroc(newest.correct, newest.raw(served), newest.weight)
-    tables = curves.tables(holdout, served, drawn, params.gate.min_slice)
-    tables["threshold"] = threshold_table(holdout.correct, own, marked, holdout.weight, rouge)
+    auroc = metrics.auroc(newest.correct, newest.get_raw_scores(served), newest.weight)
+    tables = curves.build_plot_tables(holdout, served, drawn, params.gate.min_slice)
+    tables["threshold"] = build_threshold_table(holdout.correct, own, marked, holdout.weight, rouge)
     measured = {"holdout": figures, "newest": {**newest.counts, "auroc": auroc}}
     return Evaluation(measured, _content(params, candidate), tables)
 
@@ -120,12 +120,12 @@ def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
 def _without_twins(holdout: ReviewedSplit, served: str, threshold: float) -> dict[str, float]:
     """The served scorer on the `rows` without a near-duplicate in the training data, and the number of other ones."""
     apart = ~holdout.rows["twin_in_training"].to_numpy(bool)
-    correct, confidence, weight = holdout.correct[apart], holdout.raw(served)[apart], holdout.weight[apart]
+    correct, confidence, weight = holdout.correct[apart], holdout.get_raw_scores(served)[apart], holdout.weight[apart]
     at = evaluate_at_threshold(correct, confidence, threshold, weight)
     figures = {
         "auroc": metrics.auroc(correct, confidence, weight),
         **{name: at[name] for name in ("precision", "coverage")},
-        "error_rate": metrics.mean((confidence >= threshold) * (1 - correct), weight),
+        "error_rate": metrics.weighted_mean((confidence >= threshold) * (1 - correct), weight),
     }
     return {"rows": int(apart.sum()), "twins": int((~apart).sum()), **figures}
 
@@ -136,11 +136,11 @@ def _digest(*parts: ReviewedSplit) -> str:
     return holdout_digest(list(rows["interaction_id"]), rows["correct"].astype(bool).tolist())
 
 
-def _volunteered(apart: ReviewedSplit, served: str, threshold: float) -> dict[str, Any] | None:
+def _evaluate_self_selected(apart: ReviewedSplit, served: str, threshold: float) -> dict[str, Any] | None:
     """The served scorer on the `rows` that chose themselves; None where none are apart."""
     if apart.rows.empty:
         return None
-    at = evaluate_at_threshold(apart.correct, apart.raw(served), threshold, apart.weight)
+    at = evaluate_at_threshold(apart.correct, apart.get_raw_scores(served), threshold, apart.weight)
     return {"rows": len(apart.rows), **{name: at[name] for name in ("precision", "coverage")}}
 
 
@@ -152,7 +152,7 @@ def _select_marked_thresholds(threshold: Mapping[str, Any]) -> dict[str, float]:
     return {"guaranteed": threshold["threshold"], **heuristic}
 
 
-def _drawn(auroc: pd.Series, scorers: ScoreTable) -> list[str]:
+def _select_plotted_scorers(auroc: pd.Series, scorers: ScoreTable) -> list[str]:
     """The scorers in the plots: the served one, the probe, the fusion, the best signal, the answer's length."""
     signals = [name for name, kind in scorers.kinds(list(map(str, auroc.index))).items() if "signal" in kind]
     best = auroc[signals].dropna().nlargest(1).index
@@ -225,7 +225,7 @@ def _forward_tokens(candidate: CandidateArtifacts) -> dict[str, float]:
 
 def _strata(candidate: CandidateArtifacts) -> pd.DataFrame:
     rows, interactions = candidate.holdout.rows, candidate.interactions
-    return strata(
+    return make_strata(
         rows["product"],
         rows["line_of_business"],
         np.array([len(one.contexts) for one in interactions]),
@@ -246,9 +246,9 @@ def _by_kind(params: Params, candidate: CandidateArtifacts) -> list[dict[str, An
 def _slices(params: Params, candidate: CandidateArtifacts) -> list[dict[Any, Any]]:
     holdout, sliced = candidate.holdout, _strata(candidate)
     served = candidate.scorers.served
-    raw, probability = holdout.raw(served), holdout.probability(served)
+    raw, probability = holdout.get_raw_scores(served), holdout.get_probabilities(served)
     shown = raw >= candidate.threshold["threshold"]
-    scored = Scored(holdout.correct, raw, probability, shown, holdout.groups, holdout.weight)
+    scored = SliceInput(holdout.correct, raw, probability, shown, holdout.groups, holdout.weight)
     table = build_slice_table(scored, sliced, RESAMPLES, params.gate.min_slice)
     return table.rename(columns={"stratum": "by"}).to_dict("records")
 
@@ -256,7 +256,7 @@ def _slices(params: Params, candidate: CandidateArtifacts) -> list[dict[Any, Any
 def _audits(params: Params, candidate: CandidateArtifacts) -> dict[str, Any]:
     """The audits of `audits.run`: all scores of changed answers against the original ones; a product left out."""
     holdout, found = candidate.holdout, {}
-    for name, changed in candidate.changed.items():
+    for name, changed in candidate.counterfactual_scores.items():
         kept = holdout.rows.index.isin(changed.index)
         arguments = holdout.correct[kept], holdout.scores[kept], changed, holdout.weight[kept]
         if name == "context_removed":
@@ -275,7 +275,7 @@ def _examples(candidate: CandidateArtifacts) -> Any:
         question=[one.question for one in interactions],
         answer=[one.answer for one in interactions],
         ideal_answer=pd.Series(candidate.ideal_answers, holdout.rows.index, object),
-        confidence=holdout.raw(candidate.scorers.served),
-        probability=holdout.probability(candidate.scorers.served),
+        confidence=holdout.get_raw_scores(candidate.scorers.served),
+        probability=holdout.get_probabilities(candidate.scorers.served),
     )
-    return examples(rows, candidate.threshold["threshold"])
+    return select_examples(rows, candidate.threshold["threshold"])

@@ -21,7 +21,7 @@ from abstain.core.files import write_atomically
 from abstain.core.scorer_names import PROBE, WRITER
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic, fusion_to_onnx, logistic_to_onnx
-from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, parity
+from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, measure_parity
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.llm.engine.prompts import load_layout
@@ -29,8 +29,8 @@ from abstain.llm.engine.requests import get_chosen_layer
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 
-GUARANTEE = ("guaranteed", "metric", "target", "confidence", "message")
-TRIED = 256
+GUARANTEE_FIELDS = ("guaranteed", "metric", "target", "confidence", "message")
+N_PARITY_ROWS = 256
 """Rows of random inputs on which a logistic regression's file is compared with what was fitted."""
 
 
@@ -62,11 +62,15 @@ def stage(params: Params) -> None:
             sort_keys=True,
         ),
         "threshold": repr(threshold["threshold"]),
-        "guarantee": json.dumps({key: threshold[key] for key in GUARANTEE}, sort_keys=True),
+        "guarantee": json.dumps({key: threshold[key] for key in GUARANTEE_FIELDS}, sort_keys=True),
         "calibration": json.dumps(artifacts.read_json(paths.CALIBRATION), sort_keys=True),
     }
     export_probe(probe, paths.ONNX, metadata)
-    differences = {PROBE: parity(probe, OnnxProbe(paths.ONNX)), **differences, **_whole(served, parts)}
+    differences = {
+        PROBE: measure_parity(probe, OnnxProbe(paths.ONNX)),
+        **differences,
+        **_measure_fusion_parity(served, parts),
+    }
     name, difference = max(differences.items(), key=lambda item: item[1])
     print(f"largest difference between ONNX and what was fitted: {difference:.2g} ({name})")
     if not all(one <= MAX_PARITY for one in differences.values()):
@@ -91,20 +95,20 @@ def _parts(served: dict[str, Any]) -> tuple[dict[str, bytes], dict[str, float]]:
         elif name == WRITER:
             writer = artifacts.read_json(paths.WRITER)
             files[name] = logistic_to_onnx(writer["coefficient"], writer["intercept"], writer)
-            inputs = drawn.uniform(-0.5, 1, (TRIED, len(writer["coefficient"])))
+            inputs = drawn.uniform(-0.5, 1, (N_PARITY_ROWS, len(writer["coefficient"])))
             expected = 1 / (1 + np.exp(-(inputs @ np.array(writer["coefficient"]) + writer["intercept"])))
             differences[name] = _difference(files[name], inputs, expected)
     if served["kind"] == "fusion":
         name = served["name"]
         fusion = Fusion.from_dict(artifacts.read_json(paths.FUSIONS)[name])
         files[name] = fusion_to_onnx(fusion)
-        inputs = drawn.random((TRIED, len(fusion.names)))
+        inputs = drawn.random((N_PARITY_ROWS, len(fusion.names)))
         inputs[drawn.random(inputs.shape) < 0.1] = np.nan
         differences[name] = _difference(files[name], inputs, fusion.score(pd.DataFrame(inputs, columns=fusion.names)))
     return files, differences
 
 
-def _whole(served: dict[str, Any], parts: dict[str, bytes]) -> dict[str, float]:
+def _measure_fusion_parity(served: dict[str, Any], parts: dict[str, bytes]) -> dict[str, float]:
     """Of a fusion: the largest difference of its confidences of real answers, with the probe's by its file, too."""
     if served["kind"] != "fusion":
         return {}
@@ -114,7 +118,7 @@ def _whole(served: dict[str, Any], parts: dict[str, bytes]) -> dict[str, float]:
     scores[PROBE] = OnnxProbe(paths.ONNX).confidence(states.subset(rows.index)).astype(float)
     expected = pd.read_parquet(paths.SERVED_SCORES).set_index("interaction_id").loc[scores.index, "confidence"]
     fusion = OnnxLogistic(parts[served["name"]])
-    found = fusion.confidence(scores[fusion.described["names"]].to_numpy(float))
+    found = fusion.confidence(scores[fusion.metadata["names"]].to_numpy(float))
     return {f"{served['name']}, of its files": float(np.abs(found - expected.to_numpy()).max(initial=0.0))}
 
 
@@ -123,4 +127,4 @@ def _difference(content: bytes, inputs: np.ndarray, expected: np.ndarray) -> flo
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

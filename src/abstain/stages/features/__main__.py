@@ -20,23 +20,28 @@ from abstain.core.labels import Labels
 from abstain.core.scorer_names import FAMILIARITY, FUSION, PROBE, WRITER
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import select_reviewed_holdout
-from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource, UnreadableInteraction
-from abstain.llm.signals.base import Answers, Scorer, ScorerUnavailable
+from abstain.llm.signals.base import FeatureBatch, Scorer, ScorerUnavailable
 from abstain.llm.signals.compute_features import (
-    COUNTED,
+    COST_SAMPLE_SIZE,
     collect_feature_requests,
     compute_missing,
-    forward_tokens,
-    read_answers,
+    estimate_forward_tokens,
+    read_features,
 )
 from abstain.llm.signals.familiarity import QuestionFamiliarity
 from abstain.llm.signals.feature_plan import LabelledAnswers, collect_signal_requests, plan_features
 from abstain.llm.signals.out_of_fold import FittedScorer, fit_scorer
 from abstain.llm.signals.registry import AvailableScorers, build_scorers
-from abstain.llm.signals.servable import kind_of, list_servable_components, list_servable_fusions, not_servable
+from abstain.llm.signals.servable import (
+    explain_not_servable,
+    get_servable_kind,
+    list_servable_components,
+    list_servable_fusions,
+)
 from abstain.llm.signals.writer import WriterScores
-from abstain.llm.signals.yes_no import neither
+from abstain.llm.signals.yes_no import count_neither_replies
 from abstain.stages.shared import artifacts
 
 
@@ -51,13 +56,13 @@ def stage(params: Params) -> None:
         if isinstance(prepared, UnreadableInteraction):
             refused[row.interaction_id] = prepared.reason
             print(f"refused: interaction {row.interaction_id}: {Code.TOO_LONG}: {prepared.reason}", flush=True)
-        elif prepared.dropped:
-            shortened[row.interaction_id] = prepared.dropped
+        elif prepared.dropped_chunks:
+            shortened[row.interaction_id] = prepared.dropped_chunks
     if len(refused) == len(rows):
         raise AbstainError(Code.TOO_LONG, NOTHING_FITS)
     train = np.flatnonzero(frame["split"] == "train")
     labels = Labels(*(frame.iloc[train][name].to_numpy() for name in ("correct", "weight", "group")))
-    folds = labels.folds(params.probe.folds, params.probe.seed)  # first of all: too few labels cost no pass
+    folds = labels.assign_folds(params.probe.folds, params.probe.seed)  # first of all: too few labels cost no pass
     found = build_scorers(params, settings)
     labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), params.audits.run)
     cost = compute_missing(params.llm, settings, plan_features(params, found.scorers, labelled), artifacts.progress)
@@ -68,27 +73,27 @@ def stage(params: Params) -> None:
     )
     source.save(rows, paths.FEATURES)
     readings = collect_feature_requests(found.scorers)
-    asked = read_answers(params.llm, settings, rows, readings)
+    asked = read_features(params.llm, settings, rows, readings)
     fitted, skipped = _fit(found, asked.take(train.tolist()), labels, folds)
     for name, why in skipped.items():
         print(f"skipped: scorer {name}: {why}", flush=True)
     scorers = [one.scorer for one in fitted]
-    unranked = next((one.unranked(asked) for one in scorers if isinstance(one, WriterScores)), "")
+    unranked = next((one.describe_unranked(asked) for one in scorers if isinstance(one, WriterScores)), "")
     if unranked:
         print(f"{WRITER}: {unranked}", flush=True)
     audits = {name: of for name, of in labelled.variants.items() if name != "asked"}
-    answers = {name: read_answers(params.llm, settings, of, readings) for name, of in audits.items()}
+    answers = {name: read_features(params.llm, settings, of, readings) for name, of in audits.items()}
     tables = [_signals(scorers, name, of) for name, of in {"asked": asked, **answers}.items()]
     for one in fitted:
         tables[0].loc[train, one.scorer.name] = one.out_of_fold
     write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
     parts = list_servable_components(params, scorers)
     fusions = list_servable_fusions(parts)
-    costs = {one.name: one.readings for one in scorers} | parts
+    costs = {one.name: one.requires for one in scorers} | parts
     costs |= {name: tuple(dict.fromkeys(one for part in of for one in parts[part])) for name, of in fusions.items()}
     costs[FUSION] = (*parts[PROBE], *collect_signal_requests(params, scorers))
-    tokens = {name: forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()}
-    asked_rows = [row.question for row in rows[:COUNTED]]
+    tokens = {name: estimate_forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()}
+    asked_rows = [row.question for row in rows[:COST_SAMPLE_SIZE]]
     tokens |= {
         one.name: one.familiarity.forward_tokens(asked_rows) for one in scorers if isinstance(one, QuestionFamiliarity)
     }
@@ -105,34 +110,34 @@ def stage(params: Params) -> None:
             "chunks_dropped": shortened,
             "skipped_scorers": skipped,
             "unranked": unranked,
-            "neither": neither(load_tokenizer(resolve(params.llm.model, settings)), asked),
+            "neither": count_neither_replies(load_tokenizer(find_model(params.llm.model, settings)), asked),
             "forward_tokens": tokens,
             "fusions": fusions,
-            "servable": {name: kind_of(name) for name in (*parts, *fusions)},
-            "not_servable": not_servable(params, scorers),
+            "servable": {name: get_servable_kind(name) for name in (*parts, *fusions)},
+            "not_servable": explain_not_servable(params, scorers),
         },
     )
 
 
 def _fit(
-    found: AvailableScorers, train: Answers, labels: Labels, folds: np.ndarray
+    found: AvailableScorers, train: FeatureBatch, labels: Labels, folds: np.ndarray
 ) -> tuple[list[FittedScorer], dict[str, str]]:
     """The scorers that can be fitted; of all others, by name, why they are unavailable."""
     fitted: list[FittedScorer] = []
-    skipped = dict(found.skipped)
+    skipped = dict(found.unavailable)
     for scorer in found.scorers:
         try:
             fitted.append(fit_scorer(scorer, train, labels, folds))
         except ScorerUnavailable as why:
-            skipped[scorer.name] = why.coded
+            skipped[scorer.name] = why.message_with_code
     return fitted, skipped
 
 
-def _signals(scorers: Sequence[Scorer], variant: str, answers: Answers) -> pd.DataFrame:
+def _signals(scorers: Sequence[Scorer], variant: str, answers: FeatureBatch) -> pd.DataFrame:
     """One row per answer, one column per scorer."""
     named = {"interaction_id": [row.interaction_id for row in answers.interactions], "variant": variant}
     return pd.DataFrame(named | {one.name: one.score(answers) for one in scorers})
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

@@ -13,7 +13,7 @@ from abstain.core.files import write_atomically
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import select_reviewed_holdout
 from abstain.llm.signals.context_conditions import ContextConditions
-from abstain.llm.signals.feature_plan import LabelledAnswers, conditions
+from abstain.llm.signals.feature_plan import LabelledAnswers, plan_nll_features
 from abstain.stages.shared import artifacts
 
 
@@ -21,7 +21,7 @@ def stage(params: Params) -> None:
     frame = artifacts.read_dataset_frame()
     rows = DataStore(paths.DATA).interactions(frame["interaction_id"])
     labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), params.audits.run)
-    read, everyone = conditions(params, load_settings(), labelled)
+    read, everyone = plan_nll_features(params, load_settings(), labelled)
     if not everyone:
         print("no regressors are wanted: nothing is perturbed", flush=True)
     perturbing, reading = read.compute_missing(everyone, artifacts.progress)
@@ -38,8 +38,8 @@ def stage(params: Params) -> None:
         paths.NLL_SUMMARY,
         {
             "rows": len(asked),
-            "perturbation_model": read.perturber.model if read.perturber.asks else None,
-            "perturbed": read.count(asked),
+            "perturbation_model": read.perturber.model if read.perturber.operations else None,
+            "perturbed": read.count_remarks(asked),
             "forward_tokens": read.forward_tokens(asked),
             "forward_tokens_of_copies": read.perturbed_forward_tokens(asked),
         },
@@ -48,8 +48,8 @@ def stage(params: Params) -> None:
 
 def _table(read: ContextConditions, variant: str, rows: list[Interaction]) -> pd.DataFrame:
     named = pd.DataFrame({"interaction_id": [row.interaction_id for row in rows], "variant": variant})
-    return named.join(read.table(rows))
+    return named.join(read.build_table(rows))
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

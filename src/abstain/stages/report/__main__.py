@@ -7,7 +7,7 @@ from abstain.core import paths
 from abstain.reports.data_reports.validation import validation_report
 from abstain.reports.evaluation import EvaluationResult, render_evaluation
 from abstain.reports.page import render_html
-from abstain.reports.plots import CURVES, PLOTS, draw, plot_tables
+from abstain.reports.plots import CURVES, PLOTS, plot_tables, render_plot
 from abstain.stages.shared import artifacts
 
 
@@ -17,7 +17,7 @@ def stage(params: Params) -> None:
     tables = plot_tables(curves, metrics, evaluation)
     evaluated = EvaluationResult(metrics, evaluation, artifacts.read_json(paths.DATASET_SUMMARY), tables)
     markdown = render_evaluation(evaluated)
-    images = {name: draw(name, tables[name]) for name in PLOTS}
+    images = {name: render_plot(name, tables[name]) for name in PLOTS}
     rows, table = artifacts.read_json(paths.VALIDATION), artifacts.read_json(paths.QUALITY)
     _, page = validation_report([rows, table], f"data as of {rows['as_of']}")
     artifacts.write_text(paths.VALIDATION_PAGE, page)
@@ -29,4 +29,4 @@ def stage(params: Params) -> None:
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

@@ -18,12 +18,12 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 
 
-def run(stage: Callable[[Params], None]) -> None:
+def run_stage(stage: Callable[[Params], None]) -> None:
     """Run `stage` with the parameters of this workspace; an `AbstainError` becomes one line and exit status 1."""
     try:
         stage(load_params(paths.PARAMS))
     except AbstainError as error:
-        print(f"error {error.coded}", file=sys.stderr)
+        print(f"error {error.message_with_code}", file=sys.stderr)
         raise SystemExit(1) from None
 
 
@@ -40,7 +40,7 @@ def write_text(file: Path, text: str) -> None:
 
 def write_json(file: Path, value: Any) -> None:
     """JSON with sorted keys; nan is written as null, which JSON has."""
-    files.write_json(file, _plain(value))
+    files.write_json(file, _nan_to_none(value))
 
 
 def read_json(file: Path) -> Any:
@@ -75,9 +75,9 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     scratch.rename(folder)
 
 
-def _plain(value: Any) -> Any:
+def _nan_to_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _nan_to_none(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_nan_to_none(item) for item in value]
     return None if isinstance(value, float) and value != value else value

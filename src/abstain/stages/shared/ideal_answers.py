@@ -13,7 +13,7 @@ from abstain.learning.metrics.rouge import rouge_l
 
 def read_ideal_answers() -> dict[str, str]:
     """Interaction id -> the ideal answer of its reviewer; of several the latest."""
-    reviews = sorted(DataStore(paths.DATA).rows(Review), key=lambda review: review.reviewed_at)
+    reviews = sorted(DataStore(paths.DATA).iter_rows(Review), key=lambda review: review.reviewed_at)
     return {review.interaction_id: review.ideal_answer for review in reviews if review.ideal_answer}
 
 

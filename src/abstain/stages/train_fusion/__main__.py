@@ -30,7 +30,7 @@ def stage(params: Params) -> None:
             fitted = fit_fusion(scores.assign(**{PROBE: scores[exported]})[columns], labels)
             fits[name] = replace(fitted, fusion=fitted.fusion.drop_unused())  # a service reads no more than it needs
         except AbstainError as why:
-            print(f"skipped: {name}: {why.coded}", flush=True)
+            print(f"skipped: {name}: {why.message_with_code}", flush=True)
     for name, fitted in fits.items():
         print(_described(name, fitted), flush=True)
     artifacts.write_json(paths.FUSIONS, {name: fitted.fusion.to_dict() for name, fitted in fits.items()})
@@ -56,4 +56,4 @@ def _described(name: str, fitted: FittedFusion) -> str:
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

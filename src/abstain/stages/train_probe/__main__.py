@@ -10,7 +10,7 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.data.store.splits import reviewed
+from abstain.data.store.splits import select_reviewed
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probe_registry import PROBES, save_probe
 from abstain.learning.estimators.training_rows import make_training_rows
@@ -44,7 +44,7 @@ def stage(params: Params) -> None:
         paths.OUT_OF_FOLD, out_of_fold.assign(interaction_id=train["interaction_id"]).to_parquet(index=False)
     )
     history = fits[exported].history
-    curve = {"epoch": range(1, len(history.value) + 1), "train_loss": history.train_loss}
+    curve = {"epoch": range(1, len(history.step_values) + 1), "train_loss": history.train_loss}
     artifacts.write_text(
         paths.TRAINING, pd.DataFrame({**curve, "validation_loss": history.held_out_loss}).to_csv(index=False)
     )
@@ -65,10 +65,10 @@ def _best(found: Mapping[Architecture, float]) -> Architecture:
 
 def _auroc(train: pd.DataFrame, out_of_fold: pd.Series) -> float:
     """On the reviewed training answers: thumbs are used for fitting, but not for selection."""
-    judged = reviewed(train)
+    judged = select_reviewed(train)
     weight = row_weights(judged["inclusion_probability"].to_numpy(float))
     return float(auroc(judged["correct"].to_numpy(int), out_of_fold[judged.index].to_numpy(), weight))
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

@@ -17,8 +17,8 @@ from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import by_how_chosen, reviewed
-from abstain.learning.estimators.correctness_targets import correctness
+from abstain.data.store.splits import select_reviewed, split_by_sampling
+from abstain.learning.estimators.correctness_targets import compute_correctness
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.regressors.fitting import FittedRegressor, fit_regressor, regressor_fit
 from abstain.learning.metrics.bootstrap import RESAMPLES
@@ -51,8 +51,8 @@ def stage(params: Params) -> None:
             try:
                 fitted = fit_regressor(kind, target, learnt_from, score[train], weight, groups, how)
             except AbstainError as why:
-                summary["skipped"][name] = why.coded
-                print(f"skipped: regressor {name}: {why.coded}", flush=True)
+                summary["skipped"][name] = why.message_with_code
+                print(f"skipped: regressor {name}: {why.message_with_code}", flush=True)
                 continue
             if fitted.parity > MAX_PARITY:
                 raise AbstainError(
@@ -69,9 +69,9 @@ def stage(params: Params) -> None:
             summary["regressors"][name] = {
                 "dropped": dict(fitted.dropped),
                 "parity": fitted.parity,
-                "bytes": fitted.regressor.size,
+                "bytes": fitted.regressor.n_bytes,
                 "folds": fitted.regressor.described["folds"],
-                **_judged(frame, train, score, own, fitted),
+                **_evaluate_regressor(frame, train, score, own, fitted),
             }
     artifacts.progress(len(wanted), len(wanted))
     tables = [of.assign(variant=name).reset_index() for name, of in scores.items()]
@@ -85,12 +85,12 @@ def _targets(params: Params, frame: pd.DataFrame) -> dict[str, np.ndarray]:
     rows: list[Interaction] = DataStore(paths.DATA).interactions(frame["interaction_id"])
     ideal = read_ideal_answers()
     references = [[ideal[row.interaction_id]] if row.interaction_id in ideal else [] for row in rows]
-    found = correctness(names, [row.answer for row in rows], references)
+    found = compute_correctness(names, [row.answer for row in rows], references)
     known = {VERDICT: frame["correct"].to_numpy(float)} | {name: found[name].to_numpy() for name in names}
     return {name: known[name] for name in params.regressors.targets}
 
 
-def _judged(
+def _evaluate_regressor(
     frame: pd.DataFrame,
     train: np.ndarray,
     score: np.ndarray,
@@ -103,7 +103,7 @@ def _judged(
         threshold = tune_t(score[train], fitted.out_of_fold, THRESHOLDS, weight)
     except AbstainError as why:
         return {"holdout": None, "note": str(why)}
-    rows, _ = by_how_chosen(reviewed(frame[frame["split"] == "holdout"]))
+    rows, _ = split_by_sampling(select_reviewed(frame[frame["split"] == "holdout"]))
     at = frame.index.get_indexer(rows.index)
     weights = row_weights(rows["inclusion_probability"].to_numpy(float))
     return {
@@ -120,4 +120,4 @@ def _by_variant(features: pd.DataFrame, frame: pd.DataFrame) -> dict[str, pd.Dat
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

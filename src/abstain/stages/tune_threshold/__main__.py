@@ -8,7 +8,7 @@ import pandas as pd
 from abstain.config.params import Params
 from abstain.core import paths
 from abstain.core.errors import AbstainError
-from abstain.data.store.splits import by_how_chosen, reviewed
+from abstain.data.store.splits import select_reviewed, split_by_sampling
 from abstain.learning.metrics.calibration import fit_calibrator
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk
@@ -20,16 +20,16 @@ def stage(params: Params) -> None:
     served = pd.read_parquet(paths.SERVED_SCORES).set_index("interaction_id")["confidence"]
     frame = artifacts.read_dataset_frame()
     frame = frame[frame["interaction_id"].isin(served.index)]
-    validation, volunteered = by_how_chosen(reviewed(frame[frame["split"] == "validation"]))
+    validation, volunteered = split_by_sampling(select_reviewed(frame[frame["split"] == "validation"]))
     tested = _answers(validation, served)
     train = frame[frame["split"] == "train"]
-    if not (judged := reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs suffice
+    if not (judged := select_reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs suffice
         train = judged
     found = control_risk(
         tested,
         _answers(train, served),  # out of fold
         params.threshold,
-        len(validation) / len(reviewed(frame)),
+        len(validation) / len(select_reviewed(frame)),
     )
     try:
         heuristic = tune_threshold(tested.confidence, tested.correct, params.threshold, tested.weight)
@@ -51,7 +51,7 @@ def stage(params: Params) -> None:
     try:
         calibrator = fit_calibrator(params.calibration.method, *rows)
     except AbstainError as error:
-        print(f"not calibrated: {error.coded}")
+        print(f"not calibrated: {error.message_with_code}")
         calibrator = fit_calibrator("none", *rows)
     artifacts.write_json(paths.CALIBRATION, calibrator.to_dict())
 
@@ -71,4 +71,4 @@ def _answers(rows: pd.DataFrame, served: pd.Series) -> ReviewedAnswers:
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

@@ -25,9 +25,9 @@ def stage(params: Params) -> None:
     artifacts.write_json(paths.VALIDATION, {**result.to_dict(), "as_of": as_of.isoformat()})
     if not result.success:
         raise AbstainError(
-            Code.FAILED_CHECK, f"{result.failing} rows of data/ fail validation, {result.first_failure()}"
+            Code.FAILED_CHECK, f"{result.n_failed_rows} rows of data/ fail validation, {result.first_failure()}"
         )
 
 
 if __name__ == "__main__":
-    artifacts.run(stage)
+    artifacts.run_stage(stage)

@@ -12,7 +12,7 @@ from torch import Tensor
 from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators import training_rows as rows_module
-from abstain.learning.estimators.probes.base import confidence, predict, predict_confidence
+from abstain.learning.estimators.probes.base import logits_to_confidence, predict, predict_confidence
 from abstain.learning.estimators.training_rows import pad
 from tests.learning.estimators.builders import EVERY_KIND, D, probe_of, ragged, weights
 
@@ -44,7 +44,7 @@ def test_a_row_alone_gets_what_it_gets_in_company(architecture: Architecture) ->
     torch.testing.assert_close(unpadded, alone, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(predict(module, rows), alone, atol=1e-5, rtol=1e-5)
     assert alone.shape == (5, 2)
-    assert float(confidence(alone).max() - confidence(alone).min()) > 0.05
+    assert float(logits_to_confidence(alone).max() - logits_to_confidence(alone).min()) > 0.05
 
 
 @every_kind
@@ -55,7 +55,7 @@ def test_predictions_do_not_depend_on_how_rows_are_batched(
     whole = predict_confidence(module, rows)
     monkeypatch.setattr(rows_module, "BATCH_VALUES", 20 * D)
     torch.testing.assert_close(predict_confidence(module, rows), whole, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(whole, confidence(predict(module, iter(rows))), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole, logits_to_confidence(predict(module, iter(rows))), atol=1e-5, rtol=1e-5)
     assert predict_confidence(module, []).shape == (0,)
 
 
@@ -65,9 +65,9 @@ def test_what_is_served_equals_what_was_trained_and_leaves_it_as_it_is(architect
     before = weights(module)
     with torch.inference_mode():
         expected = module(*batch)
-        served = module.served()
+        served = module.to_serving()
         torch.testing.assert_close(served(*batch), expected.diff(), atol=1e-4, rtol=1e-5)
-        torch.testing.assert_close(served(*batch).sigmoid()[:, 0], confidence(expected), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(served(*batch).sigmoid()[:, 0], logits_to_confidence(expected), atol=1e-5, rtol=1e-5)
         served.scale.fill_(float("nan"))  # nothing is divided by it any more
         torch.testing.assert_close(served(*batch), expected.diff(), atol=1e-4, rtol=1e-5)
         assert torch.equal(module(*batch), expected)

@@ -86,13 +86,13 @@ def test_a_path_is_the_same_whatever_is_drawn_in_between_and_leaves_torchs_numbe
     torch.manual_seed(3)
     undisturbed = torch.rand(5)
     torch.manual_seed(3)
-    one = [(s.value, s.train_loss, weights(s.probe).clone()) for s in islice(kind.path(train, PARAMS), 3)]
+    one = [(s.value, s.train_loss, weights(s.probe).clone()) for s in islice(kind.fit_path(train, PARAMS), 3)]
     assert torch.equal(torch.rand(5), undisturbed)
     again = []
-    for step in islice(kind.path(train, PARAMS), 3):
+    for step in islice(kind.fit_path(train, PARAMS), 3):
         torch.rand(17)
         again.append((step.value, step.train_loss, weights(step.probe).clone()))
-    other = next(kind.path(train, PARAMS.model_copy(update={"seed": 8})))
+    other = next(kind.fit_path(train, PARAMS.model_copy(update={"seed": 8})))
     assert [step[:2] for step in one] == [step[:2] for step in again]
     assert all(torch.equal(a[2], b[2]) for a, b in zip(one, again, strict=True))
     assert not torch.equal(one[0][2], weights(other.probe))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.regressors.columns import is_varying, matrix, prepare
+from abstain.learning.estimators.regressors.columns import is_varying, select_columns, to_matrix
 
 NAN = float("nan")
 
@@ -23,7 +23,7 @@ def test_what_cannot_vary_is_dropped_with_its_reason() -> None:
             "small": [1e-6, 2e-6, 0.0],
         }
     )
-    kept, dropped = prepare(features)
+    kept, dropped = select_columns(features)
     assert kept == ("answer_mean", "small")
     assert dropped == {
         "instruction_mean": "2.5 in all training rows",
@@ -35,9 +35,9 @@ def test_what_cannot_vary_is_dropped_with_its_reason() -> None:
 
 def test_nothing_that_varies_is_an_error_with_a_remedy() -> None:
     with pytest.raises(AbstainError, match="none of 2 features varies over 3 training rows: bring feedback"):
-        prepare(pd.DataFrame({"a": [1, 1, 1], "b": [NAN] * 3}))
+        select_columns(pd.DataFrame({"a": [1, 1, 1], "b": [NAN] * 3}))
     with pytest.raises(AbstainError, match="none of 0 features"):
-        prepare(pd.DataFrame(index=range(3)))
+        select_columns(pd.DataFrame(index=range(3)))
 
 
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=6), st.floats(0.001, 1000))
@@ -54,10 +54,10 @@ def test_columns_are_taken_by_name_in_the_order_asked_for_as_float32() -> None:
     features = pd.DataFrame(
         {"b": [1, 2], "a": [0.1, NAN], "c": pd.array([3, None], dtype="Int64"), "d": ["x", "y"], "e": [True, False]}
     )
-    values = matrix(features, ["a", "b", "c", "e"])
+    values = to_matrix(features, ["a", "b", "c", "e"])
     assert values.dtype == np.float32
     np.testing.assert_array_equal(values, np.array([[0.1, 1, 3, 1], [NAN, 2, NAN, 0]], np.float32))
-    assert matrix(features[:0], ["a"]).shape == (0, 1)
+    assert to_matrix(features[:0], ["a"]).shape == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_what_is_no_column_of_numbers_is_named(columns: list[str], message: str)
         columns=["a", "twice", "twice", "word", "endless", "huge"],
     ).assign(objects=pd.Series([1, 2.5], dtype=object))
     with pytest.raises(AbstainError, match=message):
-        matrix(features, columns)
+        to_matrix(features, columns)

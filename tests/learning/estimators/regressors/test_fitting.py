@@ -15,14 +15,14 @@ from threadpoolctl import threadpool_limits
 
 from abstain.config.params import RegressorKind
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.regressors.columns import matrix
+from abstain.learning.estimators.regressors.columns import to_matrix
 from abstain.learning.estimators.regressors.fitting import FittedRegressor, assign_folds, fit_regressor
-from abstain.learning.estimators.regressors.kinds import KINDS, RegressorTrainingSet
+from abstain.learning.estimators.regressors.kinds import REGRESSOR_ALGORITHMS, RegressorTrainingSet
 from tests.conftest import ROOT
 from tests.learning.estimators.regressors.builders import PARAMS, planted
 from tests.tolerance import assert_near
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", REGRESSOR_ALGORITHMS)
 NAN = float("nan")
 
 FIT = """
@@ -38,7 +38,7 @@ with few_rounds():
 def digests(folder: Path) -> dict[str, str]:
     """Of every kind's file, saved in `folder`, and out-of-fold scores."""
     found = {}
-    for kind in KINDS:
+    for kind in REGRESSOR_ALGORITHMS:
         fitted, file = fit(kind), folder / f"{kind}.onnx"
         fitted.regressor.save(file)
         found[kind] = hashlib.sha256(file.read_bytes() + fitted.out_of_fold.tobytes()).hexdigest()
@@ -78,8 +78,12 @@ def test_what_tells_groups_apart_does_not_help_out_of_fold(kind: RegressorKind) 
         names[group] + 0.01 * generator.normal(size=(200, 24)), columns=[f"n{n}" for n in range(24)]
     )
     fitted = fit_regressor(kind, "cosine", features, levels[group], np.ones(200), group.astype(str), PARAMS)
-    train = RegressorTrainingSet(matrix(features, list(features)), levels[group], np.ones(200))
-    seen = KINDS[kind].fit(train, KINDS[kind].steps(PARAMS)[-1], PARAMS).predict(train.features)
+    train = RegressorTrainingSet(to_matrix(features, list(features)), levels[group], np.ones(200))
+    seen = (
+        REGRESSOR_ALGORITHMS[kind]
+        .fit(train, REGRESSOR_ALGORITHMS[kind].steps(PARAMS)[-1], PARAMS)
+        .predict(train.features)
+    )
     assert explained(levels[group], seen) > 0.4
     assert explained(levels[group], fitted.out_of_fold) < 0.2
 
@@ -136,7 +140,7 @@ def test_the_step_of_least_weighted_loss_out_of_fold_is_kept_for_all(kind: Regre
     features, score, groups = planted(100, 3, strength=0.3)
     weight = np.where(np.arange(100) % 2, 1.0, 0.2)
     fitted = fit_regressor(kind, "cosine", features, score, weight, groups, PARAMS)
-    values, entry = matrix(features, list(features)), KINDS[kind]
+    values, entry = to_matrix(features, list(features)), REGRESSOR_ALGORITHMS[kind]
     fold = assign_folds("cosine", groups, np.ones(100, bool), PARAMS)
     paths = np.empty((len(entry.steps(PARAMS)), 100))
     for number in range(4):

@@ -4,23 +4,23 @@ import numpy as np
 import pytest
 
 from abstain.config.params import RegressorKind
-from abstain.learning.estimators.regressors.columns import matrix
-from abstain.learning.estimators.regressors.kinds import KINDS, PENALTIES, RegressorTrainingSet
+from abstain.learning.estimators.regressors.columns import to_matrix
+from abstain.learning.estimators.regressors.kinds import PENALTIES, REGRESSOR_ALGORITHMS, RegressorTrainingSet
 from tests.learning.estimators.regressors.builders import PARAMS, planted
 from tests.tolerance import assert_near
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", REGRESSOR_ALGORITHMS)
 
 
 def examples(rows: int, seed: int) -> RegressorTrainingSet:
     features, score, _ = planted(rows, seed)
-    return RegressorTrainingSet(matrix(features, list(features)), score, np.ones(rows))
+    return RegressorTrainingSet(to_matrix(features, list(features)), score, np.ones(rows))
 
 
 @pytest.mark.parametrize("kind", ["gradient_boosting", "linear"])
 def test_a_step_of_the_path_is_the_regressor_of_that_step(kind: RegressorKind) -> None:
     train, other = examples(80, 1), examples(30, 2).features
-    entry = KINDS[kind]
+    entry = REGRESSOR_ALGORITHMS[kind]
     path, steps = entry.path(train, other, PARAMS), entry.steps(PARAMS)
     assert path.shape == (len(steps), 30)
     for place in (0, 7, len(steps) - 1):
@@ -29,7 +29,7 @@ def test_a_step_of_the_path_is_the_regressor_of_that_step(kind: RegressorKind) -
 
 def test_a_folds_forest_has_its_share_of_the_trees() -> None:
     train, other = examples(80, 1), examples(30, 2).features
-    entry = KINDS["random_forest"]
+    entry = REGRESSOR_ALGORITHMS["random_forest"]
     (path,) = entry.path(train, other, PARAMS)
     assert entry.steps(PARAMS) == (40,)
     assert_near(path, entry.fit(train, 10, PARAMS).predict(other))
@@ -39,7 +39,7 @@ def test_a_folds_forest_has_its_share_of_the_trees() -> None:
 @every_kind
 def test_missing_values_are_the_training_median(kind: RegressorKind) -> None:
     train = examples(80, 1)
-    entry = KINDS[kind]
+    entry = REGRESSOR_ALGORITHMS[kind]
     pipeline = entry.fit(train, entry.steps(PARAMS)[-1] if kind == "linear" else 20, PARAMS)
     missing = np.full((1, 8), np.nan, np.float32)
     median = np.nanmedian(train.features, axis=0, keepdims=True)
@@ -52,7 +52,7 @@ def test_a_weight_is_as_good_as_a_repetition_and_its_scale_does_not_matter(kind:
     features = np.repeat(np.arange(4, dtype=np.float32), 60)[:, None]
     target = np.tile([0.0, 1.0], 120)
     weight = np.where(target == 1, 3.0, 1.0)
-    entry = KINDS[kind]
+    entry = REGRESSOR_ALGORITHMS[kind]
     step = {"random_forest": 40, "gradient_boosting": 150, "linear": PENALTIES[-1]}[kind]
     asked = features[::60]
     heavy = entry.fit(RegressorTrainingSet(features, target, weight), step, PARAMS).predict(asked)
@@ -65,5 +65,5 @@ def test_a_weight_is_as_good_as_a_repetition_and_its_scale_does_not_matter(kind:
 def test_a_column_without_a_value_in_a_fold_is_no_problem(kind: RegressorKind) -> None:
     train = examples(40, 1)
     train.features[:, 3] = np.nan
-    entry = KINDS[kind]
+    entry = REGRESSOR_ALGORITHMS[kind]
     assert np.isfinite(entry.fit(train, entry.steps(PARAMS)[0], PARAMS).predict(examples(10, 2).features)).all()

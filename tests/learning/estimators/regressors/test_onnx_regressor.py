@@ -9,20 +9,23 @@ import pytest
 
 from abstain.config.params import RegressorKind
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.regressors.columns import matrix
+from abstain.learning.estimators.regressors.columns import to_matrix
 from abstain.learning.estimators.regressors.fitting import FittedRegressor, fit_regressor
-from abstain.learning.estimators.regressors.kinds import KINDS, RegressorTrainingSet
-from abstain.learning.estimators.regressors.onnx_regressor import BATCH, OnnxRegressor, convert, parity
+from abstain.learning.estimators.regressors.kinds import REGRESSOR_ALGORITHMS, RegressorTrainingSet
+from abstain.learning.estimators.regressors.onnx_regressor import BATCH, OnnxRegressor, parity, to_onnx_regressor
 from tests.learning.estimators.regressors.builders import PARAMS, planted
 from tests.tolerance import assert_near
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", REGRESSOR_ALGORITHMS)
 
 
 @pytest.fixture(scope="module")
 def fits() -> dict[str, FittedRegressor]:
     features, score, groups = planted(150, 1)
-    return {kind: fit_regressor(kind, "cosine", features, score, np.ones(150), groups, PARAMS) for kind in KINDS}
+    return {
+        kind: fit_regressor(kind, "cosine", features, score, np.ones(150), groups, PARAMS)
+        for kind in REGRESSOR_ALGORITHMS
+    }
 
 
 @pytest.mark.heavy
@@ -33,7 +36,7 @@ def test_a_file_says_what_it_is_and_scores_as_before(
     fitted, file = fits[kind].regressor, tmp_path / "folder" / f"{kind}.onnx"
     fitted.save(file)
     loaded = OnnxRegressor(file.read_bytes())
-    assert file.stat().st_size == fitted.size
+    assert file.stat().st_size == fitted.n_bytes
     assert loaded.described == fitted.described
     assert (loaded.kind, loaded.target, loaded.columns) == (kind, "cosine", tuple(f"nll_{n}" for n in range(8)))
     assert (loaded.described["rows"], set(loaded.described["versions"])) == (150, {"scikit-learn", "skl2onnx"})
@@ -49,13 +52,15 @@ def test_the_file_scores_as_scikit_learn_does_missing_values_or_not(
 ) -> None:
     assert fits[kind].parity <= 1e-6
     features, score, _ = planted(150, 1)
-    train = RegressorTrainingSet(matrix(features, list(features)), score, np.ones(150))
+    train = RegressorTrainingSet(to_matrix(features, list(features)), score, np.ones(150))
     step = fits[kind].regressor.described["step"]
-    pipeline = KINDS[kind].fit(train, step, PARAMS)
+    pipeline = REGRESSOR_ALGORITHMS[kind].fit(train, step, PARAMS)
     for missing in (0.0, 0.5, 0.9):
         others, _, _ = planted(200, 5, missing=missing)
         assert parity(pipeline, fits[kind].regressor, others) <= 1e-6
-    elsewhere = KINDS[kind].fit(RegressorTrainingSet(train.features, 1 - score, train.weight), step, PARAMS)
+    elsewhere = REGRESSOR_ALGORITHMS[kind].fit(
+        RegressorTrainingSet(train.features, 1 - score, train.weight), step, PARAMS
+    )
     assert parity(elsewhere, fits[kind].regressor, features) > 0.1
 
 
@@ -66,9 +71,9 @@ def test_thresholds_between_neighbouring_floats_send_each_to_its_side(kind: Regr
     high = np.nextafter(low, np.float32(6))
     values = np.tile(np.array([low, high, low * 2, high * 2], np.float32), 30)[:, None]
     score = np.tile([0.1, 0.9, 0.2, 0.8], 30)
-    pipeline = KINDS[kind].fit(RegressorTrainingSet(values, score, np.ones(120)), 200, PARAMS)
+    pipeline = REGRESSOR_ALGORITHMS[kind].fit(RegressorTrainingSet(values, score, np.ones(120)), 200, PARAMS)
     described = {"kind": kind, "target": "cosine", "columns": ["a"]}
-    regressor = convert(pipeline, described)
+    regressor = to_onnx_regressor(pipeline, described)
     features = pd.DataFrame(values, columns=["a"])
     assert parity(pipeline, regressor, features) <= 1e-5  # 200 equal trees round alike
     np.testing.assert_allclose(regressor.predict(features), score, atol=0.05)

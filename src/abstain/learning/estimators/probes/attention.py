@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
-from abstain.learning.estimators.probes.base import softmax
+from abstain.learning.estimators.probes.base import masked_softmax
 from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDropout
 
 HEADS = 4
@@ -45,7 +45,7 @@ class AttentionProbe(DescentProbe):
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         standard = self.dropout(self.standardised(states))
         scores, *values = self.queries_and_values(standard).split(self.heads, -1)
-        attention = softmax(scores, lengths)
+        attention = masked_softmax(scores, lengths)
         logits = torch.cat([(attention * of_one).sum((-2, -1), keepdim=True) for of_one in values], -1)
         return logits.flatten(0, -2)  # of a batch (B, 1, 2) so far
 

@@ -3,7 +3,7 @@
 Notes:
 
 * Rows are padded at the end, and the padding values do not matter. A single answer has no padding and skips masking:
-  `mean`, `last` and `softmax` below handle both cases, so training and serving use one forward pass.
+  `mean`, `masked_last` and `masked_softmax` below handle both cases, so training and serving use one forward pass.
 * States are standardised inside the module by the training tokens' mean and deviation: a few dimensions of a residual
   stream are orders of magnitude larger than the rest, and a served model must not need a side file.
 * A fit is a *path* of probes of growing capacity, epoch by epoch or penalty by penalty. `cross_validation` chooses the
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from abstain.config.params import ProbeParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.training_rows import TrainingRows, batches, pad
+from abstain.learning.estimators.training_rows import TrainingRows, iter_batches, pad
 
 EVALUATION_BATCH = 128
 
@@ -48,7 +48,7 @@ class Probe(nn.Module, ABC):
 
     Attributes:
         architecture: its name in the zoo, set when it is fitted or loaded.
-        is_served: whether it is the equivalent reduced copy for serving (`served`).
+        is_served: whether it is the equivalent reduced copy for serving (`to_serving`).
     """
 
     mean: Tensor
@@ -69,7 +69,7 @@ class Probe(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, d: int, params: ProbeParams) -> Self:
+    def from_params(cls, d: int, params: ProbeParams) -> Self:
         """An untrained probe of states of width `d`."""
 
     @classmethod
@@ -79,12 +79,12 @@ class Probe(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def steps(cls, params: ProbeParams) -> int:
-        """The length of `path`."""
+    def count_steps(cls, params: ProbeParams) -> int:
+        """The length of `fit_path`."""
 
     @classmethod
     @abstractmethod
-    def path(cls, train: TrainingRows, params: ProbeParams) -> Iterator[TrainingStep]:
+    def fit_path(cls, train: TrainingRows, params: ProbeParams) -> Iterator[TrainingStep]:
         """Fit on `train`, whose weights are all positive, with more capacity at every step.
 
         Deterministic for the same rows and parameters on one kind of hardware, also if other random numbers are drawn
@@ -103,7 +103,7 @@ class Probe(nn.Module, ABC):
         centred = states - self.mean
         return centred if self.is_served else centred / self.scale
 
-    def served(self) -> Self:
+    def to_serving(self) -> Self:
         """An equivalent probe with less arithmetic, whose only output is the difference of the logits.
 
         The first layer's weights are divided by `scale` instead of the states. Means are still subtracted from states:
@@ -124,7 +124,7 @@ class Probe(nn.Module, ABC):
     def subtract_outputs(self) -> None:
         """Put weights of z_1 - z_0 for those of z_0 and z_1."""
 
-    def prepare(self, train: TrainingRows) -> None:
+    def fit_preprocessing(self, train: TrainingRows) -> None:
         """Fit what needs no labels on the training tokens: here mean and deviation."""
         self.fit_standardization(train.states)
 
@@ -155,12 +155,12 @@ class Probe(nn.Module, ABC):
         self.scale.copy_(torch.where(deviation < 1e-6, 1.0, deviation))
 
 
-def confidence(logits: Tensor) -> Tensor:
+def logits_to_confidence(logits: Tensor) -> Tensor:
     """c = softmax(z)_1, the probability of a correct answer, (B,) (eq. 6)."""
     return logits.softmax(-1)[:, 1]
 
 
-def mean(values: Tensor, lengths: Tensor | None) -> Tensor:
+def masked_mean(values: Tensor, lengths: Tensor | None) -> Tensor:
     """The mean over time of the valid of `values` (B, T, n), as (B, n); of one answer's, (T, n), as (1, n)."""
     if lengths is None:
         return values.mean(0, keepdim=True)
@@ -168,7 +168,7 @@ def mean(values: Tensor, lengths: Tensor | None) -> Tensor:
     return (share.unsqueeze(1) @ values).squeeze(1)
 
 
-def last(values: Tensor, lengths: Tensor | None) -> Tensor:
+def masked_last(values: Tensor, lengths: Tensor | None) -> Tensor:
     """The last valid of `values` (B, T, n), as (B, n); of one answer's, (T, n), as (1, n)."""
     if lengths is None:
         return values[-1:]
@@ -176,7 +176,7 @@ def last(values: Tensor, lengths: Tensor | None) -> Tensor:
     return values.gather(1, index).squeeze(1)
 
 
-def softmax(scores: Tensor, lengths: Tensor | None) -> Tensor:
+def masked_softmax(scores: Tensor, lengths: Tensor | None) -> Tensor:
     """Shares over time, 0 where padded, of `scores` (B, T, n), or of one answer's, (T, n); of the same shape."""
     if lengths is not None:
         scores = scores.masked_fill(~_valid(scores, lengths).unsqueeze(2), float("-inf"))
@@ -192,10 +192,10 @@ def predict(probe: Probe, rows: Iterable[Tensor]) -> Tensor:
     """Logits (rows, 2) of ragged `rows`, in evaluation mode; one batch in memory."""
     probe.eval()
     with torch.inference_mode():
-        logits = [probe(*pad(batch)) for batch in batches(rows, EVALUATION_BATCH)]
+        logits = [probe(*pad(batch)) for batch in iter_batches(rows, EVALUATION_BATCH)]
     return torch.cat(logits) if logits else torch.empty(0, 2)
 
 
 def predict_confidence(probe: Probe, rows: Iterable[Tensor]) -> Tensor:
     """Confidences (rows,) of ragged `rows`."""
-    return confidence(predict(probe, rows))
+    return logits_to_confidence(predict(probe, rows))

@@ -44,11 +44,11 @@ class DescentProbe(Probe):
     def path(cls, train: TrainingRows, params: ProbeParams) -> Iterator[TrainingStep]:
         draws = torch.Generator().manual_seed(params.seed)
         with _use_generator(draws):
-            probe = cls.of(train.states[0].shape[1], params)
+            probe = cls.from_params(train.states[0].shape[1], params)
         for module in probe.modules():
             if isinstance(module, Dropout):
-                module.draws = draws
-        probe.prepare(train)
+                module.generator = draws
+        probe.fit_preprocessing(train)
         optimizer = torch.optim.AdamW(
             probe.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=True
         )
@@ -59,7 +59,7 @@ class DescentProbe(Probe):
 class Dropout(nn.Module):
     """Inverted dropout in training, drawn from `draws` (None: torch's global generator)."""
 
-    draws: torch.Generator | None = None
+    generator: torch.Generator | None = None
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Dropout(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         if not self.training:
             return values
-        return values * self.mask(values).bernoulli_(self.kept, generator=self.draws).div_(self.kept)
+        return values * self.mask(values).bernoulli_(self.kept, generator=self.generator).div_(self.kept)
 
     def mask(self, values: Tensor) -> Tensor:
         """An empty tensor of the mask's shape."""

@@ -23,8 +23,8 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
-from abstain.learning.estimators.probes.base import Probe, TrainingStep, last, mean
-from abstain.learning.estimators.training_rows import MEMORY_VALUES, TrainingRows, batches, pad
+from abstain.learning.estimators.probes.base import Probe, TrainingStep, masked_last, masked_mean
+from abstain.learning.estimators.training_rows import MEMORY_VALUES, TrainingRows, iter_batches, pad
 
 LOGIT_VARIANCES = np.logspace(-1.5, 2.5, 9)
 """The variation of logits that the penalty alone allows. The inverse strength C is this by the number of features, so
@@ -58,7 +58,7 @@ class LinearProbe(Probe):
 
     def pooled(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         """[mean, last] of the standardised states, (B, 2 d)."""
-        return torch.cat([self.standardised(pool(states, lengths)) for pool in (mean, last)], 1)
+        return torch.cat([self.standardised(pool(states, lengths)) for pool in (masked_mean, masked_last)], 1)
 
     def divide_weights(self) -> None:
         self.head.weight.div_(self.scale.repeat(2))
@@ -73,7 +73,7 @@ class LinearProbe(Probe):
     @classmethod
     def path(cls, train: TrainingRows, params: ProbeParams) -> Iterator[TrainingStep]:
         probe = cls.of(train.states[0].shape[1], params)
-        probe.prepare(train)
+        probe.fit_preprocessing(train)
         fitted = list(probe._fits(train))
         for penalty, train_loss, weight, bias in fitted:
             with torch.no_grad():
@@ -108,7 +108,7 @@ class LinearProbe(Probe):
                 features = np.memmap(file, np.float32, "w+", shape=shape)
         at = 0
         with torch.inference_mode():
-            for batch in batches(train.states, POOLED):
+            for batch in iter_batches(train.states, POOLED):
                 features[at : at + len(batch)] = self.pooled(*pad(batch)).numpy()
                 at += len(batch)
         return features

@@ -11,7 +11,7 @@ from typing import Self
 from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
-from abstain.learning.estimators.probes.base import last
+from abstain.learning.estimators.probes.base import masked_last
 from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDropout, Dropout
 
 
@@ -62,7 +62,7 @@ class LSTMHead(nn.Module):
     def forward(self, sequences: Tensor, lengths: Tensor | None) -> Tensor:
         # Time goes first, as in ONNX, where an answer alone has it anyway: its graph transposes nothing.
         outputs, (final, _) = self.lstm(self.drop_inputs(sequences).movedim(-2, 0))
-        output = final if lengths is None else last(outputs.movedim(0, 1), lengths)
+        output = final if lengths is None else masked_last(outputs.movedim(0, 1), lengths)
         return self.head(self.drop_output(output))  # type: ignore[no-any-return]
 
     def subtract_outputs(self) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from abstain.config.params import ProbeParams
 from abstain.learning.estimators.probes.descent import DescentProbe
 from abstain.learning.estimators.probes.lstm import LSTMHead
-from abstain.learning.estimators.training_rows import TrainingRows, batches
+from abstain.learning.estimators.training_rows import TrainingRows, iter_batches
 
 COMPONENTS = 64
 SAMPLED = 2**14
@@ -64,11 +64,11 @@ class PCAProbe(DescentProbe):
 
     def prepare(self, train: TrainingRows) -> None:
         """Mean and deviation, then the components with the largest variance of the standardised training tokens."""
-        super().prepare(train)
+        super().fit_preprocessing(train)
         spacing = math.ceil(int(train.lengths.sum()) / SAMPLED)
         sample = train.subset(torch.arange(0, len(train), spacing))
         covariance = torch.zeros(self.width, self.width)
-        for batch in batches(sample.states, SUMMED):
+        for batch in iter_batches(sample.states, SUMMED):
             standard = self.standardised(torch.cat(batch))
             covariance.addmm_(standard.T, standard)
         covariance /= int(sample.lengths.sum())

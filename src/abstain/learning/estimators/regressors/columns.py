@@ -23,13 +23,13 @@ MIN_RELATIVE_RANGE = 1e-5
 """Smallest range, as a share of the largest absolute value, that is more than the last bits of float32 arithmetic."""
 
 
-def prepare(features: pd.DataFrame) -> tuple[tuple[str, ...], dict[str, str]]:
+def select_columns(features: pd.DataFrame) -> tuple[tuple[str, ...], dict[str, str]]:
     """The columns of `features` (training rows, columns) to fit on, and for each other one why it is dropped.
 
-    Raises `AbstainError` where no column is left, and for values that are not numbers (`matrix`).
+    Raises `AbstainError` where no column is left, and for values that are not numbers (`to_matrix`).
     """
     names = [str(name) for name in features.columns]
-    values = matrix(features, names)
+    values = to_matrix(features, names)
     dropped: dict[str, str] = {}
     for name, column in zip(names, values.T, strict=True):
         known = column[~np.isnan(column)]
@@ -51,7 +51,7 @@ def is_varying(values: np.ndarray) -> bool:
     return bool(len(values)) and float(np.ptp(values)) > MIN_RELATIVE_RANGE * float(np.abs(values).max())
 
 
-def matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
+def to_matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
     """`columns` of `features`, by name and in this order: float32 (rows, columns), nan where a value is missing.
 
     Raises `AbstainError` for a missing or duplicate column, and for one with values other than numbers of float32's
@@ -71,7 +71,9 @@ def matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
         with np.errstate(over="ignore"):  # too large values become infinite, and are refused
             values = wanted.to_numpy(np.float64, na_value=np.nan).astype(np.float32)
     except (TypeError, ValueError):
-        bad = next(name for name, place in zip(columns, places, strict=True) if not _holds(features.iloc[:, place]))
+        bad = next(
+            name for name, place in zip(columns, places, strict=True) if not _is_numeric(features.iloc[:, place])
+        )
         raise AbstainError(Code.NOT_FINITE, f"the feature '{bad}' is no number in every row: compute it anew") from None
     infinite = np.isinf(values).any(axis=0)
     if infinite.any():
@@ -83,7 +85,7 @@ def matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
     return values
 
 
-def _holds(column: pd.Series) -> bool:
+def _is_numeric(column: pd.Series) -> bool:
     """Whether `column` holds numbers alone."""
     try:
         column.to_numpy(np.float64, na_value=np.nan)

@@ -18,9 +18,9 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from abstain.config.params import Params, RegressorFit, RegressorKind, RegressorTraining
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.regressors.columns import is_varying, matrix, prepare
-from abstain.learning.estimators.regressors.kinds import KINDS, RegressorTrainingSet
-from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor, convert, parity
+from abstain.learning.estimators.regressors.columns import is_varying, select_columns, to_matrix
+from abstain.learning.estimators.regressors.kinds import REGRESSOR_ALGORITHMS, RegressorTrainingSet
+from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor, parity, to_onnx_regressor
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,16 @@ def fit_regressor(
     counts = ~np.isnan(target) & (weight > 0) & read
     _check(target_name, target[counts])
     fold = assign_folds(target_name, groups, counts, params)
-    columns, dropped = prepare(features[counts])
-    values = matrix(features, columns)
+    columns, dropped = select_columns(features[counts])
+    values = to_matrix(features, columns)
     train = RegressorTrainingSet(values[counts], target[counts].clip(0, 1), weight[counts])
-    entry = KINDS[kind]
+    entry = REGRESSOR_ALGORITHMS[kind]
     steps = entry.steps(params)
     paths = np.empty((len(steps), len(values)))
     with threadpool_limits(1):  # the order of a sum, and so its last bits, depends on the number of threads
         for number in range(int(fold.max()) + 1):
             held_out = fold == number
-            paths[:, held_out] = entry.path(train.where(~held_out[counts]), values[held_out], params)
+            paths[:, held_out] = entry.path(train.subset(~held_out[counts]), values[held_out], params)
         np.clip(paths, 0, 1, out=paths)
         losses = (train.weight * (paths[:, counts] - train.target) ** 2).sum(axis=1)
         kept = int(losses.argmin())
@@ -92,7 +92,7 @@ def fit_regressor(
             "rows": int(counts.sum()),
             "folds": int(fold.max()) + 1,
         }
-        regressor = convert(pipeline, described)
+        regressor = to_onnx_regressor(pipeline, described)
         out_of_fold = np.where(read, paths[kept], np.nan)
         return FittedRegressor(regressor, out_of_fold, dropped, parity(pipeline, regressor, features))
 

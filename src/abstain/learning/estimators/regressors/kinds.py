@@ -42,11 +42,11 @@ class RegressorTrainingSet:
     target: np.ndarray
     weight: np.ndarray
 
-    def where(self, chosen: np.ndarray) -> RegressorTrainingSet:
+    def subset(self, chosen: np.ndarray) -> RegressorTrainingSet:
         return RegressorTrainingSet(self.features[chosen], self.target[chosen], self.weight[chosen])
 
 
-class Kind(Protocol):
+class RegressorAlgorithm(Protocol):
     """A kind of regressor: pipelines from features with nan to a score that need not lie in [0, 1] yet."""
 
     def steps(self, params: RegressorFit) -> tuple[float, ...]:
@@ -120,7 +120,7 @@ class Linear:
         return _fit_pipeline(exact, ("scale", StandardScaler()), ("regressor", Ridge(alpha=step * len(train.target))))
 
 
-KINDS: Mapping[RegressorKind, Kind] = {
+REGRESSOR_ALGORITHMS: Mapping[RegressorKind, RegressorAlgorithm] = {
     "random_forest": RandomForest(),
     "gradient_boosting": GradientBoosting(),
     "linear": Linear(),

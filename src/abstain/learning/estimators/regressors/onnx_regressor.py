@@ -21,7 +21,7 @@ from sklearn.pipeline import Pipeline
 
 from abstain.core.files import write_atomically
 from abstain.learning.estimators.onnx_file import open_session, to_bytes
-from abstain.learning.estimators.regressors.columns import matrix
+from abstain.learning.estimators.regressors.columns import to_matrix
 
 HEADER = "regressor"
 OPSET = {"": 20, "ai.onnx.ml": 3}
@@ -49,7 +49,7 @@ class OnnxRegressor:
         self._input = self._session.get_inputs()[0].name
 
     @property
-    def size(self) -> int:
+    def n_bytes(self) -> int:
         """Bytes of the file."""
         return len(self._content)
 
@@ -61,7 +61,7 @@ class OnnxRegressor:
         """
         scores = np.empty(len(features))
         for start in range(0, len(features), BATCH):
-            values = matrix(features.iloc[start : start + BATCH], self.columns)
+            values = to_matrix(features.iloc[start : start + BATCH], self.columns)
             found = self._session.run(None, {self._input: values})[0][:, 0]
             scores[start : start + BATCH] = np.where(np.isnan(values).all(axis=1), np.nan, found)
         return scores
@@ -71,7 +71,7 @@ class OnnxRegressor:
         write_atomically(file, self._content)
 
 
-def convert(pipeline: Pipeline, described: dict[str, Any]) -> OnnxRegressor:
+def to_onnx_regressor(pipeline: Pipeline, described: dict[str, Any]) -> OnnxRegressor:
     """`pipeline`, of float32 features (rows, columns), as a `OnnxRegressor`, with the versions that it was made with.
 
     `described` is JSON: `kind`, `target`, `columns` and any other metadata of the file.
@@ -89,7 +89,7 @@ def convert(pipeline: Pipeline, described: dict[str, Any]) -> OnnxRegressor:
 
 def parity(pipeline: Pipeline, regressor: OnnxRegressor, features: pd.DataFrame) -> float:
     """Largest difference between scikit-learn's and ONNX's scores of `features`, of rows that have any."""
-    expected = np.clip(pipeline.predict(matrix(features, regressor.columns)), 0, 1)
+    expected = np.clip(pipeline.predict(to_matrix(features, regressor.columns)), 0, 1)
     return float(np.nanmax(np.abs(expected - regressor.predict(features))))
 
 
