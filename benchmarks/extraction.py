@@ -36,8 +36,8 @@ from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, HiddenStates, NextTokenProbs, Request
 from abstain.llm.engine.tokenization import encode_prompt
 from benchmarks import naive
-from benchmarks.measure import flops, in_turns, matrix_peak
-from benchmarks.rows import Row, add_options, layout, repeated, unrelated
+from benchmarks.measure import flops, matrix_peak, time_in_turns
+from benchmarks.rows import Row, add_options, layout, read_repeated, read_unrelated
 
 LAYER = 16
 SEGMENTS = ("instruction", "context", "question", "answer")
@@ -52,145 +52,175 @@ POLYGRAPH_BATCHES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One line of the table. `ratio`: the other side's seconds over the engine's, median of the rounds."""
+class Measurement:
+    """One line of the table.
 
-    what: str
-    against: str
-    other: float
-    engine: float
+    Attributes:
+        label: What is computed.
+        baseline: What the engine is compared with.
+        baseline_s: Seconds of the baseline.
+        engine_s: Seconds of the engine.
+        ratio: Seconds of the baseline over those of the engine, the median over the rounds.
+        note: The work that explains the ratio.
+    """
+
+    label: str
+    baseline: str
+    baseline_s: float
+    engine_s: float
     ratio: float
     note: str
 
     def __str__(self) -> str:
-        seconds = f"{self.other:.1f} | {self.engine:.1f}"
-        return f"| {self.what} | {self.against} | {seconds} | **{self.ratio:.2f}** | {self.note} |"
+        seconds = f"{self.baseline_s:.1f} | {self.engine_s:.1f}"
+        return f"| {self.label} | {self.baseline} | {seconds} | **{self.ratio:.2f}** | {self.note} |"
 
 
-def probe_only(loaded: LoadedModel, rows: Sequence[Row], what: str, repeats: int, batch_tokens: int) -> Measured:
-    """Benchmarks 1 and 2: the probe's states."""
-    passes = [row.pass_(layout()) for row in rows]
+def measure_states(
+    loaded: LoadedModel, rows: Sequence[Row], label: str, repeats: int, batch_tokens: int
+) -> Measurement:
+    """Measure benchmarks 1 and 2: the states that the probe reads."""
+    prompts = [row.render_prompt(layout()) for row in rows]
     engine = Engine(loaded, batch_tokens)
-    requests = {f"{at}": Request(pass_, HiddenStates(LAYER), f"row {at}") for at, pass_ in enumerate(passes)}
-    expected, found = naive.states(loaded, passes, LAYER), dict(engine.run(requests))
-    agreement = _agree(expected, [found[f"{at}"] for at in range(len(passes))])  # type: ignore[misc]
+    requests = {f"{i}": Request(prompt, HiddenStates(LAYER), f"row {i}") for i, prompt in enumerate(prompts)}
+    expected, results = naive.states(loaded, prompts, LAYER), dict(engine.run(requests))
+    agreement = _check_agreement(expected, [results[f"{i}"] for i in range(len(prompts))])  # type: ignore[misc]
     work = copy.deepcopy(engine.stats)
     floor = flops(loaded, work.layer_tokens.total())
-    other, own, ratio = in_turns(
-        lambda: naive.states(loaded, passes, LAYER), lambda: list(engine.run(requests)), repeats
+    baseline_s, engine_s, ratio = time_in_turns(
+        lambda: naive.states(loaded, prompts, LAYER), lambda: list(engine.run(requests)), repeats
     )
-    share = floor / own / matrix_peak(loaded.model.dtype, loaded.model.device)
+    share = floor / engine_s / matrix_peak(loaded.model.dtype, loaded.model.device)
     note = f"{work.forward_tokens:,} tokens run of {work.pass_tokens:,}; {share:.0%} of the matrix peak; {agreement}"
-    return Measured(what, f"naive loop, {str(loaded.model.dtype).removeprefix('torch.')}", other, own, ratio, note)
+    return Measurement(
+        label, f"naive loop, {str(loaded.model.dtype).removeprefix('torch.')}", baseline_s, engine_s, ratio, note
+    )
 
 
-def all_asks(
+def measure_all_operations(
     loaded: LoadedModel, single: LoadedModel, rows: Sequence[Row], repeats: int, batch_tokens: int
-) -> Measured:
-    """Benchmark 3: what methods 1 to 3 ask for, together, against one method after the other."""
-    normal = [row.pass_(layout()) for row in rows]
-    bare = [row.pass_(layout(), with_context=False) for row in rows]
-    checked = [(*pass_, QUESTION) for pass_ in normal]
-    without = tuple(name for name in SEGMENTS if name != "context")
+) -> Measurement:
+    """Measure benchmark 3: the operations of methods 1 to 3 together, against one method after the other."""
+    normal = [row.render_prompt(layout()) for row in rows]
+    bare = [row.render_prompt(layout(), with_context=False) for row in rows]
+    with_question = [(*prompt, QUESTION) for prompt in normal]
+    bare_segments = tuple(name for name in SEGMENTS if name != "context")
 
-    def one_by_one() -> tuple[Any, ...]:
+    def run_naively() -> tuple[Any, ...]:
         return (
             naive.states(loaded, normal, LAYER),
             naive.nll(loaded, normal, SEGMENTS),
-            naive.nll(loaded, bare, without),
-            naive.choices(loaded, checked, YES_NO),
+            naive.nll(loaded, bare, bare_segments),
+            naive.choices(loaded, with_question, YES_NO),
         )
 
-    def requests() -> dict[str, Request]:
-        asked: dict[str, Request] = {}
-        for at, (n, b, c) in enumerate(zip(normal, bare, checked, strict=True)):
-            asked[f"states {at}"] = Request(n, HiddenStates(LAYER), f"row {at}")
-            asked[f"yes {at}"] = Request(c, NextTokenProbs(YES_NO), f"row {at}")
-            asked |= {f"N {name} {at}": Request(n, NLL((name,)), f"row {at}") for name in SEGMENTS}
-            asked |= {f"B {name} {at}": Request(b, NLL((name,)), f"row {at}") for name in without}
-        return asked
+    def make_requests() -> dict[str, Request]:
+        requests_by_key: dict[str, Request] = {}
+        for i, (n, b, c) in enumerate(zip(normal, bare, with_question, strict=True)):
+            requests_by_key[f"states {i}"] = Request(n, HiddenStates(LAYER), f"row {i}")
+            requests_by_key[f"yes {i}"] = Request(c, NextTokenProbs(YES_NO), f"row {i}")
+            requests_by_key |= {f"N {name} {i}": Request(n, NLL((name,)), f"row {i}") for name in SEGMENTS}
+            requests_by_key |= {f"B {name} {i}": Request(b, NLL((name,)), f"row {i}") for name in bare_segments}
+        return requests_by_key
 
     engine = Engine(loaded, batch_tokens)
-    found: dict[str, Any] = dict(engine.run(requests()))
-    states, normals, *_ = one_by_one()
-    agreement = _agree(states, [found[f"states {at}"] for at in range(len(rows))])
+    results: dict[str, Any] = dict(engine.run(make_requests()))
+    states, normals, *_ = run_naively()
+    agreement = _check_agreement(states, [results[f"states {i}"] for i in range(len(rows))])
     # bfloat16 rounds logits to an eighth: both sides are held against float32, and not against each other.
     exact = naive.nll(single, normal[:EXACT_ROWS], SEGMENTS)
-    theirs = _mean_difference(exact, normals)
-    ours = _mean_difference(exact, [{name: found[f"N {name} {at}"] for name in SEGMENTS} for at in range(len(exact))])
-    assert ours < 1.5 * theirs + 0.01, (ours, theirs)
+    baseline_error = _mean_difference(exact, normals)
+    engine_error = _mean_difference(
+        exact, [{name: results[f"N {name} {i}"] for name in SEGMENTS} for i in range(len(exact))]
+    )
+    assert engine_error < 1.5 * baseline_error + 0.01, (engine_error, baseline_error)
     work = copy.deepcopy(engine.stats)
-    other, own, ratio = in_turns(one_by_one, lambda: list(engine.run(requests())), repeats)
+    baseline_s, engine_s, ratio = time_in_turns(run_naively, lambda: list(engine.run(make_requests())), repeats)
     note = (
         f"{work.forward_tokens:,} tokens run, {work.vocabulary_rows:,} projected; states {agreement}; "
-        f"NLLs off from float32 by {ours:.3f} nats on average, the loop's by {theirs:.3f}"
+        f"NLLs off from float32 by {engine_error:.3f} nats on average, the loop's by {baseline_error:.3f}"
     )
-    return Measured("states, NLLs under N_c and B_c, Yes-score", "method by method", other, own, ratio, note)
+    return Measurement(
+        "states, NLLs under N_c and B_c, Yes-score", "method by method", baseline_s, engine_s, ratio, note
+    )
 
 
-def against_polygraph(
+def compare_with_polygraph(
     python: Path, loaded: LoadedModel, rows: Sequence[Row], repeats: int, batch_tokens: int
-) -> Measured:
-    """Benchmark 4: mean token log-probability and states of existing answers, lm-polygraph at its best batch size."""
-    passes = [row.pass_(layout())[:-1] for row in rows]
-    encoded = [encode_prompt(loaded.tokenizer, pass_) for pass_ in passes]
+) -> Measurement:
+    """Measure benchmark 4: log-probabilities and states of existing answers, against lm-polygraph.
+
+    The batch size of lm-polygraph is its best one.
+    """
+    prompts = [row.render_prompt(layout())[:-1] for row in rows]
+    encoded = [encode_prompt(loaded.tokenizer, prompt) for prompt in prompts]
     requests = {
-        f"{kind} {at}": Request(pass_, ask, f"row {at}")
-        for at, pass_ in enumerate(passes)
-        for kind, ask in (("states", HiddenStates(LAYER, segments=("answer",))), ("nll", NLL(("answer",))))
+        f"{kind} {i}": Request(prompt, operation, f"row {i}")
+        for i, prompt in enumerate(prompts)
+        for kind, operation in (("states", HiddenStates(LAYER, segments=("answer",))), ("nll", NLL(("answer",))))
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lines = []
-        for at, one in enumerate(encoded):
-            first, last = one.span("answer")
-            lines.append(json.dumps({"id": f"{at}", "prompt_ids": one.ids[:first], "answer_ids": one.ids[first:last]}))
+        for i, tokens in enumerate(encoded):
+            first, last = tokens.span("answer")
+            lines.append(
+                json.dumps({"id": f"{i}", "prompt_ids": tokens.ids[:first], "answer_ids": tokens.ids[first:last]})
+            )
         (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
 
         def polygraph(batch: int) -> float:
             command = [str(python), str(Path(__file__).parent / "polygraph/run.py"), "--model", loaded.ref.path]
             command += ["--rows", str(folder / "rows.jsonl"), "--layer", str(LAYER), "--batch", str(batch)]
             command += ["--dtype", str(loaded.model.dtype).removeprefix("torch."), "--out", str(folder / "out.npz")]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
+            process = subprocess.run(command, capture_output=True, text=True, check=True)
+            return float(json.loads(process.stdout.splitlines()[-1])["seconds"])
 
         best = min(POLYGRAPH_BATCHES, key=polygraph)
-        took = []
+        durations = []
         for _ in range(repeats):
-            theirs = polygraph(best)
+            baseline_duration = polygraph(best)
             start = time.perf_counter()
-            found: dict[str, Any] = dict(Engine(loaded, batch_tokens).run(requests))
-            took.append((theirs, time.perf_counter() - start))
-        off = _difference_to(folder / "out.npz", found)
-        assert off < 0.5, off  # bfloat16 rounds a logit to an eighth, and answers are a few tokens long
-    ratio = statistics.median(a / b for a, b in took)
-    other, own = (statistics.median(pair[side] for pair in took) for side in (0, 1))
-    note = f"its best batch size, {best}; log-probabilities within {off:.3f} nats"
-    return Measured("mean log-probability and states of given answers", "lm-polygraph", other, own, ratio, note)
+            results: dict[str, Any] = dict(Engine(loaded, batch_tokens).run(requests))
+            durations.append((baseline_duration, time.perf_counter() - start))
+        difference = _max_difference(folder / "out.npz", results)
+        assert difference < 0.5, difference  # bfloat16 rounds a logit to an eighth, and answers are a few tokens long
+    ratio = statistics.median(a / b for a, b in durations)
+    baseline_s, engine_s = (statistics.median(pair[side] for pair in durations) for side in (0, 1))
+    note = f"its best batch size, {best}; log-probabilities within {difference:.3f} nats"
+    return Measurement(
+        "mean log-probability and states of given answers", "lm-polygraph", baseline_s, engine_s, ratio, note
+    )
 
 
-def _difference_to(file: Path, found: dict[str, Any]) -> float:
-    """Largest difference of the rows' mean log-probabilities."""
+def _max_difference(file: Path, results: dict[str, Any]) -> float:
+    """Return the largest difference of the mean log-probabilities of rows."""
     import numpy as np
 
-    theirs = np.load(file)
-    own = [-float(found[f"nll {key}"][:, 0].mean()) for key in theirs["ids"]]
-    return float(np.abs(theirs["logprob"] - np.array(own)).max())
+    baseline = np.load(file)
+    log_probs = [-float(results[f"nll {key}"][:, 0].mean()) for key in baseline["ids"]]
+    return float(np.abs(baseline["logprob"] - np.array(log_probs)).max())
 
 
-def _mean_difference(exact: Sequence[dict[str, Tensor]], found: Sequence[dict[str, Tensor]]) -> float:
-    """Mean absolute difference of all NLLs of the rows of `exact`, in nats."""
-    pairs = [(row[name][:, 0], found[at][name][:, 0]) for at, row in enumerate(exact) for name in row]
-    return float(torch.cat([one - other for one, other in pairs]).abs().nanmean())
+def _mean_difference(exact: Sequence[dict[str, Tensor]], measured: Sequence[dict[str, Tensor]]) -> float:
+    """Return the mean absolute difference of all NLLs of the rows of `exact`, in nats."""
+    pairs = [(row[name][:, 0], measured[i][name][:, 0]) for i, row in enumerate(exact) for name in row]
+    return float(torch.cat([expected - actual for expected, actual in pairs]).abs().nanmean())
 
 
-def _agree(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str:
-    """How equal two lists of states are; AssertionError where they are not equal enough to compare times."""
+def _check_agreement(expected: Sequence[Tensor], measured: Sequence[Tensor]) -> str:
+    """Return how far two lists of states agree.
+
+    Raises:
+        AssertionError: they differ too much for a comparison of times.
+    """
     if expected[0].dtype == torch.float32:
-        off = max(float(((a - b).norm(dim=-1) / a.norm(dim=-1)).max()) for a, b in zip(expected, found, strict=True))
-        assert off <= 1e-4, off
-        return f"equal within {off:.0e}"
-    pairs = zip(expected, found, strict=True)
+        difference = max(
+            float(((a - b).norm(dim=-1) / a.norm(dim=-1)).max()) for a, b in zip(expected, measured, strict=True)
+        )
+        assert difference <= 1e-4, difference
+        return f"equal within {difference:.0e}"
+    pairs = zip(expected, measured, strict=True)
     cosine = min(float(torch.cosine_similarity(a.float(), b.float(), dim=-1).min()) for a, b in pairs)
     assert cosine >= 0.999, cosine
     return f"cosine at least {cosine:.5f}"
@@ -204,34 +234,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--polygraph", type=Path, help="python of an environment with benchmarks/polygraph/requirements.txt"
     )
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     settings = load_settings()
     device, tokens = choose_device(settings), settings.batch_tokens
     dtypes = choose_dtype(settings, device), torch.float32
-    half, single = (load_model(find_model(asked.model, settings), device, dtype) for dtype in dtypes)
-    apart, shared = unrelated(asked.squad, asked.rows), repeated(asked.squad, asked.rows)
+    half, single = (load_model(find_model(options.model, settings), device, dtype) for dtype in dtypes)
+    distinct, shared = read_unrelated(options.squad, options.rows), read_repeated(options.squad, options.rows)
     depth, threads = half.model.config.num_hidden_layers, torch.get_num_threads()
-    print(f"{asked.model}, layer {LAYER} of {depth}, {asked.rows} rows, {threads} threads\n")
+    print(f"{options.model}, layer {LAYER} of {depth}, {options.rows} rows, {threads} threads\n")
     print("| what | against | it took, s | engine, s | times | |\n| --- | --- | --: | --: | --: | --- |", flush=True)
-    for measured in (
-        lambda: probe_only(half, apart, "states, unrelated prompts", asked.repeats, tokens),
-        lambda: probe_only(half, shared, "states, five questions a context", asked.repeats, tokens),
-        lambda: all_asks(half, single, apart[: max(asked.rows // 2, 1)], asked.repeats, tokens),
-        lambda: probe_only(single, apart, "states, unrelated prompts", 1, tokens),
-        lambda: across_dtypes(half, single, apart, tokens),
-        *([lambda: against_polygraph(asked.polygraph, half, apart, asked.repeats, tokens)] if asked.polygraph else []),
+    for measure in (
+        lambda: measure_states(half, distinct, "states, unrelated prompts", options.repeats, tokens),
+        lambda: measure_states(half, shared, "states, five questions a context", options.repeats, tokens),
+        lambda: measure_all_operations(half, single, distinct[: max(options.rows // 2, 1)], options.repeats, tokens),
+        lambda: measure_states(single, distinct, "states, unrelated prompts", 1, tokens),
+        lambda: compare_dtypes(half, single, distinct, tokens),
+        *(
+            [lambda: compare_with_polygraph(options.polygraph, half, distinct, options.repeats, tokens)]
+            if options.polygraph
+            else []
+        ),
     ):
-        print(measured(), flush=True)
+        print(measure(), flush=True)
 
 
-def across_dtypes(half: LoadedModel, single: LoadedModel, rows: Sequence[Row], batch_tokens: int) -> Measured:
-    """The engine in the dtype that suits the hardware against the naive loop in float32, as the papers' code has it."""
-    passes = [row.pass_(layout()) for row in rows]
-    requests = {f"{at}": Request(pass_, HiddenStates(LAYER), f"row {at}") for at, pass_ in enumerate(passes)}
+def compare_dtypes(half: LoadedModel, single: LoadedModel, rows: Sequence[Row], batch_tokens: int) -> Measurement:
+    """Compare the engine in the dtype that suits the hardware with the naive loop in float32, as in the papers."""
+    prompts = [row.render_prompt(layout()) for row in rows]
+    requests = {f"{i}": Request(prompt, HiddenStates(LAYER), f"row {i}") for i, prompt in enumerate(prompts)}
     engine = Engine(half, batch_tokens)
-    other, own, ratio = in_turns(lambda: naive.states(single, passes, LAYER), lambda: list(engine.run(requests)), 1)
+    baseline_s, engine_s, ratio = time_in_turns(
+        lambda: naive.states(single, prompts, LAYER), lambda: list(engine.run(requests)), 1
+    )
     note = f"engine in {half.model.dtype}"
-    return Measured("states, unrelated prompts", "naive loop, float32", other, own, ratio, note)
+    return Measurement("states, unrelated prompts", "naive loop, float32", baseline_s, engine_s, ratio, note)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,12 @@ from abstain.llm.features.feature_store import FeatureStore
 from studies.familiarity_baselines import BASELINES, FamiliarityBaselines, Instruction
 
 T = TypeVar("T")
-DRAWS, SEED = 1000, 42
-OWN = "Self-Familiarity"
+N_RESAMPLES, SEED = 1000, 42
+SELF_FAMILIARITY = "Self-Familiarity"
 PAPER = {
     "concepts": dict(
         zip(
-            (*BASELINES, OWN),
+            (*BASELINES, SELF_FAMILIARITY),
             (
                 *("0.536-0.718", "0.652-0.784", "0.659-0.758", "0.454-0.687"),
                 *("0.802-0.920", "0.809-0.883", "0.564-0.902", "0.905-0.968"),
@@ -47,7 +47,7 @@ PAPER = {
     ),
     "questions": dict(
         zip(
-            (*BASELINES, OWN),
+            (*BASELINES, SELF_FAMILIARITY),
             (
                 *("0.639-0.867", "0.558-0.806", "0.591-0.760", "0.532-0.721"),
                 *("0.650-0.872", "0.653-0.831", "0.511-0.809", "0.918-0.927"),
@@ -68,7 +68,13 @@ ABLATIONS: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Concept7:
-    """`concepts` and `questions`: text, domain, whether the concept is real, and its number."""
+    """The data of Concept-7.
+
+    Attributes:
+        concepts: Text, domain, whether the concept is real, and its number.
+        questions: Text, and domain, reality and number of the concept that it is about.
+        common: Texts of common concepts.
+    """
 
     concepts: list[tuple[str, str, bool, int]]
     questions: list[tuple[str, str, bool, int]]
@@ -76,32 +82,33 @@ class Concept7:
 
     @classmethod
     def read(cls, folder: Path) -> Concept7:
+        """Read the three files of `folder`."""
         concepts = {row["concept_id"]: row for row in _rows(folder / "concepts.jsonl.gz")}
         questions = list(_rows(folder / "questions.jsonl.gz"))
-        numbers = {name: at for at, name in enumerate(concepts)}
+        numbers = {name: index for index, name in enumerate(concepts)}
         return cls(
             [(row["concept"], row["domain"].lower(), row["real"], numbers[key]) for key, row in concepts.items()],
             [
-                (row["question"], of["domain"].lower(), of["real"], numbers[row["concept_id"]])
+                (row["question"], concept["domain"].lower(), concept["real"], numbers[row["concept_id"]])
                 for row in questions
-                for of in [concepts[row["concept_id"]]]
+                for concept in [concepts[row["concept_id"]]]
             ],
             [row["concept"] for row in _rows(folder / "common_concepts.jsonl.gz")],
         )
 
-    def drawn(self, concepts: int | None, questions: int | None) -> Concept7:
-        """So many concepts of each kind, fictional, real and common, and so many questions about any; None: all."""
+    def sample(self, concepts: int | None, questions: int | None) -> Concept7:
+        """Return `concepts` of each kind (fictional, real, common), and `questions` about any; None returns all."""
         kinds = [[row for row in self.concepts if row[2] is real] for real in (False, True)]
         return Concept7(
-            [row for kind in kinds for row in _drawn(kind, concepts)],
-            _drawn(self.questions, questions),
-            _drawn(self.common, concepts),
+            [row for kind in kinds for row in _sample_rows(kind, concepts)],
+            _sample_rows(self.questions, questions),
+            _sample_rows(self.common, concepts),
         )
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A method's scores of the judged instructions, (rows,), and its threshold h."""
+class MethodScores:
+    """Scores of a method for the labelled instructions, (rows,), and its threshold h."""
 
     scores: np.ndarray
     threshold: float
@@ -112,115 +119,139 @@ def _rows(file: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def _drawn(rows: list[T], number: int | None) -> list[T]:
+def _sample_rows(rows: list[T], number: int | None) -> list[T]:
     if number is None or number >= len(rows):
         return rows
-    picked = np.random.default_rng(SEED).choice(len(rows), number, replace=False)
-    return [rows[at] for at in sorted(picked)]
+    indices = np.random.default_rng(SEED).choice(len(rows), number, replace=False)
+    return [rows[index] for index in sorted(indices)]
 
 
-def explain(concept: str) -> str:
+def make_instruction(concept: str) -> str:
+    """Return the instruction to explain `concept`."""
     return f'Explain the "{concept}" within one short paragraph.'
 
 
 def pearson(label: np.ndarray, scores: np.ndarray, weight: np.ndarray) -> Any:
-    """Of one weighting or of each of several; nan where either is constant."""
+    """Return Pearson's correlation for one weighting or for several; nan if either side is constant."""
 
     def mean(values: np.ndarray) -> np.ndarray:
         return np.atleast_1d(metrics.weighted_mean(values, weight))
 
-    variance = [mean(one * one) - mean(one) ** 2 for one in (label, scores)]
+    variance = [mean(values * values) - mean(values) ** 2 for values in (label, scores)]
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = (mean(label * scores) - mean(label) * mean(scores)) / np.sqrt(variance[0] * variance[1])
-    return found if weight.ndim > 1 else float(found[0])
+        correlation = (mean(label * scores) - mean(label) * mean(scores)) / np.sqrt(variance[0] * variance[1])
+    return correlation if weight.ndim > 1 else float(correlation[0])
 
 
-def figures_of(label: np.ndarray, one: Scored) -> dict[str, Statistic]:
-    """An instruction without a score counts as the least familiar."""
-    scores = np.where(np.isnan(one.scores), np.nanmin(one.scores), one.scores)
+def make_metrics(label: np.ndarray, method: MethodScores) -> dict[str, Statistic]:
+    """Return the metrics of a method by name; an instruction without a score counts as the least familiar."""
+    scores = np.where(np.isnan(method.scores), np.nanmin(method.scores), method.scores)
     return {
         "AUC": partial(metrics.auroc, label, scores),
-        "ACC": partial(metrics.accuracy, label, scores, threshold=one.threshold),
-        "F1": partial(metrics.f1, label, scores, threshold=one.threshold),
+        "ACC": partial(metrics.accuracy, label, scores, threshold=method.threshold),
+        "F1": partial(metrics.f1, label, scores, threshold=method.threshold),
         "Pearson": partial(pearson, label.astype(float), scores),
     }
 
 
-def table(label: np.ndarray, groups: np.ndarray, of: Mapping[str, Scored], paper: Mapping[str, str]) -> str:
-    figures = {(name, key): figure for name, one in of.items() for key, figure in figures_of(label, one).items()}
-    found = bootstrap(figures, groups, DRAWS, SEED)
+def make_table(
+    label: np.ndarray, groups: np.ndarray, methods: Mapping[str, MethodScores], paper: Mapping[str, str]
+) -> str:
+    """Return a Markdown table of the metrics of all methods with 95 % intervals."""
+    metrics_by_key = {
+        (name, key): metric for name, method in methods.items() for key, metric in make_metrics(label, method).items()
+    }
+    estimates = bootstrap(metrics_by_key, groups, N_RESAMPLES, SEED)
     columns = ("AUC", "ACC", "F1", "Pearson")
     lines = ["| method | " + " | ".join(columns) + " | AUC ahead by | paper's AUC |", "| --- " * 7 + "|"]
-    for name, one in of.items():
-        ahead = "" if name == OWN else shown(paired_difference(found[OWN, "AUC"], found[name, "AUC"]), "+.3f")
-        unscored = int(np.isnan(one.scores).sum())
+    for name, method in methods.items():
+        ahead = (
+            ""
+            if name == SELF_FAMILIARITY
+            else format_estimate(paired_difference(estimates[SELF_FAMILIARITY, "AUC"], estimates[name, "AUC"]), "+.3f")
+        )
+        unscored = int(np.isnan(method.scores).sum())
         title = f"{name} ({unscored} without a score)" if unscored else name
-        cells = [shown(found[name, key], ".3f") for key in columns]
+        cells = [format_estimate(estimates[name, key], ".3f") for key in columns]
         lines.append(f"| {title} | " + " | ".join(cells) + f" | {ahead} | {paper.get(name, '')} |")
     return "\n".join(lines)
 
 
-def shown(one: Estimate, form: str) -> str:
-    low, high = one.interval
-    return f"{one.value:{form}} ({low:{form}} to {high:{form}})"
+def format_estimate(estimate: Estimate, spec: str) -> str:
+    """Format an estimate with its interval."""
+    low, high = estimate.interval
+    return f"{estimate.value:{spec}} ({low:{spec}} to {high:{spec}})"
 
 
-def study(data: Concept7, model: str, layout: str, say: Callable[[str], None]) -> None:
+def run_experiment(data: Concept7, model: str, layout: str, say: Callable[[str], None]) -> None:
+    """Print the tables of all methods on `data`."""
     settings = load_settings()
-    own = SelfFamiliarity(model, layout, settings, FamiliarityConfig())
-    baselines = FamiliarityBaselines(FeatureStore(model, settings), own.guesser.template)
+    method = SelfFamiliarity(model, layout, settings, FamiliarityConfig())
+    baselines = FamiliarityBaselines(FeatureStore(model, settings), method.guesser.template)
 
     def progress(done: int, total: int) -> None:
         print(f"\r{done:,} of {total:,}  ", end="", file=sys.stderr, flush=True)
 
-    everyday = [Instruction(explain(one), (one,)) for one in data.common]
-    of_everyday = baselines.scores(everyday, progress)
-    h = {name: compute_threshold(scores[~np.isnan(scores)]) for name, scores in of_everyday.items()}
-    guessed = own.guesser.guess([*data.common, *(one[0] for one in data.concepts)], progress)
-    known = np.array([_score(guessed[one].score) for one in data.common])
-    h_own = compute_threshold(known[~np.isnan(known)])
+    common_instructions = [Instruction(make_instruction(concept), (concept,)) for concept in data.common]
+    common_scores = baselines.score(common_instructions, progress)
+    thresholds = {name: compute_threshold(scores[~np.isnan(scores)]) for name, scores in common_scores.items()}
+    guesses = method.guesser.guess([*data.common, *(row[0] for row in data.concepts)], progress)
+    common_familiarity = np.array([_score(guesses[concept].score) for concept in data.common])
+    method_threshold = compute_threshold(common_familiarity[~np.isnan(common_familiarity)])
 
-    asked = [Instruction(explain(text), (text,)) for text, *_ in data.concepts]  # as the common ones, without a domain
-    of_concepts = baselines.scores(asked, progress)
-    of_concepts[OWN] = np.array([_score(guessed[text].score) for text, *_ in data.concepts])
-    of_everyday[OWN] = known
-    h[OWN] = h_own
+    concept_instructions = [
+        Instruction(make_instruction(text), (text,)) for text, *_ in data.concepts
+    ]  # as the common ones, without a domain
+    concept_scores = baselines.score(concept_instructions, progress)
+    concept_scores[SELF_FAMILIARITY] = np.array([_score(guesses[text].score) for text, *_ in data.concepts])
+    common_scores[SELF_FAMILIARITY] = common_familiarity
+    thresholds[SELF_FAMILIARITY] = method_threshold
     label = np.array([real for _, _, real, _ in data.concepts] + [True] * len(data.common)).astype(int)
-    everything = {name: Scored(np.concatenate([of_concepts[name], of_everyday[name]]), h[name]) for name in h}
+    methods = {
+        name: MethodScores(np.concatenate([concept_scores[name], common_scores[name]]), thresholds[name])
+        for name in thresholds
+    }
     say(
         f"## Fictional against real and common concepts (table 5)\n\n{label.sum()} of {len(label)} are not fictional.\n"
     )
-    say(table(label, np.arange(len(label)), _own_first(everything), PAPER["concepts"]))
+    say(make_table(label, np.arange(len(label)), _order_methods(methods), PAPER["concepts"]))
 
     questions = data.questions
     if not questions:
         return
     texts = [text for text, *_ in questions]
-    found = own.score(texts, progress)
-    asked = [
-        Instruction(text, tuple(one.concept for one in familiarity.concepts), domain)
-        for (text, domain, _, _), familiarity in zip(questions, found, strict=True)
+    results = method.score(texts, progress)
+    question_instructions = [
+        Instruction(text, tuple(concept.concept for concept in familiarity.concepts), domain)
+        for (text, domain, _, _), familiarity in zip(questions, results, strict=True)
     ]
-    scores = baselines.scores(asked, progress)
-    scores[OWN] = np.array([_score(one.score) for one in found])
+    scores = baselines.score(question_instructions, progress)
+    scores[SELF_FAMILIARITY] = np.array([_score(result.score) for result in results])
     label = np.array([real for _, _, real, _ in questions]).astype(int)
     groups = np.array([number for *_, number in questions])
     say("\n## Questions about fictional and real concepts (table 2)\n")
     say(f"{label.sum()} of {len(label)} are about real ones.\n")
-    say(table(label, groups, _own_first({name: Scored(scores[name], h[name]) for name in h}), PAPER["questions"]))
+    say(
+        make_table(
+            label,
+            groups,
+            _order_methods({name: MethodScores(scores[name], thresholds[name]) for name in thresholds}),
+            PAPER["questions"],
+        )
+    )
 
-    variants = {OWN: Scored(scores[OWN], h[OWN])}
-    for name, change in ABLATIONS.items():
-        changed = SelfFamiliarity(model, layout, settings, replace(FamiliarityConfig(), **change))
-        values = np.array([_score(one.score) for one in changed.score(texts, progress)])
-        variants[name] = Scored(values, h[OWN])
+    variants = {SELF_FAMILIARITY: MethodScores(scores[SELF_FAMILIARITY], thresholds[SELF_FAMILIARITY])}
+    for name, changes in ABLATIONS.items():
+        variant = SelfFamiliarity(model, layout, settings, replace(FamiliarityConfig(), **changes))
+        values = np.array([_score(result.score) for result in variant.score(texts, progress)])
+        variants[name] = MethodScores(values, thresholds[SELF_FAMILIARITY])
     say("\n## Ablations, on the same questions (table 4)\n")
-    say(table(label, groups, variants, {}))
-    say(f"\nTokens that were run through the model for Self-Familiarity: {own.cost.forward_tokens:,}.")
+    say(make_table(label, groups, variants, {}))
+    say(f"\nTokens that were run through the model for Self-Familiarity: {method.cost.forward_tokens:,}.")
 
 
-def _own_first(of: Mapping[str, Scored]) -> dict[str, Scored]:
-    return {OWN: of[OWN], **{name: of[name] for name in BASELINES}}
+def _order_methods(methods: Mapping[str, MethodScores]) -> dict[str, MethodScores]:
+    return {SELF_FAMILIARITY: methods[SELF_FAMILIARITY], **{name: methods[name] for name in BASELINES}}
 
 
 def _score(value: float | None) -> float:
@@ -234,13 +265,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layout", default="qa-chatml-v1", help="of the model: its prompts are in ChatML, or plain")
     parser.add_argument("--concepts", type=int, help="so many fictional, real and common ones, drawn by a seed")
     parser.add_argument("--questions", type=int, help="so many of the questions, drawn by a seed; 0: concepts alone")
-    chosen = parser.parse_args(arguments)
-    if not (chosen.folder / "concepts.jsonl.gz").is_file():
-        parser.error(f"{chosen.folder} has no concepts.jsonl.gz: give the folder of Concept-7")
-    if chosen.concepts is not None and chosen.concepts < 1:
+    options = parser.parse_args(arguments)
+    if not (options.folder / "concepts.jsonl.gz").is_file():
+        parser.error(f"{options.folder} has no concepts.jsonl.gz: give the folder of Concept-7")
+    if options.concepts is not None and options.concepts < 1:
         parser.error("--concepts: at least 1 of each kind")
-    data = Concept7.read(chosen.folder).drawn(chosen.concepts, chosen.questions)
-    study(data, chosen.model, chosen.layout, partial(print, flush=True))
+    data = Concept7.read(options.folder).sample(options.concepts, options.questions)
+    run_experiment(data, options.model, options.layout, partial(print, flush=True))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What commands take after a year of nights, beside what they take early on: CPU time, and work that is counted.
+"""What commands cost after a year of nights compared with early on: CPU time, and counted work.
 
     python -m benchmarks.history .abstain/demo
 
 The project, as `abstain demo` leaves it, is copied twice: one copy gets 10 versions in 70 nights, the other 52 versions
-in 365 nights with about a hundred records (benchmarks/simulated_history.py). Each command runs in both by turns. CPU
-time is of the command with all processes that it has waited for; the calls of git and DVC are those of
+in 365 nights with about a hundred records (benchmarks/simulated_history.py). Each command runs in both in turns. CPU
+time is that of the command with all processes that it has waited for; the calls of git and DVC are those of
 tasks/runs/shell.py.
 """
 
@@ -49,14 +49,15 @@ HISTORIES = {"few": (70, 10, 10), "many": (365, 52, 48)}
 
 
 @dataclass
-class Taken:
-    """What the runs of a command took: seconds of CPU of each, and the calls that the last one made."""
+class CommandCost:
+    """Cost of the runs of a command: CPU seconds of each, and the calls that the last one made."""
 
     seconds: list[float] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
 
     @property
     def median(self) -> float:
+        """Median of the CPU seconds."""
         return statistics.median(self.seconds)
 
 
@@ -68,47 +69,48 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     print("| command | CPU, 10 versions | CPU, 52 versions | ratio | calls |\n| --- | --: | --: | --: | --- |")
     for name, few, many in compare(options.project, options.only or dict(COMMANDS), options.rounds):
-        print(line(name, few, many), flush=True)
+        print(format_row(name, few, many), flush=True)
 
 
-def compare(project: Path, names: Collection[str], rounds: int) -> Iterator[tuple[str, Taken, Taken]]:
-    """What each command takes after few versions and after many, measured by turns."""
+def compare(project: Path, names: Collection[str], rounds: int) -> Iterator[tuple[str, CommandCost, CommandCost]]:
+    """Yield the cost of each command after few versions and after many, measured in turns."""
     with tempfile.TemporaryDirectory() as folder:
-        copies = {which: copy_with_history(project, Path(folder) / which, which) for which in HISTORIES}
+        copies = {history: copy_with_history(project, Path(folder) / history, history) for history in HISTORIES}
         for name, command in COMMANDS:
             if name not in names:
                 continue
-            taken = {which: Taken() for which in HISTORIES}
+            costs = {history: CommandCost() for history in HISTORIES}
             for _ in range(rounds):
-                for which, copy in copies.items():
-                    measure(copy, command, taken[which])
-            yield name, taken["few"], taken["many"]
+                for history, copy in copies.items():
+                    measure(copy, command, costs[history])
+            yield name, costs["few"], costs["many"]
 
 
-def line(name: str, few: Taken, many: Taken) -> str:
-    """A row of the table: medians."""
+def format_row(name: str, few: CommandCost, many: CommandCost) -> str:
+    """Format a row of the table, with medians."""
     low, high = few.median, many.median
     calls = {
-        which: ", ".join(f"{count} {one}" for one, count in sorted(taken.calls.items()))
-        for which, taken in (("few", few), ("many", many))
+        history: ", ".join(f"{count} {call}" for call, count in sorted(cost.calls.items()))
+        for history, cost in (("few", few), ("many", many))
     }
     same = calls["few"] if calls["few"] == calls["many"] else f"{calls['few']} -> {calls['many']}"
     return f"| {name} | {low:.1f} s | {high:.1f} s | {high / low:.2f} | {same} |"
 
 
-def copy_with_history(project: Path, copy: Path, which: str) -> Path:
-    """A copy of the project, its home in it, that has had `HISTORIES[which]`."""
+def copy_with_history(project: Path, copy: Path, history: str) -> Path:
+    """Copy the project with its home, and give it the history `HISTORIES[which]`."""
     shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns("workspace", "releases"))
-    nights, versions, rejected = HISTORIES[which]
-    make = (
+    nights, versions, rejected = HISTORIES[history]
+    script = (
         "from benchmarks.simulated_history import simulate; from tasks.runs.workspace import open_workspace\n"
         f"with open_workspace() as workspace: simulate(workspace, {nights}, {versions}, {rejected})"
     )
-    subprocess.run([sys.executable, "-P", "-c", make], cwd=copy, env=environment(copy), check=True)
+    subprocess.run([sys.executable, "-P", "-c", script], cwd=copy, env=environment(copy), check=True)
     return copy
 
 
 def environment(project: Path) -> dict[str, str]:
+    """Return the environment variables of a command in `project`."""
     return os.environ | {
         "ABSTAIN_HOME": str(project / ".abstain"),
         "PREFECT_HOME": str(project / ".abstain" / "prefect"),
@@ -116,7 +118,7 @@ def environment(project: Path) -> dict[str, str]:
     }
 
 
-def measure(project: Path, command: tuple[str, ...], taken: Taken) -> None:
+def measure(project: Path, command: tuple[str, ...], cost: CommandCost) -> None:
     """Run `abstain COMMAND`, which may change the git state and finds no bundle fetched; then restore the state."""
     shutil.rmtree(project / ".abstain" / "releases", ignore_errors=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -124,7 +126,7 @@ def measure(project: Path, command: tuple[str, ...], taken: Taken) -> None:
             shutil.copytree(project / ".abstain" / name, Path(scratch) / name, symlinks=True)
         counts = Path(scratch) / "counts.json"
         since = f"{datetime.now(UTC) - timedelta(days=80):%Y-%m-%d}"
-        words = [word.format(scratch=scratch, since=since, user=some_user(project)) for word in command]
+        words = [word.format(scratch=scratch, since=since, user=find_user(project)) for word in command]
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", "from benchmarks.history import run_counted; run_counted()", *words],
             cwd=project,
@@ -134,51 +136,51 @@ def measure(project: Path, command: tuple[str, ...], taken: Taken) -> None:
             text=True,
         )
         assert process.stdout is not None
-        printed = process.stdout.read()
+        output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
-            raise SystemExit(f"abstain {' '.join(words)} failed:\n{printed[-2000:]}")
-        taken.seconds.append(usage.ru_utime + usage.ru_stime)
-        taken.calls = json.loads(counts.read_text())
+            raise SystemExit(f"abstain {' '.join(words)} failed:\n{output[-2000:]}")
+        cost.seconds.append(usage.ru_utime + usage.ru_stime)
+        cost.calls = json.loads(counts.read_text())
         for name in ("origin.git", "workspace"):
             shutil.rmtree(project / ".abstain" / name)
             shutil.move(Path(scratch) / name, project / ".abstain" / name)
 
 
-def some_user(project: Path) -> str:
-    """A user with a thumb in the data."""
+def find_user(project: Path) -> str:
+    """Return a user with a thumb in the data."""
     file = next((project / ".abstain" / "workspace" / "data" / "feedback").glob("*.jsonl"))
     return str(json.loads(file.read_text().partition("\n")[0])["user"])
 
 
 def run_counted() -> None:
-    """`abstain` with the arguments of this process, its calls of git and DVC written to the file that COUNTS names."""
+    """Run `abstain` with the arguments of this process, and write its calls of git and DVC to the file in COUNTS."""
     from abstain_cli.app import main as abstain
     from tasks.runs import shell
 
     if sys.argv[1] == OTHER:
         del sys.argv[1]
-        _have_another_candidate()
+        _replace_production_candidate()
     calls: Counter[str] = Counter()
     execute = shell._execute
 
-    def counting(command, *rest):  # type: ignore[no-untyped-def]
+    def execute_counted(command, *rest):  # type: ignore[no-untyped-def]
         calls[command[0]] += 1
         return execute(command, *rest)
 
-    shell._execute = counting
+    shell._execute = execute_counted
     try:
         if sys.argv[1:] == [OPEN]:
-            _open_release()
+            _open_production()
         else:
             abstain()
     finally:
         Path(os.environ[COUNTS]).write_text(json.dumps(calls))
 
 
-def _have_another_candidate() -> None:
-    """Let what is in production have been made by another candidate than the workspace's."""
+def _replace_production_candidate() -> None:
+    """Make production come from another candidate than the workspace's."""
     from abstain.core import paths
     from abstain.release.registry import load_registry
     from tasks.runs.git_commit import commit, push
@@ -187,20 +189,20 @@ def _have_another_candidate() -> None:
     with open_workspace() as workspace:
         file = workspace.path / paths.REGISTRY
         registry = load_registry(file)
-        live = registry.history[-1].model_copy(update={"candidate": "0" * 64})
-        file.write_text(registry.model_copy(update={"history": (*registry.history[:-1], live)}).to_json())
+        event = registry.history[-1].model_copy(update={"candidate": "0" * 64})
+        file.write_text(registry.model_copy(update={"history": (*registry.history[:-1], event)}).to_json())
         commit(workspace, "Another candidate", paths.REGISTRY)
         push(workspace)
 
 
-def _open_release() -> None:
-    """What `abstain serve` does before it answers: find, fetch and smoke-test the version in production."""
+def _open_production() -> None:
+    """Do what `abstain serve` does before it answers: find, fetch and smoke-test the version in production."""
     from tasks.release.version_source import OriginVersionSource
 
-    releases = OriginVersionSource()
-    live = releases.live()
-    assert live is not None
-    releases.fetch(live)
+    source = OriginVersionSource()
+    version = source.get_production()
+    assert version is not None
+    source.fetch_bundle(version)
 
 
 if __name__ == "__main__":

@@ -29,51 +29,56 @@ import numpy as np
 import psutil
 
 from abstain.config.serve_settings import CallerLimits
-from benchmarks.serving import at_rate, server
+from benchmarks.serving import send_at_rate, server
 
 LIMITS = CallerLimits()
 HOSTILE = 20
 LONG = {"question": "Tell me everything.", "contexts": ["word " * 300], "max_new_tokens": 1024, "temperature": 2.0}
 FORM_BYTES = 64 * 1024
-AGAIN_S = 5.0
+RETRY_S = 5.0
 """How long a caller waits after it was refused, in the mean: not all come again at once."""
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Attacker:
-    """One hostile caller of the server at `address`, with an address of its own."""
+    """A hostile caller of the server at `address`, with an address of its own."""
 
     def __init__(self, address: str, number: int) -> None:
         self._host, self._port = urlsplit(address).hostname, urlsplit(address).port
         self._source, self._ids = f"127.0.1.{number + 1}", itertools.count()
 
     async def long_answers(self) -> None:
-        """One that is written and as many as may wait, all with other settings."""
-        await self._at_once(LIMITS.waiting + 1, self._long_answer)
+        """Request as many answers as may be written or queued, each with other settings."""
+        await self._attack_in_parallel(LIMITS.waiting + 1, self._long_answer)
 
     async def endless_bodies(self) -> None:
-        """Forms that lack their last byte."""
-        await self._at_once(LIMITS.connections // 4, self._endless_body)
+        """Send forms that lack their last byte."""
+        await self._attack_in_parallel(LIMITS.connections // 4, self._endless_body)
 
     async def idle_connections(self) -> None:
-        await self._at_once(LIMITS.connections, self._idle_connection)
+        """Open connections and send nothing."""
+        await self._attack_in_parallel(LIMITS.connections, self._idle_connection)
 
     async def thumbs(self) -> None:
+        """Send thumbs as fast as the log accepts them."""
         thumb = {"interaction_id": "i-1", "thumb": "up"}
-        await self._at_once(1, lambda: self._flood("/v1/feedback", lambda key: {"feedback_id": key, **thumb}))
+        await self._attack_in_parallel(
+            1, lambda: self._flood("/v1/feedback", lambda key: {"feedback_id": key, **thumb})
+        )
 
     async def registered_calls(self) -> None:
+        """Register calls as fast as the log accepts them."""
         call = {"contexts": ["word " * 400]}
-        await self._at_once(1, lambda: self._flood("/v1/contexts", lambda key: {"call_id": key, **call}))
+        await self._attack_in_parallel(1, lambda: self._flood("/v1/contexts", lambda key: {"call_id": key, **call}))
 
-    async def _at_once(self, many: int, attack: Callable[[], Awaitable[None]]) -> None:
-        async def again() -> None:
+    async def _attack_in_parallel(self, count: int, attack: Callable[[], Awaitable[None]]) -> None:
+        async def repeat() -> None:
             while True:
-                await asyncio.sleep(random.uniform(0, 2 * AGAIN_S))
+                await asyncio.sleep(random.uniform(0, 2 * RETRY_S))
                 with suppress(OSError, asyncio.IncompleteReadError):
                     await attack()
 
-        await asyncio.gather(*(again() for _ in range(many)))
+        await asyncio.gather(*(repeat() for _ in range(count)))
 
     async def _connect(self) -> Streams:
         return await asyncio.open_connection(self._host, self._port, local_addr=(self._source, 0))
@@ -92,12 +97,12 @@ class Attacker:
         await reader.read()
 
     async def _flood(self, path: str, body: Callable[[str], dict[str, object]]) -> None:
-        """As many requests as the log takes of one caller, over one connection."""
+        """Send as many requests as the log takes from one caller, over one connection."""
         streams = await self._connect()
         while True:
-            began = time.monotonic()
+            started = time.monotonic()
             await self._post(streams, path, body(f"{self._source}-{next(self._ids)}-{time.time_ns()}"))
-            await asyncio.sleep(began + 60 / LIMITS.rows_a_minute - time.monotonic())
+            await asyncio.sleep(started + 60 / LIMITS.rows_a_minute - time.monotonic())
 
     @staticmethod
     async def _post(streams: Streams, path: str, body: dict[str, object]) -> None:
@@ -105,8 +110,8 @@ class Attacker:
         content = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
         writer.write(f"{head}{len(content)}\r\n\r\n".encode() + content)
-        replied = (await reader.readuntil(b"\r\n\r\n")).lower()
-        length = replied.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        head_of_reply = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = head_of_reply.partition(b"content-length: ")[2].partition(b"\r\n")[0]
         await reader.readexactly(int(length or 0))
 
 
@@ -127,30 +132,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", choices=[kind.__name__ for kind in KINDS], help="one kind of attack; default: all")
     parser.add_argument("--rate", type=float, default=20.0, help="decisions a second by states")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each run at that rate")
-    chosen = parser.parse_args(arguments)
-    if chosen.attack:
-        asyncio.run(attack(chosen.attack, [kind for kind in KINDS if chosen.only in (None, kind.__name__)]))
+    options = parser.parse_args(arguments)
+    if options.attack:
+        asyncio.run(attack(options.attack, [kind for kind in KINDS if options.only in (None, kind.__name__)]))
         return
     with tempfile.TemporaryDirectory() as name:
         subprocess.run([sys.executable, "-m", "benchmarks.serving", "--export", name], check=True)
         with server(Path(name)) as (address, _, pid):
             process = psutil.Process(pid)
-            at_rate(address, chosen.rate, 3.0)
-            alone, resting = at_rate(address, chosen.rate, chosen.seconds), process.memory_info().rss
-            only = ["--only", chosen.only] if chosen.only else []
+            send_at_rate(address, options.rate, 3.0)
+            alone, memory_at_rest = send_at_rate(address, options.rate, options.seconds), process.memory_info().rss
+            only = ["--only", options.only] if options.only else []
             attacker = subprocess.Popen([sys.executable, "-m", "benchmarks.hostile", "--attack", address, *only])
             try:
                 time.sleep(10)
-                beside, attacked = at_rate(address, chosen.rate, chosen.seconds), process.memory_info().rss
+                under_attack, memory_under_attack = (
+                    send_at_rate(address, options.rate, options.seconds),
+                    process.memory_info().rss,
+                )
             finally:
                 attacker.terminate()
                 attacker.wait()
-    for what, replies in (("alone", alone), (f"beside {HOSTILE} hostile callers", beside)):
-        p50, p99 = np.quantile([1000 * one.seconds for one in replies], (0.5, 0.99))
-        own = np.quantile([one.own_ms for one in replies], 0.99)
+    for what, replies in (("alone", alone), (f"beside {HOSTILE} hostile callers", under_attack)):
+        p50, p99 = np.quantile([1000 * reply.seconds for reply in replies], (0.5, 0.99))
+        own_p99 = np.quantile([reply.own_ms for reply in replies], 0.99)
         print(f"{what}: p50 {p50:.2f} ms, p99 {p99:.2f} ms of {len(replies)} decisions by states")
-        print(f"  p99 {own:.2f} ms of that by Server-Timing, without the log")
-    print(f"memory: {resting / 2**20:,.0f} MiB at rest, {attacked / 2**20:,.0f} MiB under attack")
+        print(f"  p99 {own_p99:.2f} ms of that by Server-Timing, without the log")
+    print(f"memory: {memory_at_rest / 2**20:,.0f} MiB at rest, {memory_under_attack / 2**20:,.0f} MiB under attack")
 
 
 if __name__ == "__main__":

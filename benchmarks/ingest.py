@@ -1,4 +1,4 @@
-"""What taking in feedback costs: `python -m benchmarks.ingest --rows 100000`.
+"""Cost of ingesting feedback: `python -m benchmarks.ingest --rows 100000`.
 
 Notes:
 
@@ -9,7 +9,7 @@ Notes:
   comment on every fifth, a review of every twentieth, 1,600 bytes together. One in a hundred is broken, and another one
   in a hundred is a duplicate.
 * Each command is a process; its peak memory is the kernel's, of the largest process that it started.
-* The project is the last commit of this checkout, with the state that is shipped: uncommitted changes are not measured.
+* The project is the last commit of this checkout, with the shipped state: uncommitted changes are not measured.
   Personal data is redacted, and users become pseudonyms.
 """
 
@@ -49,14 +49,20 @@ git push -q origin HEAD:main
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What a command said and took: seconds by the clock and of processors, and the peak of memory in GiB, both with
-    the processes that it started and waited for."""
+class CommandCost:
+    """Output and cost of a command with the processes that it started and waited for.
 
-    said: str
-    seconds: float
-    cpu: float
-    peak: float
+    Attributes:
+        output: What it printed.
+        elapsed_s: Seconds by the clock.
+        cpu_s: Seconds of CPU.
+        peak_gib: Peak of memory in GiB.
+    """
+
+    output: str
+    elapsed_s: float
+    cpu_s: float
+    peak_gib: float
 
 
 @dataclass(frozen=True)
@@ -67,14 +73,17 @@ class Project:
 
     @property
     def root(self) -> Path:
+        """Folder of the checkout."""
         return self.folder / "checkout"
 
     @property
     def workspace(self) -> Path:
+        """Workspace of the home."""
         return self.folder / "home" / "workspace"
 
     @classmethod
     def make(cls, folder: Path) -> Project:
+        """Clone the checkout into `folder` and make its workspace."""
         project = cls(folder)
         project.run(["git", "clone", "-q", str(ROOT), str(project.root)], ROOT)
         project.run([sys.executable, "-c", SHIP], project.root)
@@ -82,28 +91,28 @@ class Project:
         project.run([*ABSTAIN, "quarantine", "list"], project.root)  # which makes the workspace
         return project
 
-    def run(self, command: Sequence[str], cwd: Path) -> Cost:
-        """Run `command`, and exit with its last line where it fails."""
+    def run(self, command: Sequence[str], cwd: Path) -> CommandCost:
+        """Run `command`; exit with its last line if it fails."""
         log = self.folder / "log"
         started = time.perf_counter()
         with log.open("w") as file:
             process = subprocess.Popen(command, cwd=cwd, env=self._environment(cwd), stdout=file, stderr=file)
             _, status, used = os.wait4(process.pid, 0)
-        took = time.perf_counter() - started
-        said = log.read_text()
+        elapsed_s = time.perf_counter() - started
+        output = log.read_text()
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            sys.exit(f"error: {' '.join(command[:4])}: {(said.strip().splitlines() or ['it printed nothing'])[-1]}")
-        return Cost(said, took, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20)
+            sys.exit(f"error: {' '.join(command[:4])}: {(output.strip().splitlines() or ['it printed nothing'])[-1]}")
+        return CommandCost(output, elapsed_s, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20)
 
     def _environment(self, cwd: Path) -> dict[str, str]:
         source = cwd if (cwd / "src").is_dir() else ROOT
-        who = {
+        identity = {
             f"GIT_{role}_{part}": "abstain@localhost" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")
         }
         return (
             os.environ
-            | who
+            | identity
             | {
                 "ABSTAIN_HOME": str(self.folder / "home"),
                 "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
@@ -117,43 +126,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ingest", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", type=int, default=100_000, help="rows of feedback (100000)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where there is room")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print("| rows | step | seconds | of CPU | peak, GiB | |\n|--:|:--|--:|--:|--:|:--|", flush=True)
 
-    def tell(step: str, costs: Sequence[Cost], says: str) -> None:
-        seconds, cpu = (sum(figures) for figures in zip(*((one.seconds, one.cpu) for one in costs), strict=True))
-        peak = max(one.peak for one in costs)
-        print(f"| {asked.rows:,} | {step} | {seconds:.1f} | {cpu:.1f} | {peak:.2f} | {says} |", flush=True)
+    def print_step(step: str, costs: Sequence[CommandCost], note: str) -> None:
+        seconds, cpu = (sum(values) for values in zip(*((cost.elapsed_s, cost.cpu_s) for cost in costs), strict=True))
+        peak = max(cost.peak_gib for cost in costs)
+        print(f"| {options.rows:,} | {step} | {seconds:.1f} | {cpu:.1f} | {peak:.2f} | {note} |", flush=True)
 
-    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
         project = Project.make(Path(name))
         rows = project.folder / "rows.jsonl"
         with rows.open("w", encoding="utf-8") as file:
-            file.writelines(drawn_rows(asked.rows, chunk_ids(project.workspace / "data")))
-        taken = project.run([*ABSTAIN, "ingest", str(rows)], project.root)
-        tell("ingest", [taken], counted(taken.said))
-        checked = project.run(["sh", "-c", REPRO], project.workspace)
-        labelled = json.loads((project.workspace / "artifacts/dataset.json").read_text())
-        tell("validate, dataset", [checked], f"{sum(one['answers'] for one in labelled['splits']):,} labelled answers")
-        tell("together", [taken, checked], "")
+            file.writelines(make_rows(options.rows, read_chunk_ids(project.workspace / "data")))
+        ingest_cost = project.run([*ABSTAIN, "ingest", str(rows)], project.root)
+        print_step("ingest", [ingest_cost], format_counts(ingest_cost.output))
+        repro_cost = project.run(["sh", "-c", REPRO], project.workspace)
+        dataset = json.loads((project.workspace / "artifacts/dataset.json").read_text())
+        print_step(
+            "validate, dataset",
+            [repro_cost],
+            f"{sum(split['answers'] for split in dataset['splits']):,} labelled answers",
+        )
+        print_step("together", [ingest_cost, repro_cost], "")
 
 
-def counted(report: str) -> str:
-    """The counts of what `abstain ingest` prints."""
+def format_counts(report: str) -> str:
+    """Format the counts that `abstain ingest` printed."""
     lines = [line for line in report.splitlines() if line.startswith("|")]
     rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:])  # below the header
     return ", ".join(f"{count} {name}" for count, name in rows)
 
 
-def chunk_ids(data: Path) -> list[str]:
-    """The chunks of the handbook in `data`."""
+def read_chunk_ids(data: Path) -> list[str]:
+    """Read the ids of the handbook's chunks in `data`."""
     return [json.loads(line)["chunk_id"] for line in (data / "chunks.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def drawn_rows(count: int, chunks: Sequence[str], seed: int = 1) -> Iterator[str]:
-    """`count` lines of the import format, with contexts called like `chunks`.
+def make_rows(count: int, chunks: Sequence[str], seed: int = 1) -> Iterator[str]:
+    """Yield `count` lines of the import format, whose contexts have ids from `chunks`.
 
-    About one in a hundred is broken, one in a hundred a repetition.
+    About one in a hundred is broken, and one in a hundred repeats the line before.
     """
     rng, words = random.Random(seed), WORDS.split()
 
@@ -162,10 +175,10 @@ def drawn_rows(count: int, chunks: Sequence[str], seed: int = 1) -> Iterator[str
 
     previous = ""
     for number in range(count):
-        asked = FIRST + timedelta(seconds=12 * number)
+        asked_at = FIRST + timedelta(seconds=12 * number)
         row: dict[str, object] = {
             "interaction_id": f"int-{number:08d}",
-            "asked_at": asked.isoformat(),
+            "asked_at": asked_at.isoformat(),
             "question": text(10),
             "answer": text(25),
             "contexts": [{"chunk_id": name, "text": text(60)} for name in rng.sample(chunks, 3)],
@@ -173,15 +186,15 @@ def drawn_rows(count: int, chunks: Sequence[str], seed: int = 1) -> Iterator[str
             "product": rng.choice(["cards", "loans", "savings"]),
             "group": f"topic-{rng.randrange(2000)}",
             "thumb": {
-                "given_at": (asked + timedelta(minutes=1)).isoformat(),
+                "given_at": (asked_at + timedelta(minutes=1)).isoformat(),
                 "thumb": rng.choice(["up", "down"]),
                 "user": f"agent-{rng.randrange(USERS)}",
                 "comment": text(8) if rng.random() < 0.2 else None,
             },
         }
         if rng.random() < 0.05:
-            verdict = {"complete": True, "correct": rng.random() < 0.7, "truthful": True}
-            row["review"] = {"reviewed_at": (asked + timedelta(days=1)).isoformat(), "reviewer": "sme-1", **verdict}
+            criteria = {"complete": True, "correct": rng.random() < 0.7, "truthful": True}
+            row["review"] = {"reviewed_at": (asked_at + timedelta(days=1)).isoformat(), "reviewer": "sme-1", **criteria}
         line, kind = json.dumps(row) + "\n", rng.random()
         yield line[: rng.randrange(20, 200)] + "\n" if kind < 0.01 else previous if kind < 0.02 and previous else line
         previous = line

@@ -1,4 +1,4 @@
-"""How much host memory it takes to assemble and to train on many wide rows: `python -m benchmarks.memory`.
+"""Host memory that assembling and training need for many wide rows: `python -m benchmarks.memory`.
 
 Notes:
 
@@ -48,69 +48,70 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where there is room")
     parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES, help="probes (all)")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.part:
-        print(json.dumps(measured(PARTS[asked.part], asked)))
+    options = parser.parse_args()
+    if options.part:
+        print(json.dumps(measure_part(PARTS[options.part], options)))
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: terminated"))  # so that the folder is removed, too
-    needed = int(1.05 * asked.rows * (asked.answer_tokens + 1) * asked.width * BYTES) + 2**20
-    free = shutil.disk_usage(asked.folder).free
-    if free < needed:
+    needed_bytes = int(1.05 * options.rows * (options.answer_tokens + 1) * options.width * BYTES) + 2**20
+    free_bytes = shutil.disk_usage(options.folder).free
+    if free_bytes < needed_bytes:
         sys.exit(
-            f"error: {needed / GIB:.1f} GiB are needed in {asked.folder}, {free / GIB:.1f} GiB are free: "
+            f"error: {needed_bytes / GIB:.1f} GiB are needed in {options.folder}, {free_bytes / GIB:.1f} GiB are free: "
             "name another --folder, or fewer --rows"
         )
     print("| rows | file, GiB | step | peak, GiB | of it anonymous | seconds | CPU seconds | per 1,000 rows |")
     print("|--:|--:|:--|--:|--:|--:|--:|--:|", flush=True)
-    for rows in sorted({max(asked.rows // 100, 20), max(asked.rows // 10, 20), asked.rows}):
-        with tempfile.TemporaryDirectory(prefix="abstain-memory-", dir=asked.folder) as folder:
-            for part in ("assemble", *(f"train {name}" for name in asked.architectures)):
-                print(line(rows, part, run(part, rows, asked, folder)), flush=True)
+    for rows in sorted({max(options.rows // 100, 20), max(options.rows // 10, 20), options.rows}):
+        with tempfile.TemporaryDirectory(prefix="abstain-memory-", dir=options.folder) as folder:
+            for part in ("assemble", *(f"train {name}" for name in options.architectures)):
+                print(format_row(rows, part, run(part, rows, options, folder)), flush=True)
 
 
-def run(part: str, rows: int, asked: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """`part` in a fresh process; what it printed last."""
-    numbers = ["--rows", rows, "--width", asked.width, "--answer-tokens", asked.answer_tokens]
-    numbers += ["--epochs", asked.epochs, "--folds", asked.folds]
+def run(part: str, rows: int, options: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """Run `part` in a fresh process and return what it printed last."""
+    numbers = ["--rows", rows, "--width", options.width, "--answer-tokens", options.answer_tokens]
+    numbers += ["--epochs", options.epochs, "--folds", options.folds]
     command = [sys.executable, "-m", "benchmarks.memory", "--part", part, *map(str, numbers), "--folder", folder]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"error: {part} of {rows} rows ended with {done.returncode}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if process.returncode:
+        sys.exit(f"error: {part} of {rows} rows ended with {process.returncode}")
+    return dict(json.loads(process.stdout.splitlines()[-1]))
 
 
-def line(rows: int, part: str, figures: dict[str, Any]) -> str:
+def format_row(rows: int, part: str, cost: dict[str, Any]) -> str:
+    """Format a row of the table."""
     cells = [
         f"{rows:,}",
-        f"{figures['bytes'] / GIB:.2f}",
-        f"{part}{figures['note']}",
-        f"{figures['peak'] / GIB:.2f}",
-        f"{figures['anonymous'] / GIB:.2f}",
-        f"{figures['seconds']:.1f}",
-        f"{figures['cpu']:.1f}",
-        f"{figures['cpu'] / rows * 1000:.2f}",
+        f"{cost['bytes'] / GIB:.2f}",
+        f"{part}{cost['note']}",
+        f"{cost['peak'] / GIB:.2f}",
+        f"{cost['anonymous'] / GIB:.2f}",
+        f"{cost['seconds']:.1f}",
+        f"{cost['cpu']:.1f}",
+        f"{cost['cpu'] / rows * 1000:.2f}",
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def measured(part: Callable[[argparse.Namespace], str], asked: argparse.Namespace) -> dict[str, Any]:
-    """`part`, done here, and what it took; imports are in the memory and not in the time."""
+def measure_part(part: Callable[[argparse.Namespace], str], options: argparse.Namespace) -> dict[str, Any]:
+    """Run `part` in this process and return its cost; imports count for memory and not for time."""
     import torch
 
     import abstain.data.store.state_table
     import abstain.learning.estimators.cross_validation  # noqa: F401
 
     torch.set_num_threads(1)  # as training does: threads that wait for each other would be in the CPU time
-    highest, stop = [anonymous()], threading.Event()
+    highest, stop = [read_anonymous_bytes()], threading.Event()
 
     def sample() -> None:
         while not stop.wait(0.02):
-            highest[0] = max(highest[0], anonymous())
+            highest[0] = max(highest[0], read_anonymous_bytes())
 
     sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()
     start, start_cpu = time.perf_counter(), time.process_time()
-    note = part(asked)
+    note = part(options)
     seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
     stop.set()
     sampler.join()
@@ -119,54 +120,55 @@ def measured(part: Callable[[argparse.Namespace], str], asked: argparse.Namespac
         "cpu": cpu,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         "anonymous": highest[0],
-        "bytes": table(asked).stat().st_size,
+        "bytes": get_table_path(options).stat().st_size,
         "note": note,
     }
 
 
-def anonymous() -> int:
-    """Bytes of this process that no file stands behind; 0 on a system that does not say."""
+def read_anonymous_bytes() -> int:
+    """Return the bytes of this process that no file backs; 0 if the system does not report them."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(int(entry.split()[1]) * 1024 for entry in lines if entry.startswith("RssAnon:"))
 
 
-def table(asked: argparse.Namespace) -> Path:
-    return Path(asked.folder) / "features.npy"
+def get_table_path(options: argparse.Namespace) -> Path:
+    """Return the path of the table of states."""
+    return Path(options.folder) / "features.npy"
 
 
-def plan(asked: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of every row, answer and EOS, and whether it is right; both int64 (rows,)."""
+def make_plan(options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens of every row (answer and EOS) and whether it is correct, both int64 (rows,)."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    answers = torch.randint(1, 2 * asked.answer_tokens, (asked.rows,), generator=generator)
-    return answers + 1, torch.randint(0, 2, (asked.rows,), generator=generator)
+    answers = torch.randint(1, 2 * options.answer_tokens, (options.rows,), generator=generator)
+    return answers + 1, torch.randint(0, 2, (options.rows,), generator=generator)
 
 
-def assemble(asked: argparse.Namespace) -> str:
-    """Generate the rows and write them, in an order as batches of similar length would come."""
+def assemble(options: argparse.Namespace) -> str:
+    """Generate the rows and write them in the order in which batches of similar length would arrive."""
     import torch
 
     from abstain.data.store.state_table import write_table
 
-    lengths, correct = plan(asked)
-    direction = torch.zeros(asked.width)
-    direction[:: max(asked.width // 64, 1)] = 1
+    lengths, correct = make_plan(options)
+    direction = torch.zeros(options.width)
+    direction[:: max(options.width // 64, 1)] = 1
 
     def rows() -> Iterator[tuple[int, torch.Tensor]]:
         for index in lengths.argsort(stable=True).tolist():
             generator = torch.Generator().manual_seed(index)
-            row = torch.randn(int(lengths[index]), asked.width, generator=generator)
+            row = torch.randn(int(lengths[index]), options.width, generator=generator)
             row[-1] += direction * (2 * correct[index] - 1)
             yield index, row.bfloat16()
 
-    write_table(table(asked), lengths.tolist(), asked.width, torch.bfloat16, rows(), "synthetic@0")
+    write_table(get_table_path(options), lengths.tolist(), options.width, torch.bfloat16, rows(), "synthetic@0")
     return ""
 
 
-def train(architecture: Architecture, asked: argparse.Namespace) -> str:
-    """Fit a probe as the stage does, out-of-fold confidences included, on four of five rows in groups of four."""
+def train(architecture: Architecture, options: argparse.Namespace) -> str:
+    """Fit a probe as the stage does, with out-of-fold confidences, on four of five rows in groups of four."""
     import numpy as np
     import torch
 
@@ -175,10 +177,12 @@ def train(architecture: Architecture, asked: argparse.Namespace) -> str:
     from abstain.learning.estimators.cross_validation import fit_probe
     from abstain.learning.estimators.training_rows import TrainingRows
 
-    _, correct = plan(asked)
-    index = (torch.arange(asked.rows) % 5 > 0).nonzero().flatten()
-    rows = TrainingRows(StateTable(table(asked)).subset(index.tolist()), correct[index], torch.ones(len(index)))
-    params = load_params().probe.model_copy(update={"max_epochs": asked.epochs, "folds": asked.folds})
+    _, correct = make_plan(options)
+    index = (torch.arange(options.rows) % 5 > 0).nonzero().flatten()
+    rows = TrainingRows(
+        StateTable(get_table_path(options)).subset(index.tolist()), correct[index], torch.ones(len(index))
+    )
+    params = load_params().probe.model_copy(update={"max_epochs": options.epochs, "folds": options.folds})
     history = fit_probe(architecture, rows, np.arange(len(index)) // 4, params).history
     return f", {len(history.step_values)} step(s), held-out loss {min(history.held_out_loss):.3f}"
 

@@ -1,9 +1,9 @@
-"""What a confidence costs once the states are there: `python -m benchmarks.probe`.
+"""Cost of a confidence once the states are computed: `python -m benchmarks.probe`.
 
 Notes:
 
-* Latency is measured as by the gate (`abstain.serving.scorer_latency`), of the probe alone: an answer of 128 tokens on
-  one core.
+* Latency is measured as by the promotion checks (`abstain.serving.scorer_latency`), of the probe only: an answer of 128
+  tokens on one core.
 * Throughput is that of `OnnxProbe.confidence` on answers of many lengths, one at a time, in one thread. It is measured
   in turns with torch's eager mode, one answer at a time without padding and in padded batches of 32.
 * Weights are random, because time does not depend on them. Each export needs a process of its own.
@@ -27,16 +27,16 @@ from abstain.learning.estimators.probe_registry import PROBES, load_probe, save_
 from abstain.learning.estimators.probes.base import Probe, logits_to_confidence
 from abstain.learning.estimators.training_rows import pad
 from abstain.serving.scorer_latency import measure_p99_ms
-from benchmarks.measure import in_turns
+from benchmarks.measure import time_in_turns
 
 ANSWERS, TOKENS, BATCH = 128, 128, 32
 ARCHITECTURES: tuple[Architecture, ...] = ("linear", "attention", "pca", "lstm")
 
 
-def drawn(architecture: Architecture, width: int) -> Probe:
-    """An untrained probe of the shape that `params.yaml` asks for, with means and deviations of some states."""
+def make_untrained_probe(architecture: Architecture, width: int) -> Probe:
+    """Return an untrained probe of the shape in `params.yaml`, standardized by some states."""
     torch.manual_seed(0)
-    probe = PROBES[architecture].kind.from_params(width, load_params().probe)
+    probe = PROBES[architecture].probe_class.from_params(width, load_params().probe)
     probe.fit_standardization([5 + 3 * torch.randn(64, width)])
     for name, buffer in probe.named_buffers():
         if name not in ("mean", "scale"):
@@ -45,43 +45,43 @@ def drawn(architecture: Architecture, width: int) -> Probe:
     return probe.eval()
 
 
-def answers(width: int) -> list[Tensor]:
-    """`ANSWERS` answers of 1 to `TOKENS` tokens, every length as often."""
+def make_answers(width: int) -> list[Tensor]:
+    """Return `ANSWERS` answers of 1 to `TOKENS` tokens, with all lengths equally likely."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, TOKENS + 1, (ANSWERS,), generator=generator)
     return [5 + 3 * torch.randn(int(length), width, generator=generator) for length in lengths]
 
 
-def measured(architecture: Architecture, width: int, folder: Path, repeats: int) -> Iterator[str]:
-    """Lines of both tables: latency and size; then answers a second, of torch in both ways and of ONNX."""
+def measure_architecture(architecture: Architecture, width: int, folder: Path, repeats: int) -> Iterator[str]:
+    """Yield a line of each table: latency and size; answers per second of torch in both ways and of ONNX."""
     weights, file = folder / "probe.safetensors", folder / "probe.onnx"
-    save_probe(drawn(architecture, width), weights)
+    save_probe(make_untrained_probe(architecture, width), weights)
     subprocess.run([sys.executable, "-m", "benchmarks.probe", "--export", str(weights), str(file)], check=True)
-    probe, served, rows = load_probe(weights), OnnxProbe(file), answers(width)
+    probe, onnx_probe, rows = load_probe(weights), OnnxProbe(file), make_answers(width)
     row = [torch.randn(TOKENS, width, generator=torch.Generator().manual_seed(0))]
-    latency = measure_p99_ms(lambda: served.confidence(row))
+    latency = measure_p99_ms(lambda: onnx_probe.predict(row))
     yield (
         f"| {architecture} | {width} | {latency:.2f} | {file.stat().st_size / 2**20:.2f} | "
-        f"{measure_parity(probe, served):.0e} |"
+        f"{measure_parity(probe, onnx_probe):.0e} |"
     )
 
     @torch.inference_mode()
-    def alone() -> None:
+    def run_singly() -> None:
         for row in rows:
             logits_to_confidence(probe(row, None)).numpy()
 
     @torch.inference_mode()
     def in_batches() -> None:
-        for at in range(0, len(rows), BATCH):
-            logits_to_confidence(probe(*pad(rows[at : at + BATCH]))).numpy()
+        for start in range(0, len(rows), BATCH):
+            logits_to_confidence(probe(*pad(rows[start : start + BATCH]))).numpy()
 
     def onnx() -> None:
-        served.confidence(rows)
+        onnx_probe.predict(rows)
 
     cells = []
-    for eager in (alone, in_batches):
+    for eager in (run_singly, in_batches):
         eager(), onnx()
-        torch_seconds, onnx_seconds, ratio = in_turns(eager, onnx, repeats)
+        torch_seconds, onnx_seconds, ratio = time_in_turns(eager, onnx, repeats)
         cells += [f"{ANSWERS / torch_seconds:,.0f}", f"{ANSWERS / onnx_seconds:,.0f}", f"**{ratio:.1f}**"]
     yield f"| {architecture} | {width} | {' | '.join(cells)} |"
 
@@ -92,17 +92,17 @@ def main() -> None:
     parser.add_argument("--architectures", nargs="*", choices=ARCHITECTURES, default=ARCHITECTURES)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--export", type=Path, nargs=2, metavar=("WEIGHTS", "FILE"), help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.export:
-        weights, file = asked.export
+    options = parser.parse_args()
+    if options.export:
+        weights, file = options.export
         export_probe(load_probe(weights), file, {})
         return
     torch.set_num_threads(1)
     latencies, throughputs = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for width in asked.widths:
-            for architecture in asked.architectures:
-                latency, throughput = measured(architecture, width, Path(folder), asked.repeats)
+        for width in options.widths:
+            for architecture in options.architectures:
+                latency, throughput = measure_architecture(architecture, width, Path(folder), options.repeats)
                 latencies.append(latency)
                 throughputs.append(throughput)
     print(

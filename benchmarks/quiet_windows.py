@@ -32,32 +32,32 @@ START = datetime(2026, 11, 2, tzinfo=UTC)
 DAYS = 30
 
 
-def windows_of(folder: Path, seed: int) -> Sequence[MonitoringWindow]:
-    """The judged windows of one log, made in `folder`."""
+def make_windows(folder: Path, seed: int) -> Sequence[MonitoringWindow]:
+    """Return the monitored windows of one log, made in `folder`."""
     answers, now = traffic(START, DAYS, seed=seed), START + timedelta(days=DAYS, minutes=10)
     url, params = f"sqlite:///{folder / 'log.sqlite'}", load_params(paths.PARAMS)
     write_log(url, answers)
     write_data(folder / "data", answers)
     with closing(LogDatabase.open(url)) as database:
-        seen = read_traffic(database, now)
-        reviewed = join_reviews(DataStore(folder / "data"), seen, params.labels)
+        traffic_read = read_traffic(database, now)
+        reviewed = join_reviews(DataStore(folder / "data"), traffic_read, params.labels)
         version = MonitoredVersion("v1.0.0", GuaranteedTarget("precision", 0.9), params.llm)
         source = LoggedAnswers(database, load_settings())
-        inputs = MonitoringInputs(seen, reviewed, None, {version.name: version}, source)
+        inputs = MonitoringInputs(traffic_read, reviewed, None, {version.name: version}, source)
         return compute_windows(inputs, [], PARAMS, now)[1:]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
-    alarms, windows, quiet = Counter[str](), 0, 0
+    alarms, windows, n_quiet = Counter[str](), 0, 0
     for seed in range(parser.parse_args(arguments).seeds):
         with tempfile.TemporaryDirectory() as folder:
-            for window in windows_of(Path(folder), seed):
-                windows, quiet = windows + 1, quiet + (not window.alarms)
+            for window in make_windows(Path(folder), seed):
+                windows, n_quiet = windows + 1, n_quiet + (not window.alarms)
                 alarms.update(f"{alarm.code} {alarm.kind}" for alarm in window.alarms)
     print(
-        f"{windows} windows in which nothing changed, {quiet / windows:.0%} without any alarm; alarms in 100 windows:"
+        f"{windows} windows in which nothing changed, {n_quiet / windows:.0%} without any alarm; alarms in 100 windows:"
     )
     for kind, count in sorted(alarms.items()):
         print(f"{kind:32} {100 * count / windows:.1f}")

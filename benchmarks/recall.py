@@ -44,7 +44,7 @@ class GoldQuestion(Row):
 
 @dataclass(frozen=True)
 class Recall:
-    """The share of questions found among the first `k`; 95 % interval by Wilson, as if questions were independent."""
+    """Share of questions found among the first `k`, with Wilson's 95 % interval as if questions were independent."""
 
     k: int
     share: float
@@ -53,7 +53,11 @@ class Recall:
 
 
 def read_questions(file: Path) -> list[GoldQuestion]:
-    """JSON Lines of `GoldQuestion`. Raises `AbstainError` naming an invalid line."""
+    """Read JSON Lines of `GoldQuestion`.
+
+    Raises:
+        AbstainError: a line is invalid, or there is none.
+    """
     try:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
@@ -66,8 +70,8 @@ def read_questions(file: Path) -> list[GoldQuestion]:
     return questions
 
 
-def answerable(questions: Iterable[GoldQuestion], chunks: Iterable[Chunk]) -> list[GoldQuestion]:
-    """The `questions` with a gold chunk among `chunks` that is no tombstone and that the user may read."""
+def select_answerable(questions: Iterable[GoldQuestion], chunks: Iterable[Chunk]) -> list[GoldQuestion]:
+    """Return the questions with a gold chunk in `chunks` that still exists and that the user may read."""
     needed: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
     for chunk in chunks:
         if chunk.removed_at is None:
@@ -80,14 +84,14 @@ def answerable(questions: Iterable[GoldQuestion], chunks: Iterable[Chunk]) -> li
     ]
 
 
-def measure(
+def find_gold_ranks(
     retriever: Retriever,
     questions: Sequence[GoldQuestion],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[int | None]:
-    """Search the first `max(KS)` chunks for each question; the rank of its first gold chunk, None where there is none.
+    """Search the first `max(KS)` chunks for each question and return the rank of its first gold chunk, or None.
 
-    The questions' embeddings are cached like those of chunks: the same file is evaluated again after every change.
+    The embeddings of questions are cached like those of chunks: the same file is evaluated again after every change.
     `progress` is called with the number of encoded questions and their total.
     """
     vectors = retriever.embeddings.embed([question.question for question in questions], progress)
@@ -96,30 +100,31 @@ def measure(
         for question, vector in zip(questions, vectors, strict=True)
     )
     return [
-        find_gold_rank((hit.chunk for hit in found), question.gold)
-        for question, found in zip(questions, hits, strict=True)
+        find_gold_rank((hit.chunk for hit in chunk_hits), question.gold)
+        for question, chunk_hits in zip(questions, hits, strict=True)
     ]
 
 
-def find_gold_rank(found: Iterable[Chunk], gold: Collection[str]) -> int | None:
-    """The rank, from 1, of the first gold chunk in `found`, best first; None where there is none."""
-    places = (at for at, chunk in enumerate(found, start=1) if chunk.chunk_id in gold or chunk.doc_id in gold)
-    return next(places, None)
+def find_gold_rank(chunks: Iterable[Chunk], gold: Collection[str]) -> int | None:
+    """Return the rank, from 1, of the first gold chunk in `chunks`, best first; None without one."""
+    ranks = (rank for rank, chunk in enumerate(chunks, start=1) if chunk.chunk_id in gold or chunk.doc_id in gold)
+    return next(ranks, None)
 
 
-def recall_at(ranks: Sequence[int | None], ks: Sequence[int] = KS) -> list[Recall]:
-    """For each k the share of `ranks` (of the first gold chunk, None for not found) that are at most k.
+def compute_recall(ranks: Sequence[int | None], ks: Sequence[int] = KS) -> list[Recall]:
+    """Return the recall at each k, by the `ranks` of the first gold chunk (None for not found).
 
-    ValueError where there are no ranks.
+    Raises:
+        ValueError: there are no ranks.
     """
     if not ranks:
         raise ValueError("no question, no recall")
 
     rows = []
     for k in ks:
-        found = sum(rank is not None and rank <= k for rank in ranks)
-        interval = binomtest(found, len(ranks)).proportion_ci(0.95, method="wilson")
-        rows.append(Recall(k, found / len(ranks), float(interval.low), float(interval.high)))
+        n_found = sum(rank is not None and rank <= k for rank in ranks)
+        interval = binomtest(n_found, len(ranks)).proportion_ci(0.95, method="wilson")
+        rows.append(Recall(k, n_found / len(ranks), float(interval.low), float(interval.high)))
     return rows
 
 
@@ -131,21 +136,24 @@ def show_recall(
     questions = read_questions(file)
     with knowledge_base() as base:
         base.check_held()
-        asked = answerable(questions, base.chunks)
-        if not asked:
+        answerable_questions = select_answerable(questions, base.chunks)
+        if not answerable_questions:
             raise AbstainError(
                 Code.NO_ROWS,
                 f"{file}: of {len(questions)} questions none has a gold chunk or document that is in the knowledge "
                 "base and that its user may read: check the ids and the entitlements",
             )
         with show_progress(console, "questions") as progress:
-            ranks = measure(base.retriever, asked, progress)
+            ranks = find_gold_ranks(base.retriever, answerable_questions, progress)
     table = Table("k", "recall", "95 % interval", "paper's table 3")
-    for at in recall_at(ranks):
-        table.add_row(str(at.k), f"{at.share:.3f}", f"{at.low:.3f} to {at.high:.3f}", f"{PAPER[at.k]:.2f}")
+    for recall in compute_recall(ranks):
+        table.add_row(
+            str(recall.k), f"{recall.share:.3f}", f"{recall.low:.3f} to {recall.high:.3f}", f"{PAPER[recall.k]:.2f}"
+        )
     console.print(table)
     console.print(
-        f"{len(asked)} questions over {base.synced.n_entries} chunks; {len(questions) - len(asked)} questions left out: "
+        f"{len(answerable_questions)} questions over {base.synced.n_entries} chunks; "
+        f"{len(questions) - len(answerable_questions)} questions left out: "
         "they have no gold chunk that still exists and that the user may read",
         soft_wrap=True,
     )

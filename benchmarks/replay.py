@@ -33,7 +33,7 @@ from abstain.config.params import Params, RegressorKind, load_params
 from abstain.core.contracts import Interaction
 from abstain.core.text import is_refusal
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
-from abstain.learning.estimators.regressors.fitting import fit_regressor, regressor_fit
+from abstain.learning.estimators.regressors.fitting import fit_regressor, make_regressor_fit
 from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
 from abstain.learning.metrics.calibration import Calibrator, fit_calibrator
 from abstain.learning.thresholds.risk_control import ReviewedAnswers
@@ -46,24 +46,24 @@ from abstain.monitoring.expected_precision import (
 )
 from abstain.monitoring.live_guarantee import GuaranteedTarget, LiveGuaranteeResult, ReviewBatch, check_live_guarantee
 from abstain.reports.plots import render_svg
-from abstain.reports.theme import LIGHT, LINES, legend, shares
-from benchmarks.guarantee import asked, guaranteed, heuristic
-from benchmarks.real_verdicts import by_topic
-from benchmarks.scorers import FILE, ROOT, Judged, read_judged
+from abstain.reports.theme import LIGHT, LINES, add_legend, set_percent_ticks
+from benchmarks.guarantee import find_guaranteed_threshold, find_heuristic_threshold, make_threshold_params
+from benchmarks.real_verdicts import split_by_topic
+from benchmarks.scorers import FILE, ROOT, LabelledAnswers, read_labelled_answers
 
 Policy = Literal["never retrained", "recalibrated", "retrained"]
 POLICIES: tuple[Policy, ...] = ("never retrained", "recalibrated", "retrained")
 WEEKS = range(3, 10)
 TARGET = 0.75
-LEVEL = 0.05
+ALPHA = 0.05
 DAYS = 7
-COMPARED = 600
+MAX_COMPARED = 600
 SEED = 3
 
 
 @dataclass(frozen=True)
-class Week:
-    """What is live in a week."""
+class LiveVersion:
+    """The version that is live in a week."""
 
     regressor: OnnxRegressor
     calibrator: Calibrator
@@ -72,88 +72,102 @@ class Week:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a policy showed in a week, and what the monitor said of it. `precision` is by all verdicts, on average."""
+class WeekResult:
+    """What a policy showed in a week, and the results of the monitor. `precision` is over all reviews, on average."""
 
-    live: Week
+    live: LiveVersion
     coverage: float
     precision: float
     expected: ExpectedPrecision
-    promise: LiveGuaranteeResult
+    guarantee: LiveGuaranteeResult
     calibration: CalibrationCheck
 
     @property
     def alarms(self) -> list[str]:
-        said = {"promise broken": self.promise.broken, "calibration off": self.calibration.p_value <= LEVEL}
-        return [name for name, raised in said.items() if raised]
+        """Names of the alarms."""
+        raised_by_name = {
+            "promise broken": self.guarantee.is_violated,
+            "calibration off": self.calibration.p_value <= ALPHA,
+        }
+        return [name for name, is_raised in raised_by_name.items() if is_raised]
 
 
 @dataclass
 class Gate:
-    """A policy: the version that is live, and the daily batches of verdicts on what it showed."""
+    """A policy: the version that is live, and the daily batches of reviews of what it showed."""
 
     policy: Policy
-    live: Week | None = None
+    live: LiveVersion | None = None
     batches: list[ReviewBatch] = field(default_factory=list)
     fitted: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
 
-    def start(self, replay: Replay, week: int) -> Week:
-        """Puts live what the policy wants in `week`."""
+    def start_week(self, replay: Replay, week: int) -> LiveVersion:
+        """Load the version that the policy wants in `week`."""
         if self.live is None or self.policy == "retrained":
-            self.fitted, tested = by_topic(replay.judged, replay.before(week), SEED)
-            self.live = replay.trained(self.fitted, tested)
+            self.fitted, tested = split_by_topic(replay.dataset, replay.get_past_rows(week), SEED)
+            self.live = replay.train(self.fitted, tested)
         elif self.policy == "recalibrated":
-            tested = np.setdiff1d(replay.before(week), self.fitted)
-            self.live = replay.tuned(self.live.regressor, replay.scores_of(self.fitted, self.live), tested)
+            tested = np.setdiff1d(replay.get_past_rows(week), self.fitted)
+            self.live = replay.tune(self.live.regressor, replay.score_fitted_rows(self.fitted, self.live), tested)
         if self.policy != "never retrained":
             self.batches.clear()  # another version has a promise of its own
         return self.live
 
-    def judge(self, replay: Replay, week: int) -> Verdict:
-        """The week's answers through the gate, and the monitor at its end."""
-        live, rows = self.start(replay, week), replay.of(week)
+    def run_week(self, replay: Replay, week: int) -> WeekResult:
+        """Decide on the week's answers, and monitor them at its end."""
+        live, rows = self.start_week(replay, week), replay.get_week_rows(week)
         confidence = live.regressor.predict(replay.columns.iloc[rows])
         probability, shown = live.calibrator.apply(confidence), confidence >= live.threshold
-        correct, topic, coverage = replay.judged.correct[rows], replay.judged.topic[rows], float(shown.mean())
+        correct, topic, coverage = replay.dataset.correct[rows], replay.dataset.topic[rows], float(shown.mean())
         for day in np.array_split(np.arange(len(rows)), DAYS):
-            of_day = day[shown[day]]
-            self.batches.append(ReviewBatch(correct[of_day] == 1, np.ones(len(of_day)), topic[of_day], coverage))
-        return Verdict(
+            shown_of_day = day[shown[day]]
+            self.batches.append(
+                ReviewBatch(correct[shown_of_day] == 1, np.ones(len(shown_of_day)), topic[shown_of_day], coverage)
+            )
+        return WeekResult(
             live,
             coverage,
             float(correct[shown].mean()) if shown.any() else float("nan"),
             estimate_precision(probability[shown], topic[shown]),
-            check_live_guarantee(self.batches, GuaranteedTarget("precision", TARGET), LEVEL),
+            check_live_guarantee(self.batches, GuaranteedTarget("precision", TARGET), ALPHA),
             check_calibration(probability[shown], correct[shown], np.ones(int(shown.sum())), topic[shown]),
         )
 
 
 @dataclass(frozen=True)
 class Replay:
-    """All answers with their verdicts, in an order of arrival, and the columns that the scorer reads."""
+    """All answers with their labels, in an order of arrival, and the columns that the scorer reads."""
 
-    judged: Judged
+    dataset: LabelledAnswers
     columns: pd.DataFrame
     params: Params
     kind: RegressorKind = "gradient_boosting"
 
     @classmethod
-    def of_file(cls, file: Path, params: Params) -> Replay:
-        judged = read_judged(file)
-        arrival = np.random.default_rng(SEED).permutation(len(judged.correct))
-        order = arrival[np.argsort(judged.round[arrival], kind="stable")]
-        judged = Judged(judged.take(order), judged.correct[order], judged.topic[order], judged.round[order])
-        columns = pd.DataFrame([columns_of(one, params.labels.refusals) for one in judged.interactions])
-        return cls(judged, columns, params)
+    def from_file(cls, file: Path, params: Params) -> Replay:
+        """Read the answers of `file`."""
+        dataset = read_labelled_answers(file)
+        arrival = np.random.default_rng(SEED).permutation(len(dataset.correct))
+        order = arrival[np.argsort(dataset.round[arrival], kind="stable")]
+        dataset = LabelledAnswers(
+            dataset.take(order), dataset.correct[order], dataset.topic[order], dataset.round[order]
+        )
+        columns = pd.DataFrame(
+            [compute_columns(interaction, params.labels.refusals) for interaction in dataset.interactions]
+        )
+        return cls(dataset, columns, params)
 
-    def of(self, week: int) -> np.ndarray:
-        return np.flatnonzero(self.judged.round == week)
+    def get_week_rows(self, week: int) -> np.ndarray:
+        """Return the indices of the answers of a week."""
+        return np.flatnonzero(self.dataset.round == week)
 
-    def before(self, week: int) -> np.ndarray:
-        return np.flatnonzero(self.judged.round < week)
+    def get_past_rows(self, week: int) -> np.ndarray:
+        """Return the indices of the answers before a week."""
+        return np.flatnonzero(self.dataset.round < week)
 
-    def trained(self, rows: np.ndarray, tested: np.ndarray) -> Week:
-        correct, topic = self.judged.correct[rows], self.judged.topic[rows]
+    def train(self, rows: np.ndarray, tested: np.ndarray) -> LiveVersion:
+        """Fit a version to the answers at `rows`, and tune it on those at `tested`."""
+        correct, topic = self.dataset.correct[rows], self.dataset.topic[rows]
         fitted = fit_regressor(
             self.kind,
             "verdict",
@@ -161,27 +175,31 @@ class Replay:
             correct.astype(float),
             np.ones(len(rows)),
             topic,
-            regressor_fit(self.params),
+            make_regressor_fit(self.params),
         )
-        return self.tuned(fitted.regressor, ReviewedAnswers(fitted.out_of_fold, correct, groups=topic), tested)
+        return self.tune(fitted.regressor, ReviewedAnswers(fitted.out_of_fold, correct, groups=topic), tested)
 
-    def tuned(self, regressor: OnnxRegressor, training: ReviewedAnswers, tested: np.ndarray) -> Week:
-        """With the threshold and the calibrator of the verdicts on the answers at `tested`."""
+    def tune(self, regressor: OnnxRegressor, training: ReviewedAnswers, tested: np.ndarray) -> LiveVersion:
+        """Return a version with the threshold and the calibrator by the labels of the answers at `tested`."""
         confidence = regressor.predict(self.columns.iloc[tested])
-        reviewed = ReviewedAnswers(confidence, self.judged.correct[tested], groups=self.judged.topic[tested])
-        safe = guaranteed(reviewed, training, asked(TARGET))
-        threshold = heuristic(reviewed, training, asked(TARGET)) if safe is None else safe
+        reviewed = ReviewedAnswers(confidence, self.dataset.correct[tested], groups=self.dataset.topic[tested])
+        guaranteed = find_guaranteed_threshold(reviewed, training, make_threshold_params(TARGET))
+        threshold = (
+            find_heuristic_threshold(reviewed, training, make_threshold_params(TARGET))
+            if guaranteed is None
+            else guaranteed
+        )
         calibrator = fit_calibrator(self.params.calibration.method, confidence, reviewed.correct)
-        return Week(regressor, calibrator, np.inf if threshold is None else threshold, safe is not None)
+        return LiveVersion(regressor, calibrator, np.inf if threshold is None else threshold, guaranteed is not None)
 
-    def scores_of(self, rows: np.ndarray, live: Week) -> ReviewedAnswers:
-        """The answers that a version was fitted to. They only decide where the test of thresholds starts."""
+    def score_fitted_rows(self, rows: np.ndarray, live: LiveVersion) -> ReviewedAnswers:
+        """Score the answers that a version was fitted to. They only decide where the test of thresholds starts."""
         confidence = live.regressor.predict(self.columns.iloc[rows])
-        return ReviewedAnswers(confidence, self.judged.correct[rows], groups=self.judged.topic[rows])
+        return ReviewedAnswers(confidence, self.dataset.correct[rows], groups=self.dataset.topic[rows])
 
 
-def columns_of(row: Interaction, refusals: tuple[str, ...]) -> dict[str, float]:
-    """What is known of an answer without a base model."""
+def compute_columns(row: Interaction, refusals: tuple[str, ...]) -> dict[str, float]:
+    """Return the features of an answer that need no base model."""
     question, answer, context = (_words(text) for text in (row.question, row.answer, row.contexts[0].text))
     return {
         **(row.writer or {}),  # type: ignore[dict-item]
@@ -189,9 +207,9 @@ def columns_of(row: Interaction, refusals: tuple[str, ...]) -> dict[str, float]:
         "question_words": len(question),
         "answer_words": len(answer),
         "context_words": len(context),
-        "question_in_context": _share(question, context),
-        "answer_in_context": _share(answer, context),
-        "answer_in_question": _share(answer, question),
+        "question_in_context": _compute_overlap(question, context),
+        "answer_in_context": _compute_overlap(answer, context),
+        "answer_in_question": _compute_overlap(answer, question),
     }
 
 
@@ -199,7 +217,7 @@ def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-def _share(part: Sequence[str], whole: Sequence[str]) -> float:
+def _compute_overlap(part: Sequence[str], whole: Sequence[str]) -> float:
     return len(set(part) & set(whole)) / max(len(set(part)), 1)
 
 
@@ -211,77 +229,89 @@ TEXTS: dict[str, Callable[[Interaction], str]] = {
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What the monitor says of a week's texts: a p-value of each kind, that of the alarm, and the new questions."""
+class TextDrift:
+    """Drift of a week's texts.
+
+    Attributes:
+        p_values: p-value by kind of text.
+        novel_share: Share of new questions.
+        novel_p_value: p-value of the new questions.
+    """
 
     p_values: dict[str, float]
-    new: float
-    new_p: float
+    novel_share: float
+    novel_p_value: float
 
     @property
     def alarms(self) -> list[str]:
-        drifted = combine_p_values(self.p_values.values()) <= LEVEL
-        return ["input drift"] * drifted + ["new topics"] * (self.new_p <= LEVEL)
+        """Names of the alarms."""
+        drifted = combine_p_values(self.p_values.values()) <= ALPHA
+        return ["input drift"] * drifted + ["new topics"] * (self.novel_p_value <= ALPHA)
 
 
-def inputs_of(replay: Replay, week: int, vectors: dict[str, np.ndarray]) -> Inputs:
-    before, now = replay.before(week)[-COMPARED:], replay.of(week)[:COMPARED]
-    groups = replay.judged.topic[before], replay.judged.topic[now]
-    found = {}
-    for name, of in vectors.items():
-        both = (
-            test(of[before], of[now], *groups, SEED).p_value for test in (permutation_test, classifier_two_sample_test)
+def measure_drift(replay: Replay, week: int, vectors: dict[str, np.ndarray]) -> TextDrift:
+    """Measure the drift of the texts of `week` against the answers before it."""
+    reference, window = replay.get_past_rows(week)[-MAX_COMPARED:], replay.get_week_rows(week)[:MAX_COMPARED]
+    groups = replay.dataset.topic[reference], replay.dataset.topic[window]
+    p_values = {}
+    for name, values in vectors.items():
+        pair = (
+            test(values[reference], values[window], *groups, SEED).p_value
+            for test in (permutation_test, classifier_two_sample_test)
         )
-        found[name] = combine_p_values(both)
-    new = measure_novelty(vectors["questions"][before], vectors["questions"][now], *groups, SEED)
-    return Inputs(found, new.share, new.p_value)
+        p_values[name] = combine_p_values(pair)
+    new = measure_novelty(vectors["questions"][reference], vectors["questions"][window], *groups, SEED)
+    return TextDrift(p_values, new.share, new.p_value)
 
 
-def embedded(replay: Replay) -> dict[str, np.ndarray]:
-    """The sentence embedding of each text of each answer, (rows, d) by kind; equal texts are embedded once."""
-    encoder, found = SentenceEncoder(), {}
+def embed_texts(replay: Replay) -> dict[str, np.ndarray]:
+    """Embed each text of each answer, (rows, d) by kind; equal texts are embedded once."""
+    encoder, vectors = SentenceEncoder(), {}
     for name, text in TEXTS.items():
-        texts, at = np.unique([text(row) for row in replay.judged.interactions], return_inverse=True)
-        found[name] = encoder.encode(texts.tolist())[at]
-    return found
+        texts, indices = np.unique([text(row) for row in replay.dataset.interactions], return_inverse=True)
+        vectors[name] = encoder.encode(texts.tolist())[indices]
+    return vectors
 
 
-def rows_of(replay: Replay, weeks: Sequence[int] = WEEKS) -> Iterator[tuple[int, Policy, Verdict]]:
-    """Each of `weeks` by each policy, whose first version goes live at the start of the first of them."""
+def replay_weeks(replay: Replay, weeks: Sequence[int] = WEEKS) -> Iterator[tuple[int, Policy, WeekResult]]:
+    """Yield the result of each week and policy; the first version goes live at the start of the first week."""
     gates = [Gate(policy) for policy in POLICIES]
     for week in weeks:
         for gate in gates:
-            yield week, gate.policy, gate.judge(replay, week)
+            yield week, gate.policy, gate.run_week(replay, week)
 
 
-def verdict_line(week: int, policy: Policy, found: Verdict) -> str:
-    chosen = f"{found.live.threshold:.3f} ({'guaranteed' if found.live.is_guaranteed else 'heuristic'})"
-    expected, promise, check = found.expected, found.promise, found.calibration
+def format_row(week: int, policy: Policy, result: WeekResult) -> str:
+    """Format a row of the table."""
+    threshold = f"{result.live.threshold:.3f} ({'guaranteed' if result.live.is_guaranteed else 'heuristic'})"
+    expected, promise, check = result.expected, result.guarantee, result.calibration
     cells = [
-        f"{week} | {policy} | {chosen} | {found.coverage:.0%} | {found.precision:.3f}",
+        f"{week} | {policy} | {threshold} | {result.coverage:.0%} | {result.precision:.3f}",
         f"{expected.value:.3f} ({expected.low:.3f} to {expected.high:.3f})",
         f"{promise.e_value:.2g} ({promise.low:.2f} to {promise.high:.2f})",
         f"{check.difference:+.3f} (p {check.p_value:.2g})",
-        ", ".join(found.alarms) or "quiet",
+        ", ".join(result.alarms) or "quiet",
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def plotted(axes: Axes, table: pd.DataFrame) -> None:
-    """Precision of what was shown by week and policy, with the share shown in thinner lines."""
+def plot_policies(axes: Axes, table: pd.DataFrame) -> None:
+    """Plot the precision of shown answers by week and policy, with the coverage in thinner lines."""
     for (policy, rows), (colour, dashes) in zip(table.groupby("policy", sort=False), LINES, strict=False):
         axes.plot(rows["week"], rows["precision"], color=LIGHT[colour], linestyle=dashes, marker="o", markersize=4)
         axes.plot(rows["week"], rows["coverage"], color=LIGHT[colour], linestyle=dashes, linewidth=0.9)
         axes.plot([], [], color=LIGHT[colour], linestyle=dashes, label=str(policy))
-        alarmed = rows[rows["alarmed"]]
-        axes.plot(alarmed["week"], alarmed["precision"], "x", color=LIGHT["text"], markersize=9, label="_")
+        rows_with_alarm = rows[rows["alarmed"]]
+        axes.plot(
+            rows_with_alarm["week"], rows_with_alarm["precision"], "x", color=LIGHT["text"], markersize=9, label="_"
+        )
     axes.plot([], [], "x", color=LIGHT["text"], markersize=8, label="alarm of the monitor")
     axes.axhline(TARGET, color=LIGHT["soft"], linewidth=1.2, linestyle=":", label=f"promised: {100 * TARGET:g} %")
-    for height, said in ((0.94, "precision of what was shown"), (0.06, "share shown")):
-        axes.text(0.99, height, said, ha="right", va="center", color=LIGHT["soft"], transform=axes.transAxes)
+    for height, label in ((0.94, "precision of what was shown"), (0.06, "share shown")):
+        axes.text(0.99, height, label, ha="right", va="center", color=LIGHT["soft"], transform=axes.transAxes)
     axes.set(xlabel="week", ylim=(0, 1))
-    shares(axes, y=True)
-    legend(axes)
+    set_percent_ticks(axes, y=True)
+    add_legend(axes)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -289,36 +319,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="holds user_feedback.jsonl.gz")
     parser.add_argument("--plot", type=Path, help="the file of the plot, SVG")
     parser.add_argument("--without-texts", action="store_true", help="no drift of texts: embedding them takes minutes")
-    chosen = parser.parse_args(arguments)
-    replay = Replay.of_file(chosen.folder / FILE.name, load_params(ROOT / "params.yaml"))
+    options = parser.parse_args(arguments)
+    replay = Replay.from_file(options.folder / FILE.name, load_params(ROOT / "params.yaml"))
     print("| week | policy | threshold | shown | precision | expected | e-value (precision) | calibration | alarms |")
     print("| --: | --- | --- | --: | --: | --- | --- | --- | --- |")
     table = []
-    for week, policy, found in rows_of(replay):
-        print(verdict_line(week, policy, found), flush=True)
-        table.append((week, policy, found.precision, found.coverage, bool(found.alarms)))
+    for week, policy, result in replay_weeks(replay):
+        print(format_row(week, policy, result), flush=True)
+        table.append((week, policy, result.precision, result.coverage, bool(result.alarms)))
     frame = pd.DataFrame(table, columns=["week", "policy", "precision", "coverage", "alarmed"])
     print("\n| policy | shown, mean | precision, mean | weeks below the promise | weeks with an alarm |")
     print("| --- | --: | --: | --: | --: |")
     for policy, rows in frame.groupby("policy", sort=False):
         below, alarms = int((rows["precision"] < TARGET).sum()), int(rows["alarmed"].sum())
         print(f"| {policy} | {rows['coverage'].mean():.0%} | {rows['precision'].mean():.3f} | {below} | {alarms} |")
-    if chosen.plot:
-        chosen.plot.write_bytes(render_svg(plotted, frame))
-    if not chosen.without_texts:
-        print_inputs(replay)
+    if options.plot:
+        options.plot.write_bytes(render_svg(plot_policies, frame))
+    if not options.without_texts:
+        print_drift(replay)
 
 
-def print_inputs(replay: Replay) -> None:
-    vectors = embedded(replay)
+def print_drift(replay: Replay) -> None:
+    """Print the table of text drift."""
+    vectors = embed_texts(replay)
     print(f"\n| week | answers | correct | {' | '.join(f'{name}, p' for name in TEXTS)} | new questions | alarms |")
     print("| --: | --: | --: | --: | --: | --: | --: | --- |")
     for week in WEEKS:
-        found, rows = inputs_of(replay, week, vectors), replay.of(week)
-        p_values = " | ".join(f"{value:.2g}" for value in found.p_values.values())
-        alarms = ", ".join(found.alarms) or "quiet"
-        correct = replay.judged.correct[rows].mean()
-        print(f"| {week} | {len(rows)} | {correct:.1%} | {p_values} | {found.new:.1%} | {alarms} |", flush=True)
+        drift, rows = measure_drift(replay, week, vectors), replay.get_week_rows(week)
+        p_values = " | ".join(f"{value:.2g}" for value in drift.p_values.values())
+        alarms = ", ".join(drift.alarms) or "quiet"
+        correct = replay.dataset.correct[rows].mean()
+        print(f"| {week} | {len(rows)} | {correct:.1%} | {p_values} | {drift.novel_share:.1%} | {alarms} |", flush=True)
 
 
 if __name__ == "__main__":

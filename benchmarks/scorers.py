@@ -34,10 +34,10 @@ from abstain.core.labels import Labels
 from abstain.learning.estimators.cross_validation import fit_probe
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
 from abstain.learning.estimators.probes.base import Probe, predict_confidence
-from abstain.learning.estimators.regressors.fitting import fit_regressor, regressor_fit
+from abstain.learning.estimators.regressors.fitting import fit_regressor, make_regressor_fit
 from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
 from abstain.learning.estimators.training_rows import TrainingRows
-from abstain.learning.evaluation import reviewed_split as evaluation
+from abstain.learning.evaluation import reviewed_split
 from abstain.learning.evaluation.leaderboard import build_leaderboard
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, paired_difference
@@ -63,9 +63,9 @@ from benchmarks.rows import MODEL
 ROOT = Path(__file__).resolve().parents[1]
 
 FILE = ROOT.parent / "shared" / "data" / "qa_from_hf" / "user_feedback.jsonl.gz"
-PLACES = tuple(ProbeSite(layer, site) for site in get_args(Site) for layer in (8, 16, 20, 24, 30))
+SITES = tuple(ProbeSite(layer, site) for site in get_args(Site) for layer in (8, 16, 20, 24, 30))
 FIRST_TEST_ROUND = 7
-DRAWS, SEED = 1000, 3
+N_RESAMPLES, SEED = 1000, 3
 TIMED = 2000
 TO_BEAT = (
     *("sequence_log_prob", "mean_log_prob", "min_log_prob", "entropy", "context_gain"),
@@ -76,8 +76,8 @@ answers, where that one is chosen, to its advantage."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Answers with their verdicts, in order: `correct` 0/1, `topic` and `round`, each (rows,)."""
+class LabelledAnswers:
+    """Answers with their labels, in order: `correct` 0/1, `topic` and `round`, each (rows,)."""
 
     interactions: list[Interaction]
     correct: np.ndarray
@@ -85,18 +85,19 @@ class Judged:
     round: np.ndarray
 
     def take(self, rows: np.ndarray) -> list[Interaction]:
-        return [self.interactions[at] for at in rows.tolist()]
+        """Return the interactions at `rows`."""
+        return [self.interactions[row] for row in rows.tolist()]
 
 
-def read_judged(file: Path) -> Judged:
-    """Every answer that was judged, those included that say that there is none."""
+def read_labelled_answers(file: Path) -> LabelledAnswers:
+    """Read every labelled answer, including those that say that there is none."""
     rows = [
         ImportedInteraction.model_validate(item)
         for item in qa_from_hf.read([file], abstentions="keep")
         if isinstance(item, dict)
     ]
     reviews = [row.review for row in rows]
-    return Judged(
+    return LabelledAnswers(
         interactions=[row.to_rows()[0] for row in rows],
         correct=np.array([int(review is not None and review.complete and review.correct) for review in reviews]),
         topic=np.array([row.group for row in rows]),
@@ -104,16 +105,16 @@ def read_judged(file: Path) -> Judged:
     )
 
 
-def split(judged: Judged) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of training and of test answers; no topic is in both."""
-    test = judged.round >= FIRST_TEST_ROUND
-    train = ~test & ~np.isin(judged.topic, judged.topic[test])
-    return np.flatnonzero(train), np.flatnonzero(test)
+def split_rounds(dataset: LabelledAnswers) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of training and of test answers; no topic is in both."""
+    is_test = dataset.round >= FIRST_TEST_ROUND
+    is_train = ~is_test & ~np.isin(dataset.topic, dataset.topic[is_test])
+    return np.flatnonzero(is_train), np.flatnonzero(is_test)
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """All scorers, fitted on the training answers."""
+class FittedScorers:
+    """All scorers, fitted to the training answers."""
 
     scorers: list[Scorer]
     probes: dict[str, Probe]
@@ -123,55 +124,61 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Reader:
-    """The features of judged answers, from the cache; probes read the site of `params.llm`."""
+    """Features of labelled answers, from the cache; probes read the site of `params.llm`."""
 
     params: Params
     settings: Settings
-    judged: Judged
+    dataset: LabelledAnswers
 
-    def at(self, place: ProbeSite) -> Reader:
-        """The same, with probes that read `place`."""
-        llm = self.params.llm.model_copy(update={"layer": place.layer, "site": place.site})
+    def with_site(self, site: ProbeSite) -> Reader:
+        """Return a reader whose probes read `site`."""
+        llm = self.params.llm.model_copy(update={"layer": site.layer, "site": site.site})
         return replace(self, params=self.params.model_copy(update={"llm": llm}))
 
     @property
-    def reading(self) -> FeatureRequest:
+    def probe_request(self) -> FeatureRequest:
+        """Feature request of the probes."""
         return get_served_site(self.params).make_feature_request(self.params.llm)
 
-    def probe_rows(self, rows: np.ndarray) -> TrainingRows:
-        correct = torch.tensor(self.judged.correct[rows])
-        return TrainingRows(self.states(rows), correct, torch.ones(len(rows)))
+    def make_probe_rows(self, rows: np.ndarray) -> TrainingRows:
+        """Return the training rows of the probes."""
+        correct = torch.tensor(self.dataset.correct[rows])
+        return TrainingRows(self.read_states(rows), correct, torch.ones(len(rows)))
 
-    def held_out_auroc(self, train: np.ndarray) -> float:
-        """That of a linear probe, out of fold."""
-        fit = fit_probe("linear", self.probe_rows(train), self.judged.topic[train], self.params.probe)
-        return float(metrics.auroc(self.judged.correct[train], fit.out_of_fold.astype(float)))
+    def measure_auroc(self, train: np.ndarray) -> float:
+        """Return the out-of-fold AUROC of a linear probe."""
+        fit = fit_probe("linear", self.make_probe_rows(train), self.dataset.topic[train], self.params.probe)
+        return float(metrics.auroc(self.dataset.correct[train], fit.out_of_fold.astype(float)))
 
-    def states(self, rows: np.ndarray) -> list[torch.Tensor]:
-        source = FeatureSource(self.params.llm, self.settings, self.reading)
-        found = sorted(source.read(self.judged.take(rows)), key=lambda one: one[0])
-        return [row.float() for _, row in found]
+    def read_states(self, rows: np.ndarray) -> list[torch.Tensor]:
+        """Read the states of the answers at `rows`."""
+        source = FeatureSource(self.params.llm, self.settings, self.probe_request)
+        states = sorted(source.read(self.dataset.take(rows)), key=lambda pair: pair[0])
+        return [row.float() for _, row in states]
 
     @property
     def conditions(self) -> ContextConditions:
+        """Conditions of the context for the regressors."""
         return ContextConditions(self.params.llm, self.params.perturbation, self.settings)
 
-    def answers(self, rows: np.ndarray, scorers: Sequence[Scorer]) -> FeatureBatch:
-        return read_features(self.params.llm, self.settings, self.judged.take(rows), collect_feature_requests(scorers))
+    def read_batch(self, rows: np.ndarray, scorers: Sequence[Scorer]) -> FeatureBatch:
+        """Read the features of the answers at `rows` that `scorers` require."""
+        return read_features(self.params.llm, self.settings, self.dataset.take(rows), collect_feature_requests(scorers))
 
-    def fit(self, train: np.ndarray) -> Fitted:
-        labels = Labels(self.judged.correct[train], np.ones(len(train)), self.judged.topic[train])
+    def fit(self, train: np.ndarray) -> FittedScorers:
+        """Fit all scorers to the answers at `train`."""
+        labels = Labels(self.dataset.correct[train], np.ones(len(train)), self.dataset.topic[train])
         scorers = build_scorers(self.params, self.settings).scorers
-        answers = self.answers(train, scorers)
+        answers = self.read_batch(train, scorers)
         folds = labels.assign_folds(self.params.probe.folds, self.params.probe.seed)
         signals = []
         for scorer in scorers:
             with suppress(ScorerUnavailable):
                 signals.append(fit_scorer(scorer, answers, labels, folds))
-        rows = self.probe_rows(train)
+        rows = self.make_probe_rows(train)
         fits = {name: fit_probe(name, rows, labels.groups, self.params.probe) for name in self.params.probe.zoo}
-        features = self.conditions.build_table(self.judged.take(train))
-        learnt = {
+        features = self.conditions.build_table(self.dataset.take(train))
+        regressor_fits = {
             f"{kind}_verdict": fit_regressor(
                 kind,
                 "verdict",
@@ -179,42 +186,48 @@ class Reader:
                 labels.correct.astype(float),
                 labels.weight,
                 labels.groups,
-                regressor_fit(self.params),
+                make_regressor_fit(self.params),
             )
             for kind in self.params.regressors.kinds
         }
-        out_of_fold = {one.scorer.name: one.out_of_fold for one in signals}
-        out_of_fold |= {name: fit.out_of_fold.astype(float) for name, fit in (fits | learnt).items()}
+        out_of_fold = {fitted_signal.scorer.name: fitted_signal.out_of_fold for fitted_signal in signals}
+        out_of_fold |= {name: fit.out_of_fold.astype(float) for name, fit in (fits | regressor_fits).items()}
         fusion = fit_fusion(pd.DataFrame(out_of_fold), labels).fusion
         probes = {name: fit.probe for name, fit in fits.items()}
-        return Fitted(
-            [one.scorer for one in signals], probes, {name: fit.regressor for name, fit in learnt.items()}, fusion
+        return FittedScorers(
+            [fitted_signal.scorer for fitted_signal in signals],
+            probes,
+            {name: fit.regressor for name, fit in regressor_fits.items()},
+            fusion,
         )
 
-    def score(self, rows: np.ndarray, fitted: Fitted) -> pd.DataFrame:
-        """Raw confidences: (rows, scorers)."""
-        states = self.states(rows)
+    def score(self, rows: np.ndarray, fitted: FittedScorers) -> pd.DataFrame:
+        """Return the raw confidences, (rows, scorers)."""
+        states = self.read_states(rows)
         probes = {
             name: predict_confidence(probe, states).numpy().astype(float) for name, probe in fitted.probes.items()
         }
-        features = self.conditions.build_table(self.judged.take(rows))
+        features = self.conditions.build_table(self.dataset.take(rows))
         estimates = {name: regressor.predict(features) for name, regressor in fitted.regressors.items()}
-        found = table(fitted.scorers, self.answers(rows, fitted.scorers)).assign(**probes, **estimates)
-        return found.assign(fusion=fitted.fusion.score(found))
+        scores = make_table(fitted.scorers, self.read_batch(rows, fitted.scorers)).assign(**probes, **estimates)
+        return scores.assign(fusion=fitted.fusion.score(scores))
 
-    def board(self, rows: np.ndarray, scores: pd.DataFrame) -> pd.DataFrame:
-        """The leaderboard of `scores`; their probabilities are by calibrators fitted to the same answers, so that these
-        figures are fit to be timed, and not to be shown."""
-        correct, topics = self.judged.correct[rows], self.judged.topic[rows]
+    def make_leaderboard(self, rows: np.ndarray, scores: pd.DataFrame) -> pd.DataFrame:
+        """Return the leaderboard of `scores`.
+
+        The calibrators are fitted to the same answers, so these metrics are fit to be timed, and not to be shown.
+        """
+        correct, topics = self.dataset.correct[rows], self.dataset.topic[rows]
         table = pd.DataFrame({"correct": correct, "inclusion_probability": np.nan})
-        known, calibration = evaluation.ReviewedSplit(table, scores, scores), self.params.calibration
-        probabilities = evaluation.calibrate_scores(known, {"": scores}, calibration.method)[""]
+        reviewed, calibration = reviewed_split.ReviewedSplit(table, scores, scores), self.params.calibration
+        probabilities = reviewed_split.calibrate_scores(reviewed, {"": scores}, calibration.method)[""]
         return build_leaderboard(
-            correct, scores, probabilities, topics, None, BootstrapConfig(DRAWS, SEED), champion="fusion"
+            correct, scores, probabilities, topics, None, BootstrapConfig(N_RESAMPLES, SEED), champion="fusion"
         )
 
 
-def progress(done: int, total: int) -> None:
+def print_progress(done: int, total: int) -> None:
+    """Print the progress."""
     print(f"{done}/{total}", file=sys.stderr)
 
 
@@ -225,67 +238,78 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=None, help="only so many training, and so many test answers")
     parser.add_argument("--without", nargs="*", default=[], help="scorers to leave out")
     parser.add_argument("--params", type=Path, help="what is fitted, and how; default: the full comparison")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        params = load_params(asked.params) if asked.params else full_params()
-        measure(params, asked.model, asked.cache or Path(folder), asked.rows, asked.without)
+        params = load_params(options.params) if options.params else full_params()
+        measure(params, options.model, options.cache or Path(folder), options.rows, options.without)
 
 
-def measure(params: Params, model: str, cache: Path, most: int | None, without: list[str]) -> None:
+def measure(params: Params, model: str, cache: Path, max_rows: int | None, without: list[str]) -> None:
+    """Fit and compare all scorers, and print the tables."""
     params = params.model_copy(update={"llm": params.llm.model_copy(update={"model": model})})
-    listed = tuple(name for name in params.scorers.enabled if name not in without)
-    params = params.model_copy(update={"scorers": params.scorers.model_copy(update={"enabled": listed})})
+    enabled = tuple(name for name in params.scorers.enabled if name not in without)
+    params = params.model_copy(update={"scorers": params.scorers.model_copy(update={"enabled": enabled})})
     settings = load_settings().model_copy(update={"features_url": str(cache)})
-    judged = read_judged(FILE)
-    train, test = (rows[:most] for rows in split(judged))
-    kept = np.concatenate([train, test])
-    topics = len(set(judged.topic[test]))
+    dataset = read_labelled_answers(FILE)
+    train, test = (rows[:max_rows] for rows in split_rounds(dataset))
+    all_rows = np.concatenate([train, test])
+    topics = len(set(dataset.topic[test]))
     print(f"{len(train)} training answers, {len(test)} test answers of {topics} topics", flush=True)
-    print(f"correct: {judged.correct[train].mean():.1%} and {judged.correct[test].mean():.1%}", flush=True)
-    reader, available = Reader(params, settings, judged), build_scorers(params, settings)
+    print(f"correct: {dataset.correct[train].mean():.1%} and {dataset.correct[test].mean():.1%}", flush=True)
+    reader, available = Reader(params, settings, dataset), build_scorers(params, settings)
     scorers = available.scorers
-    for name, why in available.unavailable.items():
-        print(f"skipped: {name}: {why}", flush=True)
-    everywhere = tuple(place.make_feature_request(params.llm) for place in PLACES)
+    for name, reason in available.unavailable.items():
+        print(f"skipped: {name}: {reason}", flush=True)
+    site_requests = tuple(site.make_feature_request(params.llm) for site in SITES)
     cost = compute_missing(
-        params.llm, settings, [(judged.take(kept), (*everywhere, *collect_feature_requests(scorers)))], progress
+        params.llm,
+        settings,
+        [(dataset.take(all_rows), (*site_requests, *collect_feature_requests(scorers)))],
+        print_progress,
     )
-    cost += sum(reader.conditions.compute_missing(judged.take(kept), progress), JobStats(0, 0, 0))
+    cost += sum(reader.conditions.compute_missing(dataset.take(all_rows), print_progress), JobStats(0, 0, 0))
     print(f"{cost.forward_tokens} tokens were run for passes of {cost.pass_tokens}", flush=True)
-    found = {place: reader.at(place).held_out_auroc(train) for place in PLACES}
+    auroc_by_site = {site: reader.with_site(site).measure_auroc(train) for site in SITES}
     print(
         "out-of-fold AUROC by place:",
-        ", ".join(f"{place.site} {place.layer} {auroc:.3f}" for place, auroc in found.items()),
+        ", ".join(f"{site.site} {site.layer} {auroc:.3f}" for site, auroc in auroc_by_site.items()),
         flush=True,
     )
-    reader = reader.at(max(found, key=lambda place: found[place]))
-    readings = (reader.reading, *collect_feature_requests(scorers))
+    reader = reader.with_site(max(auroc_by_site, key=lambda site: auroc_by_site[site]))
+    fusion_requests = (reader.probe_request, *collect_feature_requests(scorers))
     started = time.perf_counter()
     fitted = reader.fit(train)
     print(f"fitted, with out-of-fold confidences, in {time.perf_counter() - started:.0f} s", flush=True)
-    many = kept[:TIMED]
+    timed = all_rows[:TIMED]
     started = time.perf_counter()
-    reader.board(many, reader.score(many, fitted))
+    reader.make_leaderboard(timed, reader.score(timed, fitted))
     print(
-        f"{len(many)} answers scored and calibrated, {DRAWS} draws of every metric: "
+        f"{len(timed)} answers scored and calibrated, {N_RESAMPLES} draws of every metric: "
         f"{time.perf_counter() - started:.0f} s\n",
         flush=True,
     )
     scores = reader.score(test, fitted)
-    tokens = {one.name: one.requires for one in scorers} | dict.fromkeys(params.probe.zoo, (reader.reading,))
-    tokens["fusion"] = readings
-    costs = {name: estimate_forward_tokens(params.llm, settings, judged.take(test), of) for name, of in tokens.items()}
-    costs |= dict.fromkeys(fitted.regressors, reader.conditions.forward_tokens(judged.take(test)))
-    costs["fusion"] += reader.conditions.forward_tokens(judged.take(test))
-    show(reader.board(test, scores), costs)
-    compare(judged, test, scores)
+    tokens = {scorer.name: scorer.requires for scorer in scorers} | dict.fromkeys(
+        params.probe.zoo, (reader.probe_request,)
+    )
+    tokens["fusion"] = fusion_requests
+    costs = {
+        name: estimate_forward_tokens(params.llm, settings, dataset.take(test), requests)
+        for name, requests in tokens.items()
+    }
+    costs |= dict.fromkeys(fitted.regressors, reader.conditions.estimate_forward_tokens(dataset.take(test)))
+    costs["fusion"] += reader.conditions.estimate_forward_tokens(dataset.take(test))
+    print_leaderboard(reader.make_leaderboard(test, scores), costs)
+    print_comparison(dataset, test, scores)
 
 
-def table(fitted: Sequence[Scorer], answers: FeatureBatch) -> pd.DataFrame:
-    return pd.DataFrame({one.name: one.score(answers) for one in fitted})
+def make_table(scorers: Sequence[Scorer], answers: FeatureBatch) -> pd.DataFrame:
+    """Return the confidences of all scorers as a table."""
+    return pd.DataFrame({scorer.name: scorer.score(answers) for scorer in scorers})
 
 
-def show(board: pd.DataFrame, tokens: dict[str, float]) -> None:
+def print_leaderboard(board: pd.DataFrame, tokens: dict[str, float]) -> None:
+    """Print the leaderboard with the tokens of each scorer."""
     print("| scorer | AUROC | 95 % interval | AUPRC | AURC | error recall at 15 % withheld | x random | tokens |")
     print("| --- | --: | --- | --: | --: | --: | --- | --: |")
     for row in board.sort_values("auroc", ascending=False).to_dict("records"):
@@ -298,18 +322,19 @@ def show(board: pd.DataFrame, tokens: dict[str, float]) -> None:
         )
 
 
-def compare(judged: Judged, test: np.ndarray, scores: pd.DataFrame) -> None:
-    """The fusion against each of `TO_BEAT`, on the same resamples of topics."""
-    figures = {name: partial(metrics.auroc, judged.correct[test], scores[name].to_numpy()) for name in scores}
-    found = bootstrap(figures, judged.topic[test], DRAWS, SEED)
-    others = sorted({*TO_BEAT} & figures.keys())
-    best = max(others, key=lambda name: found[name].value)
-    for name in others:
-        difference = paired_difference(found["fusion"], found[name])
+def print_comparison(dataset: LabelledAnswers, test: np.ndarray, scores: pd.DataFrame) -> None:
+    """Print the fusion against each of `TO_BEAT`, on the same resamples of topics."""
+    metrics_by_name = {name: partial(metrics.auroc, dataset.correct[test], scores[name].to_numpy()) for name in scores}
+    estimates = bootstrap(metrics_by_name, dataset.topic[test], N_RESAMPLES, SEED)
+    rivals = sorted({*TO_BEAT} & metrics_by_name.keys())
+    best = max(rivals, key=lambda name: estimates[name].value)
+    for name in rivals:
+        difference = paired_difference(estimates["fusion"], estimates[name])
         low, high = difference.interval
-        mark = "  <- the best of them" if name == best else ""
-        says = f"{difference.value:+.3f} [{low:+.3f}, {high:+.3f}], better with chance {difference.probability_positive:.3f}"
-        print(f"fusion - {name}: {says}{mark}")
+        note = "  <- the best of them" if name == best else ""
+        chance = f"better with chance {difference.probability_positive:.3f}"
+        text = f"{difference.value:+.3f} [{low:+.3f}, {high:+.3f}], {chance}"
+        print(f"fusion - {name}: {text}{note}")
 
 
 if __name__ == "__main__":

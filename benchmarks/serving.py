@@ -49,10 +49,10 @@ from abstain.serving.api.server import LOOPBACK_NAMES, listen, serve_app
 from abstain.serving.api.service import GateService
 from abstain.serving.api.version_follower import VersionFollower, VersionInfo
 from abstain.serving.gate import Gate
-from benchmarks.probe import drawn
-from benchmarks.question_familiarity import of_sample
+from benchmarks.probe import make_untrained_probe
+from benchmarks.question_familiarity import make_sample_rows
 from benchmarks.sample.handbook import build_handbook
-from benchmarks.sample.write import answered_questions
+from benchmarks.sample.write import read_answered_questions
 
 MODEL, LAYER = "smollm2-135m-instruct", 20
 ANSWER_TOKENS, PROMPT_TOKENS = 32, 400
@@ -62,23 +62,23 @@ CALLERS = 8
 
 @dataclass(frozen=True)
 class OneRelease:
-    """Releases, of which there is one."""
+    """A source with a single version."""
 
     bundle: Path
 
-    def live(self) -> VersionInfo:
+    def get_production(self) -> VersionInfo:
         return VersionInfo("v1.0.0", "", datetime(2026, 1, 1, tzinfo=UTC))
 
-    def folder(self, release: VersionInfo) -> Path:
+    def get_folder(self, version_info: VersionInfo) -> Path:
         return self.bundle
 
-    def fetch(self, release: VersionInfo) -> Path:
+    def fetch_bundle(self, version_info: VersionInfo) -> Path:
         return self.bundle
 
 
 @dataclass(frozen=True)
 class Reply:
-    """Seconds as the caller saw them, milliseconds by `Server-Timing` without the log, and tokens that were read."""
+    """Seconds as the caller saw them, milliseconds by `Server-Timing` without the log, and forward tokens."""
 
     seconds: float
     own_ms: float
@@ -94,18 +94,19 @@ class Caller:
         self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=120)
 
     def post(self, path: str, body: bytes, media_type: str) -> Reply:
-        began = time.perf_counter()
+        """Send a request and time it."""
+        started = time.perf_counter()
         self._connection.request("POST", path, body, {"Content-Type": media_type})
         response = self._connection.getresponse()
         content = response.read()
-        took = time.perf_counter() - began
+        elapsed = time.perf_counter() - started
         assert response.status == 200, content
-        own = (response.getheader("Server-Timing") or "").partition("gate;dur=")[2].partition(",")[0]
-        return Reply(took, float(own), json.loads(content)["forward_tokens"])
+        own_duration = (response.getheader("Server-Timing") or "").partition("gate;dur=")[2].partition(",")[0]
+        return Reply(elapsed, float(own_duration), json.loads(content)["forward_tokens"])
 
 
-def write_release(folder: Path) -> None:
-    """Export an untrained probe. Needs a process of its own (learning/estimators/onnx_probe.py)."""
+def write_bundle(folder: Path) -> None:
+    """Export an untrained probe. It needs a process of its own (learning/estimators/onnx_probe.py)."""
     ref = find_model(MODEL, load_settings())
     layout = load_layout("rag-chatml-v1")
     metadata = {
@@ -124,96 +125,96 @@ def write_release(folder: Path) -> None:
         "guarantee": json.dumps({"guaranteed": True, "message": "none: the probe is not trained"}),
         "scorer": json.dumps({"name": "probe", "kinds": {"probe": "probe"}, "sha256": {}, "forward_tokens": None}),
     }
-    export_probe(drawn("lstm", width_of()), folder / "probe.onnx", metadata)
+    export_probe(make_untrained_probe("lstm", read_width()), folder / "probe.onnx", metadata)
     write_digest(folder)
 
 
 def serve(folder: Path) -> None:
-    """The server's process. Prints its address and the seconds of CPU until it was ready."""
+    """Run the server; print its address and the seconds of CPU until it was ready."""
     settings, serving = load_settings(), load_serve_settings()
-    live = VersionFollower(OneRelease(folder), lambda bundle: Gate.open(bundle, settings))
+    follower = VersionFollower(OneRelease(folder), lambda bundle: Gate.open(bundle, settings))
     log = DecisionLog.open(
         f"sqlite:///{folder.parent / 'log.sqlite'}", redact=lambda row: row, pseudonym=str, key=b"digests"
     )
-    with listen("127.0.0.1", 0) as listening:
-        service = GateService(live, log, serving)
-        live.refresh()
-        assert live.current is not None, live.last_error
-        ready = sum(os.times()[:4])
-        print(f"http://127.0.0.1:{listening.getsockname()[1]} {ready}", flush=True)
-        serve_app(make_app(service, ApiKeys(), LOOPBACK_NAMES), listening)
+    with listen("127.0.0.1", 0) as listener:
+        service = GateService(follower, log, serving)
+        follower.refresh()
+        assert follower.current is not None, follower.last_error
+        ready_cpu_s = sum(os.times()[:4])
+        print(f"http://127.0.0.1:{listener.getsockname()[1]} {ready_cpu_s}", flush=True)
+        serve_app(make_app(service, ApiKeys(), LOOPBACK_NAMES), listener)
 
 
 @contextmanager
 def server(folder: Path) -> Iterator[tuple[str, float, int]]:
-    """A server of the release in `folder`: its address, the seconds of CPU until it was ready, and its process."""
+    """Run a server of the bundle in `folder`; yield its address, the seconds of CPU until it was ready, and its pid."""
     command = [sys.executable, "-m", "benchmarks.serving", "--serve", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        address, ready = process.stdout.readline().split()
-        yield address, float(ready), process.pid
+        address, ready_cpu_s = process.stdout.readline().split()
+        yield address, float(ready_cpu_s), process.pid
     finally:
         process.terminate()
         process.wait()
 
 
-def width_of() -> int:
-    """d, by the base model's configuration."""
+def read_width() -> int:
+    """Return d from the base model's configuration."""
     return int(json.loads((Path(find_model(MODEL, load_settings()).path) / "config.json").read_text())["hidden_size"])
 
 
-def states_file(width: int, number: int) -> bytes:
-    """What an engine gives of an answer, with the request in its metadata."""
+def make_states_file(width: int, number: int) -> bytes:
+    """Return a file of states as an engine writes it, with the request in its metadata."""
     tokens = PROMPT_TOKENS + ANSWER_TOKENS
-    described = {"engine": "vllm", "layers": [LAYER], "prompt_tokens": PROMPT_TOKENS, "finish_reason": "stop"}
-    request = {"interaction_id": f"{time.time_ns()}-{number}", "product": "card", "states": described}
+    description = {"engine": "vllm", "layers": [LAYER], "prompt_tokens": PROMPT_TOKENS, "finish_reason": "stop"}
+    request = {"interaction_id": f"{time.time_ns()}-{number}", "product": "card", "states": description}
     drawn_states = torch.randn(tokens, 1, width, generator=torch.Generator().manual_seed(number))
     tensors = {"hidden_states": drawn_states, "token_ids": torch.arange(1000, 1000 + tokens)}
     return save(tensors, {"request": json.dumps(request)})
 
 
-def at_rate(address: str, rate: float, seconds: float) -> list[Reply]:
-    """Replies to requests by states, one every 1 / `rate` seconds, whether or not the last one is answered."""
+def send_at_rate(address: str, rate: float, seconds: float) -> list[Reply]:
+    """Return replies to requests by states, one every 1 / `rate` seconds, whether or not the last one is answered."""
     callers = [Caller(address) for _ in range(CALLERS)]
-    width = width_of()
-    bodies = [states_file(width, number) for number in range(int(rate * seconds))]
-    began = time.perf_counter() + 0.1
+    width = read_width()
+    bodies = [make_states_file(width, number) for number in range(int(rate * seconds))]
+    started = time.perf_counter() + 0.1
 
-    def send(caller: Caller, mine: Sequence[int]) -> list[Reply]:
+    def send(caller: Caller, numbers: Sequence[int]) -> list[Reply]:
         replies = []
-        for number in mine:
-            time.sleep(max(0.0, began + number / rate - time.perf_counter()))
+        for number in numbers:
+            time.sleep(max(0.0, started + number / rate - time.perf_counter()))
             replies.append(caller.post("/v1/gate/states", bodies[number], "application/octet-stream"))
         return replies
 
     with ThreadPoolExecutor(CALLERS) as pool:
-        shares = [range(at, len(bodies), CALLERS) for at in range(CALLERS)]
-        return [reply for replies in pool.map(send, callers, shares) for reply in replies]
+        number_ranges = [range(offset, len(bodies), CALLERS) for offset in range(CALLERS)]
+        return [reply for replies in pool.map(send, callers, number_ranges) for reply in replies]
 
 
-def in_flight(address: str, rows: Sequence[Interaction], flying: int) -> float:
-    """Answers a second, with `flying` requests by texts at once."""
+def send_in_flight(address: str, rows: Sequence[Interaction], n_in_flight: int) -> float:
+    """Return the answers per second with `n_in_flight` requests by texts at once."""
 
-    def send(mine: Sequence[Interaction]) -> None:
+    def send(caller_rows: Sequence[Interaction]) -> None:
         caller = Caller(address)
-        for row in mine:
-            asked = {"question": row.question, "answer": row.answer}
-            contexts = [one.model_dump() for one in row.contexts]
-            caller.post("/v1/gate", json.dumps({**asked, "contexts": contexts}).encode(), "application/json")
+        for row in caller_rows:
+            body = {"question": row.question, "answer": row.answer}
+            contexts = [context.model_dump() for context in row.contexts]
+            caller.post("/v1/gate", json.dumps({**body, "contexts": contexts}).encode(), "application/json")
 
-    began = time.perf_counter()
-    with ThreadPoolExecutor(flying) as pool:
-        list(pool.map(send, [rows[at::flying] for at in range(flying)]))
-    return len(rows) / (time.perf_counter() - began)
+    started = time.perf_counter()
+    with ThreadPoolExecutor(n_in_flight) as pool:
+        list(pool.map(send, [rows[offset::n_in_flight] for offset in range(n_in_flight)]))
+    return len(rows) / (time.perf_counter() - started)
 
 
-def engine_alone(gate: Gate, rows: Sequence[Interaction], together: int) -> float:
-    """Answers a second of the engine itself, so many in a batch."""
-    began = time.perf_counter()
-    for at in range(0, len(rows), together):
-        gate.predictor.reader.read(rows[at : at + together])
-    return len(rows) / (time.perf_counter() - began)
+def measure_engine(gate: Gate, rows: Sequence[Interaction], batch_rows: int) -> float:
+    """Return the answers per second of the engine itself in batches of `batch_rows`."""
+    started = time.perf_counter()
+    for start in range(0, len(rows), batch_rows):
+        gate.predictor.reader.read(rows[start : start + batch_rows])
+    return len(rows) / (time.perf_counter() - started)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -225,40 +226,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--in-flight", type=int, default=32, help="requests by texts at once")
     parser.add_argument("--answers", type=int, default=256, help="of the sample, in each run by texts")
     parser.add_argument("--repeats", type=int, default=3, help="runs, of which the median is printed")
-    chosen = parser.parse_args(arguments)
-    if chosen.export or chosen.serve:
-        write_release(chosen.export) if chosen.export else serve(chosen.serve)
+    options = parser.parse_args(arguments)
+    if options.export or options.serve:
+        write_bundle(options.export) if options.export else serve(options.serve)
         return
     os.environ.setdefault("ABSTAIN_SERVE_CALLER__ROWS_A_MINUTE", "100000")  # all that ask are one caller here
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "bundle"
         folder.mkdir()
         subprocess.run([sys.executable, "-m", "benchmarks.serving", "--export", str(folder)], check=True)
-        rows = of_sample(list(answered_questions(build_handbook()))).interactions[: chosen.answers]
+        rows = make_sample_rows(list(read_answered_questions(build_handbook()))).interactions[: options.answers]
         gate = Gate.open(folder)
         gate.warm_up()
-        runs, served, alone, ready = [], [], [], []
-        for _ in range(chosen.repeats):
-            with server(folder) as (address, started, _):
-                ready.append(started)
-                at_rate(address, chosen.rate, 2.0)
-                runs.append(at_rate(address, chosen.rate, chosen.seconds))
-                served.append(in_flight(address, rows, chosen.in_flight))
-            alone.append(engine_alone(gate, rows, chosen.in_flight))
-    print(f"by states, {chosen.rate:g} requests a second, {chosen.repeats} runs of {chosen.seconds:g} s:")
-    print(f"  {_percentiles([[1000 * one.seconds for one in of] for of in runs])}, log included")
-    print(f"  {_percentiles([[one.own_ms for one in of] for of in runs])}, ours by Server-Timing")
-    print(f"  {sum(one.forward_tokens for of in runs for one in of):g} tokens read by the base model")
-    ratio = statistics.median(one / other for one, other in zip(served, alone, strict=True))
-    print(
-        f"by texts, {chosen.in_flight} in flight, {len(rows)} answers: {statistics.median(served):.1f} answers/s, the "
-        f"engine's own batches {statistics.median(alone):.1f}: {ratio:.0%}"
+        runs, server_rates, engine_rates, ready_cpu_s = [], [], [], []
+        for _ in range(options.repeats):
+            with server(folder) as (address, server_ready_cpu_s, _):
+                ready_cpu_s.append(server_ready_cpu_s)
+                send_at_rate(address, options.rate, 2.0)
+                runs.append(send_at_rate(address, options.rate, options.seconds))
+                server_rates.append(send_in_flight(address, rows, options.in_flight))
+            engine_rates.append(measure_engine(gate, rows, options.in_flight))
+    print(f"by states, {options.rate:g} requests a second, {options.repeats} runs of {options.seconds:g} s:")
+    print(f"  {_format_percentiles([[1000 * reply.seconds for reply in replies] for replies in runs])}, log included")
+    print(f"  {_format_percentiles([[reply.own_ms for reply in replies] for replies in runs])}, ours by Server-Timing")
+    print(f"  {sum(reply.forward_tokens for replies in runs for reply in replies):g} tokens read by the base model")
+    ratio = statistics.median(
+        server_rate / engine_rate for server_rate, engine_rate in zip(server_rates, engine_rates, strict=True)
     )
-    print(f"ready after {statistics.median(ready):.1f} s of CPU beyond the weights")
+    print(
+        f"by texts, {options.in_flight} in flight, {len(rows)} answers: {statistics.median(server_rates):.1f} "
+        f"answers/s, the "
+        f"engine's own batches {statistics.median(engine_rates):.1f}: {ratio:.0%}"
+    )
+    print(f"ready after {statistics.median(ready_cpu_s):.1f} s of CPU beyond the weights")
 
 
-def _percentiles(runs: Sequence[Sequence[float]]) -> str:
-    medians = [statistics.median(float(np.quantile(of, at)) for of in runs) for at in (0.5, 0.99)]
+def _format_percentiles(runs: Sequence[Sequence[float]]) -> str:
+    medians = [statistics.median(float(np.quantile(run, quantile)) for run in runs) for quantile in (0.5, 0.99)]
     return "p50 {:.2f} ms, p99 {:.2f} ms".format(*medians)
 
 

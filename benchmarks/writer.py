@@ -23,28 +23,32 @@ from abstain.learning.metrics.weighted_metrics import auroc
 from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.out_of_fold import fit_scorer
 from abstain.llm.signals.writer import WriterScores
-from benchmarks.scorers import DRAWS, FILE, ROOT, SEED, read_judged
+from benchmarks.scorers import FILE, N_RESAMPLES, ROOT, SEED, read_labelled_answers
 
 
-class Measured(NamedTuple):
+class WriterResult(NamedTuple):
+    """Result on one part of the answers."""
+
     answers: int
     unscored: float
     auroc: Estimate
 
 
-def measure(file: Path) -> dict[str, Measured]:
-    """By part of the answers of `file`."""
-    params, judged = load_params(ROOT / "params.yaml"), read_judged(file)
-    asked_at = pd.Series([one.asked_at for one in judged.interactions])
+def measure(file: Path) -> dict[str, WriterResult]:
+    """Return the result by part of the answers of `file`."""
+    params, dataset = load_params(ROOT / "params.yaml"), read_labelled_answers(file)
+    asked_at = pd.Series([interaction.asked_at for interaction in dataset.interactions])
     every_round = params.split.model_copy(update={"holdout_frozen_at": None})
-    split = assign_splits(pd.Series(judged.topic), asked_at, every_round).to_numpy()
-    refusal = np.array([is_refusal(one.answer, params.labels.refusals) for one in judged.interactions])
+    split = assign_splits(pd.Series(dataset.topic), asked_at, every_round).to_numpy()
+    is_refusal_answer = np.array(
+        [is_refusal(interaction.answer, params.labels.refusals) for interaction in dataset.interactions]
+    )
 
     def answers(rows: np.ndarray) -> FeatureBatch:
-        return FeatureBatch(judged.take(rows), {})
+        return FeatureBatch(dataset.take(rows), {})
 
     train, holdout = np.flatnonzero(split == "train"), np.flatnonzero(split == "holdout")
-    labels = Labels(judged.correct[train], np.ones(len(train)), judged.topic[train])
+    labels = Labels(dataset.correct[train], np.ones(len(train)), dataset.topic[train])
     folds = labels.assign_folds(params.probe.folds, params.probe.seed)
     fitted = fit_scorer(WriterScores(params.labels.refusals), answers(train), labels, folds)
     scores = np.full(len(split), np.nan)
@@ -52,23 +56,25 @@ def measure(file: Path) -> dict[str, Measured]:
     parts = {
         "training, out of fold": train,
         "hold-out": holdout,
-        "hold-out, answers": holdout[~refusal[holdout]],
-        "hold-out, refusals": holdout[refusal[holdout]],
+        "hold-out, answers": holdout[~is_refusal_answer[holdout]],
+        "hold-out, refusals": holdout[is_refusal_answer[holdout]],
     }
-    return {name: _measured(judged.correct[at], scores[at], judged.topic[at]) for name, at in parts.items()}
+    return {
+        name: _measure_part(dataset.correct[rows], scores[rows], dataset.topic[rows]) for name, rows in parts.items()
+    }
 
 
-def _measured(correct: np.ndarray, scores: np.ndarray, topics: np.ndarray) -> Measured:
-    found = bootstrap({"": partial(auroc, correct, scores)}, topics, DRAWS, SEED)[""]
-    return Measured(len(correct), float(np.isnan(scores).mean()), found)
+def _measure_part(correct: np.ndarray, scores: np.ndarray, topics: np.ndarray) -> WriterResult:
+    estimate = bootstrap({"": partial(auroc, correct, scores)}, topics, N_RESAMPLES, SEED)[""]
+    return WriterResult(len(correct), float(np.isnan(scores).mean()), estimate)
 
 
 def main() -> None:
-    for name, found in measure(FILE).items():
-        low, high = found.auroc.interval
+    for name, result in measure(FILE).items():
+        low, high = result.auroc.interval
         print(
-            f"{name}: {found.answers} answers, {found.unscored:.1%} without a score, "
-            f"AUROC {found.auroc.value:.3f} ({low:.3f} to {high:.3f})"
+            f"{name}: {result.answers} answers, {result.unscored:.1%} without a score, "
+            f"AUROC {result.auroc.value:.3f} ({low:.3f} to {high:.3f})"
         )
 
 

@@ -17,7 +17,7 @@ from abstain.serving.decision import Decision
 from abstain.serving.gate import DecisionInput, Gate
 from flows.ingest import ingest
 from flows.retrain import RetrainResult, retrain
-from tasks.projects.base_model import base_model_prepared
+from tasks.projects.base_model import prepare_base_model
 from tasks.release.bundles import fetch_production
 
 EXAMPLES = 40
@@ -25,7 +25,16 @@ EXAMPLES = 40
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The demo's results, with one shown and one withheld answer of the new week, where there are."""
+    """The results of the demo.
+
+    Attributes:
+        report: Report of the ingest.
+        retrained: Result of the retrain.
+        bundle: Folder of the bundle in production.
+        metrics: Its metrics.json.
+        guarantee: Its guarantee in words.
+        examples: One shown and one withheld answer of the new week, if there are any.
+    """
 
     report: IngestReport
     retrained: RetrainResult
@@ -36,10 +45,14 @@ class DemoResult:
 
 
 def run_demo() -> DemoResult:
-    """Ingest the sample's newest week, retrain, promote, and score with the version then in production."""
-    with base_model_prepared():
+    """Ingest the sample's newest week, retrain, promote, and score with the version then in production.
+
+    Returns:
+        The results.
+    """
+    with prepare_base_model():
         report = ingest([str(INCOMING)])
-    rows = _readable_rows(INCOMING)
+    rows = _read_valid_rows(INCOMING)
     retrained = retrain()
     if retrained.promotion and retrained.promotion.version is None:
         raise AbstainError(
@@ -57,8 +70,8 @@ def run_demo() -> DemoResult:
     return DemoResult(report, retrained, bundle, metrics, guarantee, examples)
 
 
-def _readable_rows(file: Path) -> list[ImportedInteraction]:
-    """The first valid rows: a few of the sample's are broken on purpose."""
+def _read_valid_rows(file: Path) -> list[ImportedInteraction]:
+    """Read the first valid rows; a few of the sample's are broken on purpose."""
     rows = []
     for line in file.read_text(encoding="utf-8").splitlines():
         try:

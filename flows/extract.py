@@ -12,7 +12,11 @@ from tasks.training.fan_out.shards import compute_shard
 @flow(validate_parameters=False)
 @coded_failures()
 def extract(names: list[str]) -> None:
-    """Compute the shards `names` one by one, with the base model loaded once."""
+    """Compute shards one by one, with the base model loaded once.
+
+    Args:
+        names: Names of the jobs.
+    """
     settings = load_settings()
     for name in names:
         compute_shard(name, settings.features)

@@ -16,8 +16,8 @@ from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.quarantine import Quarantine
 from abstain.ingest.sources import Source
 from abstain.ingest.sources.config import load_sources
-from abstain.ingest.sources.export import explicit_export
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.export import make_explicit_export
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 from tasks.data.ingest import ingest_sources
 from tasks.runs.failures import coded_failures
@@ -30,22 +30,29 @@ ATTEMPTS = 3
 @flow(validate_parameters=False)
 @coded_failures()
 def ingest(files: list[str] | None = None, mapping: str | None = None) -> IngestReport:
-    """Ingest `files` (JSON Lines, CSV, Parquet, Markdown, HTML, or folders or URLs of them; exports of another tool, as
-    the file `mapping` explains them), or the new rows of the configured sources.
+    """Ingest files, or the new rows of the configured sources.
 
-    A row that is already there is a duplicate, not an error. Where another run pushed first, the batch is ingested
-    again on top of that run's data.
+    A row that is already there is a duplicate, not an error. If another run pushed first, the batch is ingested again
+    on top of that run's data.
+
+    Args:
+        files: JSON Lines, CSV, Parquet, Markdown, HTML, or folders or URLs of them; exports of another tool with
+            `mapping`.
+        mapping: File that explains the exports.
+
+    Returns:
+        The report.
     """
-    given: Sequence[Source] = ()
+    selected: Sequence[Source] = ()
     if mapping is not None:
-        given = (explicit_export(files or (), mapping),)
+        selected = (make_explicit_export(files or (), mapping),)
     elif files:
-        given = explicit_sources(files)
+        selected = make_explicit_sources(files)
     for attempt in range(ATTEMPTS):
         with open_workspace() as workspace:
-            sources = given or load_sources(workspace.path / paths.SOURCES, load_settings().home)
+            sources = selected or load_sources(workspace.path / paths.SOURCES, load_settings().home)
             try:
-                return ingest_sources(workspace, sources, remember=not given)
+                return ingest_sources(workspace, sources, remember=not selected)
             except OriginMoved:
                 if attempt + 1 == ATTEMPTS:
                     raise
@@ -56,9 +63,16 @@ def ingest(files: list[str] | None = None, mapping: str | None = None) -> Ingest
 @flow(validate_parameters=False)
 @coded_failures()
 def retry(name: str) -> IngestReport:
-    """Validate the rows of a quarantine file again, by the current rules and data; valid rows are accepted."""
+    """Validate the rows of a quarantine file again, by the current rules and data; valid rows are accepted.
+
+    Args:
+        name: Id of the file, or its beginning.
+
+    Returns:
+        The report.
+    """
     with open_workspace() as workspace:
         quarantine = Quarantine(workspace.path / paths.DATA)
         path = quarantine.get_file(name)
-        source = QuarantineSource(path.stem, tuple(quarantine.rows(path)))
+        source = QuarantineSource(path.stem, tuple(quarantine.iter_rows(path)))
         return ingest_sources(workspace, [source], limited=False)

@@ -1,4 +1,4 @@
-"""The flow that watches what is live: deployment monitor/daily, or `abstain monitor`."""
+"""The flow that monitors what is live: deployment monitor/daily, or `abstain monitor`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ from tasks.runs.workspace import open_workspace
 @flow(validate_parameters=False)
 @coded_failures()
 def monitor(since: str | None = None) -> Any:
-    """Judge the windows of decisions that are not final, and store, publish and report what was found.
+    """Compute the monitoring windows that are not final; store, publish and report them.
 
-    `since`: a day in UTC; windows that end later are judged again. The run's state is named after the newest window's
-    alarms.
+    The run's state is named after the newest window's alarms.
+
+    Args:
+        since: Day in UTC; also recompute windows that end later.
+
+    Returns:
+        The run's state, with the result as data.
     """
-    settings, now, begin = load_settings(), datetime.now(UTC), None if since is None else _day(since)
+    settings, now, begin = load_settings(), datetime.now(UTC), None if since is None else _parse_day(since)
     database = open_log(settings)
     if database is None:
         return Completed(name="Quiet: no decisions yet", data=None)
@@ -40,7 +45,7 @@ def monitor(since: str | None = None) -> Any:
     return Completed(name=result.headline, data=result)
 
 
-def _day(text: str) -> datetime:
+def _parse_day(text: str) -> datetime:
     try:
         return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:

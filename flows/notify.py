@@ -13,17 +13,24 @@ from prefect.utilities.urls import url_for
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.runs.failures import coded_failures
-from tasks.server.webhook import VARIABLE, deliver, message, stored_url
+from tasks.server.webhook import VARIABLE, deliver, message, read_stored_url
 
 
 @flow(validate_parameters=False)
 @coded_failures()
 def notify(title: str, text: str = "", code: str = "", run_id: str = "") -> None:
-    """Post one message, with a link to the run of that id, to the webhook whose URL the server keeps.
+    """Post one message to the webhook whose URL the server stores.
 
-    Raises `AbstainError` where it is not taken, or the server keeps no URL.
+    Args:
+        title: First line.
+        text: The text.
+        code: Its error code.
+        run_id: Id of the flow run to link to; "" for none.
+
+    Raises:
+        AbstainError: The message is not accepted, or the server stores no URL.
     """
-    url = stored_url()
+    url = read_stored_url()
     if url is None:
         raise AbstainError(
             Code.BAD_SETTING, f"the server has no webhook: set {VARIABLE} and run `python -m tasks.server automations`"

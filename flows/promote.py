@@ -1,4 +1,4 @@
-"""The flow that judges the last candidate again, without running the DAG: `abstain promote`."""
+"""The flow that checks the last candidate again, without running the DAG: `abstain promote`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from tasks.runs.workspace import open_workspace
 @flow(validate_parameters=False)
 @coded_failures()
 def promote(new_holdout: str | None = None, accept_erasure: str | None = None) -> PromotionResult:
-    """Judge the candidate that the origin's `dvc.lock` records. Raises `AbstainError` where it is not up to date.
+    """Check the candidate that the origin's `dvc.lock` records, and promote it if it passes.
 
-    `accept_erasure` is the recorded reason why it may be worse than a champion that was trained on erased rows.
+    Args:
+        new_holdout: Reason for a changed hold-out.
+        accept_erasure: Recorded reason why it may be worse than a champion that was trained on erased rows.
+
+    Returns:
+        The result.
+
+    Raises:
+        AbstainError: The candidate is not up to date.
     """
     with open_workspace() as workspace:
         require_candidate(workspace)
-        return promote_candidate(workspace, new_holdout, again=True, accept_erasure=accept_erasure)
+        return promote_candidate(workspace, new_holdout, recheck=True, accept_erasure=accept_erasure)

@@ -18,10 +18,17 @@ from tasks.runs.progress import register_observer
 @flow(validate_parameters=False)
 @coded_failures()
 def retention(apply: bool = False) -> list[ExpiredItems]:
-    """What goes, part by part; nothing is deleted without `apply`."""
+    """Report what the retention policy expires, part by part.
+
+    Args:
+        apply: Whether to delete it.
+
+    Returns:
+        The expired items.
+    """
     log = get_run_logger()
     with register_observer(lambda _, message: log.info(message)):
         result = apply_retention(datetime.now(UTC), apply=apply)
-    for one in result:
-        log.info("%s: %s %s", one.kind, one.count, "deleted" if apply else "would be deleted")
+    for item in result:
+        log.info("%s: %s %s", item.kind, item.count, "deleted" if apply else "would be deleted")
     return result

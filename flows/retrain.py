@@ -30,7 +30,7 @@ from tasks.runs.workspace import Workspace, open_workspace
 from tasks.training.fan_out.stage import FANNED_OUT, fan_out, get_fan_out_step
 from tasks.training.pipeline import StageResult, run_stage
 from tasks.training.plan import find_stale, get_upstream, read_graph
-from tasks.training.site_choice import choose_site, wants_choice
+from tasks.training.site_choice import choose_site, should_choose_site
 
 LABEL_STAGE = "dataset"
 """The stage that makes the labels: by its training answers the probe's layer is chosen."""
@@ -38,8 +38,13 @@ LABEL_STAGE = "dataset"
 
 @dataclass(frozen=True)
 class RetrainResult:
-    """The outcome of a retrain: every stage in order, its promotion (None where none was requested), and the page with
-    the candidate's report, which the next run writes anew."""
+    """The result of a retrain.
+
+    Attributes:
+        stages: Every stage in order.
+        promotion: The promotion; None if none was requested.
+        report: Page with the candidate's report, which the next run overwrites.
+    """
 
     stages: list[StageResult]
     promotion: PromotionResult | None
@@ -56,29 +61,38 @@ def retrain(
     choose_layer: bool = False,
     refill: bool = False,
 ) -> RetrainResult:
-    """Run the DAG's stale stages, publish artifacts, judge and promote the candidate.
+    """Run the DAG's stale stages, publish artifacts, check and promote the candidate.
 
-    `promote=False` stops before the gate. `new_holdout` is the recorded reason why the hold-out may differ from the one
-    the champion was promoted on. `force` runs cached stages too. `params` is a file of parameters that differ from
-    params.yaml for this run, whose commits reach the origin only if its version is promoted. `choose_layer` chooses the
-    probe's layer and site again, as with `llm.layer: auto`. `refill` replaces a used-up hold-out by the answers about
-    its groups that were asked since it was frozen. Fails while production was trained on erased rows, the
-    candidate without them is worse, and no decision is recorded.
+    Args:
+        promote: False stops before the promotion checks.
+        new_holdout: Recorded reason why the hold-out may differ from the one the champion was promoted on.
+        force: Run cached stages too.
+        params: File of parameters that differ from params.yaml for this run. Its commits reach the origin only if its
+            version is promoted.
+        choose_layer: Choose the probe's layer and site again, as with `llm.layer: auto`.
+        refill: Replace a used-up hold-out by the answers about its groups that were asked since it was frozen.
+
+    Returns:
+        Stages, promotion and report.
+
+    Raises:
+        AbstainError: Among others, production was trained on erased rows, the candidate without them is worse, and no
+            decision is recorded.
     """
     cancel_duplicate_runs()
     with open_workspace() as workspace:
         require_unblocked(workspace.path / paths.DATA)
-        before, ran_already = None, {}
+        base_commit, result_by_stage = None, {}
         if refill:
             refill_holdout(workspace)
         try:
-            if choose_layer or wants_choice(workspace, None if params is None else Path(params)):
-                ran_already = {stage.stage: stage for stage in run_dag(workspace, last=LABEL_STAGE)}
+            if choose_layer or should_choose_site(workspace, None if params is None else Path(params)):
+                result_by_stage = {stage.stage: stage for stage in run_dag(workspace, last=LABEL_STAGE)}
                 choose_site(workspace)
             if params is not None:
-                before = commit_params(workspace, Path(params))
+                base_commit = commit_params(workspace, Path(params))
             stages = [
-                ran_already.get(stage.stage, stage) if stage.status == "cached" else stage
+                result_by_stage.get(stage.stage, stage) if stage.status == "cached" else stage
                 for stage in run_dag(workspace, force)
             ]
         except Exception:  # except interruptions, which leave no results and must end fast
@@ -89,20 +103,26 @@ def retrain(
         if any((stage.stage, stage.status) == (LABEL_STAGE, "ran") for stage in stages):
             emit_contradiction_alarms(workspace)
         ran = ", ".join(stage.stage for stage in stages if stage.status == "ran")
-        if commit(workspace, f"Retrain: {ran or 'nothing was stale'}", "dvc.lock") and before is None:
+        if commit(workspace, f"Retrain: {ran or 'nothing was stale'}", "dvc.lock") and base_commit is None:
             push(workspace)
-        outcome = promote_candidate(workspace, new_holdout, before=before) if promote else None
+        outcome = promote_candidate(workspace, new_holdout, base_commit=base_commit) if promote else None
         return RetrainResult(stages, outcome, workspace.path / paths.REPORT / "report.html")
 
 
 def run_dag(workspace: Workspace, force: bool = False, last: str | None = None) -> list[StageResult]:
-    """One task per stage, each waiting for the stages that it depends on in DVC; the first failure is raised.
+    """Run one task for each stage, after the stages that it depends on in DVC; the first failure is raised.
 
-    With `last`, only that stage and those that it needs.
-
-    A stage that is unchanged by `dvc status` starts no command if all stages before it are unchanged, too. Where other
+    A stage that is unchanged by `dvc status` starts no command if all stages before it are unchanged, too. If other
     processes compute features, they do so before the stage that reads them from the cache. When the flow is
     interrupted, so are the stages.
+
+    Args:
+        workspace: The workspace.
+        force: Run cached stages too.
+        last: Run only this stage and those that it needs; None for all.
+
+    Returns:
+        The results, in the order of the graph.
     """
     graph = read_graph(workspace)
     for stage in graph:

@@ -1,4 +1,4 @@
-"""What a base model answers to a study's questions, greedily, from the feature cache."""
+"""Answers of a base model to an experiment's questions, greedily, from the feature cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_ANSWER = "(no answer)"
 """What stands for an answer of no tokens: it is judged like any other, and is wrong."""
 
 
-def answered(
+def generate_answers(
     llm: LLMParams,
     settings: Settings,
     questions: Sequence[Question],
@@ -31,31 +31,42 @@ def answered(
     progress: OnProgress = lambda done, total: None,
     runner: ShardRunner | None = None,
 ) -> tuple[list[Interaction], JobStats]:
-    """Each of `questions`, in order, with the base model's answer of at most `tokens` tokens; and what it cost to
-    compute those that the cache lacked.
+    """Answer each of `questions` with the base model.
 
-    Raises `AbstainError` for a question that does not fit the window.
+    Args:
+        llm: The base model and how it is prompted.
+        settings: Settings of this machine.
+        questions: Questions with their contexts.
+        tokens: Most tokens of an answer.
+        progress: Called with the number of finished answers and their total.
+        runner: Runs the forward passes; by default this process.
+
+    Returns:
+        The answered questions in order, and the cost of those that the cache lacked.
+
+    Raises:
+        AbstainError: a question does not fit the context length.
     """
     source, rows = FeatureSource(llm, settings), FeatureStore(llm.model, settings)
     ref, layout = find_model(llm.model, settings), load_layout(llm.layout)
     tokenizer = load_tokenizer(ref)
     requests = [_request(source, question, Generate(tokens)) for question in questions]
-    done = rows.compute_missing(requests, progress, runner)
+    stats = rows.compute_missing(requests, progress, runner)
     answers = [""] * len(questions)
-    for at, steps in rows.read(requests):
-        answers[at] = tokenizer.decode([int(token) for token in steps[:, 0]], skip_special_tokens=True)
+    for index, steps in rows.read(requests):
+        answers[index] = tokenizer.decode([int(token) for token in steps[:, 0]], skip_special_tokens=True)
     interactions = [
         Interaction(
-            interaction_id=one.interaction_id,
+            interaction_id=question.interaction_id,
             asked_at=ASKED_AT,
-            question=one.question,
+            question=question.question,
             answer=layout.extract_answer(answer).strip() or NO_ANSWER,
-            contexts=one.contexts,
+            contexts=question.contexts,
             model=str(ref),
         )
-        for one, answer in zip(questions, answers, strict=True)
+        for question, answer in zip(questions, answers, strict=True)
     ]
-    return interactions, done
+    return interactions, stats
 
 
 def _request(source: FeatureSource, question: Question, ask: Generate) -> Request:

@@ -1,4 +1,4 @@
-"""What needs no perturbation, on the same answers: likelihood, the Yes-score, length; and the regressor beside each."""
+"""Baselines without perturbation on the same answers: likelihood, Yes-score and length, compared with the regressor."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from abstain.llm.signals.base import FeatureBatch, Signal
 from abstain.llm.signals.compute_features import collect_feature_requests, compute_missing, read_features
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
-from abstain.llm.signals.yes_no import yes_no_signals
+from abstain.llm.signals.yes_no import make_yes_no_signals
 
 
 @dataclass(frozen=True)
 class Baselines:
     """Simple confidences in `answers`, of which the first `train` are for training: `length_only` learns from these.
 
-    `correctness`: (answers,), nan where it is unknown. An answer is correct from `threshold` on.
+    `correctness` is (answers,), nan if it is unknown. An answer is correct from `threshold` on.
     """
 
     llm: LLMParams
@@ -40,30 +40,41 @@ class Baselines:
     threshold: float
 
     def compute_missing(self, progress: OnProgress, runner: ShardRunner | None) -> JobStats:
-        """Ask the base model what the cache lacks of the answers to evaluate, and what that cost: as
-        `FeatureStore.compute_missing`."""
-        asked = [(self.answers[self.train :], collect_feature_requests(self._signals()))]
-        return compute_missing(self.llm, self.settings, asked, progress, runner)
+        """Compute the features that the cache lacks for the evaluation answers, and return their cost."""
+        work = [(self.answers[self.train :], collect_feature_requests(self._signals()))]
+        return compute_missing(self.llm, self.settings, work, progress, runner)
 
     def compare(self, predicted: np.ndarray, groups: np.ndarray, resamples: BootstrapConfig) -> list[dict[str, Any]]:
-        """The `auroc` of each `baseline`, the best first, and how far the regressor is `ahead` of it, draw by draw of
-        the same resamples; both with `_low` and `_high`, 95 %.
+        """Compare the regressor with each baseline on the same resamples.
 
         Args:
-            predicted, groups: of the answers to evaluate.
+            predicted: Scores of the regressor for the evaluation answers, (answers,).
+            groups: Paragraphs of these answers, (answers,).
+            resamples: Number and seed of the resamples.
+
+        Returns:
+            The `auroc` of each `baseline`, the best first, and how far the regressor is `ahead` of it; both with `_low`
+            and `_high`, 95 %.
         """
-        known, correct = ~np.isnan(self.correctness), (self.correctness >= self.threshold).astype(int)
-        train = Labels(correct[: self.train], known[: self.train].astype(float), np.zeros(self.train))
-        known, correct = known[self.train :], correct[self.train :]
-        figures = {
-            name: partial(metrics.auroc, correct[known], scores[known]) for name, scores in self._scores(train).items()
+        is_known, correct = ~np.isnan(self.correctness), (self.correctness >= self.threshold).astype(int)
+        train = Labels(correct[: self.train], is_known[: self.train].astype(float), np.zeros(self.train))
+        is_known, correct = is_known[self.train :], correct[self.train :]
+        metrics_by_name = {
+            name: partial(metrics.auroc, correct[is_known], scores[is_known])
+            for name, scores in self._scores(train).items()
         }
-        own = partial(metrics.auroc, correct[known], predicted[known])
-        found = bootstrap({**figures, "": own}, groups[known], resamples.draws, resamples.seed)
-        regressor = found.pop("")
+        regressor_auroc = partial(metrics.auroc, correct[is_known], predicted[is_known])
+        estimates = bootstrap(
+            {**metrics_by_name, "": regressor_auroc}, groups[is_known], resamples.n_resamples, resamples.seed
+        )
+        regressor = estimates.pop("")
         lines = [
-            {"baseline": name, **_interval("auroc", one), **_interval("ahead", paired_difference(regressor, one))}
-            for name, one in found.items()
+            {
+                "baseline": name,
+                **_interval("auroc", estimate),
+                **_interval("ahead", paired_difference(regressor, estimate)),
+            }
+            for name, estimate in estimates.items()
         ]
         return sorted(lines, key=lambda line: (np.isnan(line["auroc"]), -line["auroc"]))
 
@@ -71,10 +82,10 @@ class Baselines:
         signals = self._signals()
         answers = read_features(self.llm, self.settings, self.answers[self.train :], collect_feature_requests(signals))
         length = LengthOnly().fit(FeatureBatch(self.answers[: self.train], {}), train)
-        return {**{one.name: one.score(answers) for one in signals}, length.name: length.score(answers)}
+        return {**{signal.name: signal.score(answers) for signal in signals}, length.name: length.score(answers)}
 
     def _signals(self) -> tuple[Signal, ...]:
-        return (*LIKELIHOOD_SIGNALS, *yes_no_signals(load_tokenizer(find_model(self.llm.model, self.settings))))
+        return (*LIKELIHOOD_SIGNALS, *make_yes_no_signals(load_tokenizer(find_model(self.llm.model, self.settings))))
 
 
 def _interval(name: str, estimate: Estimate) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""One cell of a study: what its models say of its questions, the regressor that learns from it, how well it does."""
+"""Run one cell of an experiment: answers of its models, the regressor that learns from them, and its metrics."""
 
 from __future__ import annotations
 
@@ -21,102 +21,127 @@ from abstain.llm.engine.loading import find_model
 from abstain.llm.features.feature_store import OnProgress
 from abstain.llm.features.shard_job import ShardRunner
 from abstain.llm.signals.context_conditions import ContextConditions
-from studies.answers import NO_ANSWER, answered
+from studies.answers import NO_ANSWER, generate_answers
 from studies.baselines import Baselines
 from studies.declared import Experiment, ExperimentCell
-from studies.rows import Asked, read_parts
+from studies.rows import QuestionSet, read_parts
 
 
 @dataclass(frozen=True)
 class ExperimentRunner:
-    """A study, the folder of its files, and where its models are run."""
+    """An experiment, the folder of its files, and the runner of its models."""
 
-    study: Experiment
+    experiment: Experiment
     data: Path
     settings: Settings
     runner: ShardRunner | None = None
     progress: OnProgress = lambda done, total: None
 
     def run(self, cell: ExperimentCell) -> dict[str, Any]:
-        """Everything about `cell`: figures at every threshold, the tuned t, baselines, what was counted.
+        """Return all results of `cell`: metrics at every threshold, the tuned t, baselines, and counts.
 
-        `computed` is what it cost to bring into the cache what was not there yet: less than the whole where another
-        cell had needed the same, or where a run was cut off in the middle of this one.
+        `computed` is the cost of what the cache lacked: less than the whole if another cell had needed the same, or if
+        a run was cut off in the middle of this one.
         """
-        train, held = self._parts(cell)
-        last, groups = len(train), np.array(held.groups)
-        both = train + held
-        rows, answering = answered(
-            self.llm(cell), self.settings, both.questions, self.study.answer_tokens, self.progress, self.runner
+        train, evaluation = self._read_parts(cell)
+        n_train, groups = len(train), np.array(evaluation.groups)
+        all_questions = train + evaluation
+        rows, answering = generate_answers(
+            self.make_llm_params(cell),
+            self.settings,
+            all_questions.questions,
+            self.experiment.answer_tokens,
+            self.progress,
+            self.runner,
         )
-        conditions = self._conditions(cell)
+        conditions = self._make_conditions(cell)
         perturbing, reading = conditions.compute_missing(rows, self.progress, self.runner)
         features = _table(conditions, tuple(rows))
-        true = compute_correctness([cell.metric], [row.answer for row in rows], both.references)[cell.metric].to_numpy()
+        true = compute_correctness([cell.metric], [row.answer for row in rows], all_questions.references)[
+            cell.metric
+        ].to_numpy()
         fitted = fit_regressor(
             cell.regressor,
             cell.metric,
-            features.iloc[:last],
-            true[:last],
-            np.ones(last),
+            features.iloc[:n_train],
+            true[:n_train],
+            np.ones(n_train),
             np.array(train.groups),
-            self.study.regressors,
+            self.experiment.regressors,
         )
-        predicted = fitted.regressor.predict(features.iloc[last:])
-        tuned = tune_t(true[:last], fitted.out_of_fold, self.study.candidates_of(cell))
-        resamples = BootstrapConfig(self.study.draws, self.study.seed)
+        predicted = fitted.regressor.predict(features.iloc[n_train:])
+        tuned = tune_t(true[:n_train], fitted.out_of_fold, self.experiment.get_candidates(cell))
+        resamples = BootstrapConfig(self.experiment.draws, self.experiment.seed)
         computed = {"answering": answering, "perturbing": perturbing, "reading": reading}
-        beside = []
-        if self.study.wants_baselines(cell):
-            baselines = Baselines(self.llm(cell), self.settings, rows, last, true, tuned)
+        comparisons = []
+        if self.experiment.wants_baselines(cell):
+            baselines = Baselines(self.make_llm_params(cell), self.settings, rows, n_train, true, tuned)
             computed["baselines"] = baselines.compute_missing(self.progress, self.runner)
-            beside = baselines.compare(predicted, groups, resamples)
+            comparisons = baselines.compare(predicted, groups, resamples)
         return {
             "cell": cell.model_dump(mode="json"),
-            "models": {"base": str(find_model(conditions.llm.model, self.settings)), "perturbation": self.pm(cell)},
+            "models": {
+                "base": str(find_model(conditions.llm.model, self.settings)),
+                "perturbation": self.get_perturbation_model(cell),
+            },
             "tuned": tuned,
             "by_threshold": [
-                evaluate_estimates(true[last:], predicted, at, groups, None, resamples, self.study.buffer)
-                for at in self.study.thresholds_of(cell)
+                evaluate_estimates(
+                    true[n_train:], predicted, threshold, groups, None, resamples, self.experiment.buffer
+                )
+                for threshold in self.experiment.get_thresholds(cell)
             ],
-            "correctness": {"mean": float(np.nanmean(true[last:])), "std": float(np.nanstd(true[last:]))},
-            "baselines": beside,
+            "correctness": {"mean": float(np.nanmean(true[n_train:])), "std": float(np.nanstd(true[n_train:]))},
+            "baselines": comparisons,
             "dropped_columns": dict(fitted.dropped),
-            "folds": fitted.regressor.described["folds"],
+            "folds": fitted.regressor.metadata["folds"],
             "columns": features.shape[1] - len(fitted.dropped),
             "no_answer": sum(row.answer == NO_ANSWER for row in rows),
             "perturbed": conditions.count_remarks(rows),
-            "computed": {name: asdict(done) for name, done in computed.items()},
+            "computed": {name: asdict(stats) for name, stats in computed.items()},
         }
 
-    def llm(self, cell: ExperimentCell) -> LLMParams:
-        """The base model of `cell` and how it is asked."""
-        base = self.study.models[cell.base]
+    def make_llm_params(self, cell: ExperimentCell) -> LLMParams:
+        """Return the base model of `cell` and how it is prompted."""
+        base = self.experiment.models[cell.base]
         assert base.layout is not None
         return LLMParams(
             model=base.model, layout=base.layout, layer=1, site="residual", too_long="refuse", includes_eos=True
         )
 
-    def pm(self, cell: ExperimentCell) -> str:
-        """The perturbation model of `cell`, with its revision. Raises `AbstainError` where it is not to be found."""
-        return str(find_model(self.study.models[cell.perturbation].model, self.settings))
+    def get_perturbation_model(self, cell: ExperimentCell) -> str:
+        """Return the perturbation model of `cell` with its revision.
 
-    def _parts(self, cell: ExperimentCell) -> tuple[Asked, Asked]:
-        files, size = self.study.files, (cell.size.train, cell.size.evaluation)
-        return read_parts(self.data / files.train, self.data / files.evaluation, size, self.study.seed)
+        Raises:
+            AbstainError: the model is not found.
+        """
+        return str(find_model(self.experiment.models[cell.perturbation].model, self.settings))
 
-    def _conditions(self, cell: ExperimentCell) -> ContextConditions:
+    def _read_parts(self, cell: ExperimentCell) -> tuple[QuestionSet, QuestionSet]:
+        files, size = self.experiment.files, (cell.size.train, cell.size.evaluation)
+        return read_parts(self.data / files.train, self.data / files.evaluation, size, self.experiment.seed)
+
+    def _make_conditions(self, cell: ExperimentCell) -> ContextConditions:
         perturbation = PerturbationParams(
-            model=self.study.models[cell.perturbation].model,
+            model=self.experiment.models[cell.perturbation].model,
             where=cell.where,
             when=cell.when,
             tokens=cell.tokens,
             copies=1,
-            seed=self.study.seed,
+            seed=self.experiment.seed,
         )
-        alike = {"perturbation": cell.perturbation, "where": cell.where, "when": cell.when, "size": cell.size}
-        others = (one for one in self.study.cells() if all(getattr(one, name) == is_ for name, is_ in alike.items()))
-        return ContextConditions(self.llm(cell), perturbation, self.settings, max(one.tokens for one in others))
+        shared_settings = {"perturbation": cell.perturbation, "where": cell.where, "when": cell.when, "size": cell.size}
+        similar_cells = (
+            similar_cell
+            for similar_cell in self.experiment.list_cells()
+            if all(getattr(similar_cell, name) == value for name, value in shared_settings.items())
+        )
+        return ContextConditions(
+            self.make_llm_params(cell),
+            perturbation,
+            self.settings,
+            max(similar_cell.tokens for similar_cell in similar_cells),
+        )
 
 
 @lru_cache(maxsize=2)

@@ -1,10 +1,10 @@
-"""What a study file declares: models, sizes, and tables, each a grid of cells with the paper's figures beside it.
+"""Configuration of an experiment: models, sizes, and tables, each a grid of cells with the paper's numbers.
 
 Notes:
 
-* A cell is the same one in whichever tables it stands, so it is computed once; what all of these want of it is in its
-  one result, and asking for some of the tables changes nothing about it.
-* The paper's figures are part of the file, with what its captions say of them, and are never computed with.
+* A cell is the same one in every table that contains it, so it is computed once. Its one result has everything that
+  these tables need, so selecting some of the tables changes nothing about it.
+* The paper's numbers are part of the file, with the remarks of its captions, and are never computed with.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VARIED = ("base", "perturbation", "where", "when", "tokens", "metric", "regresso
 
 
 class Size(FrozenModel):
-    """Answers that regressors are trained on, and those that they are judged by."""
+    """Number of answers for training regressors, and for evaluating them."""
 
     train: Annotated[int, Field(ge=2)]
     evaluation: Annotated[int, Field(ge=2)]
@@ -42,7 +42,7 @@ class Size(FrozenModel):
 
 
 class Files(FrozenModel):
-    """File names, in the folder that the study is run on: JSON Lines of id, question, context and answers."""
+    """File names, in the folder of the experiment's data: JSON Lines of id, question, context and answers."""
 
     train: str
     evaluation: str
@@ -69,13 +69,13 @@ class ExperimentCell(FrozenModel):
 
     @property
     def title(self) -> str:
-        """Which one it is, in a line."""
-        how = f"K = {self.tokens}, {self.where}, {words(self.when)}"
-        return f"{self.base} by {self.perturbation}, {how}, {self.metric}, {words(self.regressor)}, {self.size}"
+        """The cell in one line."""
+        how = f"K = {self.tokens}, {self.where}, {format_words(self.when)}"
+        return f"{self.base} by {self.perturbation}, {how}, {self.metric}, {format_words(self.regressor)}, {self.size}"
 
     @property
     def condition(self) -> tuple[object, ...]:
-        """What its features depend on: cells that differ in metric or regressor alone have them in common."""
+        """What its features depend on: cells that differ only in metric or regressor share them."""
         return self.base, self.perturbation, self.where, self.when, self.tokens, self.size
 
 
@@ -90,18 +90,19 @@ class Grid(FrozenModel):
     metric: tuple[str, ...] = Field(("cosine",), min_length=1)
     regressor: tuple[RegressorKind, ...] = Field(("random_forest",), min_length=1)
 
-    def cells(self, size: Size) -> list[ExperimentCell]:
+    def list_cells(self, size: Size) -> list[ExperimentCell]:
+        """Return all cells of `size`."""
         product = itertools.product(*(dict.fromkeys(getattr(self, name)) for name in VARIED))
         return [ExperimentCell(**dict(zip(VARIED, values, strict=True)), size=size) for values in product]
 
     @property
-    def varied(self) -> tuple[str, ...]:
-        """Of what there is more than one."""
+    def varied_keys(self) -> tuple[str, ...]:
+        """Keys with more than one value."""
         return tuple(name for name in VARIED if len(getattr(self, name)) > 1)
 
 
 class PaperRow(FrozenModel):
-    """A row of a table of the paper. What is None is not stated; `mse` is text, for captions give bounds."""
+    """A row of a table of the paper. None is not stated; `mse` is text, because captions give bounds."""
 
     base: str | None = None
     perturbation: str | None = None
@@ -118,17 +119,18 @@ class PaperRow(FrozenModel):
 
 
 class Paper(PaperRow):
-    """A table of the paper: `rows`, and above them what holds for all rows that do not say otherwise."""
+    """A table of the paper: `rows`, and the values that hold for all rows that do not override them."""
 
     rows: tuple[PaperRow, ...] = Field(min_length=1)
 
-    def filled(self) -> list[PaperRow]:
+    def fill_rows(self) -> list[PaperRow]:
+        """Return the rows with the common values."""
         common = self.model_dump(exclude={"rows"}, exclude_none=True)
         return [PaperRow(**(common | row.model_dump(exclude_none=True))) for row in self.rows]
 
 
 class ExperimentTable(FrozenModel):
-    """A table: of every cell a row, at the t that is tuned for it, or one for every threshold of `at`."""
+    """A table with a row for every cell at its tuned t, or one for every threshold of `at`."""
 
     title: str
     size: str
@@ -141,9 +143,9 @@ class ExperimentTable(FrozenModel):
 
 
 class Experiment(FrozenModel):
-    """The whole of a study file. `paper`, what the paper's figures are of, is said wherever they stand.
+    """A whole experiment file. `paper`, the source of the paper's numbers, is shown with them.
 
-    `thresholds`: candidates for t; `thresholds_of_metric`: others, for a metric whose scores lie elsewhere.
+    `thresholds` are the candidates for t; `thresholds_of_metric` replaces them for a metric with another range.
     """
 
     title: str
@@ -162,11 +164,11 @@ class Experiment(FrozenModel):
 
     @model_validator(mode="after")
     def _name_what_there_is(self) -> Experiment:
-        _known("thresholds_of_metric", "correctness metric", self.thresholds_of_metric, METRICS)
+        _check_names("thresholds_of_metric", "correctness metric", self.thresholds_of_metric, METRICS)
         for name, table in self.tables.items():
-            _known(f"table {name}", "size", [table.size], self.sizes)
-            _known(f"table {name}", "model", [*table.grid.base, *table.grid.perturbation], self.models)
-            _known(f"table {name}", "correctness metric", table.grid.metric, METRICS)
+            _check_names(f"table {name}", "size", [table.size], self.sizes)
+            _check_names(f"table {name}", "model", [*table.grid.base, *table.grid.perturbation], self.models)
+            _check_names(f"table {name}", "correctness metric", table.grid.metric, METRICS)
             for model in table.grid.base:
                 layout = self.models[model].layout
                 if layout is None:
@@ -177,40 +179,52 @@ class Experiment(FrozenModel):
                     raise ValueError(str(error)) from None
         return self
 
-    def cells(self, tables: Sequence[str] = ()) -> list[ExperimentCell]:
-        """The cells of `tables`, of all where none is named, each once; those with the same features stand together.
+    def list_cells(self, tables: Sequence[str] = ()) -> list[ExperimentCell]:
+        """Return the cells of `tables`, by default of all, each once; those with the same features are neighbours.
 
-        Raises `AbstainError` for a table that is none.
+        Raises:
+            AbstainError: there is no such table.
         """
-        cells = list(dict.fromkeys(cell for name in self.chosen(tables) for cell in self.cells_of(name)))
-        first = {cell.condition: at for at, cell in reversed(list(enumerate(cells)))}
+        cells = list(dict.fromkeys(cell for name in self.select_tables(tables) for cell in self.list_table_cells(name)))
+        first = {cell.condition: index for index, cell in reversed(list(enumerate(cells)))}
         return sorted(cells, key=lambda cell: first[cell.condition])
 
-    def chosen(self, tables: Sequence[str] = ()) -> list[str]:
-        """`tables` in the order of the file, all where none is named. Raises `AbstainError` for one that is none."""
+    def select_tables(self, tables: Sequence[str] = ()) -> list[str]:
+        """Return `tables` in the order of the file, by default all.
+
+        Raises:
+            AbstainError: there is no such table.
+        """
         for name in tables:
             if name not in self.tables:
                 raise AbstainError(Code.UNKNOWN_NAME, f"no table '{name}': there are {', '.join(self.tables)}")
         return [name for name in self.tables if not tables or name in tables]
 
-    def cells_of(self, table: str) -> list[ExperimentCell]:
+    def list_table_cells(self, table: str) -> list[ExperimentCell]:
+        """Return the cells of a table."""
         declared = self.tables[table]
-        return declared.grid.cells(self.sizes[declared.size])
+        return declared.grid.list_cells(self.sizes[declared.size])
 
-    def candidates_of(self, cell: ExperimentCell) -> tuple[float, ...]:
-        """Of what `cell`'s t is chosen."""
+    def get_candidates(self, cell: ExperimentCell) -> tuple[float, ...]:
+        """Return the candidates for t of `cell`."""
         return self.thresholds_of_metric.get(cell.metric, self.thresholds)
 
-    def thresholds_of(self, cell: ExperimentCell) -> tuple[float, ...]:
-        """Where `cell` is judged, beside its tuned t: the candidates, and what its tables want."""
-        return tuple(sorted({*self.candidates_of(cell), *itertools.chain(*(table.at for table in self._with(cell)))}))
+    def get_thresholds(self, cell: ExperimentCell) -> tuple[float, ...]:
+        """Return the thresholds of `cell` other than its tuned t: the candidates, and those of its tables."""
+        return tuple(
+            sorted({*self.get_candidates(cell), *itertools.chain(*(table.at for table in self._get_tables(cell)))})
+        )
 
     def wants_baselines(self, cell: ExperimentCell) -> bool:
         """Whether a table of `cell` compares it with scores that need no perturbation."""
-        return any(table.baselines for table in self._with(cell))
+        return any(table.baselines for table in self._get_tables(cell))
 
-    def resized(self, sizes: Mapping[str, tuple[int, int]]) -> Experiment:
-        """The same study with other `sizes`, (train, evaluation) by name. Raises `AbstainError` for what is none."""
+    def resize(self, sizes: Mapping[str, tuple[int, int]]) -> Experiment:
+        """Return the experiment with other `sizes`, (train, evaluation) by name.
+
+        Raises:
+            AbstainError: there is no such size, or it is too small.
+        """
         for name, (train, evaluation) in sizes.items():
             if name not in self.sizes:
                 raise AbstainError(Code.UNKNOWN_NAME, f"no size '{name}': there are {', '.join(self.sizes)}")
@@ -218,24 +232,28 @@ class Experiment(FrozenModel):
                 raise AbstainError(
                     Code.USAGE, f"size {name}={train},{evaluation}: train and evaluation are at least 2 each"
                 )
-        made = {name: Size(train=train, evaluation=evaluation) for name, (train, evaluation) in sizes.items()}
-        return self.model_copy(update={"sizes": {**self.sizes, **made}})
+        new_sizes = {name: Size(train=train, evaluation=evaluation) for name, (train, evaluation) in sizes.items()}
+        return self.model_copy(update={"sizes": {**self.sizes, **new_sizes}})
 
-    def _with(self, cell: ExperimentCell) -> Iterable[ExperimentTable]:
-        return (table for name, table in self.tables.items() if cell in self.cells_of(name))
+    def _get_tables(self, cell: ExperimentCell) -> Iterable[ExperimentTable]:
+        return (table for name, table in self.tables.items() if cell in self.list_table_cells(name))
 
 
-def words(name: object) -> str:
-    """A value of the file as words: `single_shot` is "single shot"."""
+def format_words(name: object) -> str:
+    """Return a value of the file as words: `single_shot` is "single shot"."""
     return str(name).replace("_", " ")
 
 
-def load_study(file: Path) -> Experiment:
-    """Read and check a study file. Raises `AbstainError` naming the first thing that is wrong."""
+def load_experiment(file: Path) -> Experiment:
+    """Read and check an experiment file.
+
+    Raises:
+        AbstainError: the file is invalid; the message names the first error.
+    """
     return load_yaml_model(file, Experiment, "studies are in studies/")
 
 
-def _known(where: str, kind: str, names: Iterable[str], there: Iterable[str]) -> None:
+def _check_names(where: str, kind: str, names: Iterable[str], known_names: Iterable[str]) -> None:
     for name in names:
-        if name not in there:
-            raise ValueError(f"{where}: no {kind} '{name}': there are {', '.join(there)}")
+        if name not in known_names:
+            raise ValueError(f"{where}: no {kind} '{name}': there are {', '.join(known_names)}")

@@ -1,5 +1,4 @@
-"""The seven baselines of Self-Familiarity (Luo et al., appendix C): how sure a base model is of an instruction, by what
-it replies to it.
+"""The seven baselines of Self-Familiarity (Luo et al., appendix C): familiarity by the replies of a base model.
 
 Where the appendix leaves something open:
 
@@ -54,7 +53,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class FamiliarityBaselines:
-    """The base model of `store`, asked with the prompts of `template`, "chatml" or "plain" (engine/questions)."""
+    """Baselines by the base model of `store`, prompted by `template`, "chatml" or "plain" (engine/questions)."""
 
     store: FeatureStore
     template: str
@@ -62,29 +61,31 @@ class FamiliarityBaselines:
     samples: int = 10
     sample_tokens: int = 60
 
-    def scores(
+    def score(
         self, instructions: Sequence[Instruction], progress: OnProgress = lambda done, total: None
     ) -> dict[str, np.ndarray]:
-        """Every baseline's scores, (instructions,), higher is more familiar; nan where it has none."""
-        prompts = [self._prompt("instruction", one.text) for one in instructions]
+        """Return the scores of every baseline, (instructions,), higher is more familiar; nan without a score."""
+        prompts = [self._prompt("instruction", instruction.text) for instruction in instructions]
         replies = self._replies(prompts, Generate(self.reply_tokens), progress)
-        given = self._log_probs(zip(prompts, replies, strict=True), progress)
-        alone = self._log_probs((((), reply) for reply in replies), progress)
+        log_probs = self._log_probs(zip(prompts, replies, strict=True), progress)
+        unprompted_log_probs = self._log_probs((((), reply) for reply in replies), progress)
         sampled = [
             self._replies(prompts, Generate(self.sample_tokens, temperature=1.0, seed=seed), progress)
             for seed in range(self.samples)
         ]
-        of_each = [list(texts) for texts in zip(*sampled, strict=True)]
+        samples_by_instruction = [list(texts) for texts in zip(*sampled, strict=True)]
         return dict(
             zip(
                 BASELINES,
                 (
-                    np.array([-np.exp(-_mean(one)) for one in alone]),
-                    np.array([_mean(one) for one in given]),
-                    np.array([one.min() if len(one) else np.nan for one in given]),
+                    np.array([-np.exp(-_mean(reply_log_probs)) for reply_log_probs in unprompted_log_probs]),
+                    np.array([_mean(reply_log_probs) for reply_log_probs in log_probs]),
+                    np.array(
+                        [reply_log_probs.min() if len(reply_log_probs) else np.nan for reply_log_probs in log_probs]
+                    ),
                     self._significance(instructions, progress),
-                    np.array([mean_similarity(texts, "tokens") for texts in of_each]),
-                    np.array([mean_similarity(texts, "sentence") for texts in of_each]),
+                    np.array([mean_similarity(texts, "tokens") for texts in samples_by_instruction]),
+                    np.array([mean_similarity(texts, "sentence") for texts in samples_by_instruction]),
                     self._forward(instructions, progress),
                 ),
                 strict=True,
@@ -92,23 +93,28 @@ class FamiliarityBaselines:
         )
 
     def _significance(self, instructions: Sequence[Instruction], progress: OnProgress) -> np.ndarray:
-        concepts = list(dict.fromkeys(concept for one in instructions for concept in one.concepts))
+        concepts = list(dict.fromkeys(concept for instruction in instructions for concept in instruction.concepts))
         prompts = [self._prompt("concept-explain", concept) for concept in concepts]
         replies = self._replies(prompts, Generate(self.reply_tokens), progress)
-        without = self._prompt("concept-explain", MASK)
-        told = self._log_probs(zip(prompts, replies, strict=True), progress)
-        masked = self._log_probs(((without, reply) for reply in replies), progress)
-        found = {
+        masked_prompt = self._prompt("concept-explain", MASK)
+        log_probs = self._log_probs(zip(prompts, replies, strict=True), progress)
+        masked_log_probs = self._log_probs(((masked_prompt, reply) for reply in replies), progress)
+        significance_by_concept = {
             concept: float(((np.exp(p) - np.exp(q)) * (p - q)).mean()) if len(p) == len(q) > 0 else np.nan
-            for concept, p, q in zip(concepts, told, masked, strict=True)
+            for concept, p, q in zip(concepts, log_probs, masked_log_probs, strict=True)
         }
-        return np.array([_mean(np.array([found[concept] for concept in one.concepts])) for one in instructions])
+        return np.array(
+            [
+                _mean(np.array([significance_by_concept[concept] for concept in instruction.concepts]))
+                for instruction in instructions
+            ]
+        )
 
     def _forward(self, instructions: Sequence[Instruction], progress: OnProgress) -> np.ndarray:
-        prompts = [self._prompt("concepts-known", one.text, one.domain) for one in instructions]
+        prompts = [self._prompt("concepts-known", instruction.text, instruction.domain) for instruction in instructions]
         replies = self._replies(prompts, Generate(KNOWN_TOKENS), progress)
         log_probs = self._log_probs(zip(prompts, replies, strict=True), progress)
-        probabilities = np.array([np.exp(_mean(one)) for one in log_probs])
+        probabilities = np.array([np.exp(_mean(reply_log_probs)) for reply_log_probs in log_probs])
         yes = np.array(["yes" in reply.casefold() for reply in replies])
         return np.where(yes, probabilities, 1 - probabilities)
 
@@ -116,20 +122,31 @@ class FamiliarityBaselines:
         layout = load_layout(f"{question}-{self.template}-v1", "questions")
         return layout.render(text, [f"{domain} "] if domain else [], None)
 
-    def _replies(self, prompts: Sequence[PromptSegments], ask: Generate, progress: OnProgress) -> list[str]:
-        requests = [Request(pass_, ask, f"instruction {at}") for at, pass_ in enumerate(prompts)]
+    def _replies(self, prompts: Sequence[PromptSegments], operation: Generate, progress: OnProgress) -> list[str]:
+        requests = [Request(prompt, operation, f"instruction {index}") for index, prompt in enumerate(prompts)]
         self.store.compute_missing(requests, progress)
         return read_texts(self.store, self._tokenizer, requests)
 
     def _log_probs(self, replies: Iterable[tuple[PromptSegments, str]], progress: OnProgress) -> list[np.ndarray]:
-        """Of every reply's tokens after its prompt, (tokens,), float64; none where nothing was replied."""
-        passes = [(*prompt, Segment("answer", reply)) for prompt, reply in replies]
-        asked = {at: pass_ for at, pass_ in enumerate(passes) if pass_[-1].text}
-        requests = [Request(pass_, ANSWER, f"reply {at}") for at, pass_ in asked.items()]
+        """Return log-probabilities of each reply's tokens after its prompt, (tokens,), float64; may be empty."""
+        prompts = [(*prompt, Segment("answer", reply)) for prompt, reply in replies]
+        prompts_by_index = {
+            index: answered_prompt for index, answered_prompt in enumerate(prompts) if answered_prompt[-1].text
+        }
+        requests = [
+            Request(answered_prompt, ANSWER, f"reply {index}") for index, answered_prompt in prompts_by_index.items()
+        ]
         self.store.compute_missing(requests, progress)
-        found = {at: row for at, (_, row) in zip(asked, sorted(self.store.read(requests)), strict=True)}
-        surprises = [found[at][:, 0].double().numpy() if at in found else np.empty(0) for at in range(len(passes))]
-        return [-one[~np.isnan(one)] for one in surprises]  # nothing precedes the first token of a reply by itself
+        rows_by_index = {
+            index: row for index, (_, row) in zip(prompts_by_index, sorted(self.store.read(requests)), strict=True)
+        }
+        surprises = [
+            rows_by_index[index][:, 0].double().numpy() if index in rows_by_index else np.empty(0)
+            for index in range(len(prompts))
+        ]
+        return [
+            -values[~np.isnan(values)] for values in surprises
+        ]  # nothing precedes the first token of a reply by itself
 
     @cached_property
     def _tokenizer(self) -> Any:

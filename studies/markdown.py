@@ -8,7 +8,7 @@ from typing import Any
 
 from abstain.core.formatting import format_count, format_number, format_percent, format_with_interval, join_words
 from abstain.core.markdown import bold, bullet_list, document, heading, is_defined, paragraph, records_table
-from studies.declared import words
+from studies.declared import format_words
 from studies.tables import PAPER, WHO
 
 Row = Mapping[str, Any]
@@ -20,7 +20,7 @@ STEPS = ("answering", "perturbing", "reading", "baselines")
 
 
 def to_markdown(report: Mapping[str, Any]) -> str:
-    """`report` as Markdown: the tables, what is missing of them, and what was counted."""
+    """Return `report` as Markdown: the tables, their gaps, and the counts."""
     return document(_parts(report))
 
 
@@ -44,7 +44,7 @@ def _parts(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(name: str, table: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
-    number = f"Table {name}" if name.isdecimal() else words(name).capitalize()
+    number = f"Table {name}" if name.isdecimal() else format_words(name).capitalize()
     yield heading(2, f"{number}: {table['title']}")
     yield paragraph(f"{_size(table['size'])} {_setting(table)}")
     if table["missing"]:
@@ -55,8 +55,8 @@ def _table(name: str, table: Mapping[str, Any], report: Mapping[str, Any]) -> It
     yield from (paragraph(f"Where a figure is not defined: {note}.") for note in notes)
     if table["note"]:
         yield paragraph(table["note"])
-    for beside in table["baselines"]:
-        yield from _baselines(beside, table["varied"])
+    for comparison in table["baselines"]:
+        yield from _baselines(comparison, table["varied"])
 
 
 def _size(size: Mapping[str, int]) -> str:
@@ -64,7 +64,7 @@ def _size(size: Mapping[str, int]) -> str:
 
 
 def _setting(table: Mapping[str, Any]) -> str:
-    fixed = {LABELS[key]: words(value) for key, value in table["fixed"].items() if key in LABELS}
+    fixed = {LABELS[key]: format_words(value) for key, value in table["fixed"].items() if key in LABELS}
     where = "t is the one that is named" if table["at"] else "t is tuned on the training answers, out of fold"
     buffer = f"; within {table['buffer']:g} of t nothing is said (withheld)" if table["buffer"] else ""
     common = ", ".join(f"{label} {value}" for label, value in fixed.items())
@@ -73,28 +73,30 @@ def _setting(table: Mapping[str, Any]) -> str:
 
 def _cells(row: Row, table: Mapping[str, Any], models: Mapping[str, str]) -> dict[str, str]:
     papers = row["of"] == PAPER
-    cells = {"BM by PM": _who(row, models)}
+    cells = {"BM by PM": _format_models(row, models)}
     for key in table["varied"]:
         if key in LABELS:
-            cells[LABELS[key]] = words(row[key]) if key in row else NOT_STATED
+            cells[LABELS[key]] = format_words(row[key]) if key in row else NOT_STATED
     names = {"threshold": "t", "mse": "MSE", "accuracy": "accuracy", "f1": "F1", "auroc": "AUROC"}
     buffered = {"accuracy_buffered": "accuracy, rest", "f1_buffered": "F1, rest"} if table["buffer"] else {}
     for key, label in (names | buffered).items():
-        cells[label] = _stated(row, key) if papers else MISSING if "missing" in row else _computed(row, key)
+        cells[label] = (
+            _format_stated(row, key) if papers else MISSING if "missing" in row else _format_computed(row, key)
+        )
         if key == "mse":
-            cells["variance"] = format_number(row.get("variance"), ".4f") if "variance" in row else _without(row)
+            cells["variance"] = format_number(row.get("variance"), ".4f") if "variance" in row else _format_gap(row)
     shares = {"positive": "correct at t"} | ({"withheld": "withheld"} if table["buffer"] else {})
     for key, label in shares.items():
-        cells[label] = format_percent(row[key]) if key in row else _without(row)
+        cells[label] = format_percent(row[key]) if key in row else _format_gap(row)
     return cells
 
 
-def _without(row: Row) -> str:
-    """What stands where `row` has no figure."""
+def _format_gap(row: Row) -> str:
+    """Return the text for a missing number of `row`."""
     return NOT_STATED if row["of"] == PAPER else MISSING
 
 
-def _computed(row: Row, key: str) -> str:
+def _format_computed(row: Row, key: str) -> str:
     if key == "threshold":
         return f"{row[key]:g}"
     if key == "mse":
@@ -102,33 +104,35 @@ def _computed(row: Row, key: str) -> str:
     return format_with_interval(row, key)
 
 
-def _stated(row: Row, key: str) -> str:
+def _format_stated(row: Row, key: str) -> str:
     value = row.get(key)
     if value is None:
         return NOT_STATED
     return value if isinstance(value, str) else f"{value:g}" if key == "threshold" else format_number(value)
 
 
-def _who(row: Row, models: Mapping[str, str]) -> str:
-    """The models of a row: the paper's by its own names."""
-    papers = row["of"] == PAPER
-    base, perturbation = ((row[key] if papers else models[row[key]]) if key in row else NOT_STATED for key in WHO)
-    own = base == perturbation != NOT_STATED
-    return f"{'paper: ' if papers else ''}{base} by {'itself' if own else perturbation}"
+def _format_models(row: Row, models: Mapping[str, str]) -> str:
+    """Return the models of a row: the paper's by its own names."""
+    is_paper = row["of"] == PAPER
+    base, perturbation = ((row[key] if is_paper else models[row[key]]) if key in row else NOT_STATED for key in WHO)
+    is_same = base == perturbation != NOT_STATED
+    return f"{'paper: ' if is_paper else ''}{base} by {'itself' if is_same else perturbation}"
 
 
 def _missing(missing: Mapping[str, str], cells: int) -> str:
     return f"Missing: {len(missing)} of {format_count(cells, 'cell')}."
 
 
-def _baselines(beside: Mapping[str, Any], varied: Sequence[str]) -> Iterator[str]:
-    setting = ", ".join(words(beside[key]) for key in varied if key in beside and key != "threshold")
+def _baselines(comparison: Mapping[str, Any], varied: Sequence[str]) -> Iterator[str]:
+    setting = ", ".join(format_words(comparison[key]) for key in varied if key in comparison and key != "threshold")
     yield heading(3, "Against baselines" + (f": {setting}" if setting else ""))
-    best = beside["baselines"][0]
+    best = comparison["baselines"][0]
     yield paragraph(
-        f"At t = {beside['threshold']:g} the regressor has an AUROC of {format_with_interval(beside, 'auroc')}. The best "
-        f"baseline, chosen on these very answers, is {best['baseline']}: {format_with_interval(best, 'auroc')}. The regressor "
-        f"is {_verdict(best)} at 95 %: the paired difference is {format_with_interval(best, 'ahead')}."
+        f"At t = {comparison['threshold']:g} the regressor has an AUROC of "
+        f"{format_with_interval(comparison, 'auroc')}. "
+        f"The best baseline, chosen on these very answers, is {best['baseline']}: "
+        f"{format_with_interval(best, 'auroc')}. The regressor is {_describe_difference(best)} at 95 %: the paired "
+        f"difference is {format_with_interval(best, 'ahead')}."
     )
     yield records_table(
         [
@@ -136,15 +140,15 @@ def _baselines(beside: Mapping[str, Any], varied: Sequence[str]) -> Iterator[str
                 "baseline": line["baseline"],
                 "AUROC": format_with_interval(line, "auroc"),
                 "regressor's AUROC − baseline's": format_with_interval(line, "ahead"),
-                "at 95 %": _verdict(line),
+                "at 95 %": _describe_difference(line),
             }
-            for line in beside["baselines"]
+            for line in comparison["baselines"]
         ],
-        words=("at 95 %",),
+        text_columns=("at 95 %",),
     )
 
 
-def _verdict(line: Mapping[str, Any]) -> str:
+def _describe_difference(line: Mapping[str, Any]) -> str:
     low, high = line["ahead_low"], line["ahead_high"]
     if not is_defined(low) or not is_defined(high):
         return "not comparable"
@@ -152,7 +156,7 @@ def _verdict(line: Mapping[str, Any]) -> str:
 
 
 def _counts(report: Mapping[str, Any]) -> Iterator[str]:
-    """What happened to answers and contexts, which columns were of no use, and what the models ran, as Markdown."""
+    """Yield counts of answers and contexts, the dropped columns, and the tokens of the models, as Markdown."""
     done = [cell for cell in report["cells"] if "missing" not in cell]
     if not done:
         return
@@ -163,25 +167,25 @@ def _counts(report: Mapping[str, Any]) -> Iterator[str]:
         "(P_c is N_c); with one that PM's tokenizer does not write back as it was; with one that, perturbed, no longer "
         "fits BM's window; and questions without an answer. Folds: of whole paragraphs, for out-of-fold scores."
     )
-    yield records_table([_counted(cell) for cell in done])
+    yield records_table([_format_counts(cell) for cell in done])
     yield paragraph(
         "Forward tokens of each step, as far as the feature cache did not have them: a cell finds there what another "
         "one computed, and what it had computed itself before it was cut off."
     )
     yield records_table([_tokens(cell["cell"], cell["computed"]) for cell in done] + [_total(done)])
     yield paragraph("Columns that could not vary in the training answers, and were not given to the regressors:")
-    yield bullet_list(_dropped(done))
+    yield bullet_list(_list_dropped(done))
 
 
-def _counted(cell: Mapping[str, Any]) -> dict[str, str]:
-    of = cell["perturbed"]
+def _format_counts(cell: Mapping[str, Any]) -> dict[str, str]:
+    counts = cell["perturbed"]
     return {
         "cell": cell["cell"],
-        "no context": str(of["empty"]),
-        "fewer than K": str(of["fewer"]),
-        "too long": str(of["too_long"]),
-        "not reproduced": str(of["not_reproduced"]),
-        "does not fit": str(of["other_chunks"]),
+        "no context": str(counts["empty"]),
+        "fewer than K": str(counts["fewer"]),
+        "too long": str(counts["too_long"]),
+        "not reproduced": str(counts["not_reproduced"]),
+        "does not fit": str(counts["other_chunks"]),
         "no answer": str(cell["no_answer"]),
         "folds": str(cell["folds"]),
         "columns": str(cell["columns"]),
@@ -190,36 +194,36 @@ def _counted(cell: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tokens(name: str, computed: Mapping[str, Any]) -> dict[str, str]:
-    of = {step: f"{computed[step]['forward_tokens']:,}" if step in computed else "none" for step in STEPS}
-    return {"cell": name, **of}
+    tokens_by_step = {step: f"{computed[step]['forward_tokens']:,}" if step in computed else "none" for step in STEPS}
+    return {"cell": name, **tokens_by_step}
 
 
 def _total(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     ran = {
         step: [cell["computed"][step]["forward_tokens"] for cell in cells if step in cell["computed"]] for step in STEPS
     }
-    return _tokens("all cells", {step: {"forward_tokens": sum(found)} for step, found in ran.items() if found})
+    return _tokens("all cells", {step: {"forward_tokens": sum(tokens)} for step, tokens in ran.items() if tokens})
 
 
-def _dropped(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for every set of columns and reason, and the cells that it is of."""
-    of: defaultdict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
+def _list_dropped(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for every set of dropped columns and reason, with its cells."""
+    cells_by_drop: defaultdict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for cell in cells:
         by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for column, reason in cell["dropped_columns"].items():
             constant = not reason.startswith("missing")
             by_reason["the same in all training answers" if constant else reason].append(column)
         for reason, columns in by_reason.items() or [("none", [])]:
-            of[reason, tuple(columns)].append(cell["cell"])
-    for (reason, dropped), names in of.items():
+            cells_by_drop[reason, tuple(columns)].append(cell["cell"])
+    for (reason, dropped), names in cells_by_drop.items():
         whose = "all cells" if len(names) == len(cells) else "; ".join(names)
         yield f"{f'{reason}: {join_words(_short(dropped))}' if dropped else reason} ({whose})"
 
 
 def _short(columns: Sequence[str]) -> list[str]:
-    """`N.context.nll_min` and `N.context.nll_max` as `N.context (nll_min, nll_max)`."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
+    """Return `N.context.nll_min` and `N.context.nll_max` as `N.context (nll_min, nll_max)`."""
+    statistics_by_column: defaultdict[str, list[str]] = defaultdict(list)
     for column in columns:
-        of, _, statistic = column.rpartition(".")
-        found[of].append(statistic)
-    return [f"{of} ({', '.join(statistics)})" for of, statistics in found.items()]
+        prefix, _, statistic = column.rpartition(".")
+        statistics_by_column[prefix].append(statistic)
+    return [f"{prefix} ({', '.join(statistics)})" for prefix, statistics in statistics_by_column.items()]

@@ -37,14 +37,16 @@ def perturb_text(
     if not text.strip():
         raise AbstainError(Code.USAGE, "TEXT is empty: give the text that is to be perturbed")
     params = load_params()
-    said = {"where": where, "when": when, "tokens": tokens, "model": model}
-    changes = {name: value for name, value in said.items() if value is not None}
+    options = {"where": where, "when": when, "tokens": tokens, "model": model}
+    changes = {name: value for name, value in options.items() if value is not None}
     try:
-        how = PerturbationParams.model_validate(params.perturbation.model_dump() | {"copies": 1} | changes)
+        perturbation_params = PerturbationParams.model_validate(
+            params.perturbation.model_dump() | {"copies": 1} | changes
+        )
     except ValidationError as error:
         problem = error.errors()[0]
         raise AbstainError(Code.USAGE, f"--{problem['loc'][0]}: {problem['msg']}") from None
-    perturber = ContextPerturber(how, how.model or params.llm.model, load_settings())
+    perturber = ContextPerturber(perturbation_params, perturbation_params.model or params.llm.model, load_settings())
     row = Interaction(
         interaction_id="text",
         asked_at=datetime.now(UTC),
@@ -57,14 +59,18 @@ def perturb_text(
         raise AbstainError(
             Code.TOO_LONG, f"the text is longer than {perturber.model} reads at once: give a shorter one"
         )
-    (parts,), replacements = perturber.diffs(row), perturber.list_replacements(row)
+    (parts,), replacements = perturber.diff_contexts(row), perturber.list_replacements(row)
     console.print(format_diff(parts), soft_wrap=True)
     table = Table("", "old", "new", "log-likelihood of old", "of new")
     for number, (old, new, step) in enumerate(replacements, 1):
-        table.add_row(str(number), repr(old), repr(new), f"{step.before:.2f}", f"{step.after:.2f}")
+        table.add_row(
+            str(number), repr(old), repr(new), f"{step.old_log_likelihood:.2f}", f"{step.new_log_likelihood:.2f}"
+        )
     console.print(table)
-    if len(replacements) < how.tokens:
-        console.print(f"only {len(replacements)} tokens can be replaced, of the {how.tokens} that were wanted")
+    if len(replacements) < perturbation_params.tokens:
+        console.print(
+            f"only {len(replacements)} tokens can be replaced, of the {perturbation_params.tokens} that were wanted"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Finished cells, each a JSON file under a digest of all that decides it: a study that is run again computes nothing.
+"""Finished cells, each a JSON file named by a digest of all its inputs: a repeated run computes nothing.
 
-A file that cannot be read is as good as none. What a cell is made of, the features, lies in the feature cache, so a
-cell that is computed again, with another forest or by another threshold, asks no model anything twice.
+An unreadable file counts as missing. The features of a cell are in the feature cache, so a cell that is computed again,
+with another forest or threshold, runs no model twice.
 """
 
 from __future__ import annotations
@@ -34,84 +34,103 @@ RESULT = 2
 NEEDS_ENCODER = "cosine"
 
 
-def file_digests(study: Experiment, data: Path) -> dict[str, str]:
-    """sha256 (hex) of the study's files, by name. Raises `AbstainError` where the folder or one of them is missing."""
+def file_digests(experiment: Experiment, data: Path) -> dict[str, str]:
+    """Return the sha256 (hex) of the experiment's files, by name.
+
+    Raises:
+        AbstainError: the folder or one of the files is missing.
+    """
     if not data.is_dir():
-        raise AbstainError(Code.NOT_READABLE, f"{data} is no folder: say with --data where {_both(study)} are")
-    found = {}
-    for name in (study.files.train, study.files.evaluation):
+        raise AbstainError(
+            Code.NOT_READABLE, f"{data} is no folder: say with --data where {_format_files(experiment)} are"
+        )
+    digests = {}
+    for name in (experiment.files.train, experiment.files.evaluation):
         try:
             with (data / name).open("rb") as stream:
-                found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+                digests[name] = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError:
             raise AbstainError(
-                Code.NOT_READABLE, f"{data} has no file {name}: say with --data where {_both(study)} are"
+                Code.NOT_READABLE, f"{data} has no file {name}: say with --data where {_format_files(experiment)} are"
             ) from None
-    return found
+    return digests
 
 
-def check_rows(study: Experiment, data: Path, tables: Sequence[str]) -> None:
-    """Raise `AbstainError` where a file of the study has a line that is none, or too few questions for a cell of
-    `tables`."""
-    files = study.files
-    for size in dict.fromkeys(cell.size for cell in study.cells(tables)):
-        read_parts(data / files.train, data / files.evaluation, (size.train, size.evaluation), study.seed)
+def check_rows(experiment: Experiment, data: Path, tables: Sequence[str]) -> None:
+    """Check that the files of the experiment have valid lines, and enough questions for the cells of `tables`.
 
-
-def get_cell_inputs(laboratory: ExperimentRunner, cell: ExperimentCell, files: Mapping[str, str]) -> dict[str, Any]:
-    """All that the result of `cell` depends on, as JSON; `files` as `file_digests` says.
-
-    Raises `AbstainError` where one of its models is not to be found.
+    Raises:
+        AbstainError: a line is invalid, or there are too few questions.
     """
-    study, settings = laboratory.study, laboratory.settings
-    llm = laboratory.llm(cell)
+    files = experiment.files
+    for size in dict.fromkeys(cell.size for cell in experiment.list_cells(tables)):
+        read_parts(data / files.train, data / files.evaluation, (size.train, size.evaluation), experiment.seed)
+
+
+def get_cell_inputs(runner: ExperimentRunner, cell: ExperimentCell, files: Mapping[str, str]) -> dict[str, Any]:
+    """Return everything that the result of `cell` depends on, as JSON.
+
+    Args:
+        runner: The experiment and its settings.
+        cell: The cell.
+        files: Digests of the files, as of `file_digests`.
+
+    Returns:
+        The inputs of the cell.
+
+    Raises:
+        AbstainError: one of its models is not found.
+    """
+    experiment, settings = runner.experiment, runner.settings
+    llm = runner.make_llm_params(cell)
     return {
         "result": RESULT,
         "cell": cell.model_dump(mode="json"),
-        "models": [str(find_model(llm.model, settings)), laboratory.pm(cell)],
+        "models": [str(find_model(llm.model, settings)), runner.get_perturbation_model(cell)],
         "layout": load_layout(llm.layout).digest,
         "dtype": str(choose_dtype(settings, choose_device(settings))),
         "engine": ENGINE_VERSION,
         "encoder": _encoder() if cell.metric == NEEDS_ENCODER else None,
         "scikit-learn": version("scikit-learn"),
-        "files": [files[study.files.train], files[study.files.evaluation]],
-        "seed": study.seed,
-        "answer_tokens": study.answer_tokens,
-        "regressors": study.regressors.model_dump(mode="json"),
-        "draws": study.draws,
-        "candidates": study.candidates_of(cell),
-        "thresholds": study.thresholds_of(cell),
-        "buffer": study.buffer,
-        "baselines": study.wants_baselines(cell),
+        "files": [files[experiment.files.train], files[experiment.files.evaluation]],
+        "seed": experiment.seed,
+        "answer_tokens": experiment.answer_tokens,
+        "regressors": experiment.regressors.model_dump(mode="json"),
+        "draws": experiment.draws,
+        "candidates": experiment.get_candidates(cell),
+        "thresholds": experiment.get_thresholds(cell),
+        "buffer": experiment.buffer,
+        "baselines": experiment.wants_baselines(cell),
     }
 
 
 @dataclass(frozen=True)
 class ResultStore:
-    """The folder of finished cells, each beside what it was decided by, for people to read."""
+    """The folder of finished cells, each stored with its inputs, so that people can read them."""
 
     folder: Path
 
-    def read(self, decided: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The result that was made under `decided`; None where there is none."""
+    def read(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the result for `inputs`; None if there is none."""
         try:
-            result: dict[str, Any] = json.loads(self.file(decided).read_bytes())["result"]
+            result: dict[str, Any] = json.loads(self.get_path(inputs).read_bytes())["result"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
         return result
 
-    def write(self, decided: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-        """Keep `result`, in which what is not a number becomes null."""
-        content = {"decided_by": decided, "result": result}
-        write_atomically(self.file(decided), to_json(content, indent=1, inf_nan_mode="null"))
+    def write(self, inputs: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+        """Store `result`; nan and infinity become null."""
+        content = {"decided_by": inputs, "result": result}
+        write_atomically(self.get_path(inputs), to_json(content, indent=1, inf_nan_mode="null"))
 
-    def file(self, decided: Mapping[str, Any]) -> Path:
-        digest = hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
+    def get_path(self, inputs: Mapping[str, Any]) -> Path:
+        """Return the file of the result for `inputs`."""
+        digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
         return self.folder / f"{digest[:32]}.json"
 
 
-def _both(study: Experiment) -> str:
-    return f"{study.files.train} and {study.files.evaluation}"
+def _format_files(experiment: Experiment) -> str:
+    return f"{experiment.files.train} and {experiment.files.evaluation}"
 
 
 @lru_cache(maxsize=1)

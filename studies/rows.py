@@ -1,10 +1,10 @@
-"""Questions about paragraphs, with the answers that people marked: what a study's base models are asked.
+"""Questions about paragraphs, with the answers that people marked: the input of an experiment's base models.
 
 Notes:
 
-* Which rows are drawn depends on the seed and on the files alone: a smaller draw is the beginning of a larger one, so a
-  study that is run at one size and then at another computes nothing twice.
-* No paragraph is in both parts. Where the files share one, it is for evaluation.
+* The sampled rows depend only on the seed and on the files: a smaller sample is the beginning of a larger one, so an
+  experiment that is run at one size and then at another computes nothing twice.
+* No paragraph is in both parts. If the files share one, it is for evaluation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from abstain.core.json_lines import parse_lines
 
 
 class QuestionLine(BaseModel):
-    """A question as `FILE.jsonl` has it, one a line; other fields are not read."""
+    """A question as a line of `FILE.jsonl`; other fields are not read."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -37,8 +37,14 @@ class QuestionLine(BaseModel):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Questions in order: `references`, the answers that people marked; `groups`, the paragraph that each is about."""
+class QuestionSet:
+    """Questions in order.
+
+    Attributes:
+        questions: The questions with their contexts.
+        references: Answers that people marked.
+        groups: The paragraph of each question.
+    """
 
     questions: tuple[Question, ...]
     references: tuple[tuple[str, ...], ...]
@@ -47,28 +53,31 @@ class Asked:
     def __len__(self) -> int:
         return len(self.questions)
 
-    def __add__(self, other: Asked) -> Asked:
-        return Asked(
+    def __add__(self, other: QuestionSet) -> QuestionSet:
+        return QuestionSet(
             (*self.questions, *other.questions),
             (*self.references, *other.references),
             (*self.groups, *other.groups),
         )
 
 
-def read_parts(train: Path, evaluation: Path, sizes: tuple[int, int], seed: int) -> tuple[Asked, Asked]:
-    """As many questions with an answer as `sizes` says of each file, drawn under `seed`.
+def read_parts(train: Path, evaluation: Path, sizes: tuple[int, int], seed: int) -> tuple[QuestionSet, QuestionSet]:
+    """Sample the questions of both files under `seed`, as many with an answer as `sizes` says.
 
-    Raises `AbstainError` where there are not so many.
+    Raises:
+        AbstainError: there are too few questions.
     """
-    held = list(_read(evaluation))
-    paragraphs = {line.context for line in held}
-    others = [line for line in _read(train) if line.context not in paragraphs]
-    apart = f" about paragraphs that {evaluation.name} has not"
-    return _draw(others, sizes[0], seed, f"{train}{apart}"), _draw(held, sizes[1], seed, str(evaluation))
+    evaluation_lines = list(_read(evaluation))
+    paragraphs = {line.context for line in evaluation_lines}
+    train_lines = [line for line in _read(train) if line.context not in paragraphs]
+    exclusion_note = f" about paragraphs that {evaluation.name} has not"
+    return _draw(train_lines, sizes[0], seed, f"{train}{exclusion_note}"), _draw(
+        evaluation_lines, sizes[1], seed, str(evaluation)
+    )
 
 
 def _read(file: Path) -> Iterable[QuestionLine]:
-    """The questions of `file` that have an answer; blank lines are skipped."""
+    """Yield the questions of `file` that have an answer; blank lines are skipped."""
     opener = gzip.open if file.suffix == ".gz" else open
     count = 0
     try:
@@ -85,24 +94,24 @@ def _read(file: Path) -> Iterable[QuestionLine]:
         raise AbstainError(Code.WRONG_FORMAT, f"{file} cannot be read after row {count}: {error}") from None
 
 
-def _draw(lines: Sequence[QuestionLine], count: int, seed: int, source: str) -> Asked:
+def _draw(lines: Sequence[QuestionLine], count: int, seed: int, source: str) -> QuestionSet:
     if len(lines) < count:
         raise AbstainError(
             Code.NO_ROWS,
             f"{count} questions with an answer are wanted, and there are {len(lines)} in {source}: lower `sizes`, or "
             "give --size",
         )
-    chosen = sorted(lines, key=lambda line: hashlib.sha256(f"{seed}\0{line.id}".encode()).digest())[:count]
-    names = [hashlib.sha256(line.context.encode()).hexdigest()[:16] for line in chosen]
-    return Asked(
+    sampled = sorted(lines, key=lambda line: hashlib.sha256(f"{seed}\0{line.id}".encode()).digest())[:count]
+    names = [hashlib.sha256(line.context.encode()).hexdigest()[:16] for line in sampled]
+    return QuestionSet(
         tuple(
             Question(
                 interaction_id=line.id,
                 question=line.question,
                 contexts=(Context(chunk_id=f"paragraph#{name}", text=line.context),),
             )
-            for line, name in zip(chosen, names, strict=True)
+            for line, name in zip(sampled, names, strict=True)
         ),
-        tuple(line.answers for line in chosen),
+        tuple(line.answers for line in sampled),
         tuple(names),
     )

@@ -34,14 +34,14 @@ def run_study(
     out: Annotated[Path | None, typer.Option(help="folder of the report; default: in ABSTAIN_HOME/studies")] = None,
 ) -> None:
     """Reproduce the tables of a paper, cell by cell; an interrupted run continues where it was."""
-    from studies.declared import load_study
+    from studies.declared import load_experiment
     from studies.results import check_rows, file_digests
     from tasks.server import server_for_run
 
     file = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
     sizes = dict(map(_size, size or ()))
-    config = load_study(file).resized(sizes)
-    cells = len(config.cells(table or ()))
+    config = load_experiment(file).resize(sizes)
+    cells = len(config.list_cells(table or ()))
     # Errors of the files are reported once, before a server starts.
     file_digests(config, data)
     check_rows(config, data, table or ())
@@ -51,8 +51,8 @@ def run_study(
         from studies.flow import study as flow
 
     with _progress(cells):
-        done = flow(str(file), str(data), table or (), sizes, str(out) if out else None)
-    console.print(f"{done.cells} cells, {done.computed} of them computed now: {done.report}", soft_wrap=True)
+        result = flow(str(file), str(data), table or (), sizes, str(out) if out else None)
+    console.print(f"{result.cells} cells, {result.computed} of them computed now: {result.report}", soft_wrap=True)
 
 
 def _make(folder: Path) -> None:
@@ -72,7 +72,7 @@ def _size(text: str) -> tuple[str, tuple[int, int]]:
 
 @contextmanager
 def _progress(cells: int) -> Iterator[None]:
-    """A line for each finished cell, and bars of cells and of the current cell's answers; lines without a terminal."""
+    """Show a line for each finished cell, and bars of cells and of a cell's answers; lines without a terminal."""
     from tasks.runs.progress import register_observer
     from tasks.training.pipeline import PROGRESS
 

@@ -15,9 +15,9 @@ from abstain.knowledge.retrieval.encoder import SentenceEncoder
 
 
 def mean_similarity(texts: Sequence[str], by: Literal["tokens", "sentence"]) -> float:
-    """The mean similarity of the text that is most like all of `texts` (Luo et al., eqs. 21 to 23).
+    """Return the mean similarity of the text that is most like all of `texts` (Luo et al., eqs. 21 to 23).
 
-    Itself included, as in eq. 22. nan where fewer than two say anything.
+    The text itself is included, as in eq. 22. nan if fewer than two texts are not blank.
     """
     texts = [text for text in texts if text.strip()]
     if len(texts) < 2:
@@ -26,15 +26,15 @@ def mean_similarity(texts: Sequence[str], by: Literal["tokens", "sentence"]) -> 
         vectors = _unit(_encoder().encode(texts))
         similar = vectors @ vectors.T
     else:
-        tokens = [_unit(one) for one in _encoder().encode_tokens(texts)]
-        similar = np.array([[bert_score(one, other) for other in tokens] for one in tokens])
+        tokens = [_unit(text_tokens) for text_tokens in _encoder().encode_tokens(texts)]
+        similar = np.array([[bert_score(candidate, reference) for reference in tokens] for candidate in tokens])
     return float(similar.mean(1).max())
 
 
-def bert_score(one: np.ndarray, other: np.ndarray) -> float:
-    """F1 of the cosine similarities of two texts' token embeddings, (tokens, d) of unit length each."""
-    similar = one @ other.T
-    precision, recall = float(similar.max(1).mean()), float(similar.max(0).mean())
+def bert_score(candidate: np.ndarray, reference: np.ndarray) -> float:
+    """Return the F1 of cosine similarities of two texts' token embeddings, (tokens, d), each of unit length."""
+    similarity = candidate @ reference.T
+    precision, recall = float(similarity.max(1).mean()), float(similarity.max(0).mean())
     return 2 * precision * recall / (precision + recall)
 
 

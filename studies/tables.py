@@ -1,11 +1,11 @@
-"""From the results of cells to the tables that a study declares, as one JSON document. Pure.
+"""From the results of cells to the tables of an experiment, as one JSON document. Pure.
 
 Notes:
 
-* A cell without a result has its row all the same, which says why it is empty.
-* A row of the paper stands below the row here that is of the same setting, where there is one, and after all rows
-  where there is none, as with every table of models that are not available here. It is marked as the paper's.
-* What the paper does not state is not filled in.
+* A cell without a result has a row that says why it is empty.
+* A row of the paper follows the row here with the same setting if there is one, and else all rows, as in every table of
+  models that are not available here. It is marked as the paper's.
+* Numbers that the paper does not state are not filled in.
 """
 
 from __future__ import annotations
@@ -24,98 +24,120 @@ HERE, PAPER = "here", "paper"
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What became of a cell: its result (`ExperimentRunner.run`) as JSON reads it; or None, and the reason."""
+    """Outcome of a cell: its result (`ExperimentRunner.run`) as JSON; or None, and the reason."""
 
     result: Mapping[str, Any] | None = None
     reason: str = "it was not computed"
 
 
 def tabulate(
-    study: Experiment, tables: Sequence[str], outcomes: Mapping[ExperimentCell, CellOutcome], files: Mapping[str, str]
+    experiment: Experiment,
+    tables: Sequence[str],
+    outcomes: Mapping[ExperimentCell, CellOutcome],
+    files: Mapping[str, str],
 ) -> dict[str, Any]:
-    """`tables` of `study`, all where none is named, as JSON: `report.json` of a study.
+    """Return `tables` of the experiment, by default all, as JSON: `report.json`.
 
-    Each of `tables` has `rows`, those `of` "here" and of the "paper"; of a cell without a result a row with `missing`,
-    the reason. `cells` has what was counted of each. `files`: sha256 by name. Raises `AbstainError` for a table that is
-    none.
+    Each table has `rows`, those `of` "here" and of the "paper"; a cell without a result has a row with `missing`, the
+    reason. `cells` has the counts of each.
+
+    Args:
+        experiment: The experiment.
+        tables: Names of tables; empty for all.
+        outcomes: Outcome by cell.
+        files: sha256 of the files by name.
+
+    Returns:
+        The report.
+
+    Raises:
+        AbstainError: there is no such table.
     """
-    names = study.chosen(tables)
-    cells = [(cell, outcomes.get(cell, CellOutcome())) for cell in study.cells(tables)]
+    names = experiment.select_tables(tables)
+    cells = [(cell, outcomes.get(cell, CellOutcome())) for cell in experiment.list_cells(tables)]
     return {
-        "title": study.title,
-        "paper": study.paper,
+        "title": experiment.title,
+        "paper": experiment.paper,
         "files": dict(files),
-        "models": {label: model.model for label, model in study.models.items()},
-        "draws": study.draws,
-        "buffer": study.buffer,
-        "tables": {name: _table(study, name, outcomes) for name in names},
-        "cells": [_counted(cell, outcome) for cell, outcome in cells],
+        "models": {label: model.model for label, model in experiment.models.items()},
+        "draws": experiment.draws,
+        "buffer": experiment.buffer,
+        "tables": {name: _table(experiment, name, outcomes) for name in names},
+        "cells": [_make_counts(cell, outcome) for cell, outcome in cells],
         "missing": {cell.title: outcome.reason for cell, outcome in cells if outcome.result is None},
     }
 
 
-def _table(study: Experiment, name: str, outcomes: Mapping[ExperimentCell, CellOutcome]) -> dict[str, Any]:
-    table, cells = study.tables[name], study.cells_of(name)
-    done = [(cell, outcomes.get(cell, CellOutcome())) for cell in cells]
-    ours = [row for cell, outcome in done for row in _ours(table, cell, outcome)]
-    papers = [_papers(row) for row in table.paper.filled()] if table.paper else []
+def _table(experiment: Experiment, name: str, outcomes: Mapping[ExperimentCell, CellOutcome]) -> dict[str, Any]:
+    table, cells = experiment.tables[name], experiment.list_table_cells(name)
+    cell_outcomes = [(cell, outcomes.get(cell, CellOutcome())) for cell in cells]
+    rows = [row for cell, outcome in cell_outcomes for row in _make_rows(table, cell, outcome)]
+    paper_rows = [_make_paper_row(row) for row in table.paper.fill_rows()] if table.paper else []
     return {
         "title": table.title,
         "note": table.note,
-        "size": study.sizes[table.size].model_dump(),
-        "varied": [*table.grid.varied, *(("threshold",) if table.at else ())],
-        "fixed": {key: getattr(cells[0], key) for key in VARIED if key not in table.grid.varied},
+        "size": experiment.sizes[table.size].model_dump(),
+        "varied": [*table.grid.varied_keys, *(("threshold",) if table.at else ())],
+        "fixed": {key: getattr(cells[0], key) for key in VARIED if key not in table.grid.varied_keys},
         "at": list(table.at),
-        "buffer": study.buffer if table.buffer else None,
+        "buffer": experiment.buffer if table.buffer else None,
         "cells": len(cells),
-        "missing": {cell.title: outcome.reason for cell, outcome in done if outcome.result is None},
-        "rows": _side_by_side(table, ours, papers),
-        "baselines": [_beside(cell, outcome.result) for cell, outcome in done if table.baselines and outcome.result],
+        "missing": {cell.title: outcome.reason for cell, outcome in cell_outcomes if outcome.result is None},
+        "rows": _side_by_side(table, rows, paper_rows),
+        "baselines": [
+            _make_baselines(cell, outcome.result)
+            for cell, outcome in cell_outcomes
+            if table.baselines and outcome.result
+        ],
     }
 
 
-def _ours(table: ExperimentTable, cell: ExperimentCell, outcome: CellOutcome) -> list[dict[str, Any]]:
-    """The rows of `cell`: one, or one for every threshold of the table."""
+def _make_rows(table: ExperimentTable, cell: ExperimentCell, outcome: CellOutcome) -> list[dict[str, Any]]:
+    """Return the rows of `cell`: one, or one for every threshold of the table."""
     row = {"of": HERE, **{key: getattr(cell, key) for key in VARIED}}
     result = outcome.result
     if result is None:
         return [row | {"missing": outcome.reason}]
-    by_threshold = {found["threshold"]: found for found in result["by_threshold"]}
+    by_threshold = {metrics["threshold"]: metrics for metrics in result["by_threshold"]}
     names = [*FIGURES, *(BUFFERED if table.buffer else ())]
-    shown = ["threshold", "judged", "note", *(name + end for name in names for end in ("", "_low", "_high"))]
+    keys = ["threshold", "judged", "note", *(name + end for name in names for end in ("", "_low", "_high"))]
     variance = result["correctness"]["std"] ** 2
     return [
-        row | {name: by_threshold[at][name] for name in shown} | {"variance": variance}
-        for at in table.at or (result["tuned"],)
+        row | {name: by_threshold[threshold][name] for name in keys} | {"variance": variance}
+        for threshold in table.at or (result["tuned"],)
     ]
 
 
-def _papers(row: PaperRow) -> dict[str, Any]:
+def _make_paper_row(row: PaperRow) -> dict[str, Any]:
     return {"of": PAPER, **row.model_dump(exclude_none=True)}
 
 
 def _side_by_side(
-    table: ExperimentTable, ours: list[dict[str, Any]], papers: list[dict[str, Any]]
+    table: ExperimentTable, rows: list[dict[str, Any]], paper_rows: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    setting = [*table.grid.varied, *(("threshold",) if table.at else ())]
+    setting = [*table.grid.varied_keys, *(("threshold",) if table.at else ())]
     if set(setting) & set(WHO):
-        return [*ours, *papers]
-    rows: list[dict[str, Any]] = []
-    for own in ours:
-        same = [one for one in papers if all(one.get(key, own.get(key)) == own.get(key) for key in setting)]
-        rows += [own, *same]
-        papers = [one for one in papers if one not in same]
-    return [*rows, *papers]
+        return [*rows, *paper_rows]
+    merged: list[dict[str, Any]] = []
+    for row in rows:
+        matching = [
+            paper_row
+            for paper_row in paper_rows
+            if all(paper_row.get(key, row.get(key)) == row.get(key) for key in setting)
+        ]
+        merged += [row, *matching]
+        paper_rows = [paper_row for paper_row in paper_rows if paper_row not in matching]
+    return [*merged, *paper_rows]
 
 
-def _beside(cell: ExperimentCell, result: Mapping[str, Any]) -> dict[str, Any]:
-    own = next(row for row in result["by_threshold"] if row["threshold"] == result["tuned"])
-    auroc = {name: own[name] for name in ("auroc", "auroc_low", "auroc_high")}
+def _make_baselines(cell: ExperimentCell, result: Mapping[str, Any]) -> dict[str, Any]:
+    tuned_row = next(row for row in result["by_threshold"] if row["threshold"] == result["tuned"])
+    auroc = {name: tuned_row[name] for name in ("auroc", "auroc_low", "auroc_high")}
     setting = {key: getattr(cell, key) for key in VARIED}
     return {**setting, "threshold": result["tuned"], **auroc, "baselines": list(result["baselines"])}
 
 
-def _counted(cell: ExperimentCell, outcome: CellOutcome) -> dict[str, Any]:
+def _make_counts(cell: ExperimentCell, outcome: CellOutcome) -> dict[str, Any]:
     row: dict[str, Any] = {"cell": cell.title, "answers": cell.size.train + cell.size.evaluation}
     if outcome.result is None:
         return row | {"missing": outcome.reason}

@@ -8,11 +8,11 @@ from pathlib import Path
 import yaml
 
 from abstain.config.params import Params
-from abstain.sample.shipped import MARK, copy_as_shipped, shipped_files
+from abstain.sample.shipped import MARK, copy_as_shipped, make_shipped_files
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = ROOT / "src" / "abstain" / "config" / "template"
-SHIPPED = {str(path): text for path, text in shipped_files().items()}
+SHIPPED = {str(path): text for path, text in make_shipped_files().items()}
 """The project's state as it is shipped, by file: `abstain init` may have changed this clone's."""
 
 

@@ -386,13 +386,13 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     make_data = (
         "import json, sys; from pathlib import Path; from datetime import UTC, datetime\n"
         "from abstain.ingest.pipeline.run import ingest; from abstain.config.params import load_params\n"
-        "from abstain.ingest.sources.files import explicit_sources\n"
+        "from abstain.ingest.sources.files import make_explicit_sources\n"
         "from abstain.sample.files import HANDBOOK, HISTORY\n"
         "rows = [json.loads(line) for line in HISTORY.open()][::3]\n"
         "late = [row for row in rows if row['asked_at'] >= '2026-10-08']\n"
         "[row.pop('review', None) for row in late]\n"  # so that there is something to review
         "history = Path(sys.argv[1]); history.write_text(''.join(json.dumps(row) + '\\n' for row in rows))\n"
-        "sources = explicit_sources([str(HANDBOOK), str(history)])\n"
+        "sources = make_explicit_sources([str(HANDBOOK), str(history)])\n"
         "ingest(sources, Path('data'), load_params().validation, datetime.now(UTC))\n"
     )
     for command in (

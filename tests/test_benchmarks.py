@@ -124,7 +124,7 @@ def test_scaling_reads_only_new_rows(printed: Callable[..., str]) -> None:
 def test_the_study_of_familiarity_has_its_three_tables(
     printed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(familiarity, "DRAWS", 100)
+    monkeypatch.setattr(familiarity, "N_RESAMPLES", 100)
     monkeypatch.setattr(familiarity, "FamiliarityConfig", SHORT)
     short = partial(familiarity.FamiliarityBaselines, reply_tokens=6, samples=2, sample_tokens=4)
     monkeypatch.setattr(familiarity, "FamiliarityBaselines", short)
@@ -142,12 +142,12 @@ def test_the_study_of_familiarity_has_its_three_tables(
     rows = re.findall(r"^\| ([\w -]+?)(?: \(\d+ without a score\))? \| (?:\d\.\d{3}|nan) \(", said, re.MULTILINE)
     alone = printed(familiarity.main, str(tmp_path), "--concepts", "1", "--questions", "0")
     assert "2 of 3 are not fictional" in alone and "table 2" not in alone
-    assert rows == [familiarity.OWN, *BASELINES] * 2 + [familiarity.OWN, *familiarity.ABLATIONS]
+    assert rows == [familiarity.SELF_FAMILIARITY, *BASELINES] * 2 + [familiarity.SELF_FAMILIARITY, *familiarity.ABLATIONS]
 
 
 @NEEDS_VERDICTS
 def test_the_familiarity_of_questions_is_compared(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(question_familiarity, "DRAWS", 100)
+    monkeypatch.setattr(question_familiarity, "N_RESAMPLES", 100)
     monkeypatch.setattr(question_familiarity, "FamiliarityConfig", SHORT)
     monkeypatch.setattr(question_familiarity.SelfFamiliarity, "threshold", lambda self: 0.5)
     said = printed(question_familiarity.main, "--verdicts", "--rows", "24")
@@ -156,8 +156,8 @@ def test_the_familiarity_of_questions_is_compared(printed: Callable[..., str], m
 
 @NEEDS_VERDICTS
 def test_scorers_are_ranked(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(scorers, "PLACES", scorers.PLACES[:2])
-    monkeypatch.setattr(scorers, "DRAWS", 100)
+    monkeypatch.setattr(scorers, "SITES", scorers.SITES[:2])
+    monkeypatch.setattr(scorers, "N_RESAMPLES", 100)
     small = full_params().model_dump(mode="json")
     small["regressors"]["trees"], small["probe"]["max_epochs"], small["perturbation"]["tokens"] = 30, 3, 3
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(small))

@@ -93,7 +93,7 @@ def test_remote_loads_of_another_host_are_found(hooks: ModuleType, tmp_path: Pat
 
 @given(text=st.text(alphabet="|[]<*`a b\\", max_size=20))
 def test_linked_text_of_a_cell_stays_in_its_cell(hooks: ModuleType, text: str) -> None:
-    written = importlib.import_module("reference").linked(text.replace("`", ""))
+    written = importlib.import_module("reference").link_pages(text.replace("`", ""))
     assert re.sub(r"\\(.)", r"\1", written) == " ".join(text.replace("`", "").split())
     assert not re.search(r"(?<!\\)(?:\\\\)*[|<\[*]", written)
 

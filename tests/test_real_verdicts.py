@@ -17,21 +17,21 @@ from abstain.config.params import Params
 from abstain.learning.thresholds.risk_control import ReviewedAnswers
 from benchmarks import real_verdicts
 from benchmarks.real_verdicts import (
-    Known,
-    Replayed,
-    Shown,
-    by_topic,
-    divided,
-    ece_of_one,
-    feedback,
-    fit,
-    in_one_division,
-    mean_figures,
-    refutation,
-    replayed,
-    shown_figures,
+    Feedback,
+    ReplayedRound,
+    ThresholdOutcome,
+    split_by_topic,
+    divide_round,
+    mean_division_ece,
+    simulate_feedback,
+    fit_writer,
+    evaluate_division,
+    format_means,
+    compute_p_value,
+    replay_rounds,
+    format_shown_metrics,
 )
-from benchmarks.scorers import FILE, Judged, read_judged
+from benchmarks.scorers import FILE, LabelledAnswers, read_labelled_answers
 from tests.benchmarks.datasets.upstream import judged, write_records
 from tests.checkout import shipped_params
 
@@ -61,8 +61,8 @@ def flipped(records: list[dict[str, Any]], since: int) -> list[dict[str, Any]]:
     return [row | {"user_feedback": other[row["user_feedback"]]} if row["round"] >= since else row for row in records]
 
 
-def read(folder: Path, rows: list[dict[str, Any]]) -> Judged:
-    return read_judged(write_records(folder / FILE.name, *rows))
+def read(folder: Path, rows: list[dict[str, Any]]) -> LabelledAnswers:
+    return read_labelled_answers(write_records(folder / FILE.name, *rows))
 
 
 def reviewed(wrong: int, rows: int, a_topic: int = 1) -> ReviewedAnswers:
@@ -72,44 +72,44 @@ def reviewed(wrong: int, rows: int, a_topic: int = 1) -> ReviewedAnswers:
 
 
 def test_a_target_is_refuted_as_a_binomial_test_refutes_it() -> None:
-    p_value = refutation(reviewed(30, 100), reviewed(30, 100), 0.5, 0.8)
-    assert p_value == pytest.approx(binom.sf(29, 100, 0.2)) and p_value < real_verdicts.REFUTED
-    assert refutation(reviewed(0, 100), reviewed(30, 100), 0.5, 0.8) == 1
-    assert refutation(reviewed(30, 100), reviewed(30, 100), 0.6, 0.8) == 1, "nothing is shown"
+    p_value = compute_p_value(reviewed(30, 100), reviewed(30, 100), 0.5, 0.8)
+    assert p_value == pytest.approx(binom.sf(29, 100, 0.2)) and p_value < real_verdicts.REJECTED_BELOW
+    assert compute_p_value(reviewed(0, 100), reviewed(30, 100), 0.5, 0.8) == 1
+    assert compute_p_value(reviewed(30, 100), reviewed(30, 100), 0.6, 0.8) == 1, "nothing is shown"
 
 
 def test_answers_that_err_together_refute_less() -> None:
     together = reviewed(30, 100, a_topic=10)
-    assert refutation(together, together, 0.5, 0.8) == pytest.approx(binom.sf(2, 10, 0.2))
+    assert compute_p_value(together, together, 0.5, 0.8) == pytest.approx(binom.sf(2, 10, 0.2))
     correct = [0, 0] * 10 + [0, 1] * 10 + [1, 1] * 30
     pairs = ReviewedAnswers(np.full(100, 0.5), np.array(correct), groups=np.arange(100) // 2)
     icc = (10 * 0.7**2 - 10 * 0.3 * 0.7 + 30 * 0.3**2) / 50 / (0.3 * 0.7)
     n_eff = 100 / (1 + icc)
-    assert refutation(pairs, pairs, 0.5, 0.8) == pytest.approx(betainc(0.3 * n_eff, 0.7 * n_eff + 1, 0.2))
+    assert compute_p_value(pairs, pairs, 0.5, 0.8) == pytest.approx(betainc(0.3 * n_eff, 0.7 * n_eff + 1, 0.2))
 
 
 def test_no_topic_of_a_round_and_none_of_the_validation_answers_is_trained_on(tmp_path: Path) -> None:
     rows = [*records((1, 2, 3)), judged("again", title="3.0")]
     found = read(tmp_path, rows)
-    train, validation, drawn, others = divided(found, 3, 0)
+    train, validation, drawn, others = divide_round(found, 3, 0)
     topics = [set(found.topic[rows]) for rows in (train, validation)]
     assert not topics[0] & topics[1] and len(topics[0]) > len(topics[1]) > 0
     assert not (topics[0] | topics[1]) & set(found.topic[found.round == 3])
     assert len(train) + len(validation) == 240, "all of the past but the one answer on a topic of the round"
     assert len(drawn) == len(others) == 60 and set(drawn) | set(others) == set(np.flatnonzero(found.round == 3))
-    assert {*divided(found, 3, 1)[2]} != {*drawn}
+    assert {*divide_round(found, 3, 1)[2]} != {*drawn}
 
 
 def test_only_fresh_reviews_know_a_round(tmp_path: Path) -> None:
     rows = records((1, 2, 3))
-    before, after = (in_one_division(read(tmp_path, of), PARAMS, 3, 0) for of in (rows, flipped(rows, 3)))
+    before, after = (evaluate_division(read(tmp_path, of), PARAMS, 3, 0) for of in (rows, flipped(rows, 3)))
     assert np.array_equal(before.confidence, after.confidence) and not np.isnan(before.confidence).any()
     assert np.array_equal(before.probability["past"], after.probability["past"])
     assert not np.allclose(before.probability["fresh"], after.probability["fresh"])
     guarantee = ("past", 0.8, "guaranteed")
     kept, broken = before.shown[guarantee], after.shown[guarantee]
     assert kept is not None and broken is not None and np.array_equal(kept.shown, broken.shown)
-    assert broken.p_value < real_verdicts.REFUTED <= kept.p_value, "the test sees that the verdicts are the opposite"
+    assert broken.p_value < real_verdicts.REJECTED_BELOW <= kept.p_value, "the test sees that the verdicts are the opposite"
     assert after.shown["fresh", 0.8, "guaranteed"] is None, "and fresh reviews guarantee nothing"
 
 
@@ -117,24 +117,24 @@ def test_figures_count_withheld_answers(tmp_path: Path) -> None:
     verdicts = (CORRECT, CORRECT, WRONG, CORRECT, CORRECT, WRONG, WRONG)
     found = read(tmp_path, [judged(str(at), verdict, title=str(at)) for at, verdict in enumerate(verdicts)])
     rows = np.arange(7)
-    one = Shown(rows, rows < 3, 1.0)
-    none = Shown(rows, np.zeros(7, bool), 0.01)
-    assert mean_figures(found, [one, none]) == ["0.214", "0.667", "50%"], "the mean precision is of those that show any"
-    assert [figure[:5] for figure in shown_figures(found, [one], rows >= 0)] == ["0.429", "0.667", "0.667", "0.500"]
-    assert [figure[:5] for figure in shown_figures(found, [one], rows < 2)] == ["1.000", "1.000", "-", "0.000"]
+    one = ThresholdOutcome(rows, rows < 3, 1.0)
+    none = ThresholdOutcome(rows, np.zeros(7, bool), 0.01)
+    assert format_means(found, [one, none]) == ["0.214", "0.667", "50%"], "the mean precision is of those that show any"
+    assert [figure[:5] for figure in format_shown_metrics(found, [one], rows >= 0)] == ["0.429", "0.667", "0.667", "0.500"]
+    assert [figure[:5] for figure in format_shown_metrics(found, [one], rows < 2)] == ["1.000", "1.000", "-", "0.000"]
 
 
 def test_errors_of_calibrators_do_not_even_out_in_the_ece_of_one_division() -> None:
     correct, probability, division = np.array([1, 0]), np.array([0.55, 0.55]), np.array([0, 1])
     weight = np.array([[1.0, 1.0], [2.0, 1.0], [1.0, 0.0]])
-    assert ece_of_one(correct, probability, division, weight) == pytest.approx([0.5, 0.5, np.nan], nan_ok=True)
-    assert ece_of_one(correct, probability, np.zeros(2), weight) == pytest.approx([0.05, 2 / 3 - 0.55, 0.45])
-    assert ece_of_one(correct, probability, division, weight[0]) == pytest.approx(0.5)
+    assert mean_division_ece(correct, probability, division, weight) == pytest.approx([0.5, 0.5, np.nan], nan_ok=True)
+    assert mean_division_ece(correct, probability, np.zeros(2), weight) == pytest.approx([0.05, 2 / 3 - 0.55, 0.45])
+    assert mean_division_ece(correct, probability, division, weight[0]) == pytest.approx(0.5)
 
 
 def test_answers_reviewed_for_two_reasons_weigh_by_the_chance_of_either() -> None:
     shown, correct = np.arange(200) < 120, np.arange(200) % 2
-    drawn = [feedback(shown, correct, (0.3, 0.1), np.random.default_rng(seed)) for seed in range(500)]
+    drawn = [simulate_feedback(shown, correct, (0.3, 0.1), np.random.default_rng(seed)) for seed in range(500)]
     inclusion = np.array([one.inclusion for one in drawn])
     often = (inclusion > 0).mean(axis=0)
     assert often[shown].mean() == pytest.approx(0.25, abs=0.005)
@@ -144,67 +144,67 @@ def test_answers_reviewed_for_two_reasons_weigh_by_the_chance_of_either() -> Non
 
 def test_only_shown_answers_have_a_thumb() -> None:
     shown, correct = np.arange(2000) < 1000, np.arange(2000) % 2
-    thumb = feedback(shown, correct, (0.3, 0.1), np.random.default_rng(0)).thumb
+    thumb = simulate_feedback(shown, correct, (0.3, 0.1), np.random.default_rng(0)).thumb
     liked = ~np.isnan(thumb)
     assert not liked[~shown].any() and liked.sum() == pytest.approx(300, abs=60)
     assert (thumb[liked] != correct[liked]).mean() == pytest.approx(0.1, abs=0.06)
-    everything = feedback(shown, correct, None, np.random.default_rng(0))
+    everything = simulate_feedback(shown, correct, None, np.random.default_rng(0))
     assert np.array_equal(everything.inclusion, np.ones(2000)) and np.isnan(everything.thumb).all()
 
 
 def test_a_topic_is_on_one_side_in_every_round(tmp_path: Path) -> None:
     rows = [row | {"title": str(at % 30)} for at, row in enumerate(records((1, 2, 3)))]
     found = read(tmp_path, rows)
-    sides = [by_topic(found, np.flatnonzero(found.round == number), 0) for number in (1, 2, 3)]
+    sides = [split_by_topic(found, np.flatnonzero(found.round == number), 0) for number in (1, 2, 3)]
     train, validation = ({*found.topic[np.concatenate(side)]} for side in zip(*sides, strict=True))
     assert len(train | validation) == 30 and train and validation and not train & validation
 
 
 def test_thumbs_train_and_only_reviews_test(tmp_path: Path) -> None:
     found = read(tmp_path, records((1, 2), answers=160))
-    train, validation = by_topic(found, np.arange(320), 0)
+    train, validation = split_by_topic(found, np.arange(320), 0)
     kind = np.random.default_rng(0).integers(16, size=320)  # of most topics nothing is known
     inclusion = np.where(kind, np.nan, np.where(found.round == 1, 0.5, 0.25))
     thumb = np.where(kind < 2, found.correct, np.nan)
     weights = np.select([kind == 0, kind == 1], [1.0, PARAMS.labels.thumb_weight])
-    assert np.array_equal(Known(inclusion, thumb).labels(found, PARAMS.labels, np.arange(320)).weight, weights)
+    assert np.array_equal(Feedback(inclusion, thumb).make_labels(found, PARAMS.labels, np.arange(320)).weight, weights)
 
-    def served(known: Known, judged: Judged = found) -> tuple[np.ndarray, ReviewedAnswers, ReviewedAnswers]:
-        one = fit(judged, PARAMS, train, train[:0], known)
-        return one.confidence(validation), one.training, one.reviewed(validation)
+    def served(known: Feedback, judged: LabelledAnswers = found) -> tuple[np.ndarray, ReviewedAnswers, ReviewedAnswers]:
+        one = fit_writer(judged, PARAMS, train, train[:0], known)
+        return one.confidence(validation), one.training, one.get_reviewed(validation)
 
-    confidence, training, tested = served(Known(inclusion, thumb))
+    confidence, training, tested = served(Feedback(inclusion, thumb))
     for rows, of in ((train, training), (validation, tested)):
         reviews = rows[~np.isnan(inclusion[rows])]
         assert np.array_equal(of.correct, found.correct[reviews])
         assert of.weight == pytest.approx(0.25 / inclusion[reviews]), "all have a score: the others give ranks"
     silent = np.isnan(inclusion) & np.isnan(thumb)
     others = replace(found, correct=found.correct ^ silent)
-    assert np.array_equal(served(Known(inclusion, thumb), others)[0], confidence), "no other verdict is known"
-    assert not np.allclose(served(Known(inclusion, 1 - thumb))[0], confidence)
+    assert np.array_equal(served(Feedback(inclusion, thumb), others)[0], confidence), "no other verdict is known"
+    assert not np.allclose(served(Feedback(inclusion, 1 - thumb))[0], confidence)
 
 
 @pytest.mark.heavy
 def test_only_what_the_gate_shows_is_liked(tmp_path: Path) -> None:
     found = read(tmp_path, records((1, 2, 3, 4), answers=300))
-    of = replayed(found, PARAMS, 4, 0.8, (1.0, 0.0), 0)
+    of = replay_rounds(found, PARAMS, 4, 0.8, (1.0, 0.0), 0)
     assert of[2].thumbs == 300, "round 1 has no gate"
     live = of[3].live
     assert live is not None and of[4].thumbs - of[3].thumbs == live.shown.sum() < 150
-    everything = replayed(found, PARAMS, 4, 0.8, None, 0)
+    everything = replay_rounds(found, PARAMS, 4, 0.8, None, 0)
     assert everything[4].thumbs == 0 and everything[4].reviews > 2 * of[4].reviews > 0
 
 
 def test_everything_is_shown_until_there_is_a_threshold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, liked = read(tmp_path, records((1, 2, 3, 4, 5))), []
 
-    def only_round_3_has_one(judged: Judged, params: Params, known: Known, number: int, *_: object) -> Replayed:
+    def only_round_3_has_one(judged: LabelledAnswers, params: Params, known: Feedback, number: int, *_: object) -> ReplayedRound:
         liked.append((~np.isnan(known.thumb)).sum())
-        ten = Shown(np.flatnonzero(judged.round == number)[:10], np.ones(10, bool), 1.0)
-        return Replayed(0, 0, {"guaranteed": None, "heuristic": ten if number == 3 else None})
+        ten = ThresholdOutcome(np.flatnonzero(judged.round == number)[:10], np.ones(10, bool), 1.0)
+        return ReplayedRound(0, 0, {"guaranteed": None, "heuristic": ten if number == 3 else None})
 
-    monkeypatch.setattr(real_verdicts, "in_one_round", only_round_3_has_one)
-    replayed(found, PARAMS, 5, 0.8, (1.0, 0.0), 0)
+    monkeypatch.setattr(real_verdicts, "evaluate_round", only_round_3_has_one)
+    replay_rounds(found, PARAMS, 5, 0.8, (1.0, 0.0), 0)
     assert liked == [120, 240, 250, 250], "after rounds 1 to 4"
 
 
@@ -224,7 +224,7 @@ def printed(folder: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixt
 def test_a_later_round_changes_nothing_of_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(real_verdicts, "DRAWS", 50)
+    monkeypatch.setattr(real_verdicts, "N_RESAMPLES", 50)
     rows = records((1, 2, 3, 8))
     said = printed(tmp_path, rows, capsys, "3")
     assert said == printed(tmp_path, flipped(rows, 8), capsys, "3")
@@ -249,7 +249,7 @@ def test_a_replay_has_a_row_for_each_kind_of_feedback(tmp_path: Path, capsys: py
 @NEEDS_VERDICTS
 @pytest.mark.slow
 def test_published_verdicts_are_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(real_verdicts, "DRAWS", 20)
+    monkeypatch.setattr(real_verdicts, "N_RESAMPLES", 20)
     real_verdicts.main([str(FILE.parent), "--splits", "3", "--divisions", "1", "--rounds", "3"])
     said = capsys.readouterr().out
     assert "Without shift: 1,064 answers about 696 topics" in said, "the long-term system's first seven rounds"

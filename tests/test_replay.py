@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.replay import Policy, Replay, Verdict, inputs_of, rows_of
+from benchmarks.replay import Policy, Replay, WeekResult, measure_drift, replay_weeks
 from benchmarks.scorers import FILE
 from tests.benchmarks.datasets.upstream import write_records
 from tests.checkout import shipped_params
@@ -21,19 +21,19 @@ TURNED = 5
 
 
 def replay_of(folder: Path, rows: list[dict[str, Any]]) -> Replay:
-    made = Replay.of_file(write_records(folder / FILE.name, *rows), shipped_params())
+    made = Replay.from_file(write_records(folder / FILE.name, *rows), shipped_params())
     return replace(made, kind="linear")  # a hundredth of the time
 
 
 @pytest.fixture(scope="module")
-def turned(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, Policy], Verdict]:
+def turned(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, Policy], WeekResult]:
     rows = flipped(records(range(1, 7)), TURNED)
-    found = rows_of(replay_of(tmp_path_factory.mktemp("replay"), rows), WEEKS)
+    found = replay_weeks(replay_of(tmp_path_factory.mktemp("replay"), rows), WEEKS)
     return {(week, policy): verdict for week, policy, verdict in found}
 
 
 @pytest.mark.heavy
-def test_a_version_that_went_wrong_is_noticed_in_its_first_week(turned: dict[tuple[int, Policy], Verdict]) -> None:
+def test_a_version_that_went_wrong_is_noticed_in_its_first_week(turned: dict[tuple[int, Policy], WeekResult]) -> None:
     before, after = turned[TURNED - 1, "never retrained"], turned[TURNED, "never retrained"]
     assert before.alarms == [] and before.precision > 0.65
     assert after.alarms == ["promise broken", "calibration off"] and after.precision < 0.5
@@ -41,7 +41,7 @@ def test_a_version_that_went_wrong_is_noticed_in_its_first_week(turned: dict[tup
 
 
 @pytest.mark.heavy
-def test_only_what_is_retrained_changes(turned: dict[tuple[int, Policy], Verdict]) -> None:
+def test_only_what_is_retrained_changes(turned: dict[tuple[int, Policy], WeekResult]) -> None:
     live = {policy: [turned[week, policy].live for week in (WEEKS[0], WEEKS[-1])] for _, policy in turned}
     assert live["never retrained"][0] is live["never retrained"][1]
     assert live["recalibrated"][0].regressor is live["recalibrated"][1].regressor
@@ -50,8 +50,8 @@ def test_only_what_is_retrained_changes(turned: dict[tuple[int, Policy], Verdict
 
 
 @pytest.mark.heavy
-def test_a_promise_is_of_the_version_that_is_live(turned: dict[tuple[int, Policy], Verdict]) -> None:
-    shown = {policy: [turned[week, policy].promise.reviews for week in WEEKS] for _, policy in turned}
+def test_a_promise_is_of_the_version_that_is_live(turned: dict[tuple[int, Policy], WeekResult]) -> None:
+    shown = {policy: [turned[week, policy].guarantee.reviews for week in WEEKS] for _, policy in turned}
     assert shown["never retrained"] == sorted(set(shown["never retrained"]))
     assert max(shown["retrained"]) <= 120, "the answers of a week"
 
@@ -59,7 +59,7 @@ def test_a_promise_is_of_the_version_that_is_live(turned: dict[tuple[int, Policy
 @pytest.mark.heavy
 def test_texts_that_change_are_an_alarm_and_others_are_none(tmp_path: Path) -> None:
     replay = replay_of(tmp_path, records(range(1, 7)))
-    rows = np.random.default_rng(0).standard_normal((len(replay.judged.correct), 8))
-    assert inputs_of(replay, 5, {"questions": rows}).alarms == []
-    moved = rows + 3.0 * (replay.judged.round == 5)[:, None]
-    assert "input drift" in inputs_of(replay, 5, {"questions": moved}).alarms
+    rows = np.random.default_rng(0).standard_normal((len(replay.dataset.correct), 8))
+    assert measure_drift(replay, 5, {"questions": rows}).alarms == []
+    moved = rows + 3.0 * (replay.dataset.round == 5)[:, None]
+    assert "input drift" in measure_drift(replay, 5, {"questions": moved}).alarms

@@ -23,17 +23,17 @@ class DocumentFile:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedRecord:
     """A record that is not imported, and the reason."""
 
     reason: str
 
 
-Item = Mapping[str, Any] | DocumentFile | Skipped
+Item = Mapping[str, Any] | DocumentFile | SkippedRecord
 """The output of an importer. A mapping is a row for a JSON Lines file: an import-format row, a thumb, or a review."""
 
 
-def review(reviewed_at: str, reviewer: str, flags: CriteriaValues) -> dict[str, Any]:
+def make_review(reviewed_at: str, reviewer: str, flags: CriteriaValues) -> dict[str, Any]:
     """Return the fields of a review, without its interaction."""
     complete, correct, truthful = flags
     return {

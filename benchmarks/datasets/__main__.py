@@ -23,7 +23,11 @@ app = typer.Typer(
 
 
 def parse_time(text: str) -> datetime:
-    """Parse an option that is a time. Raises `typer.BadParameter` for one without a time zone."""
+    """Parse an option that is a time.
+
+    Raises:
+        typer.BadParameter: the text is no time, or has no time zone.
+    """
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -75,13 +79,13 @@ def import_feedbackqa(files: Files, output: Output, asked_at: AskedAt = None) ->
 
 
 def _convert(read: Callable[..., Iterator[Any]], files: list[Path], output: Path, **options: Any) -> None:
-    given = {option: value for option, value in options.items() if value is not None}
-    converted = convert(read(files, **given), output)
+    chosen = {option: value for option, value in options.items() if value is not None}
+    counts = convert(read(files, **chosen), output)
     console.print(
-        f"{converted.interactions:,} interactions, {converted.feedback:,} thumbs, {converted.reviews:,} reviews and "
-        f"{converted.documents:,} documents in {output}"
+        f"{counts.interactions:,} interactions, {counts.feedback:,} thumbs, {counts.reviews:,} reviews and "
+        f"{counts.documents:,} documents in {output}"
     )
-    for reason, count in converted.skipped.items():
+    for reason, count in counts.skipped.items():
         console.print(f"{count:,} records skipped: {reason}")
     console.print(f"next: abstain ingest {output}", soft_wrap=True)
 

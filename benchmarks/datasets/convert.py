@@ -15,15 +15,15 @@ from pathlib import Path
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from benchmarks.datasets import DocumentFile, Item, Skipped
+from benchmarks.datasets import DocumentFile, Item, SkippedRecord
 
 ROWS = "rows.jsonl"
 DOCUMENTS = "documents"
 
 
 @dataclass
-class Converted:
-    """The number of rows and documents written, and of records skipped, by reason."""
+class ConversionCounts:
+    """Number of rows and documents written, and of records skipped, by reason."""
 
     interactions: int = 0
     feedback: int = 0
@@ -32,7 +32,8 @@ class Converted:
     skipped: Counter[str] = field(default_factory=Counter)
 
     def count(self, item: Item) -> None:
-        if isinstance(item, Skipped):
+        """Count one item of an importer."""
+        if isinstance(item, SkippedRecord):
             self.skipped[item.reason] += 1
         elif isinstance(item, DocumentFile):
             self.documents += 1
@@ -42,7 +43,7 @@ class Converted:
             self.reviews += "review" in item or "reviewed_at" in item
 
 
-def convert(items: Iterable[Item], folder: Path) -> Converted:
+def convert(items: Iterable[Item], folder: Path) -> ConversionCounts:
     """Write the `items` of an importer into `folder`, which must not exist or be empty.
 
     Raises:
@@ -51,22 +52,22 @@ def convert(items: Iterable[Item], folder: Path) -> Converted:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise AbstainError(Code.NOT_WRITABLE, f"{folder}: is there already: name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    converted = Converted()
+    counts = ConversionCounts()
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
-        written = Path(scratch) / folder.name
-        (written / DOCUMENTS).mkdir(parents=True)
-        with (written / ROWS).open("w", encoding="utf-8") as rows:
+        staging = Path(scratch) / folder.name
+        (staging / DOCUMENTS).mkdir(parents=True)
+        with (staging / ROWS).open("w", encoding="utf-8") as rows:
             for item in items:
-                converted.count(item)
+                counts.count(item)
                 if isinstance(item, DocumentFile):
-                    (written / DOCUMENTS / item.name).write_text(item.text, encoding="utf-8")
-                elif not isinstance(item, Skipped):
+                    (staging / DOCUMENTS / item.name).write_text(item.text, encoding="utf-8")
+                elif not isinstance(item, SkippedRecord):
                     rows.write(json.dumps(item, ensure_ascii=False) + "\n")
-        if not converted.interactions and not converted.documents:
+        if not counts.interactions and not counts.documents:
             raise AbstainError(Code.NO_ROWS, "the files hold nothing to import")
-        if not converted.interactions:
-            (written / ROWS).unlink()
-        if not converted.documents:
-            (written / DOCUMENTS).rmdir()
-        written.replace(folder)
-    return converted
+        if not counts.interactions:
+            (staging / ROWS).unlink()
+        if not counts.documents:
+            (staging / DOCUMENTS).rmdir()
+        staging.replace(folder)
+    return counts

@@ -13,8 +13,8 @@ from typing import Literal
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from benchmarks.datasets import CriteriaValues, Item, Skipped, review
-from benchmarks.datasets.pages import doc_id, page
+from benchmarks.datasets import CriteriaValues, Item, SkippedRecord, make_review
+from benchmarks.datasets.pages import make_doc_id, make_page
 from benchmarks.datasets.upstream import UpstreamRecord, read_records
 
 _FLAGS: dict[str, CriteriaValues] = {
@@ -38,14 +38,14 @@ class _Passage(UpstreamRecord):
 
     @property
     def doc_id(self) -> str:
-        return doc_id("feedbackqa", f"{self.domain} {self.uri}")
+        return make_doc_id("feedbackqa", f"{self.domain} {self.uri}")
 
 
 class _AnswerPassage(_Passage):
     passage_id: int | str
 
 
-class _Rated(UpstreamRecord):
+class _RatedQuestion(UpstreamRecord):
     id: str
     domain: str
     question: str
@@ -54,7 +54,7 @@ class _Rated(UpstreamRecord):
 
 
 class _Kind(UpstreamRecord):
-    """Enough of a record to distinguish the published files."""
+    """The fields of a record that tell the published files apart."""
 
     kb_id: str | None = None
     gold_kb_id: str | None = None
@@ -62,7 +62,7 @@ class _Kind(UpstreamRecord):
 
 def read(files: Sequence[Path], *, asked_at: datetime = PUBLISHED) -> Iterator[Item]:
     """Yield an interaction for each rated answer, a review for each rater, and a document for each page."""
-    at = asked_at.isoformat()
+    timestamp = asked_at.isoformat()
     pages: dict[str, list[_Passage]] = {}
     for file in files:
         kind = next(read_records(file, _Kind), _Kind())
@@ -71,34 +71,35 @@ def read(files: Sequence[Path], *, asked_at: datetime = PUBLISHED) -> Iterator[I
                 Code.WRONG_FORMAT, f"{file}: holds questions without an answer: name human_feedback or kb_passages"
             )
         if kind.kb_id is None:
-            for rated in read_records(file, _Rated):
-                yield from _convert(rated, at)
+            for record in read_records(file, _RatedQuestion):
+                yield from _convert(record, timestamp)
         else:
             for passage in read_records(file, _Passage):
                 pages.setdefault(passage.doc_id, []).append(passage)
     for name, passages in pages.items():
         texts = [(passage.section_headers, passage.text) for passage in passages]
-        yield page(name, passages[0].page_title, at, texts, passages[0].domain)
+        yield make_page(name, passages[0].page_title, timestamp, texts, passages[0].domain)
 
 
-def _convert(rated: _Rated, at: str) -> Iterator[Item]:
-    passage = rated.answer_passage
-    if not rated.question.strip() or not passage.text.strip():
-        yield Skipped("the question or the passage is empty")
+def _convert(record: _RatedQuestion, timestamp: str) -> Iterator[Item]:
+    passage = record.answer_passage
+    if not record.question.strip() or not passage.text.strip():
+        yield SkippedRecord("the question or the passage is empty")
         return
     interaction = {
-        "interaction_id": f"feedbackqa-{rated.id}",
-        "asked_at": at,
-        "question": rated.question,
+        "interaction_id": f"feedbackqa-{record.id}",
+        "asked_at": timestamp,
+        "question": record.question,
         "answer": passage.text,
         "contexts": [{"chunk_id": f"{passage.doc_id}#passage-{passage.passage_id}", "text": passage.text}],
         "model": "feedbackqa-retriever",
-        "product": rated.domain,
+        "product": record.domain,
         "group": passage.doc_id,
     }
     reviews = [
-        review(at, f"feedbackqa-rater-{number}", _FLAGS[rating]) for number, rating in enumerate(rated.ratings, start=1)
+        make_review(timestamp, f"feedbackqa-rater-{number}", _FLAGS[rating])
+        for number, rating in enumerate(record.ratings, start=1)
     ]
     yield interaction | ({"review": reviews[0]} if reviews else {})
-    for other in reviews[1:]:
-        yield {"interaction_id": interaction["interaction_id"], **other}
+    for further_review in reviews[1:]:
+        yield {"interaction_id": interaction["interaction_id"], **further_review}

@@ -27,21 +27,21 @@ class Articles:
         self._prefix, self._unit = prefix, unit
         self._passages: dict[str, dict[Passage, int]] = {}
 
-    def chunk_id(self, title: str, passage: Passage) -> str:
+    def add_passage(self, title: str, passage: Passage) -> str:
         """Add a passage, unless it is there, and return the id that names it in its document."""
         passages = self._passages.setdefault(title, {})
         number = passages.setdefault(passage, len(passages) + 1)
-        return f"{doc_id(self._prefix, title)}#{self._unit}-{number}"
+        return f"{make_doc_id(self._prefix, title)}#{self._unit}-{number}"
 
     def documents(self, updated_at: str) -> Iterator[DocumentFile]:
         """Yield a document for each title, with the passages of one section next to each other."""
         for title, passages in self._passages.items():
             sections = list(dict.fromkeys(headings for headings, _ in passages))
             ordered = sorted(passages, key=lambda passage: sections.index(passage[0]))
-            yield page(doc_id(self._prefix, title), title.replace("_", " "), updated_at, ordered)
+            yield make_page(make_doc_id(self._prefix, title), title.replace("_", " "), updated_at, ordered)
 
 
-def doc_id(prefix: str, name: str) -> str:
+def make_doc_id(prefix: str, name: str) -> str:
     """Return a `doc_id` for `name`: readable, valid as a file name, and different for different names."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", plain).strip("-")[:60]
@@ -50,13 +50,13 @@ def doc_id(prefix: str, name: str) -> str:
     return f"{prefix}-{slug}"
 
 
-def page(
+def make_page(
     doc_id: str, title: str, updated_at: str, passages: Iterable[Passage], product: str | None = None
 ) -> DocumentFile:
     """Return a document of `passages`, each below its headings."""
     front = {"doc_id": doc_id, "title": " ".join(title.split()), "product": product, "updated_at": updated_at}
-    given = {name: value for name, value in front.items() if value is not None}
-    blocks = [f"---\n{yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=10_000)}---"]
+    fields = {name: value for name, value in front.items() if value is not None}
+    blocks = [f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=10_000)}---"]
     above: tuple[str, ...] = ()
     for headings, text in passages:
         path = tuple(name for name in (" ".join(heading.split()) for heading in headings) if name)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.datasets import CriteriaValues, Item, Skipped, review
+from benchmarks.datasets import CriteriaValues, Item, SkippedRecord, make_review
 from benchmarks.datasets.pages import Articles
 from benchmarks.datasets.upstream import UpstreamRecord, read_records
 
@@ -31,7 +31,7 @@ _FLAGS: dict[str, CriteriaValues] = {
 }
 
 
-class _Judged(UpstreamRecord):
+class _AnswerRecord(UpstreamRecord):
     id: str
     study: str
     round: int
@@ -55,23 +55,23 @@ def read(
     """Yield an interaction with its verdict for each record, and a document for each Wikipedia article."""
     articles = Articles("qa_from_hf", "passage")
     for file in files:
-        for record in read_records(file, _Judged):
-            chunk_id = articles.chunk_id(record.title, ((record.section,), record.context))
+        for record in read_records(file, _AnswerRecord):
+            chunk_id = articles.add_passage(record.title, ((record.section,), record.context))
             if record.model_answer == ABSTENTION and abstentions == "skip":
-                yield Skipped("the model abstained")
+                yield SkippedRecord("the model abstained")
             elif not record.question.strip() or not record.model_answer.strip():
-                yield Skipped("the question or the answer is empty")
+                yield SkippedRecord("the question or the answer is empty")
             else:
                 yield _convert(record, chunk_id, first_round_at + (record.round - 1) * ROUND, verdict)
     yield from articles.documents(first_round_at.isoformat())
 
 
-def _convert(record: _Judged, chunk_id: str, asked_at: datetime, verdict: str) -> dict[str, Any]:
-    at = asked_at.isoformat()
-    thumb = {"given_at": at, "thumb": "up" if record.user_feedback == "Correct" else "down"}
+def _convert(record: _AnswerRecord, chunk_id: str, asked_at: datetime, verdict: str) -> dict[str, Any]:
+    timestamp = asked_at.isoformat()
+    thumb = {"given_at": timestamp, "thumb": "up" if record.user_feedback == "Correct" else "down"}
     return {
         "interaction_id": f"qa_from_hf-{record.id}",
-        "asked_at": at,
+        "asked_at": timestamp,
         "question": record.question,
         "answer": record.model_answer,
         "contexts": [{"chunk_id": chunk_id, "text": record.context}],
@@ -79,5 +79,7 @@ def _convert(record: _Judged, chunk_id: str, asked_at: datetime, verdict: str) -
         "product": record.study,
         "group": record.title,
         "writer": {"log_prob": record.log_prob, "class_log_prob": record.class_log_prob},
-        verdict: thumb if verdict == "thumb" else review(at, "qa_from_hf-asker", _FLAGS[record.user_feedback]),
+        verdict: thumb
+        if verdict == "thumb"
+        else make_review(timestamp, "qa_from_hf-asker", _FLAGS[record.user_feedback]),
     }

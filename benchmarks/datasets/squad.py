@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.datasets import Item, Skipped, review
+from benchmarks.datasets import Item, SkippedRecord, make_review
 from benchmarks.datasets.pages import Articles
 from benchmarks.datasets.upstream import UpstreamRecord, read_document
 
@@ -49,35 +49,37 @@ def read(
     files: Sequence[Path], *, unanswerable: Literal["plausible", "skip"] = "plausible", asked_at: datetime = PUBLISHED
 ) -> Iterator[Item]:
     """Yield an interaction with a review for each question, and a document for each article."""
-    at = asked_at.isoformat()
+    timestamp = asked_at.isoformat()
     articles = Articles("squad", "paragraph")
     for file in files:
         for article in read_document(file, _File).data:
             for paragraph in article.paragraphs:
-                chunk_id = articles.chunk_id(article.title, ((), paragraph.context))
+                chunk_id = articles.add_passage(article.title, ((), paragraph.context))
                 context = {"chunk_id": chunk_id, "text": paragraph.context}
                 for question in paragraph.qas:
-                    yield _convert(question, article.title, context, at, unanswerable)
-    yield from articles.documents(at)
+                    yield _convert(question, article.title, context, timestamp, unanswerable)
+    yield from articles.documents(timestamp)
 
 
-def _convert(question: _Question, title: str, context: dict[str, str], at: str, unanswerable: str) -> Item:
+def _convert(question: _Question, title: str, context: dict[str, str], timestamp: str, unanswerable: str) -> Item:
     if not question.question.strip():
-        return Skipped("the question is empty")
+        return SkippedRecord("the question is empty")
     if question.is_impossible and unanswerable == "skip":
-        return Skipped("unanswerable, as requested")
+        return SkippedRecord("unanswerable, as requested")
     answers = question.plausible_answers if question.is_impossible else question.answers
     answer = next((answer.text for answer in answers if answer.text.strip()), None)
     if answer is None:
-        return Skipped("unanswerable, without a plausible answer" if question.is_impossible else "no answer is marked")
+        return SkippedRecord(
+            "unanswerable, without a plausible answer" if question.is_impossible else "no answer is marked"
+        )
     is_correct = not question.is_impossible
     return {
         "interaction_id": f"squad-{question.id}",
-        "asked_at": at,
+        "asked_at": timestamp,
         "question": question.question,
         "answer": answer,
         "contexts": [context],
         "model": "squad-annotators",
         "group": title,
-        "review": review(at, "squad", (is_correct, is_correct, is_correct)),
+        "review": make_review(timestamp, "squad", (is_correct, is_correct, is_correct)),
     }

@@ -20,18 +20,26 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class UpstreamRecord(BaseModel):
-    """Base of the models of published records."""
+    """Base class of the models of published records."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 def read_document(file: Path, model: type[M]) -> M:
-    """Read a JSON file as one record. Raises `AbstainError` that names the field."""
+    """Read a JSON file as one record.
+
+    Raises:
+        AbstainError: the file is invalid; the message names the field.
+    """
     return _parse(_read_bytes(file), model, str(file))
 
 
 def read_records(file: Path, model: type[M]) -> Iterator[M]:
-    """Yield the records of a JSON Lines file. Raises `AbstainError` that names line and field."""
+    """Yield the records of a JSON Lines file.
+
+    Raises:
+        AbstainError: a line is invalid; the message names line and field.
+    """
     for number, line in enumerate(_read_bytes(file).split(b"\n"), start=1):
         if line.strip():
             yield _parse(line, model, f"{file} line {number}")

@@ -18,7 +18,7 @@ PARTS = ("equality", "throughput", "latency", "memory")
 
 
 def main() -> int:
-    """Print the tables that were asked for; the exit status is 1 where a result differs by more than its limit."""
+    """Print the requested tables and return the exit status: 1 if a result differs by more than its limit."""
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--small", action="store_true", help="a small model, which a CPU runs too")
@@ -36,12 +36,12 @@ def main() -> int:
     chip = torch.cuda.get_device_name() if on_cuda else "CPU"
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     print(f"{chip}, {versions}, {datetime.date.today()}, random weights")
-    broken = False
+    is_violated = False
     if "equality" in parts:
         print("\n## Equality\n")
-        for line, within in check_equality(device):
+        for line, is_within in check_equality(device):
             print(line, flush=True)
-            broken = broken or not within
+            is_violated = is_violated or not is_within
     if set(parts) & {"throughput", "latency", "memory"}:
         torch.manual_seed(0)
         small = arguments.small
@@ -54,7 +54,7 @@ def main() -> int:
             _print("Latency", measure_latency(loaded, 50 if small else 500, 3 if small else arguments.runs))
         if "memory" in parts:
             _print("Memory", measure_memory(loaded, 400 if small else 4000, 1600 if small else 1 << 19))
-    return int(broken)
+    return int(is_violated)
 
 
 def _print(title: str, lines: Iterable[str]) -> None:

@@ -1,9 +1,9 @@
-"""Whether the engine gives what transformers gives, on this device, and what the CPU gives.
+"""Check that the engine computes the same as transformers on this device, and as the CPU.
 
-Random models in the shapes of four families are read in float32 and bfloat16: every kind of request, alone and in
-batches of several sizes, with shared and unrelated prompts. What a request gives is compared with a plain forward pass
-of transformers on the same device (answers and beams by reading what was written once more), and with the engine in
-float32 on the CPU.
+Random models in the shapes of four families are run in float32 and bfloat16 with every kind of request, alone and in
+batches of several sizes, with shared and unrelated prompts. Each result is compared with a plain forward pass of
+transformers on the same device (answers and beams by reading the generated text again), and with the engine in float32
+on the CPU.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ CPU_LIMITS = {dtype: {what: 2 * limit for what, limit in limits.items()} for dty
 
 @dataclass
 class Differences:
-    """The largest difference seen for each kind of result."""
+    """Largest difference of each kind of result."""
 
     largest: dict[str, float] = field(default_factory=dict)
 
     def add(self, what: str, difference: Tensor | float) -> None:
-        """Note one difference; nan counts as infinite, and so does a comparison of nothing."""
+        """Record a difference; nan counts as infinite, and so does a comparison of nothing."""
         values = torch.as_tensor(difference)
         value = float(values.nan_to_num(nan=torch.inf).max()) if values.numel() else torch.inf
         self.largest[what] = max(value, self.largest.get(what, 0.0))
@@ -79,22 +79,22 @@ def check_equality(device: torch.device) -> Iterator[tuple[str, bool]]:
             by_transformers, by_cpu = compare(loaded, requests, expected)
             for what, largest in by_transformers.largest.items():
                 limits = LIMITS[dtype][what], CPU_LIMITS[dtype][what]
-                other = by_cpu.largest.get(what)
-                within = largest <= limits[0] and (other is None or other <= limits[1])
+                cpu_largest = by_cpu.largest.get(what)
+                is_within = largest <= limits[0] and (cpu_largest is None or cpu_largest <= limits[1])
                 cells = [family, str(dtype).removeprefix("torch."), what, f"{largest:.1e}", f"{limits[0]:.0e}"]
-                cells += ["", ""] if other is None else [f"{other:.1e}", f"{limits[1]:.0e}"]
-                yield f"| {' | '.join(cells)} |" + ("" if within else " **broken**"), within
+                cells += ["", ""] if cpu_largest is None else [f"{cpu_largest:.1e}", f"{limits[1]:.0e}"]
+                yield f"| {' | '.join(cells)} |" + ("" if is_within else " **broken**"), is_within
 
 
 def make_requests(vocabulary: int, layers: int) -> dict[str, Request]:
-    """All kinds of requests about prompts of 5 to 330 tokens, some of which share their beginning."""
+    """Return all kinds of requests about prompts of 5 to 330 tokens, some of which share their beginning."""
     draw = random.Random(0)
     prompts = [
         random_prompt(vocabulary, draw, context=n, question=5, answer=a) for n, a in ((1, 1), (60, 9), (270, 25))
     ]
     shared = random_prompt(vocabulary, draw, context=150)[0]
     prompts += [(shared, *random_prompt(vocabulary, draw, context=1, question=7, answer=a)[1:]) for a in (3, 9, 30)]
-    asks: dict[str, Operation] = {
+    operations: dict[str, Operation] = {
         "first": HiddenStates(1),
         "middle": HiddenStates(layers // 2),
         "last": HiddenStates(layers),
@@ -102,7 +102,11 @@ def make_requests(vocabulary: int, layers: int) -> dict[str, Request]:
         "nll": NLL(SCORED),
         "choices": NextTokenProbs(CHOICES),
     }
-    requests = {f"{name} {i}": Request(p, ask, name) for i, p in enumerate(prompts) for name, ask in asks.items()}
+    requests = {
+        f"{name} {i}": Request(p, operation, name)
+        for i, p in enumerate(prompts)
+        for name, operation in operations.items()
+    }
     for i, prompt in enumerate(prompts):
         question = prompt[:2]
         answer = Generate(8, states=HiddenStates(layers // 2), tracked_tokens=CHOICES)
@@ -116,7 +120,7 @@ def make_requests(vocabulary: int, layers: int) -> dict[str, Request]:
 def compare(
     loaded: LoadedModel, requests: Mapping[str, Request], expected: Mapping[str, Result]
 ) -> tuple[Differences, Differences]:
-    """The largest differences of the engine from a plain forward, and from `expected`, over all ways of running it."""
+    """Return the largest differences of the engine from a plain forward pass, and from `expected`, over all ways."""
     by_transformers, by_cpu = Differences(), Differences()
     plain = PlainForward(loaded)
     alone = Engine(loaded, BATCHES[-1])
@@ -131,10 +135,10 @@ def compare(
 
 
 def _compare_with_cpu(
-    ask: Operation, result: Result, expected: Result, differences: Differences, *, exact: bool
+    operation: Operation, result: Result, expected: Result, differences: Differences, *, exact: bool
 ) -> None:
-    """Answers and beams are compared where both are exact: rounding may lead a search another way."""
-    match ask:
+    """Add the difference from the CPU; answers and beams only if exact, because rounding may divert a search."""
+    match operation:
         case HiddenStates():
             differences.add("states", _relative(result, expected))  # type: ignore[arg-type]
         case NLL():
@@ -142,17 +146,20 @@ def _compare_with_cpu(
         case NextTokenProbs():
             differences.add("choices", (result.log() - expected.log()).abs())  # type: ignore[operator]
         case Generate() if exact:
-            (own,), (other,) = result, expected
-            pairs = zip(own.tokens, other.tokens, strict=False)
-            same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(own.tokens))
+            (answer,), (expected_answer,) = result, expected
+            pairs = zip(answer.tokens, expected_answer.tokens, strict=False)
+            first_difference = next((i for i, (a, b) in enumerate(pairs) if a != b), len(answer.tokens))
             # Of two tokens that are equally likely, each side may take another: they are compared, what follows is not.
-            differences.add("answers", (own.log_probs[: same + 1] - other.log_probs[: same + 1]).abs())
+            differences.add(
+                "answers",
+                (answer.log_probs[: first_difference + 1] - expected_answer.log_probs[: first_difference + 1]).abs(),
+            )
         case ConstrainedGenerate() if exact:
             differences.add("beams", (result[:, 1].mean() - expected[:, 1].mean()).abs())  # type: ignore[call-overload]
 
 
 def _relative(result: Tensor, expected: Tensor) -> Tensor:
-    """The norm of each row's difference, relative to the row's norm."""
+    """Return the norm of the difference of each row, relative to the norm of the row."""
     result, expected = result.float().cpu(), expected.float().cpu()
     if result.shape != expected.shape:
         return torch.tensor(torch.inf)
@@ -160,42 +167,42 @@ def _relative(result: Tensor, expected: Tensor) -> Tensor:
 
 
 class PlainForward:
-    """What transformers gives for a pass, one pass at a time, without packing, cache or early exit."""
+    """Results of transformers for one prompt at a time, without packing, cache or early exit."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._read: dict[tuple[int, ...], tuple[list[Tensor], Tensor, list[Tensor]]] = {}
 
     def compare(self, request: Request, result: Result, differences: Differences) -> None:
-        """Add the difference of `result` from what a plain forward gives for `request`."""
-        ask, encoded = request.operation, encode_prompt(self._loaded.tokenizer, request.prompt)
-        if isinstance(ask, HiddenStates):
-            first, last = encoded.span(*ask.segments)
+        """Add the difference of `result` from the result of a plain forward pass for `request`."""
+        operation, encoded = request.operation, encode_prompt(self._loaded.tokenizer, request.prompt)
+        if isinstance(operation, HiddenStates):
+            first, last = encoded.span(*operation.segments)
             states, _, mlp = self._forward(encoded.ids)
-            layer = mlp[ask.layer - 1] if ask.site == "mlp" else states[ask.layer]
+            layer = mlp[operation.layer - 1] if operation.site == "mlp" else states[operation.layer]
             differences.add("states", _relative(result, layer[first:last]))  # type: ignore[arg-type]
-        elif isinstance(ask, NLL):
-            last = encoded.span(*ask.segments)[1]
+        elif isinstance(operation, NLL):
+            last = encoded.span(*operation.segments)[1]
             log_p = self._forward(encoded.ids)[1]
             entropy = -(log_p.exp() * log_p).sum(-1)[: last - 1]
-            both = torch.stack([-_chosen(log_p, encoded.ids)[: last - 1], entropy], 1)
+            both = torch.stack([-_gather_log_probs(log_p, encoded.ids)[: last - 1], entropy], 1)
             differences.add("nll", (result[1:] - both).abs())  # type: ignore[index]
-        elif isinstance(ask, NextTokenProbs):
+        elif isinstance(operation, NextTokenProbs):
             log_p = self._forward(encoded.ids)[1]
-            ids = [int(token) for token in ask.tokens]
+            ids = [int(token) for token in operation.tokens]
             differences.add("choices", (result[:, 0].log() - log_p[-1, ids]).abs())  # type: ignore[call-overload]
-        elif isinstance(ask, Generate):
+        elif isinstance(operation, Generate):
             assert isinstance(result, list)
-            self._compare_answer(encoded.ids, ask, result[0], differences)
-        elif isinstance(ask, ConstrainedGenerate):
+            self._compare_answer(encoded.ids, operation, result[0], differences)
+        elif isinstance(operation, ConstrainedGenerate):
             assert isinstance(result, Tensor)
             self._compare_beam(request.prompt, result, differences)
 
     def _compare_answer(
-        self, prompt: list[int], ask: Generate, answer: GeneratedText, differences: Differences
+        self, prompt: list[int], operation: Generate, answer: GeneratedText, differences: Differences
     ) -> None:
-        """Read the answer once more: its log-probabilities, its states, and that each token is the likeliest."""
-        assert ask.states is not None and answer.states is not None
+        """Read the answer again: its log-probabilities, its states, and whether each token is the most likely one."""
+        assert operation.states is not None and answer.states is not None
         tokens = [*answer.tokens, *([1] if answer.ended else [])]
         states, log_p, _ = self._forward([*prompt, *answer.tokens, 1])  # with its EOS, whose state is read, too
         steps = log_p[len(prompt) - 1 :][: len(tokens)]
@@ -203,20 +210,20 @@ class PlainForward:
         differences.add("answers", (answer.log_probs - chosen).abs())
         differences.add("answers", steps.amax(-1) - chosen)
         differences.add(
-            "choices", (answer.choices.log() - steps[:, [int(token) for token in ask.tracked_tokens]]).abs()
+            "choices", (answer.choices.log() - steps[:, [int(token) for token in operation.tracked_tokens]]).abs()
         )
-        differences.add("states", _relative(answer.states, states[ask.states.layer][len(prompt) :]))
+        differences.add("states", _relative(answer.states, states[operation.states.layer][len(prompt) :]))
 
-    def _compare_beam(self, pass_: PromptSegments, steps: Tensor, differences: Differences) -> None:
-        prompt = encode_prompt(self._loaded.tokenizer, pass_[:-1]).ids
-        tokens, target = steps[:, 0].long().tolist(), self._loaded.tokenizer.encode(pass_[-1].text)
+    def _compare_beam(self, segments: PromptSegments, steps: Tensor, differences: Differences) -> None:
+        prompt = encode_prompt(self._loaded.tokenizer, segments[:-1]).ids
+        tokens, target = steps[:, 0].long().tolist(), self._loaded.tokenizer.encode(segments[-1].text)
         if not any(tokens[i : i + len(target)] == target for i in range(len(tokens))):
             differences.add("beams", torch.inf)
         _, log_p, _ = self._forward([*prompt, *tokens])
-        differences.add("beams", (steps[:, 1] - _chosen(log_p, [*prompt, *tokens])[len(prompt) - 1 :]).abs())
+        differences.add("beams", (steps[:, 1] - _gather_log_probs(log_p, [*prompt, *tokens])[len(prompt) - 1 :]).abs())
 
     def _forward(self, ids: Sequence[int]) -> tuple[list[Tensor], Tensor, list[Tensor]]:
-        """Hidden states of every layer, log-probabilities (tokens, vocabulary) and feed-forward outputs, on the CPU."""
+        """Return the states of all layers, log-probabilities (tokens, vocabulary) and MLP outputs, on the CPU."""
         key = tuple(ids)
         if key not in self._read:
             mlp: list[Tensor] = []
@@ -234,6 +241,6 @@ class PlainForward:
         return self._read[key]
 
 
-def _chosen(log_p: Tensor, ids: Sequence[int]) -> Tensor:
-    """The log-probability of every token but the first."""
+def _gather_log_probs(log_p: Tensor, ids: Sequence[int]) -> Tensor:
+    """Return the log-probability of every token except the first."""
     return log_p[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]

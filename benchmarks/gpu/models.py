@@ -73,15 +73,18 @@ class NumberTokenizer:
 def random_model(
     name: str, config: str, values: dict[str, Any], device: torch.device, dtype: torch.dtype, **options: Any
 ) -> LoadedModel:
-    """A causal model with random weights in `dtype` on `device`, the same for the same seed of torch.
+    """Return a causal model with random weights, the same for the same seed of torch.
 
     Args:
-        name: What it is called in errors.
-        config: The name of its configuration in transformers.
-        values: The configuration's values.
-        device: Where its weights are.
-        dtype: Their type.
-        **options: Of `from_config`, such as `attn_implementation`.
+        name: Name of the model in errors.
+        config: Name of its configuration class in transformers.
+        values: Values of the configuration.
+        device: Device of the weights.
+        dtype: Type of the weights.
+        **options: Options of `from_config`, such as `attn_implementation`.
+
+    Returns:
+        The model with a tokenizer of numbers.
     """
     configuration = getattr(transformers, config)(**values)
     with device:
@@ -92,7 +95,7 @@ def random_model(
 def random_prompt(
     vocabulary: int, draw: random.Random, *, context: int, question: int = 16, answer: int = 32
 ) -> PromptSegments:
-    """A prompt of random tokens: so many of context, question and answer, and EOS."""
+    """Return a prompt of random tokens with `context`, `question` and `answer` tokens, and EOS."""
     lengths = {"context": context, "question": question, "answer": answer}
     texts = {name: " ".join(str(draw.randrange(2, vocabulary)) for _ in range(n)) for name, n in lengths.items()}
     return (*(Segment(name, text) for name, text in texts.items()), Segment("eos", eos=True))

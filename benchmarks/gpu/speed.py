@@ -17,7 +17,7 @@ from abstain.llm.engine.prompts import PromptSegments
 from abstain.llm.engine.requests import NLL, HiddenStates, NextTokenProbs, Operation, Request
 from benchmarks import naive
 from benchmarks.gpu.models import random_prompt
-from benchmarks.measure import flops, in_turns, matrix_peak, seconds
+from benchmarks.measure import flops, matrix_peak, seconds, time_in_turns
 
 BATCH_TOKENS = 8192
 QUESTION_AND_ANSWER = 16 + 32 + 1
@@ -27,13 +27,16 @@ CHOICES = ("2", "3")
 
 
 def measure_throughput(loaded: LoadedModel, lengths: Sequence[int], count: int, repeats: int) -> Iterator[str]:
-    """Yield the lines of a table: states of the middle and of the last layer, and all requests, for `count` prompts.
+    """Yield the lines of a table: states of the middle and the last layer, and all requests, for `count` prompts.
 
     Args:
         loaded: The model.
-        lengths: Tokens of a prompt, a row of the table for each and each kind of request.
-        count: Prompts in a run, which share nothing.
-        repeats: Runs of engine and naive loop in turns, whose medians are shown.
+        lengths: Tokens of a prompt; the table has a row for each length and kind of request.
+        count: Prompts in a run; they share nothing.
+        repeats: Runs of engine and naive loop in turns; the table shows their medians.
+
+    Yields:
+        Lines of Markdown.
     """
     config = loaded.model.config
     peak = matrix_peak(loaded.model.dtype, loaded.model.device)
@@ -46,16 +49,18 @@ def measure_throughput(loaded: LoadedModel, lengths: Sequence[int], count: int, 
         context = length - QUESTION_AND_ANSWER
         prompts = [random_prompt(config.vocab_size, draw, context=context) for _ in range(count)]
         for layer, everything in ((middle, False), (deepest, False), (middle, True)):
-            asks: list[Operation] = [HiddenStates(layer)]
-            asks += [NLL(SCORED), NextTokenProbs(CHOICES)] if everything else []
+            operations: list[Operation] = [HiddenStates(layer)]
+            operations += [NLL(SCORED), NextTokenProbs(CHOICES)] if everything else []
             requests = {
-                f"{i} {n}": Request(p, ask, f"{i}") for i, p in enumerate(prompts) for n, ask in enumerate(asks)
+                f"{i} {n}": Request(p, operation, f"{i}")
+                for i, p in enumerate(prompts)
+                for n, operation in enumerate(operations)
             }
             engine = Engine(loaded, max(length, BATCH_TOKENS))
             _run(engine, requests)
             work = copy.deepcopy(engine.stats)
             projection = 2.0 * work.vocabulary_rows * config.vocab_size * config.hidden_size
-            operations = flops(loaded, work.layer_tokens.total()) + projection
+            n_flops = flops(loaded, work.layer_tokens.total()) + projection
 
             def run_naively(
                 prompts: list[PromptSegments] = prompts, layer: int = layer, everything: bool = everything
@@ -65,19 +70,22 @@ def measure_throughput(loaded: LoadedModel, lengths: Sequence[int], count: int, 
                     naive.nll(loaded, prompts, SCORED)
                     naive.choices(loaded, prompts, CHOICES)
 
-            _, took, ratio = in_turns(run_naively, partial(_run, engine, requests), repeats)
+            _, elapsed, ratio = time_in_turns(run_naively, partial(_run, engine, requests), repeats)
             label = "states, NLLs, choices" if everything else f"states of layer {layer}"
-            share = operations / took / peak
-            yield f"| {label} | {length:,} | {work.forward_tokens / took:,.0f} | {share:.0%} | {ratio:.2f} |"
+            share = n_flops / elapsed / peak
+            yield f"| {label} | {length:,} | {work.forward_tokens / elapsed:,.0f} | {share:.0%} | {ratio:.2f} |"
 
 
 def measure_latency(loaded: LoadedModel, chunk: int, runs: int) -> Iterator[str]:
-    """Yield the lines of the latency table of the probe's paper: one answered question, its best chunks, two layers.
+    """Yield the lines of the probe paper's latency table: one answered question, its best chunks, two layers.
 
     Args:
         loaded: The model.
         chunk: Tokens of a chunk.
-        runs: Answers, each with a prompt of its own, that mean and P99 are of.
+        runs: Answers behind mean and P99, each with its own prompt.
+
+    Yields:
+        Lines of Markdown.
     """
     yield "| layer | chunks | tokens | mean, ms | P99, ms |"
     yield "| --: | --: | --: | --: | --: |"
@@ -95,13 +103,16 @@ def measure_latency(loaded: LoadedModel, chunk: int, runs: int) -> Iterator[str]
             yield f"| {layer} | {chunks} | {tokens:,} | {np.mean(timed):.1f} | {np.quantile(timed, 0.99):.1f} |"
 
 
-def measure_memory(loaded: LoadedModel, length: int, most: int) -> Iterator[str]:
-    """Yield the lines of a table: the peak of allocated memory by tokens of a batch, doubled until it does not fit.
+def measure_memory(loaded: LoadedModel, length: int, max_tokens: int) -> Iterator[str]:
+    """Yield the lines of a table: peak of allocated memory by tokens of a batch, doubled until it does not fit.
 
     Args:
-        loaded: The model, on CUDA; elsewhere nothing is known of memory, and the column stays empty.
+        loaded: The model, on CUDA; on other devices memory is unknown and the column is empty.
         length: Tokens of a prompt.
-        most: The largest batch that is tried, in tokens.
+        max_tokens: The largest batch that is tried, in tokens.
+
+    Yields:
+        Lines of Markdown.
     """
     yield "| tokens of a batch | peak, GiB | beyond the weights, GiB | tokens/s |"
     yield "| --: | --: | --: | --: |"
@@ -109,11 +120,11 @@ def measure_memory(loaded: LoadedModel, length: int, most: int) -> Iterator[str]
     on_cuda = device.type == "cuda"
     weights = sum(parameter.numel() * parameter.element_size() for parameter in loaded.model.parameters())
     draw, tokens = random.Random(2), length
-    while tokens <= most:
+    while tokens <= max_tokens:
         context = length - QUESTION_AND_ANSWER
         prompts = [random_prompt(config.vocab_size, draw, context=context) for _ in range(tokens // length)]
-        ask = HiddenStates(config.num_hidden_layers // 2)
-        requests = {str(i): Request(prompt, ask, str(i)) for i, prompt in enumerate(prompts)}
+        operation = HiddenStates(config.num_hidden_layers // 2)
+        requests = {str(i): Request(prompt, operation, str(i)) for i, prompt in enumerate(prompts)}
         engine = Engine(loaded, tokens)
         gc.collect()
         if on_cuda:
@@ -122,12 +133,12 @@ def measure_memory(loaded: LoadedModel, length: int, most: int) -> Iterator[str]
         try:
             _run(engine, requests)
             peak = torch.cuda.max_memory_allocated() if on_cuda else weights
-            took = seconds(partial(_run, engine, requests))
+            elapsed = seconds(partial(_run, engine, requests))
         except torch.OutOfMemoryError:
             yield f"| {tokens:,} | does not fit | | |"
             return
         memory = f"{peak / 2**30:.1f} | {(peak - weights) / 2**30:.1f}" if on_cuda else " | "
-        yield f"| {tokens:,} | {memory} | {tokens / took:,.0f} |"
+        yield f"| {tokens:,} | {memory} | {tokens / elapsed:,.0f} |"
         tokens *= 2
 
 

@@ -58,7 +58,7 @@ class GivenAnswers(WhiteboxModel):
 
 
 def pad(rows: list[list[int]], left: bool, value: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask, both (rows, longest row)."""
+    """Return ids and mask, both (rows, longest row)."""
     width = max(map(len, rows))
     padded = [[value] * (width - len(r)) + r if left else r + [value] * (width - len(r)) for r in rows]
     mask = [[0] * (width - len(r)) + [1] * len(r) if left else [1] * len(r) + [0] * (width - len(r)) for r in rows]
@@ -66,7 +66,7 @@ def pad(rows: list[list[int]], left: bool, value: int) -> tuple[torch.Tensor, to
 
 
 def extract(model: WhiteboxModel, calculator: InferCausalLMCalculator, rows: list[dict], layer: int) -> list[tuple]:
-    """One batch: for every row the answer's mean log-probability, and mean and last of its tokens' states."""
+    """Return for each row of a batch the answer's mean log-probability, and the mean and last of its states."""
     eos = model.tokenizer.eos_token_id
     prompts, mask = pad([row["prompt_ids"] for row in rows], left=True, value=eos)
     answers, _ = pad([row["answer_ids"] for row in rows], left=False, value=eos)

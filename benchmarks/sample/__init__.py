@@ -1,1 +1,1 @@
-"""What makes the sample that the project ships: a fictional bank's handbook, questions, answers, reviews and thumbs."""
+"""Sources of the sample that the project ships: a fictional bank's handbook, questions, answers and feedback."""

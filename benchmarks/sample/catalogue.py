@@ -14,7 +14,7 @@ Unit = Literal["euros", "percent", "days", "months", "years", "clock", "date", "
 
 @dataclass(frozen=True)
 class Range:
-    """Values that a product may be given: `low` to `high` by `step`, in `unit`, before the unit is written out."""
+    """Values that a product may have: `low` to `high` by `step`, in `unit`, before the unit is written out."""
 
     unit: Unit
     low: float
@@ -24,7 +24,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Words:
-    """Words that a product may be given, as the handbook writes them."""
+    """Words that a product may have, as the handbook writes them."""
 
     choices: tuple[str, ...]
 
@@ -34,9 +34,9 @@ class Attribute:
     """One fact of each product of a topic.
 
     Attributes:
-        text: the table row's label, the list item or the sentence, with `{v}` for the value and `{p}` for the product.
-        parts: the possible values; two parts are joined by `form`.
-        asks: phrasings of the question about it, with `{p}`.
+        text: The table row's label, the list item or the sentence, with `{v}` for the value and `{p}` for the product.
+        parts: The possible values; two parts are joined by `form`.
+        asks: Phrasings of the question about it, with `{p}`.
     """
 
     text: str
@@ -47,13 +47,13 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Topic:
-    """One subject, with a page for each of `names`: twins that differ in their values only.
+    """A subject with a page for each of `names`: near-duplicates that differ only in their values.
 
     Attributes:
-        line: the product line, and `business` the line of business that it belongs to.
-        noun: follows each name: "Cobalt" + "Card".
-        closed: the entitlement that a name's page needs.
-        header: the two columns of a table.
+        line: The product line, and `business` the line of business that it belongs to.
+        noun: Follows each name: "Cobalt" + "Card".
+        closed: The entitlement that a name's page needs.
+        header: The two columns of a table.
     """
 
     key: str
@@ -70,7 +70,7 @@ class Topic:
 
 @cache
 def topics() -> tuple[Topic, ...]:
-    """All topics, in the order of the file."""
+    """Return all topics, in the order of the file."""
     text = (Path(__file__).parent / "handbook.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text)
     return tuple(_topic(entry, content["lines"], content["words"]) for entry in content["topics"])

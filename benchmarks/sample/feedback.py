@@ -16,7 +16,7 @@ import random
 from datetime import datetime, timedelta
 
 from abstain.core.contracts import ImportedReview, ImportedThumb
-from benchmarks.sample.judge import Judgement
+from benchmarks.sample.judge import SimulatedReview
 from benchmarks.sample.questions import SampleQuestion
 
 THUMB_SHARE = 0.7
@@ -35,44 +35,44 @@ REVIEWERS = ("sme-01", "sme-02", "sme-03", "sme-04")
 def draw_thumb(
     question: SampleQuestion, answer: str, fit_to_show: bool, exported_at: datetime, rng: random.Random
 ) -> ImportedThumb | None:
-    """A thumb within the hour and before the export, or none."""
+    """Draw a thumb within the hour and before the export, or none."""
     if rng.random() >= THUMB_SHARE:
         return None
-    sure = len(answer) <= SURE_CHARACTERS and "\n" not in answer
-    flip = FLIP_CORRECT if fit_to_show else FLIP_CONFIDENT if sure else FLIP_INCORRECT
-    up = fit_to_show != (rng.random() < flip)
-    given = _later(question.asked_at, rng.randrange(20, 3600), exported_at)
-    return ImportedThumb(given_at=given, thumb="up" if up else "down", user=f"u-{rng.randrange(1, 400):020x}")
+    is_confident = len(answer) <= SURE_CHARACTERS and "\n" not in answer
+    p_flip = FLIP_CORRECT if fit_to_show else FLIP_CONFIDENT if is_confident else FLIP_INCORRECT
+    is_up = fit_to_show != (rng.random() < p_flip)
+    given_at = _later(question.asked_at, rng.randrange(20, 3600), exported_at)
+    return ImportedThumb(given_at=given_at, thumb="up" if is_up else "down", user=f"u-{rng.randrange(1, 400):020x}")
 
 
 def draw_review(
     question: SampleQuestion,
-    judgement: Judgement,
+    review: SimulatedReview,
     thumb: ImportedThumb | None,
     exported_at: datetime,
     rng: random.Random,
 ) -> ImportedReview | None:
-    """A review within four days, and before the export that it is part of, or none."""
+    """Draw a review within four days and before the export that contains it, or none."""
     line = question.fact.topic.line
     probability = round(REVIEW_BY_THUMB[thumb.thumb if thumb else None] * REVIEW_BY_LINE.get(line, 1.0), 4)
     if rng.random() >= probability:
         return None
-    reviewed = _later(question.asked_at, rng.randrange(3600, 4 * 86400), exported_at)
-    worded = rng.random() < (IDEAL_SHARE_CORRECT if judgement.fit_to_show else IDEAL_SHARE)
-    ideal = ideal_answer(question, judgement.answerable) if worded else None
+    reviewed_at = _later(question.asked_at, rng.randrange(3600, 4 * 86400), exported_at)
+    has_ideal_answer = rng.random() < (IDEAL_SHARE_CORRECT if review.fit_to_show else IDEAL_SHARE)
+    ideal_answer_text = ideal_answer(question, review.answerable) if has_ideal_answer else None
     return ImportedReview(
-        reviewed_at=reviewed,
+        reviewed_at=reviewed_at,
         reviewer=rng.choice(REVIEWERS),
-        complete=judgement.complete,
-        correct=judgement.correct,
-        truthful=judgement.truthful,
-        ideal_answer=ideal,
+        complete=review.complete,
+        correct=review.correct,
+        truthful=review.truthful,
+        ideal_answer=ideal_answer_text,
         inclusion_probability=probability,
     )
 
 
 def ideal_answer(question: SampleQuestion, answerable: bool) -> str:
-    """The reviewer's ideal answer."""
+    """Return the reviewer's ideal answer."""
     return question.fact.sentence if answerable else f"The context does not state this for the {question.fact.product}."
 
 

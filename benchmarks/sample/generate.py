@@ -43,20 +43,20 @@ META = "answers.meta.json"
 
 
 def retrieve(pages: Sequence[Page], questions: Sequence[SampleQuestion]) -> list[list[Chunk]]:
-    """For each question the at most `K` chunks that its user may read, best first."""
+    """Return for each question at most `K` chunks that its user may read, best first."""
     retriever = Retriever(FaissIndex(), Embeddings(SentenceEncoder()))
     retriever.sync(chunk for page in pages for chunk in page.chunks())
     hits = (retriever.search(question.text, K, question.entitlements, MAX_GAP) for question in questions)
-    return [[hit.chunk for hit in found] for found in hits]
+    return [[hit.chunk for hit in question_hits] for question_hits in hits]
 
 
-def answer(
+def generate_answers(
     loaded: LoadedModel,
     prompts: Sequence[PromptSegments],
     batch_tokens: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[str]:
-    """The base model's greedy answer to each prompt, in order; `progress` is called with the number that are done."""
+    """Return the base model's greedy answer to each prompt; `progress` is called with the number of answers."""
     requests = {str(n): Request(prompt, Generate(MAX_NEW_TOKENS), f"prompt {n}") for n, prompt in enumerate(prompts)}
     answers = [""] * len(prompts)
     for done, (key, generated) in enumerate(Engine(loaded, batch_tokens).run(requests), start=1):
@@ -66,14 +66,14 @@ def answer(
     return answers
 
 
-def without_shared(questions: Sequence[SampleQuestion], answers: Sequence[str]) -> list[bool]:
-    """Whether each answer stays: it is not empty, and in no earlier topic's words but for names and numbers."""
+def find_unshared(questions: Sequence[SampleQuestion], answers: Sequence[str]) -> list[bool]:
+    """Return whether each answer is kept: not empty, and not in words of an earlier topic but for names and numbers."""
     topics: dict[str, str] = {}
-    stays = []
+    is_kept = []
     for question, answer in zip(questions, answers, strict=True):
         topic = topics.setdefault(mask_names_and_numbers(answer, question.fact.product), question.fact.topic.key)
-        stays.append(bool(answer) and topic == question.fact.topic.key)
-    return stays
+        is_kept.append(bool(answer) and topic == question.fact.topic.key)
+    return is_kept
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def main() -> None:
         for question, chunks in zip(questions, contexts, strict=True)
     ]
     tokens = [len(encode_prompt(loaded.tokenizer, prompt).ids) for prompt in prompts]
-    answers = answer(
+    answers = generate_answers(
         loaded,
         prompts,
         settings.batch_tokens,
@@ -97,8 +97,10 @@ def main() -> None:
     )
     lines = [
         json.dumps({"question_id": q.question_id, "chunk_ids": [c.chunk_id for c in chunks], "answer": text})
-        for q, chunks, text, stays in zip(questions, contexts, answers, without_shared(questions, answers), strict=True)
-        if stays
+        for q, chunks, text, is_kept in zip(
+            questions, contexts, answers, find_unshared(questions, answers), strict=True
+        )
+        if is_kept
     ]
     write_atomically(FOLDER / ANSWERS, ("\n".join(lines) + "\n").encode())
     meta = {

@@ -21,7 +21,7 @@ SEED = 2026
 FIRST_UPDATE = datetime(2025, 11, 3, 9, tzinfo=UTC)
 UPDATE_SPAN_DAYS = 265  # the last pages are updated in July 2026, before the first question
 
-Drawn = tuple[str, Value]  # as the page writes it, and its normal form
+WrittenValue = tuple[str, Value]  # as the page writes it, and its normal form
 
 
 @dataclass(frozen=True)
@@ -41,46 +41,48 @@ class Fact:
 
 @dataclass(frozen=True)
 class Page:
-    """A handbook page: its file name's stem is the document's id."""
+    """A handbook page; its `doc_id` is the stem of its file name."""
 
     doc_id: str
     markdown: str
     facts: tuple[Fact, ...]
 
     def document(self) -> Document:
+        """Parse the page."""
         return parse_document(self.markdown, f"{self.doc_id}.md")
 
     def chunks(self) -> list[Chunk]:
+        """Return the chunks of the page."""
         return chunk_document(self.document())
 
 
 def build_handbook(seed: int = SEED) -> list[Page]:
-    """All pages, in the order of the catalogue. The same seed gives the same bytes."""
-    return [page for topic in topics() for page in _pages(topic, random.Random(f"{seed}/{topic.key}"))]
+    """Return all pages, in the order of the catalogue. The same seed gives the same bytes."""
+    return [page for topic in topics() for page in _make_pages(topic, random.Random(f"{seed}/{topic.key}"))]
 
 
-def _pages(topic: Topic, rng: random.Random) -> list[Page]:
-    drawn = [_twins(attribute, len(topic.names), rng) for attribute in topic.attributes]
+def _make_pages(topic: Topic, rng: random.Random) -> list[Page]:
+    values_by_attribute = [_draw_values(attribute, len(topic.names), rng) for attribute in topic.attributes]
     gap = rng.randrange(len(topic.names)), rng.randrange(len(topic.attributes))
     pages = []
     for number, name in enumerate(topic.names):
         product = f"{name} {topic.noun}"
         doc_id = f"{topic.key}-{name.lower().replace(' ', '-')}"
         facts = tuple(
-            _fact(topic, attribute, doc_id, product, values[number], (number, place) != gap)
-            for place, (attribute, values) in enumerate(zip(topic.attributes, drawn, strict=True))
+            _make_fact(topic, attribute, doc_id, product, values[number], (number, position) != gap)
+            for position, (attribute, values) in enumerate(zip(topic.attributes, values_by_attribute, strict=True))
         )
-        updated = FIRST_UPDATE + timedelta(days=rng.randrange(UPDATE_SPAN_DAYS), minutes=15 * rng.randrange(32))
-        pages.append(Page(doc_id, _front_matter(topic, name, doc_id, product, updated) + _body(topic, facts), facts))
+        updated_at = FIRST_UPDATE + timedelta(days=rng.randrange(UPDATE_SPAN_DAYS), minutes=15 * rng.randrange(32))
+        pages.append(Page(doc_id, _front_matter(topic, name, doc_id, product, updated_at) + _body(topic, facts), facts))
     return pages
 
 
-def _twins(attribute: Attribute, count: int, rng: random.Random) -> list[tuple[Drawn, ...]]:
-    """Values of one attribute for all products of a topic, all different."""
-    return list(zip(*(rng.sample(_grid(part), count) for part in attribute.parts), strict=True))
+def _draw_values(attribute: Attribute, count: int, rng: random.Random) -> list[tuple[WrittenValue, ...]]:
+    """Draw values of one attribute for all products of a topic, all different."""
+    return list(zip(*(rng.sample(_list_values(part), count) for part in attribute.parts), strict=True))
 
 
-def _grid(part: Range | Words) -> list[Drawn]:
+def _list_values(part: Range | Words) -> list[WrittenValue]:
     if isinstance(part, Words):
         return [(text, phrase(text)) for text in part.choices]
     amounts = [round(part.low + step * part.step, 2) for step in range(round((part.high - part.low) / part.step) + 1)]
@@ -97,10 +99,15 @@ def _grid(part: Range | Words) -> list[Drawn]:
     return [(write(value.unit, value.amount), value) for value in values]
 
 
-def _fact(
-    topic: Topic, attribute: Attribute, doc_id: str, product: str, drawn: tuple[Drawn, ...], stated: bool
+def _make_fact(
+    topic: Topic,
+    attribute: Attribute,
+    doc_id: str,
+    product: str,
+    written_values: tuple[WrittenValue, ...],
+    stated: bool,
 ) -> Fact:
-    written = attribute.form.format(*(text for text, _ in drawn))
+    written = attribute.form.format(*(text for text, _ in written_values))
     text = attribute.text.format(v=written, p=product)
     if topic.kind == "table":
         source, sentence = f"| {text} | {written} |", f"{text}: {written}."
@@ -109,7 +116,7 @@ def _fact(
     else:
         source = sentence = text
     asks = tuple(ask.format(p=product) for ask in attribute.asks)
-    values = tuple(value for _, value in drawn)
+    values = tuple(value for _, value in written_values)
     return Fact(doc_id, attribute.text, product, topic, values, source, sentence, asks, stated)
 
 

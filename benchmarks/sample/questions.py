@@ -22,7 +22,7 @@ ENTITLED_SHARE = 0.9  # of users who ask about a page that needs an entitlement
 
 @dataclass(frozen=True)
 class SampleQuestion:
-    """`fact` is the requested fact; `entitlements` are those of the user."""
+    """A question about `fact`; `entitlements` are those of the user."""
 
     question_id: str
     text: str
@@ -36,19 +36,19 @@ class SampleQuestion:
 
 
 def build_questions(pages: Sequence[Page], seed: int = SEED) -> list[SampleQuestion]:
-    """Every phrasing of the question about every fact, in order of time."""
+    """Return every phrasing of the question about every fact, in order of time."""
     rng = random.Random(f"{seed}/questions")
-    chosen = [(fact, ask) for page in pages for fact in page.facts for ask in fact.asks]
-    minutes = sorted(rng.sample(range(7 * 60, DAYS * 24 * 60 - 7 * 60), len(chosen)))
-    rng.shuffle(chosen)
+    fact_questions = [(fact, ask) for page in pages for fact in page.facts for ask in fact.asks]
+    minutes = sorted(rng.sample(range(7 * 60, DAYS * 24 * 60 - 7 * 60), len(fact_questions)))
+    rng.shuffle(fact_questions)
     return [
         SampleQuestion(f"q-{number:05d}", ask, fact, FIRST_DAY + timedelta(minutes=minute), _entitlements(fact, rng))
-        for number, ((fact, ask), minute) in enumerate(zip(chosen, minutes, strict=True), 1)
+        for number, ((fact, ask), minute) in enumerate(zip(fact_questions, minutes, strict=True), 1)
     ]
 
 
 def source_digest(pages: Sequence[Page], questions: Sequence[SampleQuestion]) -> str:
-    """sha256 (hex) of the handbook and the questions, on which the answers depend."""
+    """Return the sha256 (hex) of the handbook and the questions, on which the answers depend."""
     total = hashlib.sha256()
     for page in pages:
         total.update(page.markdown.encode())

@@ -67,18 +67,18 @@ class Value:
 
 
 def quantities(text: str) -> list[Value]:
-    """Every value that `text` states, in order of place; "free" and "no charge" state 0 euros."""
-    found: list[tuple[int, Value]] = []
+    """Return every value that `text` states, in order; "free" and "no charge" state 0 euros."""
+    values_by_place: list[tuple[int, Value]] = []
     rest = text.replace("\u202f", " ").replace("\xa0", " ")
     for kind, pattern in _PATTERNS:
         for match in pattern.finditer(rest):
             value = _read(kind, match)
             if value is not None:
-                found.append((match.start(), value))
+                values_by_place.append((match.start(), value))
         rest = pattern.sub(lambda match: "\x00" * len(match.group()), rest)
     for match in _FREE.finditer(rest):
-        found.append((match.start(), Value("euros", 0.0)))
-    return [value for _, value in sorted(found, key=lambda pair: pair[0])]
+        values_by_place.append((match.start(), Value("euros", 0.0)))
+    return [value for _, value in sorted(values_by_place, key=lambda pair: pair[0])]
 
 
 def agree(expected: Value, stated: Value) -> bool:
@@ -116,7 +116,7 @@ def _number(text: str) -> float:
 
 
 def write(unit: str, amount: float) -> str:
-    """The handbook's text for `amount` of `unit`: "1,500 euros", "2.5%", "14 days", "18 years", "16:30"."""
+    """Return the handbook's text for `amount` of `unit`: "1,500 euros", "2.5%", "14 days", "18 years", "16:30"."""
     number = f"{amount:,.2f}".rstrip("0").rstrip(".") if unit != "euros" or amount % 1 == 0 else f"{amount:,.2f}"
     match unit:
         case "percent":
@@ -133,7 +133,7 @@ def write(unit: str, amount: float) -> str:
 
 
 def phrase(text: str) -> Value:
-    """Words as a value: lower case, without the article, pronoun or preposition that an answer may change."""
+    """Return words as a value: lower case, without the article, pronoun or preposition that an answer may change."""
     return Value("words", 0.0, _FILLER.sub("", text.lower()))
 
 

@@ -1,6 +1,6 @@
-"""What mkdocs does besides rendering: generated parts, equations, and a check that the site can be read offline.
+"""Hooks of mkdocs: generated parts, equations, and a check that the site can be read offline.
 
-A page of `docs/` has a line `<!-- generated: NAME -->` where a part of it is made at build time.
+A page of `docs/` has a line `<!-- generated: NAME -->` in the place of a part that is made at build time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 from reference import commands, parameters, serve_settings, settings
 
-from abstain.config.template import template
+from abstain.config.template import read_template
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "parameters": lambda: parameters(template("params.yaml")),
+    "parameters": lambda: parameters(read_template("params.yaml")),
     "settings": settings,
     "serve_settings": serve_settings,
     "commands": commands,
@@ -35,7 +35,7 @@ REMOTE = re.compile(
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fences named `math` become MathML, which browsers render without a script."""
+    """Render fences named `math` as MathML, which browsers show without a script."""
     fences = config.mdx_configs.setdefault("pymdownx.superfences", {}).setdefault("custom_fences", [])
     fences.append({"name": "math", "class": "math", "format": _equation})
     return config
@@ -47,13 +47,13 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_post_build(*, config: MkDocsConfig) -> None:
-    """Raise `PluginError` where a built page would load a script, style, font or picture from another host."""
-    if found := remote_loads(Path(config.site_dir)):
-        raise PluginError(f"the site is to be read offline: {'; '.join(found)}")
+    """Raise `PluginError` if a built page would load a script, style, font or picture from another host."""
+    if loads := remote_loads(Path(config.site_dir)):
+        raise PluginError(f"the site is to be read offline: {'; '.join(loads)}")
 
 
 def remote_loads(site: Path) -> list[str]:
-    """Each tag or rule of the HTML and CSS in `site` that loads something from another host, after its file."""
+    """Return each tag or rule of the HTML and CSS in `site` that loads something from another host, after its file."""
     files = sorted(file for file in site.rglob("*") if file.suffix in (".html", ".css"))
     return [
         f"{file.relative_to(site)}: {load[0]}" for file in files for load in REMOTE.finditer(file.read_text("utf-8"))

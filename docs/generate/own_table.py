@@ -29,6 +29,7 @@ def main(folder: Path) -> None:
 
 
 def ticket(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of the import format as a row of the other system's table."""
     thumb, review = row.get("thumb") or {}, row.get("review") or {}
     verdict = (
         "right" if review.get("correct") and review.get("complete") else "partly" if review.get("correct") else "wrong"
@@ -54,6 +55,7 @@ def ticket(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def local(time: str | None) -> str:
+    """Return a time without a zone."""
     return time[:19].replace("T", " ") if time else ""
 
 

@@ -1,4 +1,4 @@
-"""Parts of the reference that are made from the code, as Markdown: parameters, settings and the command line."""
+"""Parts of the reference that are generated from the code as Markdown: parameters, settings and commands."""
 
 from __future__ import annotations
 
@@ -42,76 +42,81 @@ SPECIAL = re.compile(r"[\\*\[\]<|]")
 
 
 def parameters(text: str) -> str:
-    """Every section and key of `params.yaml`, whose `text` this is, with its type, its bounds and its comment."""
-    values, comments = yaml.safe_load(text), comments_of(text)
+    """Return every section and key of `params.yaml`, whose `text` this is, with type, bounds and comment."""
+    values, comments = yaml.safe_load(text), parse_comments(text)
     blocks = []
     for section, field in Params.model_fields.items():
         model = field.annotation
         assert isinstance(model, type) and issubclass(model, BaseModel)
         rows = [
-            (code(key), code(_as_yaml(values[section][key])), type_of(each), linked(comments[section].get(key, "")))
-            for key, each in model.model_fields.items()
+            (
+                code(key),
+                code(_as_yaml(values[section][key])),
+                format_type(key_field),
+                link_pages(comments[section].get(key, "")),
+            )
+            for key, key_field in model.model_fields.items()
         ]
         intro = [comments[section].get("", ""), model.__dict__.get("__doc__") or ""]
-        blocks += [heading(2, section), *(linked(_sentence(line)) for line in intro if line)]
-        blocks.append(table(("key", "default", "type", "meaning"), rows, words=("default", "type", "meaning")))
+        blocks += [heading(2, section), *(link_pages(_sentence(line)) for line in intro if line)]
+        blocks.append(table(("key", "default", "type", "meaning"), rows, text_columns=("default", "type", "meaning")))
     return document(blocks)
 
 
 def settings() -> str:
-    """The environment variables of every command, with types, defaults and descriptions."""
+    """Return the environment variables of every command, with types, defaults and descriptions."""
     return _variables(Settings)
 
 
 def serve_settings() -> str:
-    """Those of `abstain serve`."""
+    """Return the environment variables of `abstain serve`."""
     return _variables(ServeSettings)
 
 
-def _variables(of: type[BaseSettings]) -> str:
+def _variables(settings_type: type[BaseSettings]) -> str:
     rows = []
-    for name, field in of.model_fields.items():
-        variable = str(field.validation_alias or f"{of.model_config['env_prefix']}{name.upper()}")
-        default = "none" if field.default is None else code(_shown(field.default))
-        rows.append((code(variable), type_of(field), default, linked(field.description or "")))
-    return table(("variable", "type", "default", "meaning"), rows, words=("type", "default", "meaning"))
+    for name, field in settings_type.model_fields.items():
+        variable = str(field.validation_alias or f"{settings_type.model_config['env_prefix']}{name.upper()}")
+        default = "none" if field.default is None else code(_format_default(field.default))
+        rows.append((code(variable), format_type(field), default, link_pages(field.description or "")))
+    return table(("variable", "type", "default", "meaning"), rows, text_columns=("type", "default", "meaning"))
 
 
-def _shown(default: Any) -> str:
+def _format_default(default: Any) -> str:
     return json.dumps(default.model_dump()) if isinstance(default, BaseModel) else str(default)
 
 
 def commands() -> str:
-    """Every command of `abstain` with its arguments and options."""
-    every = _commands(get_command(app), "abstain")
-    return document(block for name, command in every for block in _section(name, command))
+    """Return every command of `abstain` with its arguments and options."""
+    named_commands = _commands(get_command(app), "abstain")
+    return document(block for name, command in named_commands for block in _section(name, command))
 
 
-def comments_of(text: str) -> dict[str, dict[str, str]]:
-    """The comment of each key of each section of a `params.yaml`; that of a section is under the empty key."""
-    found: dict[str, dict[str, str]] = {}
+def parse_comments(text: str) -> dict[str, dict[str, str]]:
+    """Return the comment of each key by section of a `params.yaml`; that of a section has the empty key."""
+    comments: dict[str, dict[str, str]] = {}
     section = ""
     for line in text.splitlines():
-        if opened := SECTION.match(line):
-            section = opened[1]
-            found[section] = {"": opened[2] or ""}
+        if section_match := SECTION.match(line):
+            section = section_match[1]
+            comments[section] = {"": section_match[2] or ""}
         elif (key := KEY.match(line)) and (comment := COMMENT.search(key[2])):
-            found[section][key[1]] = comment[1]
-    return found
+            comments[section][key[1]] = comment[1]
+    return comments
 
 
-def type_of(field: FieldInfo) -> MarkdownText:
-    """The type of a parameter or setting in words, with its bounds or its values."""
+def format_type(field: FieldInfo) -> MarkdownText:
+    """Return the type of a parameter or setting in words, with its bounds or its values."""
     return _type(field.annotation, field.metadata)
 
 
 def code(text: str) -> MarkdownText:
-    """`text` as code in a cell of a table."""
+    """Return `text` as code in a cell of a table."""
     return MarkdownText(f"`{text.replace('|', chr(92) + '|')}`" if text else "")
 
 
-def linked(text: str) -> MarkdownText:
-    """`text` in Markdown, for a page of a sub-folder of `docs`: the path of another page becomes a link."""
+def link_pages(text: str) -> MarkdownText:
+    """Return `text` in Markdown, for a page of a sub-folder of `docs`: the path of another page becomes a link."""
     parts = re.split(r"(`[^`]+`)", " ".join(text.split()))
     words = (part if part.startswith("`") else SPECIAL.sub(r"\\\g<0>", part) for part in parts)
     return MarkdownText(PAGE.sub(lambda page: f"[{page[1]}](../{page[1]})", "".join(words)))
@@ -161,13 +166,13 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 def _section(name: str, command: Any) -> list[str]:
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
-    rows = [(code(_metavar(argument)), "", linked(argument.help or "")) for argument in arguments]
+    rows = [(code(_metavar(argument)), "", link_pages(argument.help or "")) for argument in arguments]
     rows += [(code(_flags(option)), _default(option), _meaning(option)) for option in options]
     usage = [name, *(["[OPTIONS]"] if options else []), *map(_metavar, arguments)]
-    blocks = [heading(2, name), linked(command.help or ""), f"```\n{' '.join(usage)}\n```"]
+    blocks = [heading(2, name), link_pages(command.help or ""), f"```\n{' '.join(usage)}\n```"]
     if rows:
         columns = ("argument or option", "default", "meaning")
-        blocks.append(table(columns, rows, words=columns))
+        blocks.append(table(columns, rows, text_columns=columns))
     return blocks
 
 
@@ -189,4 +194,4 @@ def _default(option: Any) -> MarkdownText:
 def _meaning(option: Any) -> MarkdownText:
     kind = option.type_descriptor.annotation
     choices = " or ".join(f"`{choice}`" for choice in get_args(kind)) if get_origin(kind) is Literal else ""
-    return linked(": ".join(filter(None, [option.help, choices])))
+    return link_pages(": ".join(filter(None, [option.help, choices])))

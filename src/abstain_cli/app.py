@@ -14,7 +14,7 @@ import typer
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import get_display_name, redacted_url
+from abstain.core.filesystem import get_display_name, redact_url
 from abstain_cli import (
     cache,
     explain,
@@ -74,11 +74,11 @@ def demo() -> None:
     with server_for_run():
         from flows.demo import run_demo
 
-    from abstain_cli.demo import summary
+    from abstain_cli.demo import make_summary
 
     with demo_project() as project, step_progress(console):
         result = run_demo()
-    console.print(summary(result, project))
+    console.print(make_summary(result, project))
 
 
 @app.command()
@@ -133,7 +133,8 @@ def erase_user(
     console.print("earlier versions of data/ stay in the DVC cache and remote: docs/privacy.md has how to remove them")
     if erasure.registry.taint:
         console.print(
-            f"in production: {_describe_production(erasure.registry)}; `abstain retrain` replaces it by a version without them unless "
+            f"in production: {_describe_production(erasure.registry)}; `abstain retrain` replaces it by a version "
+            "without them unless "
             "that is worse"
         )
 
@@ -164,8 +165,8 @@ def retrain(
         from flows.retrain import retrain as flow
 
     with step_progress(console):
-        own = None if params is None else str(params)
-        result = flow(promote, accept_new_holdout, force, own, choose_layer, refill_holdout)
+        params_file = None if params is None else str(params)
+        result = flow(promote, accept_new_holdout, force, params_file, choose_layer, refill_holdout)
     for stage in result.stages:
         console.print(f"{stage.stage:16} {stage.status:7} {stage.seconds:6.1f} s")
     console.print(f"report of this run: {result.report}", soft_wrap=True)
@@ -184,11 +185,13 @@ def status() -> None:
         console.print("nothing is in production yet: run `abstain retrain`")
         return
     served = holdout["served"]["name"]
-    own, at = holdout["scorers"][served], holdout["at_threshold"]
+    metrics, at_threshold = holdout["scorers"][served], holdout["at_threshold"]
     console.print(
         f"in production: {_describe_production(registry)}, by {registry.production.action} at "
-        f"{registry.production.at:%Y-%m-%d %H:%M} UTC\n{served}: AUROC {format_with_interval(own, 'auroc')} on {holdout['rows']} "
-        f"answers; at threshold {at['threshold']:.3f} precision {format_number(at['precision'])}, shows {at['coverage']:.1%}"
+        f"{registry.production.at:%Y-%m-%d %H:%M} UTC\n{served}: AUROC {format_with_interval(metrics, 'auroc')} on "
+        f"{holdout['rows']} "
+        f"answers; at threshold {at_threshold['threshold']:.3f} precision {format_number(at_threshold['precision'])}, "
+        f"shows {at_threshold['coverage']:.1%}"
     )
     for event in reversed(registry.history):
         console.print(f"  {event.at:%Y-%m-%d %H:%M}  {event.action:8}  {event.version}  {event.reason}")
@@ -248,8 +251,8 @@ def main() -> None:
 
 
 def _without_secret(file: str) -> str:
-    """`file` as a flow's parameter, which Prefect stores and shows: a URL's secret is a variable of this process."""
-    if redacted_url(file) == file:
+    """Return `file` as a flow's parameter, which Prefect stores and shows: a URL with a secret becomes a variable."""
+    if redact_url(file) == file:
         return file
     name = f"ABSTAIN_INGEST_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
     os.environ[name] = file
@@ -257,7 +260,7 @@ def _without_secret(file: str) -> str:
 
 
 def _prepare_environment() -> None:
-    """Set the environment of a run, and refuse what it could not begin with; nothing for a command that explains."""
+    """Set the environment of a run, and report early what prevents it; nothing for a command that explains."""
     if set(sys.argv[1:]) & {"--help"} or sys.argv[1:2] in ([], ["explain"]):
         return
     from abstain.config.settings import load_settings
@@ -278,9 +281,9 @@ def _keep_tainted(reason: str) -> None:
 
 
 def _describe_production(registry: Registry) -> str:
-    """The version in production, with its marks: without a guarantee, trained on erased rows."""
-    marks = [registry.production.notice if registry.production else "", str(registry.taint or "")]
-    return ", ".join([f"probe {registry.production_version}", *filter(None, marks)])
+    """Describe the version in production with its notices: without a guarantee, trained on erased rows."""
+    notices = [registry.production.notice if registry.production else "", str(registry.taint or "")]
+    return ", ".join([f"probe {registry.production_version}", *filter(None, notices)])
 
 
 def _describe_promotion(outcome: PromotionResult) -> str:

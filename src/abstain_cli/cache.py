@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from abstain_cli.progress_bar import show_progress
-from abstain_cli.terminal import console, size
+from abstain_cli.terminal import console, format_bytes
 
 app = typer.Typer(help="Maintain the feature cache: stats, verify, prune.", no_args_is_help=True)
 
@@ -20,25 +20,26 @@ app = typer.Typer(help="Maintain the feature cache: stats, verify, prune.", no_a
 def stats() -> None:
     """Show the content of the feature cache, namespace by namespace; reads no features."""
     from abstain.config.settings import load_settings
-    from abstain.llm.features.maintenance import stats as read_stats
+    from abstain.llm.features.maintenance import collect_namespace_stats as read_stats
 
     root = load_settings().features
-    found = read_stats(root)
-    if not found:
+    namespaces = read_stats(root)
+    if not namespaces:
         console.print(f"{root} holds no features yet")
         return
-    for one in found:
-        space = one.space
-        what = f"{space.ask} of {space.model}, {space.dtype}, engine {space.engine}" if space else "unreadable"
-        twice = f" ({one.rows - one.distinct} twice)" if one.rows > one.distinct else ""
-        unreadable = f" ({one.unreadable} unreadable)" if one.unreadable else ""
-        console.print(f"{one.digest}  {what}", soft_wrap=True)
+    for namespace in namespaces:
+        space = namespace.namespace
+        description = f"{space.ask} of {space.model}, {space.dtype}, engine {space.engine}" if space else "unreadable"
+        twice = f" ({namespace.rows - namespace.distinct} twice)" if namespace.rows > namespace.distinct else ""
+        unreadable = f" ({namespace.unreadable} unreadable)" if namespace.unreadable else ""
+        console.print(f"{namespace.digest}  {description}", soft_wrap=True)
         console.print(
-            f"    {one.distinct:,} rows{twice} in {one.shards:,} shards{unreadable}, {size(one.bytes)}, "
-            f"last written {one.written:%Y-%m-%d %H:%M} UTC",
+            f"    {namespace.distinct:,} rows{twice} in {namespace.shards:,} shards{unreadable}, "
+            f"{format_bytes(namespace.bytes)}, "
+            f"last written {namespace.written_at:%Y-%m-%d %H:%M} UTC",
             soft_wrap=True,
         )
-    console.print(f"{size(sum(one.bytes for one in found))} in {root}")
+    console.print(f"{format_bytes(sum(namespace.bytes for namespace in namespaces))} in {root}")
 
 
 @app.command()
@@ -69,10 +70,10 @@ def prune(
 
     from abstain.config.settings import load_settings
     from abstain.llm.features.maintenance import prune as remove
-    from tasks.data.feature_cache import needed_keys
+    from tasks.data.feature_cache import collect_needed_keys
 
     root = load_settings().features
-    gone = remove(root, needed_keys(), timedelta(days=older_than_days), dry_run)
+    gone = remove(root, collect_needed_keys(), timedelta(days=older_than_days), dry_run)
     if gone.names:
         table = Table("would go" if dry_run else "gone", "files")
         folders = [name.partition("/")[0] for name in gone.names]
@@ -80,4 +81,4 @@ def prune(
             table.add_row(folder, str(folders.count(folder)))
         console.print(table)
     verb = "would be removed from" if dry_run else "removed from"
-    console.print(f"{len(gone.names)} files, {size(gone.bytes)}, {verb} {root}")
+    console.print(f"{len(gone.names)} files, {format_bytes(gone.bytes)}, {verb} {root}")

@@ -9,46 +9,59 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from abstain_cli.guarantee_summary import summarize_holdout
-from tasks.server import UI, running_server, with_login
+from tasks.server import UI, find_running_server, with_login
 
 if TYPE_CHECKING:
     from flows.demo import DemoResult
 
 
-def summary(demo: DemoResult, project: Path) -> Table:
-    """The demo's result as a small table; `project` is where it was made."""
+def make_summary(demo: DemoResult, project: Path) -> Table:
+    """Make a small table of the demo's results.
+
+    Args:
+        demo: The results.
+        project: Folder of the demo's project.
+
+    Returns:
+        The table.
+    """
     ran = [stage.stage for stage in demo.retrained.stages if stage.status == "ran"]
     holdout = demo.metrics["holdout"]
-    served, at = holdout["served"], holdout["at_threshold"]
-    own = holdout["scorers"][served["name"]]
+    served, at_threshold = holdout["served"], holdout["at_threshold"]
+    metrics = holdout["scorers"][served["name"]]
     outcome = demo.retrained.promotion
     assert outcome is not None
     table = Table(show_header=False, title="Abstain, on the sample")
     table.add_column()
     table.add_column(overflow="fold")  # a path is whole
-    read = demo.report
+    report = demo.report
     table.add_row(
         "ingested",
-        f"{read.read} read = {read.accepted} accepted + {read.duplicate} duplicate + {read.held} held "
-        f"+ {read.quarantined} quarantined",
+        f"{report.read} read = {report.accepted} accepted + {report.duplicate} duplicate + {report.held} held "
+        f"+ {report.quarantined} quarantined",
     )
     table.add_row("stages run", ", ".join(ran) or f"none: all {len(demo.retrained.stages)} are cached, nothing changed")
     table.add_row("in production", f"probe {outcome.version} ({outcome.status})")
     for reason in outcome.reasons:
         table.add_row("", reason)
     table.add_row("served", f"{served['name']}, {served['forward_tokens']:.0f} tokens an answer")
-    table.add_row("AUROC", f"{own['auroc']:.3f}, 95 % interval {own['auroc_low']:.3f} to {own['auroc_high']:.3f}")
-    table.add_row(f"at threshold {at['threshold']:.3f}", f"precision {at['precision']:.1%}, shows {at['coverage']:.1%}")
+    table.add_row(
+        "AUROC", f"{metrics['auroc']:.3f}, 95 % interval {metrics['auroc_low']:.3f} to {metrics['auroc_high']:.3f}"
+    )
+    table.add_row(
+        f"at threshold {at_threshold['threshold']:.3f}",
+        f"precision {at_threshold['precision']:.1%}, shows {at_threshold['coverage']:.1%}",
+    )
     table.add_row("guaranteed there", demo.guarantee)
     table.add_row("", summarize_holdout(holdout))
     table.add_row("all answers", f"{holdout['base_rate']:.1%} of {holdout['rows']} on the frozen hold-out are correct")
-    for row, verdict in demo.examples:
-        table.add_row(f"{verdict.decision} ({verdict.confidence:.2f})", f"{row.question}\n-> {row.answer}")
+    for row, decision in demo.examples:
+        table.add_row(f"{decision.decision} ({decision.confidence:.2f})", f"{row.question}\n-> {row.answer}")
     costs = json.loads((demo.bundle / "evaluation.json").read_text())["forward_tokens"]
     by_cost = sorted((tokens, name) for name, tokens in costs.items() if tokens)
     table.add_row("tokens of an answer", ", ".join(f"{name} {tokens:.0f}" for tokens, name in by_cost))
     table.add_row("report", str(demo.bundle / "report.html"))
     table.add_row("go on with it", f"cd {project}")
-    address = running_server()
+    address = find_running_server()
     table.add_row("Prefect UI", with_login(address) if address else f"run `make up`, then {UI}")
     return table

@@ -1,4 +1,4 @@
-"""How a command line is run: an error is one line, and a stopped run ends in order."""
+"""Runs a command line: an error is one line, and a stopped run ends in order."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ import typer
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.text import visible
+from abstain.core.text import replace_control_characters
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit statuses of a command ended by Ctrl-C or SIGTERM, as a shell reports them."""
 
 
 def run_app(app: typer.Typer, name: str, prepare: Callable[[], None]) -> None:
-    """Run `app`, called `name`, after `prepare`, and end this process.
+    """Run a command line and end this process.
 
     The exit status is 2 for a usage error, 1 for any other `AbstainError`. A stopped run prints one line and ends with
     130 after Ctrl-C, with 143 after SIGTERM.
+
+    Args:
+        app: The commands.
+        name: Name of the program.
+        prepare: Called before the command.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # the run's processes are ended in order
     try:
@@ -29,7 +34,7 @@ def run_app(app: typer.Typer, name: str, prepare: Callable[[], None]) -> None:
         sys.exit(app(prog_name=name, standalone_mode=False))
     except typer.TyperException as error:
         if message := _in_one_line(error):
-            print(visible(f"error {Code.USAGE}: {message}"), file=sys.stderr)
+            print(replace_control_characters(f"error {Code.USAGE}: {message}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except AbstainError as error:
         print(f"error {error.message_with_code}", file=sys.stderr)
@@ -44,7 +49,7 @@ def run_app(app: typer.Typer, name: str, prepare: Callable[[], None]) -> None:
 
 
 def prepare_run() -> None:
-    """Caches beside the checkout, Prefect's log kept out of the terminal."""
+    """Set the environment of a run: caches in the home, Prefect's log kept out of the terminal."""
     from tasks.server import prepare_environment
 
     prepare_environment()
@@ -56,7 +61,7 @@ def _print_stopped() -> None:
 
 
 def _in_one_line(error: typer.TyperException) -> str:
-    """The parser's error and a pointer to the command's help; empty where the parser has printed the help."""
+    """Return the parser's error with a pointer to the command's help; "" if the parser has printed the help."""
     message = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
     where = f" (see `{context.command_path} --help`)" if context is not None else ""

@@ -24,10 +24,10 @@ def explain(
         print(to_markdown(), end="")
         return
     try:
-        found = Code(code.upper())
+        known_code = Code(code.upper())
     except ValueError:
         raise AbstainError(Code.UNKNOWN_NAME, f"no code '{code}': see docs/codes.md") from None
-    print(f"{found}: {found.cause}\nRemedy: {found.remedy}")
+    print(f"{known_code}: {known_code.cause}\nRemedy: {known_code.remedy}")
 
 
 def to_markdown() -> str:
@@ -36,5 +36,5 @@ def to_markdown() -> str:
     for digit, area in AREAS.items():
         codes = [code for code in Code if code[1] == digit]
         rows = [(code, MarkdownText(code.cause), MarkdownText(code.remedy)) for code in codes]
-        blocks += [heading(2, area), table(("code", "cause", "remedy"), rows, words=("cause", "remedy"))]
+        blocks += [heading(2, area), table(("code", "cause", "remedy"), rows, text_columns=("cause", "remedy"))]
     return document(blocks)

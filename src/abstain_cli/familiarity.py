@@ -57,22 +57,22 @@ def show_familiarity(
     method = FamiliarityConfig(extraction, domain, grouping, filtering, ranking, aggregation, beams=beams)
     scorer = SelfFamiliarity(model or params.model, params.layout, load_settings(), method)
     with show_progress(console, "concepts") as progress:
-        (found,) = scorer.score([instruction], progress)
+        (result,) = scorer.score([instruction], progress)
     unfamiliar: list[str] = []
-    if found.score is None:
-        why = "none of its concepts fits into a guess" if found.concepts else "no concept found"
-        console.print(f"{why}: no score")
+    if result.score is None:
+        reason = "none of its concepts fits into a guess" if result.concepts else "no concept found"
+        console.print(f"{reason}: no score")
     else:
         if threshold is None:
             with show_progress(console, "basic concepts") as progress:
-                threshold = scorer.threshold(progress)
-        decision = "withhold" if found.score < threshold else "answer"
-        console.print(f"familiarity {found.score:.3f}, threshold {threshold:.3f}: {decision}")
-        unfamiliar = found.unfamiliar(threshold)
-    if found.concepts:
-        console.print(_table(found.concepts))
-    if found.left_out:
-        console.print(f"{found.left_out} more concepts, of more frequent words, were left out")
+                threshold = scorer.estimate_threshold(progress)
+        decision = "withhold" if result.score < threshold else "answer"
+        console.print(f"familiarity {result.score:.3f}, threshold {threshold:.3f}: {decision}")
+        unfamiliar = result.find_unfamiliar(threshold)
+    if result.concepts:
+        console.print(_table(result.concepts))
+    if result.left_out:
+        console.print(f"{result.left_out} more concepts, of more frequent words, were left out")
     if unfamiliar:
         console.print(f"unfamiliar: {', '.join(unfamiliar)}", soft_wrap=True)
         _offer_background(unfamiliar, entitlement or (), k)
@@ -81,21 +81,21 @@ def show_familiarity(
 
 def _table(concepts: Sequence[GuessedConcept]) -> Table:
     table = Table("concept", "familiarity", "likeliest guess that contains it")
-    for one in concepts:
-        table.add_row(one.concept, "too long" if one.score is None else f"{one.score:.3f}", one.guess)
+    for concept in concepts:
+        table.add_row(concept.concept, "too long" if concept.score is None else f"{concept.score:.3f}", concept.guess)
     return table
 
 
 def _offer_background(concepts: Sequence[str], entitlements: Sequence[str], k: int) -> None:
-    """Show the chunks nearest to each of `concepts` that the asker may read, where there is a knowledge base."""
+    """Show the chunks nearest to each concept that the user may read, if there is a knowledge base."""
     try:
         with knowledge_base() as base:
-            found = {concept: base.retriever.search(concept, k, entitlements) for concept in concepts}
+            hits_by_concept = {concept: base.retriever.search(concept, k, entitlements) for concept in concepts}
     except AbstainError as error:
         if error.code not in _NO_KNOWLEDGE_BASE:
             raise
         console.print("no knowledge base to take background from: `abstain ingest` documents into one")
         return
-    for concept, hits in found.items():
+    for concept, hits in hits_by_concept.items():
         console.print(f"background on {concept}:", soft_wrap=True)
         print_hits(hits)

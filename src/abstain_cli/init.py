@@ -1,4 +1,4 @@
-"""`abstain init`: a project of one's own in place of the sample's, from options, questions or defaults.
+"""`abstain init`: a user's own project in place of the sample's, from options, questions or defaults.
 
 abstain init                                       on a terminal: asks; else every default holds
 abstain init --model Qwen/Qwen3-8B --remote s3://team-abstain/dvc
@@ -44,35 +44,35 @@ def init(
     ] = False,
 ) -> None:
     """Replace the sample by an empty project of your own, in one commit; on a terminal, ask what no option gives."""
-    from tasks.projects.new_project import Choices, start_project, upgrade_project, versions_of_the_sample
+    from tasks.projects.new_project import Choices, list_sample_versions, start_project, upgrade_project
     from tasks.runs.workspace import project_root
 
-    given = Choices(model, layout, target, on_infeasible, source, remote)
+    choices = Choices(model, layout, target, on_infeasible, source, remote)
     if upgrade:
-        if given != Choices():
+        if choices != Choices():
             raise AbstainError(Code.USAGE, "--upgrade keeps every value: give it without the other options")
         if added := upgrade_project():
             print(*(f"added: {name}" for name in added), "`abstain plan` says what a retrain costs now", sep="\n")
         else:
             print("params.yaml has the parameters of this release: unchanged")
         return
-    if sys.stdin.isatty() and sys.stdout.isatty() and versions_of_the_sample() is not None:
-        given = _ask(given)
-    if not start_project(_absolute(given)):
+    if sys.stdin.isatty() and sys.stdout.isatty() and list_sample_versions() is not None:
+        choices = _ask(choices)
+    if not start_project(_resolve_folders(choices)):
         print("the project was started before: nothing was changed")
         return
     print(f"started in {project_root()}: no rows, no versions; params.yaml, sources.yaml, .dvc/config are committed")
     print("next: `abstain ingest FILE`, then `abstain retrain`")
 
 
-def _ask(given: Choices) -> Choices:
-    """`given`, with an answer on the terminal for whatever is missing."""
+def _ask(choices: Choices) -> Choices:
+    """Complete `choices` with answers on the terminal."""
     import yaml
 
-    from abstain.config.template import template
+    from abstain.config.template import read_template
     from tasks.projects.new_project import Choices
 
-    params = yaml.safe_load(template("params.yaml"))
+    params = yaml.safe_load(read_template("params.yaml"))
     questions: dict[str, tuple[str, Any]] = {
         "model": ("Base model (embedded, Hugging Face id, or folder)", params["llm"]["model"]),
         "layout": ("Prompt layout", params["llm"]["layout"]),
@@ -83,18 +83,18 @@ def _ask(given: Choices) -> Choices:
     }
     answers = {}
     for name, (question, default) in questions.items():
-        value = getattr(given, name)
+        value = getattr(choices, name)
         answer = value if value is not None else typer.prompt(question, default=default)
         answers[name] = None if answer == default else answer
     return Choices(**answers)
 
 
-def _absolute(choices: Choices) -> Choices:
-    """`choices` whose folders, given relative to the current one, are absolute."""
+def _resolve_folders(choices: Choices) -> Choices:
+    """Make the folders in `choices` absolute."""
     from dataclasses import replace
 
-    def place(given: str | None) -> str | None:
-        return str(Path(given).expanduser().resolve()) if given and "://" not in given else given
+    def place(folder: str | None) -> str | None:
+        return str(Path(folder).expanduser().resolve()) if folder and "://" not in folder else folder
 
     model = place(choices.model) if choices.model and Path(choices.model).is_dir() else choices.model
     return replace(choices, model=model, source=place(choices.source), remote=place(choices.remote))

@@ -49,7 +49,11 @@ def search(
 
 
 def print_hits(hits: Sequence[SearchHit]) -> None:
-    """Show `hits`, best first, with their chunks' texts and the entitlements that these need."""
+    """Print search hits, best first, with the chunks' texts and the entitlements that these need.
+
+    Args:
+        hits: The hits.
+    """
     if not hits:
         console.print("nothing that this user may read")
     for place, hit in enumerate(hits, start=1):
@@ -62,9 +66,9 @@ def print_hits(hits: Sequence[SearchHit]) -> None:
 def sync() -> None:
     """Bring the shared index (ABSTAIN_INDEX) up to date with the current data; without one, keep its embeddings."""
     with knowledge_base() as base:
-        done = base.synced
+        result = base.synced
     console.print(
-        f"{done.written} chunks written, {done.removed} removed; {done.n_entries} can be found"
+        f"{result.written} chunks written, {result.removed} removed; {result.n_entries} can be found"
         + _NOT_SHARED * (not base.shared),
         soft_wrap=True,
     )
@@ -72,19 +76,36 @@ def sync() -> None:
 
 @dataclass(frozen=True)
 class KnowledgeBase:
+    """The opened knowledge base.
+
+    Attributes:
+        chunks: Its chunks.
+        retriever: Searches them.
+        synced: Result of the synchronisation.
+        shared: Whether the index is shared.
+    """
+
     chunks: Sequence[Chunk]
     retriever: Retriever
     synced: SyncResult
     shared: bool
 
     def check_held(self) -> None:
+        """Raise `AbstainError` if nothing can be found."""
         if not self.synced.n_entries:
             raise AbstainError(Code.NO_ROWS, _EMPTY)
 
 
 @contextmanager
 def knowledge_base() -> Iterator[KnowledgeBase]:
-    """The current data's chunks, and a retriever that holds them."""
+    """Open the current data's chunks with a retriever that holds them.
+
+    Yields:
+        The knowledge base.
+
+    Raises:
+        AbstainError: There are no chunks.
+    """
     from abstain.config.settings import load_settings
     from abstain.core import paths
     from abstain.data.store.dataset import DataStore
@@ -95,8 +116,8 @@ def knowledge_base() -> Iterator[KnowledgeBase]:
     settings = load_settings()
     with open_workspace() as workspace:
         store = DataStore(workspace.path / paths.DATA)
-        chunks = list(store.chunks())
-        products = {document.doc_id: document.product for document in read_documents(store.document_files())}
+        chunks = list(store.iter_chunks())
+        products = {document.doc_id: document.product for document in read_documents(store.list_document_files())}
     if not chunks:  # chunks that are all tombstones are allowed: a shared index must remove them
         raise AbstainError(Code.NO_ROWS, _EMPTY)
     with open_retriever(settings) as retriever:

@@ -32,13 +32,20 @@ def monitor(since: Since = None) -> None:
         from flows.monitor import monitor as flow
 
     result = flow(since)
-    asked: Mapping[str, str] = load_example_questions(result.newest) if result and result.newest else {}
-    for line in lines(result, asked):
+    questions: Mapping[str, str] = load_example_questions(result.newest) if result and result.newest else {}
+    for line in format_monitoring(result, questions):
         console.print(line, soft_wrap=True)
 
 
 def load_example_questions(window: MonitoringWindow) -> Mapping[str, str]:
-    """The questions of the alarms' examples by id, as the log keeps them; those whose texts are gone are left out."""
+    """Load the questions of the alarms' examples; those whose texts are deleted are left out.
+
+    Args:
+        window: The window.
+
+    Returns:
+        Question by id.
+    """
     from abstain.config.settings import load_settings
     from abstain.data.decision_log import queries
     from tasks.monitoring.monitor import open_log, retry_while_unavailable
@@ -50,14 +57,19 @@ def load_example_questions(window: MonitoringWindow) -> Mapping[str, str]:
     with closing(database):
         return {
             key: row.question
-            for key, row in retry_while_unavailable(lambda: queries.interactions(database, ids)).items()
+            for key, row in retry_while_unavailable(lambda: queries.read_interactions(database, ids)).items()
         }
 
 
-def lines(result: MonitoringResult | None, asked: Mapping[str, str]) -> Iterator[str]:
-    """The newest window in a few lines: its status, its alarms with what to do, its figures.
+def format_monitoring(result: MonitoringResult | None, questions: Mapping[str, str]) -> Iterator[str]:
+    """Format the newest window in a few lines: status, alarms with what to do, statistics.
 
-    `asked`: the questions of examples by id; an example without one is its id alone.
+    Args:
+        result: Result of the run; None if nothing was logged yet.
+        questions: Questions of examples by id; an example without one is shown by its id.
+
+    Yields:
+        The lines.
     """
     from abstain.core.markdown import to_single_line
     from abstain.reports.monitoring_window import format_statistics, format_title
@@ -77,10 +89,13 @@ def lines(result: MonitoringResult | None, asked: Mapping[str, str]) -> Iterator
         yield f"{alarm.code}: {alarm.message}"
         yield f"  to do: {alarm.action}"
         for key in alarm.examples:
-            yield f"  example {to_single_line(key)}{f': {_cut(to_single_line(asked[key]))}' if key in asked else ''}"
+            yield (
+                "  example "
+                f"{to_single_line(key)}{f': {_shorten(to_single_line(questions[key]))}' if key in questions else ''}"
+            )
     for what, value in format_statistics(window):
         yield f"{what:28} {value}"
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1].rstrip()}…"

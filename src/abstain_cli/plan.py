@@ -31,12 +31,20 @@ def plan(
         if params is not None:
             write_params(workspace, params)
         result = make_plan(workspace)
-    for line in lines(result, verbose=verbose):
+    for line in format_plan(result, verbose=verbose):
         print(line)
 
 
-def lines(plan: RetrainPlan, *, verbose: bool) -> Iterator[str]:
-    """The plan as text: what blocks it first, then one line a stage; `verbose` adds all reasons and the requests."""
+def format_plan(plan: RetrainPlan, *, verbose: bool) -> Iterator[str]:
+    """Format a plan: what blocks it first, then one line for each stage.
+
+    Args:
+        plan: The plan.
+        verbose: Add all reasons and the requests.
+
+    Yields:
+        The lines.
+    """
     if plan.blocked:
         yield f"blocked: {plan.blocked}"
     width = max((len(stage.summary) for stage in plan.stages.values()), default=0)
@@ -51,10 +59,10 @@ def lines(plan: RetrainPlan, *, verbose: bool) -> Iterator[str]:
             f"cached, but first computed with another requirements.lock: {', '.join(plan.earlier)}; "
             "`abstain retrain --force` computes them again"
         )
-    if verbose and plan.demand is not None:
+    if verbose and plan.cost is not None:
         yield (
-            f"{plan.demand.answers} labelled answers need {plan.demand.requests} results of the base model, "
-            f"{plan.demand.missing} of which are not in the cache"
+            f"{plan.cost.answers} labelled answers need {plan.cost.requests} results of the base model, "
+            f"{plan.cost.missing} of which are not in the cache"
         )
 
 
@@ -63,8 +71,8 @@ def _tokens(tokens: int | None) -> str:
 
 
 def _duration(seconds: float | None) -> str:
-    """About how long, in the unit that reads best; a dash where it is unknown."""
+    """Format a duration in the unit that reads best; a dash if it is unknown."""
     if seconds is None:
         return "-"
-    unit, name = next((one for one in ((3600, "h"), (60, "min")) if seconds >= one[0]), (1, "s"))
+    unit, name = next((scale for scale in ((3600, "h"), (60, "min")) if seconds >= scale[0]), (1, "s"))
     return f"{seconds / unit:.1f} {name}" if unit == 3600 else f"{seconds / unit:.0f} {name}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from abstain.core.text import visible
+from abstain.core.text import replace_control_characters
 
 EVERY = 10.0
 """Seconds between two lines about the same step where there is no terminal."""
@@ -18,7 +18,15 @@ EVERY = 10.0
 
 @contextmanager
 def show_progress(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields a callback for (done, total); the bar disappears when all is done."""
+    """Show a progress bar, which disappears when all is done.
+
+    Args:
+        console: The terminal.
+        name: Text of the bar.
+
+    Yields:
+        A callback for (done, total).
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(name, total=None)
@@ -27,7 +35,14 @@ def show_progress(console: Console, name: str) -> Iterator[Callable[[int, int], 
 
 @dataclass
 class Step:
-    """A running step: what it has done of how much, since it first said so, and when that was."""
+    """A running step.
+
+    Attributes:
+        done: Units done.
+        total: Units in total.
+        first: Units that were done when it first reported.
+        since: Time of that report.
+    """
 
     done: int = 0
     total: int = 0
@@ -35,22 +50,39 @@ class Step:
     since: float = 0.0
 
     def seconds_left(self, now: float) -> float | None:
-        """What the rest takes at the present speed; None before anything was done."""
+        """Estimate the remaining time at the present speed.
+
+        Args:
+            now: Current time.
+
+        Returns:
+            Seconds; None before anything was done.
+        """
         done = self.done - self.first
         return (now - self.since) / done * (self.total - self.done) if done else None
 
 
 @dataclass
 class RunProgressLine:
-    """One line about a whole run: the stage of how many, what it does, and how long that will take."""
+    """One line about a whole run: the current stage, its progress, and the remaining time.
+
+    Attributes:
+        clock: Returns the time in seconds.
+        stages: Announced stage -> whether it has ended.
+        running: Running steps.
+    """
 
     clock: Callable[[], float] = time.monotonic
     stages: dict[str, bool] = field(default_factory=dict)
-    """The announced stages, and whether each has ended."""
     running: dict[str, Step] = field(default_factory=dict)
 
     def update(self, step: str, message: str) -> None:
-        """Take in what `tasks.runs.progress.observe` reports."""
+        """Handle a report of `tasks.runs.progress.notify_observers`.
+
+        Args:
+            step: Name of the step.
+            message: Its message.
+        """
         from tasks.training.pipeline import PROGRESS
 
         if message == "waiting":
@@ -60,11 +92,11 @@ class RunProgressLine:
             self.stages |= {step: True} if step in self.stages else {}
         elif match := PROGRESS.fullmatch(message):
             done, total = int(match["done"]), int(match["total"])
-            known = self.running.get(step)
-            if known is None or known.total != total or done < known.done:
+            running = self.running.get(step)
+            if running is None or running.total != total or done < running.done:
                 self.running[step] = Step(done, total, done, self.clock())
             else:
-                known.done = done
+                running.done = done
         else:
             self.running.setdefault(step, Step())
 
@@ -79,17 +111,24 @@ class RunProgressLine:
         if not step.total or step.done == step.total:
             return ""
         left = step.seconds_left(self.clock())
-        return f" {step.done:,} of {step.total:,}{'' if left is None else f', {minutes(left)} left'}"
+        return f" {step.done:,} of {step.total:,}{'' if left is None else f', {format_minutes(left)} left'}"
 
 
-def minutes(seconds: float) -> str:
-    """A duration as m:ss."""
+def format_minutes(seconds: float) -> str:
+    """Format a duration as m:ss."""
     return f"{round(seconds) // 60}:{round(seconds) % 60:02}"
 
 
 @contextmanager
 def step_progress(console: Console) -> Iterator[None]:
-    """One line about the whole run, rewritten in place; without a terminal, a line now and then, and the steps' own."""
+    """Show one line about the whole run; without a terminal, a line now and then, and the steps' own lines.
+
+    Args:
+        console: The terminal.
+
+    Yields:
+        Nothing.
+    """
     from tasks.runs.progress import register_observer
 
     line = RunProgressLine()
@@ -110,7 +149,7 @@ def step_progress(console: Console) -> Iterator[None]:
 
 
 def _printer(line: RunProgressLine) -> Callable[[str, str], None]:
-    """Prints a step's own lines, and how far it is once in `EVERY` seconds."""
+    """Print a step's own lines, and its progress once in `EVERY` seconds."""
     from tasks.training.pipeline import PROGRESS
 
     printed: dict[str, float] = {}
@@ -120,7 +159,7 @@ def _printer(line: RunProgressLine) -> Callable[[str, str], None]:
         if message == "waiting":
             return
         if not PROGRESS.fullmatch(message):
-            print(visible(f"{step}: {message}"), flush=True)
+            print(replace_control_characters(f"{step}: {message}"), flush=True)
         elif line.clock() - printed.get(step, 0.0) >= EVERY:
             printed[step] = line.clock()
             print(line, flush=True)

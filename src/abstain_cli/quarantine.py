@@ -33,8 +33,8 @@ def list_refused(
                 console.print(f"    BLOCKS THE RETRAIN: {file.blocking}", soft_wrap=True)
             for reason, count in file.reasons.items():
                 console.print(f"    {count:,} x {reason}", soft_wrap=True)
-            for row in quarantine.rows(quarantine.get_file(file.id)) if rows else ():
-                reasons = "; ".join(reason.coded for reason in row.reasons)
+            for row in quarantine.iter_rows(quarantine.get_file(file.id)) if rows else ():
+                reasons = "; ".join(reason.message_with_code for reason in row.reasons)
                 console.print(f"    {row.source} line {row.line}: {reasons}", soft_wrap=True)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from abstain_cli.terminal import console, size
+from abstain_cli.terminal import console, format_bytes
 
 
 def retention(
@@ -21,8 +21,8 @@ def retention(
 
     with register_observer(lambda _, message: console.print(f"... {message}", soft_wrap=True)):
         result = flow(apply)
-    for one in result:
-        weight = "" if one.bytes is None else f", {size(one.bytes)}"
-        console.print(f"{one.kind:34} {one.count:8,}{weight}{f'; {one.kept}' if one.kept else ''}", soft_wrap=True)
-    total = size(sum(one.bytes or 0 for one in result))
+    for item in result:
+        weight = "" if item.bytes is None else f", {format_bytes(item.bytes)}"
+        console.print(f"{item.kind:34} {item.count:8,}{weight}{f'; {item.note}' if item.note else ''}", soft_wrap=True)
+    total = format_bytes(sum(item.bytes or 0 for item in result))
     console.print(f"{total} deleted" if apply else f"{total} would go: `abstain retention --apply` deletes it")

@@ -51,7 +51,7 @@ def export(
 ) -> None:
     """Sample answers of the last 30 days, or of --since to --until, for reviewers: a workbook, or the gate's page."""
     from abstain.config.params import load_params
-    from abstain.config.settings import decision_log_url, load_settings
+    from abstain.config.settings import get_decision_log_url, load_settings
     from abstain.core import paths
     from abstain.core.files import write_atomically
     from abstain.data.decision_log import queue
@@ -83,9 +83,9 @@ def export(
         begin, end = (moment and moment.replace(tzinfo=UTC) for moment in (since, until))
         oldest = now - timedelta(days=params.validation.max_feedback_delay_days)
         uncounted = find_uncounted_reviews(store, params.labels, params.split, now)
-        url = decision_log_url(load_settings())
-        log = LogDatabase.open(url) if to_queue else LogDatabase.existing(url)
-        window = read_candidates(store, begin, end, oldest, uncounted, queue.reviewed_ids(log) if log else ())
+        url = get_decision_log_url(load_settings())
+        log = LogDatabase.open(url) if to_queue else LogDatabase.open_existing(url)
+        window = read_candidates(store, begin, end, oldest, uncounted, queue.find_reviewed_ids(log) if log else ())
         if random_share < 1:
             from tasks.data.review import add_sampling_priorities
 
@@ -96,7 +96,7 @@ def export(
         _print(describe_sample(design, window))
         sample = collect_sample(design, window, store)
         if log and to_queue:
-            count = queue.fill(log, sample.drawn_answers(), sample.moved, now)
+            count = queue.fill_queue(log, sample.list_open_answers(), sample.reweighted, now)
             after = f"{count} answers wait in the review queue: /review of the gate, for keys with the role review"
         else:
             write_atomically(output, to_bytes(make_review_file(sample, derive_seal_key(load_settings()))))
@@ -112,7 +112,7 @@ def import_(
 ) -> None:
     """Import the verdicts of a file into data/; rows not reviewed yet may follow later, from the same file."""
     from abstain.core.json_lines import to_json_lines
-    from abstain.data.store.dataset import REVIEW_QUEUE
+    from abstain.data.store.dataset import REVIEW_QUEUE_PREFIX
     from abstain.review.workbook import read_workbook
     from tasks.data.review import check_reviews
     from tasks.runs.workspace import open_workspace
@@ -128,7 +128,7 @@ def import_(
         from flows.ingest import ingest as flow
 
     with tempfile.TemporaryDirectory() as folder:
-        lines = Path(folder) / f"{REVIEW_QUEUE}-{file.stem}.jsonl"
+        lines = Path(folder) / f"{REVIEW_QUEUE_PREFIX}-{file.stem}.jsonl"
         lines.write_bytes(to_json_lines(verdicts.reviews))
         console.print(flow([str(lines)]).to_markdown())
 

@@ -104,10 +104,10 @@ def _require_one_input(
         raise AbstainError(Code.USAGE, "--context and --no-context contradict each other: leave one of them out")
 
 
-def _warn_about_missing_context(gate: Gate, asked: Sequence[Interaction | Question], no_context: bool) -> None:
-    without_context = sum(gate.is_context_missing(each, no_context) for each in asked)
+def _warn_about_missing_context(gate: Gate, rows: Sequence[Interaction | Question], no_context: bool) -> None:
+    without_context = sum(gate.is_context_missing(item, no_context) for item in rows)
     if without_context:
-        which = f"{without_context:,} of {len(asked):,} rows have" if len(asked) > 1 else "the answer has"
+        which = f"{without_context:,} of {len(rows):,} rows have" if len(rows) > 1 else "the answer has"
         print(
             f"warning {Code.NOTHING_TO_SCORE}: {which} no context, so the decision is unavailable: give what was "
             "retrieved, or --no-context if that is intended",

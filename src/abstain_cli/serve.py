@@ -72,9 +72,12 @@ def serve(
         export_events(),
         listen(host, port) as listening,
         _retriever(retrieve) as chunks,
-        FeatureCacheWriter(partial(queries.interactions, log.database), serving.kept_a_day) as kept,
+        FeatureCacheWriter(partial(queries.read_interactions, log.database), serving.kept_a_day) as feature_writer,
     ):
-        live, shadow = VersionFollower(OriginVersionSource(), lambda bundle: open_gate(bundle, kept.add)), None
+        live, shadow = (
+            VersionFollower(OriginVersionSource(), lambda bundle: open_gate(bundle, feature_writer.add)),
+            None,
+        )
         if serving.shadow != "off":
             # Without passes of its own it needs no base model, which may be another one.
             warm = Gate.warm_up if serving.shadow == "full" else lambda gate: None
@@ -99,7 +102,7 @@ def key(
     from abstain.core.errors import AbstainError
     from abstain.serving.api.keys import ROLES, create_key
 
-    roles = [one for one in ROLES if one in (role or ["ask"])]
+    roles = [known_role for known_role in ROLES if known_role in (role or ["ask"])]
     if unknown := set(role or ()) - ROLES:
         raise AbstainError(
             Code.UNKNOWN_NAME, f"--role {', '.join(sorted(unknown))}: there are {', '.join(sorted(ROLES))}"
@@ -109,20 +112,20 @@ def key(
 
 
 def _open_log(params: PrivacyParams) -> DecisionLog:
-    """The decision log, with the rules of ingest for texts and people."""
+    """Open the decision log with ingest's rules for texts and people."""
     from abstain.config.serve_settings import load_serve_settings
-    from abstain.config.settings import decision_log_url, load_settings
+    from abstain.config.settings import get_decision_log_url, load_settings
     from abstain.data.decision_log.log import DecisionLog
     from abstain.ingest.privacy.policy import Privacy
-    from abstain.ingest.privacy.pseudonyms import log_key
+    from abstain.ingest.privacy.pseudonyms import derive_log_key
 
     settings, serving = load_settings(), load_serve_settings()
     privacy = Privacy.from_params(params, settings)
     return DecisionLog.open(
-        decision_log_url(settings),
+        get_decision_log_url(settings),
         redact=privacy.redact_row,
-        pseudonym=privacy.pseudonym,
-        key=log_key(settings),
+        pseudonym=privacy.get_pseudonym,
+        key=derive_log_key(settings),
         withheld_share=serving.withheld_share,
         keep_days=serving.keep_days,
         calls_each=serving.caller.calls,
@@ -130,9 +133,9 @@ def _open_log(params: PrivacyParams) -> DecisionLog:
 
 
 @contextmanager
-def _retriever(wanted: bool) -> Iterator[RetrieveChunks | None]:
-    """Chunks of the current knowledge base, which is indexed once, at the start."""
-    if not wanted:
+def _retriever(is_enabled: bool) -> Iterator[RetrieveChunks | None]:
+    """Open the current knowledge base, which is indexed once, at the start."""
+    if not is_enabled:
         yield None
         return
     from abstain.core.contracts import Context

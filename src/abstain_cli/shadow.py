@@ -42,9 +42,9 @@ def set_() -> None:
 def show() -> None:
     """Show which candidate is the shadow, and about how many answers it has decided; no review is looked at."""
     from tasks.release.shadow import list_shadow_pairs, read_shadow
-    from tasks.runs.workspace import origin_snapshot
+    from tasks.runs.workspace import fetch_origin_snapshot
 
-    shadow = read_shadow(*origin_snapshot())
+    shadow = read_shadow(*fetch_origin_snapshot())
     if shadow is None:
         console.print("there is no shadow: `abstain shadow set` makes the last candidate one")
         return
@@ -72,14 +72,14 @@ def compare() -> None:
     from tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
-        found = review_shadow(workspace)
-    record = found.record
-    console.print(_figures(record))
+        review = review_shadow(workspace)
+    record = review.record
+    console.print(_make_table(record))
     for name, counts in sorted(record["answers"].items()):  # as a record that is read again has them
         console.print(f"shown by {name}: {counts['answers']:,} answers, {counts['correct']:,} correct")
     console.print(f"{record['verdict']}: {record['reasons'][0]}", soft_wrap=True)
     console.print(OUTCOME_MEANINGS[record["verdict"]], soft_wrap=True)
-    if found.is_repeat:
+    if review.is_repeat:
         console.print("nothing was reviewed since: this is the record of that look, and no other was taken")
 
 
@@ -87,17 +87,17 @@ def _describe_shadow(shadow: Shadow) -> str:
     return f"{shadow.version} decides beside {shadow.beside}, and is not obeyed"
 
 
-def _figures(record: dict[str, Any]) -> Table:
+def _make_table(record: dict[str, Any]) -> Table:
     from abstain.core.formatting import NO_INTERVAL, format_number
 
     table = Table("figure", record["shadow"], record["champion"], "difference (95 %)")
-    for one in record["comparison"]:
-        difference, low, high = (format_number(one[key], "+.3f") for key in ("difference", "low", "high"))
-        interval = NO_INTERVAL if one["low"] is None or one["high"] is None else f"{low} to {high}"
+    for comparison in record["comparison"]:
+        difference, low, high = (format_number(comparison[key], "+.3f") for key in ("difference", "low", "high"))
+        interval = NO_INTERVAL if comparison["low"] is None or comparison["high"] is None else f"{low} to {high}"
         table.add_row(
-            one["figure"],
-            format_number(one["challenger"]),
-            format_number(one["champion"]),
+            comparison["figure"],
+            format_number(comparison["challenger"]),
+            format_number(comparison["champion"]),
             f"{difference} ({interval})",
         )
     return table

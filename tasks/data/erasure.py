@@ -1,4 +1,4 @@
-"""Erasure of a user: remove the rows, keep them out, and mark the versions that were trained on them, in one commit."""
+"""Erasure of a user in one commit: remove the rows, keep them out, and mark the versions that were trained on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from abstain.config.params import load_params
-from abstain.config.settings import decision_log_url, load_settings
+from abstain.config.settings import get_decision_log_url, load_settings
 from abstain.core import paths
 from abstain.core.files import write_atomically
 from abstain.data.decision_log import erasure as decision_log_erasure
@@ -18,7 +18,7 @@ from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.pseudonyms import normalize_name
 from abstain.release.registry import Registry, load_registry
 from tasks.data.erasure_copies import find_copies
-from tasks.release.lineage import versions_trained_on
+from tasks.release.lineage import find_versions_trained_on
 from tasks.release.shadow import remove_shadow
 from tasks.runs.git_commit import commit_data
 from tasks.runs.workspace import Workspace
@@ -26,9 +26,15 @@ from tasks.runs.workspace import Workspace
 
 @dataclass(frozen=True)
 class ErasureResult:
-    """Rows removed, by table; versions trained on them (True: for certain); the registry that marks these; and the
-    lines about copies that are left to the operator (`find_copies`); whether the shadow was cleared, which may have
-    been trained on the rows, too."""
+    """The result of an erasure.
+
+    Attributes:
+        removed: Table -> number of removed rows.
+        versions: Version trained on the rows -> whether that is certain.
+        registry: The registry that marks these versions.
+        copies: Lines about copies that are left to the operator (`find_copies`).
+        shadow_cleared: Whether the shadow was cleared, because it may have been trained on the rows, too.
+    """
 
     removed: dict[str, int]
     versions: dict[str, bool]
@@ -38,24 +44,32 @@ class ErasureResult:
 
 
 def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> ErasureResult:
-    """Remove the user's rows from the current data, keep them out, and mark the versions that were trained on them.
+    """Remove a user's rows from the current data, keep them out, and mark the versions that were trained on them.
 
-    Rows and marks go in one commit; then the user's rows in the decision log go. Called again, with nothing left to
-    remove, it marks versions that have no mark yet and keeps the decisions about the others.
+    Rows and marks go into one commit; after it, the user's rows in the decision log are deleted. A second call has
+    nothing to remove. It marks versions that have no mark yet and keeps the decisions about the others.
+
+    Args:
+        workspace: The workspace.
+        user: The user's id, as the source gives it, or the pseudonym.
+        with_interactions: Also remove the interactions that the user rated, with all their thumbs and reviews.
+
+    Returns:
+        What was removed and which versions are affected.
     """
     params, settings = load_params(workspace.path / paths.PARAMS), load_settings()
-    pseudonym = Privacy.from_params(params.privacy, settings).pseudonym(user)
-    names, log = {normalize_name(user), pseudonym}, LogDatabase.existing(decision_log_url(settings))
+    pseudonym = Privacy.from_params(params.privacy, settings).get_pseudonym(user)
+    names, log = {normalize_name(user), pseudonym}, LogDatabase.open_existing(get_decision_log_url(settings))
     logged = find_user_rows(log, names) if log else None
     store, file = DataStore(workspace.path / paths.DATA), workspace.path / paths.REGISTRY
-    before = store.erased_users()
+    erased_before = store.read_erased_users()
     removed = erase_rows(store, user, pseudonym, with_interactions=with_interactions, logged=logged)
-    erased = set(store.erased_users().interactions)
-    gone = erased.difference(before.interactions)
-    versions, registry = versions_trained_on(workspace, {user, pseudonym}, gone), load_registry(file)
-    new = versions if any(removed.values()) else {k: v for k, v in versions.items() if k not in registry.tainted}
-    if new:
-        registry = registry.mark_erased(new, datetime.now(UTC))
+    erased = set(store.read_erased_users().interactions)
+    newly_erased = erased.difference(erased_before.interactions)
+    versions, registry = find_versions_trained_on(workspace, {user, pseudonym}, newly_erased), load_registry(file)
+    to_mark = versions if any(removed.values()) else {k: v for k, v in versions.items() if k not in registry.tainted}
+    if to_mark:
+        registry = registry.mark_erased(to_mark, datetime.now(UTC))
         write_atomically(file, registry.to_json().encode())
     cleared = any(removed.values()) and remove_shadow(workspace)  # it may have been trained on them
     commit_data(workspace, "Erase a user", paths.REGISTRY)

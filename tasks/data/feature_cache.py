@@ -16,27 +16,35 @@ from tasks.runs.workspace import open_workspace
 from tasks.training.retrain_cost import read_labelled
 
 
-def needed_keys() -> dict[str, set[str]]:
-    """Keys by namespace digest: the requests of a retrain under params.yaml and of the version in production.
+def collect_needed_keys() -> dict[str, set[str]]:
+    """Collect the keys that a retrain under params.yaml or the version in production needs.
 
-    Raises `AbstainError` where the workspace or a model cannot be read.
+    Returns:
+        Namespace digest -> keys.
+
+    Raises:
+        AbstainError: The workspace or a model cannot be read.
     """
     settings = load_settings()
     with open_workspace() as workspace:
         interactions = list(DataStore(workspace.path / paths.DATA).iter_rows(Interaction))
         params, labelled, _ = read_labelled(workspace)
-        read, rows = plan_nll_features(params, settings, labelled)
-        asked = plan_features(params, build_scorers(params, settings).scorers, labelled) + read.get_known_work(rows)
-        asked.append(
+        nll_plan, rows = plan_nll_features(params, settings, labelled)
+        work = plan_features(params, build_scorers(params, settings).scorers, labelled) + nll_plan.get_known_work(rows)
+        work.append(
             (interactions, (get_served_site(params).make_feature_request(params.llm),))
         )  # those without a label yet, too
-        sources = [(FeatureSource(params.llm, settings, one), of) for of, readings in asked for one in readings]
+        sources = [
+            (FeatureSource(params.llm, settings, request), answers)
+            for answers, requests in work
+            for request in requests
+        ]
         promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).production
         if promoted is not None:
             bundle = fetch_bundle(workspace.path, promoted)
             reader = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings).reader
             sources += [(source, interactions) for source in reader.sources]
-    needed = read.perturber.keys(rows)
-    for source, of in sources:
-        needed.setdefault(source.get_namespace().digest, set()).update(filter(None, source.keys(of)))
+    needed = nll_plan.perturber.collect_keys(rows)
+    for source, answers in sources:
+        needed.setdefault(source.get_namespace().digest, set()).update(filter(None, source.build_keys(answers)))
     return needed

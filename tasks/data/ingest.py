@@ -1,4 +1,4 @@
-"""Changes of data/, each atomic: change, `dvc add`, commit, push; a killed run leaves no partial change."""
+"""Atomic changes of data/: change, `dvc add`, commit, push. A killed run leaves no partial change."""
 
 from __future__ import annotations
 
@@ -30,9 +30,19 @@ from tasks.runs.workspace import Workspace
 def ingest_sources(
     workspace: Workspace, sources: Sequence[Source], *, remember: bool = False, limited: bool = True
 ) -> IngestReport:
-    """Validate the rows of `sources` and append accepted ones; refused rows go to quarantine, with their reasons.
+    """Validate the rows of sources and append the accepted ones; rejected rows go to quarantine with their reasons.
 
-    With `remember`, the sources continue where they were left; without `limited`, any share of the rows may be refused.
+    Args:
+        workspace: The workspace.
+        sources: The sources to read.
+        remember: Whether the sources continue from where the last run stopped.
+        limited: Whether a batch with too large a share of rejected rows is rejected as a whole.
+
+    Returns:
+        The report.
+
+    Raises:
+        BatchRejected: The batch was rejected as a whole; its invalid rows are in quarantine.
     """
     params = load_params(workspace.path / paths.PARAMS)
     validation = params.validation if limited else params.validation.model_copy(update={"max_failed_fraction": 1.0})
@@ -48,8 +58,8 @@ def ingest_sources(
             incremental=remember,
             quality=params.quality,
         )
-    except BatchRejected as refused:  # its bad rows are in quarantine now, and nothing else has changed
-        publish_ingest(refused.report, workspace, str(refused))
+    except BatchRejected as rejection:  # its bad rows are in quarantine now, and nothing else has changed
+        publish_ingest(rejection.report, workspace, str(rejection))
         commit_data(workspace, "Quarantine a refused batch")
         raise
     publish_ingest(report, workspace)
@@ -58,7 +68,9 @@ def ingest_sources(
     if load_settings().index is not None:  # a tightened entitlement must not wait for the next search
         store = DataStore(data)
         sync_index(
-            store.chunks(), {one.doc_id: one.product for one in read_documents(store.document_files())}, load_settings()
+            store.iter_chunks(),
+            {document.doc_id: document.product for document in read_documents(store.list_document_files())},
+            load_settings(),
         )
     emit_ingest_events(workspace, report)
     notify_observers("ingest", "ran" if changed else "cached")
@@ -66,7 +78,15 @@ def ingest_sources(
 
 
 def discard_quarantined(workspace: Workspace, name: str) -> int:
-    """Delete the rows of a quarantine file and return their number; the sources that they blocked may continue."""
+    """Delete the rows of a quarantine file; the sources that they blocked may continue.
+
+    Args:
+        workspace: The workspace.
+        name: Id of the file, or its beginning.
+
+    Returns:
+        The number of deleted rows.
+    """
     quarantine = Quarantine(workspace.path / paths.DATA)
     path = quarantine.get_file(name)
     count = quarantine.discard(path)

@@ -1,4 +1,4 @@
-"""The reviews that have come since the version in production was trained, at a number of which a retrain is due."""
+"""Counts the reviews since the version in production was trained; at a certain number a retrain is due."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from tasks.runs.workspace import Workspace
 
 
 def emit_ingest_events(workspace: Workspace, report: IngestReport) -> None:
-    """Emit what an ingest has brought: rows, and, where a portion of new reviews is full, that a retrain is due.
+    """Emit events for ingested rows, and for a retrain that is due because a portion of new reviews is full.
 
-    The second event is about `abstain.reviews.VERSION.N`, N the portions of `monitoring.retrain_after_reviews` reviews
-    that are full, so that an automation can tell the same portion from the next one.
+    The second event is about `abstain.reviews.VERSION.N`. N is the number of full portions of
+    `monitoring.retrain_after_reviews` reviews, so that an automation can distinguish portions.
+
+    Args:
+        workspace: The workspace.
+        report: The report of the ingest.
     """
     rows = sum(report.contracts.values())
     if not rows:
@@ -31,9 +35,16 @@ def emit_ingest_events(workspace: Workspace, report: IngestReport) -> None:
 
 
 def count_new_reviews(workspace: Workspace) -> tuple[str, int]:
-    """The version in production, "none" without one, and the reviews of `data/` that came after its training data.
+    """Count the reviews in `data/` that arrived after the training data of production.
 
-    A version's data is what data.dvc recorded at its tag: reviews that came while it was trained and judged are new.
+    A version's data is what data.dvc recorded at its tag. Reviews that arrived while it was trained and checked are
+    new.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        The version in production ("none" without one), and the number of reviews.
     """
     registry = load_registry(workspace.path / paths.REGISTRY)
     since = None
@@ -41,6 +52,6 @@ def count_new_reviews(workspace: Workspace) -> tuple[str, int]:
         tag = f"refs/tags/{make_version_tag(registry.production_version)}"
         workspace.require_revision(tag)
         since = datetime.fromisoformat(workspace.git("log", "-1", "--format=%cI", tag, "--", str(DATA_POINTER)).strip())
-    batches = DataStore(workspace.path / paths.DATA).batches()
+    batches = DataStore(workspace.path / paths.DATA).read_batches()
     new = sum(batch.rows.get("reviews", 0) for batch in batches if since is None or batch.arrived_at > since)
     return registry.production_version or "none", new

@@ -1,4 +1,4 @@
-"""Inputs of reviews from a workspace: the confidences of production's scorer, and the stored reviews."""
+"""Inputs of reviews from a workspace: confidences of the served scorer, and stored reviews."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.release.registry import load_registry
 from abstain.review.candidates import NO_THUMB, ReviewCandidates, stream_interactions
 from abstain.review.import_reviews import ParsedReviews, parse_reviews
-from abstain.review.question_drift import COMPARED, measure_question_drift
+from abstain.review.question_drift import MAX_COMPARED, measure_question_drift
 from abstain.review.workbook import ReviewRow, check_seals
 from tasks.runs.workspace import Workspace
 
@@ -31,11 +31,18 @@ Progress = Callable[[int, int], None]
 def add_sampling_priorities(
     workspace: Workspace, window: ReviewCandidates, seed: int, max_inference: int, progress: Progress
 ) -> tuple[float | None, list[str]]:
-    """Put the live scorer's `confidence` of each answer, and each question's `measure_question_drift`, into the window.
+    """Add `confidence` and `drift` to the candidates: the served scorer's confidence, and each question's drift.
 
-    The base model reads at most `max_inference` answers whose features are not cached.
+    Args:
+        workspace: The workspace.
+        window: The candidates; columns are added to its frame.
+        seed: Seed of the permanent random numbers.
+        max_inference: The base model reads at most this number of answers without cached features.
+        progress: Called with the numbers of answers done and in total.
 
-    Returns its threshold, None where none is promoted (and then nothing is put in), and the lines to print.
+    Returns:
+        The threshold in production, and lines to print. The threshold is None if nothing is in production; then nothing
+        is added.
     """
     promoted = load_registry(workspace.path / paths.REGISTRY).production
     if promoted is None:
@@ -49,26 +56,27 @@ def add_sampling_priorities(
     ids = set(frame.index)
     # The random sample must not depend on which rows are scored, nor the other way round: scoring uses its own random
     # numbers, and a sampled, reviewed row is not preferred because its review made it a row of the training data.
-    drawn = frame["queued"] & (frame["recorded_probability"] < 1)
+    sampled = frame["queued"] & (frame["recorded_probability"] < 1)
     scored = score_backlog(
         predictor,
         lambda: stream_interactions(store, ids),
         max_inference,
         lambda key: hash_to_unit_interval(seed, f"review scores/{key}"),
-        set(frame.index[drawn & (frame["thumb"] == NO_THUMB)]),
+        set(frame.index[sampled & (frame["thumb"] == NO_THUMB)]),
         progress,
     )
-    left = f", {scored.skipped:,} not scored (--max-inference)" if scored.skipped else ""
+    skipped = f", {scored.skipped:,} not scored (--max-inference)" if scored.skipped else ""
     messages = [
-        f"probe {promoted.version}: {scored.cached:,} answers scored from the cache, {scored.computed:,} read by the base "
-        f"model{left}"
+        f"probe {promoted.version}: {scored.cached:,} answers scored from the cache, {scored.computed:,} read by the "
+        "base "
+        f"model{skipped}"
     ]
     frame["confidence"] = pd.Series(scored.confidences, dtype=float).reindex(frame.index)
-    trained_on = _trained_on(workspace) - set(frame.index[drawn])
+    trained_on = _trained_on(workspace) - set(frame.index[sampled])
     if not trained_on:
         messages.append("the training table is missing (run `abstain retrain`), so no row is taken for drift")
-    elif max(len(ids), len(trained_on)) > COMPARED:
-        messages.append(f"drift: {COMPARED:,} questions, drawn at random, stand for the rest")
+    elif max(len(ids), len(trained_on)) > MAX_COMPARED:
+        messages.append(f"drift: {MAX_COMPARED:,} questions, drawn at random, stand for the rest")
     frame["drift"] = measure_question_drift(store, ids, trained_on, SentenceEncoder(), seed).reindex(frame.index)
     return predictor.threshold, messages
 
@@ -76,9 +84,16 @@ def add_sampling_priorities(
 def check_reviews(
     workspace: Workspace, rows: Sequence[ReviewRow], now: datetime, reviewer: str | None = None
 ) -> ParsedReviews:
-    """The verdicts in the rows of a review file of this home, beside the reviews that the workspace has stored.
+    """Parse the reviews in a review file of this home, and compare them with the stored ones.
 
-    `now` and `reviewer` are those of `parse_reviews`.
+    Args:
+        workspace: The workspace.
+        rows: Rows of the file.
+        now: Current time (UTC).
+        reviewer: Reviewer of rows that name none.
+
+    Returns:
+        The reviews to import, and reasons for rejected rows.
     """
     params, store = load_params(workspace.path / paths.PARAMS), DataStore(workspace.path / paths.DATA)
     privacy, rows = (
@@ -99,7 +114,7 @@ def check_reviews(
 
 
 def _trained_on(workspace: Workspace) -> set[str]:
-    """The answers that the last retrain trained on; empty where its table is missing."""
+    """Read the ids of the answers that the last retrain trained on; empty if its table is missing."""
     table = workspace.path / paths.DATASET
     if not table.is_file():
         return set()

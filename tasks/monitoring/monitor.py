@@ -1,4 +1,4 @@
-"""What the monitoring reads of a workspace and of the log, what it stores there, and the events that it emits."""
+"""Reads monitoring inputs from a workspace and the log, stores the windows, and emits events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from abstain.config.params import LLMParams, Params, ThresholdParams, load_params
-from abstain.config.settings import Settings, decision_log_url
+from abstain.config.settings import Settings, get_decision_log_url
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -43,8 +43,10 @@ RaisedAlarm = tuple[MonitoringWindow, Alarm]
 class MonitoringResult:
     """The result of one run.
 
-    `windows`: those that were judged and came out otherwise than they are stored, oldest first; `history`: all that
-    are stored now. `raised`: the alarms that were not there before, each with its window.
+    Attributes:
+        windows: Windows that are new or changed, oldest first.
+        history: All windows that are stored now.
+        raised: New alarms, each with its window.
     """
 
     windows: tuple[MonitoringWindow, ...]
@@ -57,13 +59,21 @@ class MonitoringResult:
 
     @property
     def headline(self) -> str:
-        """The status of the run in words that a person grasps."""
+        """The status of the run in plain words."""
         return self.newest.headline if self.newest else "Quiet: no window yet"
 
 
 @dataclass(frozen=True)
 class WorkspaceSnapshot:
-    """What a workspace says, read at once so that a long computation does not keep its lock."""
+    """The content of a workspace, read at once so that a long computation does not hold its lock.
+
+    Attributes:
+        params: Parameters.
+        registry: The registry.
+        reviewed: Reviewed decisions from `join_reviews`.
+        known_chunks: Chunk ids in the knowledge base; None if no document was ingested.
+        versions: Version name -> guarantee and base model.
+    """
 
     params: Params
     registry: Registry
@@ -72,21 +82,38 @@ class WorkspaceSnapshot:
     versions: dict[str, MonitoredVersion]
 
 
-def retry_while_unavailable(ask: Callable[[], T]) -> T:
-    """`ask()`, again for `DATABASE_WAIT_S` while the database is away. Raises its last `AbstainError`."""
+def retry_while_unavailable(operation: Callable[[], T]) -> T:
+    """Run a database operation, retrying for up to `DATABASE_WAIT_S` while the database is unavailable.
+
+    Args:
+        operation: Called without arguments until it succeeds.
+
+    Returns:
+        The result of `operation`.
+
+    Raises:
+        AbstainError: The error of the last attempt.
+    """
     attempts = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, AbstainError) and error.code is Code.NO_SERVICE),
         stop=stop_after_delay(DATABASE_WAIT_S),
         wait=wait_exponential(max=15),
         reraise=True,
     )
-    return attempts(ask)
+    return attempts(operation)
 
 
 def open_log(settings: Settings) -> LogDatabase | None:
-    """The decision log with all its tables; None where nothing was logged yet."""
-    url = decision_log_url(settings)
-    existing = retry_while_unavailable(lambda: LogDatabase.existing(url))
+    """Open the decision log with all its tables.
+
+    Args:
+        settings: Settings of this machine.
+
+    Returns:
+        The log; None if nothing was logged yet.
+    """
+    url = get_decision_log_url(settings)
+    existing = retry_while_unavailable(lambda: LogDatabase.open_existing(url))
     if existing is None:
         return None
     existing.close()
@@ -94,10 +121,18 @@ def open_log(settings: Settings) -> LogDatabase | None:
 
 
 def read_workspace(workspace: Workspace, traffic: Traffic) -> WorkspaceSnapshot:
-    """The facts of `workspace` about the answers of `traffic`."""
+    """Read from a workspace what monitoring needs about logged answers.
+
+    Args:
+        workspace: The workspace.
+        traffic: Decisions and feedback of the log.
+
+    Returns:
+        The snapshot.
+    """
     store = DataStore(workspace.path / paths.DATA)
     params, registry = load_params(workspace.path / paths.PARAMS), load_registry(workspace.path / paths.REGISTRY)
-    chunks = frozenset(chunk.chunk_id for chunk in store.chunks())
+    chunks = frozenset(chunk.chunk_id for chunk in store.iter_chunks())
     return WorkspaceSnapshot(
         params,
         registry,
@@ -113,31 +148,55 @@ def read_workspace(workspace: Workspace, traffic: Traffic) -> WorkspaceSnapshot:
 def run_monitoring(
     database: LogDatabase,
     traffic: Traffic,
-    facts: WorkspaceSnapshot,
+    snapshot: WorkspaceSnapshot,
     settings: Settings,
     now: datetime,
     since: datetime | None,
 ) -> MonitoringResult:
-    """Compute and store the windows. Raises `AbstainError` where the log's database stays away."""
+    """Compute and store the windows, and emit events for new alarms.
+
+    Args:
+        database: The decision log.
+        traffic: Decisions and feedback of the log.
+        snapshot: What was read from the workspace.
+        settings: Settings of this machine.
+        now: Current time (UTC).
+        since: Also recompute final windows that end after this time.
+
+    Returns:
+        Changed windows, all windows and new alarms.
+
+    Raises:
+        AbstainError: The log's database stays unavailable.
+    """
     stored = retry_while_unavailable(lambda: read_windows(database))
     source = LoggedAnswers(database, settings)
-    states_since = now - timedelta(days=facts.params.retention.feature_days)
-    inputs = MonitoringInputs(traffic, facts.reviewed, facts.known_chunks, facts.versions, source, states_since)
-    windows = retry_while_unavailable(lambda: compute_windows(inputs, stored, facts.params.monitoring, now, since))
-    known = {(one.version, one.start, alarm.code) for one in stored for alarm in one.alarms}
+    states_since = now - timedelta(days=snapshot.params.retention.feature_days)
+    inputs = MonitoringInputs(
+        traffic, snapshot.reviewed, snapshot.known_chunks, snapshot.versions, source, states_since
+    )
+    windows = retry_while_unavailable(lambda: compute_windows(inputs, stored, snapshot.params.monitoring, now, since))
+    stored_alarms = {(window.version, window.start, alarm.code) for window in stored for alarm in window.alarms}
     raised = [
-        (one, alarm) for one in windows for alarm in one.alarms if (one.version, one.start, alarm.code) not in known
+        (window, alarm)
+        for window in windows
+        for alarm in window.alarms
+        if (window.version, window.start, alarm.code) not in stored_alarms
     ]
-    emit_alarm_events(raised, facts.registry.production_version)  # told twice, should the next line fail, not never
+    emit_alarm_events(raised, snapshot.registry.production_version)  # told twice, should the next line fail, not never
     retry_while_unavailable(lambda: write_windows(database, windows))
     history = retry_while_unavailable(lambda: read_windows(database))
-    return MonitoringResult(tuple(one for one in windows if one not in stored), history, tuple(raised))
+    return MonitoringResult(tuple(window for window in windows if window not in stored), history, tuple(raised))
 
 
 def emit_alarm_events(raised: Sequence[RaisedAlarm], live: str | None) -> None:
-    """Tell Prefect each alarm, and whether anything drifted.
+    """Emit an event for each alarm, and one if anything drifted.
 
-    The resource of an alarm is its window and code: by it an automation knows one that is told twice.
+    The resource of an alarm names its window and code, so that an automation recognises one that is emitted twice.
+
+    Args:
+        raised: New alarms with their windows.
+        live: The version in production; other versions need no retrain.
     """
     for window, alarm in raised:
         post_event(
@@ -150,21 +209,21 @@ def emit_alarm_events(raised: Sequence[RaisedAlarm], live: str | None) -> None:
             version=window.version,
             window=f"{window.start:%Y-%m-%d}",
         )
-    of_live = [
+    live_codes = [
         alarm.code for window, alarm in raised if window.version == live
     ]  # one that was replaced needs no retrain
-    if drifted := sorted({code.value for code in of_live if code in DRIFT_CODES}):
+    if drifted := sorted({code.value for code in live_codes if code in DRIFT_CODES}):
         post_event(DRIFT, version=live, codes=drifted)
 
 
 def _load_monitored_version(workspace: Workspace, registry: Registry, name: str) -> MonitoredVersion:
-    """What `name` promises and reads, by the parameters at its tag; nothing where it is no version of this history."""
-    event = next((one for one in reversed(registry.history) if one.version == name), None)
+    """Read guarantee and base model of a version from the parameters at its tag; empty for an unknown version."""
+    event = next((event for event in reversed(registry.history) if event.version == name), None)
     tag = make_version_tag(name)
     if event is None or not succeeds(workspace.path, "git", "rev-parse", "--quiet", "--verify", f"{tag}^{{commit}}"):
         return MonitoredVersion(name, None)
     content = yaml.safe_load(workspace.git("show", f"{tag}:{paths.PARAMS}"))
     threshold = ThresholdParams.model_validate(content["threshold"])
-    promise = GuaranteedTarget(threshold.metric, threshold.target) if event.guaranteed else None
+    guarantee = GuaranteedTarget(threshold.metric, threshold.target) if event.guaranteed else None
     llm = LLMParams.model_validate(content["llm"])
-    return MonitoredVersion(name, promise, None if llm.layer == "auto" else llm)
+    return MonitoredVersion(name, guarantee, None if llm.layer == "auto" else llm)

@@ -1,4 +1,4 @@
-"""A run's artifacts in the Prefect UI: tables, plots, and links to the data reports."""
+"""Artifacts of a run in the Prefect UI: tables, plots, and links to the data reports."""
 
 from __future__ import annotations
 
@@ -25,46 +25,57 @@ from abstain.release.registry import load_registry
 from abstain.reports.data_reports.ingest import ingest_report
 from abstain.reports.data_reports.validation import validation_report
 from abstain.reports.evaluation import leaderboard_table
-from abstain.reports.page import render_html, without_images
+from abstain.reports.page import render_html, replace_images
 from tasks.runs.workspace import Workspace
 from tasks.server import reports
 
 
 @task(cache_policy=NO_CACHE)
 def publish_validation(workspace: Workspace) -> None:
-    """Artifacts `validation` and `validation-report`, the link to its page; of a failed run, as far as it came.
+    """Publish the artifacts `validation` and `validation-report`, the link to its page.
 
-    The results of the training table's suites are shown only for valid rows: after invalid ones they are of an earlier
-    run.
+    For a failed run they show what was validated until then. The results of the training table's suites are shown only
+    for valid rows: after invalid ones they are those of an earlier run.
+
+    Args:
+        workspace: The workspace of the run.
     """
-    found = [_read_json(workspace, paths.VALIDATION)]
-    if found[0] and found[0]["success"]:
-        found.append(_read_json(workspace, paths.QUALITY))
-    results = [result for result in found if result]
+    contents = [_read_json(workspace, paths.VALIDATION)]
+    if contents[0] and contents[0]["success"]:
+        contents.append(_read_json(workspace, paths.QUALITY))
+    results = [result for result in contents if result]
     if not results:  # the run failed before anything was validated
         return
     markdown, page = validation_report(results, f"{_run_name()}, data as of {results[0]['as_of']}")
     _publish_page("validation", page, markdown, "Great Expectations")
 
 
-def publish_ingest(report: IngestReport, workspace: Workspace, refused: str | None = None) -> None:
-    """Artifacts `ingest` and `ingest-report`, the link to its page; `refused` is why the batch was refused whole.
+def publish_ingest(report: IngestReport, workspace: Workspace, rejection: str | None = None) -> None:
+    """Publish the artifacts `ingest` and `ingest-report`, the link to its page.
 
-    A run that found nothing to read, as most hourly ones do, leaves no artifacts.
+    A run that found nothing to read, such as most hourly ones, leaves no artifacts.
+
+    Args:
+        report: The report of the ingest.
+        workspace: The workspace of the run.
+        rejection: Why the batch was rejected as a whole; None if it was not.
     """
     if not report.read:
         return
     data = workspace.path / paths.DATA
     rows = read_rows(data / report.quarantine, QuarantinedRow) if report.quarantine else ()
-    markdown, page = ingest_report(report, _run_name(), rows, refused)
+    markdown, page = ingest_report(report, _run_name(), rows, rejection)
     _publish_page("ingest", page, markdown, "what was accepted, and what was not")
 
 
 @task(cache_policy=NO_CACHE)
 def publish_artifacts(workspace: Workspace) -> None:
-    """Artifacts `leaderboard`, `thresholds`, one plot each, `evaluation` and the link to its page.
+    """Publish the artifacts `leaderboard`, `thresholds`, one plot each, `evaluation` and the link to its page.
 
-    The last one has a warning where production was trained on rows that were erased since.
+    `evaluation` has a warning if production was trained on rows that were erased later.
+
+    Args:
+        workspace: The workspace of the run.
     """
     root = workspace.path
     metrics, evaluation = (json.loads((root / file).read_text()) for file in (paths.METRICS, paths.EVALUATION))
@@ -82,23 +93,30 @@ def publish_artifacts(workspace: Workspace) -> None:
     images = {name: (root / paths.REPORT / f"{name}.svg").read_bytes() for name in PLOTS}
     for name, svg in images.items():
         key = f"plot-{name.replace('_', '-')}"
-        create_image_artifact(svg_address(svg), key=key, description=name)
+        create_image_artifact(make_svg_url(svg), key=key, description=name)
     markdown = (root / paths.REPORT / "report.md").read_text(encoding="utf-8")
     if warning := load_registry(root / paths.REGISTRY).warning:
         markdown = f"{paragraph(bold(warning))}\n\n{markdown}"
     _publish_page("evaluation", render_html(markdown, images), markdown, "every scorer on the frozen hold-out")
 
 
-def svg_address(svg: bytes) -> str:
-    """An image as its own address: the UI can load none from elsewhere."""
+def make_svg_url(svg: bytes) -> str:
+    """Encode an image as a data URL, because the UI loads no images from elsewhere.
+
+    Args:
+        svg: The image.
+
+    Returns:
+        The URL.
+    """
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
 
 def _publish_page(name: str, page: str, markdown: str, description: str) -> None:
-    """Keep the page, and publish the Markdown with its plots in words: a browser opens no file from a server's page."""
-    address = reports.keep(str(runtime.flow_run.id), name, page)
+    """Store the page, and publish its text as Markdown: a browser opens no file from a server's page."""
+    address = reports.write_page(str(runtime.flow_run.id), name, page)
     create_link_artifact(address, link_text=f"{name} report", key=f"{name}-report", description=f"the {name} page")
-    text = f"[The whole page]({address})\n\n{without_images(markdown)}"
+    text = f"[The whole page]({address})\n\n{replace_images(markdown)}"
     create_markdown_artifact(text, key=name, description=description)
 
 
@@ -107,6 +125,6 @@ def _run_name() -> str:
 
 
 def _read_json(workspace: Workspace, file: Any) -> Any:
-    """The parsed file; None where there is none."""
+    """Read a JSON file; None if there is none."""
     path = workspace.path / file
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -1,4 +1,4 @@
-"""The monitoring's artifacts in the Prefect UI: a page and a plot a window, and one table of all windows."""
+"""Monitoring artifacts in the Prefect UI: a page and a plot for each window, and one table of all windows."""
 
 from __future__ import annotations
 
@@ -9,26 +9,40 @@ from prefect.artifacts import create_image_artifact, create_markdown_artifact, c
 
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.reports.monitoring_window import format_title, history_rows, render_window
-from tasks.monitoring.publish import svg_address
+from tasks.monitoring.publish import make_svg_url
 
 HISTORY = "monitoring-history"
 
 
-def key_of(window: MonitoringWindow) -> str:
-    """The key of a window's artifact: Prefect allows lower-case letters, digits and dashes."""
+def make_artifact_key(window: MonitoringWindow) -> str:
+    """Make the key of a window's artifact; Prefect allows lower-case letters, digits and dashes.
+
+    Args:
+        window: The window.
+
+    Returns:
+        The key.
+    """
     version = re.sub("[^a-z0-9]+", "-", window.version.lower())
     return f"monitoring-{version}-{window.start:%Y-%m-%d}"
 
 
 def publish_monitoring(windows: Sequence[MonitoringWindow], history: Sequence[MonitoringWindow]) -> None:
-    """Artifacts of `windows`, those that changed, and of the whole history; nothing where there is no window."""
+    """Publish the artifacts of changed windows and of the whole history.
+
+    Args:
+        windows: Windows that changed.
+        history: All windows; without any, nothing is published.
+    """
     from abstain.reports.monitoring_plot import plot_history  # matplotlib, which a run does not need before
 
     for window in windows:
-        until = [one for one in history if one.end <= window.end]
-        create_markdown_artifact(render_window(window), key=key_of(window), description=format_title(window))
+        until = [past for past in history if past.end <= window.end]
+        create_markdown_artifact(render_window(window), key=make_artifact_key(window), description=format_title(window))
         create_image_artifact(
-            svg_address(plot_history(until)), key=f"{key_of(window)}-plot", description=f"until {window.end:%Y-%m-%d}"
+            make_svg_url(plot_history(until)),
+            key=f"{make_artifact_key(window)}-plot",
+            description=f"until {window.end:%Y-%m-%d}",
         )
     if history:
         create_table_artifact(history_rows(history), key=HISTORY, description="every window, the newest first")

@@ -1,4 +1,4 @@
-"""The base model's files: prepared beside other work, and tried."""
+"""Preparation and check of the base model's files."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from tasks.runs.workspace import project_root
 PREPARE = (
     "from abstain.config.params import load_params\n"
     "from abstain.config.settings import load_settings\n"
-    "from abstain.llm.engine.loading import load_tokenizer, resolve\n"
-    "load_tokenizer(resolve(load_params().llm.model, load_settings()))\n"
+    "from abstain.llm.engine.loading import find_model, load_tokenizer\n"
+    "load_tokenizer(find_model(load_params().llm.model, load_settings()))\n"
 )
 
 
 @contextmanager
-def base_model_prepared() -> Iterator[None]:
-    """Convert an embedded base model, once a machine, in a process beside the block, which leaves a processor idle.
+def prepare_base_model() -> Iterator[None]:
+    """Convert an embedded base model, once on each machine, in a process that runs while the block does.
 
-    An error is not raised here: the first stage that loads the model meets it, too.
+    The block leaves a processor idle. An error is not raised here, because the first stage that loads the model raises
+    it, too.
+
+    Yields:
+        Nothing.
     """
     if any(load_settings().models.glob("*")):
         yield
@@ -35,7 +39,15 @@ def base_model_prepared() -> Iterator[None]:
 
 
 def require_base_model(llm: LLMParams, settings: Settings) -> None:
-    """Load the base model and read an answer with it, in its prompt layout. Raises `AbstainError` where it cannot."""
+    """Load the base model and read an answer with it in its prompt layout.
+
+    Args:
+        llm: The base model and its layout.
+        settings: Settings of this machine.
+
+    Raises:
+        AbstainError: The model cannot be loaded or read with.
+    """
     from abstain.llm.engine.device import choose_device, choose_dtype  # torch: seconds
     from abstain.llm.engine.engine import Engine
     from abstain.llm.engine.loading import find_model, load_model
@@ -45,6 +57,8 @@ def require_base_model(llm: LLMParams, settings: Settings) -> None:
     layout = load_layout(llm.layout)
     device = choose_device(settings)
     loaded = load_model(find_model(llm.model, settings), device, choose_dtype(settings, device))
-    engine = Engine(replace(loaded, checks=settings.home.resolve() / "decoder-checks"), settings.batch_tokens)
+    engine = Engine(
+        replace(loaded, self_check_folder=settings.home.resolve() / "decoder-checks"), settings.batch_tokens
+    )
     text = layout.render("What is the fee?", ["The fee is 5 euros."], "5 euros.")
     list(engine.run({"answer": Request(text, NLL(("answer",)), "a short answer")}))

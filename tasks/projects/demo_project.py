@@ -1,6 +1,6 @@
-"""The project of `abstain demo`: a checkout as it is shipped, with a home and an origin of its own, in the home.
+"""The project of `abstain demo`: a shipped checkout in the home, with its own home and origin.
 
-What a clone holds of its own (rows, versions, parameters, remotes) is neither read nor changed by the demo.
+The demo neither reads nor changes what a clone holds of its own (rows, versions, parameters, remotes).
 """
 
 from __future__ import annotations
@@ -26,17 +26,21 @@ SHARED = ("models", "decoder-checks", "stage-times", "reports", "prefect")
 
 @contextmanager
 def demo_project() -> Iterator[Path]:
-    """Have the block work in the demo's project, which is made, or brought in step with this clone's code, first."""
+    """Run the block in the demo's project, which is created or updated to this clone's code first.
+
+    Yields:
+        The folder of the project.
+    """
     root, home = project_root(), load_settings().home.resolve()
     project = home / "demo"
     with hold_lock(home / "demo.lock"):
-        _bring(root, project)
+        _update_project(root, project)
         for name in SHARED:
             (home / name).mkdir(parents=True, exist_ok=True)
             _link(project / ".abstain" / name, home / name)
         if (root / ".venv").is_dir():
             _link(project / ".venv", root / ".venv")
-        before = dict(os.environ)
+        environment = dict(os.environ)
         for name in OWN_PLACES:
             os.environ.pop(name, None)
         os.environ["ABSTAIN_HOME"] = str(project / ".abstain")
@@ -45,21 +49,21 @@ def demo_project() -> Iterator[Path]:
                 yield project
         finally:
             os.environ.clear()
-            os.environ.update(before)
+            os.environ.update(environment)
 
 
-def _bring(root: Path, project: Path) -> None:
-    """Commit this clone's tracked files, as they are now, on top of those that an earlier demo ran with.
+def _update_project(root: Path, project: Path) -> None:
+    """Commit this clone's tracked files, as they are now, on top of those of an earlier demo.
 
-    The histories have nothing in common: a merge into the demo's workspace brings the changes of the code alone.
+    The histories have nothing in common, so a merge into the demo's workspace brings changes of the code only.
     """
     project.mkdir(parents=True, exist_ok=True)
     if not (project / ".git").is_dir():
         git(project, "init", "-q", f"--initial-branch={BRANCH}")
     write_atomically(project / ".git" / "info" / "exclude", b"/.venv\n")
-    before = _tracked(project)
-    names = copy_as_shipped(root, [name for name in _tracked(root) if (root / name).is_file()], project)
-    for name in set(before) - set(names):
+    tracked = _list_tracked_files(project)
+    names = copy_as_shipped(root, [name for name in _list_tracked_files(root) if (root / name).is_file()], project)
+    for name in set(tracked) - set(names):
         (project / name).unlink(missing_ok=True)
     git(project, "add", "--update")
     git(project, "add", "--", *names)
@@ -67,7 +71,7 @@ def _bring(root: Path, project: Path) -> None:
         git(project, "commit", "-q", "-m", "The project as it is shipped")
 
 
-def _tracked(repository: Path) -> list[str]:
+def _list_tracked_files(repository: Path) -> list[str]:
     return [name for name in git(repository, "ls-files", "-z").split("\0") if name.strip()]
 
 

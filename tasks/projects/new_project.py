@@ -1,12 +1,13 @@
-"""A project of one's own, in place of the sample's: `abstain init`, and what a newer release brings to it.
+"""A user's own project in place of the sample's: `abstain init`, and what a newer release brings to it.
 
 Notes:
 
-* A commit is built in a worktree of its own and pushed before the clone is moved to it in one step: whatever fails, the
-  clone and the origin stay as they were.
-* Only what is of the sample is replaced. A clone whose parameters, rows or versions are a user's is refused, by file.
-* A newer release is merged by `git merge`. Git merges the state of a project by `MERGE`: of a release, nothing of it is
-  taken; of a branch of the project, what git merges.
+* A commit is built in a separate worktree and pushed before the clone is moved to it in one step. If anything fails,
+  the clone and the origin stay as they were.
+* Only the sample's state is replaced. A clone whose parameters, rows or versions are a user's is rejected, naming the
+  file.
+* A newer release is merged by `git merge`. Git merges the state of a project by `MERGE`: nothing of a release's state
+  is taken; a branch of the project is merged as usual.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import yaml
 
 from abstain.config.params import Params, load_params
 from abstain.config.settings import Settings, load_settings
-from abstain.config.template import template
-from abstain.config.yaml_editor import add_missing, update_yaml
+from abstain.config.template import read_template
+from abstain.config.yaml_editor import add_missing_keys, update_yaml
 from abstain.config.yaml_model import read_yaml, validate_yaml
 from abstain.core import paths
 from abstain.core.codes import Code
@@ -33,7 +34,7 @@ from abstain.core.files import create_home, write_atomically
 from abstain.data.store.dataset import create_empty_store
 from abstain.ingest.sources.config import load_sources
 from abstain.release.registry import Registry, make_version_tag, parse_registry
-from abstain.sample.shipped import DATA_POINTER, DVC_CONFIG, MADE_BY_RUNS, MARK, digest_of, shipped_files
+from abstain.sample.shipped import DATA_POINTER, DVC_CONFIG, MADE_BY_RUNS, MARK, make_shipped_files, parse_data_digest
 from tasks.projects.base_model import require_base_model
 from tasks.runs.shell import CommandFailed, git, succeeds
 from tasks.runs.workspace import BRANCH, SHIPPED_REMOTE, hold_lock, project_root
@@ -43,14 +44,23 @@ MERGE = (
     f"grep -qE '^(desc: .|# )As shipped|\"history\": \\[\\]|{SHIPPED_REMOTE}' %B"
     " || git merge-file --marker-size=%L %A %O %B"
 )
-"""The merge driver: theirs (%B) is as shipped where it is a release's, and ours (%A) stays."""
-OF_THE_SAMPLE = ("origin.git", "workspace", "releases")
+"""The merge driver: if theirs (%B) is as shipped, it is a release's, and ours (%A) stays."""
+SAMPLE_PARTS = ("origin.git", "workspace", "releases")
 """Parts of the home that hold what runs made of the sample."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What `abstain init` asks; None: as in the template."""
+    """The answers to the questions of `abstain init`; None selects the template's value.
+
+    Attributes:
+        model: The base model.
+        layout: Its prompt layout.
+        target: Target of the threshold.
+        on_infeasible: What happens to a version without a guarantee.
+        source: Folder or bucket of feedback.
+        remote: The DVC remote.
+    """
 
     model: str | None = None
     layout: str | None = None
@@ -60,18 +70,27 @@ class Choices:
     remote: str | None = None
 
     def files(self) -> dict[Path, str]:
-        """The state of the new project. Raises `AbstainError` naming an invalid value."""
+        """Build the state of the new project.
+
+        Returns:
+            Path -> content.
+
+        Raises:
+            AbstainError: A value is invalid; the message names it.
+        """
         llm = {"model": self.model, "layout": self.layout}
         threshold = {"target": self.target, "on_infeasible": self.on_infeasible}
-        params = update_yaml(template("params.yaml"), {"llm": _given(llm), "threshold": _given(threshold)})
+        params = update_yaml(
+            read_template("params.yaml"), {"llm": _drop_missing(llm), "threshold": _drop_missing(threshold)}
+        )
         validate_yaml(yaml.safe_load(params), paths.PARAMS, Params)
-        sources, config = template("sources.yaml"), template("dvc.config")
+        sources, config = read_template("sources.yaml"), read_template("dvc.config")
         if self.source is not None:
             sources = update_yaml(sources, {"sources": {0: {"url": self.source}}})
         if self.remote is not None:
             config = config.replace(SHIPPED_REMOTE, f"url = {self.remote}")
         return {
-            DATA_POINTER: template("data.yaml"),
+            DATA_POINTER: read_template("data.yaml"),
             paths.REGISTRY: Registry().to_json(),
             paths.PARAMS: params,
             paths.SOURCES: sources,
@@ -79,20 +98,26 @@ class Choices:
         }
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
+def _drop_missing(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
 def start_project(choices: Choices) -> bool:
-    """Replace the sample's state by that of a new project, in one commit of this clone, which the origin gets, too.
+    """Replace the sample's state by that of a new project, in one commit of this clone that is pushed to the origin.
 
-    Returns whether that was done: not where the project was started before. Raises `AbstainError` naming the file that
-    holds something of one's own, the value that is not valid, the model that cannot be read with, or the origin that
-    cannot be pushed to; nothing is changed then.
+    Args:
+        choices: The answers.
+
+    Returns:
+        Whether the project was started; False if it was started before.
+
+    Raises:
+        AbstainError: A file holds a user's own content, a value is invalid, the model cannot be read with, or the
+            origin cannot be pushed to. Nothing is changed then.
     """
     root, settings = project_root(), load_settings()
     with hold_lock(settings.home.resolve() / "workspace.lock"):
-        versions = versions_of_the_sample()
+        versions = list_sample_versions()
         if versions is None:
             if choices != Choices():
                 raise AbstainError(Code.USAGE, f"the project was started before: edit {root / paths.PARAMS} instead")
@@ -108,14 +133,18 @@ def start_project(choices: Choices) -> bool:
     return True
 
 
-def versions_of_the_sample() -> list[str] | None:
-    """The versions that runs made of the sample in this clone; None where `abstain init` has started a project in it.
+def list_sample_versions() -> list[str] | None:
+    """List the versions that runs made of the sample in this clone.
 
-    Raises `AbstainError` naming the file that holds something of one's own.
+    Returns:
+        The versions; None if `abstain init` has started a project in this clone.
+
+    Raises:
+        AbstainError: A file holds a user's own content; the message names it.
     """
     root, settings = project_root(), load_settings()
-    is_sample = _digest(root, "HEAD") == digest_of(shipped_files()[DATA_POINTER])
-    if not is_sample and not _text(root, "HEAD", paths.PARAMS).startswith(MARK):
+    is_sample = _read_digest(root, "HEAD") == parse_data_digest(make_shipped_files()[DATA_POINTER])
+    if not is_sample and not _read_text(root, "HEAD", paths.PARAMS).startswith(MARK):
         return None
     _require_committed(root, STATE)
     versions = _require_sample(root, "HEAD")
@@ -129,18 +158,18 @@ def upgrade_project() -> list[str]:
     """Add the keys that a merged release has brought to params.yaml, in one commit.
 
     Returns:
-        Their names, as `section.key`, or a whole `section`.
+        Their names, as `section.key` or a whole `section`.
 
     Raises:
-        AbstainError: the file has changes that are not committed or a key that is not valid, or the origin has commits
-            that this clone lacks.
+        AbstainError: The file has uncommitted changes or an invalid key, or the origin has commits that this clone
+            lacks.
     """
     root, settings = project_root(), load_settings()
     _require_committed(root, [paths.PARAMS])
     file = root / paths.PARAMS
     if not isinstance(content := read_yaml(file, "restore it with `git checkout HEAD~ -- params.yaml`"), dict):
         validate_yaml(content, paths.PARAMS, Params)
-    text, added = add_missing(file.read_text(encoding="utf-8"), template(paths.PARAMS.name))
+    text, added = add_missing_keys(file.read_text(encoding="utf-8"), read_template(paths.PARAMS.name))
     validate_yaml(yaml.safe_load(text), paths.PARAMS, Params)
     home = settings.home.resolve()
     if added:
@@ -168,37 +197,37 @@ def _require_committed(root: Path, files: Sequence[Path]) -> None:
 
 
 def _require_sample(repository: Path, revision: str) -> list[str]:
-    """The versions of the sample there. Raises `AbstainError` naming a file that holds anything else."""
-    shipped = shipped_files()
-    sample = digest_of(shipped[DATA_POINTER])
-    if _digest(repository, revision) != sample:
-        raise _own(repository, DATA_POINTER, "records other rows than the sample's")
+    """Return the versions of the sample at a revision. Raises `AbstainError` naming a file that holds anything else."""
+    shipped = make_shipped_files()
+    sample = parse_data_digest(shipped[DATA_POINTER])
+    if _read_digest(repository, revision) != sample:
+        raise _make_file_error(repository, DATA_POINTER, "records other rows than the sample's")
     versions = []
-    for event in parse_registry(_text(repository, revision, paths.REGISTRY)).history:
-        if _digest(repository, f"refs/tags/{make_version_tag(event.version)}") != sample:
-            raise _own(repository, paths.REGISTRY, f"records a promotion on other rows ({event.version})")
+    for event in parse_registry(_read_text(repository, revision, paths.REGISTRY)).history:
+        if _read_digest(repository, f"refs/tags/{make_version_tag(event.version)}") != sample:
+            raise _make_file_error(repository, paths.REGISTRY, f"records a promotion on other rows ({event.version})")
         versions.append(event.version)
     for file in (paths.PARAMS, paths.SOURCES, DVC_CONFIG):
-        if _text(repository, revision, file) != shipped[file]:
-            raise _own(repository, file, "was edited")
+        if _read_text(repository, revision, file) != shipped[file]:
+            raise _make_file_error(repository, file, "was edited")
     return versions
 
 
-def _own(repository: Path, file: Path, what: str) -> AbstainError:
+def _make_file_error(repository: Path, file: Path, what: str) -> AbstainError:
     return AbstainError(
         Code.NOT_WRITABLE,
         f"{repository / file} {what}, and `abstain init` would replace it: run it in a fresh clone",
     )
 
 
-def _digest(repository: Path, revision: str) -> str:
-    """The digest of the data of a commit; empty where it records none."""
-    pointer = _text(repository, revision, DATA_POINTER)
-    return digest_of(pointer) if pointer else ""
+def _read_digest(repository: Path, revision: str) -> str:
+    """Return the digest of a commit's data; "" if it records none."""
+    pointer = _read_text(repository, revision, DATA_POINTER)
+    return parse_data_digest(pointer) if pointer else ""
 
 
-def _text(repository: Path, revision: str, file: Path) -> str:
-    """The committed text of a file; empty where there is none."""
+def _read_text(repository: Path, revision: str, file: Path) -> str:
+    """Return the committed text of a file; "" if there is none."""
     name = f"{revision}:{file}"
     return git(repository, "show", name) + "\n" if succeeds(repository, "git", "cat-file", "-e", name) else ""
 
@@ -207,10 +236,10 @@ def _text(repository: Path, revision: str, file: Path) -> str:
 def _commit(
     root: Path, settings: Settings, files: Mapping[Path, str | None], message: str, versions: Sequence[str] = ()
 ) -> Iterator[Path]:
-    """Commit `files` (None: none any more) on top of this clone's head, once the block has checked them.
+    """Commit `files` (None removes one) on top of this clone's head, once the block has checked them.
 
-    The block gets the folder with the tree to be committed. `versions` are dropped: their tags, here and at the origin.
-    Leaving the block by an error changes nothing.
+    The block gets the folder with the tree to be committed. The tags of `versions` are deleted, here and at the origin.
+    If the block raises an error, nothing is changed.
     """
     home = settings.home.resolve()
     create_home(home)
@@ -230,7 +259,7 @@ def _commit(
         tags = [make_version_tag(version) for version in versions]
         if settings.origin is not None:
             _push(root, settings.origin, commit, tags)
-        with _without(home, OF_THE_SAMPLE if DATA_POINTER in files else (), scratch):
+        with _move_aside(home, SAMPLE_PARTS if DATA_POINTER in files else (), scratch):
             git(root, "merge", "-q", "--ff-only", commit)
         for tag in set(tags) & set(git(root, "tag", "--list").split()):
             git(root, "tag", "--delete", tag)
@@ -242,9 +271,9 @@ def _commit(
 
 def _push(root: Path, origin: str, commit: str, tags: Sequence[str]) -> None:
     try:
-        there = git(root, "ls-remote", "--tags", "--refs", origin).split() if tags else []
-        gone = [f":refs/tags/{tag}" for tag in tags if f"refs/tags/{tag}" in there]
-        git(root, "push", "-q", "--atomic", origin, f"{commit}:refs/heads/{BRANCH}", *gone)
+        remote_refs = git(root, "ls-remote", "--tags", "--refs", origin).split() if tags else []
+        deletions = [f":refs/tags/{tag}" for tag in tags if f"refs/tags/{tag}" in remote_refs]
+        git(root, "push", "-q", "--atomic", origin, f"{commit}:refs/heads/{BRANCH}", *deletions)
     except CommandFailed as error:
         raise AbstainError(
             Code.NOT_PUBLISHED,
@@ -254,9 +283,8 @@ def _push(root: Path, origin: str, commit: str, tags: Sequence[str]) -> None:
 
 
 @contextmanager
-def _without(home: Path, names: Sequence[str], aside: Path) -> Iterator[None]:
-    """Have the block work while the parts `names` of the home lie in the folder `aside`; they stay there, but where it
-    fails."""
+def _move_aside(home: Path, names: Sequence[str], aside: Path) -> Iterator[None]:
+    """Run the block while the parts `names` of the home lie in the folder `aside`; they return only if it fails."""
     moved = [name for name in names if (home / name).exists()]
     for name in moved:
         (home / name).rename(aside / name)

@@ -1,4 +1,4 @@
-"""The bundle of a release: the ONNX files, the probe's stamped with the version, reports, metrics, record, smoke test.
+"""The bundle of a version: ONNX files (the probe's stamped with the version), reports, metrics, record, smoke test.
 
 It is one DVC-tracked folder, `release/`, immutable under its tag. torch and ONNX Runtime are imported where needed.
 """
@@ -16,14 +16,14 @@ import numpy as np
 
 from abstain.config.settings import load_settings
 from abstain.core import paths
-from abstain.core.bundle_format import is_whole, sha256, write_digest
+from abstain.core.bundle_format import compute_sha256, is_intact, write_digest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from abstain.release.registry import RegistryEvent, make_version_tag, parse_registry
 from abstain.release.shadow import Shadow, make_shadow_name
 from tasks.runs.shell import git, run
-from tasks.runs.workspace import origin_snapshot
+from tasks.runs.workspace import fetch_origin_snapshot
 from tasks.training.plan import REQUIREMENTS
 
 if TYPE_CHECKING:
@@ -35,17 +35,27 @@ SMOKE_TOLERANCE = 1e-5
 
 
 def fetch_production() -> tuple[Path, RegistryEvent]:
-    """The bundle in production by the origin's registry, fetched and checksummed, and the event that promoted it.
+    """Fetch the bundle in production by the origin's registry, and verify its checksums.
 
-    Raises `AbstainError` as `Registry.require_prod` and `fetch_bundle` do.
+    Returns:
+        The folder of the bundle, and the event that promoted it.
+
+    Raises:
+        AbstainError: As for `Registry.require_production` and `fetch_bundle`.
     """
-    repository, revision = origin_snapshot()
-    event = parse_registry(git(repository, "show", f"{revision}:{paths.REGISTRY}")).require_prod()
+    repository, revision = fetch_origin_snapshot()
+    event = parse_registry(git(repository, "show", f"{revision}:{paths.REGISTRY}")).require_production()
     return fetch_bundle(repository, event), event
 
 
 class BundleReference(Protocol):
-    """What a bundle is recognised by: the version in its ONNX file, and its digests, of that file and of all files."""
+    """Identifies a bundle.
+
+    Attributes:
+        version: The version in its ONNX file.
+        sha256: Digest of that file.
+        bundle_sha256: Digest of all files.
+    """
 
     @property
     def version(self) -> str: ...
@@ -58,26 +68,49 @@ class BundleReference(Protocol):
 
 
 def fetch_bundle(repository: Path, event: RegistryEvent) -> Path:
-    """The bundle of one version, in the local store of releases; fetched with DVC where it is missing or damaged there.
+    """Return the bundle of one version in the local store; it is fetched with DVC if it is missing or damaged.
 
-    Raises `AbstainError` where the files that DVC gives are not those that were promoted; the store stays as it is.
+    Args:
+        repository: Repository with the version's tag.
+        event: The version and its digests.
+
+    Returns:
+        The folder of the bundle.
+
+    Raises:
+        AbstainError: The files that DVC gives are not those that were promoted; the store stays as it is.
     """
-    target = stored(event.version)
+    target = get_bundle_folder(event.version)
     return _fetch(repository, event, target, paths.RELEASE, make_version_tag(event.version), "`abstain rollback`")
 
 
 def fetch_shadow(repository: Path, shadow: Shadow) -> Path:
-    """The bundle of a shadow, as `fetch_bundle` gives that of a version."""
-    return _fetch(repository, shadow, stored(shadow.tag), paths.SHADOW, shadow.tag, "`abstain shadow clear`")
+    """Return the bundle of a shadow, as `fetch_bundle` does for a version.
+
+    Args:
+        repository: Repository with the shadow's tag.
+        shadow: The shadow.
+
+    Returns:
+        The folder of the bundle.
+    """
+    return _fetch(repository, shadow, get_bundle_folder(shadow.tag), paths.SHADOW, shadow.tag, "`abstain shadow clear`")
 
 
-def stored(name: str) -> Path:
-    """The folder of the local store of releases for a version, or for the tag of a shadow."""
+def get_bundle_folder(name: str) -> Path:
+    """Get the folder of a bundle in the local store.
+
+    Args:
+        name: A version, or the tag of a shadow.
+
+    Returns:
+        The folder; it need not exist.
+    """
     return load_settings().home.resolve() / "releases" / name.replace("/", "-")
 
 
 def _fetch(repository: Path, event: BundleReference, target: Path, folder: Path, tag: str, remedy: str) -> Path:
-    """`target`, with `folder` as it is under `tag`."""
+    """Return `target`, filled with `folder` as it is under `tag` if it is missing or damaged."""
     if _is_promoted(target, event):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -105,17 +138,25 @@ def _fetch(repository: Path, event: BundleReference, target: Path, folder: Path,
 def _is_promoted(bundle: Path, event: BundleReference) -> bool:
     """Whether the files of `bundle` are those that were promoted."""
     onnx = bundle / paths.RELEASED_ONNX.name
-    return onnx.is_file() and sha256(onnx) == event.sha256 and is_whole(bundle, event.bundle_sha256)
+    return onnx.is_file() and compute_sha256(onnx) == event.sha256 and is_intact(bundle, event.bundle_sha256)
 
 
 def smoke_test(bundle: Path, event: BundleReference) -> None:
-    """Score the bundle's own answers; raises `AbstainError` unless they score as when promoted."""
+    """Score the bundle's own answers and compare with the confidences at its promotion.
+
+    Args:
+        bundle: The folder of the bundle.
+        event: The version.
+
+    Raises:
+        AbstainError: The confidences or the version differ.
+    """
     from abstain.serving.live_scorer import LiveScorer
 
     scorer = LiveScorer.open(bundle / paths.RELEASED_ONNX.name)
     expected = json.loads((bundle / SMOKE_CONFIDENCES).read_text())
-    found = _smoke_confidences(scorer, bundle / SMOKE_STATES)
-    difference = max(float(np.abs(np.subtract(found[name], of)).max()) for name, of in expected.items())
+    confidences = _compute_smoke_confidences(scorer, bundle / SMOKE_STATES)
+    difference = max(float(np.abs(np.subtract(confidences[name], values)).max()) for name, values in expected.items())
     if scorer.metadata.get("version") != event.version or not difference <= SMOKE_TOLERANCE:
         raise AbstainError(
             Code.EXPORT_DIFFERS, f"{event.version} fails its smoke test (largest difference {difference:.2g}): not used"
@@ -123,9 +164,16 @@ def smoke_test(bundle: Path, event: BundleReference) -> None:
 
 
 def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: str) -> RegistryEvent:
-    """Write the bundle of the approved candidate to `release/` below `root`, and smoke-test it.
+    """Write the bundle of the approved candidate to `release/` and smoke-test it.
 
-    `candidate` is the digest of its ONNX file, `holdout` that of its hold-out. Returns the event for the registry.
+    Args:
+        root: The folder of the workspace.
+        record: The promotion record.
+        candidate: sha256 (hex) of the candidate's ONNX file.
+        holdout: Digest of its hold-out.
+
+    Returns:
+        The event for the registry.
     """
     version = record["version"]
     bundle = root / paths.RELEASE
@@ -137,7 +185,7 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
     event = RegistryEvent(
         action="promote",
         version=version,
-        sha256=sha256(onnx),
+        sha256=compute_sha256(onnx),
         candidate=candidate,
         at=datetime.fromisoformat(record["decided_at"]),
         holdout=holdout,
@@ -151,18 +199,25 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
     return event
 
 
-def build_shadow(root: Path, beside: str) -> Shadow:
-    """Write the bundle of the candidate in `artifacts/` to `shadow/` below `root`, and smoke-test it.
+def build_shadow(root: Path, production_version: str) -> Shadow:
+    """Write the bundle of the candidate in `artifacts/` to `shadow/` and smoke-test it.
 
-    It has what decides, and no report: that shows answers. `beside`: the version in production.
+    It has the files that decide, but no report, because a report shows answers.
+
+    Args:
+        root: The folder of the workspace.
+        production_version: The version in production.
+
+    Returns:
+        The shadow.
     """
-    candidate, bundle = sha256(root / paths.ONNX), root / paths.SHADOW
+    candidate, bundle = compute_sha256(root / paths.ONNX), root / paths.SHADOW
     onnx = _write_scorer(root, bundle, {"version": make_shadow_name(candidate)})
     shadow = Shadow(
         candidate=candidate,
-        beside=beside,
+        beside=production_version,
         at=datetime.now(UTC),
-        sha256=sha256(onnx),
+        sha256=compute_sha256(onnx),
         bundle_sha256=write_digest(bundle),
     )
     smoke_test(bundle, shadow)
@@ -170,9 +225,10 @@ def build_shadow(root: Path, beside: str) -> Shadow:
 
 
 def _write_scorer(root: Path, bundle: Path, metadata: dict[str, str]) -> Path:
-    """Write a new `bundle` of the candidate: its ONNX files, the probe's with `metadata`, and a smoke test.
+    """Write a new `bundle` of the candidate: ONNX files (the probe's with `metadata`) and a smoke test.
 
-    Returns the probe's file.
+    Returns:
+        The probe's file.
     """
     from abstain.learning.estimators.onnx_probe import copy_with_metadata
 
@@ -186,20 +242,20 @@ def _write_scorer(root: Path, bundle: Path, metadata: dict[str, str]) -> Path:
 
 
 def _make_guarantee_metadata(root: Path, record: dict[str, Any]) -> dict[str, str]:
-    """The guarantee in the ONNX file's metadata of a version for which the gate has checked none; else nothing."""
+    """Make the ONNX metadata of a version without a checked guarantee; empty for one with a guarantee."""
     from abstain.learning.estimators.onnx_probe import OnnxProbe
 
     if record["guaranteed"]:
         return {}
-    asked = json.loads(OnnxProbe(root / paths.ONNX).metadata["guarantee"])
-    said = {"guaranteed": False, "message": record["no_guarantee"], "more_reviews": record["more_reviews"]}
-    return {"guarantee": json.dumps({**asked, **said}, sort_keys=True)}
+    guarantee = json.loads(OnnxProbe(root / paths.ONNX).metadata["guarantee"])
+    unchecked = {"guaranteed": False, "message": record["no_guarantee"], "more_reviews": record["more_reviews"]}
+    return {"guarantee": json.dumps({**guarantee, **unchecked}, sort_keys=True)}
 
 
 def _describe_promotion_reason(erasure: dict[str, Any] | None, new_holdout: str | None) -> str:
-    """Why a version was promoted: the gate approved, or a recorded decision or an erasure."""
-    why = ["erasure", erasure["accepted"], new_holdout] if erasure else [new_holdout]
-    return "; ".join(filter(None, why)) or "approved by the gate"
+    """Describe why a version was promoted: the checks approved it, a recorded decision, or an erasure."""
+    reasons = ["erasure", erasure["accepted"], new_holdout] if erasure else [new_holdout]
+    return "; ".join(filter(None, reasons)) or "approved by the gate"
 
 
 def _write_smoke_test(root: Path, bundle: Path) -> None:
@@ -212,14 +268,14 @@ def _write_smoke_test(root: Path, bundle: Path) -> None:
     rows = table.read_rows(np.flatnonzero(table.lengths)[:SMOKE_ROWS].tolist())
     lengths = [len(row) for row in rows]
     write_table(bundle / SMOKE_STATES, lengths, table.width, torch.float32, enumerate(rows), table.model)
-    confidences = _smoke_confidences(LiveScorer.open(root / paths.ONNX), bundle / SMOKE_STATES)
+    confidences = _compute_smoke_confidences(LiveScorer.open(root / paths.ONNX), bundle / SMOKE_STATES)
     write_json(bundle / SMOKE_CONFIDENCES, confidences)
 
 
-def _smoke_confidences(scorer: LiveScorer, states: Path) -> dict[str, list[float]]:
-    """The probe's confidences of the `states` of real answers, and the live scorer's of one that is made up."""
+def _compute_smoke_confidences(scorer: LiveScorer, states: Path) -> dict[str, list[float]]:
+    """Compute the probe's confidences for the `states` of real answers, and the served scorer's for a made-up one."""
     from abstain.data.store.state_table import StateTable
     from abstain.serving.scorer_latency import make_random_features
 
     live = np.nan_to_num(scorer.score(make_random_features(scorer)), nan=-1.0)
-    return {"probe": scorer.probe.confidence(StateTable(states)).tolist(), "live": live.tolist()}
+    return {"probe": scorer.probe.predict(StateTable(states)).tolist(), "live": live.tolist()}

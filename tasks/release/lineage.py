@@ -1,6 +1,6 @@
-"""Training-data lineage from the git history: the promoted versions that were trained on rows erased since.
+"""Training-data lineage from the git history: the promoted versions that were trained on rows erased later.
 
-Versions share most of their files, which DVC keeps once by their content: each is read once, for all of them.
+Versions share most of their files, and DVC stores each content once, so each file is read once for all versions.
 """
 
 from __future__ import annotations
@@ -12,56 +12,69 @@ from pathlib import Path
 from abstain.core.contracts import Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import read_rows
-from abstain.data.store.record_keys import interaction_identity
+from abstain.data.store.record_keys import make_interaction_identity
 from abstain.release.registry import make_version_tag, parse_version_tags
 from abstain.sample.shipped import DATA_POINTER
 from tasks.runs.workspace import Workspace
 
 
-def versions_trained_on(workspace: Workspace, names: Collection[str], gone: Collection[str] = ()) -> dict[str, bool]:
-    """The versions that were trained on an erased user's rows, oldest first; True where that is certain.
+def find_versions_trained_on(
+    workspace: Workspace, names: Collection[str], erased: Collection[str] = ()
+) -> dict[str, bool]:
+    """Find the versions that were trained on an erased user's rows.
 
-    Those rows are thumbs of a user with one of `names`, and thumbs and reviews of the interactions `gone` (identities,
-    hex): an answer without either has no label, so nothing is trained on it. It is uncertain for a version whose data
-    cannot be read any more.
+    These rows are thumbs of the user, and thumbs and reviews of erased interactions. An answer without either has no
+    label, so nothing is trained on it.
+
+    Args:
+        workspace: The workspace.
+        names: Names of the user.
+        erased: Identities (hex) of erased interactions.
+
+    Returns:
+        Version -> whether it is certain, oldest first. It is uncertain if the version's data cannot be read any more.
     """
     tags = {
         version: f"refs/tags/{make_version_tag(version)}"
         for version in parse_version_tags(workspace.git("tag", "--list").split())
     }
     pointers: dict[str, str] = {}  # pointer -> a tag that has it: versions that share their data are checked once
-    of: dict[str, str | None] = {}
+    pointer_by_version: dict[str, str | None] = {}
     for version, tag in tags.items():
         try:
             pointer = workspace.git("rev-parse", f"{tag}:{DATA_POINTER}").strip()
         except AbstainError:  # a tag that no promotion made: it must not stop an erasure
-            of[version] = None
+            pointer_by_version[version] = None
             continue
-        of[version] = pointer
+        pointer_by_version[version] = pointer
         pointers.setdefault(pointer, tag)
-    tables = ("feedback", "reviews") if gone else ("feedback",)
-    files = {pointer: workspace.tracked_data(tag, tables) for pointer, tag in pointers.items()}
-    if None in files.values():
+    tables = ("feedback", "reviews") if erased else ("feedback",)
+    files_by_pointer = {pointer: workspace.find_cached_files(tag, tables) for pointer, tag in pointers.items()}
+    if None in files_by_pointer.values():
         workspace.dvc_succeeds("fetch", "--all-tags", "--quiet", str(DATA_POINTER))
-        lacking = [pointer for pointer, there in files.items() if there is None]
-        files |= {pointer: workspace.tracked_data(pointers[pointer], tables) for pointer in lacking}
+        missing = [pointer for pointer, files in files_by_pointer.items() if files is None]
+        files_by_pointer |= {pointer: workspace.find_cached_files(pointers[pointer], tables) for pointer in missing}
 
     @cache
     def holds(table: str, file: Path) -> bool:
         contract: type[Thumb | Review] = Thumb if table == "feedback" else Review
         return any(
             (isinstance(row, Thumb) and row.user in names)
-            or (bool(gone) and interaction_identity(row.interaction_id).hex() in gone)
+            or (bool(erased) and make_interaction_identity(row.interaction_id).hex() in erased)
             for row in read_rows(file, contract)
         )
 
-    found: dict[str | None, bool | None] = {None: None}
-    found |= {pointer: _any_of(there, holds) for pointer, there in files.items()}
-    return {version: bool(found[pointer]) for version, pointer in of.items() if found[pointer] is not False}
+    holds_by_pointer: dict[str | None, bool | None] = {None: None}
+    holds_by_pointer |= {pointer: _hold_erased_rows(files, holds) for pointer, files in files_by_pointer.items()}
+    return {
+        version: bool(holds_by_pointer[pointer])
+        for version, pointer in pointer_by_version.items()
+        if holds_by_pointer[pointer] is not False
+    }
 
 
-def _any_of(files: list[tuple[str, Path]] | None, holds: Callable[[str, Path], bool]) -> bool | None:
-    """Whether one of the files holds such a row; None where they cannot be read."""
+def _hold_erased_rows(files: list[tuple[str, Path]] | None, holds: Callable[[str, Path], bool]) -> bool | None:
+    """Return whether one of the files holds such a row; None if they cannot be read."""
     if files is None:
         return None
     try:

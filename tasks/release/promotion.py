@@ -1,4 +1,4 @@
-"""Promotion and roll-back: gather the gate's inputs, carry out its decision, and record it."""
+"""Promotion and rollback: gather the inputs of the promotion checks, carry out the decision, and record it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from prefect.cache_policies import NO_CACHE
 
 from abstain.config.params import load_params
 from abstain.core import paths
-from abstain.core.bundle_format import sha256
+from abstain.core.bundle_format import compute_sha256
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.reasons import Reason
 from abstain.release.promotion_check import ComparisonRule, describe_failure
-from abstain.release.registry import Registry, load_registry, make_version_tag, next_version
+from abstain.release.registry import Registry, get_next_version, load_registry, make_version_tag
 from abstain.release.shadow import should_shadow_rejected
 from tasks.release.bundles import build_bundle, fetch_bundle, smoke_test
 from tasks.release.promotion_inputs import check_candidate_in_workspace
@@ -36,10 +36,10 @@ from tasks.release.promotion_records import (
     write_record,
 )
 from tasks.release.shadow import read_shadow, set_shadow
-from tasks.runs.events import REFUSED, post_event
+from tasks.runs.events import REJECTED, post_event
 from tasks.runs.git_commit import commit, push
 from tasks.runs.progress import notify_observers
-from tasks.runs.run_params import restore_params, withdraw
+from tasks.runs.run_params import discard_commits, restore_params
 from tasks.runs.workspace import Workspace
 from tasks.training.plan import LOCK, REQUIREMENTS
 
@@ -48,8 +48,13 @@ PRODUCTION_FILES = ("release.dvc", paths.REGISTRY)
 
 @dataclass(frozen=True)
 class PromotionResult:
-    """The outcome of a promotion. `version` is in production now, None where nothing is. `reasons`: why the candidate
-    was rejected, with codes, or why the promoted one guarantees nothing."""
+    """The result of a promotion.
+
+    Attributes:
+        status: What happened to the candidate.
+        version: The version in production now; None if there is none.
+        reasons: Why the candidate was rejected, with codes, or why the promoted one has no guarantee.
+    """
 
     status: Literal["promoted", "rejected", "unchanged"]
     version: str | None
@@ -57,7 +62,14 @@ class PromotionResult:
 
 
 def require_candidate(workspace: Workspace) -> None:
-    """Bring the candidate that `dvc.lock` records. Raises `AbstainError` where there is none, or it is out of date."""
+    """Check out the candidate that `dvc.lock` records.
+
+    Args:
+        workspace: The workspace.
+
+    Raises:
+        AbstainError: There is no candidate, or it is out of date.
+    """
     if not (workspace.path / LOCK).is_file():
         raise AbstainError(Code.NO_VERSION, "there is no candidate yet: run `abstain retrain` first")
     workspace.dvc("checkout", "--force", "--quiet")
@@ -76,38 +88,45 @@ def promote_candidate(
     accept_erasure: str | None = None,
     base_commit: str | None = None,
 ) -> PromotionResult:
-    """Judge the candidate in `artifacts/` and promote it when the gate approves; push the record either way.
+    """Check the candidate in `artifacts/`, promote it if it passes, and push the record in either case.
 
-    Where production was trained on rows that were erased since, the candidate counts as new even with equal bytes, and
-    only has to be not worse than the champion. Equal bytes whose guarantee could not be checked are judged again, since
-    the hold-out may have grown. `new_holdout`: the reason for a changed hold-out, which is recorded, and holds for
-    later candidates on the same one, too.
-    `again`: judge a candidate that was rejected before even where nothing has changed since.
-    `accept_erasure`: the reason why the candidate may be worse than the tainted champion.
-    `base_commit`: the commit before a run with parameters of its own (tasks/runs/run_params.py). Its commits are pushed
-    only with a promotion, which restores params.yaml; otherwise the record alone is.
+    If the champion was trained on rows that were erased later, the candidate counts as new even with equal bytes, and
+    only has to be non-inferior. Otherwise a candidate with the same bytes as production is checked again only while its
+    guarantee could not be checked, because the hold-out may have grown.
 
-    Raises `AbstainError` where a tainted version stays in production without a recorded decision.
+    Args:
+        workspace: Locked workspace at the origin's head.
+        new_holdout: Reason for a changed hold-out; recorded, and valid for later candidates on the same hold-out.
+        recheck: Check a rejected candidate again even if nothing has changed.
+        accept_erasure: Reason why the candidate may be worse than a champion trained on erased rows.
+        base_commit: Commit before a run with its own parameters (tasks/runs/run_params.py). Its commits are pushed only
+            with a promotion, which restores params.yaml; otherwise only the record is pushed.
+
+    Returns:
+        Status (promoted, rejected or unchanged), the version in production, and the reasons.
+
+    Raises:
+        AbstainError: A version trained on erased rows stays in production without a recorded decision.
     """
     registry = load_registry(workspace.path / paths.REGISTRY)
-    candidate = sha256(workspace.path / paths.ONNX)
+    candidate = compute_sha256(workspace.path / paths.ONNX)
     taint = registry.taint
     if accept_erasure is not None:
         registry.require_taint()
     same = registry.production is not None and registry.production.candidate == candidate and taint is None
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
-    if same and (registry.guaranteed or not tuned["guaranteed"]):
+    if same and (registry.has_guarantee or not tuned["guaranteed"]):
         return _finish_unchanged(workspace, registry, base_commit)
     for event in registry.history:
         if event.candidate == candidate and event.version in registry.blocked:
             _push_record(workspace, base_commit)
-            why = f"it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
-            return _finish_rejected(registry, candidate, [Reason(Code.NO_VERSION, "not blocked", why)])
+            reason = f"it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
+            return _finish_rejected(registry, candidate, [Reason(Code.NO_VERSION, "not blocked", reason)])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
     params = load_params(workspace.path / paths.PARAMS)
     limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
     erasure = {"since": taint.since.isoformat(), "accepted": accept_erasure} if taint else None
-    now = {
+    inputs = {
         "champion": registry.production_version,
         "metrics": metrics,
         "gate": limits,
@@ -117,51 +136,55 @@ def promote_candidate(
     }
     folder, holdout = workspace.path / paths.APPROVALS, metrics["holdout"]["digest"]
     records = read_verified_records(workspace, registry)
-    accepted = new_holdout
-    if accepted is None and registry.production is not None and registry.production.holdout != holdout:
-        accepted = find_holdout_acceptance(records, holdout) or find_holdout_refill(
+    acceptance = new_holdout
+    if acceptance is None and registry.production is not None and registry.production.holdout != holdout:
+        acceptance = find_holdout_acceptance(records, holdout) or find_holdout_refill(
             records, registry.production.version, params.split
         )
-    if not recheck and new_holdout is None and (reasons := find_earlier_rejection(records, now)):
+    if not recheck and new_holdout is None and (reasons := find_earlier_rejection(records, inputs)):
         _push_record(workspace, base_commit)
         notify_observers("promote", "cached")
         return _finish_rejected(registry, candidate, reasons)
     rule: ComparisonRule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
-    looks = read_comparison_budget(records, holdout, accepted is not None)
-    lost = get_prior_coverage_loss(records, registry.production_version)
+    budget = read_comparison_budget(records, holdout, acceptance is not None)
+    prior_coverage_loss = get_prior_coverage_loss(records, registry.production_version)
     decision = check_candidate_in_workspace(
-        workspace, registry, metrics, new_holdout, rule, looks, lost, accepted is not None
+        workspace, registry, metrics, new_holdout, rule, budget, prior_coverage_loss, acceptance is not None
     )
-    if same and decision.no_guarantee:  # still
+    if same and decision.missing_guarantee_reason:  # still
         return _finish_unchanged(workspace, registry, base_commit)
-    taken = looks.spend(params.gate) if decision.used_comparison else None
+    spent_budget = budget.spend(params.gate) if decision.used_comparison else None
     table = format_decision_table(decision, registry)
     create_markdown_artifact(table, key="gate", description="may it be promoted?")
-    version = next_version((event.version for event in registry.history), workspace.git("tag", "--list").split())
+    version = get_next_version((event.version for event in registry.history), workspace.git("tag", "--list").split())
     record = {
         **decision.to_dict(),
-        "version": version if decision.approved else None,
-        **now,
+        "version": version if decision.is_approved else None,
+        **inputs,
         "largest_reviewer": tuned["largest_reviewer"],
-        "look": (taken or looks).used or None,  # sums: a later record may take this one's file
-        "spent": (taken or looks).spent or None,
+        "look": (spent_budget or budget).used or None,  # sums: a later record may take this one's file
+        "spent": (spent_budget or budget).alpha_spent or None,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
-        "requirements_sha256": sha256(workspace.path / REQUIREMENTS),
-        "new_holdout": accepted,
+        "requirements_sha256": compute_sha256(workspace.path / REQUIREMENTS),
+        "new_holdout": acceptance,
         "params": params.model_dump(mode="json"),
     }
-    if decision.approved:
+    if decision.is_approved:
         event = build_bundle(workspace.path, record, candidate, holdout)
         if base_commit:
             restore_params(workspace, base_commit)  # the bundle has the run's own
         _publish_promotion(workspace, registry.promote(event), record)
         notify_observers("promote", "ran")
-        return PromotionResult("promoted", version, [decision.no_guarantee] if decision.no_guarantee else [])
+        return PromotionResult(
+            "promoted", version, [decision.missing_guarantee_reason] if decision.missing_guarantee_reason else []
+        )
     if base_commit:
-        withdraw(workspace, base_commit)
+        discard_commits(workspace, base_commit)
     write_record(folder / f"rejected-{candidate[:12]}-{holdout[:8]}.json", record)
-    message = "Record why a candidate was not promoted\n\n" + "\n".join(reason.coded for reason in decision.reasons)
+    message = "Record why a candidate was not promoted\n\n" + "\n".join(
+        reason.message_with_code for reason in decision.reasons
+    )
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
     live = registry.production_version
@@ -175,21 +198,32 @@ def promote_candidate(
     return _finish_rejected(registry, candidate, decision.reasons)
 
 
-def _finish_unchanged(workspace: Workspace, registry: Registry, before: str | None) -> PromotionResult:
-    _push_record(workspace, before)
+def _finish_unchanged(workspace: Workspace, registry: Registry, base_commit: str | None) -> PromotionResult:
+    _push_record(workspace, base_commit)
     notify_observers("promote", "cached")
     return PromotionResult("unchanged", registry.production_version, ["this candidate is what is in production"])
 
 
-def _push_record(workspace: Workspace, before: str | None) -> None:
-    """Push what the run has committed; of a run with parameters of its own, nothing."""
-    if before:
-        withdraw(workspace, before)
+def _push_record(workspace: Workspace, base_commit: str | None) -> None:
+    """Push what the run has committed; nothing of a run with its own parameters."""
+    if base_commit:
+        discard_commits(workspace, base_commit)
     push(workspace)
 
 
 def keep_tainted(workspace: Workspace, reason: str) -> Registry:
-    """Record why a version that was trained on erased rows stays in production; `AbstainError` where none is."""
+    """Record why a version that was trained on erased rows stays in production.
+
+    Args:
+        workspace: The workspace.
+        reason: The reason.
+
+    Returns:
+        The new registry.
+
+    Raises:
+        AbstainError: No tainted version is in production.
+    """
     registry = load_registry(workspace.path / paths.REGISTRY).keep_tainted(reason)
     write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
     commit(workspace, f"Keep probe {registry.production_version}, {registry.taint}", paths.REGISTRY)
@@ -198,54 +232,62 @@ def keep_tainted(workspace: Workspace, reason: str) -> Registry:
 
 
 def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registry:
-    """Move production to an earlier version, fetched, checksummed and smoke-tested first; block the one left.
+    """Move production to an earlier version, and block the one that is left.
 
-    Returns the registry after that.
+    The bundle is fetched, verified and smoke-tested first.
+
+    Args:
+        workspace: The workspace.
+        version: The wanted version; None selects the highest unblocked one below production.
+        reason: The recorded reason.
+
+    Returns:
+        The new registry.
     """
     registry = load_registry(workspace.path / paths.REGISTRY)
-    target = registry.rollback_target(version)
+    target = registry.find_rollback_target(version)
     smoke_test(fetch_bundle(workspace.path, target), target)
-    now = target.model_copy(update={"action": "rollback", "at": datetime.now(UTC), "reason": reason})
-    moved = registry.roll_back(now)
+    event = target.model_copy(update={"action": "rollback", "at": datetime.now(UTC), "reason": reason})
+    rolled_back = registry.roll_back(event)
     workspace.git("checkout", "-q", f"refs/tags/{make_version_tag(target.version)}", "--", "release.dvc")
-    write_atomically(workspace.path / paths.REGISTRY, moved.to_json().encode())
+    write_atomically(workspace.path / paths.REGISTRY, rolled_back.to_json().encode())
     assert registry.production is not None
     message = f"Roll back from {registry.production.version} to {target.version}\n\n{reason}"
-    write_rollback_params(workspace, now)
+    write_rollback_params(workspace, event)
     commit(workspace, message, *PRODUCTION_FILES, paths.PARAMS)
     push(workspace)
-    return moved
+    return rolled_back
 
 
 def _finish_rejected(registry: Registry, candidate: str, reasons: list[Reason]) -> PromotionResult:
-    """The outcome of a candidate that is not promoted, after its event; raises `AbstainError` where the user has to
-    decide."""
+    """Emit the event of a rejected candidate; raise `AbstainError` if the user must decide about a tainted version."""
     failures = [f"{reason.code} {describe_failure(reason)}" for reason in reasons]
     if registry.taint is None or registry.taint.kept:
         first = reasons[0]
         text = "; ".join([f"rejected: {describe_failure(first)}", *failures[1:]])
-        post_event(REFUSED, f"{REFUSED}.{candidate[:12]}", code=first.code, text=text, remedy=first.code.remedy)
+        post_event(REJECTED, f"{REJECTED}.{candidate[:12]}", code=first.code, text=text, remedy=first.code.remedy)
         return PromotionResult("rejected", registry.production_version, failures)
-    why = "; ".join(failures)
+    failure_text = "; ".join(failures)
     raise AbstainError(
         Code.ERASED_IN_PRODUCTION,
-        f"probe {registry.production_version} stays in production, {registry.taint}, because the candidate without them is "
-        f"rejected ({why}): bring more reviews and retrain, take it although it is worse (`abstain "
+        f"probe {registry.production_version} stays in production, {registry.taint}, because the candidate without "
+        "them is "
+        f"rejected ({failure_text}): bring more reviews and retrain, take it although it is worse (`abstain "
         "promote --accept-erasure REASON`), keep what is there (`abstain promote --keep-tainted REASON`), or "
         "`abstain rollback` to a version without that mark",
     )
 
 
 def _publish_promotion(workspace: Workspace, registry: Registry, record: dict[str, Any]) -> None:
-    """Commit the bundle with its record, the moved pointer and what the promotion decides; tag, push."""
+    """Commit the bundle with its record, the moved pointer and the changed parameters; then tag and push."""
     version = record["version"]
     assert registry.production is not None
-    decided = [LOCK] if write_promotion_params(workspace, registry.production) else []
+    changed = [LOCK] if write_promotion_params(workspace, registry.production) else []
     workspace.dvc("add", "--quiet", str(paths.RELEASE))
     write_record(workspace.path / paths.APPROVALS / f"{version}.json", record)
     write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
-    mark = f"\n\nIt is {registry.production.notice}." if registry.production.notice else ""
-    commit(workspace, f"Promote probe {version}{mark}", *PRODUCTION_FILES, paths.APPROVALS, paths.PARAMS, *decided)
+    notice = f"\n\nIt is {registry.production.notice}." if registry.production.notice else ""
+    commit(workspace, f"Promote probe {version}{notice}", *PRODUCTION_FILES, paths.APPROVALS, paths.PARAMS, *changed)
     workspace.git(
         "tag", "--annotate", "--force", make_version_tag(version), "-m", f"probe {version}, approved by the gate"
     )

@@ -1,6 +1,6 @@
-"""The gate's inputs: the candidate's and the champion's confidences of the same answers, and what changed in between.
+"""Inputs of the promotion checks: confidences of candidate and champion for the same answers, and what changed since.
 
-torch and ONNX Runtime are imported by the functions that score: most runs do not reach the gate.
+torch and ONNX Runtime are imported by the functions that score, because most runs do not reach the promotion checks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import BASE_RATE, LENGTH_ONLY
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import holdout_digest, select_reviewed, split_by_sampling
+from abstain.data.store.splits import compute_holdout_digest, select_reviewed, split_by_sampling
 from abstain.ingest.erasure import count_erased_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.release.champion_comparison import ComparisonBudget
@@ -40,23 +40,29 @@ def check_candidate_in_workspace(
     metrics: dict[str, Any],
     new_holdout: str | None,
     rule: ComparisonRule,
-    looks: ComparisonBudget,
+    budget: ComparisonBudget,
     prior_coverage_loss: float = 0.0,
     holdout_accepted: bool = False,
 ) -> PromotionDecision:
-    """Measure the candidate in `artifacts/` beside the champion and apply the gate.
+    """Score the candidate and the champion on the same answers and run the promotion checks.
 
     Args:
-        metrics: the candidate's `artifacts/metrics.json`.
-        new_holdout: the recorded reason for another hold-out or base model; then a champion that cannot be compared is
-            left out.
-        rule: what the gate requires of the candidate.
-        looks: the comparisons on this hold-out so far.
-        lost: the share of all answers that the champion shows less than those before it.
-        accepted: whether the hold-out was accepted before; other than a reason given now, it leaves no champion out.
+        workspace: Workspace with the candidate's artifacts.
+        registry: Current registry.
+        metrics: The candidate's `artifacts/metrics.json`.
+        new_holdout: Recorded reason for another hold-out or base model. A champion that cannot be scored is then
+            ignored.
+        rule: Required result of the comparison.
+        budget: Comparisons already made on this hold-out.
+        prior_coverage_loss: Coverage that the champion lost against its predecessors, as a share of all answers.
+        holdout_accepted: Whether this hold-out was accepted earlier. Unlike a reason given now, this ignores no
+            champion.
+
+    Returns:
+        The promotion decision.
 
     Raises:
-        AbstainError: the champion cannot be scored, and no reason for that is given.
+        AbstainError: The champion cannot be scored and no reason was given.
     """
     from abstain.learning.estimators.onnx_probe import OnnxProbe
 
@@ -65,14 +71,17 @@ def check_candidate_in_workspace(
     scores[CANDIDATE] = scores["confidence"]
     names = [CANDIDATE, LENGTH_ONLY, BASE_RATE]
     # A champion without a checked guarantee is no rival: the first version with one replaces it.
-    rival = registry.production if registry.guaranteed else None
+    champion_event = registry.production if registry.has_guarantee else None
     champion, champion_threshold = None, None
-    if rival:
-        champion = rival.version
+    if champion_event:
+        champion = champion_event.version
         try:
-            found = champion_scores(workspace, rival, scores["interaction_id"])
-            scores[champion], scores["champion_probability"] = found.confidences, found.probabilities
-            champion_threshold = found.threshold
+            champion_scores = score_champion(workspace, champion_event, scores["interaction_id"])
+            scores[champion], scores["champion_probability"] = (
+                champion_scores.confidences,
+                champion_scores.probabilities,
+            )
+            champion_threshold = champion_scores.threshold
             names.append(champion)
         except AbstainError as error:
             if new_holdout is None:
@@ -85,62 +94,68 @@ def check_candidate_in_workspace(
     candidate = OnnxProbe(workspace.path / paths.ONNX).metadata
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
     printed = run(["python", "-m", "abstain.serving.scorer_latency", str(paths.ONNX)], workspace.path)
-    took = json.loads(printed.splitlines()[-1])  # warnings of libraries may precede it
-    of_errors = params.threshold.metric == "error_rate"
+    latency = json.loads(printed.splitlines()[-1])  # warnings of libraries may precede it
+    is_error_rate = params.threshold.metric == "error_rate"
     threshold = float(candidate["threshold"])
     holdout, newest = (
         _make_evaluation_set(split_by_sampling(scores[scores["split"] == split], sampled_only=tuned["drawn"])[0], names)
         for split in ("holdout", "newest")
     )
-    may_lack = params.threshold.on_infeasible == "heuristic"
-    unguaranteed = None
+    allow_missing = params.threshold.on_infeasible == "heuristic"
+    missing_guarantee = None
     if not tuned["guaranteed"]:
-        unguaranteed = MissingGuarantee(tuned["message"], tuned["more_reviews"])
-    elif may_lack and rival is None:  # beside a checked guarantee, one that cannot be checked is rejected as such
+        missing_guarantee = MissingGuarantee(tuned["message"], tuned["more_reviews"])
+    elif allow_missing and champion_event is None:
+        # With a champion, whose guarantee was checked, a guarantee that cannot be checked is rejected.
         reviews = len(select_reviewed(pd.read_parquet(workspace.path / paths.DATASET, columns=["source"])))
         frozen = params.split.holdout_frozen_at is not None
-        unguaranteed = explain_unchecked_guarantee(holdout, threshold, params.gate, reviews, frozen)
-    measured = CandidateMeasurements(
+        missing_guarantee = explain_unchecked_guarantee(holdout, threshold, params.gate, reviews, frozen)
+    measurements = CandidateMeasurements(
         threshold=threshold,
-        target_precision=tuned["precision"] if of_errors else params.threshold.target,
-        target_error_rate=params.threshold.target if of_errors else None,
+        target_precision=tuned["precision"] if is_error_rate else params.threshold.target,
+        target_error_rate=params.threshold.target if is_error_rate else None,
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
-        latency_p99_ms=took["p99_ms"],
+        latency_p99_ms=latency["p99_ms"],
         champion_threshold=champion_threshold,
         same_target=champion is None or _has_same_target(workspace, champion, params),
-        missing_guarantee=unguaranteed,
-        allow_missing_guarantee=may_lack and (rival is None or rule == "accepted"),
+        missing_guarantee=missing_guarantee,
+        allow_missing_guarantee=allow_missing and (champion_event is None or rule == "accepted"),
         forward_tokens=json.loads(candidate["scorer"])["forward_tokens"],
-        base_model_ms=took["base_model_ms"],
+        base_model_ms=latency["base_model_ms"],
     )
     erased: int | None = 0
-    if rival and rival.holdout != metrics["holdout"]["digest"] and new_holdout is None and not holdout_accepted:
-        erased = _erased_from_holdout(workspace, rival, scores)
+    if (
+        champion_event
+        and champion_event.holdout != metrics["holdout"]["digest"]
+        and new_holdout is None
+        and not holdout_accepted
+    ):
+        erased = _count_erased_from_holdout(workspace, champion_event, scores)
     return check_candidate(
         holdout,
         newest,
-        measured,
+        measurements,
         params.gate,
         champion,
         erased is not None,
         erased or 0,
         rule,
-        looks,
+        budget,
         prior_coverage_loss,
     )
 
 
 def _has_same_target(workspace: Workspace, champion: str, params: Params) -> bool:
-    """Whether the champion's threshold was tuned for what is asked for now."""
+    """Check whether the champion's threshold was tuned for the current target."""
     record = json.loads((workspace.path / paths.APPROVALS / f"{champion}.json").read_text())
-    before, now = record["gate"]["threshold"], params.threshold.model_dump(mode="json")
-    return all(before[key] == now[key] for key in ("metric", "target", "confidence"))
+    promoted, current = record["gate"]["threshold"], params.threshold.model_dump(mode="json")
+    return all(promoted[key] == current[key] for key in ("metric", "target", "confidence"))
 
 
-def _erased_from_holdout(workspace: Workspace, event: RegistryEvent, scores: pd.DataFrame) -> int | None:
-    """The number of answers of the hold-out that `event` was promoted on which are missing from that of `scores`.
+def _count_erased_from_holdout(workspace: Workspace, event: RegistryEvent, scores: pd.DataFrame) -> int | None:
+    """Count the answers of the hold-out that `event` was promoted on which are missing in that of `scores`.
 
-    None where the hold-out differs in more than erased answers, or where its former state cannot be read.
+    The result is None if the hold-outs differ in more than erased answers, or if the former one cannot be read.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / paths.SCORES.name
@@ -149,41 +164,56 @@ def _erased_from_holdout(workspace: Workspace, event: RegistryEvent, scores: pd.
             workspace.dvc("get", ".", str(paths.SCORES), "--rev", revision, "-o", str(file), "--quiet")
         except AbstainError:
             return None
-        before, now = _labels(pd.read_parquet(file)), _labels(scores)
-    if holdout_digest(list(before), list(before.values())) != event.holdout:
+        promoted, current = _read_labels(pd.read_parquet(file)), _read_labels(scores)
+    if compute_holdout_digest(list(promoted), list(promoted.values())) != event.holdout:
         return None
-    return count_erased_answers(before, now, DataStore(workspace.path / paths.DATA).erased_users())
+    return count_erased_answers(promoted, current, DataStore(workspace.path / paths.DATA).read_erased_users())
 
 
-def _labels(scores: pd.DataFrame) -> dict[str, bool]:
-    """Interaction id -> whether its answer is correct, of the hold-out."""
+def _read_labels(scores: pd.DataFrame) -> dict[str, bool]:
+    """Return interaction id -> whether the answer is correct, for the hold-out."""
     holdout = scores[scores["split"] == "holdout"]
     return dict(zip(holdout["interaction_id"], holdout["correct"].astype(bool).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
 class ChampionScores:
-    """The champion's confidences and calibrated probabilities of the same answers, and its threshold."""
+    """The champion's scores of the same answers.
+
+    Attributes:
+        confidences: Its confidences; 0 for answers that it cannot read.
+        probabilities: Its calibrated probabilities.
+        threshold: Its threshold.
+    """
 
     confidences: list[float]
     probabilities: list[float]
     threshold: float
 
 
-def champion_scores(workspace: Workspace, event: RegistryEvent, ids: Iterable[str]) -> ChampionScores:
-    """The champion's scores, read through its own layer and base model."""
+def score_champion(workspace: Workspace, event: RegistryEvent, ids: Iterable[str]) -> ChampionScores:
+    """Score answers with the champion, through its own layer and base model.
+
+    Args:
+        workspace: The workspace.
+        event: The champion.
+        ids: Interaction ids.
+
+    Returns:
+        Confidences, probabilities and threshold.
+    """
     from abstain.serving.predictor import Predictor
 
     bundle = fetch_bundle(workspace.path, event)
     predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, load_settings())
-    interactions = DataStore(workspace.path / paths.DATA).interactions(ids)
+    interactions = DataStore(workspace.path / paths.DATA).read_interactions(ids)
     # Its layer or model may differ from the candidate's; the cache keeps what is computed for the next decision.
     predictor.compute_missing(interactions)
     # An answer that the champion cannot read is not shown.
-    verdicts = list(predictor.decide_interactions(interactions))
+    decisions = list(predictor.decide_interactions(interactions))
     return ChampionScores(
-        [verdict.confidence or 0.0 for verdict in verdicts],
-        [verdict.probability or 0.0 for verdict in verdicts],
+        [decision.confidence or 0.0 for decision in decisions],
+        [decision.probability or 0.0 for decision in decisions],
         predictor.threshold,
     )
 

@@ -1,7 +1,7 @@
-"""What a promotion decides for later retrains, as values of params.yaml, where DVC sees them.
+"""Decisions of a promotion for later retrains, as values of params.yaml, where DVC sees them.
 
-`split.holdout_frozen_at` gets the date from which rows are too new for the hold-out; `serve.in_production` the kind of
-scorer that is kept unless another is clearly better.
+`split.holdout_frozen_at` gets the time from which rows are too new for the hold-out. `serve.in_production` gets the
+kind of scorer that is kept unless another one is clearly better.
 """
 
 from __future__ import annotations
@@ -29,19 +29,24 @@ STAGE_BY_SECTION = {"split": "dataset", "serve": "choose_scorer"}
 
 
 def write_promotion_params(workspace: Workspace, event: RegistryEvent) -> bool:
-    """Write what the promotion `event` decides to params.yaml, and renew the entries in dvc.lock of the stages that
-    read it; the caller commits.
+    """Write the decisions of a promotion to params.yaml, and update dvc.lock for the stages that read it.
 
-    The first version with a guarantee freezes the hold-out: until then it may grow, as nothing is judged by it. The
-    date is after every row at hand, so that no row moves. Neither value changes what its stage gave for the promoted
-    version. Where a stage was to run anyway, its entry stays as it is: the next retrain runs it. Returns whether a
-    value was written.
+    The caller commits. The first version with a guarantee freezes the hold-out: until then it may grow, because nothing
+    is judged by it. The time is after every stored row, so that no row moves. Neither value changes the result of its
+    stage for the promoted version. If a stage was stale anyway, its entry stays as it is: the next retrain runs it.
+
+    Args:
+        workspace: The workspace.
+        event: The promotion.
+
+    Returns:
+        Whether a value was written.
     """
     params = load_params(workspace.path / paths.PARAMS)
     values: dict[str, dict[str, Any]] = {}
     if event.guaranteed and params.split.holdout_frozen_at is None:
         frames = read_frames(DataStore(workspace.path / paths.DATA))
-        values["split"] = {"holdout_frozen_at": _after_all_rows(frames)}
+        values["split"] = {"holdout_frozen_at": _get_time_after_all_rows(frames)}
     if params.serve.in_production != event.kind:
         values["serve"] = {"in_production": event.kind}
     if not values:
@@ -54,14 +59,19 @@ def write_promotion_params(workspace: Workspace, event: RegistryEvent) -> bool:
 
 
 def refill_holdout(workspace: Workspace) -> None:
-    """Write to params.yaml that the hold-out is what was asked since it was frozen.
+    """Define the hold-out in params.yaml as the answers that were asked since it was frozen, and commit.
 
-    It is committed; the retrain's push takes it along. No comparison has chosen a version by these answers: that the
-    newest window of a promoted one was not much worse on them makes it no worse a champion. Raises `AbstainError` where
-    nothing was frozen, and where too few of these answers were reviewed to judge a version by.
+    The retrain's push takes the commit along. No comparison has chosen a version by these answers. That a promoted
+    version was not much worse on them as its newest split makes it no worse a champion.
+
+    Args:
+        workspace: The workspace.
+
+    Raises:
+        AbstainError: Nothing was frozen, or too few of these answers were reviewed to judge a version by.
     """
     params = load_params(workspace.path / paths.PARAMS)
-    split, least = params.split, params.gate.min_slice
+    split, min_reviews = params.split, params.gate.min_slice
     if split.by != "group":
         raise AbstainError(
             Code.NEW_HOLDOUT, "split.by: time has no groups to refill: move split.holdout_from and holdout_frozen_at"
@@ -72,32 +82,37 @@ def refill_holdout(workspace: Workspace) -> None:
             "the hold-out is not frozen yet, so it takes in new answers by itself: leave out --refill-holdout",
         )
     frames = read_frames(DataStore(workspace.path / paths.DATA))
-    asked = frames.interactions
-    newest = assign_splits(asked["group"], asked["asked_at"], split) == "newest"
-    fresh = asked[newest & asked["interaction_id"].isin(frames.reviews["interaction_id"])]
-    documents = fresh["group"].nunique()
-    if len(fresh) < least or documents < MIN_GROUPS:
+    interactions = frames.interactions
+    newest = assign_splits(interactions["group"], interactions["asked_at"], split) == "newest"
+    reviewed = interactions[newest & interactions["interaction_id"].isin(frames.reviews["interaction_id"])]
+    n_groups = reviewed["group"].nunique()
+    if len(reviewed) < min_reviews or n_groups < MIN_GROUPS:
         raise AbstainError(
             Code.TOO_FEW_LABELS,
-            f"only {len(fresh)} reviewed answers about {documents} documents of the hold-out were asked since it was "
-            f"frozen ({split.holdout_frozen_at:%Y-%m-%d}): review at least {least} about {MIN_GROUPS}, then refill it",
+            f"only {len(reviewed)} reviewed answers about {n_groups} documents of the hold-out were asked since it was "
+            f"frozen ({split.holdout_frozen_at:%Y-%m-%d}): review at least {min_reviews} about {MIN_GROUPS}, then "
+            "refill it",
         )
     since = split.holdout_frozen_at.isoformat().replace("+00:00", "Z")
-    edit_params(workspace, {"split": {"holdout_from": since, "holdout_frozen_at": _after_all_rows(frames)}})
+    edit_params(workspace, {"split": {"holdout_from": since, "holdout_frozen_at": _get_time_after_all_rows(frames)}})
     commit(workspace, f"Refill the hold-out with what was asked since {since}", paths.PARAMS)
 
 
 def write_rollback_params(workspace: Workspace, event: RegistryEvent) -> None:
-    """Write the kind of scorer that is in production again, so that the next retrain chooses by it; the caller commits.
+    """Write the kind of the scorer in production again, so that the next retrain chooses by it; the caller commits.
 
-    A roll-back is for when things are wrong: params.yaml that this release cannot read does not stop it.
+    A rollback is an emergency, so a params.yaml that this release cannot read does not stop it.
+
+    Args:
+        workspace: The workspace.
+        event: The rollback.
     """
     with suppress(AbstainError):
         edit_params(workspace, {"serve": {"in_production": event.kind}})
 
 
-def _after_all_rows(frames: StoreFrames) -> str:
-    moments = [frames.interactions["asked_at"], frames.thumbs["given_at"], frames.reviews["reviewed_at"]]
-    newest = max([datetime.now(UTC), *(column.max().to_pydatetime() for column in moments if len(column))])
+def _get_time_after_all_rows(frames: StoreFrames) -> str:
+    times = [frames.interactions["asked_at"], frames.thumbs["given_at"], frames.reviews["reviewed_at"]]
+    newest = max([datetime.now(UTC), *(column.max().to_pydatetime() for column in times if len(column))])
     date: datetime = newest.replace(microsecond=0) + timedelta(seconds=1)
     return date.isoformat().replace("+00:00", "Z")

@@ -1,6 +1,6 @@
-"""The records of promotion decisions: as JSON in `approvals/`, as a table in the Prefect UI, and what earlier ones say.
+"""Records of promotion decisions: JSON files in `approvals/`, tables in the Prefect UI, and what earlier records say.
 
-Each record carries a seal over its content. It tells an edit, not a forger: who may push may promote, anyway.
+Each record carries a seal over its content. It detects an edit, but no forgery: whoever may push may promote anyway.
 """
 
 from __future__ import annotations
@@ -27,17 +27,32 @@ from abstain.release.registry import Registry, describe_missing_guarantee, make_
 from tasks.runs.workspace import Workspace
 
 Record = dict[str, Any]
-SAME_DECISION = ("champion", "gate", "erasure")
+DECISION_KEYS = ("champion", "gate", "erasure")
 """With equal ones, equal candidates are decided on alike."""
 
 
 def write_record(file: Path, record: Record) -> None:
-    """Write `record` with its seal."""
+    """Write a record with its seal.
+
+    Args:
+        file: The file to write.
+        record: The record.
+    """
     write_json(file, {**record, "seal": _seal(record)})
 
 
 def read_records(folder: Path) -> list[Record]:
-    """All records, oldest first. Raises `AbstainError` naming the one that was edited or cannot be read."""
+    """Read all records.
+
+    Args:
+        folder: The folder of the records.
+
+    Returns:
+        The records, oldest first.
+
+    Raises:
+        AbstainError: A record was edited or cannot be read; the message names it.
+    """
     records = []
     for file in sorted(folder.glob("*.json")):
         try:
@@ -56,7 +71,15 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def require_records(names: Iterable[str], root: Path) -> None:
-    """Raises `AbstainError` for the first of `names`, records that git knows of in `root`, that is not there."""
+    """Require that records exist.
+
+    Args:
+        names: Records that git knows of, as paths in `root`.
+        root: The folder of the workspace.
+
+    Raises:
+        AbstainError: A record is missing; the message names the first one.
+    """
     missing = next((name for name in names if not (root / name).is_file()), None)
     if missing is not None:
         raise AbstainError(
@@ -67,7 +90,18 @@ def require_records(names: Iterable[str], root: Path) -> None:
 
 
 def read_verified_records(workspace: Workspace, registry: Registry) -> list[Record]:
-    """All records, oldest first. Raises `AbstainError` where one was edited, or one that git knows of is gone."""
+    """Read all records and require those that git knows of.
+
+    Args:
+        workspace: The workspace.
+        registry: The current registry.
+
+    Returns:
+        The records, oldest first.
+
+    Raises:
+        AbstainError: A record was edited or is missing.
+    """
     if registry.history:
         since = f"refs/tags/{make_version_tag(registry.history[0].version)}"  # before it nothing was compared
         workspace.require_revision(since)
@@ -77,30 +111,44 @@ def read_verified_records(workspace: Workspace, registry: Registry) -> list[Reco
 
 
 def read_comparison_budget(records: Iterable[Record], holdout: str, accepting: bool) -> ComparisonBudget:
-    """The comparisons on the hold-out with this digest, and what they have spent.
+    """Count the comparisons on a hold-out and the alpha that they spent.
 
-    All comparisons since the hold-out was accepted count, also those from before some of its answers were erased. While
-    another one is `accepting`, those on that one do.
+    Args:
+        records: Promotion records, oldest first.
+        holdout: Digest of the hold-out.
+        accepting: Whether a new hold-out is being accepted. If so, only records with exactly this digest count;
+            otherwise all records since the last acceptance, also those from before answers were erased.
+
+    Returns:
+        The comparison budget that is used so far.
     """
-    taken: list[Record] = []
+    comparisons: list[Record] = []
     for record in records:
         if accepting:
             if record["metrics"]["holdout"]["digest"] == holdout:
-                taken.append(record)
+                comparisons.append(record)
             continue
         if record["approved"] and record["new_holdout"] is not None:
-            taken.clear()
-        taken.append(record)
+            comparisons.clear()
+        comparisons.append(record)
     # Each record has the sums up to it.
-    return ComparisonBudget(*(max((record[key] or 0 for record in taken), default=0) for key in ("look", "spent")))
+    return ComparisonBudget(
+        *(max((record[key] or 0 for record in comparisons), default=0) for key in ("look", "spent"))
+    )
 
 
 def get_prior_coverage_loss(records: Iterable[Record], champion: str | None) -> float:
-    """What `champion` shows less, as a share of all answers, than the versions that were in production before it.
+    """Get the coverage that the champion lost against the versions in production before it.
 
-    0 where its loss was accepted by hand, was not told from chance, or another target was asked for.
+    Args:
+        records: Promotion records.
+        champion: The version in production; None if there is none.
+
+    Returns:
+        The loss as a share of all answers; 0 if it was accepted by hand, not significant, or the target was another
+        one.
     """
-    record = next((one for one in records if champion is not None and one.get("version") == champion), None)
+    record = next((record for record in records if champion is not None and record.get("version") == champion), None)
     if record is None or (record["erasure"] or {}).get("accepted"):
         return 0.0
     values = [check["value"] for check in record["checks"] if check["name"] == COVERAGE and check["passed"]]
@@ -108,69 +156,114 @@ def get_prior_coverage_loss(records: Iterable[Record], champion: str | None) -> 
 
 
 def find_holdout_acceptance(records: Iterable[Record], holdout: str) -> str | None:
-    """The reason for which the hold-out with this digest was accepted, whatever became of the candidate then."""
-    reasons = [one["new_holdout"] for one in records if one["metrics"]["holdout"]["digest"] == holdout]
+    """Find the recorded reason for accepting a hold-out, whether that candidate was promoted or not.
+
+    Args:
+        records: Promotion records, oldest first.
+        holdout: Digest of the hold-out.
+
+    Returns:
+        The latest reason; None if it was never accepted.
+    """
+    reasons = [record["new_holdout"] for record in records if record["metrics"]["holdout"]["digest"] == holdout]
     return next((reason for reason in reversed(reasons) if reason is not None), None)
 
 
 def find_holdout_refill(records: Iterable[Record], champion: str, split: SplitParams) -> str | None:
-    """The reason for another hold-out than the champion's where params.yaml says that it was refilled since."""
-    before = next(
-        (one["params"]["split"] for one in records if one.get("version") == champion and "params" in one), None
+    """Find out whether params.yaml has refilled the hold-out since the champion's promotion.
+
+    Args:
+        records: Promotion records.
+        champion: The version in production.
+        split: Current parameters of the split.
+
+    Returns:
+        The reason to record; None if it was not refilled.
+    """
+    promoted = next(
+        (record["params"]["split"] for record in records if record.get("version") == champion and "params" in record),
+        None,
     )
-    now = split.model_dump(mode="json")
-    if before is None or split.holdout_from is None or before["holdout_from"] == now["holdout_from"]:
+    current = split.model_dump(mode="json")
+    if promoted is None or split.holdout_from is None or promoted["holdout_from"] == current["holdout_from"]:
         return None
-    return f"refilled with the answers asked since {now['holdout_from']}"
+    return f"refilled with the answers asked since {current['holdout_from']}"
 
 
-def find_earlier_rejection(records: Iterable[Record], now: Record) -> list[Reason]:
-    """Why this candidate was rejected before, by the same limits and beside the same champion; else empty.
+def find_earlier_rejection(records: Iterable[Record], inputs: Record) -> list[Reason]:
+    """Find an earlier rejection of the same candidate with the same limits and champion.
 
-    `now` has what a record has before the decision. A candidate is the same with equal bytes and figures, and with
-    equal data, params and code, whose bytes differ only by the processor. A rejection for latency does not count: the
-    machine may have been busy. What reviews said of it as a shadow is none.
+    A candidate is the same if its bytes and metrics are equal, or if data, params and code are equal, so that bytes
+    differ only by the processor. A rejection for latency does not count, because the machine may have been busy. The
+    comparison of a shadow is no rejection.
+
+    Args:
+        records: Promotion records.
+        inputs: The keys that a record has before the decision.
+
+    Returns:
+        The reasons; empty without such a rejection.
     """
     for record in records:
-        if record["approved"] or "shadow" in record or any(record[key] != now[key] for key in SAME_DECISION):
+        if record["approved"] or "shadow" in record or any(record[key] != inputs[key] for key in DECISION_KEYS):
             continue
-        same_bytes = all(record[key] == now[key] for key in ("candidate_sha256", "metrics"))
-        same_inputs = now["inputs_sha256"] is not None and record["inputs_sha256"] == now["inputs_sha256"]
+        same_bytes = all(record[key] == inputs[key] for key in ("candidate_sha256", "metrics"))
+        same_inputs = inputs["inputs_sha256"] is not None and record["inputs_sha256"] == inputs["inputs_sha256"]
         slow = any(check["name"] == "latency" and check["passed"] is False for check in record["checks"])
         if (same_bytes or same_inputs) and not slow:
-            return [Reason(Code(one["code"]), one["field"], one["message"]) for one in record["reasons"]]
+            return [Reason(Code(reason["code"]), reason["field"], reason["message"]) for reason in record["reasons"]]
     return []
 
 
 def hash_stage_inputs(lock_file: Path) -> str | None:
-    """sha256 (hex) over what the stages read that no stage makes: data, params and code; None without a lock."""
+    """Hash what the stages read but no stage writes: data, params and code.
+
+    Args:
+        lock_file: dvc.lock.
+
+    Returns:
+        sha256 (hex); None if the file does not exist.
+    """
     if not lock_file.is_file():
         return None
     stages = yaml.safe_load(lock_file.read_text()).get("stages", {}).values()
-    made = {out["path"] for stage in stages for out in stage.get("outs", ())}
-    read = {dep["path"]: dep.get("md5") for stage in stages for dep in stage.get("deps", ()) if dep["path"] not in made}
+    output_paths = {out["path"] for stage in stages for out in stage.get("outs", ())}
+    digest_by_path = {
+        dep["path"]: dep.get("md5")
+        for stage in stages
+        for dep in stage.get("deps", ())
+        if dep["path"] not in output_paths
+    }
     params = [stage.get("params") for stage in stages]
-    return hashlib.sha256(json.dumps([read, params], sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([digest_by_path, params], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def format_decision_table(decision: PromotionDecision, registry: Registry) -> str:
-    """The gate's checks as Markdown, with the marks of a candidate without a guarantee and of a tainted champion."""
-    marks = {True: "passed", False: bold("failed"), None: "not judged"}
-    rows = [{"code": c.code, "check": c.name, "result": marks[c.passed], "why": c.message} for c in decision.checks]
+    """Format the promotion checks as Markdown, with notices of a missing guarantee and of a tainted champion.
+
+    Args:
+        decision: The decision.
+        registry: The current registry.
+
+    Returns:
+        The Markdown.
+    """
+    results = {True: "passed", False: bold("failed"), None: "not judged"}
+    rows = [{"code": c.code, "check": c.name, "result": results[c.passed], "why": c.message} for c in decision.checks]
     warning = [paragraph(bold(registry.warning))] if registry.warning else []
-    mark = f", {describe_missing_guarantee(decision.more_reviews)}" if decision.no_guarantee else ""
-    title = heading(2, f"{'Approved' if decision.approved else 'Rejected'}{mark}")
-    compared = [
+    notice = f", {describe_missing_guarantee(decision.more_reviews)}" if decision.missing_guarantee_reason else ""
+    title = heading(2, f"{'Approved' if decision.is_approved else 'Rejected'}{notice}")
+    comparison_rows = [
         {
-            "figure": one.figure,
-            "challenger": f"{one.challenger:.3f}",
-            "champion": f"{one.champion:.3f}",
-            "difference": f"{one.difference:+.3f} ({one.low:+.3f} to {one.high:+.3f})",
+            "figure": comparison.figure,
+            "challenger": f"{comparison.challenger:.3f}",
+            "champion": f"{comparison.champion:.3f}",
+            "difference": f"{comparison.difference:+.3f} ({comparison.low:+.3f} to {comparison.high:+.3f})",
         }
-        for one in decision.comparison
+        for comparison in decision.comparison
     ]
-    beside = [heading(2, "Beside the champion"), records_table(compared)] if compared else []
-    return document([title, *warning, records_table(rows, words=("check", "result", "why")), *beside])
+    comparison_blocks = [heading(2, "Beside the champion"), records_table(comparison_rows)] if comparison_rows else []
+    return document([title, *warning, records_table(rows, text_columns=("check", "result", "why")), *comparison_blocks])
 
 
 def _seal(record: Record) -> str:

@@ -1,6 +1,6 @@
-"""The shadow in the origin: which candidate decides beside production, and what paired reviews say of it.
+"""The shadow in the origin: the candidate that decides alongside production, and its comparison by paired reviews.
 
-Its bundle has a tag of its own, so a gate elsewhere fetches it like a release. A comparison by reviews is a record in
+Its bundle has its own tag, so a gate elsewhere fetches it like a version. A comparison by reviews is a record in
 `approvals/`, where it counts as one of the comparisons on the hold-out.
 """
 
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from abstain.config.params import load_params
-from abstain.config.settings import decision_log_url, load_settings
+from abstain.config.settings import get_decision_log_url, load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -21,7 +21,7 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.queries import PairedDecision, list_paired_decisions
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
-from abstain.release.paired_reviews import join_paired_reviews, make_evaluation_set, read_thresholds, reviews_digest
+from abstain.release.paired_reviews import hash_reviews, join_paired_reviews, make_evaluation_set, read_thresholds
 from abstain.release.registry import RegistryEvent, load_registry
 from abstain.release.shadow import Shadow, compare_shadow, parse_shadow, require_enough_reviews
 from tasks.release.bundles import build_shadow
@@ -34,8 +34,15 @@ POINTER = ("shadow.dvc", paths.SHADOW_POINTER)
 
 
 def list_shadow_pairs(shadow: Shadow) -> list[PairedDecision]:
-    """What the log has of answers that both `shadow` and the version beside it have decided about."""
-    log = LogDatabase.existing(decision_log_url(load_settings()))
+    """List the logged decisions about answers that both the shadow and its version in production decided about.
+
+    Args:
+        shadow: The shadow.
+
+    Returns:
+        The paired decisions.
+    """
+    log = LogDatabase.open_existing(get_decision_log_url(load_settings()))
     if log is None:
         return []
     with closing(log):
@@ -43,20 +50,38 @@ def list_shadow_pairs(shadow: Shadow) -> list[PairedDecision]:
 
 
 def read_shadow(repository: Path, revision: str) -> Shadow | None:
-    """The shadow at `revision` of `repository`; None where there is none. Raises `AbstainError` for a damaged one."""
+    """Read the shadow from a repository.
+
+    Args:
+        repository: The repository.
+        revision: The revision to read.
+
+    Returns:
+        The shadow; None if there is none.
+
+    Raises:
+        AbstainError: The file is damaged.
+    """
     name = f"{revision}:{paths.SHADOW_POINTER}"
     return parse_shadow(git(repository, "show", name)) if succeeds(repository, "git", "cat-file", "-e", name) else None
 
 
 def set_shadow(workspace: Workspace) -> Shadow:
-    """Make the candidate in `artifacts/` the shadow, in place of another, and push it.
+    """Make the candidate in `artifacts/` the shadow, in place of another one, and push it.
 
-    Raises `AbstainError` where nothing is in production, and where the candidate is what is.
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        The shadow.
+
+    Raises:
+        AbstainError: Nothing is in production, or the candidate is what is in production.
     """
-    beside = _get_production_event(workspace)
-    shadow = build_shadow(workspace.path, beside.version)
-    if shadow.candidate == beside.candidate:
-        raise AbstainError(Code.NO_VERSION, f"the last candidate is {beside.version}, which is in production")
+    event = _get_production_event(workspace)
+    shadow = build_shadow(workspace.path, event.version)
+    if shadow.candidate == event.candidate:
+        raise AbstainError(Code.NO_VERSION, f"the last candidate is {event.version}, which is in production")
     write_atomically(workspace.path / paths.SHADOW_POINTER, (shadow.model_dump_json(indent=2) + "\n").encode())
     workspace.dvc("add", "--quiet", str(paths.SHADOW))
     commit(workspace, f"Let {shadow.version} decide beside {shadow.beside}, as its shadow", *POINTER)
@@ -76,7 +101,14 @@ def _get_production_event(workspace: Workspace) -> RegistryEvent:
 
 
 def clear_shadow(workspace: Workspace) -> bool:
-    """Have no shadow any more; whether there was one."""
+    """Remove the shadow and push.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        Whether there was one.
+    """
     if not remove_shadow(workspace):
         return False
     workspace.git("commit", "-q", "-m", "Have no shadow any more")
@@ -85,49 +117,68 @@ def clear_shadow(workspace: Workspace) -> bool:
 
 
 def remove_shadow(workspace: Workspace) -> bool:
-    """Have no shadow from the next commit on; whether there was one."""
-    there = [str(file) for file in POINTER if (workspace.path / file).exists()]
-    if there:
-        workspace.git("rm", "-q", "--", *there)
-    return bool(there)
+    """Remove the shadow with the next commit.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        Whether there was one.
+    """
+    files = [str(file) for file in POINTER if (workspace.path / file).exists()]
+    if files:
+        workspace.git("rm", "-q", "--", *files)
+    return bool(files)
 
 
 @dataclass(frozen=True)
 class ShadowReview:
-    """The record of a comparison, and whether it was there before: nothing was reviewed since."""
+    """A comparison of shadow and production.
+
+    Attributes:
+        record: The record of the comparison.
+        is_repeat: Whether the record existed before, because nothing was reviewed since.
+    """
 
     record: Record
     is_repeat: bool
 
 
 def review_shadow(workspace: Workspace) -> ShadowReview:
-    """Compare the shadow with production by the reviews of answers that both have decided about, and push the record.
+    """Compare the shadow with production by reviews of answers that both decided about, and push the record.
 
-    It is one of the comparisons on the hold-out: the record has their number and what they have spent. Where nothing
-    was reviewed since the last one, that is the answer again.
+    It counts as one of the comparisons on the hold-out: the record has their number and the alpha that they spent. If
+    nothing was reviewed since the last comparison, that record is returned.
 
-    Raises `AbstainError` where there is no shadow beside what is in production, where too few of its answers are
-    reviewed, and where no further comparison may be made. None of these counts as one.
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        AbstainError: The version in production has no shadow, too few of its answers are reviewed, or no further
+            comparison may be made. None of these counts as a comparison.
     """
-    shadow = _shadow_beside(workspace)
+    shadow = _require_current_shadow(workspace)
     event, params = _get_production_event(workspace), load_params(workspace.path / paths.PARAMS)
     registry = load_registry(workspace.path / paths.REGISTRY)
     rows = join_paired_reviews(
         list_shadow_pairs(shadow), read_frames(DataStore(workspace.path / paths.DATA)), params.labels
     )
-    records, digest = read_verified_records(workspace, registry), reviews_digest(rows)
+    records, digest = read_verified_records(workspace, registry), hash_reviews(rows)
     same = {"shadow": shadow.version, "champion": shadow.beside, "reviews_sha256": digest}
     for record in records:
         if all(record.get(key) == value for key, value in same.items()):
             return ShadowReview(record, is_repeat=True)
-    window = make_evaluation_set(rows, shadow.beside)
-    require_enough_reviews(window, params.gate)
-    looks = read_comparison_budget(records, event.holdout, accepting=False)
-    found = compare_shadow(window, shadow.beside, read_thresholds(rows, shadow.beside), params.gate, looks)
-    taken = looks.spend(params.gate)
-    assert taken is not None  # `compare_shadow` has taken it
+    evaluation = make_evaluation_set(rows, shadow.beside)
+    require_enough_reviews(evaluation, params.gate)
+    budget = read_comparison_budget(records, event.holdout, accepting=False)
+    comparison = compare_shadow(evaluation, shadow.beside, read_thresholds(rows, shadow.beside), params.gate, budget)
+    spent_budget = budget.spend(params.gate)
+    assert spent_budget is not None  # `compare_shadow` has taken it
     record = {
-        **found.to_dict(),
+        **comparison.to_dict(),
         **same,
         "approved": False,
         "version": None,
@@ -138,20 +189,22 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
         "inputs_sha256": None,
         "rows": len(rows),
         "documents": int(rows["group"].nunique()),
-        "look": taken.used,
-        "spent": taken.spent,
+        "look": spent_budget.used,
+        "spent": spent_budget.alpha_spent,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
         "new_holdout": None,
     }
     write_record(workspace.path / paths.APPROVALS / f"{shadow.version}-{digest[:8]}.json", record)
-    message = f"Compare {shadow.version} with {shadow.beside} by reviews: {found.verdict}\n\n{found.check.message}"
+    message = (
+        f"Compare {shadow.version} with {shadow.beside} by reviews: {comparison.outcome}\n\n{comparison.check.message}"
+    )
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
     return ShadowReview(record, is_repeat=False)
 
 
-def _shadow_beside(workspace: Workspace) -> Shadow:
+def _require_current_shadow(workspace: Workspace) -> Shadow:
     shadow = read_shadow(workspace.path, "HEAD")
     if shadow is None:
         raise AbstainError(Code.NO_VERSION, "there is no shadow: `abstain shadow set` makes the last candidate one")

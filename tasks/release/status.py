@@ -8,12 +8,16 @@ from typing import Any
 from abstain.core import paths
 from abstain.release.registry import Registry, parse_registry
 from tasks.runs.shell import git
-from tasks.runs.workspace import origin_snapshot
+from tasks.runs.workspace import fetch_origin_snapshot
 
 
 def read_status() -> tuple[Registry, dict[str, Any] | None]:
-    """The registry, and the hold-out metrics in the approval record of the live version; None where none is live."""
-    repository, revision = origin_snapshot()
+    """Read the registry and the hold-out metrics of the version in production.
+
+    Returns:
+        The registry, and the metrics from the approval record; None if nothing is in production.
+    """
+    repository, revision = fetch_origin_snapshot()
 
     def read(file: object) -> str:
         return git(repository, "show", f"{revision}:{file}")

@@ -1,4 +1,4 @@
-"""The events that the flows emit to Prefect, by name: automations are triggered by them."""
+"""Events that the flows emit to Prefect, by name; they trigger automations."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ REVIEWS = "abstain.reviews"
 INGESTED = "abstain.ingested"
 # The gate has rejected a candidate, or did before: payload `code`, that of the first failed check, `text` and
 # `remedy`; the resource has its sha256.
-REFUSED = "abstain.refused"
+REJECTED = "abstain.refused"
 
 
 def post_event(name: str, resource: str = "", **payload: Any) -> None:
-    """Emit the event `name` about `resource`, by default one of the same name; a run on no server emits nothing.
+    """Emit an event; a run without a server emits nothing.
 
     Within a run, Prefect adds the flow run and its flow as related resources.
+
+    Args:
+        name: Name of the event.
+        resource: Id of the resource; "" for one with the name of the event.
+        **payload: Payload of the event.
     """
     from prefect.events import emit_event
     from prefect.settings import PREFECT_API_URL

@@ -1,4 +1,4 @@
-"""The failure of a flow as Prefect records and posts it: the message of its error with the code in front."""
+"""The failure of a flow as Prefect records and posts it: the error's message with the code in front."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from abstain.core.errors import AbstainError
 
 
 class CodedFailure(AbstainError):
-    """An `AbstainError` that left a flow. Prefect makes the flow run's message of its class and its text."""
+    """An `AbstainError` that left a flow; Prefect makes the flow run's message from its class and text."""
 
     def __str__(self) -> str:
         return self.message_with_code
@@ -17,7 +17,14 @@ class CodedFailure(AbstainError):
 
 @contextmanager
 def coded_failures() -> Iterator[None]:
-    """Raise an `AbstainError` of this block as a `CodedFailure`; below `@flow` it decorates the function."""
+    """Raise an `AbstainError` of this block as a `CodedFailure`; below `@flow` it decorates the function.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        CodedFailure: The block raised an `AbstainError`.
+    """
     try:
         yield
     except AbstainError as error:

@@ -15,10 +15,19 @@ class OriginMoved(AbstainError):
 
 
 def commit(workspace: Workspace, message: str, *files: Path | str) -> bool:
-    """Commit the changes of `files`, the only files that the caller may commit; False where there are none."""
-    there = [str(file) for file in files if (workspace.path / file).exists()]
-    if there:
-        workspace.git("add", "--all", "--", *there)
+    """Commit the changes of some files.
+
+    Args:
+        workspace: The workspace.
+        message: Commit message.
+        *files: The only files that the caller may commit.
+
+    Returns:
+        False if there are no changes.
+    """
+    existing = [str(file) for file in files if (workspace.path / file).exists()]
+    if existing:
+        workspace.git("add", "--all", "--", *existing)
     if not workspace.git("diff", "--cached", "--name-only").strip():
         return False
     workspace.git("commit", "-q", "-m", message)
@@ -26,10 +35,16 @@ def commit(workspace: Workspace, message: str, *files: Path | str) -> bool:
 
 
 def push(workspace: Workspace, *tags: str) -> None:
-    """Push data, then history: all of it or nothing, and only where the origin has not moved meanwhile.
+    """Push data, then history: all or nothing, and only if the origin has not moved meanwhile.
 
-    The fast-forward is the compare-and-swap of every pointer in the tree. Raises `OriginMoved` when another
-    run pushed first; nothing of this run is then visible outside its workspace.
+    The fast-forward is the compare-and-swap of every pointer in the tree.
+
+    Args:
+        workspace: The workspace.
+        *tags: Tags to push, too.
+
+    Raises:
+        OriginMoved: Another run pushed first; nothing of this run is then visible outside its workspace.
     """
     workspace.dvc("push", "--quiet")
     try:
@@ -39,8 +54,10 @@ def push(workspace: Workspace, *tags: str) -> None:
     except AbstainError as error:
         for tag in tags:
             workspace.git("tag", "-d", tag)
-        moved = any(word in str(error) for word in ("rejected", "fetch first", "failed to push", "atomic push failed"))
-        if not moved or "declined" in str(error):  # by a rule of the origin, such as a protected branch
+        has_moved = any(
+            word in str(error) for word in ("rejected", "fetch first", "failed to push", "atomic push failed")
+        )
+        if not has_moved or "declined" in str(error):  # by a rule of the origin, such as a protected branch
             raise
         raise OriginMoved(
             Code.NOT_PUBLISHED,
@@ -50,7 +67,16 @@ def push(workspace: Workspace, *tags: str) -> None:
 
 
 def commit_data(workspace: Workspace, message: str, *files: Path) -> bool:
-    """Track `data/` with DVC, commit it with `files` and push; return whether anything had changed."""
+    """Track `data/` with DVC, commit it with `files` and push.
+
+    Args:
+        workspace: The workspace.
+        message: Commit message.
+        *files: Further files to commit.
+
+    Returns:
+        Whether anything had changed.
+    """
     workspace.dvc("add", "--quiet", str(paths.DATA))
     changed = commit(workspace, message, "data.dvc", *files)
     if changed:

@@ -1,4 +1,4 @@
-"""Observers of a run's progress, beside Prefect's own log: the command line registers a progress bar here."""
+"""Observers of a run's progress, in addition to Prefect's log: the command line registers a progress bar here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ _observers: list[Observer] = []
 
 @contextmanager
 def register_observer(observer: Observer) -> Iterator[None]:
-    """Notify `observer` of every step while the block runs."""
+    """Notify an observer of every step while the block runs.
+
+    Args:
+        observer: Called with step and message.
+
+    Yields:
+        Nothing.
+    """
     _observers.append(observer)
     try:
         yield
@@ -22,6 +29,11 @@ def register_observer(observer: Observer) -> Iterator[None]:
 
 
 def notify_observers(step: str, message: str) -> None:
-    """Notify every observer of the `message` of `step`."""
+    """Notify every observer.
+
+    Args:
+        step: Name of the step.
+        message: Its message.
+    """
     for observer in tuple(_observers):
         observer(step, message)

@@ -1,7 +1,7 @@
 """Values that a run writes to params.yaml: its own, from another file, or those that are decided once.
 
 The parameters of one run are committed in the run's workspace, so that DVC sees every value. The origin's params.yaml
-stays as it is: only the release and the results of a promoted version keep them (tasks/release/promotion.py).
+stays as it is: only the bundle and the results of a promoted version keep them (tasks/release/promotion.py).
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ def write_params(workspace: Workspace, file: Path) -> None:
 
     A section takes over the keys that `file` gives; a list, like any other value, is replaced in full.
 
+    Args:
+        workspace: The workspace.
+        file: YAML file with the parameters that differ.
+
     Raises:
-        AbstainError: `file` is missing, no mapping, or the result is not valid; the message names the key.
+        AbstainError: `file` is missing or no mapping, or the result is invalid; the message names the key.
     """
     differing = read_yaml(file, "give the YAML file of the parameters that differ from params.yaml")
     if not isinstance(differing, dict) or not differing:
@@ -40,9 +44,15 @@ def write_params(workspace: Workspace, file: Path) -> None:
 
 
 def edit_params(workspace: Workspace, values: dict[str, Any], source: Path = paths.PARAMS) -> None:
-    """Write params.yaml in the workspace with `values`, by section and key; comments and layout stay.
+    """Write values to params.yaml in the workspace; comments and layout stay.
 
-    Raises `AbstainError` naming `source` and the key where the result is not valid; nothing is written then.
+    Args:
+        workspace: The workspace.
+        values: Section -> key -> value.
+        source: The file that an error names.
+
+    Raises:
+        AbstainError: The result is invalid; nothing is written then.
     """
     target = workspace.path / paths.PARAMS
     text = update_yaml(target.read_text(encoding="utf-8"), values)
@@ -53,18 +63,36 @@ def edit_params(workspace: Workspace, values: dict[str, Any], source: Path = pat
 
 
 def commit_params(workspace: Workspace, file: Path) -> str:
-    """Commit the parameters of `write_params` in the workspace; returns the commit before them."""
-    before = workspace.git("rev-parse", "HEAD").strip()
+    """Write a run's own parameters and commit them in the workspace.
+
+    Args:
+        workspace: The workspace.
+        file: YAML file with the parameters that differ.
+
+    Returns:
+        The commit before.
+    """
+    base_commit = workspace.git("rev-parse", "HEAD").strip()
     write_params(workspace, file)
     commit(workspace, f"Parameters of one run, from {file.name}", paths.PARAMS)
-    return before
+    return base_commit
 
 
-def restore_params(workspace: Workspace, before: str) -> None:
-    """Give params.yaml back its content at the commit `before`; the caller commits it."""
-    workspace.git("checkout", "-q", before, "--", str(paths.PARAMS))
+def restore_params(workspace: Workspace, base_commit: str) -> None:
+    """Restore the content of params.yaml at a commit; the caller commits it.
+
+    Args:
+        workspace: The workspace.
+        base_commit: The commit.
+    """
+    workspace.git("checkout", "-q", base_commit, "--", str(paths.PARAMS))
 
 
-def withdraw(workspace: Workspace, before: str) -> None:
-    """Leave out of history what the run has committed since `before`; its results stay in the cache of DVC."""
-    workspace.git("reset", "-q", "--hard", before)
+def discard_commits(workspace: Workspace, base_commit: str) -> None:
+    """Drop the run's commits from the history; its results stay in the cache of DVC.
+
+    Args:
+        workspace: The workspace.
+        base_commit: The commit to return to.
+    """
+    workspace.git("reset", "-q", "--hard", base_commit)

@@ -1,7 +1,7 @@
 """Commands as subprocesses: one environment, output streamed line by line, errors in one line, no orphans.
 
 A command has a supervisor (supervisor.py), so that it ends, with all of its descendants, when it is interrupted here,
-when the run stops, and however this process dies. Git alone has none: it may prompt for a passphrase, which only the
+when the run stops, and however this process dies. Git has none: it may prompt for a passphrase, which only the
 terminal's own foreground commands can do, and it ends soon.
 """
 
@@ -40,7 +40,7 @@ QUIET = {
 """The environment of this process and of all that it starts: no telemetry, and no work for nothing."""
 
 IDENTITY = {"NAME": "Abstain", "EMAIL": "abstain@localhost"}
-"""The author of commits where git has none configured, as on a fresh machine or in a worker."""
+"""The author of commits if git has none configured, as on a fresh machine or in a worker."""
 
 
 REFUSED_PUSH = re.compile(r" ! \[(remote )?rejected\] .*\((?!atomic push fail)")
@@ -48,7 +48,14 @@ REFUSED_PUSH = re.compile(r" ! \[(remote )?rejected\] .*\((?!atomic push fail)")
 
 
 def environment(cwd: Path) -> dict[str, str]:
-    """The environment of a command in `cwd`: its own source first, this interpreter's tools, no telemetry."""
+    """Build the environment of a command: its own source first, this interpreter's tools, no telemetry.
+
+    Args:
+        cwd: Folder of the command.
+
+    Returns:
+        The environment variables.
+    """
     env = os.environ | QUIET
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
     env["PYTHONPATH"] = os.pathsep.join([str(cwd / "src"), str(cwd)])
@@ -58,21 +65,21 @@ def environment(cwd: Path) -> dict[str, str]:
     if settings.features_url:
         env["ABSTAIN_FEATURES"] = settings.features
     # A user's own git settings may sign, or refuse to merge: a run has no passphrase and no editor.
-    own = {"commit.gpgsign": "false", "tag.gpgsign": "false", "merge.ff": "true", "core.editor": "true"}
+    git_config = {"commit.gpgsign": "false", "tag.gpgsign": "false", "merge.ff": "true", "core.editor": "true"}
     if settings.origin and settings.origin_access:  # in a URL it would be in process lists and .git/config
-        own[f"http.{settings.origin}.extraHeader"] = f"Authorization: {settings.origin_access}"
-    env["GIT_CONFIG_COUNT"] = str(len(own))
-    for number, (key, value) in enumerate(own.items()):
+        git_config[f"http.{settings.origin}.extraHeader"] = f"Authorization: {settings.origin_access}"
+    env["GIT_CONFIG_COUNT"] = str(len(git_config))
+    for number, (key, value) in enumerate(git_config.items()):
         env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    known = subprocess.run(["git", "config", "user.email"], cwd=cwd, capture_output=True, check=False)
-    if known.returncode != 0:
+    identity = subprocess.run(["git", "config", "user.email"], cwd=cwd, capture_output=True, check=False)
+    if identity.returncode != 0:
         for role in ("AUTHOR", "COMMITTER"):
             env |= {f"GIT_{role}_{part}": value for part, value in IDENTITY.items()}
     return env
 
 
 class CommandFailed(AbstainError):
-    """A command failed; `reason` is the line with its reason."""
+    """A command failed; `reason` is the line of its output with the reason."""
 
     def __init__(self, code: Code, command: str, reason: str) -> None:
         super().__init__(code, f"{command} failed: {reason}")
@@ -86,34 +93,62 @@ def run(
     inherit: Sequence[int] = (),
     name: str | None = None,
 ) -> str:
-    """Run `command` in `cwd` and return its output, stdout and stderr together.
+    """Run a command and return its output, stdout and stderr together.
 
-    `on_line` sees each line as it comes; `inherit` are file descriptors that the command keeps open. Raises
-    `CommandFailed` with the command (or its `name`), the line with the reason and that line's code, when it fails,
-    `AbstainError` when it is not installed, and `Stopped` when the run is stopped.
+    Args:
+        command: The command.
+        cwd: Its folder.
+        on_line: Called with each line as it arrives.
+        inherit: File descriptors that the command keeps open.
+        name: Name of the command in errors; by default the command itself.
+
+    Returns:
+        The output.
+
+    Raises:
+        CommandFailed: The command fails; the error has the line with the reason and that line's code.
+        AbstainError: The command is not installed.
+        Stopped: The run is stopped.
     """
     returncode, lines = _execute(command, cwd, on_line, inherit)
     if returncode != 0:
-        code, reason = _reason(lines)
-        shown = name or f"`{' '.join(command)}`"
-        raise CommandFailed(code, redact_urls(shown), redact_urls(reason))
+        code, reason = _find_reason(lines)
+        label = name or f"`{' '.join(command)}`"
+        raise CommandFailed(code, redact_urls(label), redact_urls(reason))
     return "\n".join(lines)
 
 
 def git(cwd: Path, *arguments: str) -> str:
-    """`git ARGUMENTS` in `cwd`."""
+    """Run `git ARGUMENTS` in a folder.
+
+    Args:
+        cwd: The folder.
+        *arguments: Arguments of git.
+
+    Returns:
+        The output.
+    """
     return run(["git", *arguments], cwd)
 
 
 def succeeds(cwd: Path, *command: str, inherit: Sequence[int] = ()) -> bool:
-    """Whether `command` exits with status 0; its output is ignored."""
+    """Run a command and ignore its output.
+
+    Args:
+        cwd: Folder of the command.
+        *command: The command.
+        inherit: File descriptors that it keeps open.
+
+    Returns:
+        Whether the exit status is 0.
+    """
     return _execute(command, cwd, None, inherit)[0] == 0
 
 
 def _execute(
     command: Sequence[str], cwd: Path, on_line: Callable[[str], None] | None, inherit: Sequence[int]
 ) -> tuple[int, list[str]]:
-    """The exit status of `command`, and its lines."""
+    """Return the exit status and the output lines of `command`."""
     env = environment(cwd)
     if shutil.which(command[0], path=env["PATH"]) is None:
         raise AbstainError(
@@ -153,9 +188,12 @@ def _execute(
     return process.returncode, lines
 
 
-def _reason(lines: list[str]) -> tuple[Code, str]:
-    """The most informative line: our own error with its code, else why a push was refused, with the first words of the
-    remote, else any other error, else the last line."""
+def _find_reason(lines: list[str]) -> tuple[Code, str]:
+    """Find the most informative line of a failed command.
+
+    That is our own error with its code; else why a push was rejected, with the first words of the remote; else any
+    other error; else the last line.
+    """
     for line in lines:
         if line.startswith("error ") and (error := parse_error_line(line)):
             return error.code, error.message

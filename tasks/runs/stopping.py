@@ -1,8 +1,8 @@
 """Stopping: end the work of a run's threads when the run is interrupted.
 
-Python raises KeyboardInterrupt, and Prefect its TerminationSignal, in the main thread alone, while the commands of a
-run are waited for in the threads of a task runner. The main thread signals here that it stops, and each thread
-registers how its work can be ended. Prefect gives a task's thread the context of its flow, which identifies the run.
+Python raises KeyboardInterrupt, and Prefect its TerminationSignal, in the main thread only, while the threads of a task
+runner wait for the commands of a run. The main thread signals here that it stops, and each thread registers how its
+work can be ended. Prefect gives a task's thread the context of its flow, which identifies the run.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ _run: ContextVar[_Run | None] = ContextVar("run", default=None)
 
 @contextmanager
 def stop_threads_on_error() -> Iterator[None]:
-    """When an exception leaves this block, the work of its threads is ended, and they begin nothing more."""
+    """End the work of the block's threads if an exception leaves it; they begin nothing more.
+
+    Yields:
+        Nothing.
+    """
     run = _Run()
     token = _run.set(run)
     try:
@@ -72,9 +76,16 @@ def stop_threads_on_error() -> Iterator[None]:
 
 @contextmanager
 def stop_with(end: StopCallback) -> Iterator[None]:
-    """In this block a thread's work can be ended by calling `end` from another thread.
+    """Let another thread end the work of this block by calling `end`.
 
-    Raises `Stopped` where the run was stopped before the block or in it.
+    Args:
+        end: Ends the work.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        Stopped: The run was stopped before the block or in it.
     """
     run = _run.get()
     if run is None:
@@ -88,6 +99,6 @@ def stop_with(end: StopCallback) -> Iterator[None]:
 
 
 def raise_if_stopped() -> None:
-    """Raise `Stopped` where the run has been stopped: for a thread that waits in a polling loop."""
+    """Raise `Stopped` if the run has been stopped, for a thread that waits in a polling loop."""
     if run := _run.get():
         run.require_going_on()

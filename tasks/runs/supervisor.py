@@ -1,9 +1,9 @@
 """Runs a command and ends it with its caller: `python -I -S supervisor.py COMMAND...`.
 
-The caller holds this process's standard input open. When that closes, because the caller closed it or died, SIGKILL
-included, the command is ended with all of its descendants. The kernel closes it, so no death is missed, on any POSIX
+The caller holds this process's standard input open. When that closes, because the caller closed it or died (SIGKILL
+included), the command is ended with all of its descendants. The kernel closes it, so no death is missed, on any POSIX
 system; a parent-death signal would be specific to Linux, and tied to the thread that started the command. It imports
-little, and from the standard library only: every command waits for this to start.
+little, and from the standard library only, because every command waits for this to start.
 """
 
 import os
@@ -23,7 +23,14 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(command: list[str]) -> int:
-    """Run `command` in a process group of its own; its exit status, 128 + N where signal N ended it."""
+    """Run a command in its own process group.
+
+    Args:
+        command: The command.
+
+    Returns:
+        Its exit status; 128 + N if signal N ended it.
+    """
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -49,19 +56,19 @@ def main(command: list[str]) -> int:
 
 
 def _must_end(woken: int) -> bool:
-    """Wait for a change: whether it is that the command has to end; else it may have ended."""
+    """Wait for a change, and return whether the command has to end; otherwise it may have ended by itself."""
     ready, _, _ = select.select([STDIN, woken], [], [])
     return STDIN in ready or not set(STOP_SIGNALS).isdisjoint(os.read(woken, 1024))
 
 
 def _status(pid: int) -> int | None:
-    """The wait status of the command, None while it runs."""
+    """Return the wait status of the command; None while it runs."""
     ended, status = os.waitpid(pid, os.WNOHANG)
     return status if ended else None
 
 
 def _end(pid: int) -> int | None:
-    """End the process group of the command; the wait status of the command, None where even SIGKILL takes its time."""
+    """End the command's process group; return its wait status, or None if even SIGKILL takes time."""
     status = None
     for number, seconds in STEPS:
         deadline = time.monotonic() + seconds

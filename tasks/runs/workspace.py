@@ -2,12 +2,12 @@
 
 Notes:
 
-* A run clones the *origin*, works, commits, pushes. A team's origin is its git server (`ABSTAIN_ORIGIN`);
-  without one it is a bare repository in `.abstain/`, into which the checkout's commits are merged first.
-* One writer per workspace, by a file lock that the run's commands inherit: they end with a killed run, and the next
-  run waits for the last of them instead of colliding with it.
-* A run starts from the origin's head and ignores leftovers of a killed one: stages that it finished are in DVC's
-  run-cache, which is keyed by content, so they are not run again and partial results are never used.
+* A run clones the *origin*, works, commits, pushes. A team's origin is its git server (`ABSTAIN_ORIGIN`); without one
+  it is a bare repository in `.abstain/`, into which the checkout's commits are merged first.
+* There is one writer for each workspace, by a file lock that the run's commands inherit: they end with a killed run,
+  and the next run waits for the last of them instead of colliding with it.
+* A run starts from the origin's head and ignores leftovers of a killed one. Stages that it finished are in DVC's
+  run-cache, which is keyed by content, so they are not run again, and partial results are never used.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from abstain.config.settings import Settings, load_settings
-from abstain.config.template import template
+from abstain.config.template import read_template
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import create_home, write_atomically
 from abstain.data.store.dataset import create_empty_store
-from abstain.sample.shipped import DATA_POINTER, digest_of
+from abstain.sample.shipped import DATA_POINTER, parse_data_digest
 from tasks.runs.shell import git, run, succeeds
 
 BRANCH = "main"
@@ -51,46 +51,64 @@ SHIPPED_REMOTE = "url = ../.abstain/dvc-remote"
 
 @dataclass(frozen=True)
 class Workspace:
-    """A clone that this process alone may write to, in step with its origin."""
+    """A clone that only this process may write to, in step with its origin.
+
+    Attributes:
+        path: The folder.
+        lock: File descriptor of the lock.
+    """
 
     path: Path
     lock: int
 
     def dvc(self, *arguments: str) -> str:
-        """`dvc ARGUMENTS` in the workspace."""
+        """Run `dvc ARGUMENTS` in the workspace and return its output."""
         return run(["dvc", *arguments], self.path, inherit=[self.lock])
 
     def dvc_succeeds(self, *arguments: str) -> bool:
-        """Whether `dvc ARGUMENTS` in the workspace does."""
+        """Run `dvc ARGUMENTS` in the workspace and return whether it succeeds."""
         return succeeds(self.path, "dvc", *arguments, inherit=[self.lock])
 
     def git(self, *arguments: str) -> str:
+        """Run `git ARGUMENTS` in the workspace and return its output."""
         return git(self.path, *arguments)
 
     def remote_folder(self) -> Path | None:
-        """The folder of the default DVC remote where it is in the home; None where it is elsewhere."""
+        """Return the folder of the default DVC remote; None if it is not in the home."""
         name = self.dvc("config", "core.remote").strip()
         url = self.dvc("config", f"remote.{name}.url").strip()
         folder, home = (self.path / ".dvc" / url).resolve(), load_settings().home.resolve()
         return folder if "://" not in url and folder.is_relative_to(home) else None
 
-    def tracked_data(self, revision: str, tables: Sequence[str]) -> list[tuple[str, Path]] | None:
-        """Table and file of `tables` (folders of data/) as `revision` records them, read from the DVC cache.
+    def find_cached_files(self, revision: str, tables: Sequence[str]) -> list[tuple[str, Path]] | None:
+        """Find the files of data/ at a revision in the DVC cache.
 
-        None where one of them is not in the cache, or a table has no file.
+        Args:
+            revision: The revision.
+            tables: Folders of data/.
+
+        Returns:
+            Table and file; None if one of them is not in the cache, or a table has no file.
         """
         objects = load_settings().home.resolve() / "dvc-cache" / "files" / "md5"
-        digest = digest_of(self.git("show", f"{revision}:{DATA_POINTER}"))
-        listed = objects / digest[:2] / digest[2:]
-        if not listed.is_file():
+        digest = parse_data_digest(self.git("show", f"{revision}:{DATA_POINTER}"))
+        listing = objects / digest[:2] / digest[2:]
+        if not listing.is_file():
             return None
-        entries = [(one["relpath"].partition("/")[0], one["md5"]) for one in json.loads(listed.read_bytes())]
-        found = [(table, objects / md5[:2] / md5[2:]) for table, md5 in entries if table in tables]
-        is_whole = {table for table, _ in found} == set(tables) and all(file.is_file() for _, file in found)
-        return found if is_whole else None
+        entries = [(entry["relpath"].partition("/")[0], entry["md5"]) for entry in json.loads(listing.read_bytes())]
+        files = [(table, objects / md5[:2] / md5[2:]) for table, md5 in entries if table in tables]
+        is_whole = {table for table, _ in files} == set(tables) and all(file.is_file() for _, file in files)
+        return files if is_whole else None
 
     def require_revision(self, name: str) -> None:
-        """Raises `AbstainError` where this history has no such tag or commit."""
+        """Require a tag or commit in this history.
+
+        Args:
+            name: The tag or commit.
+
+        Raises:
+            AbstainError: It does not exist.
+        """
         if not succeeds(self.path, "git", "rev-parse", "--quiet", "--verify", f"{name}^{{commit}}"):
             raise AbstainError(
                 Code.NO_VERSION,
@@ -99,7 +117,15 @@ class Workspace:
             )
 
     def list_added_files(self, revision: str, folder: Path) -> list[str]:
-        """The files that any commit after `revision` has added to `folder`, as paths in the repository."""
+        """List the files that any commit after a revision has added to a folder.
+
+        Args:
+            revision: The revision.
+            folder: The folder.
+
+        Returns:
+            Paths in the repository.
+        """
         # With --full-history also what a merge has dropped.
         new = ("--full-history", "-z", "--format=", "--name-only", "--no-renames", "--diff-filter=A")
         listed = self.git("log", f"{revision}..HEAD", *new, "--", str(folder))
@@ -107,17 +133,24 @@ class Workspace:
 
 
 def project_root() -> Path:
-    """The checkout around the current folder. Raises `AbstainError` outside one."""
-    here = Path.cwd()
+    """Find the checkout around the current folder.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        AbstainError: The current folder is in no checkout.
+    """
+    folder = Path.cwd()
     if shutil.which("git") is None:
         raise AbstainError(
             Code.NO_PACKAGE, "git is not installed: versions and promotions are git commits, so install git"
         )
-    if not succeeds(here, "git", "rev-parse", "--verify", "HEAD"):
+    if not succeeds(folder, "git", "rev-parse", "--verify", "HEAD"):
         raise AbstainError(
-            Code.NO_CHECKOUT, f"{here} is in no git repository with a commit: run this in a clone of the project"
+            Code.NO_CHECKOUT, f"{folder} is in no git repository with a commit: run this in a clone of the project"
         )
-    root = Path(git(here, "rev-parse", "--show-toplevel").strip())
+    root = Path(git(folder, "rev-parse", "--show-toplevel").strip())
     if not (root / "dvc.yaml").is_file():
         raise AbstainError(Code.NO_CHECKOUT, f"{root} has no dvc.yaml: run this in a clone of the project")
     return root
@@ -125,7 +158,11 @@ def project_root() -> Path:
 
 @contextmanager
 def open_workspace() -> Iterator[Workspace]:
-    """The workspace of this checkout, locked, in step with its origin, with `data/` in place."""
+    """Open the workspace of this checkout: locked, in step with its origin, with `data/` in place.
+
+    Yields:
+        The workspace.
+    """
     root, settings = project_root(), load_settings()
     origin = ensure_origin(root, settings)
     path = settings.home.resolve() / "workspace"
@@ -140,15 +177,26 @@ def open_workspace() -> Iterator[Workspace]:
 
 
 def ensure_origin(root: Path, settings: Settings) -> str:
-    """The git URL that runs clone from; the local bare repository is made from the checkout when it is missing."""
+    """Return the git URL that runs clone from; a missing local bare repository is created from the checkout.
+
+    Args:
+        root: The checkout.
+        settings: Settings of this machine.
+
+    Returns:
+        The URL.
+
+    Raises:
+        AbstainError: The checkout has uncommitted changes that a run would read.
+    """
     if settings.origin is not None:
         return settings.origin
     changed = [line[3:] for line in git(root, "status", "--porcelain", "--", *READ_BY_RUNS).splitlines()]
     if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        rest = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise AbstainError(
             Code.NO_CHECKOUT,
-            f"{changed[0]}{more} in {root}: not committed, and a run works on commits: `git add` and `git commit` what "
+            f"{changed[0]}{rest} in {root}: not committed, and a run works on commits: `git add` and `git commit` what "
             "belongs to the project, or `git stash --include-untracked`",
         )
     bare = settings.home.resolve() / "origin.git"
@@ -162,11 +210,16 @@ def ensure_origin(root: Path, settings: Settings) -> str:
     return str(bare)
 
 
-def origin_snapshot() -> tuple[Path, str]:
-    """A repository to read the origin's state from, and the revision to read: takes no lock, changes no file.
+def fetch_origin_snapshot() -> tuple[Path, str]:
+    """Fetch the origin's state without a lock and without changing files.
 
-    A machine that only scores, and a home that was restored, clone the origin here. Raises `AbstainError` before the
-    first run.
+    A machine that only scores, and a restored home, clone the origin here.
+
+    Returns:
+        A repository, and the revision to read.
+
+    Raises:
+        AbstainError: No run was made yet.
     """
     root, settings = project_root(), load_settings()
     path, bare = (settings.home.resolve() / name for name in ("workspace", "origin.git"))
@@ -184,7 +237,14 @@ def origin_snapshot() -> tuple[Path, str]:
 
 @contextmanager
 def hold_lock(file: Path) -> Iterator[int]:
-    """Hold the lock `file`, for which this process waits; gives its descriptor."""
+    """Wait for a lock and hold it while the block runs.
+
+    Args:
+        file: The lock file.
+
+    Yields:
+        Its file descriptor.
+    """
     create_home(file.parent)
     with file.open("w") as lock:
         try:
@@ -210,10 +270,13 @@ def _clone(origin: str, path: Path, settings: Settings) -> None:
 
 
 def _synchronise(workspace: Workspace, checkout: Path | None) -> None:
-    """Bring the clone to the origin's head; merge the checkout's commits where the origin is local."""
+    """Bring the clone to the origin's head; with a local origin, merge the checkout's commits."""
     locks = ("index.lock", "HEAD.lock", "ORIG_HEAD.lock", f"refs/heads/{BRANCH}.lock")
-    for left in (".dvc/tmp/rwlock", *(f".git/{lock}" for lock in locks)):  # by a killed run: this process has the lock
-        (workspace.path / left).unlink(missing_ok=True)
+    for leftover in (
+        ".dvc/tmp/rwlock",
+        *(f".git/{lock}" for lock in locks),
+    ):  # by a killed run: this process has the lock
+        (workspace.path / leftover).unlink(missing_ok=True)
     workspace.git("fetch", "-q", "--prune", "--prune-tags", "--tags", "--force", "origin")
     workspace.git("checkout", "-q", "--force", "-B", BRANCH, f"origin/{BRANCH}")
     workspace.git("clean", "-q", "-fd")
@@ -224,7 +287,7 @@ def _synchronise(workspace: Workspace, checkout: Path | None) -> None:
 
 
 def _configure_dvc(path: Path, settings: Settings) -> None:
-    """Share the cache between workspaces; keep the default remote beside it, and a team's own where it is."""
+    """Share the cache between workspaces; keep the default remote in the home, but leave a team's own as it is."""
     home = settings.home.resolve()
     text = f"[cache]\n    dir = {home / 'dvc-cache'}\n"
     if SHIPPED_REMOTE in (path / ".dvc" / "config").read_text():
@@ -246,7 +309,7 @@ def _bring_data(workspace: Workspace) -> None:
         return
     data, recorded = workspace.path / paths.DATA, (workspace.path / DATA_POINTER).read_text()
     shutil.rmtree(data, ignore_errors=True)
-    if digest_of(recorded) == digest_of(template("data.yaml")):
+    if parse_data_digest(recorded) == parse_data_digest(read_template("data.yaml")):
         create_empty_store(data)
     else:  # perhaps the sample's
         run(["python", "-m", "abstain.sample", str(data)], workspace.path, inherit=[workspace.lock])

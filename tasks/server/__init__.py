@@ -9,7 +9,7 @@ python -m tasks.server key          print the key that the servers of this home 
 Both servers keep the same SQLite database, `$ABSTAIN_HOME/prefect/prefect.db`, so every past run is listed in the UI.
 """
 
-from tasks.server.addresses import UI, prepare_environment, running_server, with_login
+from tasks.server.addresses import UI, find_running_server, prepare_environment, with_login
 from tasks.server.temporary import server_for_run
 
-__all__ = ["UI", "prepare_environment", "running_server", "server_for_run", "with_login"]
+__all__ = ["UI", "prepare_environment", "find_running_server", "server_for_run", "with_login"]

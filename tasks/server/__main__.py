@@ -14,6 +14,7 @@ from tasks.server.temporary import serve_child
 
 def main() -> None:
     # Server and worker are stopped by SIGINT, which a shell's background job is started to ignore, and so its children.
+    """Run the command in `sys.argv`."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         prepare_environment()

@@ -1,8 +1,8 @@
-"""Addresses of this home's servers, the key that they ask for, and requests to them.
+"""Addresses of this home's servers, their key, and requests to them.
 
-Whoever may call the API has commands run by the worker. So the servers that are started here require a key, made once
-in the home, of every request but those for their health, and no page of another origin may read an answer. A server
-that others started has a key of its own: `PREFECT_API_AUTH_STRING`.
+Whoever may call the API can make the worker run commands. So the servers that are started here require a key, created
+once in the home, for every request except health checks, and no page of another origin may read an answer. A server
+that others started has its own key: `PREFECT_API_AUTH_STRING`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.secret_file import read_or_create_secret
 from tasks.runs.shell import QUIET
 from tasks.runs.workspace import project_root
-from tasks.server.processes import START_SECONDS, home, is_responding, note
+from tasks.server.processes import START_SECONDS, home, is_responding, read_note
 
 HOST = "127.0.0.1"
 PORT = os.environ.get("ABSTAIN_UI_PORT", "4200")
@@ -40,24 +40,39 @@ MIN_HEARTBEAT = 30
 
 
 def prepare_environment() -> None:
-    """Runs write everything beside the checkout, Prefect's database too; no telemetry."""
+    """Set the environment of runs: everything is written to the home, Prefect's database too; no telemetry."""
     home = Path(os.environ.setdefault("ABSTAIN_HOME", str(project_root() / ".abstain"))).resolve()
     os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
     os.environ.update(QUIET)
 
 
-def key_file() -> Path:
+def get_key_file() -> Path:
+    """Return the file of the key."""
     return home() / "server.key"
 
 
 def with_login(address: str) -> str:
-    """The address of this home's server, and how a person logs in there."""
-    return f"{address} (log in with the text of {key_file()})"
+    """Add to the address of this home's server how a person logs in.
+
+    Args:
+        address: The address.
+
+    Returns:
+        The text.
+    """
+    return f"{address} (log in with the text of {get_key_file()})"
 
 
-def server_key() -> str:
-    """The key of this home's servers, made where there is none. Raises `AbstainError` for one that is damaged."""
-    file = key_file()
+def read_server_key() -> str:
+    """Read the key of this home's servers; it is created if there is none.
+
+    Returns:
+        The key.
+
+    Raises:
+        AbstainError: The key is damaged or cannot be read.
+    """
+    file = get_key_file()
     try:
         key = read_or_create_secret(file)
     except OSError as error:
@@ -72,33 +87,46 @@ def server_key() -> str:
 
 
 def make_server_environment(*origins: str) -> dict[str, str]:
-    """The environment of a server that only holders of the key may call, and pages of no other than `origins`.
+    """Make the environment of a server that only holders of the key, and pages of `origins`, may call.
 
     Its own service deletes the runs that ended before the last `PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD`.
+
+    Args:
+        *origins: Accepted origins.
+
+    Returns:
+        The environment variables.
     """
     return {
         VACUUM: os.environ.get(VACUUM, "events,flow_runs"),
-        "PREFECT_SERVER_API_AUTH_STRING": server_key(),
+        "PREFECT_SERVER_API_AUTH_STRING": read_server_key(),
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(origins),
     }
 
 
-def running_server() -> str | None:
-    """The address of this home's server; None where `make up` has not started one."""
-    address = note().get("server")
+def find_running_server() -> str | None:
+    """Return the address of this home's server; None if `make up` has not started one."""
+    address = read_note().get("server")
     return address if address and is_responding(address + HEALTH) else None
 
 
-def own_server() -> str | None:
-    """The address of this home's server where it is the one to report to: `PREFECT_API_URL` names no other."""
-    address = running_server()
+def find_own_server() -> str | None:
+    """Return the address of this home's server if runs report to it; None if `PREFECT_API_URL` names another one."""
+    address = find_running_server()
     if address is None or os.environ.get("PREFECT_API_URL") in (None, f"{address}/api"):
         return address
     return None
 
 
 def heartbeat() -> str:
-    """The seconds between heartbeats that this environment asks for, empty for Prefect's own. Raises `AbstainError`."""
+    """Read the seconds between heartbeats from the environment.
+
+    Returns:
+        The seconds; "" for Prefect's default.
+
+    Raises:
+        AbstainError: The value is invalid.
+    """
     seconds = os.environ.get(HEARTBEAT, "").strip()
     if seconds and not (seconds.isdecimal() and int(seconds) >= MIN_HEARTBEAT):
         raise AbstainError(
@@ -109,22 +137,28 @@ def heartbeat() -> str:
 
 
 def report_to(address: str) -> None:
-    """Make Prefect, once it is imported, report to this home's server at `address`.
+    """Make Prefect, once it is imported, report to this home's server.
 
-    Runs send heartbeats as often as the server of `make up` was started to expect them, whatever this environment
-    says: one that sends fewer would be marked as crashed while it runs.
+    Runs send heartbeats as often as the server of `make up` was started to expect them, whatever this environment says:
+    a run that sends fewer would be marked as crashed while it runs.
+
+    Args:
+        address: The address of the server.
     """
     os.environ["PREFECT_API_URL"] = f"{address}/api"
-    os.environ[KEY] = server_key()
+    os.environ[KEY] = read_server_key()
     os.environ.pop(HEARTBEAT, None)
-    if seconds := note().get("heartbeat"):
+    if seconds := read_note().get("heartbeat"):
         os.environ[HEARTBEAT] = seconds
 
 
 def require_key() -> None:
-    """Raise `AbstainError` where the server at `PREFECT_API_URL` requires a key, and refuses ours.
+    """Check that the server at `PREFECT_API_URL` accepts our key, if it requires one.
 
-    Prefect reports a server that is not reached.
+    Prefect itself reports a server that cannot be reached.
+
+    Raises:
+        AbstainError: The server rejects our key.
     """
     url = os.environ["PREFECT_API_URL"]
     if os.environ.get("PREFECT_API_KEY"):  # Prefect Cloud
@@ -144,7 +178,15 @@ def require_key() -> None:
 
 
 def request(url: str, body: bytes | None = None) -> Request:
-    """A request with the key, to the server at `PREFECT_API_URL`."""
+    """Make a request with the key to the server at `PREFECT_API_URL`.
+
+    Args:
+        url: The URL.
+        body: Body of a POST request; None for GET.
+
+    Returns:
+        The request.
+    """
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(KEY):
         headers["Authorization"] = f"Basic {b64encode(key.encode()).decode()}"
@@ -152,13 +194,29 @@ def request(url: str, body: bytes | None = None) -> Request:
 
 
 def post(url: str, body: dict[str, Any]) -> Any:
-    """The answer to `body`, both JSON, of the server at `PREFECT_API_URL`."""
+    """Post JSON to the server at `PREFECT_API_URL`.
+
+    Args:
+        url: The URL.
+        body: The content.
+
+    Returns:
+        The parsed answer.
+    """
     with urlopen(request(url, json.dumps(body).encode()), timeout=START_SECONDS) as reply:
         return json.load(reply)
 
 
 def require_free_port(variable: str, port: str) -> None:
-    """Raise `AbstainError` unless `port`, the value of the environment variable, can be served on."""
+    """Require that a port can be served on.
+
+    Args:
+        variable: The environment variable that sets the port.
+        port: Its value.
+
+    Raises:
+        AbstainError: It is no port number, or in use.
+    """
     try:
         with socket.create_server((HOST, int(port))):
             pass

@@ -1,8 +1,8 @@
-"""Brings the automations of a server in step with those of the repository.
+"""Synchronises the automations of a server with those of the repository.
 
-Those whose names begin as ours do are made as they are written here, whatever a person has changed about them, but for
-one thing: one that is switched off stays off. One that is as it should be is not touched, since Prefect would forget
-what it has fired for.
+Automations whose names begin with our prefix are written as they are here, whatever a person has changed, with one
+exception: one that is switched off stays off. An automation that is up to date is not touched, because Prefect would
+forget for which events it has fired.
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ if TYPE_CHECKING:
     from prefect.events.schemas.automations import Automation
 
 DEFAULT_HEARTBEAT = 180
-"""Of Prefect, in seconds, where this process has switched its own off."""
+"""Prefect's default in seconds, used if this process has switched its own heartbeats off."""
 CONTENT = ("description", "trigger", "actions", "actions_on_trigger", "actions_on_resolve")
 
 
 def sync_automations(alerts: bool, heartbeat: float | None = None) -> str:
-    """Give the server at `PREFECT_API_URL` the automations of this checkout; a second time changes nothing.
+    """Give the server at `PREFECT_API_URL` the automations of this checkout; a second call changes nothing.
 
     Args:
         alerts: Whether the server has a webhook.
-        heartbeat: Seconds between the signs of life of runs, by default as Prefect is set.
+        heartbeat: Seconds between the heartbeats of runs; by default as Prefect is set.
 
     Returns:
         How many were created, updated, deleted and left unchanged, as a line to print.
 
     Raises:
-        AbstainError: A deployment of prefect.yaml is not there.
+        AbstainError: A deployment of prefect.yaml is missing.
     """
     from prefect.client.orchestration import get_client
     from prefect.settings import get_current_settings
 
     params = load_params(project_root() / paths.PARAMS).monitoring
     beat = heartbeat or get_current_settings().flows.heartbeat_frequency or DEFAULT_HEARTBEAT
-    done: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with get_client(sync_client=True) as client:
-        made = build_automations(params, beat, lambda name: _deployment(client, name), alerts)
-        ours = {automation.name: automation for automation in made}
+        automations = build_automations(params, beat, lambda name: _deployment(client, name), alerts)
+        automation_by_name = {automation.name: automation for automation in automations}
         existing: dict[str, Automation] = {}
         for automation in client.read_automations():
-            if automation.name in ours and automation.name not in existing:
+            if automation.name in automation_by_name and automation.name not in existing:
                 existing[automation.name] = automation
             elif automation.name.startswith(PREFIX):  # also one of two that were made at once
                 client.delete_automation(automation.id)
-                done["deleted"] += 1
-        for name, written in ours.items():
-            there = existing.get(name)
-            if there is None:
+                counts["deleted"] += 1
+        for name, written in automation_by_name.items():
+            current = existing.get(name)
+            if current is None:
                 client.create_automation(written)
-                done["created"] += 1
-            elif all(getattr(there, part) == getattr(written, part) for part in CONTENT):
-                done["unchanged"] += 1
+                counts["created"] += 1
+            elif all(getattr(current, part) == getattr(written, part) for part in CONTENT):
+                counts["unchanged"] += 1
             else:
-                client.update_automation(there.id, written.model_copy(update={"enabled": there.enabled}))
-                done["updated"] += 1
-    return ", ".join(f"{count} {what}" for what, count in sorted(done.items()))
+                client.update_automation(current.id, written.model_copy(update={"enabled": current.enabled}))
+                counts["updated"] += 1
+    return ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
 
 
 def remove_rerun_automation() -> None:
-    """Remove the automation that runs crashed runs again, before runs are stopped on purpose; `sync_automations` makes it again.
+    """Remove the automation that reruns crashed runs, before runs are stopped on purpose.
 
-    One that was switched off stays.
+    `sync_automations` creates it again. One that was switched off stays.
     """
     from prefect.client.orchestration import get_client
 

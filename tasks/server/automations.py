@@ -29,7 +29,7 @@ from uuid import UUID
 
 from abstain.config.params import MonitoringParams
 from abstain.core.codes import Code
-from tasks.runs.events import ALARM, DRIFT, INGESTED, REFUSED, REVIEWS
+from tasks.runs.events import ALARM, DRIFT, INGESTED, REJECTED, REVIEWS
 
 if TYPE_CHECKING:
     from prefect.events.schemas.automations import AutomationCore
@@ -63,18 +63,24 @@ ALARM_TITLE = "monitoring: {{ event.payload.kind }}"
 def build_automations(
     params: MonitoringParams, heartbeat: float, deployment: Callable[[str], UUID], alerts: bool
 ) -> list[AutomationCore]:
-    """The automations that a server has to have, by `params`.
+    """Build the automations that a server needs.
 
-    `heartbeat`: seconds between the signs of life of a run. `deployment`: name -> id. `alerts`: whether there is a
-    webhook.
+    Args:
+        params: Monitoring parameters.
+        heartbeat: Seconds between the heartbeats of a run.
+        deployment: Returns the id of a deployment.
+        alerts: Whether there is a webhook.
+
+    Returns:
+        The automations.
     """
     from prefect.client.schemas.objects import StateType
     from prefect.events.actions import ChangeFlowRunState, RunDeployment
 
-    of_ours = {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)}
+    our_flows = {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)}
     deployed = {"prefect.resource.role": "deployment"}
-    each = {"prefect.resource.id"}
-    made = [
+    per_resource = {"prefect.resource.id"}
+    automations = [
         _automation(
             "retrain-reviews",
             f"retrain when {params.retrain_after_reviews} reviews have come since production was trained, once for "
@@ -82,7 +88,7 @@ def build_automations(
             RunDeployment(deployment_id=deployment(RETRAIN)),
             expect={REVIEWS},
             match={"prefect.resource.id": f"{REVIEWS}.*"},
-            for_each=each,
+            for_each=per_resource,
             within=ONCE,
         ),
         _automation(
@@ -90,7 +96,7 @@ def build_automations(
             "retrain when the monitoring has raised drift, at most once a week",
             RunDeployment(deployment_id=deployment(RETRAIN)),
             expect={DRIFT},
-            for_each=each,
+            for_each=per_resource,
             within=DRIFT_REST,
         ),
         _automation(
@@ -99,8 +105,8 @@ def build_automations(
             ChangeFlowRunState(state=StateType.CRASHED, message="its process gives no sign of life"),
             after={"prefect.flow-run.Running", "prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.*"},
-            match_related=of_ours | {"prefect.resource.name": list(LOSABLE)},
-            for_each=each,
+            match_related=our_flows | {"prefect.resource.name": list(LOSABLE)},
+            for_each=per_resource,
             within=timedelta(seconds=heartbeat * MISSED_HEARTBEATS),
         ),
         _automation(
@@ -108,17 +114,17 @@ def build_automations(
             "run a deployment again whose run has crashed, with its parameters, at most once a day",
             RunDeployment(source="inferred", parameters=SAME_PARAMETERS),
             expect={"prefect.flow-run.Crashed"},
-            match_related=[of_ours, deployed],
+            match_related=[our_flows, deployed],
             for_each={"related:deployment:prefect.resource.id"},
             within=timedelta(days=1),
         ),
     ]
     if alerts:
-        made += _alerts(params, deployment(NOTIFY), of_ours)
-    return made
+        automations += _alerts(params, deployment(NOTIFY), our_flows)
+    return automations
 
 
-def _alerts(params: MonitoringParams, notify: UUID, of_ours: dict[str, Any]) -> list[AutomationCore]:
+def _alerts(params: MonitoringParams, notify: UUID, our_flows: dict[str, Any]) -> list[AutomationCore]:
     from prefect.events.actions import RunDeployment
 
     def post(title: str, text: str, code: str = "") -> RunDeployment:
@@ -133,7 +139,7 @@ def _alerts(params: MonitoringParams, notify: UUID, of_ours: dict[str, Any]) -> 
             f"post a failed or crashed run of {', '.join(FLOWS)} to the webhook",
             post(RUN_TITLE, RUN_TEXT),
             expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed"},
-            match_related=of_ours,
+            match_related=our_flows,
         ),
         _automation(
             "alert-alarm",
@@ -147,7 +153,7 @@ def _alerts(params: MonitoringParams, notify: UUID, of_ours: dict[str, Any]) -> 
             "alert-rejected",
             "post each candidate that the gate has rejected to the webhook, once",
             post("the gate has rejected a candidate", EVENT_TEXT, EVENT_CODE),
-            expect={REFUSED},
+            expect={REJECTED},
             for_each={"prefect.resource.id"},
             within=ONCE,
         ),
@@ -167,7 +173,7 @@ def _alerts(params: MonitoringParams, notify: UUID, of_ours: dict[str, Any]) -> 
 
 
 def _automation(name: str, description: str, action: Any, **trigger: Any) -> AutomationCore:
-    """One with a single action. A trigger with `after` fires when nothing of what it expects follows."""
+    """Make an automation with a single action; a trigger with `after` fires if nothing that it expects follows."""
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     posture = Posture.Proactive if "after" in trigger else Posture.Reactive

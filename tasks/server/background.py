@@ -25,29 +25,29 @@ from tasks.server.addresses import (
     KEY,
     PORT,
     UI,
+    find_own_server,
+    find_running_server,
+    get_key_file,
     heartbeat,
-    key_file,
     make_server_environment,
-    own_server,
     post,
+    read_server_key,
     report_to,
     request,
     require_free_port,
     require_key,
-    running_server,
-    server_key,
     with_login,
 )
 from tasks.server.processes import (
-    alone,
     control,
     end_remaining,
     get_log_path,
+    hold_server_lock,
     home,
     is_responding,
     is_running,
     is_up,
-    note,
+    read_note,
     shut_down,
     start,
     wait_for,
@@ -56,27 +56,30 @@ from tasks.server.processes import (
 
 POOL, GPU_POOL, ALERT_POOL = "local", "gpu", "alerts"
 LIMITS = {ALERT_POOL: "4"}
-"""The flow runs that a worker is at, where that is not one: the receiver of alerts may keep so many waiting at once."""
+"""Concurrent flow runs of a worker, if not one: the receiver of alerts may keep several waiting at once."""
 WORK = "work"
 WORKER, ALERTS, GATE = f"{WORK}:worker", f"{WORK}:alerts", f"{WORK}:gate"
 """Programs of supervisord.conf."""
 
 
 def up() -> None:
-    """Start everything, deploy prefect.yaml, and print the addresses. Raises `AbstainError`.
+    """Start everything, deploy prefect.yaml, and print the addresses.
 
-    Where everything is up, the alerts and the automations are brought in step alone. What is missing, since a start was
-    cut off or a program died for good, is made up for.
+    If everything is up, only alerts and automations are synchronised. Missing parts, for instance after an interrupted
+    start or a program that died for good, are started.
+
+    Raises:
+        AbstainError: A part cannot be started.
     """
     root = project_root()
     receiver = webhook.receiver()
-    with alone("starting"):
+    with hold_server_lock("starting"):
         (home() / "inbox").mkdir(exist_ok=True)
         if is_up():
-            served = note()
+            served = read_note()
             started = _complete(root, served)
-            done = f"started {', '.join(started)}" if started else "already up"
-            print(f"{done}: {served['server']}\ngate         {served['gate']}\n{_automate(receiver)}")
+            outcome = f"started {', '.join(started)}" if started else "already up"
+            print(f"{outcome}: {served['server']}\ngate         {served['gate']}\n{_automate(receiver)}")
             return
         end_remaining()
         served = _prepare()
@@ -86,32 +89,32 @@ def up() -> None:
                 wait_for("server", UI + HEALTH)
             with _step("starting the worker, deploying"):
                 _start_worker(root, served)
-            watched = _automate(receiver)
+            automation_lines = _automate(receiver)
             with _step("starting the gate"):
-                for program, address in _addresses(served).items():
+                for program, address in _get_addresses(served).items():
                     wait_for(program, address)
         except BaseException:
             print()
             down()
             raise
-    deployments = _deployments(root)
+    deployments = _read_deployments(root)
     print(f"\nPrefect UI   {with_login(UI)}")
-    print(f"gate         {served['gate']}\nreports      {served['reports']}\n{watched}")
-    logs = _indented(str(get_log_path(name)) for name in ("server", WORKER, GATE))
+    print(f"gate         {served['gate']}\nreports      {served['reports']}\n{automation_lines}")
+    logs = _indent(str(get_log_path(name)) for name in ("server", WORKER, GATE))
     print(f"logs         {logs}\ndeployments")
     for name, description in deployments.items():
         print(f"  {name:16} {description}")
     prefect = Path(sys.executable).parent / "prefect"
-    access = f"PREFECT_API_URL={UI}/api {KEY}=$(cat {shlex.quote(str(key_file()))})"
+    access = f"PREFECT_API_URL={UI}/api {KEY}=$(cat {shlex.quote(str(get_key_file()))})"
     command = f"{access} {prefect} deployment run {next(iter(deployments))}"
     print(f"run one now  in the UI, or: {command}")
     print("stop         make down")
 
 
 def down() -> None:
-    """Stop the worker, the runs that it is at, and the servers."""
-    with alone("stopping"):
-        address = running_server()
+    """Stop the worker, its runs, and the servers."""
+    with hold_server_lock("stopping"):
+        address = find_running_server()
         if address:
             report_to(address)
             automation_sync.remove_rerun_automation()
@@ -124,9 +127,15 @@ def down() -> None:
 
 
 def worker(pool: str = GPU_POOL) -> None:
-    """Become a worker of `pool`, by default of those that compute features, until it is stopped.
+    """Become a worker of a pool until it is stopped.
 
-    It joins the server at `PREFECT_API_URL`, else that of `make up`. Raises `AbstainError` where there is none.
+    It joins the server at `PREFECT_API_URL`, otherwise that of `make up`.
+
+    Args:
+        pool: The work pool; by default the one that computes features.
+
+    Raises:
+        AbstainError: There is no server.
     """
     _join_server()
     command = ["prefect", "worker", "start", "--pool", pool, "--type", "process", "--limit", LIMITS.get(pool, "1")]
@@ -135,19 +144,19 @@ def worker(pool: str = GPU_POOL) -> None:
 
 
 def automations() -> None:
-    """Bring alerts and automations in step on the server of `make up`, or one that others started."""
+    """Synchronise alerts and automations on the server of `make up`, or on one that others started."""
     receiver = webhook.receiver()
-    with alone("starting"):
+    with hold_server_lock("starting"):
         print(_automate(receiver))
 
 
 def print_key() -> None:
-    """Print the key of this home's servers; it is made where there is none."""
-    print(server_key())
+    """Print the key of this home's servers; it is created if there is none."""
+    print(read_server_key())
 
 
 def _prepare() -> dict[str, str]:
-    """Prepare the environment of the programs; the note of what they serve. Raises `AbstainError` for a bad setting."""
+    """Prepare the environment of the programs, and return the note of their addresses. Raises `AbstainError`."""
     ports = {
         "ABSTAIN_UI_PORT": PORT,
         reports.VARIABLE: reports.port(),
@@ -166,10 +175,10 @@ def _prepare() -> dict[str, str]:
 
 
 def _join_server() -> None:
-    """Report to the server of `make up`, for which this waits where it is being started, or to that of others."""
+    """Report to the server of `make up`, waiting for it if it is being started, or to that of others."""
     if is_up():
-        wait_for("server", note()["server"] + HEALTH)
-    if address := own_server():
+        wait_for("server", read_note()["server"] + HEALTH)
+    if address := find_own_server():
         report_to(address)
     elif "PREFECT_API_URL" in os.environ:
         require_key()
@@ -182,23 +191,23 @@ def _join_server() -> None:
 @contextmanager
 def _step(name: str) -> Iterator[None]:
     print(f"{name} ...", end=" ", flush=True)
-    began = time.monotonic()
+    started_at = time.monotonic()
     yield
-    print(f"done after {time.monotonic() - began:.0f} s")
+    print(f"done after {time.monotonic() - started_at:.0f} s")
 
 
-def _addresses(served: dict[str, str]) -> dict[str, str]:
-    """What answers when a program is up, for those that serve something."""
+def _get_addresses(served: dict[str, str]) -> dict[str, str]:
+    """Return what responds if a program is up, for programs that serve something."""
     return {"server": served["server"] + HEALTH, GATE: f"{served['gate']}/healthz", "reports": served["reports"]}
 
 
 def _complete(root: Path, served: dict[str, str]) -> list[str]:
-    """Start the programs that do not run, under the supervisor that does, and deploy where that is due; what was done.
+    """Start missing programs under the running supervisor, and deploy if due; return what was done.
 
-    Raises `AbstainError` where one does not start; the others go on.
+    Raises `AbstainError` if one does not start; the others keep running.
     """
     report_to(served["server"])
-    addresses = _addresses(served)
+    addresses = _get_addresses(served)
     missing = [program for program in (*addresses, WORKER) if not is_running(program)]
     for program in missing:
         if program != WORKER:
@@ -214,24 +223,24 @@ def _complete(root: Path, served: dict[str, str]) -> list[str]:
 
 
 def _start_worker(root: Path, served: dict[str, str]) -> None:
-    """The worker makes its work pool, into which prefect.yaml is deployed then."""
+    """Start the worker, which creates its work pool, and deploy prefect.yaml into it."""
     address = served["server"]
     if not is_running(WORKER):
         _end_lost_runs(address)
         control().startProcess(WORKER, False)
-    wait_for(WORKER, _pool(POOL))
+    wait_for(WORKER, _make_pool_request(POOL))
     for name in (GPU_POOL, ALERT_POOL):
-        if not is_responding(_pool(name)):  # its first worker completes it
+        if not is_responding(_make_pool_request(name)):  # its first worker completes it
             post(f"{address}/api/work_pools/", {"name": name, "type": "process"})
     run(["prefect", "--no-prompt", "deploy", "--all"], root)
     write_note(served | {"deployed": "yes"})
 
 
 def _automate(receiver: str | None) -> str:
-    """Bring alerts and automations in step on the server that is joined, and the worker of alerts; what to print."""
+    """Synchronise alerts, automations and the worker of alerts on the joined server; return what to print."""
     _join_server()
     receiver = webhook.store_url(receiver)
-    if own_server():  # whose workers are ours to start
+    if find_own_server():  # whose workers are ours to start
         change = control().startProcess if receiver else control().stopProcess
         with suppress(Fault):  # it is so already
             change(ALERTS, False)
@@ -239,11 +248,11 @@ def _automate(receiver: str | None) -> str:
     return f"alerts       {webhook.describe_receiver(receiver)}\nautomations  {applied}"
 
 
-def _pool(name: str) -> Request:
+def _make_pool_request(name: str) -> Request:
     return request(f"{os.environ['PREFECT_API_URL']}/work_pools/{name}")
 
 
-def _indented(lines: Iterable[str]) -> str:
+def _indent(lines: Iterable[str]) -> str:
     return "\n             ".join(lines)
 
 
@@ -258,7 +267,7 @@ def _end_lost_runs(address: str) -> None:
         post(f"{address}/api/flow_runs/{flow_run['id']}/set_state", crashed)
 
 
-def _deployments(root: Path) -> dict[str, str]:
-    """Every deployment's name, as Prefect has it, and its first line of description."""
+def _read_deployments(root: Path) -> dict[str, str]:
+    """Return each deployment's name, as Prefect has it, and its description."""
     declared = yaml.safe_load((root / "prefect.yaml").read_text())["deployments"]
     return {f"{d['entrypoint'].partition(':')[2]}/{d['name']}": d["description"] for d in declared}

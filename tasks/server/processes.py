@@ -1,7 +1,7 @@
-"""The programs of `make up`, kept running by supervisor: supervisord.conf beside this file lists them.
+"""The programs of `make up`, kept running by supervisor; supervisord.conf in this folder lists them.
 
-Supervisor accepts connections on the socket `up.sock` of the home, its owner's alone, for as long as it lives: a stale
-file of a crash is ignored.
+Supervisor accepts connections on the socket `up.sock` of the home, which only its owner may use, for as long as it
+lives: a stale file of a crash is ignored.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ MAX_SOCKET = 95
 
 
 def home() -> Path:
-    """The absolute path of `ABSTAIN_HOME`."""
+    """Return the absolute path of `ABSTAIN_HOME`."""
     return load_settings().home.resolve()
 
 
 def get_log_path(program: str) -> Path:
+    """Return the log file of a program."""
     return home() / f"{program.rpartition(':')[2]}.log"
 
 
 def is_up() -> bool:
-    """Whether supervisor runs for this home."""
+    """Return whether supervisor runs for this home."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(str(_socket()))
@@ -52,22 +53,33 @@ def is_up() -> bool:
     return True
 
 
-def note() -> dict[str, str]:
-    """What was noted when the programs were started; empty where they do not run."""
+def read_note() -> dict[str, str]:
+    """Read what was noted when the programs were started; empty if they do not run."""
     noted: dict[str, str] = json.loads(_note().read_text()) if is_up() else {}
     return noted
 
 
 def write_note(noted: dict[str, str]) -> None:
-    """Note what those that use the programs have to know."""
+    """Note what users of the programs have to know, such as addresses.
+
+    Args:
+        noted: The note.
+    """
     write_json(_note(), noted)
 
 
 @contextmanager
-def alone(act: Literal["starting", "stopping"]) -> Iterator[None]:
-    """One server starts at a time, since two would create the tables of a new database at once; one process stops it.
+def hold_server_lock(act: Literal["starting", "stopping"]) -> Iterator[None]:
+    """Hold the lock for starting or stopping the programs while the block runs.
 
-    A start does not make a stop wait.
+    One server starts at a time, because two would create the tables of a new database at once; one process stops it. A
+    start does not make a stop wait.
+
+    Args:
+        act: What the block does.
+
+    Yields:
+        Nothing.
     """
     create_home(home())
     with (home() / f"{act}.lock").open("w") as lock:
@@ -76,14 +88,14 @@ def alone(act: Literal["starting", "stopping"]) -> Iterator[None]:
 
 
 def start(root: Path, noted: dict[str, str]) -> None:
-    """Start supervisor in the background, and with it the programs that need nothing of others.
+    """Start supervisor in the background, and with it the programs that need no others.
 
     Args:
         root: The checkout, in which the programs run.
-        noted: What those that use the programs have to know, for `note`.
+        noted: What users of the programs have to know, for `read_note`.
 
     Raises:
-        AbstainError: It does not start.
+        AbstainError: Supervisor does not start.
     """
     if "%" in str(home()):  # supervisor takes it for a variable
         raise AbstainError(Code.BAD_SETTING, f"ABSTAIN_HOME: {home()} has a % in its path: choose one without")
@@ -101,19 +113,27 @@ def start(root: Path, noted: dict[str, str]) -> None:
 
 
 def control() -> Any:
-    """What supervisor can be asked to do: https://supervisord.org/api.html."""
+    """Return supervisor's interface: https://supervisord.org/api.html."""
     from supervisor.childutils import getRPCInterface  # type: ignore[import-untyped]
 
     return getRPCInterface({"SUPERVISOR_SERVER_URL": _url()}).supervisor
 
 
 def is_running(program: str) -> bool:
-    """Whether the program runs, or supervisor is about to start it. Raises `AbstainError` as supervisor stops."""
+    """Return whether a program runs, or supervisor is about to start it. Raises `AbstainError` if supervisor stops."""
     return _state(program) in ("STARTING", "RUNNING", "BACKOFF")
 
 
 def wait_for(program: str, ready: str | Request) -> None:
-    """Wait until `ready` responds, as it does when `program` is up. Raises `AbstainError` where that is not to be."""
+    """Wait until a program is up.
+
+    Args:
+        program: The program.
+        ready: URL that responds when it is up.
+
+    Raises:
+        AbstainError: The program does not start.
+    """
     deadline = time.monotonic() + START_SECONDS
     while not is_responding(ready):
         if _state(program) == "FATAL" or time.monotonic() > deadline:
@@ -124,7 +144,15 @@ def wait_for(program: str, ready: str | Request) -> None:
 
 
 def is_responding(url: str | Request, timeout: float = 2) -> bool:
-    """Whether `url` responds."""
+    """Check whether a URL responds with status 200.
+
+    Args:
+        url: The URL.
+        timeout: Seconds to wait.
+
+    Returns:
+        Whether it does.
+    """
     try:
         with urlopen(url, timeout=timeout) as reply:
             return bool(reply.status == 200)
@@ -133,7 +161,7 @@ def is_responding(url: str | Request, timeout: float = 2) -> bool:
 
 
 def shut_down() -> bool:
-    """Stop supervisor and its programs, or what is left of them where it was killed; whether there were any."""
+    """Stop supervisor and its programs, or what is left of them if it was killed; return whether there were any."""
     has_run = _note().exists()
     if is_up():
         daemon = psutil.Process(control().getPID())
@@ -148,9 +176,12 @@ def shut_down() -> bool:
 
 
 def end_remaining(*but: str) -> None:
-    """End what any program has started and left behind, in whatever session: the runs of a worker, and their commands.
+    """End what any program has started and left behind, in any session: the runs of a worker, and their commands.
 
-    It is interrupted, and killed where that takes too long. `but`: programs that are spared.
+    A process is interrupted, and killed if that takes too long.
+
+    Args:
+        *but: Programs that are spared.
     """
     url, left = _url(), []
     for process in psutil.process_iter():

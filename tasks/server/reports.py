@@ -1,9 +1,8 @@
-"""Report pages of runs, stored beside the checkout and linked from the run: the Prefect UI cannot link to files.
+"""Report pages of runs, stored in the home and linked from the run, because the Prefect UI cannot link to files.
 
 `make up` serves `$ABSTAIN_HOME/reports` on this machine, read-only. A report is found by the id of its run, which is
-random and nowhere listed; a request to a foreign name of this machine, as a page in the browser can cause one, is
-refused. Where another server serves that folder, `ABSTAIN_REPORTS_URL` is its address; without a server, a link is the
-file's own path.
+random and listed nowhere. A request with a foreign host name, as a page in the browser can cause one, is rejected. If
+another server serves that folder, `ABSTAIN_REPORTS_URL` is its address; without a server, a link is the file's path.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from abstain.core.files import write_atomically
 from tasks.server.addresses import HOST, PORT
-from tasks.server.processes import home, is_responding, note
+from tasks.server.processes import home, is_responding, read_note
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -22,12 +21,13 @@ if TYPE_CHECKING:
 VARIABLE = "ABSTAIN_REPORTS_PORT"
 
 
-def folder() -> Path:
+def get_folder() -> Path:
+    """Return the folder of the reports."""
     return home() / "reports"
 
 
 def port() -> str:
-    """The port at which `make up` serves the folder: by default one above the UI's."""
+    """Return the port at which `make up` serves the folder; by default one above the UI's."""
     return os.environ.get(VARIABLE) or (str(int(PORT) + 1) if PORT.isdecimal() else PORT)
 
 
@@ -35,12 +35,19 @@ def serve_here() -> None:
     """Serve the folder until it is interrupted."""
     import uvicorn
 
-    folder().mkdir(parents=True, exist_ok=True)
-    uvicorn.run(make_app(folder()), host=HOST, port=int(port()), log_level="warning", server_header=False)
+    get_folder().mkdir(parents=True, exist_ok=True)
+    uvicorn.run(make_app(get_folder()), host=HOST, port=int(port()), log_level="warning", server_header=False)
 
 
 def make_app(folder: Path) -> Starlette:
-    """What is served of `folder`: its files, by their names."""
+    """Make the application that serves the files of a folder.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The application.
+    """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -58,17 +65,26 @@ def make_app(folder: Path) -> Starlette:
     )
 
 
-def served_at() -> str | None:
-    """The address that serves the folder; None where it is not served."""
-    if given := os.environ.get("ABSTAIN_REPORTS_URL"):
-        return given.rstrip("/")
-    address = note().get("reports")
+def get_address() -> str | None:
+    """Return the address that serves the folder; None if it is not served."""
+    if url := os.environ.get("ABSTAIN_REPORTS_URL"):
+        return url.rstrip("/")
+    address = read_note().get("reports")
     return address if address and is_responding(address) else None
 
 
-def keep(run: str, name: str, page: str) -> str:
-    """Write `page` as the report `name` of a run, and return its address."""
-    file = folder() / run / f"{name}.html"
+def write_page(run: str, name: str, page: str) -> str:
+    """Write a report page of a run.
+
+    Args:
+        run: Id of the run.
+        name: Name of the report.
+        page: HTML.
+
+    Returns:
+        Its address.
+    """
+    file = get_folder() / run / f"{name}.html"
     write_atomically(file, page.encode())
-    address = served_at()
+    address = get_address()
     return f"{address}/{run}/{name}.html" if address else file.as_uri()

@@ -1,4 +1,4 @@
-"""A server for one run: the one of `make up` where it is up, else one that starts with the run and ends with it."""
+"""The server of a run: that of `make up` if it is up, otherwise one that starts and ends with the run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from abstain.core.errors import AbstainError
 from tasks.runs.shell import environment
 from tasks.runs.workspace import project_root
 from tasks.server import webhook
-from tasks.server.addresses import HEALTH, HOST, make_server_environment, own_server, post, report_to, require_key
+from tasks.server.addresses import HEALTH, HOST, find_own_server, make_server_environment, post, report_to, require_key
 from tasks.server.automations import FLOWS
-from tasks.server.processes import START_SECONDS, STOP_SECONDS, alone, get_log_path, is_responding
+from tasks.server.processes import START_SECONDS, STOP_SECONDS, get_log_path, hold_server_lock, is_responding
 
 NAME = "temporary-server"
 NO_AUTOMATIONS = {"PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false"}
@@ -29,13 +29,18 @@ NO_AUTOMATIONS = {"PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false"}
 
 @contextmanager
 def server_for_run() -> Iterator[None]:
-    """Give this process a server to report to; `with` it, import the flow: imports and a server's start overlap.
+    """Give this process a server to report to; import the flow in the block, so that imports and the start overlap.
 
-    That is `PREFECT_API_URL` where it is set, else the server of `make up`, else a temporary one. Must be entered
-    before prefect is imported, which reads the variable once. Raises `AbstainError` where no server starts, or it
-    refuses our key.
+    That is `PREFECT_API_URL` if it is set, else the server of `make up`, else a temporary one. The block must be
+    entered before prefect is imported, which reads the variable once.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        AbstainError: No server starts, or it rejects our key.
     """
-    if address := own_server():
+    if address := find_own_server():
         report_to(address)
         yield
         return
@@ -44,7 +49,7 @@ def server_for_run() -> Iterator[None]:
         yield
         return
     webhook.receiver()  # an invalid one is reported before the run
-    with alone("starting"):
+    with hold_server_lock("starting"):
         process, address = _start()
         report_to(address)
         yield
@@ -54,7 +59,11 @@ def server_for_run() -> Iterator[None]:
 
 
 def serve_child(port: int) -> None:
-    """The temporary server: serve the API on the inherited socket until standard input closes."""
+    """Serve the API of the temporary server on an inherited socket until standard input closes.
+
+    Args:
+        port: File descriptor of the socket.
+    """
     import uvicorn
     from prefect.server.api.server import create_app
 
@@ -71,9 +80,9 @@ def serve_child(port: int) -> None:
 
 
 def _start() -> tuple[subprocess.Popen[bytes], str]:
-    """A server on its own port, until our end of its standard input closes, however this process ends.
+    """Start a server on its own port; it ends when our end of its standard input closes, however this process ends.
 
-    This process binds the port, so that no other can take it, and requests made before the server is ready wait for it.
+    This process binds the port, so that no other can take it, and requests before the server is ready wait for it.
     """
     with socket.create_server((HOST, 0)) as port, get_log_path(NAME).open("ab") as log:
         address = f"http://{HOST}:{port.getsockname()[1]}"
@@ -102,13 +111,13 @@ def _stop(process: subprocess.Popen[bytes], address: str, began: datetime) -> No
 
 
 def _alert_failures(address: str, began: datetime, url: str) -> None:
-    """Post the failed runs of this process to `url`, as the automations of a lasting server do."""
+    """Post the failed runs of this process to `url`, as the automations of a permanent server do."""
     if not is_responding(address + HEALTH):
         return
     failed = {"state": {"type": {"any_": ["FAILED", "CRASHED"]}}, "start_time": {"after_": began.isoformat()}}
     for name in FLOWS:
-        of_flow = {"flow_runs": failed, "flows": {"name": {"any_": [name]}}}
-        for run in post(f"{address}/api/flow_runs/filter", of_flow):
+        flow_filter = {"flow_runs": failed, "flows": {"name": {"any_": [name]}}}
+        for run in post(f"{address}/api/flow_runs/filter", flow_filter):
             title = f"{name}: run {run['name']} has {run['state']['name'].lower()}"
             try:
                 webhook.deliver(

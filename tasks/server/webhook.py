@@ -1,8 +1,8 @@
-"""Messages to the webhook `ABSTAIN_ALERT_URL`, posted again until the receiver has taken them.
+"""Messages to the webhook `ABSTAIN_ALERT_URL`, retried until the receiver has accepted them.
 
 The payload is `{"text": ...}`, the format of Slack, Mattermost and Rocket.Chat. The URL may be a secret: the server
-keeps it in a Secret block, and only its host is ever printed. A redirect is not followed: it would be a GET without the
-text, of any address that the receiver names.
+stores it in a Secret block, and only its host is ever printed. A redirect is not followed: it would be a GET without
+the text, to any address that the receiver names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BUSY = (408, 425, 429)
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """Takes no redirect, so that it is an error as other statuses are."""
+    """Follows no redirect, so that it is an error like other statuses."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -44,9 +44,13 @@ _OPENER = build_opener(_NoRedirects)
 
 
 def receiver() -> str | None:
-    """The URL to post alerts to: empty for no alerts, None where the variable is not set, and nothing is said.
+    """Read the URL to post alerts to from the environment.
 
-    Raises `AbstainError` for an invalid URL.
+    Returns:
+        The URL; "" for no alerts; None if the variable is not set, so that nothing changes.
+
+    Raises:
+        AbstainError: The URL is invalid.
     """
     url = os.environ.get(VARIABLE)
     url = url and url.strip()
@@ -59,19 +63,35 @@ def receiver() -> str | None:
 
 
 def describe_receiver(url: str | None) -> str:
-    """The line of `make up` about alerts."""
-    return f"posted to {host_of(url)}" if url else f"none: set {VARIABLE} to a webhook's URL"
+    """Return the line of `make up` about alerts.
+
+    Args:
+        url: The URL; None or "" without alerts.
+
+    Returns:
+        The line.
+    """
+    return f"posted to {get_host(url)}" if url else f"none: set {VARIABLE} to a webhook's URL"
 
 
-def host_of(url: str) -> str:
-    """Host and port of `url`, without the name and the password that it may have."""
+def get_host(url: str) -> str:
+    """Return host and port of a URL, without the name and the password that it may have."""
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def message(title: str, text: str, code: str = "", link: str | None = None) -> str:
-    """Three lines: what has happened, to what; the code and the text; a link.
+    """Format a message in three lines: what happened to what; code and text; a link.
 
-    The text of a flow's own failure has its code in it; a process that died and a defect have none of their own.
+    The text of a flow's own failure includes its code. A process that died and a defect have none.
+
+    Args:
+        title: First line.
+        text: Second line.
+        code: Code in front of the text.
+        link: Third line; by default a hint.
+
+    Returns:
+        The message.
     """
     if not code and f"{CodedFailure.__name__}: " not in text:
         code = Code.PROCESS_DIED
@@ -80,13 +100,17 @@ def message(title: str, text: str, code: str = "", link: str | None = None) -> s
 
 
 def store_url(url: str | None) -> str | None:
-    """The URL that the server at `PREFECT_API_URL` keeps from now on, where flow runs find it; None for no alerts.
+    """Store the webhook URL on the server at `PREFECT_API_URL`, where flow runs find it.
 
-    That is `url`, as of `receiver`: None leaves what it keeps, and an empty one deletes that.
+    Args:
+        url: Result of `receiver`: None leaves what is stored, "" deletes it.
+
+    Returns:
+        The stored URL; None for no alerts.
     """
     from prefect.blocks.system import Secret
 
-    stored = stored_url()
+    stored = read_stored_url()
     if url is None:
         return stored
     if not url:
@@ -98,8 +122,8 @@ def store_url(url: str | None) -> str | None:
     return url
 
 
-def stored_url() -> str | None:
-    """The URL that the server keeps; None where it keeps none."""
+def read_stored_url() -> str | None:
+    """Return the URL that the server stores; None if there is none."""
     from prefect.blocks.system import Secret
 
     try:
@@ -110,29 +134,36 @@ def stored_url() -> str | None:
     return str(block.get())
 
 
-def deliver(url: str, text: str, waits: Sequence[float] = RETRY_DELAYS_S) -> None:
-    """Post `text` to `url`; again after each of `waits`, in seconds, while the receiver is away, busy or broken.
+def deliver(url: str, text: str, retry_delays_s: Sequence[float] = RETRY_DELAYS_S) -> None:
+    """Post a text to a webhook, retrying while the receiver is unavailable, busy or broken.
 
-    Raises `AbstainError` when it was taken by none of the attempts, or refused as a request that is wrong by itself.
-    A receiver that takes a message and then breaks the connection gets it twice.
+    A receiver that accepts a message and then breaks the connection gets it twice.
+
+    Args:
+        url: The webhook.
+        text: The message.
+        retry_delays_s: Seconds before each further attempt.
+
+    Raises:
+        AbstainError: All attempts failed, or the request was rejected as invalid.
     """
     request = Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})
-    for wait in (*waits, None):
+    for wait in (*retry_delays_s, None):
         try:
             with _OPENER.open(request, timeout=TIMEOUT):
                 return
         except HTTPError as error:
-            problem = f"it answers {error.code}{', a redirect' if 300 <= error.code < 400 else ''}"
+            reason = f"it answers {error.code}{', a redirect' if 300 <= error.code < 400 else ''}"
             is_lasting = error.code < 500 and error.code not in BUSY
         except OSError as error:
-            problem = f"it is not reached ({getattr(error, 'reason', error)})"
+            reason = f"it is not reached ({getattr(error, 'reason', error)})"
             is_lasting = False
         except HTTPException as error:  # such as a proxy that breaks off
-            problem = f"it does not answer by HTTP ({type(error).__name__})"
+            reason = f"it does not answer by HTTP ({type(error).__name__})"
             is_lasting = False
         if wait is None or is_lasting:
             raise AbstainError(
                 Code.NO_SERVICE,
-                f"the webhook at {host_of(url)} did not take an alert: {problem}: correct {VARIABLE}, or the receiver",
+                f"the webhook at {get_host(url)} did not take an alert: {reason}: correct {VARIABLE}, or the receiver",
             )
         time.sleep(wait)

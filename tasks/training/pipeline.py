@@ -1,4 +1,4 @@
-"""The DAG's stages, each run as one Prefect task (which there are, `tasks.training.plan` reads from DVC)."""
+"""The DAG's stages, each run as one Prefect task; `tasks.training.plan` reads the list of stages from DVC."""
 
 from __future__ import annotations
 
@@ -29,7 +29,15 @@ CACHED = ("didn't change, skipping", "is cached - skipping run")
 
 
 def report_progress(step: str, logger: Any) -> Callable[[str], None]:
-    """Takes the lines of a step's output: progress becomes a bar in the UI, all else goes to the run's log."""
+    """Make a callback for the output of a step.
+
+    Args:
+        step: Name of the step.
+        logger: The run's log.
+
+    Returns:
+        Called with each line: progress becomes a bar in the UI, everything else goes to the log.
+    """
     bar = None
 
     def on_line(line: str) -> None:
@@ -53,7 +61,13 @@ def report_progress(step: str, logger: Any) -> Callable[[str], None]:
 
 @dataclass(frozen=True)
 class StageResult:
-    """The outcome of one stage."""
+    """The result of one stage.
+
+    Attributes:
+        stage: Name of the stage.
+        status: Whether it ran or was cached.
+        seconds: Duration.
+    """
 
     stage: str
     status: Literal["ran", "cached"]
@@ -73,9 +87,16 @@ def _was_busy(_task: Any, _run: Any, state: State) -> bool:
 
 @task(task_run_name="{stage}", cache_policy=NO_CACHE, retries=1, retry_condition_fn=_was_busy)
 def run_stage(workspace: Workspace, stage: str, is_stale: bool = True, force: bool = False) -> StageResult:
-    """`dvc repro --single-item STAGE`, its log streamed. A finished stage is a no-op, so a retry is safe.
+    """Run `dvc repro --single-item STAGE` and stream its log. A finished stage is a no-op, so a retry is safe.
 
-    One that is not stale needs no command; `force` runs a finished one again.
+    Args:
+        workspace: The workspace.
+        stage: The stage.
+        is_stale: Whether anything has changed; if not, no command is run.
+        force: Run a finished stage again.
+
+    Returns:
+        Status and duration.
     """
     if not (is_stale or force):
         notify_observers(stage, "cached")

@@ -16,7 +16,7 @@ from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.ingest.quarantine import require_unblocked
 from tasks.runs.workspace import Workspace
-from tasks.training.stage_times import expected_seconds
+from tasks.training.stage_times import estimate_seconds
 
 if TYPE_CHECKING:
     from tasks.training.retrain_cost import RetrainCost
@@ -35,9 +35,11 @@ AFTER = "after"
 class Change:
     """One reason why a stage would run.
 
-    `kind`: "data", "code", "parameters", "command" or "output"; `AFTER` where the stage `name` would run before it;
-    else empty. `name`: the path that has changed, or what DVC says. `details`: the changed keys of a file of
-    parameters, of another path what became of it.
+    Attributes:
+        kind: "data", "code", "parameters", "command" or "output"; `AFTER` if the stage `name` would run before; else
+            "".
+        name: The path that has changed, or what DVC says.
+        details: The changed keys of a file of parameters; for another path what happened to it.
     """
 
     kind: str
@@ -53,9 +55,11 @@ class Change:
 class StagePlan:
     """The plan of one stage.
 
-    `reasons`: why it would run, empty where it is cached; `summary`: the same in at most five words. `tokens`: those
-    that the base model has to read, None where the stage reads none or is cached. `seconds`: the time to expect by the
-    last runs on this machine, None where that is unknown.
+    Attributes:
+        reasons: Why it would run; empty if it is cached.
+        summary: The same in at most five words.
+        tokens: Tokens that the base model has to read; None if the stage reads none or is cached.
+        seconds: Expected duration by the last runs on this machine; None if unknown.
     """
 
     reasons: list[Change]
@@ -68,21 +72,30 @@ class StagePlan:
 class RetrainPlan:
     """The plan of a retrain.
 
-    `demand`: the model requests, None where no stage that uses models would run. `earlier`: the cached stages first
-    computed with another requirements.lock. `blocked`: why a retrain would fail, with the remedy; None where it would
-    run.
+    Attributes:
+        stages: Plan by stage.
+        cost: The model requests; None if no stage that uses models would run.
+        earlier: Cached stages that were first computed with another requirements.lock.
+        blocked: Why a retrain would fail, with the remedy; None if it would run.
     """
 
     stages: dict[str, StagePlan]
-    demand: RetrainCost | None
+    cost: RetrainCost | None
     earlier: list[str]
     blocked: str | None = None
 
 
 def make_plan(workspace: Workspace) -> RetrainPlan:
-    """A dry run: reads changes from DVC and missing entries from the feature cache; runs nothing."""
+    """Make a dry run: read changes from DVC and missing entries from the feature cache, and run nothing.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        The plan.
+    """
     stale = find_stale(workspace, read_graph(workspace))
-    demand, blocked = None, None
+    cost, blocked = None, None
     try:
         require_unblocked(workspace.path / paths.DATA)
         if any(stale.get(name) for name in BASE_MODEL_STAGES):
@@ -90,56 +103,80 @@ def make_plan(workspace: Workspace) -> RetrainPlan:
                 estimate_retrain_cost,  # torch and the tokenizer: not where all is cached
             )
 
-            demand = estimate_retrain_cost(workspace)
+            cost = estimate_retrain_cost(workspace)
     except AbstainError as error:
         blocked = error.message_with_code
-    earlier = computed_with_other_requirements(workspace)
-    recorded = _stages(workspace.path / LOCK)
-    stages = {name: _plan_of(name, reasons, name in recorded, workspace, demand) for name, reasons in stale.items()}
-    return RetrainPlan(stages, demand, [name for name in stale if name in earlier and not stale[name]], blocked)
+    earlier = find_stages_with_other_requirements(workspace)
+    recorded = _read_stages(workspace.path / LOCK)
+    stages = {
+        name: _make_stage_plan(name, reasons, name in recorded, workspace, cost) for name, reasons in stale.items()
+    }
+    return RetrainPlan(stages, cost, [name for name in stale if name in earlier and not stale[name]], blocked)
 
 
-def _plan_of(
-    stage: str, reasons: list[Change], has_run: bool, workspace: Workspace, demand: RetrainCost | None
+def _make_stage_plan(
+    stage: str, reasons: list[Change], has_run: bool, workspace: Workspace, cost: RetrainCost | None
 ) -> StagePlan:
     if not reasons:
         return StagePlan([], "nothing changed")
-    why = summarize_reasons(reasons) if has_run else "no recorded run"
-    if stage in BASE_MODEL_STAGES and demand is None:
-        return StagePlan(reasons, why)
-    tokens = demand.tokens.get(stage) if demand else None
+    summary = summarize_reasons(reasons) if has_run else "no recorded run"
+    if stage in BASE_MODEL_STAGES and cost is None:
+        return StagePlan(reasons, summary)
+    tokens = cost.tokens.get(stage) if cost else None
     model = load_params(workspace.path / paths.PARAMS).llm.model if tokens else ""
-    return StagePlan(reasons, why, tokens, expected_seconds(stage, model, tokens or 0))
+    return StagePlan(reasons, summary, tokens, estimate_seconds(stage, model, tokens or 0))
 
 
 def summarize_reasons(reasons: Sequence[Change]) -> str:
-    """The reasons of `find_stale` in at most five words: what changed, or else the stages before."""
+    """Summarize the reasons of `find_stale` in at most five words: what changed, otherwise the stages before.
+
+    Args:
+        reasons: The reasons.
+
+    Returns:
+        The summary.
+    """
     kinds = list(dict.fromkeys(reason.kind for reason in reasons if reason.kind not in ("", AFTER)))[:3]
     keys = [key for reason in reasons if reason.kind == "parameters" for key in reason.details]
     if kinds == ["parameters"] and len(keys) == 1:
         return f"parameter {keys[0]} changed"
     if kinds:
         return f"{' and '.join(filter(None, [', '.join(kinds[:-1]), kinds[-1]]))} changed"
-    before = [reason.name for reason in reasons if reason.kind == AFTER]
-    return f"after {', '.join(before[:4])}" if before else "inputs changed"
+    stages = [reason.name for reason in reasons if reason.kind == AFTER]
+    return f"after {', '.join(stages[:4])}" if stages else "inputs changed"
 
 
 def read_graph(workspace: Workspace) -> dict[str, set[str]]:
-    """Stage -> the stages it waits for, in an order that can be run, from `dvc dag --dot`."""
+    """Read the stage graph from `dvc dag --dot`.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        Stage -> the stages that it depends on, in an order that can be run.
+    """
     dot = workspace.dvc("dag", "--dot")
-    waits: dict[str, set[str]] = {name: set() for name in NODE.findall(dot) if not name.endswith(".dvc")}
+    upstream: dict[str, set[str]] = {name: set() for name in NODE.findall(dot) if not name.endswith(".dvc")}
     for up, down in EDGE.findall(dot):
-        if up in waits:
-            waits[down].add(up)
+        if up in upstream:
+            upstream[down].add(up)
     ordered: dict[str, set[str]] = {}
-    while len(ordered) < len(waits):
-        ready = [name for name, ups in waits.items() if name not in ordered and ups <= ordered.keys()]
-        ordered |= {name: waits[name] for name in ready}
+    while len(ordered) < len(upstream):
+        ready = [name for name, ups in upstream.items() if name not in ordered and ups <= ordered.keys()]
+        ordered |= {name: upstream[name] for name in ready}
     return ordered
 
 
 def get_upstream(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]]:
-    """The part of `graph` with `last` and all that it waits for."""
+    """Get the part of a graph with one stage and everything that it depends on.
+
+    Args:
+        graph: Stage -> the stages that it depends on, in order.
+        last: The stage.
+
+    Returns:
+        The partial graph.
+    """
     needed = {last}
     for name in reversed(list(graph)):  # in the order of the graph, a stage comes after those that it waits for
         if name in needed:
@@ -148,37 +185,53 @@ def get_upstream(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]
 
 
 def find_stale(workspace: Workspace, graph: Mapping[str, set[str]]) -> dict[str, list[Change]]:
-    """Per stage of `graph` why it would run, by `dvc status`: what has changed, which stale stages come before."""
-    changed = {name: _changes(entries) for name, entries in json.loads(workspace.dvc("status", "--json")).items()}
+    """Find out by `dvc status` why stages would run.
+
+    Args:
+        workspace: The workspace.
+        graph: The stage graph.
+
+    Returns:
+        Stage -> what has changed, and which stale stages come before; empty if it is cached.
+    """
+    changed = {name: _parse_changes(entries) for name, entries in json.loads(workspace.dvc("status", "--json")).items()}
     stale: dict[str, list[Change]] = {}
     for name, ups in graph.items():
         stale[name] = changed.get(name, []) + [Change(AFTER, up) for up in sorted(ups) if stale[up]]
     return stale
 
 
-def computed_with_other_requirements(workspace: Workspace) -> set[str]:
-    """The stages whose entry in dvc.lock dates from another requirements.lock than the current one.
+def find_stages_with_other_requirements(workspace: Workspace) -> set[str]:
+    """Find the stages whose entry in dvc.lock dates from another requirements.lock than the current one.
 
     That is: the entry is in the newest committed dvc.lock with a different requirements.lock. A stage that was computed
     again with an equal result counts by its first computation.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        The stages.
     """
     commits = workspace.git("log", "--format=%H", "--topo-order", "--full-history", "--", LOCK).split()
     if not commits:
         return set()
     revisions = ["HEAD", *commits]
     digests = workspace.git("rev-parse", *(f"{revision}:{REQUIREMENTS}" for revision in revisions)).split()
-    of = next((revision for revision, digest in zip(revisions, digests, strict=True) if digest != digests[0]), None)
-    if of is None:
+    other_revision = next(
+        (revision for revision, digest in zip(revisions, digests, strict=True) if digest != digests[0]), None
+    )
+    if other_revision is None:
         return set()
-    then, now = (_entries(workspace, revision) for revision in (of, "HEAD"))
-    return {name for name, entry in now.items() if then.get(name) == entry}
+    other_entries, entries = (_read_entries(workspace, revision) for revision in (other_revision, "HEAD"))
+    return {name for name, entry in entries.items() if other_entries.get(name) == entry}
 
 
-def _entries(workspace: Workspace, revision: str) -> dict[str, Any]:
+def _read_entries(workspace: Workspace, revision: str) -> dict[str, Any]:
     return _parse_stages(workspace.git("show", f"{revision}:{LOCK}"))
 
 
-def _stages(lock: Path) -> dict[str, Any]:
+def _read_stages(lock: Path) -> dict[str, Any]:
     return _parse_stages(lock.read_text()) if lock.is_file() else {}
 
 
@@ -187,15 +240,15 @@ def _parse_stages(text: str) -> dict[str, Any]:
     return dict(yaml.load(text, Loader=safe).get("stages", {}))  # noqa: S506 (both are)
 
 
-def _changes(entries: list[object]) -> list[Change]:
-    """DVC's status of one stage."""
+def _parse_changes(entries: list[object]) -> list[Change]:
+    """Parse DVC's status of one stage."""
     changes = []
     for entry in entries:
         if not isinstance(entry, dict):
             changes.append(Change("command" if entry == "changed command" else "", str(entry)))
             continue
-        for what, items in entry.items():
+        for changed, items in entry.items():
             for path, state in items.items() if isinstance(items, dict) else ():
-                kind = "output" if what == "changed outs" else KINDS.get(PurePosixPath(path).parts[0], "")
+                kind = "output" if changed == "changed outs" else KINDS.get(PurePosixPath(path).parts[0], "")
                 changes.append(Change(kind, path, tuple(state) if isinstance(state, dict) else (str(state),)))
     return changes

@@ -18,7 +18,7 @@ from abstain.llm.features.feature_store import FeatureStore
 from abstain.llm.signals.compute_features import expand_requests
 from abstain.llm.signals.feature_plan import (
     LabelledAnswers,
-    candidate_sites,
+    list_candidate_sites,
     plan_features,
     plan_nll_features,
     plan_site_choice,
@@ -29,8 +29,14 @@ from tasks.runs.workspace import Workspace
 
 @dataclass(frozen=True)
 class RetrainCost:
-    """Requests about `answers` labelled answers, the audits and the perturbed contexts included; `missing`: those whose
-    result the cache does not have; `tokens`: stage -> the tokens that the base model has to read for these."""
+    """The model requests of a retrain.
+
+    Attributes:
+        answers: Number of labelled answers.
+        requests: Number of requests about them, including audits and perturbed contexts.
+        missing: Number of requests without a cached result.
+        tokens: Stage -> tokens that the base model has to read for these.
+    """
 
     answers: int
     requests: int
@@ -39,28 +45,42 @@ class RetrainCost:
 
 
 def estimate_retrain_cost(workspace: Workspace) -> RetrainCost:
-    """Count the requests that are not in the feature cache, and their tokens; no model is loaded."""
+    """Count the requests that are not in the feature cache, and their tokens; no model is loaded.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        The cost.
+    """
     settings = load_settings()
     params, labelled, train = read_labelled(workspace)
     scorers = build_scorers(params, settings).scorers
-    asked = []
+    work = []
     if params.llm.layer == "auto":  # the choice reads all candidates; the rest, at most as deep as the deepest
-        sites = candidate_sites(read_layer_count(find_model(params.llm.model, settings)))
-        asked = plan_site_choice(params, scorers, train, sites)
+        sites = list_candidate_sites(read_layer_count(find_model(params.llm.model, settings)))
+        work = plan_site_choice(params, scorers, train, sites)
         params = params.model_copy(update={"llm": params.llm.model_copy(update={"layer": sites[-1].layer})})
-    requests = expand_requests(params.llm, settings, [*asked, *plan_features(params, scorers, labelled)])
+    requests = expand_requests(params.llm, settings, [*work, *plan_features(params, scorers, labelled)])
     store = FeatureStore(params.llm.model, settings)
-    read, rows = plan_nll_features(params, settings, labelled)
-    more, more_missing = read.missing(rows)
-    tokens = {"features": store.missing_tokens(requests), "nll_features": read.missing_tokens(rows)}
-    return RetrainCost(len(labelled.rows), len(requests) + more, store.missing(requests) + more_missing, tokens)
+    nll_plan, rows = plan_nll_features(params, settings, labelled)
+    n_nll, n_nll_missing = nll_plan.count_missing(rows)
+    tokens = {"features": store.count_missing_tokens(requests), "nll_features": nll_plan.count_missing_tokens(rows)}
+    return RetrainCost(len(labelled.rows), len(requests) + n_nll, store.count_missing(requests) + n_nll_missing, tokens)
 
 
 def read_labelled(workspace: Workspace) -> tuple[Params, LabelledAnswers, list[Interaction]]:
-    """The workspace's parameters, the interactions that have a label under them, and those that are trained on."""
+    """Read the labelled answers of a workspace.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        The parameters, the interactions that have a label under them, and those of the training split.
+    """
     params = load_params(workspace.path / paths.PARAMS)
     store = DataStore(workspace.path / paths.DATA).require_interactions()
     table, _ = read_training_table(store, params.labels, params.split)
-    rows = store.interactions(table["interaction_id"])
-    train = [rows[at] for at in np.flatnonzero(table["split"] == "train").tolist()]
+    rows = store.read_interactions(table["interaction_id"])
+    train = [rows[index] for index in np.flatnonzero(table["split"] == "train").tolist()]
     return params, LabelledAnswers(rows, select_reviewed_holdout(table, rows), params.audits.run), train

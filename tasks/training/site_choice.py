@@ -1,4 +1,4 @@
-"""What `llm.layer: auto` becomes: a choice made once by a retrain, and committed to params.yaml with its figures."""
+"""Resolves `llm.layer: auto`: a retrain chooses once, and commits the choice to params.yaml with its metrics."""
 
 from __future__ import annotations
 
@@ -23,8 +23,16 @@ from tasks.training.pipeline import report_progress
 STEP = "choose_layer"
 
 
-def wants_choice(workspace: Workspace, file: Path | None = None) -> bool:
-    """Whether params.yaml, with the parameters of `file` in place of its own, leaves the layer to a retrain."""
+def should_choose_site(workspace: Workspace, file: Path | None = None) -> bool:
+    """Check whether the parameters leave the layer to a retrain.
+
+    Args:
+        workspace: The workspace with params.yaml.
+        file: YAML file with the run's own parameters, which replace those of params.yaml.
+
+    Returns:
+        Whether `llm.layer` is `auto`.
+    """
     differing = read_yaml(file, "give the YAML file of the run's own parameters") if file else None
     llm = differing.get("llm") if isinstance(differing, dict) else None
     if isinstance(llm, dict) and "layer" in llm:
@@ -36,7 +44,10 @@ def wants_choice(workspace: Workspace, file: Path | None = None) -> bool:
 def choose_site(workspace: Workspace) -> None:
     """Choose layer and site on the training answers of the stage `dataset`, and commit both to params.yaml.
 
-    Pushed at once: a run that fails later does not choose again.
+    The commit is pushed at once, so that a run that fails later does not choose again.
+
+    Args:
+        workspace: The workspace.
     """
     notify_observers(STEP, "running")
     on_line = report_progress(STEP, get_run_logger())
@@ -46,16 +57,17 @@ def choose_site(workspace: Workspace) -> None:
         run(command, workspace.path, on_line, inherit=[workspace.lock], name="the choice of a layer")
         choice = json.loads(file.read_text(encoding="utf-8"))
     edit_params(workspace, {"llm": {"layer": choice["layer"], "site": choice["site"]}})
-    if commit(workspace, _message(choice), paths.PARAMS):
+    if commit(workspace, _format_message(choice), paths.PARAMS):
         push(workspace)
     notify_observers(STEP, "ran")
 
 
-def _message(choice: dict[str, Any]) -> str:
-    """The figures that the choice was made by."""
+def _format_message(choice: dict[str, Any]) -> str:
+    """Format the commit message with the metrics of the choice."""
     rows = [
-        f"layer {at['layer']:3}, {at['site']:8}  {at['auroc']:.3f} ({at['auroc_low']:.3f} to {at['auroc_high']:.3f})"
-        for at in choice["sites"]
+        f"layer {site['layer']:3}, {site['site']:8}  {site['auroc']:.3f} ({site['auroc_low']:.3f} to "
+        f"{site['auroc_high']:.3f})"
+        for site in choice["sites"]
     ]
     return "\n".join(
         [

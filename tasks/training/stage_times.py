@@ -1,6 +1,6 @@
-"""How long stages took when they last ran on this machine: what `abstain plan` expects of the next run.
+"""Durations of stages when they last ran on this machine, from which `abstain plan` estimates the next run.
 
-One file a stage in the home, because a stage's outputs must not depend on the machine.
+There is one file for each stage in the home, because a stage's outputs must not depend on the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ MIN_TOKENS = 10_000
 
 @dataclass(frozen=True)
 class BaseModelUsage:
-    """The part of a run that read: `tokens` by the base model `model`, in the first `seconds` of the stage."""
+    """The part of a run in which the base model read.
+
+    Attributes:
+        model: The base model.
+        tokens: Tokens that it read.
+        seconds: Seconds from the start of the stage until they were read.
+    """
 
     model: str
     tokens: int
@@ -27,25 +33,46 @@ class BaseModelUsage:
 
 @dataclass(frozen=True)
 class StageTime:
-    """`other_seconds`: the last run's, reading apart. `seconds_per_token`: of `model`, None where none was measured."""
+    """The measured times of a stage.
+
+    Attributes:
+        other_seconds: Duration of the last run without reading.
+        model: The base model; None if no reading was measured.
+        seconds_per_token: Reading time of `model`; None if none was measured.
+    """
 
     other_seconds: float
     model: str | None = None
     seconds_per_token: float | None = None
 
 
-def record_run(stage: str, seconds: float, reading: BaseModelUsage | None) -> None:
-    """Remember a run of `stage`; a run that read too little keeps the speed that was measured before."""
-    if reading and reading.tokens >= MIN_TOKENS:
-        now = StageTime(seconds - reading.seconds, reading.model, reading.seconds / reading.tokens)
+def record_run(stage: str, seconds: float, usage: BaseModelUsage | None) -> None:
+    """Record a run of a stage; a run that read too little keeps the speed that was measured before.
+
+    Args:
+        stage: The stage.
+        seconds: Duration.
+        usage: What the base model read; None if nothing.
+    """
+    if usage and usage.tokens >= MIN_TOKENS:
+        stage_time = StageTime(seconds - usage.seconds, usage.model, usage.seconds / usage.tokens)
     else:
-        before = _read(stage)
-        now = StageTime(seconds, before.model, before.seconds_per_token) if before else StageTime(seconds)
-    write_json(_file(stage), asdict(now))
+        previous = _read(stage)
+        stage_time = StageTime(seconds, previous.model, previous.seconds_per_token) if previous else StageTime(seconds)
+    write_json(_file(stage), asdict(stage_time))
 
 
-def expected_seconds(stage: str, model: str, tokens: int) -> float | None:
-    """The seconds that `stage` will take to read `tokens` with `model` and do the rest; None where that is unknown."""
+def estimate_seconds(stage: str, model: str, tokens: int) -> float | None:
+    """Estimate how long a stage will take.
+
+    Args:
+        stage: The stage.
+        model: The base model.
+        tokens: Tokens that it has to read.
+
+    Returns:
+        The seconds; None if unknown.
+    """
     last = _read(stage)
     if last is None or (tokens and (last.seconds_per_token is None or last.model != model)):
         return None

@@ -98,7 +98,7 @@ def plain_clone(tmp_path: Path) -> Path:
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """`abstain ARGUMENTS` in this process, in no project; its exit status."""
-    monkeypatch.setattr(cli, "_prepare", lambda: None)
+    monkeypatch.setattr(cli, "_prepare_environment", lambda: None)
     monkeypatch.setattr(sys, "argv", ["abstain", *arguments])
     with pytest.raises(SystemExit) as left:
         cli.main()
@@ -186,7 +186,7 @@ def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("HOME", str(tmp_path / "home")), ("DEVICE", "cpu"), ("DTYPE", "float32")):
         monkeypatch.setenv(f"ABSTAIN_{name}", value)
     file = release(tmp_path / "bundle", save_tiny_model(tmp_path / "tiny-bank"), Settings(), guarantee=GUARANTEE)
-    monkeypatch.setattr("tasks.release.bundles.production", lambda: (file.parent, None))
+    monkeypatch.setattr("tasks.release.bundles.fetch_production", lambda: (file.parent, None))
 
 
 def test_rows_without_context_are_unavailable_and_warned_of(

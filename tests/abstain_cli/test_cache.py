@@ -33,14 +33,14 @@ def abstain(*arguments: str, status: int = 0) -> str:
 def test_stats(root: Path) -> None:
     assert "holds no features yet" in abstain("stats")
     for space in (SPACE, replace(SPACE, engine="2")):
-        FeatureCache(root, space).put({key: torch.zeros(100, 4) for key in "abc"})
+        FeatureCache(root, space).write({key: torch.zeros(100, 4) for key in "abc"})
     said = abstain("stats")
     for word in (SPACE.digest, *vars(SPACE).values(), "3", "KiB", str(root)):
         assert word in said
 
 
 def test_verify(root: Path) -> None:
-    FeatureCache(root, SPACE).put({"a": torch.zeros(2, 4)})
+    FeatureCache(root, SPACE).write({"a": torch.zeros(2, 4)})
     assert "1 shards checked, 0 damaged" in abstain("verify")
     (shard,) = root.rglob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
@@ -50,14 +50,14 @@ def test_verify(root: Path) -> None:
 
 
 def test_prune(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.data.feature_cache.needed_keys", lambda: {SPACE.digest: {"a"}})
+    monkeypatch.setattr("tasks.data.feature_cache.collect_needed_keys", lambda: {SPACE.digest: {"a"}})
     for key in "ab":
-        FeatureCache(root, SPACE).put({key: torch.zeros(2, 4)})
+        FeatureCache(root, SPACE).write({key: torch.zeros(2, 4)})
     assert re.search(r"^0 files", abstain("prune"), re.MULTILINE)
     assert re.search(
         r"^1 files, .* would be removed", abstain("prune", "--older-than-days", "0", "--dry-run"), re.MULTILINE
     )
-    assert FeatureCache(root, SPACE).missing("ab") == []
+    assert FeatureCache(root, SPACE).find_missing("ab") == []
     assert re.search(r"^1 files, .* removed", abstain("prune", "--older-than-days", "0"), re.MULTILINE)
-    assert FeatureCache(root, SPACE).missing("ab") == ["b"]
+    assert FeatureCache(root, SPACE).find_missing("ab") == ["b"]
     assert prune(root, {}, timedelta(0), dry_run=True).names

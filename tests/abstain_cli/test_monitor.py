@@ -9,7 +9,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow
-from abstain_cli.monitor import lines, load_example_questions
+from abstain_cli.monitor import format_monitoring, load_example_questions
 from tasks.monitoring.monitor import MonitoringResult
 from tests.data.decision_log.builders import decision, interaction, open_log, url_of
 
@@ -45,7 +45,7 @@ FIGURES = {
 
 def test_who_has_traffic_but_no_window_learns_what_a_window_needs() -> None:
     """Enough decisions of today make no window: days that are not over are not counted."""
-    (said,) = lines(MonitoringResult(windows=(), history=(), raised=()), {})
+    (said,) = format_monitoring(MonitoringResult(windows=(), history=(), raised=()), {})
     assert "monitoring.min_decisions" in said and "monitoring.min_reviews" in said
     assert "tomorrow" in said
 
@@ -56,7 +56,7 @@ def window(*alarms: Alarm) -> MonitoringWindow:
 
 
 def printed(one: MonitoringWindow, asked: dict[str, str]) -> list[str]:
-    return list(lines(MonitoringResult(windows=(one,), history=(one,), raised=()), asked))
+    return list(format_monitoring(MonitoringResult(windows=(one,), history=(one,), raised=()), asked))
 
 
 @pytest.mark.heavy

@@ -15,12 +15,12 @@ from abstain.config.params import load_params
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.queue import progress
+from abstain.data.decision_log.queue import count_progress
 from abstain.data.labels.training_table import find_uncounted_reviews
-from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
+from abstain.data.store.dataset import REVIEW_QUEUE_PREFIX, DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.review.import_reviews import REMEDIES
 from abstain.review.workbook import read_workbook
 from abstain_cli import review as review_cli
@@ -40,7 +40,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         yield SimpleNamespace(path=tmp_path)
 
     def flow(files: list[str]) -> IngestReport:
-        return ingest(explicit_sources(files), tmp_path / "data", PARAMS, NOW, validate=accept_all)
+        return ingest(make_explicit_sources(files), tmp_path / "data", PARAMS, NOW, validate=accept_all)
 
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -111,7 +111,7 @@ def test_import_names_what_it_does_not_take_and_takes_the_rest(data: Path) -> No
         "week.xlsx: 4 reviewed, 3 not yet, 3 to fix",
     ]
     assert {one.reviewer for one in DataStore(data).iter_rows(Review)} == {"Ann"}
-    assert [batch.sources for batch in DataStore(data).batches()][1:] == [(f"{REVIEW_QUEUE}-week.jsonl",)]
+    assert [batch.sources for batch in DataStore(data).read_batches()][1:] == [(f"{REVIEW_QUEUE_PREFIX}-week.jsonl",)]
     review("import", "week.xlsx", "--reviewer", "Ann")
     assert len(list(DataStore(data).iter_rows(Review))) == 4
 
@@ -119,9 +119,9 @@ def test_import_names_what_it_does_not_take_and_takes_the_rest(data: Path) -> No
 def test_export_to_the_queue_replaces_what_is_open(data: Path) -> None:
     said = review("export", "-n", "20", "--queue").splitlines()
     assert said[-1] == "20 answers wait in the review queue: /review of the gate, for keys with the role review"
-    log = LogDatabase.existing(f"sqlite:///{data.parent}/home/decisions.sqlite")
-    assert log and progress(log) == (0, 20) and not Path("reviews.xlsx").exists()
+    log = LogDatabase.open_existing(f"sqlite:///{data.parent}/home/decisions.sqlite")
+    assert log and count_progress(log) == (0, 20) and not Path("reviews.xlsx").exists()
     review("export", "-n", "5", "--queue")
-    assert progress(log) == (0, 5)
+    assert count_progress(log) == (0, 5)
     with pytest.raises(AbstainError, match="--queue writes no workbook"):
         review("export", "--queue", "-o", "week.xlsx")

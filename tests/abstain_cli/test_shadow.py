@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from abstain_cli.shadow import _figures
+from abstain_cli.shadow import _make_table
 
 
 def printed(low: float | None, high: float | None) -> str:
     row = {"figure": "AUROC", "challenger": 0.8, "champion": 0.7, "difference": 0.1, "low": low, "high": high}
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(_figures({"shadow": "shadow-1", "champion": "v1.0.0", "comparison": [row]}))
+        console.print(_make_table({"shadow": "shadow-1", "champion": "v1.0.0", "comparison": [row]}))
     return captured.get()
 
 

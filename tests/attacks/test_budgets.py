@@ -19,9 +19,8 @@ import pytest
 
 from abstain.config.serve_settings import CallerLimits
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder
-from abstain.serving.api import middleware as limits
-from abstain.serving.api import server
-from abstain.serving.api.app import FORM_BYTES, ROW_BYTES, ROW_VALUES
+from abstain.serving.api import middleware, server
+from abstain.serving.api.app import BYTES_PER_ROW, MAX_FORM_BYTES, VALUES_PER_ROW
 from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
@@ -190,7 +189,7 @@ def test_what_needs_no_key_takes_no_memory(make: Callable[..., GateService], ass
     with listening(make_server(service, ApiKeys(line))) as address, ExitStack() as stack:
         repelled, tried = 0, [("/nothing", b" 404 "), ("/login", b" 413 "), ("/try", b" 413 "), ("/v1/gate", b" 401 ")]
         for path, status in tried:
-            connection = stack.enter_context(unfinished(address, path, FORM_BYTES + 1))
+            connection = stack.enter_context(unfinished(address, path, MAX_FORM_BYTES + 1))
             repelled += status in answer_on(connection)
         chunked = stack.enter_context(connected(address))
         chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
@@ -202,7 +201,7 @@ def test_what_needs_no_key_takes_no_memory(make: Callable[..., GateService], ass
 def test_all_bodies_have_one_budget(
     make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
 ) -> None:
-    monkeypatch.setattr(limits, "BODIES", 400_000)
+    monkeypatch.setattr(middleware, "MAX_TOTAL_BODY_BYTES", 400_000)
     service = make(caller=CallerLimits(bodies=250_000))
     with listening(make_server(service, ApiKeys())) as address:
         with ExitStack() as stack:
@@ -222,7 +221,7 @@ def test_all_bodies_have_one_budget(
 def test_one_address_does_not_take_all_connections(
     make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
 ) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS", 24)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 24)
     service = make(caller=CallerLimits(connections=16))
     with listening(make_server(service, ApiKeys())) as address, ExitStack() as stack:
         idle = [stack.enter_context(connected(address)) for _ in range(40)]
@@ -237,8 +236,8 @@ def test_one_address_does_not_take_all_connections(
 def test_slow_heads_and_bodies_are_ended(
     make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
 ) -> None:
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
-    monkeypatch.setattr(limits, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(server, "HEADER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.5)
     with listening(make_server(make(), ApiKeys())) as address, ExitStack() as stack:
         heads = [stack.enter_context(connected(address)) for _ in range(40)]
         bodies = [stack.enter_context(unfinished(address, "/v1/gate", 1)) for _ in range(40)]
@@ -286,7 +285,7 @@ def test_files_that_are_locked_hold_up_nobody(
 def test_json_of_many_tiny_values_is_not_parsed(
     make: Callable[..., GateService], name: str, assert_repelled: Count
 ) -> None:
-    content = json.dumps({name: {"x": [[]] * (limits.VALUES // 2)}}).encode()
+    content = json.dumps({name: {"x": [[]] * (middleware.MAX_VALUES // 2)}}).encode()
     kind = {"Content-Type": "application/json"}
     service = make(caller=CallerLimits(rows_a_minute=100_000))
     with listening(make_server(service, ApiKeys())) as address:
@@ -296,7 +295,7 @@ def test_json_of_many_tiny_values_is_not_parsed(
     assert_repelled("bodies of many tiny values", len(paths), repelled)
 
 
-@pytest.mark.parametrize("sent", ["x" * 12 * ROW_BYTES, [1] * 12 * ROW_VALUES], ids=["bytes", "values"])
+@pytest.mark.parametrize("sent", ["x" * 12 * BYTES_PER_ROW, [1] * 12 * VALUES_PER_ROW], ids=["bytes", "values"])
 def test_large_bodies_count_as_rows_also_those_refused(
     make: Callable[..., GateService], sent: object, assert_repelled: Count
 ) -> None:

@@ -20,8 +20,7 @@ from abstain.core.errors import AbstainError
 from abstain.release.registry import Registry
 from abstain.serving.api.version_follower import VersionFollower
 from abstain.serving.gate import Gate
-from tasks.release import bundles as release_bundle
-from tasks.release import version_source as live_release
+from tasks.release import bundles, version_source
 from tasks.release.bundles import fetch_production
 from tasks.release.version_source import OriginVersionSource
 from tests.attacks.conftest import Count
@@ -102,11 +101,11 @@ def origin(
         shutil.copytree(promoted, command[command.index("-o") + 1])
         return ""
 
-    for module in (live_release, release_bundle):
-        monkeypatch.setattr(module, "origin_snapshot", lambda: (tmp_path, "origin/main"))
+    for module in (version_source, bundles):
+        monkeypatch.setattr(module, "fetch_origin_snapshot", lambda: (tmp_path, "origin/main"))
         monkeypatch.setattr(module, "git", lambda *_: texts[-1])
         monkeypatch.setattr(module, "smoke_test", lambda *_: None)
-    monkeypatch.setattr(release_bundle, "run", get)
+    monkeypatch.setattr(bundles, "run", get)
     return texts
 
 
@@ -170,7 +169,7 @@ def test_a_server_is_ready_once_the_damage_is_repaired(
     def away(*_: object) -> str:
         raise AbstainError(Code.BAD_ARTIFACT, "the DVC remote has other files")
 
-    monkeypatch.setattr(release_bundle, "run", away)
+    monkeypatch.setattr(bundles, "run", away)
     (store / "approval.json").write_text("[]")
     live = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings))
     for _ in range(2):

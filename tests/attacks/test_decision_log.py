@@ -18,7 +18,7 @@ from abstain.data.decision_log import database, queries
 from abstain.data.decision_log import log as module
 from abstain.data.decision_log.log import DecisionLog
 from abstain.ingest.privacy.policy import Privacy
-from abstain.ingest.privacy.pseudonyms import log_key
+from abstain.ingest.privacy.pseudonyms import derive_log_key
 from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
@@ -67,8 +67,8 @@ def open_log(tmp_path: Path, settings: Settings, privacy: Privacy) -> Iterator[C
     opened = []
 
     def make() -> DecisionLog:
-        rules: dict[str, Any] = {"redact": privacy.redact_row, "pseudonym": privacy.pseudonym, "calls_each": 3}
-        opened.append(DecisionLog.open(f"sqlite:///{tmp_path / 'log.sqlite'}", key=log_key(settings), **rules))
+        rules: dict[str, Any] = {"redact": privacy.redact_row, "pseudonym": privacy.get_pseudonym, "calls_each": 3}
+        opened.append(DecisionLog.open(f"sqlite:///{tmp_path / 'log.sqlite'}", key=derive_log_key(settings), **rules))
         return opened[-1]
 
     yield make

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from abstain.serving.api.keys import ApiKeys, create_key
-from abstain.serving.api.server import LINES_A_MINUTE, LOGGERS, FewLines
+from abstain.serving.api.server import MAX_LINES_PER_MINUTE, LOGGERS, LogRateFilter
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
 from tests.serving.api.test_gate_route import ASKED
@@ -175,7 +175,7 @@ def test_invalid_requests_are_few_lines_of_the_log(address: str, assert_repelled
     lines: list[str] = []
     counter = logging.Handler()
     counter.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    few = [one for one in logging.getLogger(LOGGERS[0]).filters if isinstance(one, FewLines)]
+    few = [one for one in logging.getLogger(LOGGERS[0]).filters if isinstance(one, LogRateFilter)]
     assert len(few) == 1, "as `make_uvicorn_config` adds it, once for all servers of a process"
     logging.getLogger(LOGGERS[0]).addHandler(counter)
     try:
@@ -187,7 +187,7 @@ def test_invalid_requests_are_few_lines_of_the_log(address: str, assert_repelled
     finally:
         logging.getLogger(LOGGERS[0]).removeHandler(counter)
     assert lines
-    most = 2 * 3 * LINES_A_MINUTE  # of three places in the code, and a minute may begin meanwhile
+    most = 2 * 3 * MAX_LINES_PER_MINUTE  # of three places in the code, and a minute may begin meanwhile
     assert_repelled("invalid requests fill the log", 80, 80 if len(lines) <= most else 0)
 
 

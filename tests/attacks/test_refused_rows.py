@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from abstain.ingest.parsing import parse_line
-from abstain.ingest.privacy.policy import LONGEST_MESSAGE, Privacy
+from abstain.ingest.privacy.policy import MAX_MESSAGE_CHARACTERS, Privacy
 from abstain.ingest.privacy.redaction import Redactor
 from abstain.ingest.quarantine import QuarantinedRow
 from tests.attacks.conftest import Count
@@ -44,8 +44,8 @@ def test_no_refused_row_keeps_who_said_it(assert_repelled: Count) -> None:
 def test_no_message_shows_an_identifier_that_was_cut(assert_repelled: Count) -> None:
     """Wherever a long message is cut, a mail address before the cut is gone."""
     privacy, repelled = Privacy(Redactor(SHIPPED)), 0
-    lengths = range(LONGEST_MESSAGE - 40, LONGEST_MESSAGE + 400, 4)
+    lengths = range(MAX_MESSAGE_CHARACTERS - 40, MAX_MESSAGE_CHARACTERS + 400, 4)
     for length in lengths:
         shown = privacy.redact_message("x" * 7 + " y" * (length // 2) + f" {SECRET} " + "z" * 5000)
-        repelled += "ann" not in shown and len(shown) <= LONGEST_MESSAGE + 1
+        repelled += "ann" not in shown and len(shown) <= MAX_MESSAGE_CHARACTERS + 1
     assert_repelled("an identifier at the place where a long message is cut", len(lengths), repelled)

@@ -20,7 +20,7 @@ from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.sources.export import ExportSource
-from abstain.ingest.sources.files import FileSource, explicit_sources
+from abstain.ingest.sources.files import FileSource, make_explicit_sources
 from tasks.server.webhook import deliver
 from tests.attacks.conftest import Count
 from tests.checkout import ROOT
@@ -104,7 +104,7 @@ def test_a_redirected_alert_is_an_error_and_nobody_else_is_asked(assert_repelled
 def test_a_source_follows_no_redirect_to_another_host(assert_repelled: Count) -> None:
     line, refused = json.dumps(row("secret")).encode(), 0
     with serving(line) as outer, serving(line) as inner:
-        (source,) = explicit_sources([f"{outer.url}/begin.jsonl"])
+        (source,) = make_explicit_sources([f"{outer.url}/begin.jsonl"])
         places = [f"{inner.url}/x.jsonl", "http://169.254.169.254/x", f"http://localhost:{inner.server_port}/x.jsonl"]
         for outer.status in REDIRECTS:
             for outer.to in places:
@@ -163,7 +163,7 @@ def test_a_key_of_4_mb_is_refused_in_a_moment(tmp_path: Path, assert_repelled: C
         file = write_lines(tmp_path / f"{number}.jsonl", {key: 1})
         began = time.process_time()
         report = ingest(
-            explicit_sources([str(file)]), tmp_path / f"of-{number}", params.validation, NOW, privacy=privacy
+            make_explicit_sources([str(file)]), tmp_path / f"of-{number}", params.validation, NOW, privacy=privacy
         )
         quick += report.quarantined == 1 and time.process_time() - began < MOST_SECONDS
     assert_repelled("a row whose key has 4 million characters", len(keys), quick)

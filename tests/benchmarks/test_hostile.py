@@ -16,7 +16,7 @@ pytestmark = pytest.mark.heavy  # a server of a tiny model
 
 def test_every_attack_is_made(service: GateService, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(hostile, "HOSTILE", len(hostile.KINDS))
-    monkeypatch.setattr(hostile, "AGAIN_S", 0.2)
+    monkeypatch.setattr(hostile, "RETRY_S", 0.2)
     monkeypatch.setattr(hostile, "LONG", {**hostile.LONG, "contexts": ["word"], "max_new_tokens": 300})
     with listening(make_server(service, ApiKeys())) as address:
 

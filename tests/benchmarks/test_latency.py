@@ -10,7 +10,7 @@ from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
 from abstain.llm.signals.entailment import Entailment
-from benchmarks.latency import Latency, latencies
+from benchmarks.latency import Latency, measure_latencies
 from tests.checkout import shipped_params
 from tests.llm.builders import WINDOW, save_tiny_model
 from tests.llm.conftest import settings
@@ -40,7 +40,7 @@ def params(tmp_path: Path) -> Params:
 
 def test_everything_that_can_be_had_is_timed(params: Params, settings: Settings) -> None:
     seen: list[tuple[int, int]] = []
-    found = latencies(params, settings, [SHORT], lambda done, total: seen.append((done, total)))
+    found = measure_latencies(params, settings, [SHORT], lambda done, total: seen.append((done, total)))
     assert list(found) == [*PLACES, "entropy", "context_gain", "perturbation", "regressors", "fusion"]
     assert all(0 < of.mean == of.p99 for of in found.values()), "one answer, so both are the same"
     assert seen == [(at, len(found)) for at in range(len(found) + 1)]
@@ -54,7 +54,7 @@ def test_nothing_is_taken_from_another_answer(params: Params, settings: Settings
     )
     tokens = []
     for rows in range(1, 4):
-        latencies(params, settings, [SHORT] * rows)
+        measure_latencies(params, settings, [SHORT] * rows)
         tokens.append(engines[-1].stats.forward_tokens)
     assert tokens[2] - tokens[1] == tokens[1] - tokens[0] > 0, "an equal answer costs as much again"
 
@@ -76,22 +76,22 @@ def test_a_scorer_with_a_model_of_its_own_is_timed_and_part_of_the_fusion(
         "_compute",
         lambda self, pairs, own=Entailment._compute: calls.append(len(pairs)) or own(self, pairs),
     )
-    found = latencies(params.model_copy(update={"scorers": scorers, "regressors": none}), settings, [SHORT, SHORT])
+    found = measure_latencies(params.model_copy(update={"scorers": scorers, "regressors": none}), settings, [SHORT, SHORT])
     assert list(found) == [*PLACES, "entailment", "fusion"]
     assert calls == [1] * 6, "the first answer twice and the second once, alone and in the fusion, never from the cache"
 
 
 def test_without_regressors_no_context_is_perturbed(params: Params, settings: Settings) -> None:
     none = params.model_copy(update={"regressors": params.regressors.model_copy(update={"kinds": ()})})
-    assert list(latencies(none, settings, [SHORT])) == [*PLACES, "entropy", "context_gain", "fusion"]
+    assert list(measure_latencies(none, settings, [SHORT])) == [*PLACES, "entropy", "context_gain", "fusion"]
 
 
 def test_the_team_s_own_feature_cache_is_neither_read_nor_written(params: Params, settings: Settings) -> None:
-    latencies(params, settings, [SHORT])
+    measure_latencies(params, settings, [SHORT])
     assert not Path(settings.features).exists()
 
 
 def test_what_does_not_fit_the_window_is_not_timed(params: Params, settings: Settings) -> None:
-    assert latencies(params, settings, [LONG, SHORT])
+    assert measure_latencies(params, settings, [LONG, SHORT])
     with pytest.raises(AbstainError, match="no answer to time that fits the base model's window: `abstain ingest`"):
-        latencies(params, settings, [LONG])
+        measure_latencies(params, settings, [LONG])

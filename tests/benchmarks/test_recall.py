@@ -14,11 +14,11 @@ from benchmarks.recall import (
     PAPER,
     GoldQuestion,
     Recall,
-    answerable,
+    select_answerable,
     find_gold_rank,
-    measure,
+    find_gold_ranks,
     read_questions,
-    recall_at,
+    compute_recall,
 )
 from tests.knowledge.builders import BagOfWords, chunk
 
@@ -32,17 +32,17 @@ def ask(question: str, *gold: str, held: tuple[str, ...] = ()) -> GoldQuestion:
 
 
 def test_recall_is_the_share_of_questions_whose_gold_is_among_the_first_k() -> None:
-    found = recall_at([1, 2, None, 26, 10], KS)
+    found = compute_recall([1, 2, None, 26, 10], KS)
     assert [(one.k, one.share) for one in found] == [(1, 0.2), (3, 0.4), (5, 0.4), (10, 0.6), (25, 0.6)]
-    assert recall_at([1, 2, None, 26, 10], [26]) == [Recall(26, 0.8, pytest.approx(0.3755, abs=1e-3), pytest.approx(0.9638, abs=1e-3))]  # fmt: skip
+    assert compute_recall([1, 2, None, 26, 10], [26]) == [Recall(26, 0.8, pytest.approx(0.3755, abs=1e-3), pytest.approx(0.9638, abs=1e-3))]  # fmt: skip
     with pytest.raises(ValueError, match="no question, no recall"):
-        recall_at([])
+        compute_recall([])
 
 
 @pytest.mark.heavy
 @given(st.lists(st.one_of(st.none(), st.integers(1, 40)), min_size=1, max_size=60))
 def test_recall_grows_with_k_and_lies_in_its_interval(ranks: list[int | None]) -> None:
-    found = recall_at(ranks)
+    found = compute_recall(ranks)
     assert tuple(one.k for one in found) == KS == tuple(PAPER)
     assert [one.share for one in found] == sorted(one.share for one in found)
     assert all(0 <= one.low <= one.share <= one.high <= 1 for one in found)
@@ -63,7 +63,7 @@ def test_a_question_that_nobody_could_answer_for_its_asker_is_told_apart() -> No
     dead = chunk("d#1", "fee", removed_at="2026-09-01T00:00:00Z")
     good = [ask("?", "a#1"), ask("?", "a"), ask("?", "zzz", "c"), ask("?", "b", held=("staff", "x"))]
     bad = [ask("?", "a#9"), ask("?", "b"), ask("?", "b#1", held=("premium",)), ask("?", "d"), ask("?", "d#1")]
-    assert answerable([*bad, *good], [*CHUNKS, dead]) == good
+    assert select_answerable([*bad, *good], [*CHUNKS, dead]) == good
 
 
 def test_measuring_asks_with_the_askers_rights_and_encodes_a_question_once(tmp_path: Path) -> None:
@@ -79,10 +79,10 @@ def test_measuring_asks_with_the_askers_rights_and_encodes_a_question_once(tmp_p
         ask("fee", "c"),
     ]
     encoded = len(encoder.encoded)
-    assert measure(retriever, questions, lambda done, total: told.append((done, total))) == [1, 2, 1, None, 3]
+    assert find_gold_ranks(retriever, questions, lambda done, total: told.append((done, total))) == [1, 2, 1, None, 3]
     assert encoder.encoded[encoded:] == ["card"]  # the others are chunks, too
     assert told == [(1, 1)]
-    assert measure(retriever, questions) == [1, 2, 1, None, 3]
+    assert find_gold_ranks(retriever, questions) == [1, 2, 1, None, 3]
     assert len(encoder.encoded) == encoded + 1
 
 

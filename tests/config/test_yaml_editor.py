@@ -7,11 +7,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abstain.config.template import template
-from abstain.config.yaml_editor import add_missing, update_yaml
+from abstain.config.template import read_template
+from abstain.config.yaml_editor import add_missing_keys, update_yaml
 from tests.checkout import ROOT, SHIPPED, is_as_shipped
 
-PARAMS = template("params.yaml")
+PARAMS = read_template("params.yaml")
 KEYS = [f"{section}.{key}" for section, keys in yaml.safe_load(PARAMS).items() for key in keys]
 
 
@@ -44,7 +44,7 @@ def test_edit_reaches_an_entry_of_a_list() -> None:
 @settings(max_examples=10)
 @given(names=st.sets(st.sampled_from(KEYS), max_size=8))
 def test_add_missing_restores_keys_comments_and_order(names: set[str]) -> None:
-    text, added = add_missing(without(names), PARAMS)
+    text, added = add_missing_keys(without(names), PARAMS)
     assert list(filter(None, text.splitlines())) == list(filter(None, PARAMS.splitlines()))
     assert {name for name in names if name not in added} == {name for name in names if name.partition(".")[0] in added}
 

@@ -6,7 +6,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import expand_variables, get_display_name, redact_urls, redacted_url, translate_errors
+from abstain.core.filesystem import expand_variables, get_display_name, redact_urls, redact_url, translate_errors
 
 SHOWN = [
     ("ftp://u:p@ss@host/a.jsonl", "ftp://host/a.jsonl"),
@@ -31,8 +31,8 @@ SHOWN = [
 
 @pytest.mark.parametrize(("url", "shown"), SHOWN)
 def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
-    assert redacted_url(url) == shown
-    assert redacted_url(shown) == shown
+    assert redact_url(url) == shown
+    assert redact_url(shown) == shown
     if "://" in url:
         assert redact_urls(f"cannot read '{url}' ({url})") == f"cannot read '{shown}' ({shown})"
 

@@ -6,7 +6,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_error_line
-from abstain.core.text import is_refusal, visible
+from abstain.core.text import is_refusal, replace_control_characters
 
 ATTACKS = (
     "\x1b[2J",
@@ -23,15 +23,15 @@ ATTACKS = (
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_character_controls_the_terminal(attack: str) -> None:
-    shown = visible(f"before {attack} after")
+    shown = replace_control_characters(f"before {attack} after")
     assert not set(shown) & set("\x00\x07\r\x1b\x7f\x9b\u202e")
     assert shown.startswith("before ") and shown.endswith(" after")
 
 
 def test_text_of_any_language_its_lines_and_tabs_stay() -> None:
     text = "Was kostet's?\n\tÀ peu près 5 €, 手数料, رسوم, 👍🏽"
-    assert visible(text) == text
-    assert visible("one\r\ntwo\rthree") == "one\ntwo\nthree"
+    assert replace_control_characters(text) == text
+    assert replace_control_characters("one\r\ntwo\rthree") == "one\ntwo\nthree"
 
 
 def test_the_line_of_an_error_controls_nothing() -> None:

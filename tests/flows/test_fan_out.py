@@ -39,13 +39,13 @@ from pathlib import Path
 from prefect import flow, task
 from abstain.config.settings import load_settings
 from abstain.core.errors import AbstainError
-from tasks.training.fan_out import runner_for
+from tasks.training.fan_out import make_runner
 from tests.flows.test_fan_out import rows, source_in
 home, model, count, revision = sys.argv[1:]
 
 @task
 def fan_out():
-    source, runner = source_in(Path(home), Path(model)), runner_for(load_settings())
+    source, runner = source_in(Path(home), Path(model)), make_runner(load_settings())
     try:
         if revision:
             runner = list(runner.run(replace(shard, revision=revision) for shard in source.shards(rows(int(count)))))
@@ -67,7 +67,7 @@ from contextlib import suppress
 from pathlib import Path
 from prefect import flow, task
 from abstain.config.settings import load_settings
-from tasks.training.fan_out import runner_for
+from tasks.training.fan_out import make_runner
 from tasks.training.fan_out import shards
 from tasks.runs.stopping import stopping_together
 from tests.flows.test_fan_out import hanging, rows, source_in
@@ -76,7 +76,7 @@ shards.compute_shard = hanging
 
 @task
 def fan_out():
-    list(runner_for(load_settings()).run(source_in(home, model).shards(rows(4 * 64))))
+    list(make_runner(load_settings()).run(source_in(home, model).shards(rows(4 * 64))))
 
 @flow
 def run():

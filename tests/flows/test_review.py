@@ -70,7 +70,7 @@ def test_queued_answers_come_into_the_data_with_their_weight(small_project: Proj
     said = abstain(small_project, "review", "export", "-n", "8", "--queue")
     assert "8 answers wait in the review queue" in said
     url = f"sqlite:///{small_project.home}/decisions.sqlite"
-    with closing(LogDatabase.open(url)) as log, log.reading() as connection:
+    with closing(LogDatabase.open(url)) as log, log.read_transaction() as connection:
         drawn = {row.interaction_id: row.probability for row in connection.execute(select(QUEUE))}
     assert len(drawn) == 8 and 0 < min(drawn.values()) < 1
     key, line = create_key("ann", ["review"])

@@ -49,7 +49,7 @@ def retrain():
 def ingest():
     counts = dict(read=20, accepted=12, duplicate=1, held=2, quarantined=5)
     report = IngestReport(**counts, contracts={"interactions": 12}, quarantine="quarantine/q.jsonl")
-    publish_ingest(report, workspace, refused="batch of a.jsonl refused, nothing accepted: 5 of 20 rows fail")
+    publish_ingest(report, workspace, rejection="batch of a.jsonl refused, nothing accepted: 5 of 20 rows fail")
 
 retrain()
 ingest()

@@ -118,9 +118,9 @@ def main() -> None:
         counts.append({"read": report.read, "accepted": report.accepted, "refused": report.quarantined})
     reasons: dict[str, list[str]] = {path.name: [] for path in sorted((folder / "inbox").iterdir())}
     quarantine = Quarantine(folder / "data")
-    for path in quarantine.files():
-        for refused in quarantine.rows(path):
-            reasons[refused.source].append(" | ".join(reason.coded for reason in refused.reasons))
+    for path in quarantine.list_paths():
+        for refused in quarantine.iter_rows(path):
+            reasons[refused.source].append(" | ".join(reason.message_with_code for reason in refused.reasons))
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(json.dumps({"reasons": reasons, "counts": counts, "peak": used.ru_maxrss * 1024, "seconds": used.ru_utime}))
 

@@ -10,23 +10,23 @@ from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
 from abstain.data.store.dataset import DataStore, ErasedUsers
-from abstain.data.store.record_keys import interaction_identity
+from abstain.data.store.record_keys import make_interaction_identity
 from abstain.data.validation.checks import ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.erasure import count_erased_answers, erase_rows
-from abstain.ingest.parsing import invalid
+from abstain.ingest.parsing import make_reason
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import Quarantine
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.files import make_explicit_sources
 from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, interaction, row, thumb, verdict, write_lines
 
 LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
 
 
 def take(data: Path, file: Path) -> IngestReport:
-    return ingest(explicit_sources([str(file)]), data, LENIENT, NOW, validate=accept_all)
+    return ingest(make_explicit_sources([str(file)]), data, LENIENT, NOW, validate=accept_all)
 
 
 @pytest.fixture
@@ -61,11 +61,15 @@ OF_ANN = [
 def test_of_a_row_that_breaks_its_contract_nothing_is_kept(tmp_path: Path, pseudonym: str) -> None:
     data, file = tmp_path / "data", tmp_path / "a.jsonl"
     file.write_text("\n".join(OF_ANN))
-    privacy = Privacy(user=lambda name: "u-5eed" if name.strip() == "ann" else name) if pseudonym != "ann" else None
-    report = ingest(explicit_sources([str(file)]), data, LENIENT, NOW, privacy=privacy, validate=accept_all)
+    privacy = (
+        Privacy(replace_user=lambda name: "u-5eed" if name.strip() == "ann" else name) if pseudonym != "ann" else None
+    )
+    report = ingest(make_explicit_sources([str(file)]), data, LENIENT, NOW, privacy=privacy, validate=accept_all)
     assert report.quarantined == len(OF_ANN)
     assert not re.search(r"\bann\b|Ann|5eed", everything(data))
-    assert [row.raw for path in Quarantine(data).files() for row in Quarantine(data).rows(path)] == [None] * len(OF_ANN)
+    assert [row.raw for path in Quarantine(data).list_paths() for row in Quarantine(data).iter_rows(path)] == [
+        None
+    ] * len(OF_ANN)
 
 
 def test_refused_rows_of_a_removed_interaction_go_with_it(tmp_path: Path, file: Path) -> None:
@@ -86,12 +90,12 @@ def test_a_valid_row_that_waits_is_kept_without_the_thumb_of_an_erased_user(tmp_
     late, digest = write_lines(tmp_path / "late.jsonl", waits), hashlib.sha256(json.dumps(waits).encode()).hexdigest()
 
     def refuse_all(rows: ValidatedRows, *_: object) -> ValidationResult:
-        refused = {line.key: (invalid("question", "too long"),) for line in rows.interactions}
+        refused = {line.key: (make_reason("question", "too long"),) for line in rows.interactions}
         return replace(accept_all(rows, *_), reasons=refused)
 
-    assert ingest(explicit_sources([str(late)]), data, LENIENT, NOW, validate=refuse_all).quarantined == 1
-    (kept,) = (one for path in Quarantine(data).files() for one in Quarantine(data).rows(path))
-    assert list(kept.reparse().contents()) == [interaction("i-7")] and "as Ann said" not in everything(data)
+    assert ingest(make_explicit_sources([str(late)]), data, LENIENT, NOW, validate=refuse_all).quarantined == 1
+    (kept,) = (one for path in Quarantine(data).list_paths() for one in Quarantine(data).iter_rows(path))
+    assert list(kept.reparse().iter_contents()) == [interaction("i-7")] and "as Ann said" not in everything(data)
     assert kept.digest == digest and kept.size == len(json.dumps(waits))
 
 
@@ -106,9 +110,9 @@ def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, 
     assert erase_rows(DataStore(data), "ann", "ann") == {"feedback": 2, "quarantine": 1}
     store = DataStore(data)
     assert [found.user for found in store.iter_rows(Thumb)] == ["bob", None]
-    assert [len(list(read_lines(path))) for path in store.pending_files().values()] == [1]
+    assert [len(list(read_lines(path))) for path in store.list_pending_files().values()] == [1]
     assert (len(list(store.iter_rows(Interaction))), len(list(store.iter_rows(Review)))) == (3, 1)
-    assert Quarantine(data).files() == []
+    assert Quarantine(data).list_paths() == []
     assert everything(data).count("ann") == 1, "that she is to be kept out, and nothing else"
     again = take(data, file)
     assert (again.accepted, again.duplicate, again.held, again.quarantined) == (0, 4, 0, 2)
@@ -142,7 +146,7 @@ def test_the_id_itself_is_kept_nowhere(tmp_path: Path, file: Path) -> None:
     take(data, file)
     erase_rows(DataStore(data), "ann", "u-5eed")
     assert "ann" not in everything(data).replace("Ann", "")
-    assert DataStore(data).erased_users().users == ("u-5eed",)
+    assert DataStore(data).read_erased_users().users == ("u-5eed",)
     assert erase_rows(DataStore(data), "ann", "u-5eed") == {"feedback": 0, "quarantine": 0}, (
         "asked again: which versions?"
     )
@@ -169,5 +173,7 @@ def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
 )
 def test_a_hold_out_may_lack_what_was_erased_and_nothing_else(now: dict[str, bool], expected: int | None) -> None:
     before = {"i-1": True, "i-2": False, "i-3": True}
-    forgotten = ErasedUsers(interactions=(interaction_identity("i-1").hex(), interaction_identity("i-2").hex()))
+    forgotten = ErasedUsers(
+        interactions=(make_interaction_identity("i-1").hex(), make_interaction_identity("i-2").hex())
+    )
     assert count_erased_answers(before, now, forgotten) == expected

@@ -18,15 +18,15 @@ def test_the_three_kinds_of_object_are_told_apart_by_their_fields() -> None:
     joined = parsed(row(thumb=thumb(), review=verdict()))
     assert (joined.source, joined.line, joined.reasons) == ("a.jsonl", 7, ())
     assert joined.interaction == interaction()
-    assert joined.feedback == feedback()
+    assert joined.thumb == feedback()
     assert joined.review == review()
-    assert list(parsed(alone(thumb())).contents()) == [feedback()]
-    assert list(parsed(alone(verdict())).contents()) == [review()]
+    assert list(parsed(alone(thumb())).iter_contents()) == [feedback()]
+    assert list(parsed(alone(verdict())).iter_contents()) == [review()]
 
 
 def test_a_thumb_that_speaks_of_a_question_is_a_thumb() -> None:
     found = parsed({"interaction_id": "i-1", **thumb(comment='he asked: "question"', user="question")})
-    assert found.feedback is not None and found.feedback.user == "question"
+    assert found.thumb is not None and found.thumb.user == "question"
 
 
 WHOLE, TWICE = json.dumps(row()), "this key comes twice in one object"
@@ -77,7 +77,7 @@ WHOLE, TWICE = json.dumps(row()), "this key comes twice in one object"
 )
 def test_what_is_no_row_has_reasons_that_name_the_field(line: Any, reason: str) -> None:
     found = parsed(line)
-    assert list(found.contents()) == []
+    assert list(found.iter_contents()) == []
     reasons = list(map(str, found.reasons))
     assert any(one.startswith(reason) for one in reasons) and "\n" not in "".join(reasons), reasons
 
@@ -89,7 +89,7 @@ def test_all_reasons_are_kept() -> None:
 
 def test_the_parts_of_a_joined_row_are_what_their_own_contracts_would_make_of_them() -> None:
     found = parsed(row(contexts=[{"chunk_id": "a#1", "text": " x "}], thumb=thumb(user=" u "), review=verdict()))
-    for part in found.contents():
+    for part in found.iter_contents():
         again = type(part).model_validate_json(part.to_json_line(), strict=True)
         assert again == part
         assert again.to_json_line() == part.to_json_line()
@@ -196,12 +196,12 @@ def test_what_is_printed_is_what_is_read(one: tuple[type[Row], dict[str, Any]], 
     found = parse_line(json.dumps(fields, ensure_ascii=escaped).encode(), "a", 1)
     if isinstance(expected, ImportedInteraction):
         split = [part for part in expected.to_rows() if part is not None]
-        assert list(found.contents()) == split
+        assert list(found.iter_contents()) == split
         assert isinstance(split[0], Interaction)
     else:
-        assert list(found.contents()) == [expected]
-    for part in found.contents():
-        (again,) = parse_line(part.to_json_line().encode(), "a", 1).contents()
+        assert list(found.iter_contents()) == [expected]
+    for part in found.iter_contents():
+        (again,) = parse_line(part.to_json_line().encode(), "a", 1).iter_contents()
         assert again == part and again.to_json_line() == part.to_json_line()
 
 
@@ -222,7 +222,7 @@ loose = st.dictionaries(
 @given(st.binary() | damaged | loose)
 def test_any_bytes_are_one_row_with_contents_or_with_reasons(line: bytes) -> None:
     found = parse_line(line, "a", 1)
-    assert bool(found.reasons) != bool(list(found.contents()))
+    assert bool(found.reasons) != bool(list(found.iter_contents()))
     assert found.raw == line
 
 

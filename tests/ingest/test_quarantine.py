@@ -9,7 +9,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason, ReasonKind
 from abstain.data.store.dataset import DataStore, StagedBatch
-from abstain.ingest.parsing import ROW_BYTES, ROW_VALUES, ParsedRow, invalid, parse_line
+from abstain.ingest.parsing import MAX_ROW_BYTES, MAX_ROW_VALUES, ParsedRow, make_reason, parse_line
 from abstain.ingest.quarantine import (
     Quarantine,
     QuarantinedRow,
@@ -30,7 +30,7 @@ def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
         writer = QuarantineWriter(staging)
         for number, raw in enumerate(raws, start=1):
             row = parse_line(raw, "a.jsonl", number)
-            writer.add(QuarantinedRow.from_row(row, [invalid("field", f"'{number}' is odd")]))
+            writer.add(QuarantinedRow.from_row(row, [make_reason("field", f"'{number}' is odd")]))
         name = writer.close()
         assert name
         if blocking:
@@ -53,21 +53,21 @@ def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
 )
 def test_quarantined_row_is_known_by_what_came(fields: dict[str, Any]) -> None:
     came = parse_line(json.dumps(fields).encode(), "a.jsonl", 7)
-    why = (Reason(Code.FAILED_CHECK, "given_at", "too late", ReasonKind.TOO_LATE), invalid("line", "why"))
+    why = (Reason(Code.FAILED_CHECK, "given_at", "too late", ReasonKind.TOO_LATE), make_reason("line", "why"))
     row = QuarantinedRow.model_validate_json(QuarantinedRow.from_row(came, why).to_json_line(), strict=True)
     assert (row.source, row.line, row.size, row.reasons) == ("a.jsonl", 7, len(came.raw), why)
     again = row.reparse()  # when it is tried again
     assert row.digest == compute_row_digest(came) == compute_row_digest(again)
     assert (row.raw is None) == bool(came.reasons)
     assert again.reasons == (why if came.reasons else ())
-    assert list(again.contents()) == list(came.contents())
+    assert list(again.iter_contents()) == list(came.iter_contents())
     assert QuarantinedRow.from_row(again, why) == row
 
 
 def test_the_same_rows_make_the_same_file_and_others_another(tmp_path: Path) -> None:
     assert refuse(tmp_path / "data", b"{", b"[") == refuse(tmp_path / "data", b"{", b"[")
     assert refuse(tmp_path / "data", b"{") != refuse(tmp_path / "data", b"[")
-    assert len(Quarantine(tmp_path / "data").files()) == 3
+    assert len(Quarantine(tmp_path / "data").list_paths()) == 3
 
 
 def test_a_listing_says_what_is_there_and_what_it_holds_back(tmp_path: Path) -> None:
@@ -80,18 +80,18 @@ def test_a_listing_says_what_is_there_and_what_it_holds_back(tmp_path: Path) -> 
 def test_rows_are_known_until_they_are_accepted_and_dropped_ones_for_good(tmp_path: Path) -> None:
     held, other = refuse(tmp_path, b"{", b"[", blocking="too many"), refuse(tmp_path, b"?")
     quarantine = Quarantine(tmp_path)
-    files = [quarantine.file_of(at(raw)) for raw in (b"{", b"?", b"!")]
+    files = [quarantine.find_file(at(raw)) for raw in (b"{", b"?", b"!")]
     assert [file and file.stem for file in files] == [held, other, None]
     assert [quarantine.is_reported(at(raw)) for raw in (b"{", b"?")] == [False, True], "nobody has decided on the first"
     assert quarantine.discard(quarantine.get_file(held)) == 2
     quarantine = Quarantine(tmp_path)
-    assert [path.stem for path in quarantine.files()] == [other]
-    assert quarantine.file_of(at(b"{")) is None
+    assert [path.stem for path in quarantine.list_paths()] == [other]
+    assert quarantine.find_file(at(b"{")) is None
     assert quarantine.is_discarded(at(b"{")) and quarantine.is_reported(at(b"{"))
     with StagedBatch(DataStore(tmp_path)) as staging:
         quarantine.remove_accepted({compute_row_digest(at(b"?"))}, staging)
         staging.publish()
-    assert Quarantine(tmp_path).files() == []
+    assert Quarantine(tmp_path).list_paths() == []
 
 
 def test_a_file_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
@@ -134,15 +134,15 @@ def test_the_rows_of_a_user_are_dropped(tmp_path: Path, fields: dict[str, Any], 
     text = json.dumps(fields).encode()
     refuse(tmp_path, text, b"{")
     assert Quarantine(tmp_path).discard_user_rows({"u-1"}, {"gone"}) == int(goes)
-    left = [row.line for row in Quarantine(tmp_path).rows(Quarantine(tmp_path).get_file(""))]
+    left = [row.line for row in Quarantine(tmp_path).iter_rows(Quarantine(tmp_path).get_file(""))]
     assert left == [2] if goes else left == [1, 2]
     assert Quarantine(tmp_path).is_discarded(parse_line(text, "a.jsonl", 1)) == goes
 
 
 LONG = row(question="", thumb=thumb(user="u-1"))
 AT_LIMIT = {
-    "bytes": LONG | {"question": "x" * (ROW_BYTES - len(json.dumps(LONG, separators=(",", ":"))))},
-    "values": LONG | {"question": "x", "writer": {f"s{at}": 1.0 for at in range(ROW_VALUES - len(LONG) - 4)}},
+    "bytes": LONG | {"question": "x" * (MAX_ROW_BYTES - len(json.dumps(LONG, separators=(",", ":"))))},
+    "values": LONG | {"question": "x", "writer": {f"s{at}": 1.0 for at in range(MAX_ROW_VALUES - len(LONG) - 4)}},
 }
 
 
@@ -150,10 +150,10 @@ AT_LIMIT = {
 def test_a_row_at_a_limit_is_tried_again_and_dropped(tmp_path: Path, fields: dict[str, Any]) -> None:
     text = json.dumps(fields, separators=(",", ":")).encode()
     came = parse_line(text, "a.jsonl", 1)
-    assert came.feedback is not None, "within the limits"
-    longer = replace(came, feedback=came.feedback.model_copy(update={"comment": "<EMAIL_ADDRESS>" * 9}))
-    again = QuarantinedRow.from_row(longer, [invalid("line", "why")]).reparse()
-    assert list(again.contents()) == list(longer.contents())
+    assert came.thumb is not None, "within the limits"
+    longer = replace(came, thumb=came.thumb.model_copy(update={"comment": "<EMAIL_ADDRESS>" * 9}))
+    again = QuarantinedRow.from_row(longer, [make_reason("line", "why")]).reparse()
+    assert list(again.iter_contents()) == list(longer.iter_contents())
     refuse(tmp_path, text)
     assert Quarantine(tmp_path).discard_user_rows({"u-1"}) == 1
 

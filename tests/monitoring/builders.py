@@ -13,7 +13,7 @@ from abstain.core.contracts import Context, Interaction, Review
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.store.dataset import IngestedBatch
 from benchmarks.sample.handbook import build_handbook
-from benchmarks.sample.write import AnsweredQuestion, answered_questions
+from benchmarks.sample.write import AnsweredQuestion, read_answered_questions
 from tests.checkout import shipped_params
 from tests.data.decision_log.builders import decision, open_log
 
@@ -34,7 +34,7 @@ class GateAnswer:
 
 @lru_cache(maxsize=1)
 def sample() -> Sequence[AnsweredQuestion]:
-    return tuple(answered_questions(build_handbook()))
+    return tuple(read_answered_questions(build_handbook()))
 
 
 def traffic(
@@ -123,7 +123,7 @@ def write_data(folder: Path, answers: Sequence[GateAnswer]) -> None:
             "reviews": [one.review for one in own if one.review],
         }
         for name, content in rows.items():
-            text = "".join(f"{row.canonical()}\n" for row in content if row)
+            text = "".join(f"{row.to_json_line()}\n" for row in content if row)
             (folder / name / f"{number:06}.jsonl").write_text(text)
         arrived = own[-1].decision.decided_at.replace(hour=20)
         counts = {name: len(content) for name, content in rows.items()}

@@ -35,4 +35,4 @@ def test_states_are_the_means_over_tokens_of_the_answers_that_are_cached(tmp_pat
     assert has.tolist() == [True, False, True]
     expected = {at: torch.mean(row.float(), dim=0).numpy() for at, row in source.read([rows[0], rows[2]])}
     np.testing.assert_allclose(states, [expected[0], expected[1]], rtol=1e-6)
-    assert source.missing(rows) == 1
+    assert source.count_missing(rows) == 1

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from abstain.monitoring.drift import (
-    ROWS,
+    MAX_ROWS,
     classifier_two_sample_test,
     combine_p_values,
     measure_novelty,
     permutation_test,
 )
 from abstain.monitoring.group_permutation import GroupedSamples
-from benchmarks.monitoring import ALARMS, SHIFTS, Traffic, drift_alarms
+from benchmarks.monitoring import ALARMS, SHIFTS, Traffic, measure_drift_alarms
 
 TESTS = [permutation_test, classifier_two_sample_test, measure_novelty]
 REWRITTEN, NEW_TOPIC = SHIFTS[1:]
@@ -21,32 +21,32 @@ REWRITTEN, NEW_TOPIC = SHIFTS[1:]
 @pytest.mark.parametrize("recurring", ["all", "none"])
 def test_windows_like_those_before_raise_few_alarms(recurring: str) -> None:
     # 5 % are at most 4 of 20 in 997 of 1,000 such tests.
-    assert (drift_alarms(Traffic(recurring), SHIFTS[0], (400, 300), 4, 5) <= 4 / 20).all()  # type: ignore[arg-type]
+    assert (measure_drift_alarms(Traffic(recurring), SHIFTS[0], (400, 300), 4, 5) <= 4 / 20).all()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("recurring", ["all", "half"])
 def test_a_rewritten_handbook_of_one_of_ten_products_is_noticed(recurring: str) -> None:
-    shares = drift_alarms(Traffic(recurring), REWRITTEN, (600, 300), 1, 2)  # type: ignore[arg-type]
+    shares = measure_drift_alarms(Traffic(recurring), REWRITTEN, (600, 300), 1, 2)  # type: ignore[arg-type]
     assert dict(zip(ALARMS, shares, strict=True))["inputs (both)"] == 1
 
 
 def test_questions_about_a_topic_of_no_document_are_new_and_shown_as_examples() -> None:
     traffic = Traffic()
-    before, groups = traffic.rows(1500, 0)
-    now, own = traffic.rows(400, 1, new_topic=0.1)
+    before, groups = traffic.draw_rows(1500, 0)
+    now, own = traffic.draw_rows(400, 1, new_topic=0.1)
     found = measure_novelty(before, now, groups, own, 0)
     assert found.p_value <= 0.05 and found.share > found.expected + 0.03
     assert all(example < 40 for example in found.examples) and found.examples
 
 
 def test_what_recurs_is_not_new() -> None:
-    before, groups = Traffic().rows(1000, 0)
+    before, groups = Traffic().draw_rows(1000, 0)
     assert measure_novelty(before, before[:300], groups, groups[:300], 0).share < 0.05
 
 
 def test_the_rows_that_moved_are_the_examples() -> None:
-    before, groups = Traffic().rows(600, 0)
-    now, own = Traffic().rows(300, 1, rewritten=2.0)
+    before, groups = Traffic().draw_rows(600, 0)
+    now, own = Traffic().draw_rows(300, 1, rewritten=2.0)
     assert {own[one] // 10 for one in permutation_test(before, now, groups, own, 0).examples} == {0}
 
 
@@ -76,21 +76,21 @@ def test_nothing_is_said_of_nothing() -> None:
 
 @pytest.mark.parametrize("test", TESTS)
 def test_equal_arguments_give_equal_results(test) -> None:  # type: ignore[no-untyped-def]
-    (before, groups), (now, own) = Traffic().rows(200, 0), Traffic().rows(100, 1)
+    (before, groups), (now, own) = Traffic().draw_rows(200, 0), Traffic().draw_rows(100, 1)
     assert test(before, now, groups, own, 5) == test(before, now, groups, own, 5)
 
 
 def test_long_vectors_and_many_rows_are_reduced() -> None:
     generator = np.random.default_rng(0)
-    before = generator.standard_normal((ROWS + 500, 700)).astype(np.float32)
-    now = generator.standard_normal((ROWS + 500, 700)).astype(np.float32) + 0.2
-    groups = np.arange(ROWS + 500) % 50
+    before = generator.standard_normal((MAX_ROWS + 500, 700)).astype(np.float32)
+    now = generator.standard_normal((MAX_ROWS + 500, 700)).astype(np.float32) + 0.2
+    groups = np.arange(MAX_ROWS + 500) % 50
     found = permutation_test(before, now, groups, groups, 0)
-    assert found.p_value < 0.05 and max(found.examples) < ROWS + 500
+    assert found.p_value < 0.05 and max(found.examples) < MAX_ROWS + 500
 
 
 def test_rows_that_are_drawn_keep_their_documents() -> None:
-    groups = np.repeat(np.arange(50), (ROWS + 500) // 50)
+    groups = np.repeat(np.arange(50), (MAX_ROWS + 500) // 50)
     before, now = (
         5.0 * groups[:, None] + np.random.default_rng(seed).standard_normal((len(groups), 4)) for seed in (1, 2)
     )

@@ -5,7 +5,7 @@ import pytest
 
 from abstain.monitoring.expected_precision import check_calibration, estimate_precision
 from benchmarks.guarantee import Population
-from benchmarks.monitoring import calibration_alarms
+from benchmarks.monitoring import measure_calibration_alarms
 
 
 def test_expected_precision_is_the_mean_probability() -> None:
@@ -34,11 +34,11 @@ def test_too_few_documents_have_no_interval() -> None:
 @pytest.mark.parametrize("often", [1.0, 4.0, 0.25])
 def test_calibrated_probabilities_are_rarely_called_wrong(often: float) -> None:
     # 5 % are at most 42 of 600 in 99 of 100 such tests.
-    assert calibration_alarms(Population(0.75, 0.1, often, base_rate=0.85), 40, 5, 0.0, 600) <= 42 / 600
+    assert measure_calibration_alarms(Population(0.75, 0.1, often, base_rate=0.85), 40, 5, 0.0, 600) <= 42 / 600
 
 
 def test_probabilities_that_are_too_high_are_noticed() -> None:
-    assert calibration_alarms(Population(0.75, 0.1, base_rate=0.7), 40, 5, 0.15, 50) > 0.8
+    assert measure_calibration_alarms(Population(0.75, 0.1, base_rate=0.7), 40, 5, 0.15, 50) > 0.8
 
 
 def test_weights_decide_the_difference() -> None:

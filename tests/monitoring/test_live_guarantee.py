@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from abstain.monitoring import live_guarantee as tested
+from abstain.monitoring import live_guarantee
 from abstain.monitoring.live_guarantee import GuaranteedTarget, ReviewBatch
-from benchmarks.monitoring import BROKEN, TARGET, Reviews
+from benchmarks.monitoring import TARGET, VIOLATED, Reviews
 
 PROMISE = GuaranteedTarget("precision", TARGET)
 EMPTY = ReviewBatch(np.zeros(0, bool), np.zeros(0), np.zeros(0, int))
@@ -26,18 +26,18 @@ def batch(correct: list[int], document: list[int] | None = None, weight: list[fl
 
 
 def days(cell: Reviews, precision: float, seed: int = 3) -> list[ReviewBatch]:
-    return cell.year(cell.population(precision), np.random.default_rng(seed))
+    return cell.draw_year(cell.make_population(precision), np.random.default_rng(seed))
 
 
 def test_a_broken_promise_is_noticed_within_350_reviews_in_the_median() -> None:
-    assert np.median(INDEPENDENT.reviews_until_alarm(BROKEN, 60)) <= 350
+    assert np.median(INDEPENDENT.count_reviews_until_alarm(VIOLATED, 60)) <= 350
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("often", UNEVEN)
 def test_a_kept_promise_is_rarely_called_broken_where_the_same_documents_recur(often: float) -> None:
     # At 5 % more than 11 of 100 years would be seen once in 200 such tests; 2 % are expected.
-    assert np.isfinite(UNEVEN[often].reviews_until_alarm(TARGET, 100)).sum() <= 11
+    assert np.isfinite(UNEVEN[often].count_reviews_until_alarm(TARGET, 100)).sum() <= 11
 
 
 def test_documents_at_large_are_judged_and_not_those_that_happen_to_be_asked_about() -> None:
@@ -45,85 +45,96 @@ def test_documents_at_large_are_judged_and_not_those_that_happen_to_be_asked_abo
     generator = np.random.default_rng(1)
     right = np.array([1.0, 1.0, 1.0, 0.4])
     year = [batch(list(generator.random(4) < right), [0, 1, 2, 3]) for _ in range(300)]
-    found = tested.check_live_guarantee(year, PROMISE)
-    assert found.e_value > 1e6 and not found.broken and found.documents == 4
+    found = live_guarantee.check_live_guarantee(year, PROMISE)
+    assert found.e_value > 1e6 and not found.is_violated and found.documents == 4
 
 
 def test_weights_decide_what_the_precision_is() -> None:
     # Nine of ten reviews are of correct answers, which are reviewed four times as often: in truth 9 of 13.
     year = [batch([1] * 9 + [0], [10 * day + k for k in range(10)], [1.0] * 9 + [4.0]) for day in range(60)]
     even = [replace(one, weight=np.ones(10)) for one in year]
-    assert tested.check_live_guarantee(year, PROMISE).estimate == pytest.approx(9 / 13)
-    assert tested.check_live_guarantee(year, PROMISE).broken and not tested.check_live_guarantee(even, PROMISE).broken
+    assert live_guarantee.check_live_guarantee(year, PROMISE).estimate == pytest.approx(9 / 13)
+    assert (
+        live_guarantee.check_live_guarantee(year, PROMISE).is_violated
+        and not live_guarantee.check_live_guarantee(even, PROMISE).is_violated
+    )
 
 
 def test_the_alarm_comes_after_the_batch_that_makes_it_and_stays() -> None:
     worse = days(INDEPENDENT, 0.6)[:30]
     better = [batch([1] * 8, [1000 + 8 * day + k for k in range(8)]) for day in range(200)]
-    found = tested.check_live_guarantee([*worse, *better], PROMISE)
-    assert found.broken and found.broken_at is not None and found.broken_at < 30
-    assert not tested.check_live_guarantee(worse[: found.broken_at], PROMISE).broken
-    assert tested.check_live_guarantee(worse[: found.broken_at + 1], PROMISE).broken
-    assert found.e_value < found.peak
+    found = live_guarantee.check_live_guarantee([*worse, *better], PROMISE)
+    assert found.is_violated and found.violated_batch is not None and found.violated_batch < 30
+    assert not live_guarantee.check_live_guarantee(worse[: found.violated_batch], PROMISE).is_violated
+    assert live_guarantee.check_live_guarantee(worse[: found.violated_batch + 1], PROMISE).is_violated
+    assert found.e_value < found.max_e_value
 
 
 def test_an_error_rate_counts_what_was_withheld() -> None:
     half_wrong = [batch([1, 0], [2 * day, 2 * day + 1]) for day in range(100)]
     few, many = ([replace(one, coverage=share) for one in half_wrong] for share in (0.1, 0.5))
     promise = GuaranteedTarget("error_rate", 0.1)
-    assert not tested.check_live_guarantee(few, promise).broken and tested.check_live_guarantee(many, promise).broken
-    assert tested.check_live_guarantee(few, promise).estimate == pytest.approx(0.05)
-    assert tested.check_live_guarantee(many, promise).estimate == pytest.approx(0.25)
+    assert (
+        not live_guarantee.check_live_guarantee(few, promise).is_violated
+        and live_guarantee.check_live_guarantee(many, promise).is_violated
+    )
+    assert live_guarantee.check_live_guarantee(few, promise).estimate == pytest.approx(0.05)
+    assert live_guarantee.check_live_guarantee(many, promise).estimate == pytest.approx(0.25)
 
 
 def test_the_scale_of_weights_does_not_matter() -> None:
     year = days(UNEVEN[4.0], 0.87)[:100]
     scaled = [replace(one, weight=one.weight * 7) for one in year]
-    assert tested.check_live_guarantee(scaled, PROMISE).e_value == pytest.approx(
-        tested.check_live_guarantee(year, PROMISE).e_value
+    assert live_guarantee.check_live_guarantee(scaled, PROMISE).e_value == pytest.approx(
+        live_guarantee.check_live_guarantee(year, PROMISE).e_value
     )
 
 
 def test_a_bet_is_made_before_its_batch_comes() -> None:
     heavier = batch([1, 0], [7, 8], [5.0, 5.0])
-    scale = tested.sum_by_group([batch([1, 0]), batch([1, 1]), heavier, heavier], PROMISE).scale
+    scale = live_guarantee.sum_by_group([batch([1, 0]), batch([1, 1]), heavier, heavier], PROMISE).scale
     assert scale.tolist() == pytest.approx([1, 1, 1, 1, 1, 1, 14 / 6, 14 / 6])
 
 
 def test_names_of_documents_do_not_matter() -> None:
     year = days(UNEVEN[4.0], 0.87)[:100]
-    named = [replace(one, document=np.array([f"d{key}" for key in one.groups], object)) for one in year]
-    assert tested.check_live_guarantee(named, PROMISE) == tested.check_live_guarantee(year, PROMISE)
+    named = [replace(one, groups=np.array([f"d{key}" for key in one.groups], object)) for one in year]
+    assert live_guarantee.check_live_guarantee(named, PROMISE) == live_guarantee.check_live_guarantee(year, PROMISE)
 
 
 def test_the_confidence_sequence_holds_the_truth_and_narrows() -> None:
     years = [days(Reviews("new documents", 4, 2, 0.1), TARGET, seed) for seed in range(8)]
-    found = [tested.check_live_guarantee(year[:120], PROMISE) for year in years]
+    found = [live_guarantee.check_live_guarantee(year[:120], PROMISE) for year in years]
     assert sum(one.low <= TARGET <= one.high for one in found) >= 7
-    late, early = tested.check_live_guarantee(years[0], PROMISE), tested.check_live_guarantee(years[0][:20], PROMISE)
+    late, early = (
+        live_guarantee.check_live_guarantee(years[0], PROMISE),
+        live_guarantee.check_live_guarantee(years[0][:20], PROMISE),
+    )
     assert late.high - late.low < (early.high - early.low) / 2
     assert early.low < early.estimate < early.high
 
 
 def test_no_reviews_are_no_evidence() -> None:
     for nothing in ([], [EMPTY], [EMPTY, EMPTY]):
-        found = tested.check_live_guarantee(nothing, PROMISE)
-        assert (found.e_value, found.broken, found.low, found.high, found.reviews) == (1.0, False, 0.0, 1.0, 0)
+        found = live_guarantee.check_live_guarantee(nothing, PROMISE)
+        assert (found.e_value, found.is_violated, found.low, found.high, found.reviews) == (1.0, False, 0.0, 1.0, 0)
         assert np.isnan(found.estimate)
 
 
 def test_days_without_reviews_change_nothing() -> None:
     year = days(INDEPENDENT, 0.8)[:40]
-    found = tested.check_live_guarantee([EMPTY, *year, EMPTY], PROMISE)
-    assert found.e_value == pytest.approx(tested.check_live_guarantee(year, PROMISE).e_value) and found.broken
+    found = live_guarantee.check_live_guarantee([EMPTY, *year, EMPTY], PROMISE)
+    assert (
+        found.e_value == pytest.approx(live_guarantee.check_live_guarantee(year, PROMISE).e_value) and found.is_violated
+    )
 
 
 def test_one_document_is_no_judgement_of_a_promise() -> None:
-    found = tested.check_live_guarantee([batch([0], [1])] * 50, PROMISE)
-    assert not found.broken and found.documents == 1 and found.estimate == 0
+    found = live_guarantee.check_live_guarantee([batch([0], [1])] * 50, PROMISE)
+    assert not found.is_violated and found.documents == 1 and found.estimate == 0
 
 
 def test_one_document_with_very_many_reviews_costs_no_more_than_its_share() -> None:
     correct = [*[1] * 400, 0, 0]
-    found = tested.check_live_guarantee([batch([1, 1]), batch(correct, [5] * 402)], PROMISE)
+    found = live_guarantee.check_live_guarantee([batch([1, 1]), batch(correct, [5] * 402)], PROMISE)
     assert 0 < found.e_value < 1

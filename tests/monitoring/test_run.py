@@ -48,7 +48,7 @@ class WordCounts:
     embedded: list[str] = field(default_factory=list)
 
     def interactions(self, ids: Sequence[str]) -> Mapping[str, Interaction]:
-        return queries.interactions(self.database, ids)
+        return queries.read_interactions(self.database, ids)
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         self.embedded += texts

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from abstain.learning.metrics.bootstrap import BootstrapConfig
-from abstain.release import degradation_checks as drops
-from abstain.release import evaluation_set as evaluation_window
+from abstain.release import degradation_checks, evaluation_set
 
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (drops, evaluation_window):
-        monkeypatch.setattr(module, "RESAMPLES", BootstrapConfig(100, 3))
+    for module in (degradation_checks, evaluation_set):
+        monkeypatch.setattr(module, "RESAMPLING", BootstrapConfig(100, 3))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gate import Nights, shipped, simulate
-from benchmarks.guarantee import most_that_are_broken
+from benchmarks.gate import Nights, load_shipped_params, simulate
+from benchmarks.guarantee import compute_max_violations
 
 RUNS = 30
 
@@ -13,13 +13,13 @@ RUNS = 30
 @pytest.mark.heavy
 def test_equal_challengers_are_rarely_promoted_and_rarely_refused_for_what_did_not_get_worse() -> None:
     """Twelve nights that share the level, one after another on the same small hold-out."""
-    nights = Nights(20, 10, 3, carried=0.8, params=shipped(looks=12, false_promotions=0.1))
+    nights = Nights(20, 10, 3, carried=0.8, params=load_shipped_params(looks=12, false_promotions=0.1))
     found = simulate(nights, 12, RUNS)
-    assert found.promoted * RUNS <= most_that_are_broken(RUNS)
-    assert found.refused <= 0.1, found.by
+    assert found.promotion_rate * RUNS <= compute_max_violations(RUNS)
+    assert found.degradation_rate <= 0.1, found.rate_by_check
 
 
 @pytest.mark.heavy
 def test_a_better_challenger_is_found_within_five_nights() -> None:
-    nights = Nights(50, 20, 4, carried=0.8, better=0.05)
-    assert simulate(nights, 5, RUNS).promoted >= 0.6
+    nights = Nights(50, 20, 4, carried=0.8, auroc_gain=0.05)
+    assert simulate(nights, 5, RUNS).promotion_rate >= 0.6

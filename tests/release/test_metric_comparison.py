@@ -17,7 +17,7 @@ CHAMPION = "v1.0.0"
 
 def test_every_figure_is_that_of_both_with_an_interval_of_the_difference() -> None:
     both = window(rows=600, probe=1.4, champion=0.8)
-    both = replace(both, probability=both.confidences[CANDIDATE], champion_probability=both.confidences[CHAMPION])
+    both = replace(both, probabilities=both.confidences[CANDIDATE], champion_probability=both.confidences[CHAMPION])
     found = {one.figure: one for one in compare_metrics(both, CHAMPION)}
     assert list(found) == [
         "AUROC",
@@ -42,7 +42,7 @@ def test_a_champion_without_probabilities_has_no_brier_score() -> None:
 def test_the_decision_carries_it_and_a_first_version_has_none() -> None:
     decision = judged()
     assert [one.figure for one in decision.comparison][:2] == ["AUROC", "AURC"]
-    assert decision.approved == all(check.passed is not False for check in decision.checks)
+    assert decision.is_approved == all(check.passed is not False for check in decision.checks)
     assert judged(champion=None).comparison == ()
 
 

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from abstain.data.decision_log.queries import PairedDecision
-from abstain.data.store.dataframes import FEEDBACK, INTERACTIONS, REVIEWS, StoreFrames
+from abstain.data.store.dataframes import INTERACTION_DTYPES, REVIEW_DTYPES, THUMB_DTYPES, StoreFrames
 from abstain.release.evaluation_set import CANDIDATE
-from abstain.release.paired_reviews import join_paired_reviews, make_evaluation_set, reviews_digest
+from abstain.release.paired_reviews import hash_reviews, join_paired_reviews, make_evaluation_set
 from tests.checkout import shipped_params
 from tests.data.builders import later
 
@@ -23,7 +23,7 @@ def pair(key: str, shadow: float = 0.25, probability: float | None = 0.5) -> Pai
 def frames(reviews: list[tuple[str, bool, float | None]], interactions: int = 200) -> StoreFrames:
     """Answers q-0, q-1 ... about a document each two; reviews by key, whether correct, and inclusion probability."""
     asked = {
-        **dict.fromkeys(INTERACTIONS),
+        **dict.fromkeys(INTERACTION_DTYPES),
         "interaction_id": [f"q-{n}" for n in range(interactions)],
         "group": [f"doc-{n // 2}" for n in range(interactions)],
     }
@@ -36,8 +36,10 @@ def frames(reviews: list[tuple[str, bool, float | None]], interactions: int = 20
         "reviewed_at": [later(n) for n in range(len(keys))],
         "reviewer": "sme-1",
     }
-    empty = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in FEEDBACK.items()})
-    return StoreFrames(pd.DataFrame(asked), empty, pd.DataFrame(said, columns=list(REVIEWS)).astype(REVIEWS))
+    empty = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in THUMB_DTYPES.items()})
+    return StoreFrames(
+        pd.DataFrame(asked), empty, pd.DataFrame(said, columns=list(REVIEW_DTYPES)).astype(REVIEW_DTYPES)
+    )
 
 
 def test_the_reviewed_ones_are_joined_by_id_and_the_last_review_of_one_counts() -> None:
@@ -76,6 +78,6 @@ def test_equal_digests_say_that_nothing_was_reviewed_since() -> None:
     again = join_paired_reviews(
         [*reversed(both), pair("q-5")], frames([("q-1", True, 0.5), ("q-9", True, 0.5)]), LABELS
     )
-    assert reviews_digest(first) == reviews_digest(again)
+    assert hash_reviews(first) == hash_reviews(again)
     for reviews in ([("q-1", False, 0.5)], [("q-1", True, 0.4)], [("q-1", True, 0.5), ("q-2", True, 0.5)]):
-        assert reviews_digest(join_paired_reviews(both, frames(reviews), LABELS)) != reviews_digest(first)
+        assert hash_reviews(join_paired_reviews(both, frames(reviews), LABELS)) != hash_reviews(first)

@@ -14,7 +14,7 @@ import pytest
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.learning.metrics.bootstrap import BootstrapConfig
-from abstain.release import evaluation_set as evaluation_window
+from abstain.release import evaluation_set
 from abstain.release.champion_comparison import EMPTY_BUDGET, ComparisonBudget
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCheck
 from abstain.release.holdout_guarantee import MissingGuarantee, explain_unchecked_guarantee
@@ -108,7 +108,7 @@ def check(decision: PromotionDecision, name: str) -> PromotionCheck:
 
 def test_a_clear_winner_is_approved_and_every_question_was_asked() -> None:
     decision = judged()
-    assert decision.approved
+    assert decision.is_approved
     assert decision.reasons == []
     assert [c.name for c in decision.checks] == [
         "precision",
@@ -134,12 +134,12 @@ def twins() -> EvaluationSet:
 def test_an_equal_challenger_is_refused() -> None:
     decision = judged(twins(), measured=replace(MEASURED, champion_threshold=MEASURED.threshold))
     assert failed(decision) == {"new threshold"}
-    assert not decision.approved
+    assert not decision.is_approved
 
 
 def test_a_new_threshold_for_the_same_weights_is_judged_by_the_precision_that_it_guarantees() -> None:
     moved = replace(MEASURED, champion_threshold=0.4)
-    assert judged(twins(), measured=moved).approved
+    assert judged(twins(), measured=moved).is_approved
     unkept = replace(moved, threshold=0.05, target_precision=0.95)
     assert failed(judged(twins(), measured=unkept, max_slice_drop=0.9)) == {"precision"}
 
@@ -157,7 +157,7 @@ def test_an_error_rate_that_was_guaranteed_is_held_too() -> None:
     rate = wrong.mean()
     assert 0.01 < rate < 0.2
     kept = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.01), max_error_rate_excess=0.02)
-    assert kept.approved and check(kept, "error rate").value == pytest.approx(rate)
+    assert kept.is_approved and check(kept, "error rate").value == pytest.approx(rate)
     broken = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.015), max_error_rate_excess=0.01)
     assert failed(broken) == {"error rate"}
     assert "shown and incorrect, of all answers" in check(broken, "error rate").message
@@ -226,11 +226,11 @@ def test_the_level_of_a_look_decides() -> None:
 def test_a_hold_out_that_was_looked_at_as_often_as_it_may_be_promotes_nothing() -> None:
     one, two = EMPTY_BUDGET.spend(PARAMS), ComparisonBudget(2, 0.1)
     assert one == ComparisonBudget(1, 0.05) and one.spend(PARAMS) == two and two.spend(PARAMS) is None
-    assert judged(taken=one).approved
+    assert judged(taken=one).is_approved
     used_up = judged(taken=two)
     assert failed(used_up) == {"better than champion v1.0.0"}
     assert "compared on 2 times, as often as gate.looks allows" in check(used_up, "better than champion v1.0.0").message
-    assert judged(taken=two, champion=None).approved  # nothing is compared with
+    assert judged(taken=two, champion=None).is_approved  # nothing is compared with
 
 
 def test_levels_that_changed_midway_are_added_up() -> None:
@@ -244,7 +244,7 @@ def test_levels_that_changed_midway_are_added_up() -> None:
 
 
 def test_a_night_without_a_guarantee_takes_no_look() -> None:
-    unguaranteed = replace(MEASURED, unguaranteed=NONE)
+    unguaranteed = replace(MEASURED, missing_guarantee=NONE)
     assert judged().used_comparison and judged(probe_is_worse()).used_comparison
     assert not judged(measured=unguaranteed).used_comparison and not judged(champion=None).used_comparison
 
@@ -260,7 +260,7 @@ def test_a_version_that_shows_a_tenth_of_what_production_shows_is_refused() -> N
     assert failed(decision) == {"coverage"}
     assert "10% of the answers shown" in check(decision, "coverage").message
     asked = judged(holdout, measured=replace(MEASURED, threshold=few, same_target=False))
-    assert asked.approved and check(asked, "coverage").passed is None
+    assert asked.is_approved and check(asked, "coverage").passed is None
     assert asked.to_dict()["checks"][[c.name for c in asked.checks].index("coverage")]["value"] is None
 
 
@@ -307,11 +307,11 @@ def test_a_figure_that_is_nan_fails(measured: dict[str, float], name: str) -> No
 )
 def test_limits_on_parity_and_latency(measured: dict[str, float], name: str) -> None:
     assert failed(judged(measured=replace(MEASURED, **measured))) == {name}
-    assert judged(measured=replace(MEASURED, parity=1e-4, latency_p99_ms=20.0)).approved
+    assert judged(measured=replace(MEASURED, parity=1e-4, latency_p99_ms=20.0)).is_approved
 
 
 def test_a_threshold_that_is_nan_shows_nothing_and_is_refused() -> None:
-    assert not judged(measured=replace(MEASURED, threshold=float("nan")), champion=None).approved
+    assert not judged(measured=replace(MEASURED, threshold=float("nan")), champion=None).is_approved
 
 
 def test_confidences_that_do_not_mean_what_they_say_fail() -> None:
@@ -329,13 +329,13 @@ def test_the_newest_window_is_judged_only_where_it_is_large_enough() -> None:
     shown = check(few, "newest window")
     assert shown.passed is None
     assert (shown.message, shown.value < -0.02) == ("19 reviewed answers, too few to judge", True)
-    assert few.approved
+    assert few.is_approved
 
 
 def test_an_empty_newest_window_is_not_judged() -> None:
     nothing = np.array([])
     empty = EvaluationSet(nothing.astype(int), nothing, nothing, {CANDIDATE: nothing, "v1.0.0": nothing})
-    assert judged(newest=empty).approved
+    assert judged(newest=empty).is_approved
 
 
 def test_the_newest_window_may_lose_a_little() -> None:
@@ -348,7 +348,7 @@ def test_the_newest_window_may_lose_a_little() -> None:
 
 def test_a_newest_window_of_one_kind_ranks_nothing_and_is_not_judged() -> None:
     decision = judged(newest=replace(window(seed=10), correct=np.ones(400, int)))
-    assert decision.approved and check(decision, "newest window").passed is None
+    assert decision.is_approved and check(decision, "newest window").passed is None
     assert "all of one kind" in check(decision, "newest window").message
 
 
@@ -388,7 +388,7 @@ def test_a_small_product_is_shown_and_not_judged() -> None:
     decision = judged(replace(holdout, products=products, correct=correct), max_ece=1.0)
     rare = check(decision, "slice rare")
     assert (rare.passed, rare.value) == (None, 0.0)
-    assert decision.approved
+    assert decision.is_approved
 
 
 def test_a_changed_holdout_is_refused() -> None:
@@ -424,13 +424,13 @@ def erased(holdout: EvaluationSet, **more: Any) -> PromotionDecision:
 def test_an_equal_challenger_replaces_a_tainted_champion() -> None:
     names = ("not worse than v1.0.0", "as precise", "newest window", "same hold-out", "precision", "latency")
     decision = erased(twins())
-    assert decision.approved and {c.name for c in decision.checks} >= set(names)
+    assert decision.is_approved and {c.name for c in decision.checks} >= set(names)
     assert check(decision, "not worse than v1.0.0").value == 1
 
 
 @pytest.mark.heavy
 def test_an_equally_good_challenger_is_not_worse_with_enough_rows() -> None:
-    passed = {rows: sum(erased(related(rows, 1.2, 1.2, seed)).approved for seed in range(20)) for rows in (60, 1000)}
+    passed = {rows: sum(erased(related(rows, 1.2, 1.2, seed)).is_approved for seed in range(20)) for rows in (60, 1000)}
     assert passed[1000] >= 19
     assert passed[60] < passed[1000]
 
@@ -463,7 +463,7 @@ def test_a_wider_margin_never_refuses_more() -> None:
 
 def test_what_is_better_is_not_worse() -> None:
     decision = erased(window())
-    assert decision.approved
+    assert decision.is_approved
     assert (
         check(decision, "not worse than v1.0.0").value >= check(judged(window()), "better than champion v1.0.0").value
     )
@@ -508,10 +508,10 @@ def test_worse_and_accepted_is_shown_and_not_judged() -> None:
     measured = replace(MEASURED, champion_threshold=0.5, target_precision=0.6)
     assert {"not worse than v1.0.0", "newest window"} <= failed(judged(worse, newest, measured, rule="not_worse"))
     decision = judged(worse, newest, measured, rule="accepted")
-    assert decision.approved
+    assert decision.is_approved
     compared = [check(decision, name) for name in ("not worse than v1.0.0", "newest window")]
     assert all(one.passed is None and one.value < one.limit for one in compared)
-    assert not judged(worse, newest, replace(measured, parity=1.0), rule="accepted").approved
+    assert not judged(worse, newest, replace(measured, parity=1.0), rule="accepted").is_approved
     assert failed(judged(worse, newest, measured, rule="accepted", same_holdout=False)) == {"same hold-out"}
 
 
@@ -521,7 +521,7 @@ def test_a_hold_out_without_erased_answers_says_how_many() -> None:
 
 def test_a_first_version_must_beat_both_baselines() -> None:
     decision = judged(champion=None)
-    assert decision.approved
+    assert decision.is_approved
     assert {"better than length_only", "better than base rate"} < {c.name for c in decision.checks}
     assert "same hold-out" not in {c.name for c in decision.checks}
 
@@ -544,8 +544,8 @@ def test_a_first_version_whose_threshold_shows_nothing_is_refused() -> None:
 
 
 def test_a_decision_without_a_judged_check_is_no_approval() -> None:
-    assert not PromotionDecision().approved
-    assert not PromotionDecision((PromotionCheck(Code.NOT_BETTER, "shown only", None, 1.0, 0.0, ""),)).approved
+    assert not PromotionDecision().is_approved
+    assert not PromotionDecision((PromotionCheck(Code.NOT_BETTER, "shown only", None, 1.0, 0.0, ""),)).is_approved
 
 
 @pytest.mark.parametrize("champion", ["v1.0.0", None])
@@ -589,26 +589,28 @@ def test_one_group_says_nothing_of_others_and_fails_closed(champion: str | None)
 
 
 NONE = MissingGuarantee("about 500 more reviews are needed", 500)
-UNGUARANTEED = replace(MEASURED, unguaranteed=NONE, may_lack_guarantee=True)
+UNGUARANTEED = replace(MEASURED, missing_guarantee=NONE, allow_missing_guarantee=True)
 
 
 def test_a_candidate_without_a_guarantee_goes_live_only_where_it_may() -> None:
     few = window(rows=12, probe=0.0)
     first = judged(few, few, UNGUARANTEED, champion=None)
-    assert first.approved and not judged(few, few, champion=None).approved
+    assert first.is_approved and not judged(few, few, champion=None).is_approved
     assert {check.name for check in first.checks if check.passed is not None} == {
         "guarantee",
         "ONNX parity",
         "latency",
     }
-    refused = judged(few, few, replace(UNGUARANTEED, may_lack_guarantee=False), champion=None)
-    assert [one.coded for one in refused.reasons] == ["A302 guarantee: none: about 500 more reviews are needed"]
-    assert not judged(few, few, replace(UNGUARANTEED, latency_p99_ms=21), champion=None).approved
+    refused = judged(few, few, replace(UNGUARANTEED, allow_missing_guarantee=False), champion=None)
+    assert [one.message_with_code for one in refused.reasons] == [
+        "A302 guarantee: none: about 500 more reviews are needed"
+    ]
+    assert not judged(few, few, replace(UNGUARANTEED, latency_p99_ms=21), champion=None).is_approved
 
 
 def test_the_decision_says_as_data_whether_anything_is_guaranteed_and_what_is_missing() -> None:
     first, refused = (
-        judged(measured=replace(UNGUARANTEED, may_lack_guarantee=may), champion=None).to_dict() for may in (True, False)
+        judged(measured=replace(UNGUARANTEED, allow_missing_guarantee=may), champion=None).to_dict() for may in (True, False)
     )
     for record, approved in ((first, True), (refused, False)):
         assert (record["approved"], record["guaranteed"], record["more_reviews"]) == (approved, False, 500)
@@ -662,8 +664,8 @@ def test_an_unchecked_guarantee_is_judged_as_none_and_named_apart() -> None:
     few = showing(12)
     few.confidences["length_only"] = few.confidences[CANDIDATE]
     found = explain_unchecked_guarantee(few, 0.5, PARAMS, reviews=60, frozen=False)
-    first = judged(few, few, replace(MEASURED, unguaranteed=found, may_lack_guarantee=True), champion=None)
-    assert first.approved and not first.guaranteed and first.more_reviews == 40
+    first = judged(few, few, replace(MEASURED, missing_guarantee=found, allow_missing_guarantee=True), champion=None)
+    assert first.is_approved and not first.has_guarantee and first.more_reviews == 40
     guarantee = check(first, "guarantee")
     assert guarantee.message.startswith("not checked yet: the hold-out shows 12 of")
     assert (guarantee.value, guarantee.limit) == (12, 20)
@@ -682,5 +684,5 @@ def passed_when_worse(samples: int) -> None:
 
 
 if __name__ == "__main__":
-    evaluation_window.RESAMPLES = BootstrapConfig(100, 3)
+    evaluation_set.RESAMPLING = BootstrapConfig(100, 3)
     passed_when_worse(int(sys.argv[1]))

@@ -12,9 +12,9 @@ from abstain.core.errors import AbstainError
 from abstain.release.registry import (
     Registry,
     RegistryEvent,
+    get_next_version,
     load_registry,
     make_version_tag,
-    next_version,
     parse_registry,
     parse_version,
     parse_version_tags,
@@ -34,7 +34,7 @@ def registry(*versions: str) -> Registry:
 
 
 def rolled_back(made: Registry, wanted: str | None = None, reason: str = "complaints") -> Registry:
-    return made.roll_back(event(made.rollback_target(wanted).version, "rollback", reason))
+    return made.roll_back(event(made.find_rollback_target(wanted).version, "rollback", reason))
 
 
 def test_a_version_without_a_guarantee_is_marked_with_the_reviews_that_are_missing() -> None:
@@ -47,8 +47,8 @@ def test_a_version_without_a_guarantee_is_marked_with_the_reviews_that_are_missi
         "without a guarantee, an estimated 1,200 more reviews are needed",
     ]
     made = Registry().promote(missing)
-    assert not made.guaranteed and parse_registry(made.to_json()) == made
-    assert not Registry().guaranteed and registry("v1.0.0").guaranteed
+    assert not made.has_guarantee and parse_registry(made.to_json()) == made
+    assert not Registry().has_guarantee and registry("v1.0.0").has_guarantee
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_version_without_a_guarantee_is_marked_with_the_reviews_that_are_missi
     ],
 )
 def test_the_next_version(promoted: list[str], tags: list[str], expected: str) -> None:
-    assert next_version(promoted, tags) == expected
+    assert get_next_version(promoted, tags) == expected
 
 
 VERSIONS = st.lists(st.tuples(*[st.integers(0, 30)] * 3).map(lambda three: "v{}.{}.{}".format(*three)), min_size=1)
@@ -74,7 +74,7 @@ VERSIONS = st.lists(st.tuples(*[st.integers(0, 30)] * 3).map(lambda three: "v{}.
 def test_the_next_version_is_above_all_that_were_promoted_and_has_no_tag(
     promoted: list[str], tagged: list[str]
 ) -> None:
-    new = next_version(promoted, map(make_version_tag, tagged))
+    new = get_next_version(promoted, map(make_version_tag, tagged))
     assert parse_version(new) > max(map(parse_version, promoted)) and new not in tagged
 
 
@@ -106,7 +106,7 @@ def test_an_empty_registry_has_nothing_in_production(tmp_path: Path) -> None:
     empty = load_registry(tmp_path / "registry.json")
     assert (empty.production, empty.production_version) == (None, None)
     with pytest.raises(AbstainError, match="nothing is in production yet: run `abstain retrain` first"):
-        empty.rollback_target(None)
+        empty.find_rollback_target(None)
 
 
 def test_a_version_is_promoted_once() -> None:
@@ -128,7 +128,7 @@ def test_promoting_leaves_the_old_registry_alone() -> None:
 
 def test_a_rollback_goes_to_the_version_before_by_number_and_blocks_the_one_left() -> None:
     made = registry("v1.2.0", "v1.9.0", "v1.10.0", "v1.11.0")
-    assert made.rollback_target(None).version == "v1.10.0"
+    assert made.find_rollback_target(None).version == "v1.10.0"
     left = rolled_back(made, reason="worse on gold")
     assert left.production_version == "v1.10.0"
     assert left.blocked == {"v1.11.0": "worse on gold"}
@@ -138,34 +138,34 @@ def test_a_rollback_goes_to_the_version_before_by_number_and_blocks_the_one_left
 
 def test_a_rollback_may_name_its_version() -> None:
     made = registry("v1.0.0", "v1.1.0", "v1.2.0")
-    assert made.rollback_target("v1.0.0").version == "v1.0.0"
+    assert made.find_rollback_target("v1.0.0").version == "v1.0.0"
 
 
 @pytest.mark.parametrize("wanted", ["v1.2.0", "v9.0.0"])
 def test_a_rollback_to_what_is_in_production_or_never_was_lists_the_choices(wanted: str) -> None:
     made = registry("v1.0.0", "v1.1.0", "v1.2.0")
     with pytest.raises(AbstainError, match=f"no version {wanted} to roll back to: .* not blocked: v1.0.0, v1.1.0$"):
-        made.rollback_target(wanted)
+        made.find_rollback_target(wanted)
 
 
 def test_a_blocked_version_is_no_target() -> None:
     left = rolled_back(registry("v1.0.0", "v1.1.0"))
     with pytest.raises(AbstainError, match="no version v1.1.0 to roll back to: .* not blocked: none$"):
-        left.rollback_target("v1.1.0")
+        left.find_rollback_target("v1.1.0")
     with pytest.raises(AbstainError, match="no version before v1.0.0 to roll back to"):
-        left.rollback_target(None)
+        left.find_rollback_target(None)
 
 
 def test_after_a_rollback_the_next_promotion_can_be_rolled_back_too() -> None:
     made = rolled_back(registry("v1.0.0", "v1.1.0")).promote(event("v1.2.0"))
-    assert made.rollback_target(None).version == "v1.0.0"
+    assert made.find_rollback_target(None).version == "v1.0.0"
 
 
 def test_a_rollback_without_a_name_never_goes_to_a_newer_version() -> None:
     made = rolled_back(registry("v1.0.0", "v1.1.0", "v1.2.0"), "v1.0.0")
     with pytest.raises(AbstainError, match="no version before v1.0.0 to roll back to: .* not blocked: v1.1.0$"):
-        made.rollback_target(None)
-    assert made.rollback_target("v1.1.0").version == "v1.1.0"
+        made.find_rollback_target(None)
+    assert made.find_rollback_target("v1.1.0").version == "v1.1.0"
 
 
 LATER, LAST = (datetime(2026, 11, day, tzinfo=UTC) for day in (20, 21))

@@ -32,8 +32,8 @@ def swapped(paired: EvaluationSet) -> EvaluationSet:
 
 def test_it_is_told_apart_in_either_direction_at_the_level_of_a_look() -> None:
     clear = window(probe=1.6, champion=0.8)
-    assert compared(clear).verdict == "better" and compared(swapped(clear)).verdict == "worse"
-    assert compared(window(probe=0.8, champion=0.8, seed=4)).verdict == "not told apart"
+    assert compared(clear).outcome == "better" and compared(swapped(clear)).outcome == "worse"
+    assert compared(window(probe=0.8, champion=0.8, seed=4)).outcome == "not told apart"
     assert compared(clear).check.limit == pytest.approx(PARAMS.false_promotions / PARAMS.looks)
 
 
@@ -44,7 +44,7 @@ def test_each_shows_at_its_own_threshold() -> None:
         shown = paired.confidences[who] >= THRESHOLDS[who]
         assert getattr(found["shown"], name) == pytest.approx(shown.mean())
         assert getattr(found["precision of what is shown"], name) == pytest.approx(paired.correct[shown].mean())
-    counts = compared(paired).answers
+    counts = compared(paired).shown_counts
     own, other = (paired.confidences[who] >= THRESHOLDS[who] for who in (CANDIDATE, CHAMPION))
     assert counts["shadow"] == {"answers": (own & ~other).sum(), "correct": paired.correct[own & ~other].sum()}
     assert sum(of["answers"] for of in counts.values()) == len(paired.correct)
@@ -62,8 +62,8 @@ def test_answers_that_were_drawn_rarely_weigh_more() -> None:
         confidences={name: np.concatenate([both.confidences[name], other.confidences[name]]) for name in names},
         weight=np.repeat([1 / 50, 1.0], len(both.correct)),
     )
-    assert compared(mixed).verdict == "worse"
-    assert compared(replace(mixed, weight=None)).verdict == "not told apart"
+    assert compared(mixed).outcome == "worse"
+    assert compared(replace(mixed, weight=None)).outcome == "not told apart"
 
 
 def test_without_a_look_left_nothing_is_compared() -> None:
@@ -111,7 +111,7 @@ def reviewed(paired: EvaluationSet, shown: float, withheld: float, seed: int) ->
 def false_verdicts(runs: int, **options: Any) -> dict[str, float]:
     """How often an equal shadow is told apart, by which verdict."""
     found = [
-        compared(reviewed(window(rows=1200, probe=0.8, champion=0.8, seed=4 * run), seed=run, **options)).verdict
+        compared(reviewed(window(rows=1200, probe=0.8, champion=0.8, seed=4 * run), seed=run, **options)).outcome
         for run in range(runs)
     ]
     return {verdict: found.count(verdict) / runs for verdict in ("better", "worse")}

@@ -316,10 +316,10 @@ def _measured(served: float, guaranteed: float | None) -> str:
         },
         "slices": slices.rename(columns={"stratum": "by"}).to_dict("records"),
         "audits": {
-            "context_removed": audits.context_removed(
+            "context_removed": audits.audit_context_removed(
                 correct, scores[few], changed[few], weight, group, BootstrapConfig(200, 1)
             ),
-            "answers_shuffled": audits.answers_shuffled(correct, scores[few], changed[few], weight, {"probe": served}),
+            "answers_shuffled": audits.audit_answers_shuffled(correct, scores[few], changed[few], weight, {"probe": served}),
             "product_left_out": [
                 {
                     "product": "Gold Card",
@@ -365,11 +365,11 @@ def _measured(served: float, guaranteed: float | None) -> str:
     ]
     tables = {
         "threshold": build_threshold_table(correct, own, marked, weight, rouge),
-        "roc": curves.roc(correct, scores[few], weight),
-        "risk_coverage": curves.risk_coverage(correct, scores[few], weight),
+        "roc": curves.make_roc_table(correct, scores[few], weight),
+        "risk_coverage": curves.make_risk_coverage_table(correct, scores[few], weight),
         "reliability": pd.DataFrame(reliability),
-        "reliability_by_product": curves.reliability_by(pd.Series(products), correct, probability, weight, 20),
-        "confidence": curves.histogram(correct, own, weight),
+        "reliability_by_product": curves.make_slice_reliability_table(pd.Series(products), correct, probability, weight, 20),
+        "confidence": curves.make_confidence_histogram(correct, own, weight),
     }
     rows = {name: table.to_dict("records") for name, table in tables.items()}
     return json.dumps(_null([metrics, evaluation, rows]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from abstain.core.formatting import format_number, format_percent, format_percent_near
 from abstain.core.markdown import bold, document, escape, heading, paragraph, records_table, table, to_single_line
 from abstain.reports.evaluation import EvaluationResult, leaderboard_table, render_evaluation
-from abstain.reports.page import STATUS_MARKS, State, headline_section, render_html, without_images
+from abstain.reports.page import STATUS_MARKS, State, headline_section, render_html, replace_images
 from abstain.reports.plots import PLOTS
 from tests.reports.builders import GUARANTEED, HEURISTIC, LINK, NASTY, ROWS, TAG, evaluated
 from tests.reports.reading import READER, Page, said_in_markdown, said_on_page, shown, tokens, words
@@ -673,7 +673,7 @@ def test_what_a_plot_shows_is_what_the_figures_say() -> None:
 
 
 def test_where_no_file_lies_beside_it_plots_can_be_told_in_words() -> None:
-    told = without_images(MARKDOWN)
+    told = replace_images(MARKDOWN)
     assert "image" not in {token.type for token in tokens(told)}
     assert words(shown(told)) == words(shown(MARKDOWN))
 
@@ -689,7 +689,7 @@ def test_a_markdown_table_has_one_line_a_row() -> None:
             {"a": 2, "b": bold("failed"), "c": None, "d": TAG},
             {"a": 3, "b": bold("a*b"), "c": float("nan"), "d": ""},
         ],
-        words=("d",),
+        text_columns=("d",),
     )
     assert records.splitlines()[:2] == ["| a | b | c | d |", "| --- | ---: | ---: | --- |"]
     assert len(records.splitlines()) == 5

@@ -12,10 +12,10 @@ from abstain.core.contracts import Interaction
 from abstain.review.workbook import (
     COLUMNS,
     ReviewRow,
+    make_reviewer_cells,
+    make_sampled_cells,
     make_workbook,
     read_workbook,
-    reviewer_cells,
-    sampled_cells,
     to_bytes,
 )
 
@@ -26,8 +26,11 @@ Cells = Mapping[str, Any]
 
 def write_file(path: Path, *interactions: Interaction, cells: Cells | None = None, **sampled: Any) -> Path:
     """A review file at `path`; every row is drawn as `sampled` says and filled in with `cells`."""
-    drawn = {"why": "random", "drawn": 3, "of": 17, **sampled}
-    rows = [{**sampled_cells(one, **drawn), **reviewer_cells(None), **(cells or {})} for one in interactions]
+    selection = {"reason": "random", "n_sampled": 3, "n_population": 17, **sampled}
+    rows = [
+        {**make_sampled_cells(interaction, **selection), **make_reviewer_cells(None), **(cells or {})}
+        for interaction in interactions
+    ]
     path.write_bytes(to_bytes(make_workbook(rows, SEAL_KEY)))
     return path
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
+from abstain.data.store.dataset import REVIEW_QUEUE_PREFIX, DataStore
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.review.candidates import read_candidates, stream_interactions
 from tests.data.builders import ASKED, NOW, PARAMS, accept_all, alone, later, row, thumb, verdict, write_lines
 
 
 def take(data: Path, *rows: dict, name: str = "history.jsonl") -> DataStore:
     file = write_lines(data.parent / name, *rows)
-    report = ingest(explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
+    report = ingest(make_explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
     assert report.accepted == len(rows), report.reasons
     return DataStore(data)
 
@@ -82,7 +82,7 @@ def test_window_holds_what_is_known_of_a_row(data: Path) -> None:
 
 def test_verdict_of_the_queue_is_known_by_its_source(data: Path) -> None:
     take(data, asked("a", 0), asked("b", 0), asked("c", 0, review=verdict(inclusion_probability=0.5)))
-    take(data, alone(verdict(inclusion_probability=0.1), "a"), name=f"{REVIEW_QUEUE}-week 1.jsonl")
+    take(data, alone(verdict(inclusion_probability=0.1), "a"), name=f"{REVIEW_QUEUE_PREFIX}-week 1.jsonl")
     store = take(data, alone(verdict(), "b"), name="other.jsonl")
     frame = read_candidates(store).frame
     assert frame["reviewed"].all()

@@ -14,11 +14,11 @@ from abstain.core.errors import AbstainError
 from abstain.core.json_lines import to_json_lines
 from abstain.data.decision_log import queue
 from abstain.data.labels.answer_labels import resolve_reviews, select_latest_reviews
-from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
+from abstain.data.store.dataset import REVIEW_QUEUE_PREFIX, DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.decision_log import DecisionLogSource
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.review.candidates import read_candidates
 from abstain.review.export import collect_sample, describe_sample, make_review_file
 from abstain.review.import_reviews import parse_reviews
@@ -82,9 +82,9 @@ def bring(data: Path, path: Path, now: datetime) -> IngestReport:
         known.setdefault(review.interaction_id, []).append(review)
     found = parse_reviews(rows_of(path).values(), now, known)
     assert found.problems == ()
-    lines = data.parent / f"{REVIEW_QUEUE}-{path.stem}.jsonl"
+    lines = data.parent / f"{REVIEW_QUEUE_PREFIX}-{path.stem}.jsonl"
     lines.write_bytes(to_json_lines(found.reviews))
-    return ingest(explicit_sources([str(lines)]), data, PARAMS, now, validate=accept_all)
+    return ingest(make_explicit_sources([str(lines)]), data, PARAMS, now, validate=accept_all)
 
 
 def weights(data: Path) -> pd.Series:
@@ -129,7 +129,7 @@ def test_drawn_row_comes_back_with_its_probability(data: Path) -> None:
 def test_review_too_long_for_a_cell_does_not_stop_the_export(data: Path) -> None:
     first, _ = export(data, 40)
     words = verdict(days=60, ideal_answer="\N{PILE OF POO}" * 20_000, inclusion_probability=0.2)
-    take(data, *({"interaction_id": key, **words} for key in first.rows.index), name=f"{REVIEW_QUEUE}-x.jsonl")
+    take(data, *({"interaction_id": key, **words} for key in first.rows.index), name=f"{REVIEW_QUEUE_PREFIX}-x.jsonl")
     _, path = export(data, 100)
     assert not set(first.rows.index) & {cells["interaction_id"] for cells in cells_of(path)}
     assert len(cells_of(path)) == 60
@@ -195,17 +195,17 @@ def test_a_queue_reviewed_answer_counts_as_drawn(data: Path) -> None:
         source = DecisionLogSource(name="decisions", url=url_of(data.parent))
 
         def draw_into_queue(size: int) -> ReviewDesign:
-            window = read_candidates(DataStore(data), queued=queue.reviewed_ids(log.database))
+            window = read_candidates(DataStore(data), queued=queue.find_reviewed_ids(log.database))
             design = draw_sample(window.frame, size, 1.0, seed=0)
             sample = collect_sample(design, window, DataStore(data))
-            queue.fill(log.database, sample.drawn_answers(), sample.moved, FIRST)
+            queue.fill_queue(log.database, sample.list_open_answers(), sample.reweighted, FIRST)
             return design
 
         def review_all() -> IngestReport:
-            while row := queue.next_open(log.database, "Ann"):
+            while row := queue.hold_next_open(log.database, "Ann"):
                 words = dict.fromkeys(CRITERIA, True)
                 key = row.interaction.interaction_id
-                log.review(Review(interaction_id=key, reviewed_at=FIRST, reviewer="Ann", **words)).result()
+                log.record_review(Review(interaction_id=key, reviewed_at=FIRST, reviewer="Ann", **words)).result()
             return ingest([source], data, PARAMS, FIRST + DAY, incremental=True, validate=accept_all)
 
         first = draw_into_queue(40)

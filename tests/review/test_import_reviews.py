@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from abstain.core.contracts import Review
 from abstain.review.import_reviews import ParsedReviews, parse_reviews
-from abstain.review.workbook import REVIEWER_COLUMNS, make_workbook, read_rows, reviewer_cells, sampled_cells
+from abstain.review.workbook import REVIEWER_COLUMNS, make_reviewer_cells, make_sampled_cells, make_workbook, read_rows
 from tests.data.builders import interaction
 from tests.review.builders import SEAL_KEY
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GOOD = {"complete": "yes", "correct": "TRUE", "truthful": " 0 ", "reviewer": "Ann", "ideal_answer": " 90 euros "}
-EMPTY = reviewer_cells(None)
+EMPTY = make_reviewer_cells(None)
 
 
 def row(key: str = "i-1", **own: str) -> dict[str, str]:
-    return {**sampled_cells(interaction(key), "random", 1, 4), **EMPTY, **own}
+    return {**make_sampled_cells(interaction(key), "random", 1, 4), **EMPTY, **own}
 
 
 def read(*rows: dict[str, str], stored: tuple[Review, ...] = (), **options: Any) -> ParsedReviews:
@@ -132,7 +132,7 @@ def test_verdict_is_compared_as_ingest_stored_it() -> None:
 
     (first,) = read(row(**GOOD)).reviews
     stored = as_stored(first).model_copy(update={"reviewed_at": datetime(2026, 11, 1, tzinfo=UTC)})
-    (again,) = read(row(**GOOD), stored=(stored,), as_stored=as_stored).reviews
+    (again,) = read(row(**GOOD), stored=(stored,), normalize=as_stored).reviews
     assert again == first.model_copy(update={"reviewed_at": stored.reviewed_at})
 
 
@@ -147,9 +147,9 @@ def test_every_row_is_one_of_three(cells: list[dict[str, str]]) -> None:
 
 def test_verdict_that_counts_nowhere_is_not_taken_unless_it_is_stored_already() -> None:
     uncounted = {"i-1": "the hold-out, whose verdicts are those given before 2026-11-01 00:00 UTC"}
-    found = read(row(**GOOD), row("i-2", **GOOD), uncounted=uncounted)
+    found = read(row(**GOOD), row("i-2", **GOOD), excluded=uncounted)
     assert [review.interaction_id for review in found.reviews] == ["i-2"]
     (problem,) = found.problems
     assert "is of the hold-out" in problem and "would count nowhere" in problem
     (stored,) = read(row(**GOOD)).reviews
-    assert read(row(**GOOD), stored=(stored,), uncounted=uncounted).reviews == (stored,)
+    assert read(row(**GOOD), stored=(stored,), excluded=uncounted).reviews == (stored,)

@@ -44,7 +44,7 @@ def test_distance_to_nothing_is_nan() -> None:
 def test_distance_does_not_depend_on_the_block_size(questions: list[str], trained_on: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         whole = compute_nearest_distances(questions, trained_on, Letters())
-        patch.setattr(module, "AT_ONCE", 3)
+        patch.setattr(module, "BATCH_SIZE", 3)
         np.testing.assert_allclose(compute_nearest_distances(questions, trained_on, Letters()), whole, atol=1e-6)
     assert np.nanmin([0.0, *whole]) >= -1e-6 and np.nanmax([0.0, *whole]) <= 2
 
@@ -55,7 +55,7 @@ def test_drift_reads_its_questions_from_the_store(tmp_path: Path, monkeypatch: p
     store = DataStore(tmp_path / "data")
     found = measure_question_drift(store, {"new", "old", "gone"}, {f"t{n}" for n in range(6)}, Letters(), seed=0)
     assert found["new"] == pytest.approx(1) and found["old"] == pytest.approx(0, abs=1e-6) and "gone" not in found
-    monkeypatch.setattr(module, "COMPARED", 1)
+    monkeypatch.setattr(module, "MAX_COMPARED", 1)
     assert len(measure_question_drift(store, {"new", "old"}, {"t0", "t1"}, Letters(), seed=0)) == 1
 
 

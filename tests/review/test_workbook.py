@@ -24,13 +24,13 @@ from abstain.review.workbook import (
     SAMPLED_COLUMNS,
     ReviewRow,
     check_seals,
+    format_contexts,
     from_cell,
+    make_reviewer_cells,
+    make_sampled_cells,
     make_workbook,
     read_workbook,
-    reviewer_cells,
-    sampled_cells,
     to_bytes,
-    write_contexts,
 )
 from tests.data.builders import interaction, review
 from tests.review.builders import SEAL_KEY, cells_of, fill, rows_of, write_file
@@ -82,8 +82,8 @@ def test_libreoffice_runs_and_converts_nothing(tmp_path: Path) -> None:
     ]
     rows = [
         {
-            **sampled_cells(interaction(f"i-{n}", question=f"{text}?", answer=text), "random", 3, 17),
-            **reviewer_cells(None),
+            **make_sampled_cells(interaction(f"i-{n}", question=f"{text}?", answer=text), "random", 3, 17),
+            **make_reviewer_cells(None),
         }
         | {"ideal_answer": text, "reviewer": text}
         for n, text in enumerate(commands)
@@ -113,7 +113,7 @@ def readable(text: str) -> str:
 @pytest.mark.parametrize("text", [*RUN_OR_CONVERTED, *ODD])
 def test_row_with_an_odd_text_is_not_refused(tmp_path: Path, text: str) -> None:
     asked = interaction(f"i{text}", question=f"{text}?", answer=text, contexts=[Context(chunk_id="c#1", text=text)])
-    path = write_file(tmp_path / "reviews.xlsx", asked, cells=reviewer_cells(review(ideal_answer=text)))
+    path = write_file(tmp_path / "reviews.xlsx", asked, cells=make_reviewer_cells(review(ideal_answer=text)))
     (row,) = read_workbook(path)
     assert (row.problem, row.cells["interaction_id"], row.cells["answer"]) == (None, asked.interaction_id, asked.answer)
     with ZipFile(path) as archive:
@@ -202,15 +202,15 @@ def test_sampled_and_reviewer_cells_hold_the_row() -> None:
     sampled = dict(
         zip(SAMPLED_COLUMNS, ("i-7", "=What?", "None.", contexts, "cards", "", "drift", "1 of 4"), strict=True)
     )
-    assert sampled_cells(asked, "drift", 1, 4) == sampled
+    assert make_sampled_cells(asked, "drift", 1, 4) == sampled
     own = dict(zip(REVIEWER_COLUMNS, ("yes", "no", "yes", "90", "sme-1", "2026-09-03T12:00:00Z"), strict=True))
-    assert reviewer_cells(review("i-7", right=False, ideal_answer="90")) == own
-    assert reviewer_cells(None) == dict.fromkeys(REVIEWER_COLUMNS, "")
+    assert make_reviewer_cells(review("i-7", right=False, ideal_answer="90")) == own
+    assert make_reviewer_cells(None) == dict.fromkeys(REVIEWER_COLUMNS, "")
 
 
 def test_contexts_are_written_in_rank_order() -> None:
     tricky = (Context(chunk_id="a#1", text="see\n[3] there\n\\[1] and here"), Context(chunk_id="b c#2", text="z"))
-    assert write_contexts(tricky) == "[1] a#1\nsee\n\\[3] there\n\\\\[1] and here\n\n[2] b c#2\nz"
+    assert format_contexts(tricky) == "[1] a#1\nsee\n\\[3] there\n\\\\[1] and here\n\n[2] b c#2\nz"
 
 
 DISGUISED = [
@@ -232,7 +232,7 @@ BREAKS = ["\n", "\n\n", "\r", "\u2028", "\x0b", "\x85"]
 @given(st.lists(st.tuples(st.sampled_from(["a#1", "b c#2"]), st.lists(LINES, min_size=1), st.sampled_from(BREAKS))))
 def test_no_text_of_a_chunk_forges_another_chunk(parts: list[tuple[str, list[str], str]]) -> None:
     texts = [(name, f"x{line_break.join(lines)}x{line_break}{lines[0]}y") for name, lines, line_break in parts]
-    written = write_contexts(Context(chunk_id=name, text=text) for name, text in texts)
+    written = format_contexts(Context(chunk_id=name, text=text) for name, text in texts)
     seen = re.sub("[\u00ad\u200b\ufeff]", "", unicodedata.normalize("NFKC", written))
     shown = [line for line in seen.splitlines() if re.match(r"\s*\[\d+\]", line)]
     assert len(shown) == len(texts), "what a reviewer sees in a spreadsheet"

@@ -16,7 +16,7 @@ from abstain.data.labels.training_table import read_training_table
 from abstain.data.store.dataset import DataStore, read_rows
 from abstain.ingest.pipeline.run import IngestReport, ingest
 from abstain.ingest.quarantine import QuarantinedRow
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.llm.features.feature_store import FeatureStore
 from abstain.llm.signals.compute_features import expand_requests
 from abstain.llm.signals.feature_plan import LabelledAnswers, plan_features
@@ -24,7 +24,7 @@ from abstain.llm.signals.registry import build_scorers
 from abstain.sample.__main__ import main
 from abstain.sample.files import EXPORTED, HANDBOOK, HISTORY, INCOMING
 from benchmarks.sample.handbook import build_handbook
-from benchmarks.sample.write import answered_questions
+from benchmarks.sample.write import read_answered_questions
 from tests.checkout import SHIPPED, shipped_params
 from tests.conftest import MODELS, ROOT, Project
 
@@ -37,8 +37,8 @@ WEEK = 38
 def taken(tmp_path_factory: pytest.TempPathFactory) -> tuple[IngestReport, IngestReport, Path]:
     """The reports on history and on the week after it, and the data folder."""
     data = tmp_path_factory.mktemp("ingested") / "data"
-    first = ingest(explicit_sources([str(HANDBOOK), str(HISTORY)]), data, PARAMS.validation, EXPORTED[0])
-    return first, ingest(explicit_sources([str(INCOMING)]), data, PARAMS.validation, EXPORTED[1]), data
+    first = ingest(make_explicit_sources([str(HANDBOOK), str(HISTORY)]), data, PARAMS.validation, EXPORTED[0])
+    return first, ingest(make_explicit_sources([str(INCOMING)]), data, PARAMS.validation, EXPORTED[1]), data
 
 
 @pytest.mark.heavy
@@ -77,7 +77,7 @@ def test_holdout_is_large_and_of_many_topics_and_users_share_chunks(
 ) -> None:
     frame, _ = read_training_table(DataStore(taken[2]), PARAMS.labels, PARAMS.split)
     held = frame[(frame["split"] == "holdout") & (frame["source"] == "review")]
-    answered = list(answered_questions(build_handbook()))
+    answered = list(read_answered_questions(build_handbook()))
     cited = {one.question.question_id: [context.chunk_id for context in one.contexts] for one in answered}
     about = {one.question.question_id: one.question.fact.product for one in answered}
     assert len(frame) >= 600 and len(held) >= 120
@@ -92,7 +92,7 @@ def assert_reasons(refused: tuple[QuarantinedRow, ...], expected: list[str]) -> 
     assert len(refused) == len(expected)
     for row, pattern in zip(refused, expected, strict=True):
         assert row.reasons
-        assert all(re.match(pattern, reason.coded) for reason in row.reasons), row.reasons
+        assert all(re.match(pattern, reason.message_with_code) for reason in row.reasons), row.reasons
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["."]])
@@ -129,5 +129,5 @@ def test_demo_reads_at_most_75_000_tokens(tmp_path: Path) -> None:
         PARAMS, build_scorers(PARAMS, settings).scorers, LabelledAnswers(everyone, [], PARAMS.audits.run)
     )
     store = FeatureStore(PARAMS.llm.model, settings)
-    assert 40_000 < store.missing_tokens(expand_requests(PARAMS.llm, settings, asked)) <= 75_000
+    assert 40_000 < store.count_missing_tokens(expand_requests(PARAMS.llm, settings, asked)) <= 75_000
     assert PARAMS.perturbation.copies == 0  # no other model reads anything

@@ -72,7 +72,7 @@ class Engine:
             probe.fit_standardization(rows)
             torch.nn.init.normal_(probe.head.weight, std=0.05)
         with torch.no_grad():  # around a half
-            probe.head.bias.zero_().sub_(torch.cat([probe.head(probe.pooled(row, None)) for row in rows]).mean())
+            probe.head.bias.zero_().sub_(torch.cat([probe.head(probe.pool_states(row, None)) for row in rows]).mean())
         probe.architecture = "linear"
         return probe
 
@@ -151,7 +151,7 @@ def test_confidences_are_those_of_our_own_engine(
         for at in range(len(ROWS))
         for known in (texts(predictor, at), None)
     ]
-    confidences = predictor.scorer.probe.confidence(found)
+    confidences = predictor.scorer.probe.predict(found)
     assert np.abs(confidences[::2] - np.array(expected, float)).max() < 1e-3
     assert np.array_equal(confidences[::2], confidences[1::2])
     assert np.std(expected) > 0.05, "the answers are told apart"
@@ -175,7 +175,7 @@ def test_a_file_that_is_a_token_short_is_refused(engine: Engine) -> None:
     with pytest.raises(AbstainError, match="last token may be missing"):
         parse_states(short, how.model_copy(update={"finish_reason": "length"}), spec)
     (whole,) = predictor.decide_interactions(ROWS[:1])
-    (other,) = predictor.scorer.probe.confidence([parse_states(short, how, spec)])
+    (other,) = predictor.scorer.probe.predict([parse_states(short, how, spec)])
     assert abs(other - (whole.confidence or 0)) > 1e-3
     states = engine.plain.states(engine.ids(0))[LAYER][:-1, None]
     with pytest.raises(AbstainError, match="the engine lost some"):
@@ -190,7 +190,7 @@ def test_bfloat16_is_close(engine: Engine) -> None:
     half = Engine(PlainModel.load(ref.path, torch.bfloat16), engine.settings, engine.folder)
     found = [parse_states(half.file(at, LAYER), described(half, at, "vllm", LAYER), spec) for at in range(len(ROWS))]
     expected = [decision.confidence for decision in predictor.decide_interactions(ROWS)]
-    difference = np.abs(predictor.scorer.probe.confidence(found) - np.array(expected, float)).max()
+    difference = np.abs(predictor.scorer.probe.predict(found) - np.array(expected, float)).max()
     assert 0 < difference < BFLOAT16
 
 

@@ -80,7 +80,7 @@ def written(plain: PlainModel, row: Interaction, *layers: int, eos: bool = False
 
 
 def confidence(predictor: Predictor, states: Tensor) -> float:
-    (found,) = predictor.scorer.probe.confidence([states])
+    (found,) = predictor.scorer.probe.predict([states])
     return float(found)
 
 

@@ -12,7 +12,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
-from abstain.serving import feature_writer as kept_results
+from abstain.serving import feature_writer
 from abstain.serving.feature_writer import FeatureCacheWriter
 from abstain.serving.gate import DecisionInput, Gate
 from tests.serving.builders import GUARANTEE, release, requests
@@ -34,7 +34,7 @@ def decided(
     """A gate that has decided about `rows`, and the end of `kept`."""
     file = release(folder / "bundle", model, settings, guarantee=GUARANTEE)
     with kept:
-        gate = Gate.open(file.parent, settings, keep=kept.add)
+        gate = Gate.open(file.parent, settings, on_computed=kept.add)
         gate.decide_all([DecisionInput(row.interaction_id, row) for row in rows])
     return gate
 
@@ -44,14 +44,14 @@ def test_states_of_decisions_are_in_the_cache(tmp_path: Path, model: Path, setti
     kept = FeatureCacheWriter(Kept(rows), 100)
     gate = decided(tmp_path, model, settings, kept, rows)
     source = Gate.open(tmp_path / "bundle", settings).predictor.source
-    assert source.missing(rows) == 0 and kept.counts["written"] == len(rows)
+    assert source.count_missing(rows) == 0 and kept.counts["written"] == len(rows)
     read = dict(source.read(rows))
     (again,) = gate.predictor.reader.read(rows).batch.features.values()
     for at, states in enumerate(again):
         assert states is not None
         torch.testing.assert_close(read[at], states)
-    before = source.engine().stats.pass_tokens
-    assert not source.compute_missing(rows).rows and source.engine().stats.pass_tokens == before
+    before = source.load_engine().stats.pass_tokens
+    assert not source.compute_missing(rows).rows and source.load_engine().stats.pass_tokens == before
 
 
 def test_redacted_and_unlogged_answers_are_left_out(tmp_path: Path, model: Path, settings: Settings) -> None:
@@ -60,14 +60,14 @@ def test_redacted_and_unlogged_answers_are_left_out(tmp_path: Path, model: Path,
     kept = FeatureCacheWriter(logged, 100)
     decided(tmp_path, model, settings, kept, [same, other, unlogged])
     source = Gate.open(tmp_path / "bundle", settings).predictor.source
-    assert source.missing([same]) == 0 and source.missing([other, unlogged, *logged.rows.values()]) == 3
+    assert source.count_missing([same]) == 0 and source.count_missing([other, unlogged, *logged.rows.values()]) == 3
     assert kept.counts == {"written": 1, "left_out": 2}
 
 
 def test_no_more_than_so_many_a_day(tmp_path: Path, model: Path, settings: Settings) -> None:
     rows = requests()[1:]
     decided(tmp_path, model, settings, FeatureCacheWriter(Kept(rows), 2), rows)
-    assert Gate.open(tmp_path / "bundle", settings).predictor.source.missing(rows) == len(rows) - 2
+    assert Gate.open(tmp_path / "bundle", settings).predictor.source.count_missing(rows) == len(rows) - 2
 
 
 def test_a_full_queue_and_a_log_that_is_away_cost_no_decision(
@@ -78,7 +78,7 @@ def test_a_full_queue_and_a_log_that_is_away_cost_no_decision(
     def away(_: Sequence[str]) -> Mapping[str, Interaction]:
         raise AbstainError(Code.NO_SERVICE, "the log is away")
 
-    monkeypatch.setattr(kept_results, "WAITING", 3)
+    monkeypatch.setattr(feature_writer, "MAX_QUEUED", 3)
     kept = FeatureCacheWriter(away, 100)
     decided(tmp_path, model, settings, kept, rows)
     assert kept.counts == {"dropped": len(rows)}

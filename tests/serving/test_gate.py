@@ -33,7 +33,7 @@ def test_the_states_alone_give_the_same_and_cost_nothing(open_gate: Callable[...
     (found,) = gate.predictor.reader.read([make_interaction(*TEXTS)]).batch.features.values()
     states = found[0]
     assert states is not None
-    engine = gate.predictor.source.engine()
+    engine = gate.predictor.source.load_engine()
     before = engine.stats.pass_tokens
     decision = gate.decide(states=states.float(), interaction_id="i-2")
     assert decision.confidence == pytest.approx(gate.decide(*TEXTS).confidence, abs=1e-5)

@@ -11,7 +11,7 @@ from abstain.core.contracts import Context, Question
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.requests import Generate
-from abstain.serving import generate as answers
+from abstain.serving import generate
 from abstain.serving.gate import Gate
 from abstain.serving.generate import EMPTY_ANSWER_REASON, explain_no_room, generate_answers
 from abstain.serving.request_files import make_interaction_from_texts, make_question_from_texts, read_questions
@@ -35,7 +35,7 @@ def scored_afterwards(gate: Gate, question: Question, text: str) -> float | None
 
 
 def test_an_answer_and_its_confidence_come_from_one_reading(gate: Gate) -> None:
-    engine = gate.predictor.source.engine()
+    engine = gate.predictor.source.load_engine()
     found = generate_answers(gate, questions(), ASK)
     before = engine.stats.pass_tokens
     assert [one.decision.interaction_id for one in found] == ["q-1", "q-2", "q-3", "q-4"]
@@ -66,7 +66,7 @@ def test_an_answer_that_reads_in_other_tokens_is_read_again(
             yield key, [replace(result[0], states=result[0].states + 5)] if isinstance(result, list) else result
 
     monkeypatch.setattr(Engine, "run", spoil)
-    monkeypatch.setattr(answers, "_retokenizes_equally", lambda *_: written_as_read)
+    monkeypatch.setattr(generate, "_retokenizes_equally", lambda *_: written_as_read)
     (spoilt,) = generate_answers(gate, questions()[:1], ASK)
     same = spoilt.decision.confidence == pytest.approx(honest.decision.confidence, abs=1e-6)
     assert same == (not written_as_read)

@@ -25,7 +25,7 @@ from abstain.serving.gate import DecisionInput, Gate, UnreadAnswer
 from abstain.serving.generate import generate_answers
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
-from abstain.serving.provided_features import WRITER_SCORES_NAME as WRITER_NAME
+from abstain.serving.provided_features import WRITER_SCORES_NAME
 from abstain.serving.scorer_latency import make_random_features, measure_scorer_p99_ms
 from tests.serving.builders import FUSION, requests
 
@@ -110,7 +110,9 @@ def test_an_answer_too_long_for_the_base_model_is_refused_by_a_fusion_too(fused:
 
 
 def test_the_writers_scores_need_no_base_model(by_writer: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("abstain.llm.features.shard_job.load", lambda *_: pytest.fail("the base model was loaded"))
+    monkeypatch.setattr(
+        "abstain.llm.features.shard_job.load_model", lambda *_: pytest.fail("the base model was loaded")
+    )
     rows = [marked(15.0), marked(2.0, "i-1"), marked(None, "i-2"), marked(2.0, "i-3", "x" * 600)]
     sure, unsure, silent, long = by_writer.decide_interactions(rows)
     assert sure.confidence is not None and unsure.confidence is not None and sure.confidence > unsure.confidence
@@ -127,7 +129,7 @@ def test_the_writers_scores_wait_for_no_base_model(by_writer: Predictor, setting
     assert not isinstance(scored, UnreadAnswer) and scored.decision.confidence is not None
     nothing = gate.score_without_model(DecisionInput("i-1", None))
     assert not isinstance(nothing, UnreadAnswer) and nothing.decision.decision == "unavailable"
-    assert f"the scorer needs more: {WRITER_NAME};" in (nothing.decision.reason or "")
+    assert f"the scorer needs more: {WRITER_SCORES_NAME};" in (nothing.decision.reason or "")
 
 
 def test_latency_is_of_all_parts(fused: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +137,10 @@ def test_latency_is_of_all_parts(fused: Predictor, monkeypatch: pytest.MonkeyPat
     assert answers.features.keys() == set(fused.scorer.requires)
     np.testing.assert_array_equal(fused.scorer.score(answers), fused.scorer.score(make_random_features(fused.scorer)))
     calls: list[int] = []
-    for part in fused.scorer.scorer.parts.values():  # type: ignore[attr-defined]
+    for part in fused.scorer.scorer.components.values():  # type: ignore[attr-defined]
         of_part = type(part).score
         monkeypatch.setattr(type(part), "score", lambda self, found, own=of_part: calls.append(1) or own(self, found))
-    assert measure_scorer_p99_ms(fused.scorer, tokens=16, blocks=1, runs=3) > 0
+    assert measure_scorer_p99_ms(fused.scorer, n_tokens=16, n_blocks=1, n_runs=3) > 0
     assert len(calls) == 2 * (1 + 3), "each part, once to warm up"
 
 

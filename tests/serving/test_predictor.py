@@ -194,7 +194,7 @@ def test_opening_does_not_load_the_base_model(
     def refuse(*_: object) -> None:
         raise AssertionError("the base model was loaded")
 
-    monkeypatch.setattr("abstain.llm.features.shard_job.load", refuse)
+    monkeypatch.setattr("abstain.llm.features.shard_job.load_model", refuse)
     scorer = opened()
     with pytest.raises(AssertionError, match="was loaded"):
         scorer.decide_interactions(requests(1))
@@ -204,10 +204,10 @@ def test_latency_p99_times_each_answer(opened: Callable[..., Predictor], monkeyp
     scorer = opened()
     calls, clock = [], itertools.count()
     head = scorer.scorer.probe
-    confidence = type(head).confidence
-    monkeypatch.setattr(type(head), "confidence", lambda self, rows: calls.append(1) or confidence(self, rows))
+    confidence = type(head).predict
+    monkeypatch.setattr(type(head), "predict", lambda self, rows: calls.append(1) or confidence(self, rows))
     monkeypatch.setattr(scorer_latency.time, "perf_counter", lambda: next(clock) / 1000)
-    assert measure_scorer_p99_ms(scorer.scorer, tokens=16, blocks=2, runs=5) == pytest.approx(1), (
+    assert measure_scorer_p99_ms(scorer.scorer, n_tokens=16, n_blocks=2, n_runs=5) == pytest.approx(1), (
         "1 ms between two looks"
     )
     assert len(calls) == 1 + 2 * 5, "once to warm up"
@@ -216,8 +216,8 @@ def test_latency_p99_times_each_answer(opened: Callable[..., Predictor], monkeyp
 def test_the_pass_of_the_base_model_is_timed_without_the_cache(opened: Callable[..., Predictor]) -> None:
     predictor = opened()
     predictor.compute_missing(requests(3))
-    passes = predictor.source.engine().stats.prompts
+    passes = predictor.source.load_engine().stats.prompts
     assert measure_base_model_ms(predictor, requests(3)) > 0
-    assert predictor.source.engine().stats.prompts == passes + 2, "of one answer, once to load the model"
+    assert predictor.source.load_engine().stats.prompts == passes + 2, "of one answer, once to load the model"
     long = requests(1)[0].model_copy(update={"answer": "x" * 600})
     assert measure_base_model_ms(predictor, [long]) == measure_base_model_ms(predictor, []) == 0

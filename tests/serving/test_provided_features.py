@@ -132,7 +132,7 @@ def test_a_regressor_needs_every_condition(serving: Callable[..., Predictor]) ->
     scorer = LiveScorer(scorer.probe, scorer.metadata, scorer.llm, "linear", "regressor", None, regressor)
     answer = "the NLLs and entropies of the answer"
     found = build_provided_features(scorer, ROW, STATES, KNOWN)
-    assert isinstance(found, MissingFeatures) and found.results == {}
+    assert isinstance(found, MissingFeatures) and found.features == {}
     assert set(found.names) == set(lacks(scorer)) and len(found.names) == len(scorer.requires)
     assert {answer, ALONE, "the NLLs and entropies of the prompt", "the NLLs and entropies of the context"} <= set(
         found.names
@@ -170,9 +170,9 @@ def test_what_is_missing_is_read_by_the_base_model(
     states = torch.ones(answer, WIDTH)
     known = log_probs and AnswerLogProbs((-0.5,) * answer, None)
     found = build_provided_features(predictor.scorer, ROW, states, known)
-    assert isinstance(found, MissingFeatures) and found.results.keys() == {predictor.source.feature_request}
+    assert isinstance(found, MissingFeatures) and found.features.keys() == {predictor.source.feature_request}
     other = requests(2)[1]
-    read = predictor.reader.read([ROW, other], [found.results, {}])
+    read = predictor.reader.read([ROW, other], [found.features, {}])
     alone = predictor.reader.read([ROW, other])
     assert torch.equal(read.batch.features[predictor.source.feature_request][0], states)
     for reading, row in ((NLL_WITH_CONTEXT, 0), (NLL_WITH_CONTEXT, 1), (predictor.source.feature_request, 1)):
@@ -183,7 +183,9 @@ def test_what_is_missing_is_read_by_the_base_model(
 
 def test_nothing_is_read_where_all_is_given(serving: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = serving("probe", "min_log_prob")
-    monkeypatch.setattr("abstain.llm.features.shard_job.load", lambda *_: pytest.fail("the base model was loaded"))
+    monkeypatch.setattr(
+        "abstain.llm.features.shard_job.load_model", lambda *_: pytest.fail("the base model was loaded")
+    )
     long = ROW.model_copy(update={"answer": "x" * 600})
     found = build_provided_features(predictor.scorer, long, STATES, KNOWN)
     assert isinstance(found, FeatureBatch)

@@ -17,7 +17,7 @@ from abstain.config.params import Params
 from abstain.core import paths
 from abstain.data.store.splits import hash_to_unit_interval
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.files import make_explicit_sources
 from tests.checkout import SHIPPED
 from tests.data.builders import NOW, later, row, thumb, verdict, write_lines
 from tests.llm.builders import WINDOW
@@ -61,7 +61,7 @@ def bank_params(model: Path, **changes: Mapping[str, Any]) -> Params:
 def ingest_bank(params: Params) -> None:
     """Fill data/ of the current folder with the bank's answers."""
     file = write_lines(Path("bank.jsonl"), *bank_rows(params))
-    report = ingest(explicit_sources([str(file)]), paths.DATA, params.validation, NOW, quality=params.quality)
+    report = ingest(make_explicit_sources([str(file)]), paths.DATA, params.validation, NOW, quality=params.quality)
     assert report.accepted == GROUPS * OF_A_GROUP, report
 
 

@@ -69,7 +69,7 @@ def test_the_released_files_decide_as_was_tuned_and_evaluated(unperturbed: Finis
     rows = select_reviewed(frame[frame["split"] == "holdout"])
     predictor = Predictor.open(paths.ONNX, load_settings())
     assert (predictor.scorer.name, predictor.scorer.kind) == (name, kind)
-    decisions = predictor.decide_interactions(DataStore(paths.DATA).interactions(rows["interaction_id"]))
+    decisions = predictor.decide_interactions(DataStore(paths.DATA).read_interactions(rows["interaction_id"]))
     found = np.array([np.nan if one.confidence is None else one.confidence for one in decisions])
     scores = pd.read_parquet(paths.SCORES).set_index("interaction_id").loc[rows["interaction_id"]]
     for evaluated in (scores["confidence"], scores[name], served_confidences()[rows["interaction_id"]]):

@@ -7,7 +7,7 @@ import pytest
 from abstain.config.params import Params
 from abstain.core.errors import AbstainError
 from abstain.llm.features.shard_job import JobStats
-from abstain.llm.signals.feature_plan import candidate_sites
+from abstain.llm.signals.feature_plan import list_candidate_sites
 from abstain.stages import choose_site
 from abstain.stages.features import __main__ as features
 from abstain.stages.shared import artifacts
@@ -24,7 +24,7 @@ def with_layer(params: Params, layer: int | str) -> Params:
     ("depth", "layers"), [(30, [10, 15, 20, 25]), (4, [1, 2, 3]), (1, [1]), (32, [11, 16, 21, 27])]
 )
 def test_candidates_lie_between_a_third_and_five_sixths_of_the_depth(depth: int, layers: list[int]) -> None:
-    assert [(at.layer, at.site) for at in candidate_sites(depth)] == [
+    assert [(at.layer, at.site) for at in list_candidate_sites(depth)] == [
         (layer, site) for layer in layers for site in ("residual", "mlp")
     ]
 

@@ -12,7 +12,7 @@ from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.data.store.state_table import write_table
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
 from abstain.stages.shared.states import load_labelled_states, read_base_model
@@ -126,7 +126,7 @@ def test_an_answer_is_compared_with_the_latest_ideal_one(workspace: Path) -> Non
         row("half", answer="Perhaps 5?", review=verdict(ideal_answer="It is 5 euros.")),
         row("none", review=verdict()),
     )
-    assert ingest(explicit_sources([str(rows)]), paths.DATA, PARAMS, NOW, validate=accept_all).accepted == 5
+    assert ingest(make_explicit_sources([str(rows)]), paths.DATA, PARAMS, NOW, validate=accept_all).accepted == 5
     assert read_ideal_answers() == {"early": "It is 5 euros.", "half": "It is 5 euros."}
     # "Perhaps 5": one word of two is among four.
     expected = [1.0, 2 * (1 / 2) * (1 / 4) / (1 / 2 + 1 / 4), np.nan]
@@ -159,6 +159,6 @@ def test_a_folder_is_replaced_as_a_whole_or_stays_as_it_was(workspace: Path) -> 
 
 
 def test_progress_is_a_line_and_of_nothing_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    artifacts.progress(0, 3)
-    artifacts.progress(0, 0)
+    artifacts.report_progress(0, 3)
+    artifacts.report_progress(0, 0)
     assert capsys.readouterr().out == "progress 0/3\n"

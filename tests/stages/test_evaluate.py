@@ -16,7 +16,7 @@ from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.data.store import splits
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import holdout_digest, select_reviewed
+from abstain.data.store.splits import compute_holdout_digest, select_reviewed
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.estimators.probe_registry import load_probe
@@ -59,7 +59,7 @@ def test_scorers_have_the_confidences_of_their_files(bank: Params) -> None:
     rows, states = holdout_rows()
     scores = pd.read_parquet(paths.SCORES).set_index("interaction_id").loc[rows.index]
     assert [name for name in scores if name in EVERYBODY] == EVERYBODY and "linear" not in scores
-    assert_near(scores["probe"], OnnxProbe(paths.ONNX).confidence(states))
+    assert_near(scores["probe"], OnnxProbe(paths.ONNX).predict(states))
     zoo = {
         name: predict_confidence(load_probe(paths.PROBES / f"{name}.safetensors"), states).numpy().astype(float)
         for name in ("linear", "lstm")
@@ -104,7 +104,7 @@ def test_scores_are_of_all_reviewed_answers_that_no_training_saw(bank: Params) -
     np.testing.assert_array_equal(both["inclusion_probability"], both["inclusion_probability_of_data"])
     assert set(scores["inclusion_probability"].fillna(0)) == {0.0, 0.5, 1.0}, "one drawn in an unknown way among them"
     found, rows = artifacts.read_json(paths.METRICS)["holdout"], holdout_rows()[0]
-    assert found["digest"] == holdout_digest(list(rows.index), rows["correct"].tolist())
+    assert found["digest"] == compute_holdout_digest(list(rows.index), rows["correct"].tolist())
     assert found["label_source"] == "review"
 
 
@@ -206,16 +206,18 @@ def test_audits_are_of_the_answers_as_they_were_asked_about(bank: Params) -> Non
     """An answer that no prompt has room for is in the hold-out: it was another question's in the shuffle, which then
     could not be read, either, and is left out."""
     frame = artifacts.read_dataset_frame()
-    everyone = DataStore(paths.DATA).interactions(select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
+    everyone = DataStore(paths.DATA).read_interactions(
+        select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
+    )
     rows, states = holdout_rows()
     assert len(everyone) == len(rows) + 1
     changed = shuffle_answers(everyone)
     found = dict(FeatureSource(bank.llm, load_settings()).read(changed))
     served = OnnxProbe(paths.ONNX)
-    confidence = {changed[at].interaction_id: float(served.confidence([row.float()])[0]) for at, row in found.items()}
+    confidence = {changed[at].interaction_id: float(served.predict([row.float()])[0]) for at, row in found.items()}
     names = [name for name in rows.index if name in confidence]
     assert len(names) == len(rows) - 1
-    own = dict(zip(rows.index, served.confidence(states).tolist(), strict=True))
+    own = dict(zip(rows.index, served.predict(states).tolist(), strict=True))
     weight = pd.Series(metrics.row_weights(rows["inclusion_probability"].to_numpy()), rows.index)
     right = [name for name in names if rows.loc[name, "correct"] == 1]
     audits = artifacts.read_json(paths.EVALUATION)["audits"]
@@ -248,7 +250,7 @@ def test_slices_and_examples_are_of_the_served_threshold(bank: Params) -> None:
         *("kind of answer", "product", "line of business", "retrieved chunks", "answer length")
     }
     by_kind = {row["slice"]: row["rows"] for row in said["slices"] if row["by"] == "kind of answer"}
-    hedged = [one.answer.startswith("Perhaps") for one in DataStore(paths.DATA).interactions(rows.index)]
+    hedged = [one.answer.startswith("Perhaps") for one in DataStore(paths.DATA).read_interactions(rows.index)]
     assert {row["slice"]: row["rows"] for row in said["by_kind"]} == by_kind
     assert by_kind == {"answers": len(rows) - sum(hedged), "refusals": sum(hedged)} and sum(hedged) > 0
     assert {row["slice"] for row in said["slices"] if row["by"] == "retrieved chunks"} == {"2", "3"}

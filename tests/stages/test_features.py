@@ -41,7 +41,7 @@ NAMES = [*FIXED, "writer", "length_only"]
 
 
 def labelled() -> list[Interaction]:
-    return DataStore(paths.DATA).interactions(artifacts.read_dataset_frame()["interaction_id"])
+    return DataStore(paths.DATA).read_interactions(artifacts.read_dataset_frame()["interaction_id"])
 
 
 def training() -> tuple[FeatureBatch, Labels]:
@@ -73,7 +73,9 @@ def test_a_signal_is_what_its_scorer_says_of_the_answer(bank: Params) -> None:
     assert [one.name for one in made] == NAMES
     rows, frame = labelled(), artifacts.read_dataset_frame()
     judged = select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
-    changed = {name: variant(DataStore(paths.DATA).interactions(judged)) for name, variant in COUNTERFACTUALS.items()}
+    changed = {
+        name: variant(DataStore(paths.DATA).read_interactions(judged)) for name, variant in COUNTERFACTUALS.items()
+    }
     trained_on = set(frame.loc[frame["split"] == "train", "interaction_id"])
     unseen = [one for one in rows if one.interaction_id not in trained_on]
     for name, of in {"asked": unseen, **changed}.items():
@@ -134,7 +136,7 @@ def test_the_familiarity_of_questions_is_compared_and_fused_and_its_cost_is_said
     bank: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = FamiliarityConfig(explanation_tokens=6, beams=2, guess_tokens=10)
-    monkeypatch.setattr(familiarity, "SelfFamiliarity", partial(SelfFamiliarity, method=short))
+    monkeypatch.setattr(familiarity, "SelfFamiliarity", partial(SelfFamiliarity, config=short))
     enabled = (*bank.scorers.enabled, FAMILIARITY)
     params = bank.model_copy(update={"scorers": bank.scorers.model_copy(update={"enabled": enabled})})
     run_stages(params, "features", "train_fusion", "evaluate")

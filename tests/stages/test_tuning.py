@@ -200,7 +200,7 @@ def test_served_file_names_its_site_and_guarantee(bank: Params) -> None:
     assert artifacts.read_json(paths.PARITY)["max_abs_difference"] < 1e-5
     rows, confidence = validation_rows()
     states = load_labelled_states()[1].subset(rows.index)
-    np.testing.assert_allclose(served.confidence(states), confidence, atol=1e-5)
+    np.testing.assert_allclose(served.predict(states), confidence, atol=1e-5)
 
 
 def test_a_probe_without_eos_is_trained_and_served_without(bank: Params) -> None:
@@ -210,9 +210,9 @@ def test_a_probe_without_eos_is_trained_and_served_without(bank: Params) -> None
     frame, states = load_labelled_states()
     np.testing.assert_array_equal(StateTable(paths.FEATURES).lengths, np.maximum(with_eos - 1, 0))
     some = frame.iloc[:3]
-    rows = DataStore(paths.DATA).interactions(some["interaction_id"])
+    rows = DataStore(paths.DATA).read_interactions(some["interaction_id"])
     served = [one.confidence for one in Predictor.open(paths.ONNX, load_settings()).decide_interactions(rows)]
-    np.testing.assert_allclose(served, OnnxProbe(paths.ONNX).confidence(states.subset(some.index)), atol=1e-5)
+    np.testing.assert_allclose(served, OnnxProbe(paths.ONNX).predict(states.subset(some.index)), atol=1e-5)
 
 
 def test_an_export_that_differs_from_torch_is_refused(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.reports.data_reports.validation import validation_report
 from abstain.stages.dataset import __main__ as dataset
 from abstain.stages.validate import __main__ as validate
@@ -39,7 +39,9 @@ def accepted(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
     german = [line(at, f"Wie hoch ist die Jahresgebühr der Karte mit Nummer {at}?") for at in range(200, 260)]
     for number, rows in enumerate((english, german)):
         file = write_lines(folder / f"{number}.jsonl", *rows)
-        report = ingest(explicit_sources([str(file)]), folder / "data", params.validation, NOW, quality=params.quality)
+        report = ingest(
+            make_explicit_sources([str(file)]), folder / "data", params.validation, NOW, quality=params.quality
+        )
         assert report.accepted == len(rows)
     return folder / "data"
 

@@ -124,7 +124,7 @@ def result(study: Experiment, cell: ExperimentCell, auroc: float = 0.75) -> dict
         "tuned": 0.5,
         "by_threshold": [
             {"threshold": at, "judged": cell.size.evaluation, "note": None, **figures}
-            for at in study.thresholds_of(cell)
+            for at in study.get_thresholds(cell)
         ],
         "correctness": {"mean": 0.5, "std": 0.2},
         "baselines": [{"baseline": "yes_score", **baseline, **ahead}] if study.wants_baselines(cell) else [],
@@ -144,4 +144,4 @@ def result(study: Experiment, cell: ExperimentCell, auroc: float = 0.75) -> dict
 
 
 def outcomes(study: Experiment) -> dict[ExperimentCell, CellOutcome]:
-    return {cell: CellOutcome(result(study, cell)) for cell in study.cells()}
+    return {cell: CellOutcome(result(study, cell)) for cell in study.list_cells()}

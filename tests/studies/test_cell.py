@@ -10,7 +10,7 @@ import pytest
 
 from abstain.config.settings import Settings
 from studies.cell import ExperimentRunner
-from studies.declared import ExperimentCell, load_study
+from studies.declared import ExperimentCell, load_experiment
 from tests.conftest import ROOT
 from tests.llm.conftest import real_settings
 
@@ -28,22 +28,22 @@ def ran(
     home: Path = tmp_path_factory.mktemp("home")
     real_settings.models.mkdir(parents=True, exist_ok=True)
     (home / "models").symlink_to(real_settings.models)
-    shipped = load_study(ROOT / "studies" / "nll_perturbation.yaml").resized({"grid": (8, 4)})
+    shipped = load_experiment(ROOT / "studies" / "nll_perturbation.yaml").resize({"grid": (8, 4)})
     forest = shipped.regressors.model_copy(update={"folds": 2, "trees": 20, "min_leaf": 2})
     thresholds = (0.05, 0.1, 0.2, *shipped.thresholds)  # so few tokens answer little right
     table = shipped.tables["2"]
     few = table.model_copy(update={"grid": table.grid.model_copy(update={"tokens": (2, 4)})})
     update = {"answer_tokens": 8, "draws": 100, "regressors": forest, "thresholds": thresholds, "tables": {"2": few}}
     laboratory = ExperimentRunner(shipped.model_copy(update=update), SQUAD, Settings(home=home, device="cpu"))
-    cell = laboratory.study.cells_of("2")[0]
+    cell = laboratory.experiment.list_table_cells("2")[0]
     return laboratory, cell, laboratory.run(cell)
 
 
 @pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
 def test_a_cell_has_all_that_its_tables_show(ran: tuple[ExperimentRunner, ExperimentCell, dict[str, Any]]) -> None:
     laboratory, cell, found = ran
-    assert [row["threshold"] for row in found["by_threshold"]] == list(laboratory.study.thresholds_of(cell))
-    assert found["tuned"] in laboratory.study.thresholds
+    assert [row["threshold"] for row in found["by_threshold"]] == list(laboratory.experiment.get_thresholds(cell))
+    assert found["tuned"] in laboratory.experiment.thresholds
     assert {row["judged"] for row in found["by_threshold"]} == {4}
     positive = [row["positive"] for row in found["by_threshold"]]
     assert positive == sorted(positive, reverse=True) and len(set(positive)) > 1

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from studies.declared import VARIED, Grid, PaperRow, Size, load_study
+from studies.declared import VARIED, Grid, PaperRow, Size, load_experiment
 from tests.conftest import ROOT
 from tests.studies.builders import BAD, DECLARED, declared, write_study
 
@@ -25,7 +25,7 @@ PAPER = ROOT.parent / "shared" / "papers" / "estimating-rag-correctness-nll-pert
 
 
 def test_the_shipped_study_has_the_tables_of_the_paper() -> None:
-    study = load_study(SHIPPED)
+    study = load_experiment(SHIPPED)
     assert list(study.tables) == ["headline", "regressors", *map(str, range(2, 13))]
     grids = {name: table.grid for name, table in study.tables.items()}
     assert grids["2"].tokens == (5, 10, 15, 20, 25)
@@ -36,19 +36,19 @@ def test_the_shipped_study_has_the_tables_of_the_paper() -> None:
     assert grids["9"].metric == ("cosine", "rouge1_f1", "rouge1_precision")
     assert grids["10"].base == grids["10"].perturbation == ("embedded", "second")
     assert study.tables["11"].buffer and len(study.tables["12"].at) > 5
-    headline = study.cells_of("headline")
+    headline = study.list_table_cells("headline")
     assert len(headline) == 4 and all(study.wants_baselines(cell) for cell in headline)
     assert {(cell.size.train, cell.size.evaluation) for cell in headline} == {(2100, 900)}
-    assert {cell.regressor for cell in study.cells_of("regressors")} == {"random_forest", "gradient_boosting", "linear"}
+    assert {cell.regressor for cell in study.list_table_cells("regressors")} == {"random_forest", "gradient_boosting", "linear"}
     assert study.regressors.trees == 2100
 
 
 def test_a_size_at_hand_does_not_make_a_smaller_cell_want_what_the_headline_wants() -> None:
-    study = load_study(SHIPPED)
-    assert not any(study.wants_baselines(cell) for cell in study.cells_of("2"))
-    same = study.resized({"grid": (2100, 900)})
-    assert any(same.wants_baselines(cell) for cell in same.cells_of("2"))
-    assert len(same.cells()) < len(study.cells())
+    study = load_experiment(SHIPPED)
+    assert not any(study.wants_baselines(cell) for cell in study.list_table_cells("2"))
+    same = study.resize({"grid": (2100, 900)})
+    assert any(same.wants_baselines(cell) for cell in same.list_table_cells("2"))
+    assert len(same.list_cells()) < len(study.list_cells())
 
 
 def label_of(table: str, row: PaperRow) -> str:
@@ -69,9 +69,9 @@ def test_the_papers_figures_are_those_of_the_paper() -> None:
     )
     parts = re.split(r"^Table (\d+): (.*)$", text, flags=re.MULTILINE)
     above, captions = dict(zip(parts[1::3], parts[::3], strict=False)), dict(zip(parts[1::3], parts[2::3], strict=True))
-    study, checked = load_study(SHIPPED), 0
+    study, checked = load_experiment(SHIPPED), 0
     for name, table_of in study.tables.items():
-        for row in table_of.paper.filled() if table_of.paper else ():
+        for row in table_of.paper.fill_rows() if table_of.paper else ():
             table = {"entropy": "3", "random": "4"}[str(row.where)] if name == "headline" else name
             figures = [row.accuracy, row.f1_buffered, row.f1, row.auroc]
             stated = [figure for figure in figures if figure is not None]
@@ -89,18 +89,18 @@ def numbers(line: list[str]) -> list[float]:
 
 
 def test_cells_are_the_product_each_once_and_those_with_the_same_features_together() -> None:
-    study = load_study(SHIPPED)
-    cells = study.cells()
+    study = load_experiment(SHIPPED)
+    cells = study.list_cells()
     assert len(cells) == len(set(cells))
-    assert set(cells) == {cell for name in study.tables for cell in study.cells_of(name)}
+    assert set(cells) == {cell for name in study.tables for cell in study.list_table_cells(name)}
     conditions = [cell.condition for cell in cells]
     changes = sum(one != other for one, other in itertools.pairwise(conditions))
     assert changes + 1 == len(set(conditions))
     assert len({cell.title for cell in cells}) == len(cells)
-    assert study.cells(("12",)) == study.cells_of("12")
-    assert study.chosen(("9", "2")) == ["2", "9"]
+    assert study.list_cells(("12",)) == study.list_table_cells("12")
+    assert study.select_tables(("9", "2")) == ["2", "9"]
     with pytest.raises(AbstainError, match="no table '13': there are headline, regressors, 2, 3"):
-        study.cells(("13",))
+        study.list_cells(("13",))
 
 
 @given(
@@ -109,29 +109,29 @@ def test_cells_are_the_product_each_once_and_those_with_the_same_features_togeth
 )
 def test_a_grid_is_a_product_without_repetition(tokens: list[int], where: list[Any]) -> None:
     grid = Grid(tokens=tuple(tokens), where=tuple(where))
-    cells = grid.cells(Size(train=2, evaluation=2))
+    cells = grid.list_cells(Size(train=2, evaluation=2))
     assert len(cells) == len(set(cells)) == len(set(tokens)) * len(set(where))
-    assert set(grid.varied) <= set(VARIED)
+    assert set(grid.varied_keys) <= set(VARIED)
 
 
 def test_sizes_are_changed_by_name() -> None:
-    study = load_study(SHIPPED).resized({"grid": (300, 150)})
+    study = load_experiment(SHIPPED).resize({"grid": (300, 150)})
     assert str(study.sizes["grid"]) == "300 + 150" and str(study.sizes["paper"]) == "2,100 + 900"
-    assert all(cell.size.train == 300 for cell in study.cells_of("2"))
+    assert all(cell.size.train == 300 for cell in study.list_table_cells("2"))
     with pytest.raises(AbstainError, match="no size 'small': there are paper, grid"):
-        study.resized({"small": (3, 3)})
+        study.resize({"small": (3, 3)})
     with pytest.raises(AbstainError, match="size grid=300,1: train and evaluation are at least 2"):
-        study.resized({"grid": (300, 1)})
+        study.resize({"grid": (300, 1)})
 
 
 def test_a_cell_is_judged_at_the_candidates_and_where_its_tables_want() -> None:
     study = declared()
-    two, three = study.cells_of("2")
-    assert study.thresholds_of(two) == (0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    assert study.thresholds_of(three) == study.thresholds
+    two, three = study.list_table_cells("2")
+    assert study.get_thresholds(two) == (0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    assert study.get_thresholds(three) == study.thresholds
     other = study.model_copy(update={"thresholds_of_metric": {"cosine": (0.1, 0.2)}})
-    assert other.candidates_of(two) == (0.1, 0.2) and other.thresholds_of(two)[:3] == (0.1, 0.2, 0.35)
-    assert study.candidates_of(two) == study.thresholds
+    assert other.get_candidates(two) == (0.1, 0.2) and other.get_thresholds(two)[:3] == (0.1, 0.2, 0.35)
+    assert study.get_candidates(two) == study.thresholds
 
 
 def test_a_row_of_the_paper_has_what_stands_above_it_unless_it_says_otherwise() -> None:
@@ -139,7 +139,7 @@ def test_a_row_of_the_paper_has_what_stands_above_it_unless_it_says_otherwise() 
     table = {**DECLARED["tables"]["2"], "paper": paper}
     of = declared(tables={"2": table}).tables["2"].paper
     assert of is not None
-    assert [(row.base, row.threshold, row.auroc) for row in of.filled()] == [("Big", 0.95, 0.7), ("Bigger", 0.95, 0.8)]
+    assert [(row.base, row.threshold, row.auroc) for row in of.fill_rows()] == [("Big", 0.95, 0.7), ("Bigger", 0.95, 0.8)]
 
 
 def wrong(*path: Any, value: Any) -> dict[str, Any]:
@@ -170,11 +170,11 @@ def test_a_wrong_file_gives_one_clear_line(tmp_path: Path, content: Any, says: s
     file = tmp_path / "wrong.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     with pytest.raises(AbstainError, match=says) as raised:
-        load_study(file)
+        load_experiment(file)
     assert "\n" not in str(raised.value) and str(raised.value).startswith(str(file))
 
 
 def test_a_table_may_be_called_by_a_number(tmp_path: Path) -> None:
     file = write_study(tmp_path, tables={11: BAD})
     assert "\n  11:" in file.read_text()
-    assert list(load_study(file).tables) == ["11"]
+    assert list(load_experiment(file).tables) == ["11"]

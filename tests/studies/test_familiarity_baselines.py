@@ -42,7 +42,7 @@ def log_probs_of(question: str, text: str, reply: str) -> np.ndarray:
 
 
 def test_every_baseline_scores_every_instruction(baselines: FamiliarityBaselines) -> None:
-    found = baselines.scores(ASKED)
+    found = baselines.score(ASKED)
     assert tuple(found) == BASELINES
     assert all(one.shape == (len(ASKED),) for one in found.values())
     assert all(np.isfinite(one[:2]).all() for one in found.values())
@@ -54,7 +54,7 @@ def test_likelihoods_are_those_of_the_reply(baselines: FamiliarityBaselines, mon
     monkeypatch.setattr(
         FamiliarityBaselines, "_replies", lambda self, prompts, ask, progress: ["It is."] * len(prompts)
     )
-    found = baselines.scores(ASKED[:1])
+    found = baselines.score(ASKED[:1])
     given, alone = log_probs_of("instruction", ASKED[0].text, "It is."), log_probs_of("", "", "It is.")
     assert found["greedy_mean_log_prob"] == pytest.approx([given.mean()], abs=1e-4)
     assert found["greedy_min_log_prob"] == pytest.approx([given.min()], abs=1e-4)
@@ -67,7 +67,7 @@ def test_what_means_nothing_to_the_reply_has_no_significance(
     monkeypatch.setattr(
         FamiliarityBaselines, "_replies", lambda self, prompts, ask, progress: ["It is."] * len(prompts)
     )
-    tuplet, masked, _ = baselines.scores(ASKED)["greedy_significance"]
+    tuplet, masked, _ = baselines.score(ASKED)["greedy_significance"]
     assert masked == 0 < tuplet
     p, q = (log_probs_of("concept-explain", text, "It is.") for text in ("Tuplet", MASK))
     assert tuplet == pytest.approx(((np.exp(p) - np.exp(q)) * (p - q)).mean(), rel=1e-3)
@@ -81,12 +81,12 @@ def test_forward_inference_turns_the_probability_of_anything_but_yes_around(
     plain = Instruction("What is a Tuplet?", ("Tuplet",))
     probability = np.exp(log_probs_of("concepts-known", plain.text, reply).mean())
     expected = probability if reply == "Yes." else 1 - probability
-    assert baselines.scores([plain])["forward_inference"] == pytest.approx([expected], abs=1e-5)
+    assert baselines.score([plain])["forward_inference"] == pytest.approx([expected], abs=1e-5)
 
 
 def test_an_empty_reply_has_no_likelihood(baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FamiliarityBaselines, "_replies", lambda self, prompts, ask, progress: [""] * len(prompts))
-    found = baselines.scores(ASKED[:2])
+    found = baselines.score(ASKED[:2])
     assert all(np.isnan(found[name]).all() for name in BASELINES if not name.startswith("sampled"))
 
 

@@ -39,8 +39,8 @@ def laboratory(model: Path, data: Path, home: Path, **changes: Any) -> Experimen
 
 
 def decided(of: ExperimentRunner) -> dict[str, dict[str, Any]]:
-    files = file_digests(of.study, of.data)
-    return {cell.title: get_cell_inputs(of, cell, files) for cell in of.study.cells()}
+    files = file_digests(of.experiment, of.data)
+    return {cell.title: get_cell_inputs(of, cell, files) for cell in of.experiment.list_cells()}
 
 
 def changed(one: ExperimentRunner, other: ExperimentRunner) -> list[str]:
@@ -113,7 +113,7 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> No
 
 
 def test_a_folder_or_file_that_is_missing_is_named(model: Path, data: Path, tmp_path: Path) -> None:
-    study = laboratory(model, data, tmp_path).study
+    study = laboratory(model, data, tmp_path).experiment
     with pytest.raises(AbstainError, match=f"nowhere is no folder: say with --data where {TRAIN} and {EVALUATION} are"):
         file_digests(study, tmp_path / "nowhere")
     (data / EVALUATION).unlink()

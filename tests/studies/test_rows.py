@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from studies.rows import Asked, read_parts
+from studies.rows import QuestionSet, read_parts
 from tests.studies.builders import EVALUATION, TRAIN, write_data, write_lines
 
 pytestmark = pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
@@ -22,7 +22,7 @@ def line(name: str, context: str = "A context.", answers: tuple[str, ...] = ("an
     return {"id": name, "question": f"What is {name}?", "context": context, "answers": list(answers)}
 
 
-def parts(folder: Path, train: int, evaluation: int, seed: int = 5) -> tuple[Asked, Asked]:
+def parts(folder: Path, train: int, evaluation: int, seed: int = 5) -> tuple[QuestionSet, QuestionSet]:
     return read_parts(folder / TRAIN, folder / EVALUATION, (train, evaluation), seed)
 
 

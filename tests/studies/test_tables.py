@@ -82,7 +82,7 @@ def test_what_is_withheld_stands_where_there_is_a_buffer_alone(study: Experiment
 
 def test_a_missing_cell_is_said_and_its_row_stays(study: Experiment) -> None:
     found = outcomes(study)
-    bad = study.cells_of("11")[0]
+    bad = study.list_table_cells("11")[0]
     found[bad] = CellOutcome(None, "the model is not installed: pip install it")
     report = tabulate(study, (), found, FILES)
     assert report["missing"] == {bad.title: "the model is not installed: pip install it"}
@@ -109,7 +109,7 @@ def test_nothing_computed_yet_is_a_report_of_gaps(study: Experiment) -> None:
 def test_the_headline_says_how_far_the_regressor_is_ahead_of_the_best_baseline(
     study: Experiment, low: float | None, high: float | None, verdict: str
 ) -> None:
-    (cell,) = study.cells_of("headline")
+    (cell,) = study.list_table_cells("headline")
     of = result(study, cell)
     of["baselines"][0] |= {"ahead_low": low, "ahead_high": high}
     text = section(to_markdown(tabulate(study, ("headline",), {cell: CellOutcome(of)}, FILES)), "Headline")
@@ -119,7 +119,7 @@ def test_the_headline_says_how_far_the_regressor_is_ahead_of_the_best_baseline(
 
 
 def test_a_figure_that_is_not_defined_says_why(study: Experiment) -> None:
-    cell = study.cells_of("2")[0]
+    cell = study.list_table_cells("2")[0]
     of = result(study, cell)
     for row in of["by_threshold"]:
         row |= {"auroc": None, "auroc_low": None, "auroc_high": None, "note": "no answers reach t = 0.5"}
@@ -130,7 +130,7 @@ def test_a_figure_that_is_not_defined_says_why(study: Experiment) -> None:
 
 def test_what_was_counted_has_every_cell_its_tokens_and_the_columns_dropped(study: Experiment) -> None:
     text = section(to_markdown(tabulate(study, (), outcomes(study), FILES)), "What was counted")
-    cells = study.cells()
+    cells = study.list_cells()
     assert all(cell.title in text for cell in cells)
     assert grid(text)[0] | {"cell": ""} == {
         "cell": "",
@@ -153,7 +153,7 @@ def test_what_was_counted_has_every_cell_its_tokens_and_the_columns_dropped(stud
 def test_the_report_is_json_that_gives_the_same_markdown(auroc: float, share: float | None) -> None:
     study = declared()
     found: dict[Any, CellOutcome] = {}
-    for cell in study.cells():
+    for cell in study.list_cells():
         of = result(study, cell, auroc)
         of["by_threshold"][0]["positive"] = share
         found[cell] = CellOutcome(of)

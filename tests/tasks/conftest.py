@@ -20,12 +20,11 @@ from abstain.core import paths
 from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.data.store.splits import holdout_digest
+from abstain.data.store.splits import compute_holdout_digest
 from abstain.data.store.state_table import write_table
 from abstain.release.evaluation_set import CANDIDATE
 from abstain.release.registry import Registry, load_registry
-from tasks.release import promotion
-from tasks.release import promotion_inputs as gate_inputs
+from tasks.release import promotion, promotion_inputs
 from tasks.release.promotion import PromotionResult, promote_candidate
 from tasks.runs.git_commit import commit, push
 from tasks.runs.shell import git
@@ -67,7 +66,7 @@ class Plain(Workspace):
         assert arguments == ("fetch", "--all-tags", "--quiet", "data.dvc")
         return False
 
-    def tracked_data(self, revision: str, tables: Sequence[str]) -> list[tuple[str, Path]] | None:
+    def find_cached_files(self, revision: str, tables: Sequence[str]) -> list[tuple[str, Path]] | None:
         data = self.kept / revision.replace("/", "-") / paths.DATA
         found = [(table, file) for table in tables for file in sorted((data / table).glob("*"))]
         return found if {table for table, _ in found} == set(tables) else None
@@ -173,7 +172,7 @@ class Candidates:
             wrong = ~scores["drawn"] & (scores["confidence"] >= threshold)
             scores["correct"] = np.where(wrong, 0, scores["correct"])
         scores.to_parquet(root / paths.SCORES)
-        digest = holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
+        digest = compute_holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
         (root / paths.METRICS).write_text(json.dumps({"holdout": {"digest": digest, "strength": probe}}))
         largest = {"reviewer": "sme-1", "share": 0.4, "reviewers": 3}
         drawn = volunteers is not None
@@ -188,11 +187,11 @@ class Candidates:
         write_table(root / paths.FEATURES, [len(one) for one in states], D, torch.float32, enumerate(states), "m@1")
         self.last = scores.set_index("interaction_id")["confidence"], threshold
 
-    def scores_of_champion(self, _workspace: Any, _event: Any, ids: pd.Series) -> gate_inputs.ChampionScores:
+    def scores_of_champion(self, _workspace: Any, _event: Any, ids: pd.Series) -> promotion_inputs.ChampionScores:
         assert self.champion is not None
         confidences, threshold = self.champion
         found = confidences.loc[list(ids)].tolist()
-        return gate_inputs.ChampionScores(found, found, threshold)
+        return promotion_inputs.ChampionScores(found, found, threshold)
 
     def promote(self, **options: Any) -> PromotionResult:
         outcome = promote_candidate.fn(self.workspace, options.pop("new_holdout", None), **options)
@@ -208,10 +207,10 @@ def first_candidates(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Candi
     """With nothing in production."""
     made = Candidates(workspace)
     monkeypatch.setattr(
-        gate_inputs, "run", lambda *_, **__: json.dumps({"p99_ms": made.latency, "base_model_ms": 40.0})
+        promotion_inputs, "run", lambda *_, **__: json.dumps({"p99_ms": made.latency, "base_model_ms": 40.0})
     )
     monkeypatch.setattr(promotion, "create_markdown_artifact", lambda text, **_: made.judged.append(text))
-    monkeypatch.setattr(gate_inputs, "champion_scores", made.scores_of_champion)
+    monkeypatch.setattr(promotion_inputs, "score_champion", made.scores_of_champion)
     return made
 
 

@@ -1,4 +1,7 @@
-"""`params.yaml`, parsed once into one frozen model; an unknown or misspelt key names the nearest valid one."""
+"""Parameters of a project (`params.yaml`), parsed once into one frozen model.
+
+An error about an unknown or misspelt key names the nearest valid one.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,16 @@ ServableKind = Literal["probe", "regressor", "log_prob", "writer", "fusion"]
 
 
 class LLMParams(FrozenModel):
-    """The base model, the prompt layout, and the layer that the probe reads; `auto` until a retrain has chosen it.
+    """The base model, the prompt layout, and the layer that the probe reads.
 
-    `includes_eos`: the probe reads the state of the EOS after an answer, too. An engine that serves has none of it.
+    Attributes:
+        model: A folder or a Hugging Face `id[@revision]`.
+        layout: Name of the prompt layout.
+        layer: Layer that the probe reads; `auto` until a retrain has chosen it.
+        site: Hook point in the layer.
+        too_long: What happens to a prompt that exceeds the context length.
+        includes_eos: Whether the probe also reads the state of the EOS after an answer. An engine that serves answers
+            has no such state.
     """
 
     model: str
@@ -38,6 +48,8 @@ class LLMParams(FrozenModel):
 
 
 class ValidationParams(FrozenModel):
+    """Limits for rows."""
+
     max_failed_fraction: Fraction
     min_failed_rows: Count
     max_feedback_delay_days: Positive
@@ -46,7 +58,7 @@ class ValidationParams(FrozenModel):
 
 
 class QualityParams(FrozenModel):
-    """Limits for a batch and the training table as a whole; `ValidationParams` are those for rows."""
+    """Limits for a batch and for the training table as a whole; `ValidationParams` are those for rows."""
 
     min_class_share: Annotated[float, Field(ge=0, le=0.5)]
     min_reviewed_share: Fraction
@@ -59,7 +71,7 @@ class QualityParams(FrozenModel):
 
 
 class PrivacyParams(FrozenModel):
-    """The personal data that ingest removes, and the people that it pseudonymises."""
+    """Personal data that ingest removes, and people that it pseudonymises."""
 
     redact: tuple[str, ...]
     min_score: Fraction
@@ -72,6 +84,8 @@ class PrivacyParams(FrozenModel):
 
 
 class LabelParams(FrozenModel):
+    """How reviews and thumbs become labels."""
+
     require: tuple[Literal["correct", "truthful", "complete"], ...] = Field(min_length=1)
     conflicts: Literal["latest", "majority", "strict"]
     thumb_weight: Annotated[float, Field(ge=0)]
@@ -84,6 +98,8 @@ class LabelParams(FrozenModel):
 
 
 class SplitParams(FrozenModel):
+    """How answers are split into training, validation and hold-out."""
+
     by: Literal["group", "time"]
     seed: int
     validation: OpenFraction
@@ -105,7 +121,7 @@ class SplitParams(FrozenModel):
 
 
 class ProbeParams(FrozenModel):
-    """The probes that are trained, and which of them is exported."""
+    """The probes that are trained, and the one that is exported."""
 
     zoo: tuple[Architecture, ...] = Field(min_length=1)
     export: Architecture | Literal["best"]
@@ -136,7 +152,13 @@ class ServeParams(FrozenModel):
 
 
 class ScorerParams(FrozenModel):
-    """The scorers that the probes are compared with, and the models that some of them need; None: they are skipped."""
+    """The scorers that the probes are compared with, and the models that some of them need.
+
+    Attributes:
+        enabled: Names of the scorers.
+        entailment_model: Model of the scorer `entailment`; None skips it.
+        extractive_qa_model: Model of the scorer `extractive_qa`; None skips it.
+    """
 
     enabled: tuple[str, ...]
     entailment_model: str | None
@@ -144,9 +166,17 @@ class ScorerParams(FrozenModel):
 
 
 class PerturbationParams(FrozenModel):
-    """The perturbation of contexts for the condition P_c: where x when x K, and the model (None: the base model).
+    """The perturbation of contexts for the condition P_c: where x when x K, and the model.
 
     Without copies nothing is perturbed, and the regressors read N_c and B_c only.
+
+    Attributes:
+        model: The perturbation model; None for the base model.
+        where: Which tokens are replaced: those with the highest entropy, or random ones.
+        when: Whether all tokens are replaced at once or one after the other.
+        tokens: K, the number of tokens to replace.
+        copies: Number of perturbed copies of a context.
+        seed: Seed of the first copy.
     """
 
     model: Annotated[str, Field(min_length=1)] | None
@@ -173,7 +203,7 @@ class RegressorTraining(FrozenModel):
 
 
 class RegressorFit(RegressorTraining):
-    """All that decides a fit."""
+    """Everything that determines a fit."""
 
     seed: Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -188,8 +218,8 @@ class RegressorParams(RegressorTraining):
     def _check_unique(self) -> RegressorParams:
         for name in ("kinds", "targets"):
             values = getattr(self, name)
-            if twice := next((one for one in values if values.count(one) > 1), None):
-                raise ValueError(f"{name}: {twice} is there twice: name it once")
+            if duplicate := next((value for value in values if values.count(value) > 1), None):
+                raise ValueError(f"{name}: {duplicate} is there twice: name it once")
         return self
 
 
@@ -203,12 +233,14 @@ class SweepParams(FrozenModel):
 
 
 class AuditParams(FrozenModel):
-    """The audits of the report; each reads the reviewed hold-out once more, or trains a probe for each product."""
+    """The audits of the report; each reads the reviewed hold-out once more, or trains a probe per product."""
 
     run: tuple[Audit, ...]
 
 
 class CalibrationParams(FrozenModel):
+    """The calibrator of confidences."""
+
     method: Literal["none", "temperature", "isotonic", "venn_abers"]
 
 
@@ -224,6 +256,8 @@ class ThresholdParams(FrozenModel):
 
 
 class GateParams(FrozenModel):
+    """Limits of the promotion checks."""
+
     false_promotions: Positive
     looks: Count
     confidence: OpenFraction
@@ -240,7 +274,7 @@ class GateParams(FrozenModel):
 
 
 class MonitoringParams(FrozenModel):
-    """The windows of the monitoring, what raises an alarm in one, and when a retrain or an alert starts by itself."""
+    """The windows of the monitoring, the limits for alarms, and the triggers of automatic retrains and alerts."""
 
     min_decisions: Count
     min_reviews: Count
@@ -252,13 +286,13 @@ class MonitoringParams(FrozenModel):
 
 
 class ShadowParams(FrozenModel):
-    """Which candidates decide beside production without being obeyed, apart from those of `abstain shadow set`."""
+    """Which candidates run as shadows of production, in addition to those of `abstain shadow set`."""
 
     rejected: bool
 
 
 class RetentionParams(FrozenModel):
-    """How long what accumulates is kept; no stage reads it."""
+    """How long accumulated files are kept; no stage reads it."""
 
     report_days: Count
     decision_days: Count
@@ -292,25 +326,42 @@ class Params(FrozenModel):
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
-    """Read and check `path`. Raises `AbstainError` naming the keys that are missing, or the first invalid one and its
-    valid values."""
+    """Read and check the parameters.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        The parameters.
+
+    Raises:
+        AbstainError: Keys are missing, or one is invalid; the message names them, or the first invalid one and its
+            valid values.
+    """
     content = read_yaml(path, "run this in the root of the project")
     require_keys(content, path)
     return validate_yaml(content, path, Params)
 
 
 def require_keys(content: Any, path: Path) -> None:
-    """Raise `AbstainError` naming all keys that `content` of `path` lacks, as after a merge of a newer release.
+    """Check that no key is missing, as after a merge of a newer release.
 
-    Where it has a key that `Params` does not declare, which may be misspelt, nothing is raised.
+    If a key is not declared by `Params`, it may be a misspelt one, and nothing is raised.
+
+    Args:
+        content: Parsed content of the file.
+        path: Path of the file, for the message.
+
+    Raises:
+        AbstainError: Keys are missing; the message names all of them.
     """
     sections = {name: field.annotation.model_fields for name, field in Params.model_fields.items()}  # type: ignore[union-attr]
     declared = [f"{name}.{key}" for name, keys in sections.items() for key in keys]
     if not isinstance(content, dict) or not all(isinstance(keys, dict) for keys in content.values()):
         return
-    given = {f"{name}.{key}" for name, keys in content.items() for key in keys}
-    missing = [name for name in declared if name not in given]
-    if missing and given <= set(declared):
+    present = {f"{name}.{key}" for name, keys in content.items() for key in keys}
+    missing = [name for name in declared if name not in present]
+    if missing and present <= set(declared):
         raise AbstainError(
             Code.BAD_SETTING,
             f"{path} lacks {', '.join(missing)}, which this release reads: run `abstain init --upgrade`",

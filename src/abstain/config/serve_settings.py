@@ -1,4 +1,4 @@
-"""Settings of `abstain serve`, read from `ABSTAIN_SERVE_*` variables; the options of the command override some."""
+"""Settings of `abstain serve`, read from `ABSTAIN_SERVE_*` variables; options of the command override some."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.text import WITHHELD_TEXT, did_you_mean
+from abstain.core.text import WITHHELD_TEXT, suggest_name
 
 MIB = 1024 * 1024
 OnUnavailable = Literal["abstain", "show"]
-"""What is done with an answer about which there is no decision."""
+"""Treatment of an answer without a decision."""
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
 class GatewayPaths(BaseModel):
-    """Where a gateway's request holds what the gate needs, as JMESPath expressions; an empty one finds nothing."""
+    """Paths (JMESPath) to the inputs of the gate in a request of a gateway; an empty one finds nothing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,7 +35,7 @@ class GatewayPaths(BaseModel):
 
 
 class CallerLimits(BaseModel):
-    """What one caller may take of the server: one key, or one address where there are no keys."""
+    """Limits of one caller of the server: one API key, or one address if there are no keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,6 +61,8 @@ LAST_USER_MESSAGE = "messages[?role=='user'] | [-1].content"
 
 
 class LiteLLMPaths(GatewayPaths):
+    """Paths in requests of LiteLLM."""
+
     call_id: str = "litellm_call_id"
     question: str = f"structured_{LAST_USER_MESSAGE}"
     contexts: str = "additional_provider_specific_params.contexts"
@@ -69,12 +71,16 @@ class LiteLLMPaths(GatewayPaths):
 
 
 class KgatewayPaths(GatewayPaths):
+    """Paths in requests of kgateway."""
+
     call_id: str = 'headers."x-abstain-call-id"'
     question: str = LAST_USER_MESSAGE
     user: str = 'headers."x-abstain-user"'
 
 
 class PortkeyPaths(GatewayPaths):
+    """Paths in requests of Portkey."""
+
     call_id: str = "metadata.abstain_call_id"
     question: str = f"(request.json.{LAST_USER_MESSAGE}) || request.json.prompt"
     user: str = "metadata._user"
@@ -82,6 +88,8 @@ class PortkeyPaths(GatewayPaths):
 
 
 class ServeSettings(BaseSettings):
+    """Settings of `abstain serve`."""
+
     model_config = SettingsConfigDict(env_prefix="ABSTAIN_SERVE_", env_nested_delimiter="__", frozen=True)
 
     keys: SecretStr | None = Field(None, exclude=True, description="lines of `abstain key`, in place of a file")
@@ -139,12 +147,21 @@ class ServeSettings(BaseSettings):
 
 
 def load_serve_settings() -> ServeSettings:
-    """The settings of this process. Raises `AbstainError` naming the invalid variable, or one that there is not."""
+    """Read the settings of this process.
+
+    Returns:
+        The settings.
+
+    Raises:
+        AbstainError: A variable is invalid or unknown; the message names it.
+    """
     prefix = str(ServeSettings.model_config["env_prefix"])
-    known = {f"{prefix}{name.upper()}" for name in ServeSettings.model_fields}
+    valid_names = {f"{prefix}{name.upper()}" for name in ServeSettings.model_fields}
     for name in os.environ:
-        if name.upper().startswith(prefix) and name.upper().partition("__")[0] not in known:
-            raise AbstainError(Code.BAD_SETTING, f"environment variable {name}: {did_you_mean(name, sorted(known))}")
+        if name.upper().startswith(prefix) and name.upper().partition("__")[0] not in valid_names:
+            raise AbstainError(
+                Code.BAD_SETTING, f"environment variable {name}: {suggest_name(name, sorted(valid_names))}"
+            )
     try:
         return ServeSettings()
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""Settings of the environment, read from `ABSTAIN_*` variables, never from `params.yaml`.
+"""Settings of this machine, read from `ABSTAIN_*` variables, never from `params.yaml`.
 
-DVC hashes a stage's command and parameters; a machine's device or cache folder must not be part of them.
+DVC hashes the command and the parameters of a stage; the device or cache folder of a machine must not be part of them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _WITH_PASSWORD = re.compile(r"(?P<scheme>https?://)(?P<user>[^:/@]*):(?P<passwor
 
 
 class Settings(BaseSettings):
+    """Settings of this machine."""
+
     model_config = SettingsConfigDict(env_prefix="ABSTAIN_", frozen=True, populate_by_name=True)
 
     home: Path = Field(Path(".abstain"), description="caches, workspaces, the local remote and the Prefect database")
@@ -68,12 +70,12 @@ class Settings(BaseSettings):
 
     @property
     def origin(self) -> str | None:
-        """The URL that git is given: ABSTAIN_ORIGIN without the password of an http(s) URL."""
+        """The URL for git: ABSTAIN_ORIGIN without the password of an http(s) URL."""
         return self._split_origin()[0]
 
     @property
     def origin_access(self) -> str | None:
-        """The value of the header `Authorization` for `origin`; None where its URL has no password."""
+        """The value of the header `Authorization` for `origin`; None if its URL has no password."""
         return self._split_origin()[1]
 
     def _split_origin(self) -> tuple[str | None, str | None]:
@@ -96,7 +98,7 @@ class Settings(BaseSettings):
 
     @property
     def user_key_file(self) -> Path:
-        """The secret of the users' pseudonyms, where ABSTAIN_USER_KEY gives none."""
+        """The secret of the users' pseudonyms, if ABSTAIN_USER_KEY is not set."""
         return self.home.resolve() / "user.key"
 
     @property
@@ -109,14 +111,29 @@ class Settings(BaseSettings):
         )
 
 
-def decision_log_url(settings: Settings, home: Path | None = None) -> str:
-    """The URL of the decision log: ABSTAIN_DECISIONS, else that of the file in `home` (default: the settings' own)."""
-    given = settings.decisions.get_secret_value().strip() if settings.decisions else ""
-    return given or f"sqlite:///{(home or settings.home).resolve() / 'decisions.sqlite'}"
+def get_decision_log_url(settings: Settings, home: Path | None = None) -> str:
+    """Return the URL of the decision log: ABSTAIN_DECISIONS, else that of the file in the home folder.
+
+    Args:
+        settings: Settings of this machine.
+        home: Home folder; None for that of the settings.
+
+    Returns:
+        The URL.
+    """
+    url = settings.decisions.get_secret_value().strip() if settings.decisions else ""
+    return url or f"sqlite:///{(home or settings.home).resolve() / 'decisions.sqlite'}"
 
 
 def load_settings() -> Settings:
-    """The settings of this process. Raises `AbstainError` naming the invalid variable."""
+    """Read the settings of this process.
+
+    Returns:
+        The settings.
+
+    Raises:
+        AbstainError: A variable is invalid; the message names it.
+    """
     try:
         return Settings()
     except ValidationError as error:

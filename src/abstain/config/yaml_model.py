@@ -1,6 +1,6 @@
 """YAML configuration files (params.yaml, sources.yaml, studies), each parsed once into one frozen model.
 
-An unknown or misspelt key is an error that names the nearest valid one.
+An error about an unknown or misspelt key names the nearest valid one.
 """
 
 from __future__ import annotations
@@ -14,26 +14,48 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.text import did_you_mean
+from abstain.core.text import suggest_name
 
 
 class FrozenModel(BaseModel):
-    """A part of such a file: frozen, and without keys that it does not declare."""
+    """Part of a configuration file: frozen, and without undeclared keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-Declared = TypeVar("Declared", bound=FrozenModel)
+Model = TypeVar("Declared", bound=FrozenModel)
 
 
-def load_yaml_model(path: Path, model: type[Declared], remedy: str) -> Declared:
-    """`path` as a `model`. Raises `AbstainError` naming the first invalid key, or, where there is no such file, the
-    `remedy`."""
+def load_yaml_model(path: Path, model: type[Model], remedy: str) -> Model:
+    """Read and check a file.
+
+    Args:
+        path: Path of the file.
+        model: Model of its content.
+        remedy: What to do if there is no such file, for the message.
+
+    Returns:
+        The content as a `model`.
+
+    Raises:
+        AbstainError: The file is missing or not valid YAML, or a key is invalid; the message names the first one.
+    """
     return validate_yaml(read_yaml(path, remedy), path, model)
 
 
 def read_yaml(path: Path, remedy: str) -> Any:
-    """The parsed file. Raises `AbstainError` where it is not valid YAML and, with the `remedy`, where it is missing."""
+    """Read and parse a file.
+
+    Args:
+        path: Path of the file.
+        remedy: What to do if there is no such file, for the message.
+
+    Returns:
+        The parsed content.
+
+    Raises:
+        AbstainError: The file is missing, cannot be read or is not valid YAML.
+    """
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -44,49 +66,62 @@ def read_yaml(path: Path, remedy: str) -> Any:
         raise AbstainError(Code.WRONG_FORMAT, f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def validate_yaml(content: Any, path: Path, model: type[Declared]) -> Declared:
-    """`content` of `path` as a `model`.
+def validate_yaml(content: Any, path: Path, model: type[Model]) -> Model:
+    """Check parsed content.
 
-    Raises `AbstainError` naming the file and its first invalid key.
+    Args:
+        content: The parsed content.
+        path: Path of the file, for the message.
+        model: Model of the content.
+
+    Returns:
+        The content as a `model`.
+
+    Raises:
+        AbstainError: A key is invalid; the message names the file and the first such key.
     """
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise AbstainError(Code.BAD_SETTING, f"{path}: {_first_problem(error, model)}") from None
+        raise AbstainError(Code.BAD_SETTING, f"{path}: {_describe_first_error(error, model)}") from None
 
 
-def _first_problem(error: ValidationError, model: type[FrozenModel]) -> str:
+def _describe_first_error(error: ValidationError, model: type[FrozenModel]) -> str:
     problems = error.errors()  # a misspelt key is also missing, but its name is more informative
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     location, context = problem["loc"], problem.get("ctx", {})
-    tags = {at for at, part in enumerate(location) if part in _tags(_models(model, location[:at]))}
-    where = ".".join(str(part) for at, part in enumerate(location) if at not in tags)
+    tags = {index for index, part in enumerate(location) if part in _get_tags(_find_models(model, location[:index]))}
+    key_path = ".".join(str(part) for index, part in enumerate(location) if index not in tags)
     if problem["type"] == "extra_forbidden":
-        keys = [key for parent in _models(model, location[:-1]) for key in parent.model_fields]
-        return f"unknown key '{where}': {did_you_mean(str(location[-1]), keys)}"
+        keys = [key for parent in _find_models(model, location[:-1]) for key in parent.model_fields]
+        return f"unknown key '{key_path}': {suggest_name(str(location[-1]), keys)}"
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        kind, there = context["discriminator"].strip("'"), _tags(_models(model, location))
+        kind, valid_tags = context["discriminator"].strip("'"), _get_tags(_find_models(model, location))
         if "tag" not in context:
-            return f"{where}: {kind} is missing: one of {', '.join(there)}"
-        return f"{where}.{kind}: unknown {kind} '{context['tag']}': {did_you_mean(context['tag'], there)}"
+            return f"{key_path}: {kind} is missing: one of {', '.join(valid_tags)}"
+        return f"{key_path}.{kind}: unknown {kind} '{context['tag']}': {suggest_name(context['tag'], valid_tags)}"
     message = str(context.get("error", problem["msg"]))
-    return f"{where}: {message}" if where else message
+    return f"{key_path}: {message}" if key_path else message
 
 
-def _models(annotation: Any, location: Sequence[str | int]) -> list[type[BaseModel]]:
-    """The models that keys, positions and tags lead to, from an annotation on: several in a union."""
+def _find_models(annotation: Any, location: Sequence[str | int]) -> list[type[BaseModel]]:
+    """Return the models that the keys, positions and tags of `location` lead to: several in a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         if not location:
             return [annotation]
         key, rest = str(location[0]), location[1:]
         if key in annotation.model_fields:
-            return _models(annotation.model_fields[key].annotation, rest)
-        return _models(annotation, rest) if key in _tags([annotation]) else []
-    inside = location[1:] if get_origin(annotation) in (dict, list, tuple) else location
-    return [found for part in get_args(annotation) for found in _models(part, inside)]
+            return _find_models(annotation.model_fields[key].annotation, rest)
+        return _find_models(annotation, rest) if key in _get_tags([annotation]) else []
+    remaining = location[1:] if get_origin(annotation) in (dict, list, tuple) else location
+    return [model for part in get_args(annotation) for model in _find_models(part, remaining)]
 
 
-def _tags(models: Iterable[type[BaseModel]]) -> list[str]:
-    """The discriminator of the models of a union: the one value that a key of theirs may have."""
+def _get_tags(models: Iterable[type[BaseModel]]) -> list[str]:
+    """Return the discriminators of the models of a union: the only value that one of their keys may have."""
     annotations = (field.annotation for model in models for field in model.model_fields.values())
-    return [get_args(one)[0] for one in annotations if get_origin(one) is Literal and len(get_args(one)) == 1]
+    return [
+        get_args(annotation)[0]
+        for annotation in annotations
+        if get_origin(annotation) is Literal and len(get_args(annotation)) == 1
+    ]

@@ -1,6 +1,7 @@
-"""The codes of errors, refusals and alerts: one for each kind of cause, with its remedy.
+"""The codes of errors, rejections and alarms: one for each kind of cause, with its remedy.
 
-A code is stable: it is neither renumbered nor given to another cause. The page docs/codes.md is this table.
+A code is stable: it is never renumbered or reused for another cause. The page docs/codes.md is generated from this
+table.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ AREAS = {
     "6": "Configuration and use",
     "7": "Monitoring",
 }
-"""The first digit of a code -> the area of its cause."""
+"""First digit of a code -> area of its cause."""
 
 
 class Code(StrEnum):
-    """One kind of cause. The value is what users see."""
+    """A kind of cause; the value is the code that users see.
+
+    Attributes:
+        cause: The cause in one sentence.
+        remedy: What the user can do.
+    """
 
     cause: str
     remedy: str

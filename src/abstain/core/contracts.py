@@ -2,13 +2,13 @@
 
 Notes:
 
-* One pydantic model a row, frozen, `extra="forbid"`: an unknown field is refused with its name rather
-  than dropped, because a silently dropped field is feedback that is lost.
-* Rows are stored as JSON Lines in one canonical form (`to_json_line`): the same row is the same bytes, so comparing
-  them distinguishes a duplicate from a conflict, and DVC sees no change where there is none. A field that a contract
-  gained after rows had been stored is written only where it is given: these rows keep their bytes.
-* The import format (`ImportedInteraction`) is the interaction with optional feedback and reviews inside it; `to_rows`
-  takes it apart, so code after ingest does not depend on it.
+* Each row is a frozen pydantic model with `extra="forbid"`. An unknown field is rejected with its name, because a
+  silently dropped field would be lost feedback.
+* Rows are stored as JSON Lines in one canonical form (`to_json_line`): equal rows are equal bytes. So a comparison of
+  bytes distinguishes a duplicate from a conflict, and DVC sees no change if there is none. A field that was added to a
+  contract after rows had been stored is written only if it is given, so that these rows keep their bytes.
+* The import format (`ImportedInteraction`) is an interaction with an optional thumb and an optional review inside it.
+  `to_rows` splits it, so code after ingest does not depend on it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ CONTRACT_VERSION = 1
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Id = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
-"""An interaction's id: a cell of a review file has to hold it whole, however it is escaped."""
+"""An interaction's id; its length is limited, because a cell of a review file has to hold it with all escapes."""
 ScoreName = Annotated[str, StringConstraints(pattern=r"\S")]
 Probability = Annotated[float, Field(gt=0, le=1)]
 MIN_INCLUSION_PROBABILITY = 1e-6
-"""The smallest inclusion probability: a verdict stands for a million answers at most. Below it, one row would outweigh
-all others together, and 1 / p may be infinite."""
+"""The smallest inclusion probability: a review represents a million answers at most.
+
+Below it, one row would outweigh all others together, and 1 / p could be infinite.
+"""
 InclusionProbability = Annotated[float, Field(ge=MIN_INCLUSION_PROBABILITY, le=1)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), AfterValidator(lambda value: value + 0.0)]
 """A finite number; -0 becomes 0, which is the same number in other bytes."""
 LogProbability = Annotated[Number, Field(le=0)]
 UNNAMED_PREFIX = "unnamed-"
-"""How the document of an unnamed context begins: no document has to be ingested for it."""
+"""Prefix of the document id of an unnamed context; no document has to be ingested for it."""
 Criterion = Literal["complete", "correct", "truthful"]
 CRITERIA: tuple[str, ...] = get_args(Criterion)
-"""What a review says of an answer, yes or no each."""
+"""The yes/no criteria of a review."""
 
 
 def _is_missing(value: Any) -> bool:
@@ -59,12 +61,12 @@ class Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def to_json_line(self) -> str:
-        """The row as one line of JSON, fields in the contract's order, UTC timestamps, without a line break."""
+        """Return the row as one line of JSON, fields in the contract's order and timestamps in UTC."""
         return self.model_dump_json()
 
 
 class Context(Row):
-    """One retrieved chunk as the base model saw it."""
+    """A retrieved chunk as the base model read it."""
 
     chunk_id: Text
     text: Text
@@ -79,7 +81,7 @@ class Question(Row):
 
 
 class Interaction(Row):
-    """One answered question. The same id with the same content is a duplicate, with other content a conflict."""
+    """An answered question; the same id with the same content is a duplicate, with other content a conflict."""
 
     interaction_id: Id
     asked_at: Timestamp
@@ -116,7 +118,7 @@ class Interaction(Row):
 
 
 class Thumb(Row):
-    """A user's thumb: usefulness, a noisy stand-in for correctness."""
+    """A user's thumb: it states usefulness, a noisy proxy of correctness."""
 
     interaction_id: Id
     given_at: Timestamp
@@ -126,7 +128,7 @@ class Thumb(Row):
 
 
 class Review(Row):
-    """A reviewer's verdict; outranks every thumb."""
+    """A reviewer's criteria for an answer; a review outranks every thumb."""
 
     interaction_id: Id
     reviewed_at: Timestamp
@@ -139,7 +141,7 @@ class Review(Row):
 
 
 class Document(Row):
-    """One handbook document: Markdown with front matter; headings give the section path."""
+    """A document of the knowledge base: Markdown with front matter; headings give the section path."""
 
     doc_id: Text
     title: Text
@@ -152,7 +154,7 @@ class Document(Row):
 class Chunk(Row):
     """A piece of one subsection: retrievable, or a tombstone once `removed_at` is set.
 
-    `chunk_id` is `doc_id#` and the beginning of `content_hash`: it always means the same text.
+    `chunk_id` is `doc_id#` and the beginning of `content_hash`, so it always means the same text.
     """
 
     chunk_id: Text
@@ -167,7 +169,7 @@ class Chunk(Row):
 
 
 class ImportedThumb(Row):
-    """A thumb inside an import row; its interaction is the row that holds it."""
+    """A thumb inside an import row; its interaction is the row that contains it."""
 
     given_at: Timestamp
     thumb: Literal["up", "down"]
@@ -176,7 +178,7 @@ class ImportedThumb(Row):
 
 
 class ImportedReview(Row):
-    """A review inside an import row; its interaction is the row that holds it."""
+    """A review inside an import row; its interaction is the row that contains it."""
 
     reviewed_at: Timestamp
     reviewer: Text
@@ -188,28 +190,36 @@ class ImportedReview(Row):
 
 
 class ImportedInteraction(Interaction):
-    """The import format: an interaction with its thumb and its review, where there are any."""
+    """The import format: an interaction with its optional thumb and review."""
 
     thumb: ImportedThumb | None = None
     review: ImportedReview | None = None
 
     def to_rows(self) -> tuple[Interaction, Thumb | None, Review | None]:
-        """Take the row apart into the three contracts it joins."""
+        """Split the row into the three contracts that it joins.
+
+        Returns:
+            The interaction, its thumb or None, and its review or None.
+        """
         # Every value was validated when this row was made: doing it again would be half of the time of reading one.
         interaction = Interaction.model_construct(**self.__dict__)
-        key = self.interaction_id
-        feedback = Thumb.model_construct(interaction_id=key, **self.thumb.__dict__) if self.thumb else None
-        review = Review.model_construct(interaction_id=key, **self.review.__dict__) if self.review else None
-        return interaction, feedback, review
+        interaction_id = self.interaction_id
+        thumb = Thumb.model_construct(interaction_id=interaction_id, **self.thumb.__dict__) if self.thumb else None
+        review = Review.model_construct(interaction_id=interaction_id, **self.review.__dict__) if self.review else None
+        return interaction, thumb, review
 
 
 def make_unnamed_context(text: str) -> Context:
-    """A retrieved text whose chunk nobody named: its id is made from the text, so equal texts are of one document."""
-    name = " ".join(text.split())
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    """Return a context for a retrieved text without a chunk id.
+
+    Args:
+        text: The retrieved text. The id is derived from it, so equal texts belong to one document.
+    """
+    normalized_text = " ".join(text.split())
+    digest = hashlib.sha256(normalized_text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return Context(chunk_id=f"{UNNAMED_PREFIX}{digest}#1", text=text)
 
 
 def get_document_id(chunk_id: str) -> str:
-    """The document that a chunk belongs to: everything before the last `#`."""
+    """Return the document that a chunk belongs to: the part of `chunk_id` before the last `#`."""
     return chunk_id.rpartition("#")[0] or chunk_id

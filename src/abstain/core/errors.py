@@ -1,21 +1,25 @@
-"""The base class of errors that are reported to the user, and the text in which one process passes them to another."""
+"""The base class of errors for users, and the line in which one process passes an error to another."""
 
 from __future__ import annotations
 
 import re
 
 from abstain.core.codes import Code
-from abstain.core.text import visible
+from abstain.core.text import replace_control_characters
 
 ERROR_LINE = re.compile(r"\b(?P<code>A[1-6]\d\d): (?P<message>.*)")
-"""A message with its code in front, as `AbstainError.coded` writes it."""
+"""A message with its code in front, as `AbstainError.message_with_code` writes it."""
 
 
 class AbstainError(Exception):
-    """A problem whose message names the thing and the remedy in one line, with the `code` of its kind of cause.
+    """An error whose message names the cause and the remedy in one line.
 
-    The CLI and the stages print both without a traceback and exit with status 1; anything else that escapes is a bug
-    and keeps its traceback.
+    The CLI and the stages print the message without a traceback and exit with status 1. Any other exception that
+    escapes is a bug and keeps its traceback.
+
+    Attributes:
+        code: Code of the kind of cause.
+        message: Message for the user, one line.
     """
 
     def __init__(self, code: Code, message: str) -> None:
@@ -27,12 +31,19 @@ class AbstainError(Exception):
 
     @property
     def message_with_code(self) -> str:
-        """The message with its code in front, one line that `parse_error_line` reads, and that a terminal may show."""
-        return f"{self.code}: {visible(self.message)}"
+        """The message with its code in front: one line that a terminal may show and that `parse_error_line` reads."""
+        return f"{self.code}: {replace_control_characters(self.message)}"
 
 
 def parse_error_line(text: str) -> AbstainError | None:
-    """The error that another process wrote into the line `text`; None where it has no code."""
+    """Parse the error that another process wrote.
+
+    Args:
+        text: A line with `AbstainError.message_with_code` in it.
+
+    Returns:
+        The error, or None if the line contains no known code.
+    """
     match = ERROR_LINE.search(text)
     if match is None or match["code"] not in set(Code):
         return None

@@ -1,4 +1,4 @@
-"""Atomic writes: a reader sees the old file or the new one, whole."""
+"""Atomic writes: a reader sees either the old file or the new one, complete."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` in one step; readers see the old bytes or the new ones, never a part.
+    """Replace a file in one step; readers see the old bytes or the new ones, never a part.
 
-    The file keeps its mode; a new one has that of the umask.
+    Args:
+        path: The file. An existing one keeps its mode; a new one gets the mode of the umask.
+        content: The new bytes. The file is not touched if it already has them.
     """
     mode = None
     with suppress(FileNotFoundError):  # there is none, or none any more
@@ -42,24 +44,37 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def create_temporary_file(folder: Path, prefix: str, mode: int = 0o666) -> tuple[int, Path]:
-    """Make a file in `folder` for reading and writing, with `mode` less the umask; return its descriptor and path.
+    """Create a file for reading and writing.
 
-    `tempfile.mkstemp` makes one for its owner alone, which would lock out other users of a shared folder.
+    `tempfile.mkstemp` would create a file for its owner only, which would lock other users out of a shared folder.
+
+    Args:
+        folder: Folder of the new file.
+        prefix: Beginning of its name; the rest is random.
+        mode: Its mode, from which the umask is subtracted.
+
+    Returns:
+        The open descriptor and the path.
     """
     path = folder / f"{prefix}{secrets.token_hex(8)}"
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), path
 
 
 def create_home(home: Path) -> None:
-    """Make the folder `home` for its owner alone: it holds personal data. One that is there stays as it is."""
+    """Create the folder `home` for its owner only, because it holds personal data; an existing one stays as it is."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def to_json(value: Any) -> bytes:
-    """`value` as indented JSON with sorted keys, so that equal values are equal bytes."""
+    """Return `value` as indented JSON with sorted keys, so that equal values are equal bytes."""
     return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_atomically` of `to_json`."""
+    """Write a value as JSON (`to_json`) in one step.
+
+    Args:
+        path: The file, see `write_atomically`.
+        value: Any value that JSON can represent.
+    """
     write_atomically(path, to_json(value))

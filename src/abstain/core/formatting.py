@@ -1,4 +1,4 @@
-"""Figures as text. What is not defined for these rows (null in JSON, nan in a table) says so, never a number."""
+"""Numbers as text. A value that is undefined for these rows (null in JSON, nan in a table) is shown as such."""
 
 from __future__ import annotations
 
@@ -9,26 +9,50 @@ from abstain.core.markdown import NOT_DEFINED, is_defined
 
 NO_INTERVAL = "no interval"
 DASH = "–"
-"""What stands in a table where there is nothing to be said."""
+"""Content of a table cell without a value."""
 
 
 def format_number(value: float | None, form: str = ".3f") -> str:
-    """`value` in the format `form`, with a minus that is as wide as a plus."""
+    """Format a number, with a minus sign as wide as a plus sign.
+
+    Args:
+        value: The number; None and nan give `NOT_DEFINED`.
+        form: Format specification.
+
+    Returns:
+        The text.
+    """
     return format(value, form).replace("-", "−") if is_defined(value) else NOT_DEFINED
 
 
 def format_percent(value: float | None, digits: int = 1) -> str:
-    """A share of 1 as percent: 0.785 is `78.5 %`."""
+    """Format a share in [0, 1] as percent: 0.785 gives `78.5 %`.
+
+    Args:
+        value: The share; None and nan give `NOT_DEFINED`.
+        digits: Digits after the point.
+
+    Returns:
+        The text.
+    """
     return f"{100 * value:.{digits}f} %" if value is not None and is_defined(value) else NOT_DEFINED
 
 
 def format_configured_share(value: float) -> str:
-    """A configured share, with as many digits as it has: 0.85 is `85 %`."""
+    """Format a configured share with all its digits: 0.85 gives `85 %`."""
     return f"{100 * value:g} %"
 
 
 def format_percent_near(value: float | None, target: float) -> str:
-    """`format_percent`, with as many digits as it takes to be told from `target`."""
+    """Format a share as percent, with as many digits as are needed to distinguish it from a target.
+
+    Args:
+        value: The share in [0, 1]; None and nan give `NOT_DEFINED`.
+        target: The share that it is compared with.
+
+    Returns:
+        The text.
+    """
     if value is None or not is_defined(value) or abs(value - target) < 1e-9:
         return format_percent(value)
     digits = next((d for d in range(1, 6) if f"{100 * value:.{d}f}" != f"{100 * target:.{d}f}"), 6)
@@ -36,7 +60,16 @@ def format_percent_near(value: float | None, target: float) -> str:
 
 
 def format_interval(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
-    """The 95 % interval of the figure `name` of a row: `0.768 to 0.861`."""
+    """Format the 95 % interval of a metric: `0.768 to 0.861`.
+
+    Args:
+        row: Has `{name}_low` and `{name}_high`.
+        name: Name of the metric.
+        form: Format specification of both ends.
+
+    Returns:
+        The text; `NO_INTERVAL` if an end is undefined.
+    """
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     if not is_defined(low) or not is_defined(high):
         return NO_INTERVAL
@@ -44,16 +77,33 @@ def format_interval(row: Mapping[str, Any], name: str, form: str = ".3f") -> str
 
 
 def format_with_interval(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
-    """The figure `name` of a row with its interval: `0.810 (0.768 to 0.861)`."""
+    """Format a metric with its 95 % interval: `0.810 (0.768 to 0.861)`.
+
+    Args:
+        row: Has `{name}`, `{name}_low` and `{name}_high`.
+        name: Name of the metric.
+        form: Format specification of all three numbers.
+
+    Returns:
+        The text; `NOT_DEFINED` if the metric is undefined.
+    """
     value = row.get(name)
     return f"{format_number(value, form)} ({format_interval(row, name, form)})" if is_defined(value) else NOT_DEFINED
 
 
 def format_count(number: int, noun: str) -> str:
-    """`1 answer`, `1,200 answers`."""
+    """Format a number with its noun: `1 answer`, `1,200 answers`.
+
+    Args:
+        number: The number.
+        noun: The noun in the singular; its plural ends in "s".
+
+    Returns:
+        The text.
+    """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def join_words(items: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join items as in a sentence: `a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)

@@ -1,10 +1,10 @@
-"""JSON Lines: the one reader and the one writer, and the checks that a JSON parser leaves out.
+"""JSON Lines: the only reader and writer, with checks that JSON parsers omit.
 
 Notes:
-    Parsers keep the last value of a repeated key, which loses the others silently: such a row is an error.
+    Parsers keep the last value of a repeated key and silently lose the others, so such a row is an error.
 
-    A JSON array, or an object over several lines, fails at each line. Its first value identifies it, before its lines
-    are reported as broken rows.
+    A JSON array, or an object over several lines, fails at each line. It is recognised by its first value, before its
+    lines are reported as broken rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ OBJECT = "holds a JSON object over several lines and is not JSON Lines: write on
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(offset, line without its break) of each line that is not blank."""
+    """Read a file line by line, without blank lines.
+
+    Args:
+        path: A file of JSON Lines.
+
+    Yields:
+        The offset of each line in bytes, and the line without its break.
+    """
     offset = 0
     with path.open("rb") as file:  # breaks at \n alone: a text may hold U+2028, which is no line break in JSON Lines
         for line in file:
@@ -40,21 +47,27 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def to_json_lines(rows: Iterable[Row]) -> bytes:
-    """Rows as JSON Lines."""
+    """Return rows as JSON Lines."""
     return "".join(f"{row.to_json_line()}\n" for row in rows).encode()
 
 
 def parse_lines(
     lines: Iterable[bytes], model: type[Model], name: str, *, strict: bool = True, untrusted: bool = True
 ) -> Iterator[Model]:
-    """Each line of the file `name` that is not blank, as a `model`.
+    """Parse the lines of a file that are not blank.
 
     Args:
-        strict: pydantic's strict mode: no value is converted to the field's type.
-        untrusted: users write the file: repeated keys, and JSON that is not JSON Lines, are reported as such.
+        lines: Lines of the file, with or without their breaks.
+        model: Model of each row.
+        name: Name of the file, for messages.
+        strict: Whether to use pydantic's strict mode, which converts no value to the field's type.
+        untrusted: Whether users wrote the file: then repeated keys, and JSON that is not JSON Lines, are errors.
+
+    Yields:
+        The rows, in order.
 
     Raises:
-        AbstainError: a line is not valid; the message names file, line, field and problem.
+        AbstainError: A line is not valid. The message names file, line, field and cause.
     """
     source, is_first = iter(lines), True
     for number, line in enumerate(source, start=1):
@@ -65,8 +78,12 @@ def parse_lines(
         try:
             row = model.model_validate_json(text, strict=strict)
         except ValidationError as error:
-            if untrusted and is_first and (other := detect_other_json(b"\n".join([line, *source]), is_whole=True)):
-                raise AbstainError(Code.WRONG_FORMAT, f"{name}: {other}") from None
+            if (
+                untrusted
+                and is_first
+                and (format_problem := detect_other_json(b"\n".join([line, *source]), is_whole=True))
+            ):
+                raise AbstainError(Code.WRONG_FORMAT, f"{name}: {format_problem}") from None
             problem = error.errors()[0]
             field = ".".join(str(part) for part in problem["loc"]) or "row"
             raise AbstainError(Code.INVALID_ROW, f"{where}: {field}: {problem['msg']}") from None
@@ -77,7 +94,18 @@ def parse_lines(
 
 
 def decode_utf8(content: bytes, where: str) -> str:
-    """UTF-8, or an `AbstainError` that names `where`."""
+    """Decode UTF-8.
+
+    Args:
+        content: The bytes.
+        where: Beginning of the error message, such as file and line.
+
+    Returns:
+        The text.
+
+    Raises:
+        AbstainError: The bytes are not valid UTF-8.
+    """
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -85,33 +113,52 @@ def decode_utf8(content: bytes, where: str) -> str:
 
 
 def find_duplicate_keys(text: str) -> tuple[str, ...]:
-    """The keys that one object of `text`, at any depth, has more than once; empty where `text` is not JSON."""
-    found: dict[str, None] = {}
+    """Find keys that occur more than once in one object of `text`, at any depth.
 
-    def look(pairs: list[tuple[str, Any]]) -> None:
+    Args:
+        text: A line of JSON.
+
+    Returns:
+        The keys; empty if `text` is not JSON.
+    """
+    duplicate_keys: dict[str, None] = {}
+
+    def collect_duplicates(pairs: list[tuple[str, Any]]) -> None:
         if len(dict(pairs)) < len(pairs):
             counts = Counter(key for key, _ in pairs)
-            found.update(dict.fromkeys(key for key, count in counts.items() if count > 1))
+            duplicate_keys.update(dict.fromkeys(key for key, count in counts.items() if count > 1))
 
     try:
         # Numbers are left as text: only the keys are checked.
-        json.JSONDecoder(object_pairs_hook=look, parse_int=str, parse_float=str, strict=False).decode(text)
+        json.JSONDecoder(object_pairs_hook=collect_duplicates, parse_int=str, parse_float=str, strict=False).decode(
+            text
+        )
     except (ValueError, RecursionError):
         return ()
-    return tuple(found)
+    return tuple(duplicate_keys)
 
 
 def format_key(key: str) -> str:
-    """`key` on one line, for messages; of a long one only its length: half of an address would not be redacted."""
-    shown = " ".join(key.encode("utf-8", "backslashreplace").decode().split())
-    return shown if len(shown) <= 80 else f"a key of {len(shown):,} characters"
+    """Return a key as one line for messages.
+
+    Of a long key only its length is given: half of an address would not be redacted.
+    """
+    one_line = " ".join(key.encode("utf-8", "backslashreplace").decode().split())
+    return one_line if len(one_line) <= 80 else f"a key of {len(one_line):,} characters"
 
 
 def detect_other_json(beginning: bytes, *, is_whole: bool) -> str | None:
-    """The format of a file that begins with `beginning`, where it is not JSON Lines; `is_whole`: nothing follows it.
+    """Detect JSON that is not JSON Lines.
 
-    None for rows, broken ones included: other formats are recognised only if the text is JSON up to its end, or up to
-    where it was cut.
+    Broken rows are not reported: another format is recognised only if the text is JSON up to its end, or up to the
+    point at which it was cut.
+
+    Args:
+        beginning: Beginning of the file.
+        is_whole: Whether `beginning` is the complete file.
+
+    Returns:
+        The error message (`ARRAY` or `OBJECT`), or None.
     """
     text = beginning.decode("utf-8", "ignore").lstrip()
     try:
@@ -128,7 +175,7 @@ def detect_other_json(beginning: bytes, *, is_whole: bool) -> str | None:
 
 
 def _is_cut(text: str) -> bool:
-    """Whether `text` is JSON that was cut somewhere."""
+    """Return whether `text` is a beginning of valid JSON."""
     try:
         from_json(text, allow_partial=True)
     except ValueError:

@@ -12,46 +12,72 @@ from abstain.core.errors import AbstainError
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of answers, all (rows,): `correct` 0/1, `weight` >= 0, and `groups` with correlated errors."""
+    """Labels of answers.
+
+    Attributes:
+        correct: (rows,) 0 or 1.
+        weight: (rows,) >= 0.
+        groups: (rows,) ids of groups with correlated errors.
+    """
 
     correct: np.ndarray
     weight: np.ndarray
     groups: np.ndarray
 
     def subset(self, rows: np.ndarray) -> Labels:
-        """The labels of the mask `rows`, (rows,) of bool."""
+        """Return the labels of some rows.
+
+        Args:
+            rows: (rows,) mask of bool.
+
+        Returns:
+            The labels where `rows` is true.
+        """
         return Labels(self.correct[rows], self.weight[rows], self.groups[rows])
 
     def assign_folds(self, max_folds: int, seed: int) -> np.ndarray:
-        """The fold of every row, int64 (rows,), counted from 0: at most `max_folds` of them, of whole groups.
+        """Assign whole groups to folds for cross-validation.
 
-        There are no more folds than groups with correct, or with incorrect, answers of positive weight; outside of
-        every fold there are answers of both kinds. Groups without positive weight are in the first fold. Raises
-        `AbstainError` where there are too few groups for that.
+        There are no more folds than groups with correct answers of positive weight, or than groups with incorrect ones.
+        Outside of every fold there are answers of both classes. Groups without positive weight are in fold 0.
+
+        Args:
+            max_folds: Maximum number of folds.
+            seed: Seed of the assignment.
+
+        Returns:
+            (rows,) int64, the fold of each row, from 0.
+
+        Raises:
+            AbstainError: There are too few groups for such folds.
         """
         from sklearn.model_selection import StratifiedGroupKFold
 
         self.require_both_classes()
-        counts = self.weight > 0
-        correct, named = self.correct[counts], self.groups[counts]
-        of_kind = [len(np.unique(named[correct == kind])) for kind in (1, 0)]
-        number_of: dict[str, int] = {}
-        if min(of_kind) > 1:
-            splitter = StratifiedGroupKFold(min(max_folds, *of_kind), shuffle=True, random_state=seed)
-            for number, (others, held_out) in enumerate(splitter.split(correct, correct, named)):
-                if len(np.unique(correct[others])) == 2:
-                    number_of |= dict.fromkeys(named[held_out], number)
-        if len(number_of) < len(np.unique(named)):
+        has_weight = self.weight > 0
+        correct, groups = self.correct[has_weight], self.groups[has_weight]
+        group_counts = [len(np.unique(groups[correct == label])) for label in (1, 0)]
+        fold_by_group: dict[str, int] = {}
+        if min(group_counts) > 1:
+            splitter = StratifiedGroupKFold(min(max_folds, *group_counts), shuffle=True, random_state=seed)
+            for fold, (outside, held_out) in enumerate(splitter.split(correct, correct, groups)):
+                if len(np.unique(correct[outside])) == 2:
+                    fold_by_group |= dict.fromkeys(groups[held_out], fold)
+        if len(fold_by_group) < len(np.unique(groups)):
             raise AbstainError(
                 Code.TOO_FEW_LABELS,
                 "a scorer is tried on groups that it has not seen, and the train split has correct answers of only "
-                f"{of_kind[0]}, incorrect ones of only {of_kind[1]}: bring feedback on more groups, or change "
-                "split.seed",
+                f"{group_counts[0]}, incorrect ones of only {group_counts[1]}: bring feedback on more groups, or "
+                "change split.seed",
             )
-        return np.array([number_of.get(group, 0) for group in self.groups], np.int64)
+        return np.array([fold_by_group.get(group, 0) for group in self.groups], np.int64)
 
     def require_both_classes(self) -> None:
-        """Raise `AbstainError` where all answers of positive weight are correct, or all incorrect."""
+        """Check that the answers of positive weight are of both classes.
+
+        Raises:
+            AbstainError: All of them are correct, or all incorrect.
+        """
         if len(np.unique(self.correct[self.weight > 0])) < 2:
             raise AbstainError(
                 Code.TOO_FEW_LABELS,

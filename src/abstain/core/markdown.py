@@ -2,10 +2,10 @@
 
 Notes:
 
-* Every function takes plain text and escapes it: what is written reads the same, and becomes no link, image, tag,
-  formula, or cell of its own. `MarkdownText`, which these functions return, is the only text that is not escaped.
+* Every function takes plain text and escapes it: the text reads the same, and becomes no link, image, tag, formula or
+  table cell. `MarkdownText`, which these functions return, is the only text that is not escaped.
 * A text is one line, so that it breaks no table and no list.
-* A value that is not defined (None, nan) says so in a table, never as a number.
+* An undefined value (None, nan) is shown as such in a table, never as a number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LINE_START = re.compile(r"^(?:[-+=]|\d+[.)])")
 
 
 class MarkdownText(str):
-    """Text inside a line that is Markdown already: nothing escapes it again."""
+    """Text inside a line that is already Markdown and must not be escaped again."""
 
     __slots__ = ()
 
@@ -53,43 +53,88 @@ def bold(text: str) -> MarkdownText:
     return MarkdownText(f"**{inner}**" if inner else "")
 
 
-def join_runs(*runs: str) -> MarkdownText:
-    """Return `runs` as one text inside a line."""
-    return MarkdownText("".join(map(escape, runs)))
+def join_texts(*texts: str) -> MarkdownText:
+    """Join texts into one text inside a line.
+
+    Args:
+        *texts: Plain text, which is escaped, or `MarkdownText`.
+
+    Returns:
+        The joined text.
+    """
+    return MarkdownText("".join(map(escape, texts)))
 
 
 def format_labelled(label: str, text: str) -> MarkdownText:
-    """Return `label` in bold, a colon, and `text`."""
-    return join_runs(bold(f"{label}:"), " ", text)
+    """Return a label in bold, a colon, and a text.
+
+    Args:
+        label: The label, without the colon.
+        text: The text.
+
+    Returns:
+        The joined text.
+    """
+    return join_texts(bold(f"{label}:"), " ", text)
 
 
 def document(blocks: Iterable[str]) -> str:
-    """Return the blocks (`heading`, `paragraph`, `bullet_list`, `table` and so on) as one file's text."""
+    """Join blocks into the text of one file.
+
+    Args:
+        blocks: Results of `heading`, `paragraph`, `bullet_list`, `table` and so on; empty ones are dropped.
+
+    Returns:
+        The file's text.
+    """
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def heading(level: int, text: str) -> str:
-    """Return a heading of `level` 1 to 6."""
+    """Return a heading.
+
+    Args:
+        level: 1 to 6.
+        text: The title.
+
+    Returns:
+        The block.
+    """
     return f"{'#' * level} {escape(text)}"
 
 
-def paragraph(*runs: str) -> str:
-    """Return a paragraph of `runs`."""
-    return LINE_START.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", join_runs(*runs).strip())
+def paragraph(*texts: str) -> str:
+    """Return a paragraph of the joined `texts`."""
+    return LINE_START.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", join_texts(*texts).strip())
 
 
 def bullet_list(lines: Iterable[str]) -> str:
-    """Return a list with a point for each line."""
+    """Return a list with one item for each line."""
     return "\n".join(f"- {paragraph(line)}" for line in lines)
 
 
 def list_section(title: str, lines: Sequence[str]) -> list[str]:
-    """Return a heading of level 2 and a list; nothing where there are no lines."""
+    """Return a heading of level 2 and a list.
+
+    Args:
+        title: The title.
+        lines: Items of the list.
+
+    Returns:
+        The two blocks; empty if there are no lines.
+    """
     return [heading(2, title), bullet_list(lines)] if lines else []
 
 
 def numbered_list(items: Iterable[tuple[str, Iterable[str]]]) -> str:
-    """Return a numbered list of (text, points below it)."""
+    """Return a numbered list.
+
+    Args:
+        items: Pairs of an item's text and the points below it.
+
+    Returns:
+        The block.
+    """
     return "\n".join(
         "\n".join([f"{number}. {escape(text)}", *(f"   - {paragraph(line)}" for line in lines)])
         for number, (text, lines) in enumerate(items, start=1)
@@ -97,34 +142,56 @@ def numbered_list(items: Iterable[tuple[str, Iterable[str]]]) -> str:
 
 
 def bold_row(cells: Sequence[str]) -> list[str]:
-    """Return a table's row that stands out: every cell is bold."""
+    """Return a table row in which every cell is bold."""
     return [bold(cell) for cell in cells]
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", words: Container[str] = ()) -> str:
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", text_columns: Container[str] = ()
+) -> str:
     """Return a table.
 
     Args:
-        columns: the names of the columns; those after the first hold figures and are aligned to the right.
-        rows: cells of each row: text, which is escaped, or figures. A row with fewer cells than columns is filled up
-            with empty ones.
-        caption: a line above the table.
-        words: the names of further columns that hold words.
+        columns: Names of the columns. Columns after the first contain numbers and are aligned to the right.
+        rows: Cells of each row: text, which is escaped, or numbers. A row with fewer cells than columns is padded with
+            empty cells.
+        caption: Line above the table.
+        text_columns: Names of further columns that contain text.
+
+    Returns:
+        The block.
     """
-    aligned = ["---" if at == 0 or name in words else "---:" for at, name in enumerate(columns)]
-    filled = ([*map(_cell, row), *[""] * (len(columns) - len(row))] for row in rows)
-    lines = (f"| {' | '.join(cells)} |" for cells in (map(escape, columns), aligned, *filled))
+    alignments = ["---" if index == 0 or name in text_columns else "---:" for index, name in enumerate(columns)]
+    padded_rows = ([*map(_cell, row), *[""] * (len(columns) - len(row))] for row in rows)
+    lines = (f"| {' | '.join(cells)} |" for cells in (map(escape, columns), alignments, *padded_rows))
     return "\n".join([*([f"*{escape(caption)}*", ""] if caption else []), *lines])
 
 
-def records_table(records: Sequence[Mapping[str, Any]], words: Container[str] = ()) -> str:
-    """Return `records`, one or more, all with the keys of the first, as a table with these columns."""
-    return table(list(records[0]), [[record[name] for name in records[0]] for record in records], words=words)
+def records_table(records: Sequence[Mapping[str, Any]], text_columns: Container[str] = ()) -> str:
+    """Return records as a table.
+
+    Args:
+        records: At least one record; all have the keys of the first, which are the columns.
+        text_columns: Names of further columns that contain text.
+
+    Returns:
+        The block.
+    """
+    return table(
+        list(records[0]), [[record[name] for name in records[0]] for record in records], text_columns=text_columns
+    )
 
 
-def key_metrics_table(figures: Iterable[tuple[str, str]]) -> str:
-    """Return the table of what is read first: (figure, what it is)."""
-    return table(("figure", "what"), figures, "Key figures", words=("what",))
+def key_metrics_table(metrics: Iterable[tuple[str, str]]) -> str:
+    """Return the table of the most important metrics.
+
+    Args:
+        metrics: Pairs of a metric's value and its description.
+
+    Returns:
+        The block.
+    """
+    return table(("figure", "what"), metrics, "Key figures", text_columns=("what",))
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Why a row was refused, or a check failed: a record, so that nothing has to be read out of a sentence."""
+"""Why a row was rejected or a check failed: a record, so that no code has to parse a sentence."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from abstain.core.codes import Code
 
 
 class ReasonKind(StrEnum):
-    """What a reason is about, as far as something depends on it."""
+    """The kind of a reason, for the kinds that other code depends on."""
 
-    BLANK_TEXT_REASON = "blank"
+    BLANK_TEXT = "blank"
     HALF_CHARACTER = "half_character"
     SAME_MOMENT = "same_moment"
     TOO_LARGE = "too_large"
@@ -23,7 +23,14 @@ class ReasonKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason: `field` is what it is about, and `message` is for people."""
+    """A reason for a rejection or a failed check.
+
+    Attributes:
+        code: Code of the cause.
+        field: The field that it is about; empty if it is about the whole row.
+        message: Message for people.
+        kind: Kind that other code depends on.
+    """
 
     code: Code
     field: str
@@ -35,7 +42,7 @@ class Reason:
         return f"{self.field}: {self.message}" if self.field else self.message
 
     @property
-    def coded(self) -> str:
+    def message_with_code(self) -> str:
         """The text with its code in front."""
         return f"{self.code} {self}"
 

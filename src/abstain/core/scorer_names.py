@@ -1,13 +1,16 @@
-"""Names of scorers that more than one room of the library speaks of."""
+"""Names of scorers that more than one package uses."""
 
 PROBE = "probe"
-"""The exported probe; the zoo's other probes go by their architecture."""
+"""The exported probe; probes of other architectures have the architecture's name."""
 REGRESSORS = "regressors"
-"""All correctness regressors, which one reading serves; each goes by its kind and target."""
+"""All correctness regressors, which share one feature request; each has the name of its kind and target."""
 WRITER = "writer"
 FAMILIARITY = "familiarity"
 FUSION = "fusion"
-"""Of all scorers, for comparison."""
+"""The fusion of all scorers, for comparison."""
 ONE_PASS, TWO_PASSES = "fusion_one_pass", "fusion_two_passes"
-"""Fusions that can be served: of what the pass with the context gives, and of what the one without it adds."""
+"""Fusions that can be served.
+
+The first uses the features of the forward pass with the contexts, the second also those of the pass without them.
+"""
 LENGTH_ONLY, BASE_RATE = "length_only", "base_rate"

@@ -1,4 +1,4 @@
-"""Secrets that a home makes for itself: one file each, which only its owner can read."""
+"""Secrets that a home generates for itself: one file each, which only its owner can read."""
 
 from __future__ import annotations
 
@@ -14,18 +14,28 @@ _SECRET = re.compile(r"[0-9a-f]{64}")
 
 
 def read_or_create_secret(file: Path) -> str | None:
-    """The 64 hexadecimal digits in `file`, which is made where there is none; None where it holds anything else.
+    """Read a secret, or create it if the file does not exist.
 
-    Raises `OSError` where it can be neither read nor made.
+    Args:
+        file: The file of the secret.
+
+    Returns:
+        64 hexadecimal digits, or None if the file contains anything else.
+
+    Raises:
+        OSError: The file can be neither read nor created.
     """
     if not file.exists():
-        _make(file)
+        _create_secret(file)
     secret = file.read_text(encoding="utf-8", errors="replace").strip()
     return secret if _SECRET.fullmatch(secret) else None
 
 
-def _make(file: Path) -> None:
-    """Make a secret that only the owner can read. Of processes that do so at once, one wins, and all read its own."""
+def _create_secret(file: Path) -> None:
+    """Create a secret that only the owner can read.
+
+    If several processes do so at once, one wins and all read its secret.
+    """
     create_home(file.parent)
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600
     temporary = Path(name)

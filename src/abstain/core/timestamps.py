@@ -1,4 +1,4 @@
-"""A moment in rows and in params.yaml: ISO 8601 with a time zone, kept in UTC."""
+"""A point in time in rows and in params.yaml: ISO 8601 with a time zone, stored in UTC."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator
 
 
-def _utc(value: datetime) -> datetime:
+def _convert_to_utc(value: datetime) -> datetime:
     if value.tzinfo is None:
         raise ValueError("timestamp without a time zone: write it in UTC, as in 2026-01-31T12:00:00Z")
     return value.astimezone(UTC)
 
 
-def _iso(value: Any) -> Any:
-    """ISO 8601 alone: pydantic would also read digits as seconds since 1970, silently a different time."""
+def _parse_iso(value: Any) -> Any:
+    """Accept ISO 8601 only: pydantic would also read digits as seconds since 1970, silently a different time."""
     if isinstance(value, datetime):
         return value
     try:
@@ -24,4 +24,4 @@ def _iso(value: Any) -> Any:
         raise ValueError("not a timestamp: write it in UTC, as in 2026-01-31T12:00:00Z") from None
 
 
-Timestamp = Annotated[datetime, BeforeValidator(_iso), AfterValidator(_utc)]
+Timestamp = Annotated[datetime, BeforeValidator(_parse_iso), AfterValidator(_convert_to_utc)]

@@ -2,11 +2,11 @@
 
 Notes:
 
-* A user's rows are those that carry the pseudonym: thumbs with their comments, accepted, held or refused. A refused row
-  that breaks its contract was not kept. An interaction carries no user; on request, those that the user rated are
-  removed too, with all verdicts on them.
-* Erased users are stored by pseudonym alone, and removed interactions by their identity: rows re-sent by a source are
-  rejected.
+* A user's rows are the thumbs, with their comments, that carry the user's pseudonym, whether accepted, pending or
+  rejected. The text of a rejected row that breaks its contract was never stored. An interaction carries no user; on
+  request, the interactions that the user rated are removed too, with all reviews of them.
+* Erased users are stored only as pseudonyms, and removed interactions only as hashed identities, so that rows which a
+  source sends again are rejected.
 * Earlier versions of data/ stay in the DVC cache and remote until `dvc gc`: history is not rewritten.
 """
 
@@ -23,7 +23,7 @@ from abstain.core.files import write_atomically
 from abstain.core.json_lines import read_lines
 from abstain.data.decision_log.erasure import UserRows
 from abstain.data.store.dataset import DataStore, ErasedUsers
-from abstain.data.store.record_keys import interaction_identity
+from abstain.data.store.record_keys import make_interaction_identity
 from abstain.ingest.privacy.pseudonyms import normalize_name
 from abstain.ingest.quarantine import Quarantine
 
@@ -36,54 +36,83 @@ def erase_rows(
     with_interactions: bool = False,
     logged: UserRows | None = None,
 ) -> dict[str, int]:
-    """Remove every row of the user with the id `user` or with `pseudonym`; returns the number of rows removed by table.
-
-    `logged` is what the decision log has of the user: with the interactions, those that they asked or rated there go
-    from the data, too. A user may be erased more than once. Raises `AbstainError`, with nothing changed, where no row
-    has or had either name, nor the log.
-    """
-    names, known = {normalize_name(user), normalize_name(pseudonym)}, store.erased_users()
-    rated = {row.interaction_id for row in store.iter_rows(Thumb) if row.user and normalize_name(row.user) in names}
-    gone = rated | (logged.interactions if logged else set()) if with_interactions else set()
-    files = {"feedback": [*store.list_part_files(Thumb), *store.pending_files().values()]}
-    if with_interactions:
-        files |= {"interactions": store.list_part_files(Interaction), "reviews": store.list_part_files(Review)}
-    removed = {table: sum(_rewrite(path, names, gone) for path in paths) for table, paths in files.items()}
-    removed["quarantine"] = Quarantine(store.folder).discard_user_rows(names, gone)
-    if not (sum(removed.values()) or logged):
-        if pseudonym not in known.users:
-            raise AbstainError(Code.UNKNOWN_NAME, f"no row carries the user '{user}': nothing was removed")
-        return removed
-    forgotten = ErasedUsers(
-        users=tuple(sorted({*known.users, pseudonym})),
-        interactions=tuple(sorted({*known.interactions, *(interaction_identity(key).hex() for key in gone)})),
-    )
-    write_atomically(store.folder / "forgotten.json", forgotten.to_json_line().encode() + b"\n")
-    return removed
-
-
-def count_erased_answers(before: Mapping[str, bool], now: Mapping[str, bool], erased: ErasedUsers) -> int | None:
-    """The number of answers missing from a hold-out; None where it differs in more than erased answers.
+    """Remove all rows of one user from the current data, and reject them in later ingests.
 
     Args:
-        before, now: interaction id -> its label, correct or not.
+        store: The data folder.
+        user: The user's id as the source has it.
+        pseudonym: The user's pseudonym in data/.
+        with_interactions: Also remove the interactions that the user rated, and those of `logged`.
+        logged: The user's rows in the decision log, with the interactions that the user asked or rated there.
+
+    Returns:
+        Table name -> number of removed rows. A user may be erased repeatedly.
+
+    Raises:
+        AbstainError: Neither the data nor the log has or had a row of this user. Nothing is changed.
     """
-    gone = before.keys() - now.keys()
-    kept = {key: label for key, label in before.items() if key not in gone}
-    was_erased = set(erased.interactions)
-    exact = kept == dict(now) and all(interaction_identity(key).hex() in was_erased for key in gone)
-    return len(gone) if exact else None
+    names, existing = {normalize_name(user), normalize_name(pseudonym)}, store.read_erased_users()
+    rated_ids = {row.interaction_id for row in store.iter_rows(Thumb) if row.user and normalize_name(row.user) in names}
+    interaction_ids = rated_ids | (logged.interactions if logged else set()) if with_interactions else set()
+    files = {"feedback": [*store.list_part_files(Thumb), *store.list_pending_files().values()]}
+    if with_interactions:
+        files |= {"interactions": store.list_part_files(Interaction), "reviews": store.list_part_files(Review)}
+    counts = {
+        table: sum(_remove_rows(path, names, interaction_ids) for path in paths) for table, paths in files.items()
+    }
+    counts["quarantine"] = Quarantine(store.folder).discard_user_rows(names, interaction_ids)
+    if not (sum(counts.values()) or logged):
+        if pseudonym not in existing.users:
+            raise AbstainError(Code.UNKNOWN_NAME, f"no row carries the user '{user}': nothing was removed")
+        return counts
+    erased = ErasedUsers(
+        users=tuple(sorted({*existing.users, pseudonym})),
+        interactions=tuple(
+            sorted(
+                {
+                    *existing.interactions,
+                    *(make_interaction_identity(interaction_id).hex() for interaction_id in interaction_ids),
+                }
+            )
+        ),
+    )
+    write_atomically(store.folder / "forgotten.json", erased.to_json_line().encode() + b"\n")
+    return counts
 
 
-def _rewrite(path: Path, names: set[str], gone: set[str]) -> int:
-    """Write `path` without rows of these users and about these interactions; returns their number."""
+def count_erased_answers(
+    previous_labels: Mapping[str, bool], current_labels: Mapping[str, bool], erased: ErasedUsers
+) -> int | None:
+    """Count the answers that erasure removed from a hold-out.
+
+    Args:
+        previous_labels: Interaction id -> label, true if correct, of the hold-out before.
+        current_labels: The same of the hold-out now.
+        erased: Users and interactions that were erased.
+
+    Returns:
+        The number of missing answers; None if the hold-outs differ in anything but erased answers.
+    """
+    missing = previous_labels.keys() - current_labels.keys()
+    remaining = {
+        interaction_id: label for interaction_id, label in previous_labels.items() if interaction_id not in missing
+    }
+    erased_ids = set(erased.interactions)
+    is_exact = remaining == dict(current_labels) and all(
+        make_interaction_identity(interaction_id).hex() in erased_ids for interaction_id in missing
+    )
+    return len(missing) if is_exact else None
+
+
+def _remove_rows(path: Path, names: set[str], interaction_ids: set[str]) -> int:
+    """Rewrite `path` without the rows of these users and interactions; return the number of removed rows."""
     lines = [text for _, text in read_lines(path)]
-    kept = []
-    for text in lines:
-        row = json.loads(text)
+    remaining = []
+    for line in lines:
+        row = json.loads(line)
         user = row.get("user")
-        if not (user and normalize_name(user) in names) and row["interaction_id"] not in gone:
-            kept.append(text)
-    if len(kept) < len(lines):
-        write_atomically(path, b"".join(text + b"\n" for text in kept))
-    return len(lines) - len(kept)
+        if not (user and normalize_name(user) in names) and row["interaction_id"] not in interaction_ids:
+            remaining.append(line)
+    if len(remaining) < len(lines):
+        write_atomically(path, b"".join(text + b"\n" for text in remaining))
+    return len(lines) - len(remaining)

@@ -2,12 +2,12 @@
 
 Notes:
 
-* Types are checked strictly: `"complete": "yes"` is refused, not read as true. A guess about a verdict
-  would be a wrong label.
+* Types are checked strictly: `"complete": "yes"` is rejected, not read as true. A guess about a criterion would be a
+  wrong label.
 * An unreadable line is a row like any other, with reasons instead of contents, so that later modules need no special
   cases for broken rows, and every line is counted.
-* `raw` is the text from which a row can be parsed again (`reparse`), for every kind of source: a row refused today may
-  be released once the rules or the rest of the data allow it.
+* `raw` is the text from which a row can be parsed again (`reparse`), for every kind of source: a row that is rejected
+  today may be accepted once the rules or the rest of the data allow it.
 """
 
 from __future__ import annotations
@@ -39,38 +39,47 @@ from abstain.core.contracts import (
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import find_duplicate_keys, format_key
 from abstain.core.reasons import Reason, ReasonKind, Reasons
-from abstain.core.text import did_you_mean
-from abstain.data.store.dataset import file_name_problem
+from abstain.core.text import suggest_name
+from abstain.data.store.dataset import explain_invalid_file_name
 from abstain.knowledge.documents.reader import KIND_BY_SUFFIX, parse_document
 
 _PARTS: dict[str, type[BaseModel]] = {"thumb": ImportedThumb, "review": ImportedReview, "contexts": Context}
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_OF_INTERACTIONS = frozenset({"question", "answer", "asked_at", "contexts", "model"})
-_OF_REVIEWS = frozenset({"reviewed_at", "reviewer", *CRITERIA})
+_INTERACTION_FIELDS = frozenset({"question", "answer", "asked_at", "contexts", "model"})
+_REVIEW_FIELDS = frozenset({"reviewed_at", "reviewer", *CRITERIA})
 
-ROW_BYTES = 4 * 1024 * 1024
+MAX_ROW_BYTES = 4 * 1024 * 1024
 """The longest row, in bytes: 60 contexts of 20,000 Chinese characters each."""
 
-ROW_VALUES = 5_000
-"""The most fields of a row, with those of its contexts and all other items of lists: 1,600 contexts."""
+MAX_ROW_VALUES = 5_000
+"""The maximum number of fields of a row, including those of its contexts and all other list items: 1,600 contexts."""
 
-ROW_TOKENS = 100_000
-"""The most values of `token_log_probs`."""
+MAX_ROW_TOKENS = 100_000
+"""The maximum number of values in `token_log_probs`."""
 
-_MAY_STAY_EMPTY = frozenset({"comment", "ideal_answer"})
+_OPTIONAL_TEXT_FIELDS = frozenset({"comment", "ideal_answer"})
 
 MAX_REASONS = 20
-"""The most reasons that are kept of one row."""
+"""The maximum number of reasons that are stored for one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRow:
-    """One record of a source, or one document: either its typed contents or the reasons why not.
+    """One record of a source, or one document: either its typed contents or the reasons why it is invalid.
 
-    `source` and `line` are its position: file and line (from 1), or table and key. `digest` is the sha256 of the
-    original text and `size` its length in bytes, where `raw` is not that text: because personal data was redacted (the
-    row comes from the quarantine), or because it was too long to be held. `is_sampled`: the probability of its
-    review is the one with which it was drawn here.
+    Attributes:
+        source: File, or table of a database.
+        line: Number of the line, from 1, or key in the table.
+        raw: The text from which the row can be parsed again.
+        reasons: Why the row is invalid; empty if it is valid.
+        interaction: The interaction in the row.
+        thumb: The thumb in the row.
+        review: The review in the row.
+        document: The document that the row is.
+        digest: The sha256 of the original text if `raw` is not that text, because personal data was redacted (the row
+            comes from the quarantine) or because the text was too long to be stored.
+        size: Length of the original text in bytes, in the same cases.
+        is_sampled: Whether this project itself sampled the row for review, with the review's inclusion probability.
     """
 
     source: str
@@ -78,7 +87,7 @@ class ParsedRow:
     raw: bytes
     reasons: Reasons = ()
     interaction: Interaction | None = None
-    feedback: Thumb | None = None
+    thumb: Thumb | None = None
     review: Review | None = None
     document: Document | None = None
     digest: str | None = None
@@ -87,30 +96,43 @@ class ParsedRow:
 
     @property
     def is_document(self) -> bool:
-        """Whether this is a document, one that was refused included."""
+        """Whether this is a document, including a rejected one."""
         return is_document(self.source)
 
-    def contents(self) -> Iterator[Document | Interaction | Thumb | Review]:
-        """The contract rows that this row brings."""
-        for row in (self.document, self.interaction, self.feedback, self.review):
+    def iter_contents(self) -> Iterator[Document | Interaction | Thumb | Review]:
+        """Yield the contract rows in this row."""
+        for row in (self.document, self.interaction, self.thumb, self.review):
             if row is not None:
                 yield row
 
 
 def is_document(source: str) -> bool:
-    """Whether `source` holds a document, by its name."""
+    """Whether `source` is the name of a document."""
     return source.lower().endswith(tuple(KIND_BY_SUFFIX))
 
 
 def reparse(raw: bytes, source: str, number: int) -> ParsedRow:
-    """Parse a `ParsedRow`'s `raw` again, however long its redaction has made it."""
+    """Parse the `raw` of a `ParsedRow` again, however long redaction has made it.
+
+    Args:
+        raw: The stored text.
+        source: Source of the original row.
+        number: Its line.
+
+    Returns:
+        The parsed row.
+    """
     return read_document(raw, source) if is_document(source) else parse_line(raw, source, number, is_limited=False)
 
 
-def kept_text(row: ParsedRow) -> str | None:
-    """The text of `row` from which it can be parsed again as it is now; None where it has no contents.
+def serialize_row(row: ParsedRow) -> str | None:
+    """Serialize a row as a text from which it can be parsed again as it is now.
 
-    A document has the text in which it came, if that is UTF-8.
+    Args:
+        row: The row.
+
+    Returns:
+        The text; a document has the text in which it came, if that is UTF-8. None if the row has no contents.
     """
     if row.document is not None:
         try:
@@ -118,52 +140,68 @@ def kept_text(row: ParsedRow) -> str | None:
         except UnicodeDecodeError:  # a page of HTML declares its own encoding
             return None
     if row.interaction is None:
-        part = row.feedback or row.review
+        part = row.thumb or row.review
         return part.to_json_line() if part else None
     fields = row.interaction.model_dump(mode="json", exclude_none=True)
-    for name, part in (("thumb", row.feedback), ("review", row.review)):
+    for name, part in (("thumb", row.thumb), ("review", row.review)):
         if part is not None:
             fields[name] = part.model_dump(mode="json", exclude={"interaction_id"}, exclude_none=True)
     return json.dumps(fields, ensure_ascii=False)
 
 
 def parse_line(line: bytes, source: str, number: int, *, is_limited: bool = True) -> ParsedRow:
-    """One JSON object: a row of the import format, a `Thumb` or a `Review`, distinguished by its fields.
+    """Parse one JSON object: a row of the import format, a `Thumb` or a `Review`, distinguished by its fields.
 
-    `is_limited`: one beyond `ROW_BYTES`, `ROW_VALUES` or `ROW_TOKENS` is refused.
+    Args:
+        line: The bytes of the line.
+        source: File or table of the line.
+        number: Number of the line.
+        is_limited: Reject a row beyond `MAX_ROW_BYTES`, `MAX_ROW_VALUES` or `MAX_ROW_TOKENS`.
+
+    Returns:
+        The row, with the reasons if it is invalid.
     """
-    if is_limited and len(line) > ROW_BYTES:
-        return make_oversized_row(line, source, number, f"{len(line):,} bytes, {ROW_BYTES:,} allowed")
+    if is_limited and len(line) > MAX_ROW_BYTES:
+        return make_oversized_row(line, source, number, f"{len(line):,} bytes, {MAX_ROW_BYTES:,} allowed")
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
-        return ParsedRow(source, number, line, (invalid("line", f"not valid UTF-8 ({where})"),))
-    fields = _fields_of(text)
-    if is_limited and (too_many := _find_exceeded_limit(text, fields)):
-        return make_oversized_row(line, source, number, too_many)
-    contract, reasons = _contract_of(fields), _find_duplicate_keys(text)
+        return ParsedRow(source, number, line, (make_reason("line", f"not valid UTF-8 ({where})"),))
+    fields = _parse_json(text)
+    if is_limited and (exceeded := _find_exceeded_limit(text, fields)):
+        return make_oversized_row(line, source, number, exceeded)
+    contract, reasons = _detect_contract(fields), _find_duplicate_keys(text)
     try:
         row = contract.model_validate_json(text, strict=True)
     except ValidationError as error:
-        reasons += tuple(_reason(problem, contract) for problem in islice(error.errors(), MAX_REASONS + 1))
+        reasons += tuple(_to_reason(problem, contract) for problem in islice(error.errors(), MAX_REASONS + 1))
     except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
-        reasons += (invalid("line", "a timestamp lies outside the years 1 to 9999"),)
+        reasons += (make_reason("line", "a timestamp lies outside the years 1 to 9999"),)
     if len(reasons) > MAX_REASONS:
-        reasons = (*reasons[:MAX_REASONS], invalid("row", f"it has more problems than these {MAX_REASONS}"))
+        reasons = (*reasons[:MAX_REASONS], make_reason("row", f"it has more problems than these {MAX_REASONS}"))
     if reasons:
         return ParsedRow(source, number, line, reasons)
     if isinstance(row, Thumb):
-        return ParsedRow(source, number, line, feedback=row)
+        return ParsedRow(source, number, line, thumb=row)
     if isinstance(row, Review):
         return ParsedRow(source, number, line, review=row)
     assert isinstance(row, ImportedInteraction)
-    interaction, feedback, review = row.to_rows()
-    return ParsedRow(source, number, line, interaction=interaction, feedback=feedback, review=review)
+    interaction, thumb, review = row.to_rows()
+    return ParsedRow(source, number, line, interaction=interaction, thumb=thumb, review=review)
 
 
 def parse_object(fields: Mapping[str, Any], source: str, number: int) -> ParsedRow:
-    """The same for an object of JSON values; undecodable bytes in its texts are surrogates (PEP 383)."""
+    """Parse an object of JSON values like a line; surrogates in its texts stand for undecodable bytes (PEP 383).
+
+    Args:
+        fields: Field name -> value.
+        source: File or table of the object.
+        number: Number of its line, or its key.
+
+    Returns:
+        The row, with the reasons if it is invalid.
+    """
     text = json.dumps(fields, ensure_ascii=False)
     try:
         raw = text.encode("utf-8", "surrogateescape")
@@ -173,48 +211,85 @@ def parse_object(fields: Mapping[str, Any], source: str, number: int) -> ParsedR
 
 
 def read_document(content: bytes, source: str) -> ParsedRow:
-    """A whole document, Markdown or HTML by the name of `source`."""
+    """Parse a whole document, Markdown or HTML.
+
+    Args:
+        content: The bytes of the document.
+        source: Name of the file; its suffix decides the kind.
+
+    Returns:
+        The row, with the reasons if it is invalid.
+    """
     try:
         document = parse_document(content, source)
     except AbstainError as error:
-        problem = invalid("", str(error).removeprefix(f"{source}: "))
+        problem = make_reason("", str(error).removeprefix(f"{source}: "))
         return ParsedRow(source, 1, content, (problem,))
-    if problems := _problems_of(document):
+    if problems := _check_document(document):
         return ParsedRow(source, 1, content, problems)
     return ParsedRow(source, 1, content, document=document)
 
 
-def _problems_of(document: Document) -> Reasons:
-    """An id that names no file, and control characters in fields besides the body: a database refuses the first of
-    them, and a terminal obeys others."""
-    if problem := file_name_problem(document.doc_id):
-        return (invalid("doc_id", problem),)
+def _check_document(document: Document) -> Reasons:
+    """Find an id that names no file, and control characters in fields other than the body.
+
+    A database rejects some control characters, and a terminal obeys others.
+    """
+    if problem := explain_invalid_file_name(document.doc_id):
+        return (make_reason("doc_id", problem),)
     fields = {name: getattr(document, name) or "" for name in ("title", "product")}
     for name, value in {**fields, "entitlements": "".join(document.entitlements)}.items():
-        if found := _CONTROL.search(value):
-            return (invalid(name, f"holds the control character U+{ord(found[0]):04X}: write it without"),)
+        if match := _CONTROL.search(value):
+            return (make_reason(name, f"holds the control character U+{ord(match[0]):04X}: write it without"),)
     return ()
 
 
-def invalid(field: str, message: str, kind: ReasonKind = ReasonKind.OTHER) -> Reason:
-    """A reason of the contract or of the format."""
+def make_reason(field: str, message: str, kind: ReasonKind = ReasonKind.OTHER) -> Reason:
+    """Make a reason for a row that breaks its contract or format.
+
+    Args:
+        field: Name of the field.
+        message: The problem.
+        kind: Kind of the problem.
+
+    Returns:
+        The reason.
+    """
     return Reason(Code.INVALID_ROW, field, message, kind)
 
 
 def make_oversized_row(line: bytes, source: str, number: int, problem: str) -> ParsedRow:
-    """The refused row for `line`, of which nothing but digest and size is kept."""
+    """Make the rejected row for a line of which only digest and size are stored.
+
+    Args:
+        line: The bytes of the line.
+        source: File or table of the line.
+        number: Number of the line.
+        problem: The limit that it exceeds.
+
+    Returns:
+        The row, without text.
+    """
     digest = hashlib.sha256(line).hexdigest()
-    reason = too_large_reason("row", f"{problem}: divide it, or leave out what is not needed")
+    reason = make_too_large_reason("row", f"{problem}: divide it, or leave out what is not needed")
     return ParsedRow(source, number, b"", (reason,), digest=digest, size=len(line))
 
 
-def too_large_reason(field: str, message: str) -> Reason:
-    """The reason of a row that is beyond a limit of what is read."""
+def make_too_large_reason(field: str, message: str) -> Reason:
+    """Make the reason for a row beyond a limit on size.
+
+    Args:
+        field: Name of the field.
+        message: The problem.
+
+    Returns:
+        The reason.
+    """
     return Reason(Code.TOO_LARGE, field, message, ReasonKind.TOO_LARGE)
 
 
-def _fields_of(text: str) -> Any:
-    """The JSON value of `text`; None where it is none."""
+def _parse_json(text: str) -> Any:
+    """Return the JSON value of `text`; None if it is not JSON."""
     try:
         return from_json(text)
     except ValueError:
@@ -222,66 +297,68 @@ def _fields_of(text: str) -> Any:
 
 
 def _find_exceeded_limit(text: str, fields: Any) -> str | None:
-    """The limit that the number of values in `fields`, parsed from `text`, exceeds."""
+    """Return a message on the limit that the number of values in `fields`, parsed from `text`, exceeds."""
     # In front of each value but the first stands a comma, a colon or a bracket; few rows have to be counted.
-    if not isinstance(fields, dict) or sum(map(text.count, ",:[")) < ROW_VALUES:
+    if not isinstance(fields, dict) or sum(map(text.count, ",:[")) < MAX_ROW_VALUES:
         return None
     scores = fields.get("token_log_probs")
-    if isinstance(scores, list) and all(isinstance(one, int | float) for one in scores):
-        if len(scores) > ROW_TOKENS:
-            return f"{len(scores):,} values of token_log_probs, {ROW_TOKENS:,} allowed"
+    if isinstance(scores, list) and all(isinstance(score, int | float) for score in scores):
+        if len(scores) > MAX_ROW_TOKENS:
+            return f"{len(scores):,} values of token_log_probs, {MAX_ROW_TOKENS:,} allowed"
         fields = {**fields, "token_log_probs": None}
-    values, todo = 0, [fields]
-    while todo:
-        value = todo.pop()
+    n_values, stack = 0, [fields]
+    while stack:
+        value = stack.pop()
         inner = value.values() if isinstance(value, dict) else value
-        values += len(inner)
-        if values > ROW_VALUES:
-            return f"more fields, contexts and items of lists than the {ROW_VALUES:,} allowed"
-        todo += [one for one in inner if isinstance(one, dict | list)]
+        n_values += len(inner)
+        if n_values > MAX_ROW_VALUES:
+            return f"more fields, contexts and items of lists than the {MAX_ROW_VALUES:,} allowed"
+        stack += [item for item in inner if isinstance(item, dict | list)]
     return None
 
 
-def _contract_of(fields: Any) -> type[Row]:
-    """The contract that `fields` are meant for; if none is recognised, the import format."""
-    if not isinstance(fields, dict) or fields.keys() & _OF_INTERACTIONS:
+def _detect_contract(fields: Any) -> type[Row]:
+    """Return the contract that `fields` are meant for; the import format if none is recognised."""
+    if not isinstance(fields, dict) or fields.keys() & _INTERACTION_FIELDS:
         return ImportedInteraction
-    if fields.keys() & _OF_REVIEWS:
+    if fields.keys() & _REVIEW_FIELDS:
         return Review
     is_thumb = "given_at" in fields or isinstance(fields.get("thumb"), str)
     return Thumb if is_thumb else ImportedInteraction
 
 
 def _find_duplicate_keys(text: str) -> Reasons:
-    """A reason for each key that one object of `text` has twice: which of its values is meant is unknown."""
-    return tuple(invalid(format_key(key), "this key comes twice in one object") for key in find_duplicate_keys(text))
+    """Return a reason for each key that is twice in one object of `text`: which of its values is meant is unknown."""
+    return tuple(
+        make_reason(format_key(key), "this key comes twice in one object") for key in find_duplicate_keys(text)
+    )
 
 
-def _reason(problem: Any, contract: type[BaseModel]) -> Reason:
-    """A pydantic problem as a reason."""
-    where = ".".join(format_key(str(part)) for part in problem["loc"]) or "row"
+def _to_reason(problem: Any, contract: type[BaseModel]) -> Reason:
+    """Convert a pydantic error to a reason."""
+    position = ".".join(format_key(str(part)) for part in problem["loc"]) or "row"
     message = " ".join(str(problem["msg"]).split())
-    if isinstance(problem["input"], str) and (twice := _find_duplicate_keys(problem["input"])):
-        return invalid(where, str(twice[0]))  # JSON in a cell of a table, which was left as it is
+    if isinstance(problem["input"], str) and (duplicates := _find_duplicate_keys(problem["input"])):
+        return make_reason(position, str(duplicates[0]))  # JSON in a cell of a table, which was left as it is
     if problem["type"] == "json_invalid":
         kind = ReasonKind.HALF_CHARACTER if _has_half_character(problem["input"]) else ReasonKind.OTHER
-        return invalid("line", f"invalid JSON: {problem['ctx']['error']}", kind)
-    if problem["type"] == "string_too_short" and (problem["input"] or problem["loc"][-1] in _MAY_STAY_EMPTY):
-        return invalid(
-            where, "only white space", ReasonKind.BLANK_TEXT_REASON
-        )  # something was typed, or what may stay empty is
+        return make_reason("line", f"invalid JSON: {problem['ctx']['error']}", kind)
+    if problem["type"] == "string_too_short" and (problem["input"] or problem["loc"][-1] in _OPTIONAL_TEXT_FIELDS):
+        return make_reason(
+            position, "only white space", ReasonKind.BLANK_TEXT
+        )  # white space was typed, or an optional field is blank
     if problem["type"] == "missing":
-        return invalid(where, "this field is missing")
+        return make_reason(position, "this field is missing")
     if problem["type"] == "extra_forbidden":
         *parents, name = problem["loc"]
         model = _PARTS.get(str(parents[0]), contract) if parents else contract
-        hint = did_you_mean(str(name), model.model_fields, "known fields")
-        return invalid(where, f"unknown field, {hint}")
-    return invalid(where, f"{message[0].lower()}{message[1:]}")
+        hint = suggest_name(str(name), model.model_fields, "known fields")
+        return make_reason(position, f"unknown field, {hint}")
+    return make_reason(position, f"{message[0].lower()}{message[1:]}")
 
 
 def _has_half_character(text: str) -> bool:
-    """Whether `text` is JSON but for half of a character, as of an emoji that was cut."""
+    """Whether `text` is JSON except for half of a character, as from an emoji that was cut."""
     try:
         json.dumps(json.loads(text), ensure_ascii=False).encode()
     except UnicodeEncodeError:

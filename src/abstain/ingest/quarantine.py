@@ -1,22 +1,22 @@
-"""Quarantine: refused rows, kept with their reasons until a user decides on them.
+"""Quarantine: rejected rows, stored with their reasons until a user decides on them.
 
-    data/quarantine/<id>.jsonl         rows of one batch that were refused
-    data/quarantine/blocking.json      sources whose last batch was refused whole, and why
+    data/quarantine/<id>.jsonl         rejected rows of one batch
+    data/quarantine/blocking.json      sources whose last batch was rejected as a whole, with the reason
     data/quarantine/dropped.txt        digests of discarded rows
 
 Notes:
 
-* Only the text of a row that meets its contract is kept, redacted. Of any other row there are its place, digest, length
-  and reasons: it can be fixed at its source alone.
-* A row is stored once, however often a source gives it again: its key is the digest of its raw text. The key of a thumb
-  or review that came alone is the digest of its contents, because a held one has no other text.
-* A row that is refused for what a person did does not count towards the failure limit (`is_user_caused`).
-* Rows in quarantine and discarded rows were reported before, so they do not count towards the failure limit again; the
-  rows of a batch that was refused whole do, until a user decides on them.
-* A row that cites chunks of no ingested document waits here: it does not count as failed, and is validated again with
-  every batch that brings documents.
-* A row leaves when it is accepted (`release`, or the source gives it again once the rules or the rest of the data
-  allow it), when it is discarded, or when its user is erased. Nothing else removes one.
+* Only the text of a row that meets its contract is stored, redacted. Of any other row only its position, digest, length
+  and reasons are stored, so it can be fixed only at its source.
+* A row is stored once, however often a source sends it: its key is the digest of its raw text. The key of a thumb or
+  review that came by itself is the digest of its contents, because a pending one has no other text.
+* A row that is rejected for what a person did does not count towards the failure limit (`is_user_caused`).
+* Rows in quarantine and discarded rows were reported before, so they do not count towards the failure limit again. The
+  rows of a batch that was rejected as a whole do count, until a user decides on them.
+* A row that cites chunks of no ingested document awaits documents here: it does not count as failed, and is validated
+  again with every batch that brings documents.
+* A row leaves the quarantine when it is accepted (by a retry, or because the source sends it again once the rules or
+  the rest of the data allow it), when it is discarded, or when its user is erased. Nothing else removes it.
 """
 
 from __future__ import annotations
@@ -35,24 +35,29 @@ from abstain.core.files import to_json, write_atomically
 from abstain.core.json_lines import to_json_lines
 from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.data.store.dataset import StagedBatch, read_rows
-from abstain.ingest.parsing import ParsedRow, kept_text, reparse
+from abstain.ingest.parsing import ParsedRow, reparse, serialize_row
 from abstain.ingest.pipeline.report import count_reasons
 from abstain.ingest.privacy.pseudonyms import normalize_name
 
 FOLDER = "quarantine"
-_TYPED = frozenset({"question", "answer", "comment", "ideal_answer"})
-_BY_PERSON = frozenset({ReasonKind.HALF_CHARACTER, ReasonKind.SAME_MOMENT, ReasonKind.TOO_LARGE})
-_BY_PERSON_IN = frozenset(
-    {(kind, field) for kind in (ReasonKind.BLANK_TEXT_REASON, ReasonKind.TOO_LONG) for field in _TYPED}
+_USER_TEXT_FIELDS = frozenset({"question", "answer", "comment", "ideal_answer"})
+_USER_CAUSED_KINDS = frozenset({ReasonKind.HALF_CHARACTER, ReasonKind.SAME_MOMENT, ReasonKind.TOO_LARGE})
+_USER_CAUSED_FIELDS = frozenset(
+    {(kind, field) for kind in (ReasonKind.BLANK_TEXT, ReasonKind.TOO_LONG) for field in _USER_TEXT_FIELDS}
     | {(ReasonKind.TOO_LATE, field) for field in ("given_at", "reviewed_at")}
 )
 
 
 class QuarantinedRow(Row):
-    """A refused line or document, with its position and every reason.
+    """A rejected line or document, with its position and every reason.
 
-    `digest` is the row's key (`compute_row_digest`), `size` its length in bytes, `raw` its text with personal data
-    redacted; None where it breaks its contract.
+    Attributes:
+        source: File, or table of a database.
+        line: Number of the line, from 1, or key in the table.
+        digest: The row's key (`compute_row_digest`).
+        size: Length in bytes.
+        raw: The text with personal data redacted; None if the row breaks its contract.
+        reasons: Why it was rejected.
     """
 
     source: str
@@ -64,18 +69,26 @@ class QuarantinedRow(Row):
 
     @classmethod
     def from_row(cls, row: ParsedRow, reasons: Iterable[Reason]) -> QuarantinedRow:
-        """The record of `row`, whose contents are redacted."""
+        """Make the record of a rejected row.
+
+        Args:
+            row: The row, with its contents redacted.
+            reasons: Why it was rejected.
+
+        Returns:
+            The record that the quarantine stores.
+        """
         size = len(row.raw) if row.size is None else row.size
-        place = {"source": row.source, "line": row.line, "digest": compute_row_digest(row)}
-        return cls(**place, size=size, raw=kept_text(row), reasons=tuple(reasons))
+        origin = {"source": row.source, "line": row.line, "digest": compute_row_digest(row)}
+        return cls(**origin, size=size, raw=serialize_row(row), reasons=tuple(reasons))
 
     @property
     def awaits_documents(self) -> bool:
-        """Whether it is refused only because no ingested document holds its chunks."""
+        """Whether the row was rejected only because no ingested document holds its chunks."""
         return is_awaiting_documents(self.reasons)
 
     def reparse(self) -> ParsedRow:
-        """The row once more, as it is kept: without its text it is refused for the same reasons."""
+        """Return the stored row, parsed again. A row without text has the same reasons as before."""
         if self.raw is None:
             return ParsedRow(self.source, self.line, b"", self.reasons, digest=self.digest, size=self.size)
         row = reparse(self.raw.encode(), self.source, self.line)
@@ -84,7 +97,15 @@ class QuarantinedRow(Row):
 
 @dataclass(frozen=True)
 class QuarantineFile:
-    """One file of the quarantine."""
+    """A summary of one file of the quarantine.
+
+    Attributes:
+        id: The file's name without its suffix.
+        rows: Number of rows.
+        sources: Sources of the rows.
+        reasons: Reason -> number of rows.
+        blocking: Why the file blocks its sources; None if it does not.
+    """
 
     id: str
     rows: int
@@ -94,118 +115,170 @@ class QuarantineFile:
 
 
 class Quarantine:
-    """The quarantine of a data folder, as it was when this was opened."""
+    """The quarantine of a data folder, as it was when this object was made.
+
+    Args:
+        data: The data folder.
+
+    Attributes:
+        folder: The folder of the quarantine.
+        discarded: Digests of discarded rows.
+        blocking: Id of a file -> the sources that it blocks, and the message.
+    """
 
     def __init__(self, data: Path) -> None:
         self.folder = data / FOLDER
-        self._file_of = {row.digest: path for path in self.files() for row in self.rows(path)}
-        dropped, blocking = self.folder / "dropped.txt", self.folder / "blocking.json"
-        self.dropped = frozenset(dropped.read_text(encoding="utf-8").split() if dropped.exists() else ())
-        self.blocking: dict[str, dict[str, Any]] = json.loads(blocking.read_text()) if blocking.exists() else {}
+        self._path_by_digest = {row.digest: path for path in self.list_paths() for row in self.iter_rows(path)}
+        discarded_file, blocking_file = self.folder / "dropped.txt", self.folder / "blocking.json"
+        self.discarded = frozenset(
+            discarded_file.read_text(encoding="utf-8").split() if discarded_file.exists() else ()
+        )
+        self.blocking: dict[str, dict[str, Any]] = (
+            json.loads(blocking_file.read_text()) if blocking_file.exists() else {}
+        )
 
-    def files(self) -> list[Path]:
+    def list_paths(self) -> list[Path]:
+        """Return the paths of all files, sorted."""
         return sorted(self.folder.glob("*.jsonl"))
 
-    def rows(self, path: Path) -> Iterator[QuarantinedRow]:
+    def iter_rows(self, path: Path) -> Iterator[QuarantinedRow]:
+        """Yield the rows of the file `path`."""
         return read_rows(path, QuarantinedRow)
 
-    def file_of(self, row: ParsedRow) -> Path | None:
-        """The file with this row; None where it is not in quarantine."""
-        return self._file_of.get(compute_row_digest(row)) if self._file_of else None
+    def find_file(self, row: ParsedRow) -> Path | None:
+        """Return the file that holds `row`; None if the row is not in quarantine."""
+        return self._path_by_digest.get(compute_row_digest(row)) if self._path_by_digest else None
 
     def is_discarded(self, row: ParsedRow) -> bool:
-        return bool(self.dropped) and compute_row_digest(row) in self.dropped
+        """Whether `row` was discarded."""
+        return bool(self.discarded) and compute_row_digest(row) in self.discarded
 
     def is_reported(self, row: ParsedRow) -> bool:
-        """Whether this row was reported before and blocks no batch."""
-        file = self.file_of(row)
+        """Whether `row` was reported before and blocks no batch."""
+        file = self.find_file(row)
         return self.is_discarded(row) or (file is not None and file.stem not in self.blocking)
 
     def list_files(self) -> list[QuarantineFile]:
-        """Every file, with the sources that it blocks."""
-        return [self._describe(path) for path in self.files()]
+        """Return a summary of every file, with whether it blocks its sources."""
+        return [self._describe(path) for path in self.list_paths()]
 
     def _describe(self, path: Path) -> QuarantineFile:
-        rows = list(self.rows(path))
+        rows = list(self.iter_rows(path))
         sources, reasons = dict.fromkeys(row.source for row in rows), count_reasons(row.reasons for row in rows)
         blocking = self.blocking.get(path.stem, {}).get("message")
         return QuarantineFile(path.stem, len(rows), tuple(sources), reasons, blocking)
 
     def iter_rows_awaiting_documents(self) -> Iterator[QuarantinedRow]:
-        """The rows that wait for documents."""
-        return (row for path in self.files() for row in self.rows(path) if row.awaits_documents)
+        """Return an iterator over the rows that await documents."""
+        return (row for path in self.list_paths() for row in self.iter_rows(path) if row.awaits_documents)
 
     def get_file(self, name: str) -> Path:
-        """The file of an id, or of the beginning of one. Raises `AbstainError` where there is none, or several."""
-        found = [path for path in self.files() if path.stem.startswith(name)]
-        if len(found) == 1:
-            return found[0]
-        known = ", ".join(path.stem for path in self.files()) or "nothing"
-        problem = "several ids begin" if found else "no id begins"
-        raise AbstainError(Code.UNKNOWN_NAME, f"quarantine: {problem} with '{name}'; there are: {known}")
+        """Return the file with an id.
+
+        Args:
+            name: The id, or its beginning.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            AbstainError: No id begins with `name`, or several do.
+        """
+        matches = [path for path in self.list_paths() if path.stem.startswith(name)]
+        if len(matches) == 1:
+            return matches[0]
+        existing = ", ".join(path.stem for path in self.list_paths()) or "nothing"
+        problem = "several ids begin" if matches else "no id begins"
+        raise AbstainError(Code.UNKNOWN_NAME, f"quarantine: {problem} with '{name}'; there are: {existing}")
 
     def discard(self, path: Path) -> int:
-        """Discard the rows of `path` for good and unblock their sources. Returns how many there were."""
-        return self._drop(path, lambda row: True)
+        """Discard the rows of a file for good and unblock its sources.
+
+        Args:
+            path: Path of the file.
+
+        Returns:
+            The number of discarded rows.
+        """
+        return self._discard_rows(path, lambda row: True)
 
     def discard_user_rows(self, names: Collection[str], interactions: Collection[str] = ()) -> int:
-        """Discard every row that names one of the users `names` (`normalize_name`), or is about one of `interactions`.
+        """Discard every row that names one of these users or is about one of these interactions.
 
-        Returns how many there were.
+        Args:
+            names: Ids and pseudonyms of users, normalized by `normalize_name`.
+            interactions: Interaction ids.
+
+        Returns:
+            The number of discarded rows.
         """
 
-        def is_theirs(row: QuarantinedRow) -> bool:
-            parsed = row.reparse()  # a row whose text was not kept names no one
-            is_from_user = parsed.feedback is not None and normalize_name(parsed.feedback.user or "") in names
-            about = parsed.interaction or parsed.feedback or parsed.review
-            return is_from_user or (about is not None and about.interaction_id in interactions)
+        def is_user_row(row: QuarantinedRow) -> bool:
+            parsed = row.reparse()  # a row whose text was not stored names no user
+            is_from_user = parsed.thumb is not None and normalize_name(parsed.thumb.user or "") in names
+            content = parsed.interaction or parsed.thumb or parsed.review
+            return is_from_user or (content is not None and content.interaction_id in interactions)
 
-        return sum(self._drop(path, is_theirs) for path in self.files())
+        return sum(self._discard_rows(path, is_user_row) for path in self.list_paths())
 
-    def _drop(self, path: Path, is_dropped: Callable[[QuarantinedRow], bool]) -> int:
-        left: list[QuarantinedRow] = []
-        gone: list[QuarantinedRow] = []
-        for row in self.rows(path):
-            (gone if is_dropped(row) else left).append(row)
-        if not gone:
+    def _discard_rows(self, path: Path, should_discard: Callable[[QuarantinedRow], bool]) -> int:
+        remaining: list[QuarantinedRow] = []
+        discarded: list[QuarantinedRow] = []
+        for row in self.iter_rows(path):
+            (discarded if should_discard(row) else remaining).append(row)
+        if not discarded:
             return 0
-        self.dropped = self.dropped.union(row.digest for row in gone)
-        write_atomically(self.folder / "dropped.txt", "".join(f"{one}\n" for one in sorted(self.dropped)).encode())
-        if left:
-            write_atomically(path, to_json_lines(left))
-            return len(gone)
+        self.discarded = self.discarded.union(row.digest for row in discarded)
+        write_atomically(
+            self.folder / "dropped.txt", "".join(f"{digest}\n" for digest in sorted(self.discarded)).encode()
+        )
+        if remaining:
+            write_atomically(path, to_json_lines(remaining))
+            return len(discarded)
         if self.blocking.pop(path.stem, None):
             write_atomically(self.folder / "blocking.json", to_json(self.blocking))
         path.unlink()
-        return len(gone)
+        return len(discarded)
 
     def remove_accepted(self, accepted: set[str], staging: StagedBatch) -> None:
-        """Stage every file without the rows of these digests, which have been accepted."""
-        for path in {self._file_of[digest] for digest in accepted}:
-            if left := [row for row in self.rows(path) if row.digest not in accepted]:
-                staging.stage_file(f"{FOLDER}/{path.name}", to_json_lines(left))
+        """Stage every file without the rows that have been accepted.
+
+        Args:
+            accepted: Digests of accepted rows.
+            staging: The batch that is being staged.
+        """
+        for path in {self._path_by_digest[digest] for digest in accepted}:
+            if remaining := [row for row in self.iter_rows(path) if row.digest not in accepted]:
+                staging.stage_file(f"{FOLDER}/{path.name}", to_json_lines(remaining))
             else:
                 staging.stage_deletion(path)
                 self.blocking.pop(path.stem, None)
 
     def block(self, name: str, sources: Sequence[str], message: str) -> None:
-        """Block `sources` by the file `name`."""
-        others = self.blocking.get(name, {}).get("sources", [])
-        self.blocking[name] = {"sources": sorted({*others, *sources}), "message": message}
+        """Block sources until a user decides on a file.
+
+        Args:
+            name: Id of the file.
+            sources: Names of the sources; they are added to those that the file blocks already.
+            message: Why they are blocked.
+        """
+        existing_sources = self.blocking.get(name, {}).get("sources", [])
+        self.blocking[name] = {"sources": sorted({*existing_sources, *sources}), "message": message}
 
     def unblock(self, sources: Sequence[str]) -> None:
-        """A later batch of all `sources` was good."""
+        """Unblock the files all of whose sources are among `sources`: a later batch of these was good."""
         self.blocking = {
             name: entry for name, entry in self.blocking.items() if not set(entry["sources"]) <= set(sources)
         }
 
     def stage_blocking(self, staging: StagedBatch) -> None:
+        """Stage the list of blocked sources, if there is or was any."""
         if self.blocking or (self.folder / "blocking.json").exists():
             staging.stage_file(f"{FOLDER}/blocking.json", to_json(self.blocking))
 
 
 class QuarantineWriter:
-    """The refused rows of one batch, written as they come; the file is named by its content."""
+    """Writes the rejected rows of one batch as they come; the file is named by its content."""
 
     def __init__(self, staging: StagedBatch) -> None:
         self._staging = staging
@@ -214,13 +287,13 @@ class QuarantineWriter:
         self._file = self._path.open("wb")
 
     def add(self, row: QuarantinedRow) -> None:
-        """Keep `row`, once however often it comes."""
+        """Write `row`, once however often it comes."""
         if row.digest not in self._digests:
             self._digests[row.digest] = None
             self._file.write(row.to_json_line().encode() + b"\n")
 
     def close(self) -> str | None:
-        """Stage the file; its id, or None where no row came."""
+        """Stage the file and return its id; None if no row came."""
         self._file.close()
         if not self._digests:
             return None
@@ -232,39 +305,62 @@ class QuarantineWriter:
 
 
 def require_unblocked(data: Path) -> None:
-    """Raise `AbstainError` where a source's last batch was refused whole and no decision was made yet."""
+    """Check that no source is blocked.
+
+    Args:
+        data: The data folder.
+
+    Raises:
+        AbstainError: The last batch of a source was rejected as a whole, and no decision was made yet.
+    """
     blocking = Quarantine(data).blocking
     if blocking:
-        name, first = next(iter(blocking.items()))
-        more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
+        name, entry = next(iter(blocking.items()))
+        suffix = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
         raise AbstainError(
             Code.BATCH_REJECTED,
-            f"the retrain is blocked{more}: {first['message']}; fix the source and ingest again, or decide with "
+            f"the retrain is blocked{suffix}: {entry['message']}; fix the source and ingest again, or decide with "
             f"`abstain quarantine retry {name}` or `abstain quarantine discard {name}`",
         )
 
 
 def is_awaiting_documents(reasons: Iterable[Reason]) -> bool:
-    """Whether all of `reasons` are that no ingested document holds the row's chunks."""
+    """Whether the only problem in `reasons` is that no ingested document holds the row's chunks."""
     return all(reason.kind is ReasonKind.UNKNOWN_CONTEXTS for reason in reasons)
 
 
 def is_user_caused(reasons: Iterable[Reason]) -> bool:
-    """Whether a person can cause all of `reasons`: by what they type (a long or blank text, half a character), by a
-    thumb or a review on an old answer, or by two thumbs within a moment.
+    """Test whether a person can cause all of the reasons.
 
-    Such rows do not count towards the failure limit, which is meant for exporters: one person could refuse every batch.
+    A person can do so by what they type (a long or blank text, half a character), by a thumb or a review of an old
+    answer, or by two thumbs within a moment. Such rows do not count towards the failure limit, which is meant for
+    exporters: otherwise one person could have every batch rejected.
+
+    Args:
+        reasons: Why a row is rejected.
+
+    Returns:
+        True if the row does not count.
     """
     return all(
-        reason.kind in _BY_PERSON or (reason.kind, reason.field.rpartition(".")[2]) in _BY_PERSON_IN
+        reason.kind in _USER_CAUSED_KINDS or (reason.kind, reason.field.rpartition(".")[2]) in _USER_CAUSED_FIELDS
         for reason in reasons
     )
 
 
 def compute_row_digest(row: ParsedRow) -> str:
-    """A row's key in the quarantine, a sha256 (hex): of its original text, or, for a thumb or review that came alone,
-    of its contents as they would be stored, personal data redacted, so that held and direct ones have equal keys."""
+    """Compute a row's key in the quarantine.
+
+    It is the digest of the row's original text. For a thumb or review that came by itself it is the digest of its
+    contents as they would be stored, with personal data redacted, so that pending and direct ones have equal keys.
+
+    Args:
+        row: The row, with its contents redacted.
+
+    Returns:
+        The sha256 in hex.
+    """
     if row.digest is not None:
         return row.digest
-    alone = row.feedback or row.review if row.interaction is None else None
-    return hashlib.sha256(row.raw if alone is None else alone.to_json_line().encode()).hexdigest()
+    record = row.thumb or row.review if row.interaction is None else None
+    return hashlib.sha256(row.raw if record is None else record.to_json_line().encode()).hexdigest()

@@ -1,1 +1,1 @@
-"""The handbook: documents read, cut into chunks, embedded and found."""
+"""The knowledge base: documents are read, cut into chunks, embedded and retrieved."""

@@ -1,1 +1,1 @@
-"""From labels and features to a probe, a threshold and an evaluation."""
+"""Learning from labels and features: estimators, thresholds, metrics and evaluation."""

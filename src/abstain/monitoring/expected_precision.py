@@ -1,6 +1,6 @@
-"""The precision of shown answers that have no review yet, from calibrated probabilities; and whether these are right.
+"""Precision of shown answers without reviews, estimated from calibrated probabilities, and a check of these.
 
-Answers about one document are right and wrong together: intervals are those of documents, by the totals of each.
+Answers of a group are right and wrong together, so intervals are computed from the totals of groups.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LEVEL = 0.05
+ALPHA = 0.05
 
 
 @dataclass(frozen=True)
 class ExpectedPrecision:
-    """The expected share of correct answers among those shown, with its 95 % interval; all in [0, 1].
+    """The expected share of correct answers among shown ones, in [0, 1].
 
-    nan: `value` where nothing was shown, `low` and `high` where fewer than two documents were asked about.
+    Attributes:
+        value: Estimate; nan if nothing was shown.
+        low: Lower bound of the 95 % interval; nan with fewer than two groups.
+        high: Upper bound.
     """
 
     value: float
@@ -26,9 +29,13 @@ class ExpectedPrecision:
 
 @dataclass(frozen=True)
 class CalibrationCheck:
-    """The mean of correct - probability, with its 95 % interval, in [-1, 1]; p_value: of a difference of 0.
+    """The mean of correct - probability, in [-1, 1].
 
-    nan as in `ExpectedPrecision`; the p-value as the interval.
+    Attributes:
+        difference: The mean; nan without reviews.
+        low: Lower bound of the 95 % interval; nan with fewer than two groups.
+        high: Upper bound.
+        p_value: p-value of a difference of 0; nan like the interval.
     """
 
     difference: float
@@ -37,29 +44,44 @@ class CalibrationCheck:
     p_value: float
 
 
-def estimate_precision(probability: np.ndarray, document: np.ndarray) -> ExpectedPrecision:
-    """From calibrated probabilities of being correct (n,) of shown answers about `document` (n,), ids.
+def estimate_precision(probability: np.ndarray, groups: np.ndarray) -> ExpectedPrecision:
+    """Estimate the precision of shown answers as their mean probability (confidence-based performance estimation).
 
-    The mean probability, known as confidence-based performance estimation. The interval is that of the documents asked
-    about; that the probabilities are calibrated is taken for granted, and `check_calibration` looks at it.
+    The interval is over groups. It assumes that the probabilities are calibrated, which `check_calibration` tests.
+
+    Args:
+        probability: (n,) calibrated probabilities of being correct.
+        groups: (n,) group ids.
+
+    Returns:
+        The estimate with its interval.
     """
-    mean = _cluster_mean(probability, np.ones(len(probability)), document)
+    mean = _estimate_cluster_mean(probability, np.ones(len(probability)), groups)
     low, high = np.clip(mean.interval, 0, 1)
     return ExpectedPrecision(mean.value, float(low), float(high))
 
 
 def check_calibration(
-    probability: np.ndarray, correct: np.ndarray, weight: np.ndarray, document: np.ndarray
+    probability: np.ndarray, correct: np.ndarray, weight: np.ndarray, groups: np.ndarray
 ) -> CalibrationCheck:
-    """Whether reviewed answers are as often correct as their calibrated probabilities say.
+    """Test whether reviewed answers are correct as often as their calibrated probabilities say.
 
-    All are (n,): `weight` one over the inclusion probability, `document` ids. A t-test of documents' totals. Its
-    standard error is never below that of independent answers of these probabilities: where few reviewed answers happen
-    to be incorrect their own spread is too small, and the test would raise too many alarms.
+    This is a t-test of the totals of groups. Its standard error is never below that of independent answers with these
+    probabilities: if few reviewed answers happen to be incorrect, their own spread is too small, and the test would
+    raise too many alarms.
+
+    Args:
+        probability: (n,) calibrated probabilities.
+        correct: (n,) labels.
+        weight: (n,) one over the inclusion probability.
+        groups: (n,) group ids.
+
+    Returns:
+        The mean difference with interval and p-value.
     """
     weight = np.asarray(weight, float)
     independent = float((weight**2 * probability * (1 - probability)).sum()) ** 0.5
-    mean = _cluster_mean(np.asarray(correct, float) - probability, weight, document, independent)
+    mean = _estimate_cluster_mean(np.asarray(correct, float) - probability, weight, groups, independent)
     low, high = np.clip(mean.interval, -1, 1)
     return CalibrationCheck(mean.value, float(low), float(high), mean.p_value)
 
@@ -74,7 +96,7 @@ class _ClusterMean:
     def interval(self) -> tuple[float, float]:
         from scipy.special import stdtrit
 
-        half = stdtrit(self.degrees_of_freedom, 1 - LEVEL / 2) * self.error
+        half = stdtrit(self.degrees_of_freedom, 1 - ALPHA / 2) * self.error
         return self.value - half, self.value + half
 
     @property
@@ -86,25 +108,27 @@ class _ClusterMean:
         return float(2 * stdtr(self.degrees_of_freedom, -abs(self.value) / self.error))
 
 
-def _cluster_mean(values: np.ndarray, weight: np.ndarray, document: np.ndarray, least: float = 0.0) -> _ClusterMean:
-    """The weighted mean of `values` and its standard error by the jackknife over documents; `least`: the least error of
-    the weighted sum.
+def _estimate_cluster_mean(
+    values: np.ndarray, weight: np.ndarray, groups: np.ndarray, min_error: float = 0.0
+) -> _ClusterMean:
+    """Estimate a weighted mean with its standard error by the jackknife over groups.
 
-    The degrees of freedom are one less than the effective number of documents (Kish 1965): the geometric mean of that
-    by their weights and that by how much they differ, where a few incorrect heavy answers make an error that is small
-    by chance. With the first alone the check raises up to 6 alarms in 100 such windows, with both at most 5.
+    `min_error` is the smallest standard error of the weighted sum. The degrees of freedom are one less than the
+    effective number of groups (Kish 1965). That number is the geometric mean of two: by the weights of groups, and by
+    how much they differ. A few incorrect heavy answers can make an error that is small by chance: with the first number
+    only, the check raises up to 6 alarms in 100 such windows, with both at most 5.
     """
     nan = float("nan")
     if not len(values):
         return _ClusterMean(nan, nan, nan)
-    names, group = np.unique(document, return_inverse=True)
+    unique_groups, group = np.unique(groups, return_inverse=True)
     sums, weights = np.bincount(group, weight * values), np.bincount(group, weight)
-    value, whole = float(sums.sum() / weights.sum()), weights.sum()
-    if len(names) < 2:
+    value, total_weight = float(sums.sum() / weights.sum()), weights.sum()
+    if len(unique_groups) < 2:
         return _ClusterMean(value, nan, nan)
-    without = (sums.sum() - sums) / (whole - weights)
+    without = (sums.sum() - sums) / (total_weight - weights)
     squares = (without - value) ** 2
-    error = np.sqrt((len(names) - 1) / len(names) * squares.sum())
-    effective = [one.sum() ** 2 / max((one**2).sum(), 1e-300) for one in (weights, squares)]
-    freedom = max(float(np.sqrt(np.prod(effective))) - 1, 1.0)
-    return _ClusterMean(value, float(max(error, least / whole)), float(freedom))
+    error = np.sqrt((len(unique_groups) - 1) / len(unique_groups) * squares.sum())
+    effective = [terms.sum() ** 2 / max((terms**2).sum(), 1e-300) for terms in (weights, squares)]
+    degrees_of_freedom = max(float(np.sqrt(np.prod(effective))) - 1, 1.0)
+    return _ClusterMean(value, float(max(error, min_error / total_weight)), float(degrees_of_freedom))

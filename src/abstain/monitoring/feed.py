@@ -1,4 +1,4 @@
-"""Is the feed dead? By its own rhythm: it is where it is silent for much longer than it ever was before. Pure."""
+"""Detects a dead feed by its own rhythm: it is silent for much longer than ever before. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,36 @@ from datetime import datetime, timedelta
 import pandas as pd
 
 FACTOR = 2
-"""How many times the longest silence before it may take: a rhythm of weekdays has its weekends among these."""
+"""How many times the longest earlier silence is accepted; a rhythm of weekdays includes its weekends."""
 MIN_ROWS, MIN_DAYS = 30, 8
-"""With fewer rows or a shorter time a rhythm is not known; a week and a day have a weekend in them."""
+"""With fewer rows or days, no rhythm is known; a week and a day include a weekend."""
 
 
 @dataclass(frozen=True)
 class Silence:
-    """How long nothing has come, and the longest time before in which nothing came; hours."""
+    """How long nothing has arrived.
+
+    Attributes:
+        hours: Hours since the last row.
+        longest: Longest earlier silence in hours.
+        is_dead: Whether the silence is longer than `FACTOR` times the longest earlier one.
+    """
 
     hours: float
-    longest_before: float
-    is_alarming: bool
+    longest: float
+    is_dead: bool
 
 
 def measure_silence(moments: pd.Series, now: datetime) -> Silence | None:
-    """The silence since the last of `moments`, in any order; None where no rhythm is known."""
+    """Measure the silence since the last row.
+
+    Args:
+        moments: Times of the rows, in any order.
+        now: Current time (UTC).
+
+    Returns:
+        The silence; None if there are too few rows or days to know a rhythm.
+    """
     ordered = moments[moments <= now].sort_values()
     if len(ordered) < MIN_ROWS or ordered.iloc[-1] - ordered.iloc[0] < timedelta(days=MIN_DAYS):
         return None

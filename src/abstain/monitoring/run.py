@@ -1,10 +1,10 @@
-"""The monitoring of one log: its windows, each with figures and alarms, from the log, data/ and the registry alone.
+"""Monitoring of one log: its windows with statistics and alarms, computed from the log, data/ and the registry.
 
 Notes:
 
-* Nothing but its results is kept between two runs: the same inputs give the same windows.
-* A window that is stored is compared with those before it once: what decisions were like does not change. What reviews
-  say of it is brought up to date until it is `FINAL_AFTER` no more.
+* Only results are kept between runs: the same inputs give the same windows.
+* The decisions of a stored window are compared with earlier ones once, because they do not change. What reviews say
+  about it is updated until `FINAL_AFTER` has passed since its end.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.data.store.splits import split_by_sampling
-from abstain.monitoring import window_comparison as comparison
-from abstain.monitoring import window_statistics as figures
+from abstain.monitoring import window_comparison, window_statistics
 from abstain.monitoring.alarms import WindowResult, raise_alarms
 from abstain.monitoring.expected_precision import check_calibration
 from abstain.monitoring.feed import measure_silence
@@ -36,13 +35,19 @@ from abstain.monitoring.window_comparison import EXAMPLES, ComparisonResult, Sam
 from abstain.monitoring.windows import DayRange, make_day_ranges
 
 FINAL_AFTER = timedelta(days=30)
-"""A window that ended longer ago is final."""
+"""A window is final if it ended longer ago."""
 SEED = 0
 
 
 @dataclass(frozen=True)
 class MonitoredVersion:
-    """A version that was live: what it promises (None: nothing), and the base model whose states it reads."""
+    """A version that was live.
+
+    Attributes:
+        name: The version.
+        guarantee: Its guaranteed target; None if it has no guarantee.
+        llm: The base model that its scorer reads; None if unknown.
+    """
 
     name: str
     guarantee: GuaranteedTarget | None
@@ -50,21 +55,44 @@ class MonitoredVersion:
 
 
 class AnswerSource(Protocol):
-    """Where texts, embeddings and states come from."""
+    """Provides texts, embeddings and cached hidden states."""
 
-    def interactions(self, ids: Sequence[str], /) -> Mapping[str, Interaction]: ...
+    def interactions(self, ids: Sequence[str], /) -> Mapping[str, Interaction]:
+        """Read the interactions whose texts are kept, by id."""
+        ...
 
-    def embed(self, texts: Sequence[str], /) -> np.ndarray: ...
+    def embed(self, texts: Sequence[str], /) -> np.ndarray:
+        """Embed n texts into (n, d)."""
+        ...
 
     def states(self, llm: LLMParams, rows: Sequence[Interaction], /) -> tuple[np.ndarray, np.ndarray]:
-        """`comparison.States`. Raises `AbstainError` where the model is not on this machine."""
+        """Read cached states, as `window_comparison.ReadCachedStates`.
+
+        Args:
+            llm: The base model and its layer.
+            rows: The answers.
+
+        Returns:
+            (n,) bool, which answers have cached states, and the (cached, d) means over their tokens.
+
+        Raises:
+            AbstainError: The base model is not on this machine.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class MonitoringInputs:
-    """`reviewed`: `reviewed_answers` of `traffic`. `known_chunks`: ids; None where no handbook was ingested.
-    `states_since`: hidden states of older decisions may be gone from the cache, but for those of answers in data/.
+    """Inputs of one monitoring run.
+
+    Attributes:
+        traffic: Decisions and feedback of the log.
+        reviewed: Reviewed decisions from `join_reviews`.
+        known_chunks: Chunk ids in the knowledge base; None if no document was ingested.
+        versions: Version name -> guarantee and base model.
+        source: Provides texts, embeddings and cached hidden states.
+        states_since: Hidden states of older decisions are ignored, because only those of answers in data/ stay in the
+            cache and these are not representative.
     """
 
     traffic: Traffic
@@ -82,20 +110,28 @@ def compute_windows(
     now: datetime,
     since: datetime | None = None,
 ) -> list[MonitoringWindow]:
-    """The windows that are not final, oldest first; of a version that is not stored, those that are young.
+    """Compute the monitoring windows that are new or not yet final.
 
-    `since`: windows that end later are computed again, final or not.
+    Args:
+        inputs: Decisions, reviews and versions.
+        stored: Windows of earlier runs. For a version without any, only recent windows are computed.
+        params: Window sizes and limits.
+        now: Current time (UTC).
+        since: Also recompute final windows that end after this time.
+
+    Returns:
+        Windows in order of time. A window is final 30 days after its end.
     """
     names = map(str, pd.unique(inputs.traffic.decisions["version"]))
-    versions = [_VersionMonitor(inputs, name, stored, params, now, since) for name in names]
-    ranges = [days for one in versions for days in one.ranges]
+    monitors = [_VersionMonitor(inputs, name, stored, params, now, since) for name in names]
+    ranges = [days for monitor in monitors for days in monitor.ranges]
     newest = max(ranges, key=lambda days: (days.end, days.start), default=None)
-    found = [window for one in versions for window in one.windows(newest)]
-    return sorted(found, key=lambda window: (window.end, window.start))
+    windows = [window for monitor in monitors for window in monitor.compute_windows(newest)]
+    return sorted(windows, key=lambda window: (window.end, window.start))
 
 
 class _VersionMonitor:
-    """The windows of one version."""
+    """Computes the windows of one version."""
 
     def __init__(
         self,
@@ -108,154 +144,182 @@ class _VersionMonitor:
     ) -> None:
         self._inputs, self._params, self._now, self._since = inputs, params, now, since
         self._version = inputs.versions.get(name, MonitoredVersion(name, None))
-        self._stored = {(one.start, one.end): one for one in stored if one.version == name}
-        self._others = [one for one in stored if one.version != name]
+        self._stored = {(window.start, window.end): window for window in stored if window.version == name}
+        self._others = [window for window in stored if window.version != name]
         self._decisions = inputs.traffic.decisions[inputs.traffic.decisions["version"] == name]
         self._reviewed = inputs.reviewed[inputs.reviewed["version"] == name]
-        self._counted, self._apart = select_countable_shown(self._reviewed)
+        self._counted, self._n_excluded = select_countable_shown(self._reviewed)
         self._calibrating, _ = split_by_sampling(self._reviewed)
         self._batches = batch_reviews_by_day(self._counted, self._decisions)
         self.ranges = make_day_ranges(name, self._decisions["day"], self._reviewed["arrived"], params, now)
 
-    def windows(self, with_feed: DayRange | None) -> list[MonitoringWindow]:
-        found: list[MonitoringWindow] = []
+    def compute_windows(self, feed_days: DayRange | None) -> list[MonitoringWindow]:
+        windows: list[MonitoringWindow] = []
         for days in filter(self._needs_update, self.ranges):
-            earlier = {(one.version, one.start): one for one in (*self._others, *self._stored.values(), *found)}
-            ended = [one.figures for one in earlier.values() if one.end <= days.start]
-            found.append(self._window(days, ended, self._measure_silence() if days is with_feed else {}))
-        return found
+            earlier = {
+                (window.version, window.start): window for window in (*self._others, *self._stored.values(), *windows)
+            }
+            ended = [window.figures for window in earlier.values() if window.end <= days.start]
+            windows.append(self._compute_window(days, ended, self._measure_silence() if days is feed_days else {}))
+        return windows
 
     def _needs_update(self, days: DayRange) -> bool:
         if self._is_requested(days):
             return True
-        known = self._stored.get((days.start, days.end))
-        return not known.is_final if known else days.end > self._now - FINAL_AFTER
+        stored = self._stored.get((days.start, days.end))
+        return not stored.is_final if stored else days.end > self._now - FINAL_AFTER
 
     def _is_requested(self, days: DayRange) -> bool:
         return self._since is not None and days.end > self._since
 
-    def _window(
+    def _compute_window(
         self, days: DayRange, earlier: Sequence[Mapping[str, Any]], feed: Mapping[str, Any]
     ) -> MonitoringWindow:
-        own = self._decisions[days.contains(self._decisions["decided_at"])]
+        decisions = self._decisions[days.contains(self._decisions["decided_at"])]
         arrived = self._reviewed[days.contains(self._reviewed["arrived"])]
-        known = self._stored.get((days.start, days.end))
-        if known and not self._is_requested(days) and known.figures["decisions"] == len(own):
-            compared = {name: ComparisonResult.from_json(of) for name, of in known.figures["compared"].items()}
-            told = dict(known.figures)
+        stored = self._stored.get((days.start, days.end))
+        if stored and not self._is_requested(days) and stored.figures["decisions"] == len(decisions):
+            comparisons = {
+                name: ComparisonResult.from_json(content) for name, content in stored.figures["compared"].items()
+            }
+            statistics = dict(stored.figures)
         else:
-            before = self._decisions[self._decisions["decided_at"] < days.start]
-            told, compared = self._summarize_decisions(own, before)
+            earlier_decisions = self._decisions[self._decisions["decided_at"] < days.start]
+            statistics, comparisons = self._summarize_decisions(decisions, earlier_decisions)
         until = None if days is self.ranges[-1] else days.end
-        promise = self._check_guarantee(until, known.figures["promise"] if known else None)
-        told |= {"promise": promise, "feed": feed, "record": figures.summarize_prediction_errors(earlier)}
-        told |= self._summarize_reviews(days, own, arrived)
-        told |= {"compared": {name: asdict(one) for name, one in compared.items()}}
-        alarms = raise_alarms(WindowResult(told, compared, _select_examples(own, arrived)), self._params)
-        as_stored = json.loads(json.dumps(told, allow_nan=False))
+        guarantee = self._check_guarantee(until, stored.figures["promise"] if stored else None)
+        statistics |= {
+            "promise": guarantee,
+            "feed": feed,
+            "record": window_statistics.summarize_prediction_errors(earlier),
+        }
+        statistics |= self._summarize_reviews(days, decisions, arrived)
+        statistics |= {"compared": {name: asdict(result) for name, result in comparisons.items()}}
+        alarms = raise_alarms(WindowResult(statistics, comparisons, _select_examples(decisions, arrived)), self._params)
+        as_stored = json.loads(json.dumps(statistics, allow_nan=False))
         return MonitoringWindow(
             days.version, days.start, days.end, as_stored, alarms, days.end <= self._now - FINAL_AFTER
         )
 
     def _summarize_decisions(
-        self, own: pd.DataFrame, before: pd.DataFrame
+        self, decisions: pd.DataFrame, earlier_decisions: pd.DataFrame
     ) -> tuple[dict[str, Any], dict[str, ComparisonResult]]:
-        """The figures of the decisions `own`, and how they differ from those `before`."""
+        """Summarize the window's decisions and compare them with earlier ones of this version."""
         source = self._inputs.source
-        window = comparison.sample_answers(own, source.interactions)
-        told = figures.summarize_decisions(own, before) | {
-            "expected": figures.estimate_expected_precision(window),
+        window = window_comparison.sample_answers(decisions, source.interactions)
+        statistics = window_statistics.summarize_decisions(decisions, earlier_decisions) | {
+            "expected": window_statistics.estimate_expected_precision(window),
             "notes": [],
         }
-        reference = comparison.sample_answers(before, source.interactions)
-        compared = {"writers": comparison.compare_answer_models(reference, window)}
+        reference = window_comparison.sample_answers(earlier_decisions, source.interactions)
+        comparisons = {"writers": window_comparison.compare_answer_models(reference, window)}
         if self._inputs.known_chunks is not None:
-            compared["chunks"] = comparison.measure_unknown_chunks(window, self._inputs.known_chunks)
+            comparisons["chunks"] = window_comparison.measure_unknown_chunks(window, self._inputs.known_chunks)
         else:
-            told["notes"].append("unknown chunks are not judged: no handbook was ingested")
-        if len(before) < min(self._params.min_decisions, len(own)):
-            told["notes"].append("drift is not judged: too few decisions before under this version")
+            statistics["notes"].append("unknown chunks are not judged: no handbook was ingested")
+        if len(earlier_decisions) < min(self._params.min_decisions, len(decisions)):
+            statistics["notes"].append("drift is not judged: too few decisions before under this version")
         elif not (reference.has_enough and window.has_enough):
-            told["notes"].append("drift is not judged: too few answers or documents whose texts are kept")
+            statistics["notes"].append("drift is not judged: too few answers or documents whose texts are kept")
         else:
-            compared["coverage"] = comparison.compare_share("shown", reference, window, SEED)
-            compared |= comparison.compare_texts(reference, window, source.embed, SEED)
-            compared["states"] = self._compare_states(before, window)
-        return told, compared
+            comparisons["coverage"] = window_comparison.compare_share("shown", reference, window, SEED)
+            comparisons |= window_comparison.compare_texts(reference, window, source.embed, SEED)
+            comparisons["states"] = self._compare_states(earlier_decisions, window)
+        return statistics, comparisons
 
-    def _compare_states(self, before: pd.DataFrame, window: SampledAnswers) -> ComparisonResult:
-        """Of old answers those in data/ alone have states: mostly withheld or disliked ones, which differ by that."""
+    def _compare_states(self, earlier_decisions: pd.DataFrame, window: SampledAnswers) -> ComparisonResult:
+        """Compare hidden states with recent earlier ones.
+
+        Of older answers only those in data/ have states: mostly withheld or disliked ones, which differ for that
+        reason.
+        """
         llm, source, since = self._version.llm, self._inputs.source, self._inputs.states_since
         if llm is None:
             return ComparisonResult(note="not judged: the base model of this version is not known here")
-        reference = comparison.sample_answers(before[before["decided_at"] >= since], source.interactions)
+        reference = window_comparison.sample_answers(
+            earlier_decisions[earlier_decisions["decided_at"] >= since], source.interactions
+        )
         recent = window.filter((window.decisions["decided_at"] >= since).to_numpy(bool))
         try:
-            return comparison.compare_states(reference, recent, lambda rows: source.states(llm, rows), SEED)
+            return window_comparison.compare_states(reference, recent, lambda rows: source.states(llm, rows), SEED)
         except AbstainError as error:
             return ComparisonResult(note=f"not judged: {error.message_with_code}")
 
-    def _summarize_reviews(self, days: DayRange, own: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, Any]:
-        """What reviews say: those that arrived in these days, and those of these decisions."""
-        judged = arrived[arrived.index.isin(self._calibrating.index) & arrived["probability"].notna()]
+    def _summarize_reviews(self, days: DayRange, decisions: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, Any]:
+        """Summarize the reviews that arrived in these days, and those of the window's decisions."""
+        with_probability = arrived[arrived.index.isin(self._calibrating.index) & arrived["probability"].notna()]
         return {
             "reviews": len(arrived),
-            "left_out": self._apart,
+            "left_out": self._n_excluded,
             "volunteers": int((~self._counted["drawn"]).sum()),
-            "precision": figures.compute_reviewed_precision(self._counted[days.contains(self._counted["arrived"])]),
-            "calibration": _check_calibration(judged),
-            "came_of_it": figures.compute_reviewed_precision(self._counted[self._counted.index.isin(own.index)]),
+            "precision": window_statistics.compute_reviewed_precision(
+                self._counted[days.contains(self._counted["arrived"])]
+            ),
+            "calibration": _check_calibration(with_probability),
+            "came_of_it": window_statistics.compute_reviewed_precision(
+                self._counted[self._counted.index.isin(decisions.index)]
+            ),
         }
 
-    def _check_guarantee(self, until: datetime | None, known: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """The test of the promise by all reviews that arrived before `until`; None where nothing was promised, or no
-        review came. `known`: a former result, which is taken where it is of the same reviews: each costs a second."""
-        promise = self._version.guarantee
+    def _check_guarantee(self, until: datetime | None, former: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Test the guarantee on all reviews that arrived before `until`.
+
+        `former` is an earlier result. It is reused if it is based on the same reviews, because a test takes a second.
+        The result is None without a guarantee or without reviews.
+        """
+        target = self._version.guarantee
         batches = [batch for day, batch in self._batches if until is None or day < until]
-        if promise is None or not batches:
+        if target is None or not batches:
             return None
-        inputs = _hash_guarantee_inputs(batches, promise, self._params.level)
-        if known and known["inputs"] == inputs:
-            return dict(known)
-        found = check_live_guarantee(batches, promise, self._params.level)
-        broken_on = None if found.broken_at is None else f"{self._batches[found.broken_at][0]:%Y-%m-%d}"
-        judged = {**asdict(promise), "level": self._params.level}
-        numbers = {
-            name: finite_or_none(getattr(found, name)) for name in ("e_value", "peak", "estimate", "low", "high")
+        inputs = _hash_guarantee_inputs(batches, target, self._params.level)
+        if former and former["inputs"] == inputs:
+            return dict(former)
+        result = check_live_guarantee(batches, target, self._params.level)
+        violated_on = None if result.violated_batch is None else f"{self._batches[result.violated_batch][0]:%Y-%m-%d}"
+        settings = {**asdict(target), "level": self._params.level}
+        values = {
+            "e_value": result.e_value,
+            "peak": result.max_e_value,
+            "estimate": result.estimate,
+            "low": result.low,
+            "high": result.high,
         }
-        counts = {"reviews": found.reviews, "documents": found.documents, "inputs": inputs}
-        return {**judged, **numbers, **counts, "broken": found.broken, "broken_on": broken_on}
+        numbers = {name: finite_or_none(value) for name, value in values.items()}
+        counts = {"reviews": result.reviews, "documents": result.documents, "inputs": inputs}
+        return {**settings, **numbers, **counts, "broken": result.is_violated, "broken_on": violated_on}
 
     def _measure_silence(self) -> dict[str, Any]:
-        """The silence of decisions and of feedback, whatever the version: a new one may have no window yet."""
+        """Measure the silence of decisions and feedback over all versions; a new version may have no window yet."""
         traffic = self._inputs.traffic
-        sides = {"decisions": traffic.decisions["decided_at"], "feedback": traffic.feedback["recorded_at"]}
-        found = {name: measure_silence(moments, self._now) for name, moments in sides.items()}
-        return {name: asdict(one) for name, one in found.items() if one}
+        times_by_kind = {"decisions": traffic.decisions["decided_at"], "feedback": traffic.feedback["recorded_at"]}
+        silence_by_kind = {name: measure_silence(times, self._now) for name, times in times_by_kind.items()}
+        return {name: asdict(silence) for name, silence in silence_by_kind.items() if silence}
 
 
-def _hash_guarantee_inputs(batches: Sequence[ReviewBatch], promise: GuaranteedTarget, level: float) -> str:
-    """16 hex digits that differ where the test of the promise may."""
-    told = [(one.correct.tolist(), one.weight.tolist(), one.groups.tolist(), one.coverage) for one in batches]
-    return hashlib.sha256(repr((told, promise, level)).encode()).hexdigest()[:16]
+def _hash_guarantee_inputs(batches: Sequence[ReviewBatch], target: GuaranteedTarget, alpha: float) -> str:
+    """Return 16 hex digits that differ if the inputs of the guarantee test differ."""
+    content = [
+        (batch.correct.tolist(), batch.weight.tolist(), batch.groups.tolist(), batch.coverage) for batch in batches
+    ]
+    return hashlib.sha256(repr((content, target, alpha)).encode()).hexdigest()[:16]
 
 
 def _check_calibration(rows: pd.DataFrame) -> dict[str, Any] | None:
-    """The check of the probabilities of reviewed answers; None for too few."""
-    if len(rows) < figures.MIN_REVIEWED or rows["document"].nunique() < comparison.MIN_DOCUMENTS:
+    """Check the calibration of reviewed answers; None if there are too few."""
+    if len(rows) < window_statistics.MIN_REVIEWED or rows["document"].nunique() < window_comparison.MIN_DOCUMENTS:
         return None
     columns = (rows[name].to_numpy() for name in ("probability", "correct", "weight", "document"))
-    found = {name: finite_or_none(value) for name, value in asdict(check_calibration(*columns)).items()}
-    return None if found["p_value"] is None else {**found, "reviews": len(rows)}
+    check = {name: finite_or_none(value) for name, value in asdict(check_calibration(*columns)).items()}
+    return None if check["p_value"] is None else {**check, "reviews": len(rows)}
 
 
-def _select_examples(own: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, tuple[str, ...]]:
-    """Ids of answers of a window that show something, by what they show."""
-    wrong = arrived[(arrived["decision"] == "show") & ~arrived["correct"].astype(bool)]
+def _select_examples(decisions: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, tuple[str, ...]]:
+    """Select ids of answers in a window as examples, by what they show."""
+    incorrect = arrived[(arrived["decision"] == "show") & ~arrived["correct"].astype(bool)]
     difference = (arrived["probability"] - arrived["correct"].astype(float)).abs()
-    found = {
-        "incorrect": wrong.index[-EXAMPLES:],
+    examples = {
+        "incorrect": incorrect.index[-EXAMPLES:],
         "miscalibrated": difference.sort_values(ascending=False).index[:EXAMPLES],
-        "unavailable": own.index[own["decision"] == "unavailable"][-EXAMPLES:],
+        "unavailable": decisions.index[decisions["decision"] == "unavailable"][-EXAMPLES:],
     }
-    return {name: tuple(map(str, ids)) for name, ids in found.items()}
+    return {name: tuple(map(str, ids)) for name, ids in examples.items()}

@@ -1,4 +1,4 @@
-"""The figures of a window, as JSON. Pure."""
+"""The statistics of a window, as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -9,46 +9,68 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from abstain.data.validation.drift import stability_index
+from abstain.data.validation.drift import compute_stability_index
 from abstain.learning.metrics.weighted_metrics import effective_sample_size
 from abstain.monitoring.expected_precision import estimate_precision
 from abstain.monitoring.window_comparison import SampledAnswers, finite_or_none
 
 NO_PRODUCT = "none"
 MIN_REVIEWED = 20
-"""Reviewed answers by which an expected precision is compared with what came of it."""
+"""Smallest number of reviewed answers for comparing an expected precision with the observed one."""
 
 
-def summarize_decisions(own: pd.DataFrame, before: pd.DataFrame) -> dict[str, Any]:
-    """Coverage, what was unavailable, and the confidences of the decisions `own`, beside those `before`."""
-    unavailable = own[own["decision"] == "unavailable"]
-    products = own["product"].astype("object").fillna(NO_PRODUCT)
+def summarize_decisions(window: pd.DataFrame, reference: pd.DataFrame) -> dict[str, Any]:
+    """Summarize coverage, unavailable decisions and confidences of a window.
+
+    Args:
+        window: Decisions of the window.
+        reference: Earlier decisions of the same version, for the stability index.
+
+    Returns:
+        Statistics by name.
+    """
+    unavailable = window[window["decision"] == "unavailable"]
+    products = window["product"].astype("object").fillna(NO_PRODUCT)
     return {
-        "decisions": len(own),
-        "shown": int(own["shown"].sum()),
-        "coverage": _mean(own["shown"]),
+        "decisions": len(window),
+        "shown": int(window["shown"].sum()),
+        "coverage": _mean(window["shown"]),
         "products": {
             str(name): {"decisions": len(part), "coverage": float(part.mean())}
-            for name, part in own["shown"].groupby(products)
+            for name, part in window["shown"].groupby(products)
         },
-        "unavailable": len(unavailable) / len(own) if len(own) else None,
+        "unavailable": len(unavailable) / len(window) if len(window) else None,
         "unavailable_codes": {str(code): int(n) for code, n in unavailable["code"].value_counts().items() if n},
-        "confidence": _confidence(own["confidence"].dropna(), before["confidence"].dropna()),
+        "confidence": _summarize_confidence(window["confidence"].dropna(), reference["confidence"].dropna()),
     }
 
 
 def estimate_expected_precision(window: SampledAnswers) -> dict[str, float | None] | None:
-    """The expected precision of the sampled answers that were decided to be shown; None where there are none."""
-    is_known = ((window.decisions["decision"] == "show") & window.decisions["probability"].notna()).to_numpy(bool)
-    shown = window.filter(is_known)
+    """Estimate the precision of the sampled answers that were decided to be shown.
+
+    Args:
+        window: Sampled answers of the window.
+
+    Returns:
+        Estimate with interval; None if there are no such answers.
+    """
+    is_shown = ((window.decisions["decision"] == "show") & window.decisions["probability"].notna()).to_numpy(bool)
+    shown = window.filter(is_shown)
     if not shown.interactions:
         return None
-    found = estimate_precision(shown.decisions["probability"].to_numpy(float), shown.groups)
-    return {name: finite_or_none(value) for name, value in asdict(found).items()}
+    estimate = estimate_precision(shown.decisions["probability"].to_numpy(float), shown.groups)
+    return {name: finite_or_none(value) for name, value in asdict(estimate).items()}
 
 
 def compute_reviewed_precision(rows: pd.DataFrame) -> dict[str, Any] | None:
-    """The inclusion-weighted precision of reviewed shown answers; None for none."""
+    """Compute the inclusion-weighted precision of reviewed shown answers.
+
+    Args:
+        rows: Reviews from `join_reviews`.
+
+    Returns:
+        Precision with counts; None without reviews.
+    """
     if rows.empty:
         return None
     weight, correct = rows["weight"].to_numpy(float), rows["correct"].to_numpy(bool)
@@ -61,26 +83,34 @@ def compute_reviewed_precision(rows: pd.DataFrame) -> dict[str, Any] | None:
 
 
 def summarize_prediction_errors(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How far the expected precision of earlier windows was from what their reviews said."""
-    misses = [
-        abs(one["expected"]["value"] - one["came_of_it"]["precision"])
-        for one in windows
-        if one.get("expected") and (one.get("came_of_it") or {"reviews": 0})["reviews"] >= MIN_REVIEWED
+    """Summarize how far the expected precision of earlier windows was from what their reviews said.
+
+    Args:
+        windows: Statistics of earlier windows.
+
+    Returns:
+        Number of windows with at least `MIN_REVIEWED` reviews, and the mean absolute error.
+    """
+    errors = [
+        abs(window["expected"]["value"] - window["came_of_it"]["precision"])
+        for window in windows
+        if window.get("expected") and (window.get("came_of_it") or {"reviews": 0})["reviews"] >= MIN_REVIEWED
     ]
-    return {"windows": len(misses), "mean_error": float(np.mean(misses)) if misses else None}
+    return {"windows": len(errors), "mean_error": float(np.mean(errors)) if errors else None}
 
 
-def _confidence(own: pd.Series, before: pd.Series) -> dict[str, Any]:
-    """Deciles, and the stability index over the deciles of the decisions before."""
-    deciles = [round(float(value), 4) for value in own.quantile(np.arange(0.1, 1, 0.1))] if len(own) else []
+def _summarize_confidence(window: pd.Series, reference: pd.Series) -> dict[str, Any]:
+    """Return deciles, and the stability index over the deciles of earlier decisions."""
+    deciles = [round(float(value), 4) for value in window.quantile(np.arange(0.1, 1, 0.1))] if len(window) else []
     index = None
-    if len(own) and len(before):
-        edges = np.unique(before.quantile(np.arange(0.1, 1, 0.1)))
+    if len(window) and len(reference):
+        edges = np.unique(reference.quantile(np.arange(0.1, 1, 0.1)))
         sides = [
-            np.bincount(np.searchsorted(edges, side, side="right"), minlength=len(edges) + 1) for side in (own, before)
+            np.bincount(np.searchsorted(edges, confidences, side="right"), minlength=len(edges) + 1)
+            for confidences in (window, reference)
         ]
-        counts = [{str(at): int(n) for at, n in enumerate(side)} for side in sides]
-        index = round(stability_index(counts[0], counts[1]), 4)
+        counts = [{str(i): int(n) for i, n in enumerate(side)} for side in sides]
+        index = round(compute_stability_index(counts[0], counts[1]), 4)
     return {"deciles": deciles, "stability_index": index}
 
 

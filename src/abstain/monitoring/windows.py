@@ -15,26 +15,46 @@ DAY = timedelta(days=1)
 
 @dataclass(frozen=True)
 class DayRange:
-    """The days of one version in [start, end), both midnight in UTC."""
+    """Days of one version in [start, end).
+
+    Attributes:
+        version: The version.
+        start: Midnight UTC.
+        end: Midnight UTC.
+    """
 
     version: str
     start: datetime
     end: datetime
 
     def contains(self, moments: pd.Series) -> pd.Series:
-        """Which of `moments` lie in it."""
+        """Check which times lie in the range.
+
+        Args:
+            moments: Times (UTC).
+
+        Returns:
+            Bool for each time.
+        """
         return (moments >= self.start) & (moments < self.end)
 
 
 def make_day_ranges(
     version: str, decided: pd.Series, arrived: pd.Series, params: MonitoringParams, until: datetime
 ) -> list[DayRange]:
-    """The windows of `version`, oldest first: of whole days before `until`, each as short as the minima allow.
+    """Divide the days of a version into windows, each as short as the minima allow.
 
-    What is left, too little for a window, waits for the days to come. A window begins where the one before it ended.
+    The rest, too short for a window, waits for the following days. A window begins where the previous one ended.
 
     Args:
-        decided: the days of its decisions. arrived: the days on which reviews of its answers arrived.
+        version: The version.
+        decided: Days of its decisions.
+        arrived: Days on which reviews of its answers arrived.
+        params: Minimum numbers of decisions and reviews.
+        until: Only whole days before this time are used.
+
+    Returns:
+        The windows, oldest first.
     """
     counts = pd.DataFrame({"decisions": decided.value_counts(), "reviews": arrived.value_counts()}).fillna(0)
     counts = counts[counts.index < pd.Timestamp(until).floor("D")].sort_index()
@@ -43,9 +63,9 @@ def make_day_ranges(
 
 def _join_days(version: str, counts: pd.DataFrame, params: MonitoringParams) -> Iterator[DayRange]:
     start, decisions, reviews = None, 0, 0
-    for day, own in zip(counts.index, counts.to_dict("records"), strict=True):
+    for day, day_counts in zip(counts.index, counts.to_dict("records"), strict=True):
         start = start or day.to_pydatetime()
-        decisions, reviews = decisions + own["decisions"], reviews + own["reviews"]
+        decisions, reviews = decisions + day_counts["decisions"], reviews + day_counts["reviews"]
         if decisions >= params.min_decisions or reviews >= params.min_reviews:
             end = day.to_pydatetime() + DAY
             yield DayRange(version, start, end)

@@ -1,8 +1,8 @@
-"""The challenger beside the champion on the hold-out: whether it is better, or not worse, or the same with another
-threshold.
+"""Comparison of candidate and champion on the hold-out: superior, non-inferior, or the same with a new threshold.
 
-Night after night challengers are compared with the champion on one hold-out. The chance that any of them is promoted
-though it is no better is at most `gate.false_promotions`: each look spends an equal part of it, `gate.looks` of them.
+Night after night, candidates are compared with the champion on one hold-out. The probability that any of them is
+promoted without being better is at most `gate.false_promotions`: each of the `gate.looks` comparisons spends an equal
+part of it.
 """
 
 from __future__ import annotations
@@ -23,40 +23,74 @@ from abstain.release.evaluation_set import (
 )
 
 CONFIDENCE_TOLERANCE = 1e-6
-"""Confidences that differ by less are of one scorer: the champion's come from its ONNX files."""
+"""Smaller differences between confidences mean one scorer: the champion's confidences come from its ONNX files."""
 BETTER_THAN_PREFIX = "better than champion "
 
 
 @dataclass(frozen=True)
 class ComparisonBudget:
-    """The comparisons on a hold-out so far, and the chance of a false promotion that they have `spent`."""
+    """The comparisons made on a hold-out so far.
+
+    Attributes:
+        used: Number of comparisons.
+        alpha_spent: Probability of a false promotion that they have spent.
+    """
 
     used: int = 0
-    spent: float = 0.0
+    alpha_spent: float = 0.0
 
     def spend(self, params: GateParams) -> ComparisonBudget | None:
-        """With one more; None where it would spend more than `params.false_promotions`, whatever the levels of earlier
-        ones were."""
-        spent = self.spent + get_comparison_alpha(params)
-        # A sum of as many equal parts as there are is the whole, but for its last digits.
-        return ComparisonBudget(self.used + 1, spent) if spent <= params.false_promotions * (1 + 1e-9) else None
+        """Return the budget after one more comparison.
+
+        Args:
+            params: Promotion parameters; a comparison costs `get_comparison_alpha(params)`.
+
+        Returns:
+            The new budget; None if it would exceed `params.false_promotions`, whatever earlier comparisons have cost.
+        """
+        alpha_spent = self.alpha_spent + get_comparison_alpha(params)
+        # The sum of all equal parts differs from the whole in the last digits.
+        return (
+            ComparisonBudget(self.used + 1, alpha_spent)
+            if alpha_spent <= params.false_promotions * (1 + 1e-9)
+            else None
+        )
 
 
 EMPTY_BUDGET = ComparisonBudget()
 
 
 def get_comparison_alpha(params: GateParams) -> float:
-    """The largest p-value at which a challenger is promoted."""
+    """Return the largest p-value at which a candidate is promoted, `false_promotions / looks`."""
     return params.false_promotions / params.looks
 
 
-def have_same_confidences(window: EvaluationSet, champion: str) -> bool:
-    difference = np.abs(window.confidences[CANDIDATE] - window.confidences[champion])
+def have_same_confidences(evaluation: EvaluationSet, champion: str) -> bool:
+    """Check whether candidate and champion give the same confidences.
+
+    Args:
+        evaluation: Answers with the confidences of both.
+        champion: Name of the champion's column.
+
+    Returns:
+        Whether no confidence differs by more than `CONFIDENCE_TOLERANCE`.
+    """
+    difference = np.abs(evaluation.confidences[CANDIDATE] - evaluation.confidences[champion])
     return bool(difference.max(initial=0.0) <= CONFIDENCE_TOLERANCE)
 
 
 def check_new_threshold(threshold: float, champion_threshold: float) -> PromotionCheck:
-    """The champion's own weights with another threshold, whose guarantee and coverage are checked like any other's."""
+    """Check that a candidate with the champion's confidences has another threshold.
+
+    Its guarantee and coverage are checked like those of any other candidate.
+
+    Args:
+        threshold: The candidate's threshold.
+        champion_threshold: The threshold in production.
+
+    Returns:
+        A check that fails if both are equal.
+    """
     message = f"the champion's confidences; threshold {threshold:.3f}, in production {champion_threshold:.3f}"
     return PromotionCheck(
         Code.NOT_BETTER,
@@ -69,38 +103,67 @@ def check_new_threshold(threshold: float, champion_threshold: float) -> Promotio
 
 
 def check_better(
-    window: EvaluationSet, champion: str, params: GateParams, looks: ComparisonBudget, rows: str = "hold-out"
+    evaluation: EvaluationSet, champion: str, params: GateParams, budget: ComparisonBudget, rows: str = "hold-out"
 ) -> PromotionCheck:
-    """A one-sided t-test of the paired difference in AUROC, at the part of `false_promotions` of the look after
-    `looks`. `rows`: what `window` is of, in the message."""
+    """Test whether the candidate's AUROC is higher than the champion's (one-sided paired t-test, by groups).
+
+    The statistic is t = (AUROC of the candidate - AUROC of the champion) / standard error, with (groups - 1) degrees of
+    freedom. The standard error is that of the paired bootstrap over groups.
+
+    Args:
+        evaluation: Answers with the confidences of both.
+        champion: Name of the champion's column.
+        params: Promotion parameters; alpha is `false_promotions / looks`.
+        budget: Comparisons already made on this hold-out.
+        rows: Name of the answers in the message, such as "hold-out".
+
+    Returns:
+        A check with the p-value and alpha. It fails if the comparison budget is used up.
+    """
     from scipy.stats import t
 
-    own, other = window.compute_aurocs(champion)
-    difference, groups = own.value - other.value, len(np.unique(window.groups))
-    error = correct_bootstrap_error(paired_difference(own, other).standard_error, groups)
+    candidate_auroc, champion_auroc = evaluation.compute_aurocs(champion)
+    difference, groups = candidate_auroc.value - champion_auroc.value, len(np.unique(evaluation.groups))
+    error = correct_bootstrap_error(paired_difference(candidate_auroc, champion_auroc).standard_error, groups)
     p_value = float(t.sf(difference / error, groups - 1)) if error > 0 else float("nan")
-    level = get_comparison_alpha(params)
+    alpha = get_comparison_alpha(params)
     name = f"{BETTER_THAN_PREFIX}{champion}"
-    now = looks.spend(params)
-    if now is None:
+    next_budget = budget.spend(params)
+    if next_budget is None:
         message = (
-            f"this hold-out was compared on {looks.used} times, as often as gate.looks allows: take a new one (docs/"
+            f"this hold-out was compared on {budget.used} times, as often as gate.looks allows: take a new one (docs/"
             "thresholds.md, A hold-out that is used up)"
         )
-        return PromotionCheck(Code.NOT_BETTER, name, False, p_value, level, message)
+        return PromotionCheck(Code.NOT_BETTER, name, False, p_value, alpha, message)
     message = (
-        f"{rows} AUROC {own.value:.3f} against {other.value:.3f}, difference {difference:+.3f} (standard error "
-        f"{error:.3f}); p = {p_value:.2g}, at most {level:.2g} (look {now.used} of {params.looks} at this hold-out)"
+        f"{rows} AUROC {candidate_auroc.value:.3f} against {champion_auroc.value:.3f}, difference {difference:+.3f} "
+        "(standard error "
+        f"{error:.3f}); p = {p_value:.2g}, at most {alpha:.2g} (look {next_budget.used} of {params.looks} at this "
+        "hold-out)"
     )
-    return PromotionCheck(Code.NOT_BETTER, name, p_value <= level, p_value, level, message)
+    return PromotionCheck(Code.NOT_BETTER, name, p_value <= alpha, p_value, alpha, message)
 
 
-def check_non_inferior(window: EvaluationSet, champion: str, params: GateParams) -> PromotionCheck:
-    """Non-inferiority: the lower bound of the paired difference lies above minus the margin."""
-    own, other = window.compute_aurocs(champion)
+def check_non_inferior(evaluation: EvaluationSet, champion: str, params: GateParams) -> PromotionCheck:
+    """Check that the candidate's AUROC is not lower than the champion's by the margin or more.
+
+    The share of bootstrap resamples with a difference above `-erasure_margin` must be at least `confidence`. An
+    undefined resample counts as not above.
+
+    Args:
+        evaluation: Answers with the confidences of both.
+        champion: Name of the champion's column.
+        params: Promotion parameters.
+
+    Returns:
+        A check with that share and the required confidence.
+    """
+    candidate_auroc, champion_auroc = evaluation.compute_aurocs(champion)
     margin = params.erasure_margin
-    chance = float((paired_difference(own, other).resamples > -margin).mean())  # an undefined draw is not above it
+    difference = paired_difference(candidate_auroc, champion_auroc)
+    probability = float((difference.resamples > -margin).mean())  # an undefined resample is not above it
     message = (
-        f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; not worse by {margin:g} with chance {chance:.3f}"
+        f"hold-out AUROC {candidate_auroc.value:.3f} against {champion_auroc.value:.3f}; not worse by {margin:g} with "
+        f"chance {probability:.3f}"
     )
-    return check_at_least(Code.NOT_BETTER, f"not worse than {champion}", chance, params.confidence, message)
+    return check_at_least(Code.NOT_BETTER, f"not worse than {champion}", probability, params.confidence, message)

@@ -1,9 +1,9 @@
-"""The gate's checks for what got worse: coverage, precision, newest window, products, calibration.
+"""Promotion checks for degradations of coverage, precision, AUROC on the newest split, products and calibration.
 
-Each names a drop, and refuses where the figure is short of its reference (the champion's, the target) by more than that
-and by more than chance makes it. `gate.false_refusals` is the chance that any of a decision's checks refuses where
-nothing got worse, and each has an equal part of it (Bonferroni). With few rows only a larger drop can be told from
-chance; a figure in between is shown, and not judged.
+Each check compares a metric with its reference (the champion's value or the target). It fails if the metric falls short
+by more than the tolerance and by more than chance explains. `gate.false_refusals` is the probability that any check of
+a decision fails although nothing got worse; each check has an equal part of it (Bonferroni). With few rows only a large
+degradation can be distinguished from chance; a value in between is reported as not judged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import RESAMPLES, bootstrap, paired_difference
+from abstain.learning.metrics.bootstrap import RESAMPLING, bootstrap, paired_difference
 from abstain.release.evaluation_set import (
     CANDIDATE,
     EvaluationSet,
@@ -31,16 +31,20 @@ from abstain.release.evaluation_set import (
 AS_PRECISE = "as precise"
 COVERAGE = "coverage"
 CHAMPION_CHECKS = (COVERAGE, "newest window", AS_PRECISE)
-"""The checks that compare with the champion."""
+"""Names of the checks that compare with the champion."""
 N_ECE_SIMULATIONS = 200
-"""Draws of the calibration error of calibrated probabilities."""
+"""Number of simulations of the calibration error of calibrated probabilities."""
 
 
 @dataclass(frozen=True)
 class DegradationCheck:
-    """A check that its figure is not short of its reference by more than `tolerance`.
+    """A check that a metric does not fall short of its reference by more than a tolerance.
 
-    `error` is the figure's standard error, `groups` the number of documents that it is estimated from.
+    Attributes:
+        check: The check with the metric, its limit and a message.
+        tolerance: Accepted shortfall.
+        standard_error: Standard error of the metric.
+        groups: Number of groups that the metric was estimated from.
     """
 
     check: PromotionCheck
@@ -49,158 +53,264 @@ class DegradationCheck:
     groups: int
 
 
-def apply_significance(found: Sequence[DegradationCheck], params: GateParams) -> list[PromotionCheck]:
-    """The checks of `found`, of which those are not judged whose rows could not tell their drop from chance.
+def apply_significance(checks: Sequence[DegradationCheck], params: GateParams) -> list[PromotionCheck]:
+    """Mark checks as not judged if their rows cannot distinguish a real degradation from chance.
 
-    Where a figure is so short that even chance does not explain it, it fails all the same. One whose figure is not
-    defined, and one that is not judged for another reason, stays as it is.
+    The error level `gate.false_refusals` is divided by the number of checks (Bonferroni). A check whose metric is so
+    low that chance does not explain it still fails. Undefined metrics and checks that are already not judged stay
+    unchanged.
+
+    Args:
+        checks: Degradation checks with tolerance, standard error and number of groups.
+        params: Promotion parameters.
+
+    Returns:
+        One `PromotionCheck` for each input, in the same order.
     """
     from scipy.stats import t
 
-    level = params.false_refusals / max(1, sum(one.check.passed is not None for one in found))
-    checks = []
-    for one in found:
-        short = one.tolerance + abs(one.check.value - one.check.limit)
-        by_chance = float(t.isf(level, one.groups - 1)) * one.standard_error if one.groups > 1 else float("inf")
-        blind = one.tolerance < by_chance if one.check.passed else short < by_chance
-        if one.check.passed is not None and blind:
-            message = f"{one.check.message}; not judged: {by_chance:.2f} is what chance may make of it"
-            checks.append(replace(one.check, passed=None, message=message))
+    alpha = params.false_refusals / max(1, sum(degradation.check.passed is not None for degradation in checks))
+    results = []
+    for degradation in checks:
+        shortfall = degradation.tolerance + abs(degradation.check.value - degradation.check.limit)
+        chance_deviation = (
+            float(t.isf(alpha, degradation.groups - 1)) * degradation.standard_error
+            if degradation.groups > 1
+            else float("inf")
+        )
+        is_inconclusive = (
+            degradation.tolerance < chance_deviation if degradation.check.passed else shortfall < chance_deviation
+        )
+        if degradation.check.passed is not None and is_inconclusive:
+            message = f"{degradation.check.message}; not judged: {chance_deviation:.2f} is what chance may make of it"
+            results.append(replace(degradation.check, passed=None, message=message))
         else:
-            checks.append(one.check)
-    return checks
+            results.append(degradation.check)
+    return results
 
 
-def check_candidate_alone(
-    window: EvaluationSet, threshold: float, target_precision: float, params: GateParams
+def check_products_and_calibration(
+    evaluation: EvaluationSet, threshold: float, target_precision: float, params: GateParams
 ) -> list[DegradationCheck]:
-    """The precision of every product beside the target, and the calibration, on the hold-out."""
-    return [*_check_products(window, threshold, target_precision, params), _check_calibration(window, params)]
+    """Check precision by product against the target, and the calibration error, on the hold-out.
+
+    Args:
+        evaluation: Reviewed hold-out answers.
+        threshold: The candidate's threshold.
+        target_precision: Target precision.
+        params: Promotion parameters.
+
+    Returns:
+        One check for each product, in alphabetical order, then the calibration check.
+    """
+    return [*_check_products(evaluation, threshold, target_precision, params), _check_calibration(evaluation, params)]
 
 
 def check_precision_drop(
-    window: EvaluationSet, threshold: float, target_precision: float, params: GateParams
+    evaluation: EvaluationSet, threshold: float, target_precision: float, params: GateParams
 ) -> DegradationCheck:
-    """The precision at the threshold of an error rate, beside that on the validation split."""
-    shown = window.get_shown_mask(threshold)
-    precision, _ = window.compute_precision(shown)
+    """Check the precision at a threshold that was tuned for an error rate, against that on the validation split.
+
+    Args:
+        evaluation: Reviewed hold-out answers.
+        threshold: The candidate's threshold.
+        target_precision: Precision at this threshold on the validation split.
+        params: Promotion parameters.
+
+    Returns:
+        The check.
+    """
+    shown = evaluation.get_shown_mask(threshold)
+    precision, _ = evaluation.compute_precision(shown)
     floor = target_precision - params.max_precision_drop
-    error = compute_precision_error(window, shown)
+    error = compute_precision_error(evaluation, shown)
     message = f"{precision:.3f} of {int(shown.sum())} shown answers; at least {floor:.3f}"
     check = check_at_least(Code.TARGET_MISSED, "precision", precision, floor, message)
-    return make_degradation_check(window, check, params.max_precision_drop, error, shown)
+    return make_degradation_check(evaluation, check, params.max_precision_drop, error, shown)
 
 
 def check_coverage_drop(
-    window: EvaluationSet,
+    evaluation: EvaluationSet,
     threshold: float,
     champion: str,
     champion_threshold: float,
     same_target: bool,
-    lost: float,
+    prior_coverage_loss: float,
     params: GateParams,
 ) -> DegradationCheck:
-    """The share of answers shown, beside the champion's and with what that `lost` already, which is a share, too.
+    """Check the candidate's coverage against the champion's.
 
-    Not judged where another target was asked for; then its value is nan, and nothing counts as lost.
+    Args:
+        evaluation: Answers with the confidences of both.
+        threshold: The candidate's threshold.
+        champion: Name of the champion's column.
+        champion_threshold: The champion's threshold.
+        same_target: Whether both thresholds were tuned for the same target. If not, the check is not judged, and its
+            value is nan so that no loss is counted later.
+        prior_coverage_loss: Coverage that the champion lost against its predecessors, as a share of all answers.
+        params: Promotion parameters.
+
+    Returns:
+        The check with the difference in coverage, less the prior loss.
     """
-    shown = {CANDIDATE: window.get_shown_mask(threshold), champion: window.get_shown_mask(champion_threshold, champion)}
-    drawn = window.bootstrap({name: partial(metrics.weighted_mean, mask.astype(float)) for name, mask in shown.items()})
-    own, other = drawn[CANDIDATE], drawn[champion]
-    difference = paired_difference(own, other)
-    message = f"{own.value:.0%} of the answers shown, {other.value:.0%} by {champion}"
-    if lost:
-        message += f", which shows {lost:.0%} less than before"
-    check = check_at_least(Code.NOT_BETTER, COVERAGE, difference.value - lost, -params.max_coverage_drop, message)
+    shown_by_scorer = {
+        CANDIDATE: evaluation.get_shown_mask(threshold),
+        champion: evaluation.get_shown_mask(champion_threshold, champion),
+    }
+    estimates = evaluation.bootstrap(
+        {name: partial(metrics.weighted_mean, mask.astype(float)) for name, mask in shown_by_scorer.items()}
+    )
+    candidate_coverage, champion_coverage = estimates[CANDIDATE], estimates[champion]
+    difference = paired_difference(candidate_coverage, champion_coverage)
+    message = f"{candidate_coverage.value:.0%} of the answers shown, {champion_coverage.value:.0%} by {champion}"
+    if prior_coverage_loss:
+        message += f", which shows {prior_coverage_loss:.0%} less than before"
+    check = check_at_least(
+        Code.NOT_BETTER, COVERAGE, difference.value - prior_coverage_loss, -params.max_coverage_drop, message
+    )
     if not same_target:
         check = replace(check, passed=None, value=float("nan"), message=f"{message}; another target was asked for")
-    return make_degradation_check(window, check, params.max_coverage_drop, difference.standard_error)
+    return make_degradation_check(evaluation, check, params.max_coverage_drop, difference.standard_error)
 
 
 def check_precision_difference(
-    window: EvaluationSet, threshold: float, champion: str, champion_threshold: float, params: GateParams
+    evaluation: EvaluationSet, threshold: float, champion: str, champion_threshold: float, params: GateParams
 ) -> DegradationCheck:
-    """The precision of each at its own threshold; not judged where the champion shows too few answers."""
-    at = {CANDIDATE: threshold, champion: champion_threshold}
-    figures = {
-        name: partial(metrics.precision, window.correct, window.confidences[name], threshold=its)
-        for name, its in at.items()
+    """Check the candidate's precision against the champion's, each at its own threshold.
+
+    Args:
+        evaluation: Answers with the confidences of both.
+        threshold: The candidate's threshold.
+        champion: Name of the champion's column.
+        champion_threshold: The champion's threshold.
+        params: Promotion parameters.
+
+    Returns:
+        The check; not judged if the champion shows fewer than `min_slice` answers (effective sample size).
+    """
+    threshold_by_scorer = {CANDIDATE: threshold, champion: champion_threshold}
+    statistics = {
+        name: partial(metrics.precision, evaluation.correct, evaluation.confidences[name], threshold=scorer_threshold)
+        for name, scorer_threshold in threshold_by_scorer.items()
     }
-    drawn = window.bootstrap(figures)
-    own, other = drawn[CANDIDATE], drawn[champion]
-    difference = paired_difference(own, other)
-    shown = {name: window.get_shown_mask(its, name) for name, its in at.items()}
-    _, n_eff = window.compute_precision(shown[champion])
-    message = f"{own.value:.3f} of the shown answers, {other.value:.3f} of those that {champion} shows"
+    estimates = evaluation.bootstrap(statistics)
+    candidate_precision, champion_precision = estimates[CANDIDATE], estimates[champion]
+    difference = paired_difference(candidate_precision, champion_precision)
+    shown_by_scorer = {
+        name: evaluation.get_shown_mask(scorer_threshold, name)
+        for name, scorer_threshold in threshold_by_scorer.items()
+    }
+    _, n_eff = evaluation.compute_precision(shown_by_scorer[champion])
+    message = (
+        f"{candidate_precision.value:.3f} of the shown answers, {champion_precision.value:.3f} of those that "
+        f"{champion} shows"
+    )
     check = check_at_least(Code.TARGET_MISSED, AS_PRECISE, difference.value, -params.max_precision_drop, message)
     if n_eff < params.min_slice:
-        few = f"{champion} shows {n_eff:.0f} answers, too few to compare with"
-        check = replace(check, passed=None, message=few)
-    rows = shown[CANDIDATE] | shown[champion]
-    return make_degradation_check(window, check, params.max_precision_drop, difference.standard_error, rows)
+        reason = f"{champion} shows {n_eff:.0f} answers, too few to compare with"
+        check = replace(check, passed=None, message=reason)
+    rows = shown_by_scorer[CANDIDATE] | shown_by_scorer[champion]
+    return make_degradation_check(evaluation, check, params.max_precision_drop, difference.standard_error, rows)
 
 
-def check_newest_drop(window: EvaluationSet, champion: str, params: GateParams) -> DegradationCheck:
-    """The AUROC on the newest window, beside the champion's."""
-    rows = len(window.correct)
-    own, other = window.compute_aurocs(champion)
-    difference = paired_difference(own, other)
-    _, n_eff = window.compute_precision(np.ones(rows, bool))
-    message = f"AUROC {own.value:.3f} against {other.value:.3f}, {rows} answers"
+def check_newest_drop(evaluation: EvaluationSet, champion: str, params: GateParams) -> DegradationCheck:
+    """Check the candidate's AUROC on the newest split against the champion's.
+
+    Args:
+        evaluation: Answers of the newest split with the confidences of both.
+        champion: Name of the champion's column.
+        params: Promotion parameters.
+
+    Returns:
+        The check; not judged if there are too few reviewed answers or all have the same label.
+    """
+    rows = len(evaluation.correct)
+    candidate_auroc, champion_auroc = evaluation.compute_aurocs(champion)
+    difference = paired_difference(candidate_auroc, champion_auroc)
+    _, n_eff = evaluation.compute_precision(np.ones(rows, bool))
+    message = f"AUROC {candidate_auroc.value:.3f} against {champion_auroc.value:.3f}, {rows} answers"
     check = check_at_least(Code.NOT_BETTER, "newest window", difference.value, -params.max_newest_drop, message)
-    if n_eff < params.min_slice or len(np.unique(window.correct)) < 2:
-        kind = "too few to judge" if n_eff < params.min_slice else "all of one kind"
-        check = replace(check, passed=None, message=f"{format_count_with_n_eff(rows, n_eff)} reviewed answers, {kind}")
-    return make_degradation_check(window, check, params.max_newest_drop, difference.standard_error)
+    if n_eff < params.min_slice or len(np.unique(evaluation.correct)) < 2:
+        reason = "too few to judge" if n_eff < params.min_slice else "all of one kind"
+        check = replace(
+            check, passed=None, message=f"{format_count_with_n_eff(rows, n_eff)} reviewed answers, {reason}"
+        )
+    return make_degradation_check(evaluation, check, params.max_newest_drop, difference.standard_error)
 
 
 def _check_products(
-    window: EvaluationSet, threshold: float, target_precision: float, params: GateParams
+    evaluation: EvaluationSet, threshold: float, target_precision: float, params: GateParams
 ) -> list[DegradationCheck]:
-    found = []
-    shown = window.get_shown_mask(threshold)
+    checks = []
+    shown = evaluation.get_shown_mask(threshold)
     floor = target_precision - params.max_slice_drop
-    for product in sorted(set(window.products)):
-        rows = shown & (window.products == product)
-        precision, n_eff = window.compute_precision(rows)
+    for product in sorted(set(evaluation.products)):
+        rows = shown & (evaluation.products == product)
+        precision, n_eff = evaluation.compute_precision(rows)
         message = f"precision {precision:.3f} of {format_count_with_n_eff(int(rows.sum()), n_eff)} shown answers"
         check = check_at_least(Code.TARGET_MISSED, f"slice {product}", precision, floor, message)
-        few = n_eff < params.min_slice
-        error = 0.0 if few else compute_precision_error(window, rows)
-        check = replace(check, passed=None) if few else check
-        found.append(make_degradation_check(window, check, params.max_slice_drop, error, rows))
-    return found
+        is_too_small = n_eff < params.min_slice
+        error = 0.0 if is_too_small else compute_precision_error(evaluation, rows)
+        check = replace(check, passed=None) if is_too_small else check
+        checks.append(make_degradation_check(evaluation, check, params.max_slice_drop, error, rows))
+    return checks
 
 
-def _check_calibration(window: EvaluationSet, params: GateParams) -> DegradationCheck:
-    """The expected calibration error. Its chance error is that of answers which are correct as often as is said."""
-    said = window.confidences[CANDIDATE] if window.probabilities is None else window.probabilities
-    value = metrics.ece(window.correct, said, window.weight)
+def _check_calibration(evaluation: EvaluationSet, params: GateParams) -> DegradationCheck:
+    """Check the expected calibration error against its value for calibrated probabilities.
+
+    The chance error is simulated: labels are drawn with the stated probabilities.
+    """
+    probabilities = evaluation.confidences[CANDIDATE] if evaluation.probabilities is None else evaluation.probabilities
+    value = metrics.ece(evaluation.correct, probabilities, evaluation.weight)
     check = check_at_most(
         Code.LIMIT_EXCEEDED, "calibration", value, params.max_ece, "expected calibration error on the hold-out"
     )
-    generator = np.random.default_rng(RESAMPLES.seed)
-    by_chance = [
-        metrics.ece((generator.random(len(said)) < said).astype(int), said, window.weight)
+    generator = np.random.default_rng(RESAMPLING.seed)
+    simulated = [
+        metrics.ece(
+            (generator.random(len(probabilities)) < probabilities).astype(int), probabilities, evaluation.weight
+        )
         for _ in range(N_ECE_SIMULATIONS)
     ]
-    # Calibrated answers have an error above 0, too: its mean is the reference.
-    return make_degradation_check(window, check, params.max_ece - float(np.mean(by_chance)), float(np.std(by_chance)))
+    # Calibrated probabilities have an error above 0, too; its mean is the reference.
+    return make_degradation_check(
+        evaluation, check, params.max_ece - float(np.mean(simulated)), float(np.std(simulated))
+    )
 
 
 def make_degradation_check(
-    window: EvaluationSet, check: PromotionCheck, drop: float, error: float, rows: np.ndarray | None = None
+    evaluation: EvaluationSet, check: PromotionCheck, tolerance: float, error: float, rows: np.ndarray | None = None
 ) -> DegradationCheck:
-    """`error`: by bootstrap. `rows`: the mask of the answers that the figure is of; None: all."""
-    groups = len(np.unique(window.groups if rows is None else window.groups[rows]))
-    return DegradationCheck(check, drop, correct_bootstrap_error(error, groups), groups)
+    """Make a degradation check from a bootstrap error.
+
+    Args:
+        evaluation: Answers that the metric was computed on.
+        check: The check with the metric and its limit.
+        tolerance: Accepted shortfall.
+        error: Standard error by bootstrap, before the correction for few groups.
+        rows: (rows,) mask of the answers that the metric is based on; None for all.
+
+    Returns:
+        The check with the corrected standard error and the number of groups.
+    """
+    groups = len(np.unique(evaluation.groups if rows is None else evaluation.groups[rows]))
+    return DegradationCheck(check, tolerance, correct_bootstrap_error(error, groups), groups)
 
 
-def compute_precision_error(window: EvaluationSet, rows: np.ndarray) -> float:
-    """The standard error of the precision of `rows` (a mask), by resampling their documents."""
+def compute_precision_error(evaluation: EvaluationSet, rows: np.ndarray) -> float:
+    """Estimate the standard error of precision by resampling groups.
+
+    Args:
+        evaluation: Reviewed answers.
+        rows: (rows,) bool mask of the answers to include.
+
+    Returns:
+        The standard error; nan if `rows` is empty.
+    """
     if not rows.any():
         return float("nan")
-    figure = {"precision": partial(metrics.weighted_mean, window.correct[rows])}
-    weight = None if window.weight is None else window.weight[rows]
-    drawn = bootstrap(figure, window.groups[rows], RESAMPLES.draws, RESAMPLES.seed, weight)
-    return drawn["precision"].standard_error
+    statistics = {"precision": partial(metrics.weighted_mean, evaluation.correct[rows])}
+    weight = None if evaluation.weight is None else evaluation.weight[rows]
+    estimates = bootstrap(statistics, evaluation.groups[rows], RESAMPLING.n_resamples, RESAMPLING.seed, weight)
+    return estimates["precision"].standard_error

@@ -1,4 +1,4 @@
-"""The challenger beside the version in production on the hold-out: paired figures with intervals, not judged."""
+"""Paired metrics of candidate and champion on the hold-out, with intervals; reported, not judged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
 
 @dataclass(frozen=True)
 class MetricComparison:
-    """One figure of both on the same answers; `low` and `high` bound the difference at 95 %, by documents."""
+    """One metric of candidate and champion on the same answers.
+
+    Attributes:
+        figure: Name of the metric.
+        challenger: The candidate's value.
+        champion: The champion's value.
+        difference: Candidate minus champion.
+        low: Lower bound of the difference (95 %, by groups).
+        high: Upper bound.
+    """
 
     figure: str
     challenger: float
@@ -25,39 +34,66 @@ class MetricComparison:
     high: float
 
     def to_dict(self) -> dict[str, float | str | None]:
-        """nan, where a figure is not defined, as None."""
+        """Return the fields for JSON; undefined values (nan) become None."""
         return {name: None if value != value else value for name, value in asdict(self).items()}
 
 
-def compare_metrics(window: EvaluationSet, champion: str) -> list[MetricComparison]:
-    """AUROC, AURC, errors caught where 15 % are withheld, their share of what could be caught, and the Brier score.
+def compare_metrics(evaluation: EvaluationSet, champion: str) -> list[MetricComparison]:
+    """Compare ranking and calibration metrics of candidate and champion.
 
-    The Brier score is of the calibrated probabilities of both, and left out where `window` lacks one.
+    The metrics are AUROC, AURC, errors caught if 15 % of the answers are withheld, their share of the errors that could
+    be caught, and the Brier score of the calibrated probabilities. The Brier score is left out if one of the two has no
+    probabilities.
+
+    Args:
+        evaluation: Answers with the confidences of both.
+        champion: Name of the champion's column.
+
+    Returns:
+        One comparison for each metric.
     """
-    figures: dict[str, dict[str, Statistic]] = {
-        name: {who: partial(of, window.correct, window.confidences[who]) for who in (CANDIDATE, champion)}
-        for name, of in (
+    statistics: dict[str, dict[str, Statistic]] = {
+        name: {
+            scorer: partial(metric, evaluation.correct, evaluation.confidences[scorer])
+            for scorer in (CANDIDATE, champion)
+        }
+        for name, metric in (
             ("AUROC", metrics.auroc),
             ("AURC", metrics.aurc),
             ("errors caught, 15 % withheld", metrics.error_recall),
             ("share of the errors that could be caught", metrics.error_recall_vs_best),
         )
     }
-    said = {CANDIDATE: window.probabilities, champion: window.champion_probability}
-    known = {who: np.asarray(values) for who, values in said.items() if values is not None}
-    if len(known) == len(said):
-        figures["Brier score"] = {who: partial(metrics.brier, window.correct, values) for who, values in known.items()}
-    return compare_statistics(window, champion, figures)
+    probabilities_by_scorer = {CANDIDATE: evaluation.probabilities, champion: evaluation.champion_probability}
+    available = {scorer: np.asarray(values) for scorer, values in probabilities_by_scorer.items() if values is not None}
+    if len(available) == len(probabilities_by_scorer):
+        statistics["Brier score"] = {
+            scorer: partial(metrics.brier, evaluation.correct, values) for scorer, values in available.items()
+        }
+    return compare_statistics(evaluation, champion, statistics)
 
 
 def compare_statistics(
-    window: EvaluationSet, champion: str, figures: Mapping[str, Mapping[str, Statistic]]
+    evaluation: EvaluationSet, champion: str, statistics: Mapping[str, Mapping[str, Statistic]]
 ) -> list[MetricComparison]:
-    """`figures`, by name, of the challenger and of `champion`, on the same resamples of documents."""
+    """Compare statistics of candidate and champion on the same resamples of groups.
+
+    Args:
+        evaluation: Answers with the confidences of both.
+        champion: Name of the champion's column.
+        statistics: Name -> scorer -> statistic.
+
+    Returns:
+        One comparison for each statistic.
+    """
     rows = []
-    for name, of in figures.items():
-        drawn = window.bootstrap(of)
-        own, other = drawn[CANDIDATE], drawn[champion]
-        difference = paired_difference(own, other)
-        rows.append(MetricComparison(name, own.value, other.value, difference.value, *difference.interval))
+    for name, statistic_by_scorer in statistics.items():
+        estimates = evaluation.bootstrap(statistic_by_scorer)
+        candidate_estimate, champion_estimate = estimates[CANDIDATE], estimates[champion]
+        difference = paired_difference(candidate_estimate, champion_estimate)
+        rows.append(
+            MetricComparison(
+                name, candidate_estimate.value, champion_estimate.value, difference.value, *difference.interval
+            )
+        )
     return rows

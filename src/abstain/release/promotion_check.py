@@ -1,10 +1,10 @@
-"""The promotion gate: checks whether a challenger may replace the champion. It fails closed and reports the reasons.
+"""Promotion checks: may a candidate replace the champion? They fail closed and report reasons.
 
-Every check is a `PromotionCheck` with the figure, the limit and one sentence; a figure that is nan fails. The first
-version has no champion, but must beat the base rate and the length-only baseline. A champion that was trained on rows
-erased since is replaced by a challenger that is not worse by more than a margin. Figures are weighted as in the report,
-and answers are counted by their effective sample size (`metrics.effective_sample_size`). What is guaranteed is tested
-in `guarantee_check`, the comparison with the champion is in `against_champion`, and `drops` asks what got worse.
+Every check is a `PromotionCheck` with a value, a limit and one sentence; a value of nan fails. The first version has no
+champion, but must beat the base rate and the length-only baseline. A champion that was trained on rows erased later is
+replaced by a candidate that is non-inferior by a margin. Metrics are weighted as in the report, and answers are counted
+by their effective sample size (`metrics.effective_sample_size`). The guarantee is checked in `holdout_guarantee`, the
+comparison with the champion is in `champion_comparison`, and `degradation_checks` looks for what got worse.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from abstain.core.scorer_names import LENGTH_ONLY
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import paired_difference
-from abstain.release import champion_comparison as against_champion
-from abstain.release import degradation_checks as drops
+from abstain.release import champion_comparison, degradation_checks
 from abstain.release.champion_comparison import (
     BETTER_THAN_PREFIX,
     EMPTY_BUDGET,
@@ -38,16 +37,22 @@ from abstain.release.holdout_guarantee import (
 from abstain.release.metric_comparison import MetricComparison, compare_metrics
 
 ComparisonRule = Literal["better", "not_worse", "accepted"]
-"""The required comparison with the champion. `check_non_inferior`: the champion was trained on rows that were erased since.
-`accepted`: in addition a user accepts a worse challenger, so that the comparison is shown but not judged."""
+"""The required result of the comparison with the champion.
+
+* `better`: superior, the normal rule.
+* `not_worse`: non-inferior, if the champion was trained on rows that were erased later.
+* `accepted`: in addition, a user accepts a worse candidate, so that the comparison is reported but not judged.
+"""
 
 
 @dataclass(frozen=True)
 class PromotionDecision:
-    """The gate's decision. Approved when every judged check passed and at least one was judged.
+    """The result of the promotion checks.
 
-    `more_reviews`: about how many more a guarantee takes; None with a guarantee, and where no number of them is known.
-    `comparison`: further figures beside the champion's, which are not judged.
+    Attributes:
+        checks: All checks.
+        more_reviews: About how many more reviews a guarantee needs; None with a guarantee, or if no number is known.
+        comparison: Further metrics of candidate and champion, which are not judged.
     """
 
     checks: tuple[PromotionCheck, ...] = field(default=())
@@ -55,58 +60,73 @@ class PromotionDecision:
     comparison: tuple[MetricComparison, ...] = ()
 
     @property
-    def approved(self) -> bool:
-        judged = [check for check in self.checks if check.passed is not None]
-        return bool(judged) and all(check.passed for check in judged)
+    def is_approved(self) -> bool:
+        """Whether at least one check was judged and every judged check passed."""
+        decisive = [check for check in self.checks if check.passed is not None]
+        return bool(decisive) and all(check.passed for check in decisive)
 
     @property
     def used_comparison(self) -> bool:
-        """Whether it took a look: whether the challenger was to be better than a champion on the hold-out."""
+        """Whether the candidate was compared with a champion on the hold-out, which spends a comparison."""
         return any(check.name.startswith(BETTER_THAN_PREFIX) and check.passed is not None for check in self.checks)
 
     @property
-    def guaranteed(self) -> bool:
+    def has_guarantee(self) -> bool:
         """Whether the candidate is approved with a guarantee that the hold-out has checked."""
-        return self.approved and self.no_guarantee is None
+        return self.is_approved and self.missing_guarantee_reason is None
 
     @property
-    def no_guarantee(self) -> str | None:
-        """Why the candidate has no such guarantee; None where its guarantee was checked, kept or not."""
+    def missing_guarantee_reason(self) -> str | None:
+        """Why the candidate has no checked guarantee; None if its guarantee was checked, whether it holds or not."""
         return next((check.message for check in self.checks if check.name == GUARANTEE), None)
 
     @property
     def reasons(self) -> list[Reason]:
-        """The failed checks: the field of a reason is the name of its check."""
+        """The failed checks; the field of a reason is the name of its check."""
         return [Reason(check.code, check.name, check.message) for check in self.checks if check.passed is False]
 
     def to_dict(self) -> dict[str, object]:
+        """Return the decision for JSON; undefined values (nan) become None."""
         checks = [{k: None if v != v else v for k, v in asdict(check).items()} for check in self.checks]
         return {
-            "approved": self.approved,
-            "guaranteed": self.guaranteed,
-            "no_guarantee": self.no_guarantee,
+            "approved": self.is_approved,
+            "guaranteed": self.has_guarantee,
+            "no_guarantee": self.missing_guarantee_reason,
             "more_reviews": self.more_reviews,
             "reasons": list(map(asdict, self.reasons)),
             "checks": checks,
-            "comparison": [one.to_dict() for one in self.comparison],
+            "comparison": [comparison.to_dict() for comparison in self.comparison],
         }
 
 
 def describe_failure(reason: Reason) -> str:
-    """One of `PromotionDecision.reasons`, which names what was asked for, as a sentence that says it was not met."""
+    """Describe a failed check as a sentence; the reason's own message only names the requirement.
+
+    Args:
+        reason: One of `PromotionDecision.reasons`.
+
+    Returns:
+        The sentence.
+    """
     return f"the check `{reason.field}` failed: {reason.message}"
 
 
 @dataclass(frozen=True)
 class CandidateMeasurements:
-    """Measurements of the challenger itself: its tuned threshold and target, parity and latency of all of its parts.
+    """Measurements of the candidate that do not depend on the champion's confidences.
 
-    `target_error_rate`: the largest share of all answers that may be shown and incorrect, where the threshold was tuned
-    for it; `target_precision` is then the precision at that threshold. `champion_threshold` is the threshold that
-    production uses now, None for a first version; `same_target`: whether it was tuned for the same metric and target.
-    `missing_guarantee`: None where something is guaranteed of the candidate that the hold-out can check;
-    `allow_missing_guarantee`: whether it may be promoted all the same. `forward_tokens` and `base_model_ms` are what
-    the base model reads for an answer, and how long that takes here; not judged.
+    Attributes:
+        threshold: The tuned threshold.
+        target_precision: Target precision; with an error-rate target, the precision on the validation split.
+        parity: Largest difference between ONNX and fitted confidences, over all components.
+        latency_p99_ms: p99 latency of the scorer for one answer on one core, in milliseconds, over all components.
+        champion_threshold: Threshold in production; None for a first version.
+        same_target: Whether the champion's threshold was tuned for the same metric, target and confidence.
+        target_error_rate: Highest share of all answers that may be shown and incorrect; None with a precision target.
+        missing_guarantee: Why there is no guarantee that the hold-out can check; None if there is one.
+        allow_missing_guarantee: Whether the candidate may be promoted without one.
+        forward_tokens: Tokens that the base model reads for an answer (reported only).
+        base_model_ms: Time for that on this machine in milliseconds; None if it was not measured (reported only).
     """
 
     threshold: float
@@ -134,50 +154,65 @@ def check_candidate(
     budget: ComparisonBudget = EMPTY_BUDGET,
     prior_coverage_loss: float = 0.0,
 ) -> PromotionDecision:
-    """Judge the challenger on the frozen hold-out and on the newest window.
+    """Run all promotion checks on the frozen hold-out and on the newest split.
 
-    `champion` names its column in the windows' confidences, None for a first version. `same_holdout`: the
-    hold-out is the one the champion was promoted on, except for `erased` of its answers, or a decision to change it was
-    recorded. `rule`: how the two are compared. `budget`: the comparisons on this hold-out so far.
-    `prior_coverage_loss`: what the champion shows less than the versions before it, as a share of all answers. Of a
-    candidate without a guarantee only that, parity and latency are judged: there is nothing that the hold-out could
-    bear out.
+    Args:
+        holdout: Reviewed hold-out answers with the confidences of candidate, champion and baselines.
+        newest: The same for answers that were asked after the hold-out was frozen.
+        candidate: Threshold, target, ONNX difference and latency of the candidate.
+        params: Limits and error levels (`gate` in params.yaml).
+        champion: Name of the champion's column; None for a first version.
+        same_holdout: Whether the champion was promoted on this hold-out, except for erased answers, or the change was
+            accepted on record.
+        erased: Number of answers erased from the hold-out since then.
+        rule: Required result of the comparison.
+        budget: Comparisons already made on this hold-out.
+        prior_coverage_loss: Coverage lost by earlier promotions, as a share of all answers.
+
+    Returns:
+        The decision with every check. Without a guarantee only the guarantee rule, ONNX difference and latency are
+        judged, because the hold-out has nothing to check.
     """
     threshold, target = candidate.threshold, candidate.target_precision
     checks: list[PromotionCheck] = []
-    found: list[drops.DegradationCheck] = []
+    degradations: list[degradation_checks.DegradationCheck] = []
     if candidate.target_error_rate is None:
         checks.append(check_precision_guarantee(holdout, threshold, target, params))
     else:
         checks.append(check_error_rate_guarantee(holdout, threshold, candidate.target_error_rate, params))
-        found.append(drops.check_precision_drop(holdout, threshold, target, params))
-    found += drops.check_candidate_alone(holdout, threshold, target, params)
+        degradations.append(degradation_checks.check_precision_drop(holdout, threshold, target, params))
+    degradations += degradation_checks.check_products_and_calibration(holdout, threshold, target, params)
     if champion is None:
         checks += [
             _check_better_than(holdout, LENGTH_ONLY, params),
             _check_better_than_base_rate(holdout, candidate, params),
         ]
-        checks += drops.apply_significance(found, params)
+        checks += degradation_checks.apply_significance(degradations, params)
     else:
-        before = float("nan") if candidate.champion_threshold is None else candidate.champion_threshold
-        found += [
-            drops.check_coverage_drop(
-                holdout, threshold, champion, before, candidate.same_target, prior_coverage_loss, params
+        champion_threshold = float("nan") if candidate.champion_threshold is None else candidate.champion_threshold
+        degradations += [
+            degradation_checks.check_coverage_drop(
+                holdout, threshold, champion, champion_threshold, candidate.same_target, prior_coverage_loss, params
             ),
-            drops.check_newest_drop(newest, champion, params),
+            degradation_checks.check_newest_drop(newest, champion, params),
         ]
         if rule != "better":
-            compared = against_champion.check_non_inferior(holdout, champion, params)
-            found.append(drops.check_precision_difference(holdout, threshold, champion, before, params))
+            comparison_check = champion_comparison.check_non_inferior(holdout, champion, params)
+            degradations.append(
+                degradation_checks.check_precision_difference(holdout, threshold, champion, champion_threshold, params)
+            )
         elif have_same_confidences(holdout, champion):
-            compared = against_champion.check_new_threshold(threshold, before)
+            comparison_check = champion_comparison.check_new_threshold(threshold, champion_threshold)
         else:
-            compared = against_champion.check_better(holdout, champion, params, budget)
-        worse = drops.apply_significance(found, params)
+            comparison_check = champion_comparison.check_better(holdout, champion, params, budget)
+        champion_checks = degradation_checks.apply_significance(degradations, params)
         if rule == "accepted":
-            compared = _mark_accepted(compared)
-            worse = [_mark_accepted(check) if check.name in drops.CHAMPION_CHECKS else check for check in worse]
-        checks += [_check_same_holdout(same_holdout, erased), compared, *worse]
+            comparison_check = _mark_accepted(comparison_check)
+            champion_checks = [
+                _mark_accepted(check) if check.name in degradation_checks.CHAMPION_CHECKS else check
+                for check in champion_checks
+            ]
+        checks += [_check_same_holdout(same_holdout, erased), comparison_check, *champion_checks]
     if candidate.missing_guarantee is not None:
         guarantee = candidate.missing_guarantee.to_check(candidate.allow_missing_guarantee, params.min_slice)
         checks = [*(replace(check, passed=None) for check in checks), guarantee]
@@ -192,29 +227,29 @@ def check_candidate(
         _check_latency(candidate, params),
     ]
     more_reviews = candidate.missing_guarantee.more_reviews if candidate.missing_guarantee else None
-    beside = compare_metrics(holdout, champion) if champion is not None else []
-    return PromotionDecision(tuple(checks), more_reviews, tuple(beside))
+    comparison = compare_metrics(holdout, champion) if champion is not None else []
+    return PromotionDecision(tuple(checks), more_reviews, tuple(comparison))
 
 
-def _check_latency(measured: CandidateMeasurements, params: GateParams) -> PromotionCheck:
-    what = "p99 in ms of the scorer for one answer on one core"
-    check = check_at_most(Code.LIMIT_EXCEEDED, "latency", measured.latency_p99_ms, params.max_latency_ms, what)
-    if not measured.forward_tokens:
+def _check_latency(candidate: CandidateMeasurements, params: GateParams) -> PromotionCheck:
+    description = "p99 in ms of the scorer for one answer on one core"
+    check = check_at_most(Code.LIMIT_EXCEEDED, "latency", candidate.latency_p99_ms, params.max_latency_ms, description)
+    if not candidate.forward_tokens:
         return replace(check, message=f"{check.message}; no pass of the base model")
-    reads = f"the base model reads {measured.forward_tokens:.0f} tokens before"
-    if measured.base_model_ms is not None:
-        reads += f", in {measured.base_model_ms:.0f} ms"
-    return replace(check, message=f"{check.message}; {reads}")
+    usage = f"the base model reads {candidate.forward_tokens:.0f} tokens before"
+    if candidate.base_model_ms is not None:
+        usage += f", in {candidate.base_model_ms:.0f} ms"
+    return replace(check, message=f"{check.message}; {usage}")
 
 
-def _check_same_holdout(same: bool, erased: int) -> PromotionCheck:
-    if same:
+def _check_same_holdout(is_same: bool, erased: int) -> PromotionCheck:
+    if is_same:
         message = (
             f"as the champion's, without {erased} of its answers, which were erased" if erased else "as the champion's"
         )
     else:
         message = "differs from the champion's: if intended, run abstain promote --accept-new-holdout REASON"
-    return PromotionCheck(Code.NEW_HOLDOUT, "same hold-out", same, float(same), 1.0, message)
+    return PromotionCheck(Code.NEW_HOLDOUT, "same hold-out", is_same, float(is_same), 1.0, message)
 
 
 def _mark_accepted(check: PromotionCheck) -> PromotionCheck:
@@ -223,22 +258,30 @@ def _mark_accepted(check: PromotionCheck) -> PromotionCheck:
     return replace(check, passed=None, message=f"{check.message}; accepted")
 
 
-def _check_better_than(window: EvaluationSet, rival: str, params: GateParams) -> PromotionCheck:
-    own, other = window.compute_aurocs(rival)
-    chance = paired_difference(own, other).probability_positive
-    message = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
-    return check_at_least(Code.NOT_BETTER, f"better than {rival}", chance, params.confidence, message)
+def _check_better_than(evaluation: EvaluationSet, baseline: str, params: GateParams) -> PromotionCheck:
+    candidate_auroc, baseline_auroc = evaluation.compute_aurocs(baseline)
+    probability = paired_difference(candidate_auroc, baseline_auroc).probability_positive
+    message = (
+        f"hold-out AUROC {candidate_auroc.value:.3f} against {baseline_auroc.value:.3f}; better with chance "
+        f"{probability:.3f}"
+    )
+    return check_at_least(Code.NOT_BETTER, f"better than {baseline}", probability, params.confidence, message)
 
 
 def _check_better_than_base_rate(
-    window: EvaluationSet, measured: CandidateMeasurements, params: GateParams
+    evaluation: EvaluationSet, candidate: CandidateMeasurements, params: GateParams
 ) -> PromotionCheck:
-    of_shown = partial(metrics.precision, window.correct, window.confidences[CANDIDATE], threshold=measured.threshold)
-    drawn = window.bootstrap({"shown": of_shown, "all": partial(metrics.weighted_mean, window.correct)})
-    lift = paired_difference(drawn["shown"], drawn["all"])
+    shown_precision = partial(
+        metrics.precision, evaluation.correct, evaluation.confidences[CANDIDATE], threshold=candidate.threshold
+    )
+    estimates = evaluation.bootstrap(
+        {"shown": shown_precision, "all": partial(metrics.weighted_mean, evaluation.correct)}
+    )
+    lift = paired_difference(estimates["shown"], estimates["all"])
     message = (
         f"shown answers are correct {lift.value:+.3f} more often than all "
-        f"({metrics.weighted_mean(window.correct, window.weight):.3f}); so with chance {lift.probability_positive:.3f}"
+        f"({metrics.weighted_mean(evaluation.correct, evaluation.weight):.3f}); so with chance "
+        f"{lift.probability_positive:.3f}"
     )
     return check_at_least(
         Code.NOT_BETTER, "better than base rate", lift.probability_positive, params.confidence, message

@@ -1,7 +1,7 @@
 """The model registry `registry.json`: the version in production, in one tracked file.
 
-Versions are immutable git tags (`probe@v1.2.0`, GTO's format); this file is the pointer, its history, the blocked
-versions, and those that were trained on rows erased since. Functions here are pure: the compare-and-swap, a
+Versions are immutable git tags (`probe@v1.2.0`, GTO's format). This file holds the pointer, its history, the blocked
+versions, and the versions that were trained on rows erased later. Functions here are pure. The compare-and-swap, a
 fast-forward push of the commit with the new file, is in `tasks/`.
 """
 
@@ -24,15 +24,24 @@ MODEL = "probe"
 _NUMBER = "(0|[1-9][0-9]{0,8})"
 VERSION = re.compile(rf"v{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
 Version = Annotated[str, StringConstraints(pattern=f"^{VERSION.pattern}$")]
-"""It is also the name of a folder and of a tag, so nothing else may stand in `registry.json`."""
+"""A version is also the name of a folder and of a tag, so `registry.json` must not contain anything else."""
 
 
 class RegistryEvent(BaseModel):
-    """One move of the pointer.
+    """One move of the pointer to production.
 
-    `guaranteed`: whether the version's threshold has a guarantee that the gate has checked. Where it has none,
-    `more_reviews` is about how many more reviews would give one, None where no number of them is known to. `kind`: of
-    its live scorer. `sha256`: of the bundle's probe.onnx; `bundle_sha256`: of all its files.
+    Attributes:
+        action: Promotion or rollback.
+        version: The version that is in production after the event.
+        sha256: sha256 (hex) of the bundle's probe.onnx.
+        candidate: sha256 (hex) of the candidate's ONNX file.
+        at: Time of the event.
+        holdout: Digest of the hold-out.
+        reason: Why the pointer was moved.
+        guaranteed: Whether the threshold has a guarantee that the promotion checks have checked.
+        more_reviews: Without a guarantee, about how many more reviews would give one; None if no number is known to.
+        kind: Kind of the served scorer.
+        bundle_sha256: Digest of all files of the bundle.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,15 +60,17 @@ class RegistryEvent(BaseModel):
 
     @property
     def notice(self) -> str:
-        """What a version without a checked guarantee is marked as, with the reviews that are missing; else ""."""
+        """The notice for a version without a checked guarantee, with the missing reviews; "" with a guarantee."""
         return "" if self.guaranteed else describe_missing_guarantee(self.more_reviews)
 
 
 class Taint(BaseModel):
-    """The mark of a version that was trained on rows erased since.
+    """Marks a version that was trained on rows erased later.
 
-    `since` is the first erasure. `certain` is False where the version's data cannot be read any more, so that it is
-    unknown. `kept` is the recorded reason to leave the version in production, None without such a decision.
+    Attributes:
+        since: Time of the first erasure.
+        certain: False if the version's data cannot be read any more, so that it is unknown.
+        kept: Recorded reason to leave the version in production; None without such a decision.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,14 +80,21 @@ class Taint(BaseModel):
     kept: str | None = None
 
     def __str__(self) -> str:
-        mark = f"trained on erased rows since {self.since:%Y-%m-%d}"
+        text = f"trained on erased rows since {self.since:%Y-%m-%d}"
         if not self.certain:
-            mark = f"perhaps {mark}: its data cannot be read any more"
-        return f"{mark}; kept on purpose: {self.kept}" if self.kept else mark
+            text = f"perhaps {text}: its data cannot be read any more"
+        return f"{text}; kept on purpose: {self.kept}" if self.kept else text
 
 
 class Registry(BaseModel):
-    """The parsed file. `history` is oldest first; the last event is what is in production."""
+    """The parsed registry.json.
+
+    Attributes:
+        schema_version: Version of the format.
+        history: Events, oldest first; the last one is in production.
+        blocked: Blocked version -> reason.
+        tainted: Version -> taint.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -87,45 +105,60 @@ class Registry(BaseModel):
 
     @property
     def production(self) -> RegistryEvent | None:
+        """The latest event; None if nothing is in production."""
         return self.history[-1] if self.history else None
 
     @property
     def production_version(self) -> str | None:
-        """The version in production, None where nothing is."""
+        """The version in production; None if there is none."""
         return self.production.version if self.production else None
 
     @property
-    def guaranteed(self) -> bool:
+    def has_guarantee(self) -> bool:
         """Whether a version with a checked guarantee is in production."""
         return self.production is not None and self.production.guaranteed
 
     @property
     def taint(self) -> Taint | None:
-        """Set where the version in production was trained on rows that were erased since."""
+        """The taint of the version in production; None if there is none."""
         return self.tainted.get(self.production.version) if self.production else None
 
     def require_taint(self) -> Taint:
-        """`taint`, or an `AbstainError` where there is none."""
+        """Return the taint of the version in production.
+
+        Returns:
+            The taint.
+
+        Raises:
+            AbstainError: Nothing is in production, or it was not trained on erased rows.
+        """
         if self.taint is None:
-            live = (
+            state = (
                 f"probe {self.production_version} was not trained on erased rows"
                 if self.production
                 else "nothing is in production"
             )
-            raise AbstainError(Code.NO_VERSION, f"{live}: there is nothing to decide")
+            raise AbstainError(Code.NO_VERSION, f"{state}: there is nothing to decide")
         return self.taint
 
     @property
     def warning(self) -> str | None:
-        """The warning of a report while a tainted version is in production."""
+        """The warning of a report while a tainted version is in production; None otherwise."""
         return (
             f"In production when this was written: probe {self.production_version}, {self.taint}"
             if self.taint
             else None
         )
 
-    def require_prod(self) -> RegistryEvent:
-        """The event of the version that decides. Raises `AbstainError` where none is in production or it is blocked."""
+    def require_production(self) -> RegistryEvent:
+        """Return the event of the version that decides.
+
+        Returns:
+            The latest event.
+
+        Raises:
+            AbstainError: Nothing is in production, or the version is blocked.
+        """
         if self.production is None:
             raise AbstainError(Code.NO_VERSION, "nothing is in production yet: run `abstain retrain` first")
         if self.production.version in self.blocked:
@@ -137,106 +170,208 @@ class Registry(BaseModel):
         return self.production
 
     def promote(self, event: RegistryEvent) -> Registry:
-        """The registry after promoting a version that was never promoted and is not blocked."""
+        """Return the registry after a promotion.
+
+        Args:
+            event: The promotion.
+
+        Returns:
+            The new registry.
+
+        Raises:
+            AbstainError: The version was promoted before, or it is blocked.
+        """
         if event.version in self.blocked or any(past.version == event.version for past in self.history):
             raise AbstainError(
                 Code.NO_VERSION, f"{event.version} was promoted before: a version is promoted once, then rolled back to"
             )
         return self.model_copy(update={"history": (*self.history, event)})
 
-    def rollback_target(self, wanted: str | None) -> RegistryEvent:
-        """The past event to go back to: `wanted`, else the latest version before this one that is not blocked."""
+    def find_rollback_target(self, version: str | None) -> RegistryEvent:
+        """Find the version to roll back to.
+
+        Args:
+            version: Wanted version; None selects the highest unblocked version below the one in production.
+
+        Returns:
+            The latest registry event of that version.
+
+        Raises:
+            AbstainError: Nothing is in production, or no such version was in production without being blocked.
+        """
         if self.production is None:
             raise AbstainError(Code.NO_VERSION, "nothing is in production yet: run `abstain retrain` first")
-        usable = [e for e in self.history if e.version not in self.blocked and e.version != self.production.version]
-        if wanted is None:
-            named = [e for e in usable if parse_version(e.version) < parse_version(self.production.version)]
+        usable = [
+            event
+            for event in self.history
+            if event.version not in self.blocked and event.version != self.production.version
+        ]
+        if version is None:
+            matching = [
+                event for event in usable if parse_version(event.version) < parse_version(self.production.version)
+            ]
         else:
-            named = [e for e in usable if e.version == wanted]
-        if not named:
-            there_are = ", ".join(dict.fromkeys(e.version for e in usable)) or "none"
+            matching = [event for event in usable if event.version == version]
+        if not matching:
+            available = ", ".join(dict.fromkeys(event.version for event in usable)) or "none"
             raise AbstainError(
                 Code.NO_VERSION,
-                f"no version {wanted or 'before ' + self.production.version} to roll back to: other versions that were in "
-                f"production and are not blocked: {there_are}",
+                f"no version {version or 'before ' + self.production.version} to roll back to: other versions that "
+                "were in "
+                f"production and are not blocked: {available}",
             )
-        return max(named, key=lambda e: parse_version(e.version)) if wanted is None else named[-1]
+        return max(matching, key=lambda event: parse_version(event.version)) if version is None else matching[-1]
 
     def roll_back(self, event: RegistryEvent) -> Registry:
-        """The registry after moving back to `event.version`; the version that was left is blocked."""
+        """Return the registry after a rollback; the version that is left is blocked.
+
+        Args:
+            event: The rollback.
+
+        Returns:
+            The new registry.
+        """
         assert self.production is not None
         blocked = {**self.blocked, self.production.version: event.reason}
         return self.model_copy(update={"history": (*self.history, event), "blocked": blocked})
 
-    def mark_erased(self, versions: Mapping[str, bool], at: datetime) -> Registry:
-        """The registry after rows were erased that `versions` were trained on: version -> whether that is certain.
+    def mark_erased(self, versions: Mapping[str, bool], erased_at: datetime) -> Registry:
+        """Return the registry after an erasure of rows.
 
-        A version keeps its earliest date. A decision to keep it covered only earlier erasures, and ends.
+        A tainted version keeps its earliest date. A decision to keep it covered only earlier erasures, so it ends.
+
+        Args:
+            versions: Version trained on the rows -> whether that is certain.
+            erased_at: Time of the erasure.
+
+        Returns:
+            The new registry.
         """
-        marked = dict(self.tainted)
+        tainted = dict(self.tainted)
         for version, certain in versions.items():
-            before = marked.get(version, Taint(since=at, certain=certain))
-            marked[version] = Taint(since=before.since, certain=certain or before.certain)
-        return self.model_copy(update={"tainted": marked})
+            earlier = tainted.get(version, Taint(since=erased_at, certain=certain))
+            tainted[version] = Taint(since=earlier.since, certain=certain or earlier.certain)
+        return self.model_copy(update={"tainted": tainted})
 
     def keep_tainted(self, reason: str) -> Registry:
-        """The registry after the decision to leave a tainted version in production; `AbstainError` where none is."""
+        """Return the registry after the decision to leave a tainted version in production.
+
+        Args:
+            reason: The recorded reason.
+
+        Returns:
+            The new registry.
+
+        Raises:
+            AbstainError: No tainted version is in production.
+        """
         taint = self.require_taint()
         assert self.production_version is not None
-        kept = {self.production_version: taint.model_copy(update={"kept": reason})}
-        return self.model_copy(update={"tainted": {**self.tainted, **kept}})
+        updated = {self.production_version: taint.model_copy(update={"kept": reason})}
+        return self.model_copy(update={"tainted": {**self.tainted, **updated}})
 
     def to_json(self) -> str:
+        """Return the text of registry.json."""
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
 
 
 def describe_missing_guarantee(more_reviews: int | None) -> str:
-    """The mark of a version that guarantees nothing yet."""
+    """Describe a version without a guarantee.
+
+    Args:
+        more_reviews: About how many more reviews would give one; None if unknown.
+
+    Returns:
+        The notice.
+    """
     return "without a guarantee" + (f", an estimated {more_reviews:,} more reviews are needed" if more_reviews else "")
 
 
 def parse_registry(text: str) -> Registry:
-    """Parse `registry.json`. Raises `AbstainError` when it is damaged."""
+    """Parse `registry.json`.
+
+    Args:
+        text: Content of the file.
+
+    Returns:
+        The registry.
+
+    Raises:
+        AbstainError: The file is damaged.
+    """
     try:
         return Registry.model_validate_json(text)
     except ValidationError as error:
-        problem = error.errors()[0]
+        first_error = error.errors()[0]
         raise AbstainError(
             Code.DAMAGED_DATA,
-            f"registry.json is damaged ({'.'.join(map(str, problem['loc']))}: {problem['msg']}): "
+            f"registry.json is damaged ({'.'.join(map(str, first_error['loc']))}: {first_error['msg']}): "
             "restore it with `git checkout HEAD -- registry.json`",
         ) from None
 
 
 def load_registry(path: Path) -> Registry:
-    """The registry at `path`; an absent file is an empty registry."""
+    """Read and parse `registry.json`.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The registry; an empty one if there is no file.
+    """
     return parse_registry(path.read_text(encoding="utf-8")) if path.is_file() else Registry()
 
 
 def parse_version_tags(tags: Iterable[str]) -> list[str]:
-    """The versions among `tags` such as `probe@v1.2.0`, lowest first. Others, like `probe@vnext`, are anybody's."""
+    """Find the versions among git tags.
+
+    Args:
+        tags: Tags such as `probe@v1.2.0`. Other tags, such as `probe@vnext`, are ignored, because anybody may set them.
+
+    Returns:
+        The versions, lowest first.
+    """
     names = (tag.removeprefix(f"{MODEL}@") for tag in tags if tag.startswith(f"{MODEL}@"))
     return sorted(filter(VERSION.fullmatch, names), key=parse_version)
 
 
-def next_version(promoted: Iterable[str], tags: Iterable[str]) -> str:
-    """The next minor version after the highest of `promoted` whose tag is not among `tags`; v1.0.0 is the first.
+def get_next_version(promoted: Iterable[str], tags: Iterable[str]) -> str:
+    """Return the minor version after the highest promoted one that has no tag yet; v1.0.0 is the first.
 
-    Anybody's tag, such as `probe@v999999999.0.0`, takes its own number and no other.
+    Only promoted versions count for the highest one, so that a foreign tag such as `probe@v999999999.0.0` takes just
+    its own number.
+
+    Args:
+        promoted: Versions that were promoted.
+        tags: All git tags.
+
+    Returns:
+        The version.
     """
-    taken = set(parse_version_tags(tags))
+    tagged_versions = set(parse_version_tags(tags))
     major, minor, _ = max(map(parse_version, promoted), default=(1, -1, 0))
-    while (version := f"v{major}.{minor + 1}.0") in taken:
+    while (version := f"v{major}.{minor + 1}.0") in tagged_versions:
         minor += 1
     return version
 
 
 def make_version_tag(version: str) -> str:
+    """Return the git tag of a version."""
     return f"{MODEL}@{version}"
 
 
 def parse_version(version: str) -> tuple[int, int, int]:
-    """`v1.2.3` as numbers that sort. Raises `AbstainError` for anything else."""
+    """Parse a version such as `v1.2.3` into numbers that sort.
+
+    Args:
+        version: The version.
+
+    Returns:
+        Major, minor and patch number.
+
+    Raises:
+        AbstainError: It is no such version.
+    """
     match = VERSION.fullmatch(version)
     if not match:
         raise AbstainError(Code.UNKNOWN_NAME, f"'{version}' is no version: write it as in v1.2.0")

@@ -1,8 +1,8 @@
-"""The shadow: a candidate that decides beside the version in production, on the same traffic, and is not obeyed.
+"""The shadow: a candidate that decides on the same traffic as production, without effect on what is shown.
 
-`shadow.json` says which candidate that is, and beside which version; its bundle is `shadow/`, under a tag of its own.
-What reviews say of answers that both have decided about is a comparison of the two, and counts as one of those on the
-hold-out: `against_champion.Looks`.
+`shadow.json` names the candidate and the version that it is compared with. Its bundle is `shadow/`, under a tag of its
+own. Reviews of answers that both decided about compare the two. Such a comparison counts as one of those on the
+hold-out (`champion_comparison.ComparisonBudget`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCh
 from abstain.release.metric_comparison import MetricComparison, compare_metrics, compare_statistics
 from abstain.release.registry import Version
 
-ShadowVerdict = Literal["better", "not told apart", "worse"]
+ShadowOutcome = Literal["better", "not told apart", "worse"]
 MIN_GROUPS = 10
-"""Paired reviews about fewer documents are no comparison."""
+"""Paired reviews in fewer groups are not compared."""
 
 
 class Shadow(BaseModel):
-    """The parsed `shadow.json`. `candidate`: the digest of its ONNX file; `beside`: the version in production then.
+    """The parsed `shadow.json`.
 
-    `sha256` and `bundle_sha256` are those of its bundle, as of a release (`registry.Event`).
+    Attributes:
+        schema_version: Version of the format.
+        candidate: sha256 (hex) of the candidate's ONNX file.
+        beside: Version in production when the shadow was set.
+        at: Time when it was set.
+        sha256: sha256 (hex) of the bundle's probe.onnx.
+        bundle_sha256: Digest of all files of the bundle, as in `registry.RegistryEvent`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,117 +58,176 @@ class Shadow(BaseModel):
 
     @property
     def tag(self) -> str:
-        """The tag of its bundle: equal ones have equal files."""
+        """The tag of its bundle; equal tags have equal files."""
         return f"shadow/{self.candidate[:12]}-{self.bundle_sha256[:8]}"
 
 
 def make_shadow_name(candidate: str) -> str:
-    """The name of the candidate with this digest as a shadow."""
+    """Return the name of a candidate as a shadow.
+
+    Args:
+        candidate: sha256 (hex) of its ONNX file.
+
+    Returns:
+        The name.
+    """
     return f"shadow-{candidate[:12]}"
 
 
 def parse_shadow(text: str) -> Shadow:
-    """Parse `shadow.json`. Raises `AbstainError` where it is damaged."""
+    """Parse `shadow.json`.
+
+    Args:
+        text: Content of the file.
+
+    Returns:
+        The shadow.
+
+    Raises:
+        AbstainError: The file is damaged.
+    """
     try:
         return Shadow.model_validate_json(text)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
+        first_error = error.errors()[0]
+        location = ".".join(map(str, first_error["loc"]))
         raise AbstainError(
-            Code.DAMAGED_DATA, f"shadow.json is damaged ({where}: {problem['msg']}): set it again, `abstain shadow set`"
+            Code.DAMAGED_DATA,
+            f"shadow.json is damaged ({location}: {first_error['msg']}): set it again, `abstain shadow set`",
         ) from None
 
 
-def should_shadow_rejected(params: ShadowParams, shadow: Shadow | None, beside: str) -> bool:
-    """Whether a rejected candidate becomes the shadow of `beside` by itself.
+def should_shadow_rejected(params: ShadowParams, shadow: Shadow | None, production_version: str) -> bool:
+    """Decide whether a rejected candidate becomes the shadow by itself.
 
-    It does so only where there is none: reviews of one take their time.
+    It does so only if this version has no shadow yet, because reviews of a shadow take time.
+
+    Args:
+        params: Shadow parameters.
+        shadow: The current shadow.
+        production_version: The version in production.
+
+    Returns:
+        Whether it becomes the shadow.
     """
-    return params.rejected and (shadow is None or shadow.beside != beside)
+    return params.rejected and (shadow is None or shadow.beside != production_version)
 
 
 @dataclass(frozen=True)
 class ShadowComparison:
-    """What paired reviews say of the shadow. `check`: the test of the difference in AUROC, as on the hold-out.
+    """The comparison of shadow and production by paired reviews.
 
-    `answers`: of each of "both", "production", "shadow" and "neither", who show an answer, how many there are and how
-    many of them are correct.
+    Attributes:
+        outcome: Whether the shadow is better, worse or neither.
+        check: The test of the difference in AUROC, as on the hold-out.
+        metrics: Paired metrics of both.
+        shown_counts: Who shows an answer ("both", "production", "shadow", "neither") -> number of answers, and number
+            of correct ones.
     """
 
-    verdict: ShadowVerdict
+    outcome: ShadowOutcome
     check: PromotionCheck
     metrics: tuple[MetricComparison, ...]
-    answers: dict[str, dict[str, int]]
+    shown_counts: dict[str, dict[str, int]]
 
     def to_dict(self) -> dict[str, object]:
-        """For a record; nan as None."""
+        """Return the comparison for a record; undefined values (nan) become None."""
         check = {key: None if value != value else value for key, value in asdict(self.check).items()}
         return {
-            "verdict": self.verdict,
+            "verdict": self.outcome,
             "reasons": [self.check.message],
             "checks": [check],
-            "comparison": [one.to_dict() for one in self.metrics],
-            "answers": self.answers,
+            "comparison": [comparison.to_dict() for comparison in self.metrics],
+            "answers": self.shown_counts,
         }
 
 
-def require_enough_reviews(window: EvaluationSet, params: GateParams) -> None:
-    """Raise `AbstainError` where `window` has too few paired reviews for a comparison: that would waste one."""
-    rows, documents = len(window.correct), len(np.unique(window.groups))
-    if rows < params.min_slice or documents < MIN_GROUPS:
+def require_enough_reviews(evaluation: EvaluationSet, params: GateParams) -> None:
+    """Require enough paired reviews for a comparison, because a comparison of too few would be wasted.
+
+    Args:
+        evaluation: Paired reviews.
+        params: Promotion parameters.
+
+    Raises:
+        AbstainError: There are fewer than `min_slice` reviews or `MIN_GROUPS` groups.
+    """
+    rows, n_groups = len(evaluation.correct), len(np.unique(evaluation.groups))
+    if rows < params.min_slice or n_groups < MIN_GROUPS:
         raise AbstainError(
             Code.TOO_FEW_LABELS,
-            f"{rows} answers about {documents} documents that both have decided about have a drawn review, and "
+            f"{rows} answers about {n_groups} documents that both have decided about have a drawn review, and "
             f"{params.min_slice} about {MIN_GROUPS} are needed: `abstain ingest`, then `abstain review export`",
         )
 
 
 def compare_shadow(
-    window: EvaluationSet, champion: str, thresholds: dict[str, float], params: GateParams, looks: ComparisonBudget
+    evaluation: EvaluationSet, champion: str, thresholds: dict[str, float], params: GateParams, budget: ComparisonBudget
 ) -> ShadowComparison:
-    """The shadow, `CANDIDATE` in `window`, beside `champion`, each with its own of `thresholds`.
+    """Compare the shadow with the version in production on answers that both decided about.
 
-    It is told apart at the level of one look, in either direction. `looks`: the comparisons on the hold-out so far.
+    The test is two-sided, each side at the alpha of one comparison. It counts as one comparison on the hold-out.
 
-    Raises `AbstainError` where no further look may be taken, and where the two are one scorer.
+    Args:
+        evaluation: Paired reviews; the shadow is the candidate.
+        champion: Name of the version in production.
+        thresholds: Threshold by scorer.
+        params: Promotion parameters.
+        budget: Comparisons already made on this hold-out.
+
+    Returns:
+        "better", "not told apart" or "worse", with the test, paired metrics and counts of shown answers.
+
+    Raises:
+        AbstainError: The budget is used up, or both have the same confidences.
     """
-    if looks.spend(params) is None:
+    if budget.spend(params) is None:
         raise AbstainError(
             Code.NOT_BETTER,
-            f"this hold-out was compared on {looks.used} times, as often as gate.looks allows, and a shadow's reviews "
+            f"this hold-out was compared on {budget.used} times, as often as gate.looks allows, and a shadow's reviews "
             "would be one more: take a new one (docs/thresholds.md, A hold-out that is used up)",
         )
-    if have_same_confidences(window, champion):
+    if have_same_confidences(evaluation, champion):
         raise AbstainError(
             Code.NOT_BETTER,
             f"the shadow gives the same confidences as {champion}: there is nothing to compare, and no look was taken",
         )
-    check = check_better(window, champion, params, looks, rows="paired reviews:")
-    verdict: ShadowVerdict = "not told apart"
+    check = check_better(evaluation, champion, params, budget, rows="paired reviews:")
+    outcome: ShadowOutcome = "not told apart"
     if check.passed:
-        verdict = "better"
+        outcome = "better"
     elif 1 - check.value <= check.limit:  # not so of nan
-        verdict = "worse"
-    figures = (*compare_metrics(window, champion), *_compare_at_thresholds(window, champion, thresholds))
-    return ShadowComparison(verdict, check, figures, _count_shown(window, champion, thresholds))
+        outcome = "worse"
+    comparisons = (*compare_metrics(evaluation, champion), *_compare_at_thresholds(evaluation, champion, thresholds))
+    return ShadowComparison(outcome, check, comparisons, _count_shown(evaluation, champion, thresholds))
 
 
 def _compare_at_thresholds(
-    window: EvaluationSet, champion: str, thresholds: dict[str, float]
+    evaluation: EvaluationSet, champion: str, thresholds: dict[str, float]
 ) -> list[MetricComparison]:
-    """What both show, and how much of it is correct, each at its own threshold."""
-    figures: dict[str, dict[str, Statistic]] = {
+    """Compare coverage and precision, each at its own threshold."""
+    statistics: dict[str, dict[str, Statistic]] = {
         name: {
-            who: partial(of, window.correct, window.confidences[who], threshold=thresholds[who])
-            for who in (CANDIDATE, champion)
+            scorer: partial(metric, evaluation.correct, evaluation.confidences[scorer], threshold=thresholds[scorer])
+            for scorer in (CANDIDATE, champion)
         }
-        for name, of in (("shown", metrics.coverage), ("precision of what is shown", metrics.precision))
+        for name, metric in (("shown", metrics.coverage), ("precision of what is shown", metrics.precision))
     }
-    return compare_statistics(window, champion, figures)
+    return compare_statistics(evaluation, champion, statistics)
 
 
-def _count_shown(window: EvaluationSet, champion: str, thresholds: dict[str, float]) -> dict[str, dict[str, int]]:
-    own, other = (window.get_shown_mask(thresholds[who], who) for who in (CANDIDATE, champion))
-    correct = window.correct == 1
-    who = {"both": own & other, "production": ~own & other, "shadow": own & ~other, "neither": ~own & ~other}
-    return {name: {"answers": int(rows.sum()), "correct": int((rows & correct).sum())} for name, rows in who.items()}
+def _count_shown(evaluation: EvaluationSet, champion: str, thresholds: dict[str, float]) -> dict[str, dict[str, int]]:
+    candidate_shown, champion_shown = (
+        evaluation.get_shown_mask(thresholds[scorer], scorer) for scorer in (CANDIDATE, champion)
+    )
+    correct = evaluation.correct == 1
+    rows_by_group = {
+        "both": candidate_shown & champion_shown,
+        "production": ~candidate_shown & champion_shown,
+        "shadow": candidate_shown & ~champion_shown,
+        "neither": ~candidate_shown & ~champion_shown,
+    }
+    return {
+        name: {"answers": int(rows.sum()), "correct": int((rows & correct).sum())}
+        for name, rows in rows_by_group.items()
+    }

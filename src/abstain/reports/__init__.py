@@ -1,1 +1,1 @@
-"""What people read: the evaluation report, the pages about data, the plots."""
+"""Reports for people: the evaluation report, the pages about data, the plots."""

@@ -1,4 +1,4 @@
-"""The plot of the monitoring's history: coverage and precision by window, and the windows with alarms."""
+"""Plot of the monitoring history: coverage and precision by window, and the windows with alarms."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from matplotlib.axes import Axes
 
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.reports.plots import render_svg
-from abstain.reports.theme import LIGHT, legend, shares
+from abstain.reports.theme import LIGHT, add_legend, set_percent_ticks
 
 
 def plot_history(windows: Sequence[MonitoringWindow]) -> bytes:
-    """The history as SVG."""
+    """Draw the history of `windows` as SVG."""
     rows = [
         {
-            "end": one.end,
-            "coverage": one.figures["coverage"],
-            "precision": (one.figures["precision"] or {}).get("precision"),
-            "expected": (one.figures["expected"] or {}).get("value"),
-            "has_alarm": bool(one.alarms),
+            "end": window.end,
+            "coverage": window.figures["coverage"],
+            "precision": (window.figures["precision"] or {}).get("precision"),
+            "expected": (window.figures["expected"] or {}).get("value"),
+            "has_alarm": bool(window.alarms),
         }
-        for one in windows
+        for window in windows
     ]
-    return render_svg(_history, pd.DataFrame(rows))
+    return render_svg(_draw_history, pd.DataFrame(rows))
 
 
-def _history(axes: Axes, table: pd.DataFrame) -> None:
+def _draw_history(axes: Axes, table: pd.DataFrame) -> None:
     numbers = table[["coverage", "precision", "expected"]].astype(float)
     for name, colour, style in (("coverage", "orange", "s--"), ("expected", "grey", "^:"), ("precision", "blue", "o-")):
         label = {"expected": "precision expected", "precision": "precision by reviews"}.get(name, name)
@@ -37,5 +37,5 @@ def _history(axes: Axes, table: pd.DataFrame) -> None:
         axes.plot(marked["end"], [0.02] * len(marked), "x", color=LIGHT["text"], label="window with an alarm")
     axes.set(xlabel="end of the window", ylim=(0, 1.02))
     axes.tick_params("x", rotation=30)
-    shares(axes, y=True)
-    legend(axes)
+    set_percent_ticks(axes, y=True)
+    add_legend(axes)

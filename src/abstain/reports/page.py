@@ -1,11 +1,12 @@
-"""A report's Markdown as one HTML page that holds all it needs; it has no other source, so that it says nothing more.
+"""HTML page of a report, self-contained and made from its Markdown only, so that it says nothing more.
 
 Notes:
 
 * The reader knows headings, lists, tables, bold, captions in italics, and images, and nothing else: no link and no HTML
-  can come from a text. An image is one of those given, or its alternative text.
-* The layout follows from what the Markdown is. A heading of level 2 opens a section; the first one, which `verdict`
-  writes, is a card in the colour of its mark. A heading of level 3 with a mark can be folded, and is where it passed.
+  can come from a text. An image is one of those passed in, or its alternative text.
+* The layout follows from the Markdown. A heading of level 2 opens a section; the first one, which `headline_section`
+  writes, is a card in the colour of its mark. A heading of level 3 with a mark can be folded, and is folded if it
+  passed.
 * Style and plots are inlined, there is no script, and a content security policy tells the browser to fetch nothing.
 """
 
@@ -30,7 +31,7 @@ State = Literal["passed", "warned", "failed"]
 
 STATUS_MARKS: dict[State, str] = {"passed": "✓", "warned": "!", "failed": "✗"}
 SHORT_NAME = 20
-"""A row's name with fewer characters is never broken."""
+"""A row name with fewer characters is never broken into lines."""
 
 _READER = MarkdownIt("zero").enable(["heading", "list", "table", "escape", "emphasis", "image", "newline"])
 _BELOW = re.compile(r"^(.*\S) (\([^()]*\))$", re.DOTALL)
@@ -38,39 +39,63 @@ _UNIT = re.compile(r"(?<=\d) (?=%)")
 
 
 def status_heading(level: int, state: State, text: str) -> str:
-    """Return a heading that opens with the mark of `state`."""
+    """Return a heading that opens with the mark of a state.
+
+    Args:
+        level: Level of the heading.
+        state: The state.
+        text: Text of the heading.
+
+    Returns:
+        A Markdown block.
+    """
     return heading(level, f"{STATUS_MARKS[state]} {text}")
 
 
 def headline_section(state: State, headline: str, lines: Sequence[str]) -> list[str]:
-    """Return the blocks that come first in a report: the heading, and a point for each of `lines`."""
+    """Return the first blocks of a report: the heading, and a list item per line.
+
+    Args:
+        state: State of the report.
+        headline: Text of the heading.
+        lines: Texts of the list.
+
+    Returns:
+        Markdown blocks.
+    """
     return [status_heading(2, state, headline), *([bullet_list(lines)] if lines else [])]
 
 
-def plot(name: str, title: str, shows: str, reading: str) -> list[str]:
+def plot(name: str, title: str, alt_text: str, explanation: str) -> list[str]:
     """Return the blocks of the plot in the file `NAME.svg`.
 
     Args:
-        name: the key of the plot in the `images` of `render_html`, and its file's name beside the Markdown.
-        title: what it is a plot of.
-        shows: what is seen in it, in words and figures; it stands where there is no such file.
-        reading: how to read it.
+        name: Key of the plot in the `images` of `render_html`, and name of its file next to the Markdown.
+        title: Title of the plot.
+        alt_text: Content of the plot in words and numbers; it is shown if there is no such file.
+        explanation: How to read the plot.
+
+    Returns:
+        Markdown blocks.
     """
-    return [f"![{escape(shows)}]({name}.svg)", paragraph(bold(f"{title}."), " ", reading)]
+    return [f"![{escape(alt_text)}]({name}.svg)", paragraph(bold(f"{title}."), " ", explanation)]
 
 
-def without_images(markdown: str) -> str:
+def replace_images(markdown: str) -> str:
     """Return `markdown` with each image replaced by its alternative text."""
     return re.sub(r"^!\[(.*)\]\(\w+\.svg\)$", r"\1", markdown, flags=re.MULTILINE)
 
 
 def render_html(markdown: str, images: Mapping[str, bytes]) -> str:
-    """Return the page of a report.
+    """Render the page of a report.
 
     Args:
-        markdown: the report: a heading of level 1, what it is about, the blocks of `verdict`, and sections, each with
-            a heading of level 2. A paragraph above the first heading is shown as a warning.
-        images: the plots, as SVG, by name.
+        markdown: The report: a heading of level 1, what it is about, the blocks of `headline_section`, and sections,
+            each with a heading of level 2. A paragraph above the first heading is shown as a warning.
+        images: Name -> plot as SVG.
+
+    Returns:
+        The HTML page.
     """
     body = BeautifulSoup(_UNIT.sub("\u00a0", _READER.render(markdown)), "html.parser")
     for image in body.find_all("img"):
@@ -84,46 +109,46 @@ def render_html(markdown: str, images: Mapping[str, bytes]) -> str:
     name, *titles = body.find_all(["h1", "h2"])
     for warning in name.find_previous_siblings("p"):
         warning["class"], warning["role"] = "card failed", "note"
-    first, *others = (_enclosed(body.new_tag("section"), title, "h2").extract() for title in titles)
-    first["class"], first["id"] = f"card verdict {_state(titles[0])}", "verdict"
-    for box in first.select(".scroll"):  # the key figures fit into any window
+    headline, *sections = (_enclose_section(body.new_tag("section"), title, "h2").extract() for title in titles)
+    headline["class"], headline["id"] = f"card verdict {_get_state(titles[0])}", "verdict"
+    for box in headline.select(".scroll"):  # the key metrics fit into any window
         del box["class"], box["tabindex"]
-    for section, title in zip(others, titles[1:], strict=True):
+    for section, title in zip(sections, titles[1:], strict=True):
         section["id"] = re.sub(r"\W+", "-", title.get_text().lower()).strip("-")
-    for cell in [*first.select("td"), *(cell for section in others for cell in section.select("td[style]"))]:
+    for cell in [*headline.select("td"), *(cell for section in sections for cell in section.select("td[style]"))]:
         _put_below(body, cell)
-    return _shell().render(
+    return _load_shell().render(
         title=f"{name.get_text()}: {titles[0].get_text()[2:]}",
         header=Markup(body),  # noqa: S704 (rendered with HTML escaped)
-        verdict=Markup(first),  # noqa: S704 (likewise)
-        contents=[(section["id"], title.get_text()) for section, title in zip(others, titles[1:], strict=True)],
-        sections=map(Markup, others),
+        verdict=Markup(headline),  # noqa: S704 (likewise)
+        contents=[(section["id"], title.get_text()) for section, title in zip(sections, titles[1:], strict=True)],
+        sections=map(Markup, sections),
     )
 
 
 def _inline_plot(image: Tag, images: Mapping[str, bytes]) -> None:
-    """Show the plot and what is said of it in one frame; where there is no such plot, what it shows."""
-    name, shows = str(image["src"]).removesuffix(".svg"), str(image["alt"])
-    frame, reading = image.find_parent("p"), image.find_next("p")
-    if name not in images or frame is None or reading is None:
-        image.replace_with(shows)
+    """Show the plot and its explanation in one frame; if there is no such plot, its alternative text."""
+    name, alt_text = str(image["src"]).removesuffix(".svg"), str(image["alt"])
+    frame, explanation = image.find_parent("p"), image.find_next("p")
+    if name not in images or frame is None or explanation is None:
+        image.replace_with(alt_text)
         return
     image["src"] = f"data:image/svg+xml;base64,{base64.b64encode(images[name]).decode()}"
-    frame.name, frame["class"], reading.name = "figure", "card", "figcaption"
-    frame.append(reading.extract())
+    frame.name, frame["class"], explanation.name = "figure", "card", "figcaption"
+    frame.append(explanation.extract())
 
 
 def _lay_out_table(body: BeautifulSoup, table: Tag) -> None:
-    """Give the table a box to scroll in, with its caption as a name, and tell names of rows from what is said of them.
+    """Give the table a box to scroll in, with its caption as a name, and mark the first cell of a row as its name.
 
     Empty cells at the end of a row belong to the cell before them.
     """
-    before = table.find_previous(["p", "h2", "h3"])
-    label = "" if before is None else before.get_text()
-    emphasised = before.find("em") if before is not None else None
-    if before is not None and emphasised is not None and emphasised.get_text() == label:
-        before.name, emphasised.name = "caption", "span"
-        table.insert(0, before.extract())
+    preceding = table.find_previous(["p", "h2", "h3"])
+    label = "" if preceding is None else preceding.get_text()
+    emphasised = preceding.find("em") if preceding is not None else None
+    if preceding is not None and emphasised is not None and emphasised.get_text() == label:
+        preceding.name, emphasised.name = "caption", "span"
+        table.insert(0, preceding.extract())
     table.wrap(body.new_tag("div", attrs={"class": "card"}))
     table.wrap(body.new_tag("div", attrs={"class": "scroll", "role": "region", "aria-label": label, "tabindex": "0"}))
     for column in table.find_all("th"):
@@ -142,7 +167,7 @@ def _lay_out_table(body: BeautifulSoup, table: Tag) -> None:
 
 
 def _isolate(body: BeautifulSoup, label: Tag) -> None:
-    """Isolate what stands after the label of a point: its writer may write from right to left."""
+    """Isolate the text after the label of a list item: its writer may write from right to left."""
     if label.previous_sibling is None:
         text = body.new_tag("bdi")
         text.extend(list(label.next_siblings))
@@ -150,37 +175,40 @@ def _isolate(body: BeautifulSoup, label: Tag) -> None:
 
 
 def _fold(body: BeautifulSoup, title: Tag) -> None:
-    """Make a fold of a heading with a mark and what is below it."""
-    if state := _state(title):
+    """Turn a heading with a mark and the content below it into a fold."""
+    if state := _get_state(title):
         fold = body.new_tag("details", attrs={"class": "card"} | ({} if state == "passed" else {"open": ""}))
-        _enclosed(fold, title, "h2", "h3")
+        _enclose_section(fold, title, "h2", "h3")
         title["class"] = state
         title.wrap(body.new_tag("summary"))
 
 
 def _put_below(body: BeautifulSoup, cell: Tag) -> None:
-    """Put what a cell has in parentheses at its end, as an interval, below the rest."""
+    """Put the parentheses at the end of a cell, such as an interval, below the rest."""
     text = cell.find(string=True)
-    if text is not None and (found := _BELOW.match(text)):
-        below = body.new_tag("span", attrs={"class": "below"}, string=found[2])
-        text.replace_with(f"{found[1]} ", below)
+    if text is not None and (match := _BELOW.match(text)):
+        span = body.new_tag("span", attrs={"class": "below"}, string=match[2])
+        text.replace_with(f"{match[1]} ", span)
 
 
-def _state(title: Tag) -> str:
-    """Return the state whose mark opens a heading; empty where none does."""
+def _get_state(title: Tag) -> str:
+    """Return the state whose mark opens a heading; empty if there is none."""
     return next((state for state, mark in STATUS_MARKS.items() if title.get_text().startswith(f"{mark} ")), "")
 
 
-def _enclosed(box: Tag, title: Tag, *ends: str) -> Tag:
-    """Return `box`, in the place of a heading, with this and what follows it up to the next of the headings `ends`."""
-    inside = [title, *takewhile(lambda one: not (isinstance(one, Tag) and one.name in ends), title.next_siblings)]
+def _enclose_section(box: Tag, title: Tag, *ends: str) -> Tag:
+    """Wrap a heading, and what follows it up to the next heading of the kinds `ends`, in `box`, and return `box`."""
+    elements = [
+        title,
+        *takewhile(lambda sibling: not (isinstance(sibling, Tag) and sibling.name in ends), title.next_siblings),
+    ]
     title.insert_before(box)
-    box.extend(inside)
+    box.extend(elements)
     return box
 
 
 @lru_cache(maxsize=1)
-def _shell() -> Template:
+def _load_shell() -> Template:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

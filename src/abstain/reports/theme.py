@@ -1,4 +1,4 @@
-"""How every plot looks: colours on a light and on a dark page, lines that can be told apart, axes and legends."""
+"""Look of all plots: colours on a light and on a dark page, distinguishable lines, axes and legends."""
 
 from __future__ import annotations
 
@@ -58,31 +58,42 @@ STYLE: Any = {
 FONT = "text{font-family:system-ui,'Segoe UI',Roboto,'DejaVu Sans',sans-serif!important}"
 
 
-def themed(svg: str) -> str:
-    """The drawing with its colours for a dark page."""
+def add_dark_theme(svg: str) -> str:
+    """Add the colours for a dark page to the drawing `svg`."""
     rules = "".join(
-        f'[style*="{what}: {colour}"]{{{what}:{DARK[name]}!important}}'
+        f'[style*="{property_name}: {colour}"]{{{property_name}:{DARK[name]}!important}}'
         for name, colour in LIGHT.items()
-        for what in ("fill", "stroke")
+        for property_name in ("fill", "stroke")
     )
     style = f"<style>{FONT}@media (prefers-color-scheme:dark){{{rules}}}</style>"
-    return re.sub(r"(<svg\b[^>]*>)", lambda found: found[1] + style, svg, count=1)
+    return re.sub(r"(<svg\b[^>]*>)", lambda match: match[1] + style, svg, count=1)
 
 
-def short_name(name: str) -> str:
-    """A scorer's name as a label has room for."""
+def shorten_label(name: str) -> str:
+    """Shorten the `name` of a scorer to the length of a label."""
     name = to_single_line(name)
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
-def shares(axes: Axes, x: bool = False, y: bool = False) -> None:
-    """Ticks in percent."""
+def set_percent_ticks(axes: Axes, x: bool = False, y: bool = False) -> None:
+    """Show the ticks of axes in percent.
+
+    Args:
+        axes: The axes of the plot.
+        x: Whether the x-axis changes.
+        y: Whether the y-axis changes.
+    """
     for axis in ([axes.xaxis] if x else []) + ([axes.yaxis] if y else []):
         axis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
 
 
-def legend(axes: Axes, size: float | None = None) -> None:
-    """A legend below the plot, where it hides nothing; `size`: of its points, where those of the plot differ."""
+def add_legend(axes: Axes, size: float | None = None) -> None:
+    """Add a legend below the plot, where it hides nothing.
+
+    Args:
+        axes: The axes of the plot.
+        size: Size of the points in the legend, if it differs from that in the plot.
+    """
     figure = axes.get_figure(root=True)
     assert figure is not None
     legend = figure.legend(loc="outside lower center", ncols=2)

@@ -1,1 +1,1 @@
-"""Reviews: sampling, the review file, import of verdicts."""
+"""Reviews: sampling, the review file, import of reviews."""

@@ -12,111 +12,159 @@ from openpyxl import Workbook
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Review
 from abstain.core.errors import AbstainError
-from abstain.data.decision_log.queue import DrawnAnswer
+from abstain.data.decision_log.queue import SampledAnswer
 from abstain.data.store.dataset import DataStore
 from abstain.review.candidates import ReviewCandidates
 from abstain.review.sampling import STRATA, ReviewDesign
-from abstain.review.workbook import fits_in_cell, make_workbook, reviewer_cells, sampled_cells
+from abstain.review.workbook import fits_in_cell, make_reviewer_cells, make_sampled_cells, make_workbook
 
 REASONS = {"random": "at random", "uncertain": "that the probe is unsure of", "drift": "unlike the training data"}
 
 
 @dataclass(frozen=True)
 class ReviewSample:
-    """What a design asks of reviewers: its `rows`, the answers of them that are `open`, in order, and `moved`, the
-    reviews whose weight it has changed.
+    """The work that a design gives to reviewers.
 
     A larger sample, or one of another window, changes the inclusion probability of answers that were sampled and
-    reviewed before. Such a review comes again with the new one, a microsecond later, so that it is its reviewer's last.
+    reviewed before. Such a review is exported again with the new probability, a microsecond later, so that it is its
+    reviewer's latest.
+
+    Attributes:
+        rows: Interaction id -> row of the design.
+        interactions: Interaction id -> interaction.
+        open_ids: Ids of the answers to review, in order.
+        reweighted: Reviews whose weight changes.
     """
 
     rows: Mapping[str, Mapping[Any, Any]]
     interactions: Mapping[str, Interaction]
-    open: Sequence[str]
-    moved: Sequence[Review]
+    open_ids: Sequence[str]
+    reweighted: Sequence[Review]
 
-    def drawn_answers(self) -> list[DrawnAnswer]:
-        """The open answers, for the review queue."""
-        return [DrawnAnswer(self.interactions[key], float(self.rows[key]["probability"])) for key in self.open]
+    def list_open_answers(self) -> list[SampledAnswer]:
+        """List the answers to review, for the review queue.
+
+        Returns:
+            The answers with their inclusion probabilities, in the order of `open_ids`.
+        """
+        return [SampledAnswer(self.interactions[key], float(self.rows[key]["probability"])) for key in self.open_ids]
 
 
-def collect_sample(design: ReviewDesign, window: ReviewCandidates, store: DataStore) -> ReviewSample:
-    """What `design` asks of reviewers. Raises `AbstainError` where that is nothing."""
+def collect_sample(design: ReviewDesign, candidates: ReviewCandidates, store: DataStore) -> ReviewSample:
+    """Collect the answers to review and the reviews whose weight changes.
+
+    Args:
+        design: The sample.
+        candidates: The candidates that it was drawn from.
+        store: The data store.
+
+    Returns:
+        The sample with its texts.
+
+    Raises:
+        AbstainError: There is nothing to review and no weight to change.
+    """
     rows = {str(key): row for key, row in design.rows.to_dict("index").items()}
-    recorded = window.frame["recorded_probability"].to_dict()
-    open_rows = [key for key, row in rows.items() if not row["reviewed"]]
-    moved = [
-        _without_probability(review, row["probability"])
+    recorded = candidates.frame["recorded_probability"].to_dict()
+    open_ids = [key for key, row in rows.items() if not row["reviewed"]]
+    reweighted = [
+        _update_probability(review, row["probability"])
         for key, row in rows.items()
         if row["reviewed"] and row["probability"] != recorded[key]
-        for review in window.reviews[key]
+        for review in candidates.reviews[key]
         if review.inclusion_probability is not None
     ]
-    if not open_rows and not moved:
+    if not open_ids and not reweighted:
         raise AbstainError(
             Code.NO_ROWS, "every row of this sample is reviewed already: raise -n, or move --since and --until"
         )
-    ids = dict.fromkeys([*open_rows, *(review.interaction_id for review in moved)])
-    return ReviewSample(rows, {row.interaction_id: row for row in store.interactions(ids)}, open_rows, moved)
+    ids = dict.fromkeys([*open_ids, *(review.interaction_id for review in reweighted)])
+    return ReviewSample(rows, {row.interaction_id: row for row in store.read_interactions(ids)}, open_ids, reweighted)
 
 
 def make_review_file(sample: ReviewSample, key: bytes) -> Workbook:
-    """The review file of `sample`, sealed with `key`: first the open answers, then the reviews whose weight changed.
+    """Make a review file: first the answers to review, then the reviews whose weight changes.
 
-    A review with a text that is longer than a cell is not in it, and keeps its weight.
+    A review with a text that is longer than a cell is left out, and keeps its weight.
+
+    Args:
+        sample: The sample.
+        key: Key of the seals.
+
+    Returns:
+        The workbook.
     """
-    pairs: list[tuple[str, Review | None]] = [(name, None) for name in sample.open]
-    pairs += [(review.interaction_id, review) for review in sample.moved if _fits(review)]
+    pairs: list[tuple[str, Review | None]] = [(name, None) for name in sample.open_ids]
+    pairs += [(review.interaction_id, review) for review in sample.reweighted if _fits_in_cells(review)]
     return make_workbook(
         (
-            sampled_cells(sample.interactions[name], *(sample.rows[name][column] for column in ("why", "drawn", "of")))
-            | reviewer_cells(review)
+            make_sampled_cells(
+                sample.interactions[name], *(sample.rows[name][column] for column in ("why", "drawn", "of"))
+            )
+            | make_reviewer_cells(review)
             for name, review in pairs
         ),
         key,
     )
 
 
-def describe_sample(design: ReviewDesign, window: ReviewCandidates) -> Iterator[str]:
-    """Lines that describe the sample."""
+def describe_sample(design: ReviewDesign, candidates: ReviewCandidates) -> Iterator[str]:
+    """Describe a sample for the terminal.
+
+    Args:
+        design: The sample.
+        candidates: The candidates that it was drawn from.
+
+    Yields:
+        Lines of text.
+    """
     counts = design.rows.loc[~design.rows["reviewed"], "why"].value_counts()
-    drawn = ", ".join(f"{counts[why]} {text}" for why, text in REASONS.items() if why in counts) or "none"
-    before = int(design.rows["reviewed"].sum())
-    yield (
-        f"{len(window.frame):,} answers asked from {window.since:%Y-%m-%d %H:%M} to {window.until:%Y-%m-%d %H:%M} UTC, "
-        f"{int(window.frame['reviewed'].sum()):,} reviewed"
+    counts_text = (
+        ", ".join(f"{counts[reason]} {text}" for reason, text in REASONS.items() if reason in counts) or "none"
     )
-    if window.left_out:
-        yield f"{window.left_out:,} more are not drawn: a verdict on them would count nowhere (docs/reviews.md)"
-    yield f"to review now: {drawn}" + (f"; {before} drawn ones were reviewed before" if before else "")
-    decided = window.frame["decision"].dropna()
+    n_reviewed = int(design.rows["reviewed"].sum())
+    yield (
+        f"{len(candidates.frame):,} answers asked from {candidates.since:%Y-%m-%d %H:%M} to "
+        f"{candidates.until:%Y-%m-%d %H:%M} UTC, {int(candidates.frame['reviewed'].sum()):,} reviewed"
+    )
+    if candidates.n_excluded:
+        yield f"{candidates.n_excluded:,} more are not drawn: a verdict on them would count nowhere (docs/reviews.md)"
+    yield f"to review now: {counts_text}" + (f"; {n_reviewed} drawn ones were reviewed before" if n_reviewed else "")
+    decided = candidates.frame["decision"].dropna()
     if len(decided):
         withheld = decided.index[decided == "withheld"]
-        own = int(design.rows.index.isin(withheld).sum())
-        fewer = (
+        n_withheld = int(design.rows.index.isin(withheld).sum())
+        shortfall = (
             f"; {design.n_missing:,} fewer than --withheld-share asks for, others are drawn instead"
             if design.n_missing
             else ""
         )
-        part = own / max(len(withheld), 1)
-        yield f"of the {len(withheld):,} answers withheld from users {own:,} are drawn ({part:.0%}){fewer}"
+        share = n_withheld / max(len(withheld), 1)
+        yield f"of the {len(withheld):,} answers withheld from users {n_withheld:,} are drawn ({share:.0%}){shortfall}"
     if len(design.strata) < len(STRATA):
-        by = " and ".join(design.strata).replace("_", " ") or "nothing"
-        yield f"so few rows are stratified by {by}: one a stratum of {', '.join(STRATA).replace('_', ' ')} takes more"
+        strata = " and ".join(design.strata).replace("_", " ") or "nothing"
+        yield (
+            f"so few rows are stratified by {strata}: one a stratum of {', '.join(STRATA).replace('_', ' ')} takes more"
+        )
     if design.n_extra:
         yield (
             f"{design.n_extra} rows more than -n: a part of this window was sampled more densely before, and the rest "
             "has to catch up; a --since behind that part avoids it"
         )
-    foreign = window.frame["reviewed"] & ~window.frame["queued"] & (window.frame["recorded_probability"] < 1)
-    if foreign.any():
-        yield f"{int(foreign.sum()):,} reviews of this window were sampled by other means, and keep their own weights"
+    sampled_elsewhere = (
+        candidates.frame["reviewed"] & ~candidates.frame["queued"] & (candidates.frame["recorded_probability"] < 1)
+    )
+    if sampled_elsewhere.any():
+        yield (
+            f"{int(sampled_elsewhere.sum()):,} reviews of this window were sampled by other means, and keep their own "
+            "weights"
+        )
 
 
-def _fits(review: Review) -> bool:
+def _fits_in_cells(review: Review) -> bool:
     return fits_in_cell(review.ideal_answer or "") and fits_in_cell(review.reviewer)
 
 
-def _without_probability(review: Review, probability: float) -> Review:
+def _update_probability(review: Review, probability: float) -> Review:
     later = review.reviewed_at + timedelta(microseconds=1)
     return review.model_copy(update={"reviewed_at": later, "inclusion_probability": probability})

@@ -1,4 +1,4 @@
-"""Select answers for review: part at random with known probability, part the most informative ones. Pure.
+"""Select answers for review: some at random with known probability, some because they are informative. Pure functions.
 
 The method and its reasons are in docs/decisions/052-review-sampling.md.
 """
@@ -28,18 +28,22 @@ STRATA_LEVELS: tuple[tuple[str, ...], ...] = (
     ("decision",),
     (),
 )
-"""Stratifications of the rows, from fine to coarse; the first with no more strata than rows to sample is used. The
-decision goes last: withheld answers, which no user can rate, are seen by reviewers alone."""
+"""Stratifications of the rows, from fine to coarse; the first with no more strata than rows to sample is used.
+
+The decision is dropped last: withheld answers, which no user can rate, are seen only by reviewers.
+"""
 
 
 @dataclass(frozen=True)
 class ReviewDesign:
     """A sample and its design.
 
-    `rows`, by `interaction_id`, ordered so that any first part is representative of the whole: why, drawn (n) and of
-    (N) of its stratum (1 and 1 for a row taken with certainty), reviewed, and probability = n / N. `overflow` rows were
-    added to the requested size, because they, or rows behind them, were sampled and reviewed before. `short` is how
-    many more withheld answers were asked for than can be drawn; others are drawn instead.
+    Attributes:
+        rows: By `interaction_id`, ordered so that any first part represents the whole: why, drawn (n) and of (N) of its
+            stratum (1 and 1 for a row that was taken with certainty), reviewed, and probability = n / N.
+        strata: The columns that define the strata.
+        n_extra: Rows beyond the requested size, because they, or rows after them, were sampled and reviewed before.
+        n_missing: Withheld answers that were requested but do not exist; others are drawn instead.
     """
 
     rows: pd.DataFrame
@@ -56,18 +60,25 @@ def draw_sample(
     threshold: float | None = None,
     withheld_share: float = 0.0,
 ) -> ReviewDesign:
-    """A sample of `size` rows of `frame`, those included that were sampled and reviewed before.
+    """Draw a sample for review, which includes the rows that were sampled and reviewed before.
 
     Args:
-        frame: one row an interaction, by `interaction_id`, with the columns of `ReviewCandidates.frame` and, where
-            there is a promoted version, `confidence` and `drift` (larger: less like the training data), nan where not
-            known.
-        random_share: of the size, in (0, 1]; the other rows are half the least sure and half the most drifted.
-        threshold: the promoted version's; None without one, and then every row is drawn at random.
-        withheld_share: of the rows drawn at random, in [0, 1]; at least so many are answers that were withheld from
-            users. 0 leaves their number to the size of their strata.
+        frame: One row for each interaction, by `interaction_id`, with the columns of `ReviewCandidates.frame` and, if
+            there is a promoted version, `confidence` and `drift` (larger is less like the training data), nan if
+            unknown.
+        size: Number of rows.
+        random_share: Share of rows that are drawn at random, in (0, 1]; of the others half are the least certain and
+            half the most drifted.
+        seed: Seed of the permanent random numbers.
+        threshold: The promoted version's threshold; None without one, and then every row is drawn at random.
+        withheld_share: Smallest share, of the rows drawn at random, of answers that were withheld from users, in [0,
+            1]. 0 leaves their number to the size of their strata.
 
-    Raises `AbstainError` for an invalid size or share.
+    Returns:
+        The sample and its design.
+
+    Raises:
+        AbstainError: The size or a share is invalid.
     """
     if size < 1 or not 0 < random_share <= 1 or not 0 <= withheld_share <= 1:
         raise AbstainError(
@@ -75,66 +86,77 @@ def draw_sample(
             "a sample needs -n of at least 1, a --random-share above 0 and at most 1, and a --withheld-share from 0 to "
             "1: change the one that is not",
         )
-    certainly = size - max(1, round(size * random_share))
-    certain = _select_certain(frame, certainly, threshold)
-    counted = min(int(_were_certain(frame).sum()), certainly)
+    n_certain = size - max(1, round(size * random_share))
+    certain = _select_certain(frame, n_certain, threshold)
+    n_previously_certain = min(int(_is_previously_certain(frame).sum()), n_certain)
     rest = frame[_is_available(frame) & ~frame.index.isin(certain.index)]
-    drawn, strata, overflow, short = _draw(rest, size - counted - len(certain), withheld_share, seed)
-    rows = pd.concat([certain, drawn])
+    sampled, strata, n_extra, n_missing = _draw_random(
+        rest, size - n_previously_certain - len(certain), withheld_share, seed
+    )
+    rows = pd.concat([certain, sampled])
     rows["reviewed"] = frame.loc[rows.index, "reviewed"]
     rows["probability"] = rows["drawn"] / rows["of"]
-    u = _permanent(rows.index, seed)
-    rank = pd.Series(u, rows.index)[certain.index].rank()
+    numbers = _compute_permanent_numbers(rows.index, seed)
+    rank = pd.Series(numbers, rows.index)[certain.index].rank()
     rows.loc[certain.index, "turn"] = (rank - 0.5) / max(len(rank), 1)
-    order = np.lexsort((u, rows["turn"].to_numpy(float)))
-    return ReviewDesign(rows.drop(columns="turn").iloc[order], strata, overflow, short)
+    order = np.lexsort((numbers, rows["turn"].to_numpy(float)))
+    return ReviewDesign(rows.drop(columns="turn").iloc[order], strata, n_extra, n_missing)
 
 
 def allocate(total: int, sizes: Sequence[int]) -> list[int]:
-    """The allocation of `total` rows to strata of `sizes` (all positive), by equal proportions.
+    """Allocate rows to strata by equal proportions (the method of Huntington and Hill).
 
-    At least one each, never more than there are, and all rows where `total` is as large. ValueError where `total` is
-    less than one each.
+    Each stratum gets at least one row and at most its size.
+
+    Args:
+        total: Number of rows; a total above the sum of sizes allocates all rows.
+        sizes: (strata,) sizes > 0.
+
+    Returns:
+        (strata,) numbers of rows.
+
+    Raises:
+        ValueError: `total` is less than one row for each stratum.
     """
     if total < len(sizes):
         raise ValueError(f"{total} rows cannot come from {len(sizes)} strata")
-    given = [1] * len(sizes)
-    queue = [(-size / math.sqrt(2), at) for at, size in enumerate(sizes) if size > 1]
+    allocation = [1] * len(sizes)
+    queue = [(-size / math.sqrt(2), index) for index, size in enumerate(sizes) if size > 1]
     heapq.heapify(queue)
     for _ in range(min(total, sum(sizes)) - len(sizes)):
-        _, at = heapq.heappop(queue)
-        given[at] += 1
-        if given[at] < sizes[at]:
-            heapq.heappush(queue, (-sizes[at] / math.sqrt(given[at] * (given[at] + 1)), at))
-    return given
+        _, index = heapq.heappop(queue)
+        allocation[index] += 1
+        if allocation[index] < sizes[index]:
+            heapq.heappush(queue, (-sizes[index] / math.sqrt(allocation[index] * (allocation[index] + 1)), index))
+    return allocation
 
 
 def _select_certain(frame: pd.DataFrame, size: int, threshold: float | None) -> pd.DataFrame:
-    """Rows to take with certainty, besides earlier ones: half the least confident, half the most drifted."""
-    taken: dict[str, SelectionReason] = {}
+    """Select rows to take with certainty, besides earlier ones: half the least confident, half the most drifted."""
+    reasons: dict[str, SelectionReason] = {}
     if threshold is not None:
-        free = frame[_is_available(frame)]
-        size -= int(_were_certain(frame).sum())
-        unsure = (free["confidence"] - threshold).abs().dropna().sort_values(kind="stable").index
-        drifted = free["drift"].dropna().sort_values(ascending=False, kind="stable").index
-        taken |= dict.fromkeys(unsure[: max(0, math.ceil(size / 2))], "uncertain")
+        available = frame[_is_available(frame)]
+        size -= int(_is_previously_certain(frame).sum())
+        unsure = (available["confidence"] - threshold).abs().dropna().sort_values(kind="stable").index
+        drifted = available["drift"].dropna().sort_values(ascending=False, kind="stable").index
+        reasons |= dict.fromkeys(unsure[: max(0, math.ceil(size / 2))], "uncertain")
         for key in drifted:
-            if len(taken) >= size:
+            if len(reasons) >= size:
                 break
-            taken.setdefault(key, "drift")
+            reasons.setdefault(key, "drift")
         for key in unsure:
-            if len(taken) >= size:
+            if len(reasons) >= size:
                 break
-            taken.setdefault(key, "uncertain")
-    return _rows(pd.Index(list(taken)), list(taken.values()), 1, 1, 0.0)
+            reasons.setdefault(key, "uncertain")
+    return _make_rows(pd.Index(list(reasons)), list(reasons.values()), 1, 1, 0.0)
 
 
 def _is_available(frame: pd.DataFrame) -> pd.Series:
-    """Rows that may be sampled: not reviewed yet, or sampled and reviewed before."""
+    """Return the mask of rows that may be sampled: not reviewed yet, or sampled and reviewed before."""
     return ~frame["reviewed"] | (frame["queued"] & (frame["recorded_probability"] < 1))
 
 
-def _were_certain(frame: pd.DataFrame) -> pd.Series:
+def _is_previously_certain(frame: pd.DataFrame) -> pd.Series:
     return frame["queued"] & (frame["recorded_probability"] == 1)
 
 
@@ -142,67 +164,75 @@ def _is_withheld(frame: pd.DataFrame) -> np.ndarray:
     return (frame["decision"] == "withheld").to_numpy(bool)
 
 
-def _draw(
+def _draw_random(
     rest: pd.DataFrame, size: int, withheld_share: float, seed: int
 ) -> tuple[pd.DataFrame, tuple[str, ...], int, int]:
-    """At least `size` rows of `rest` by permanent random numbers; their stratification; the number of extra rows; and
-    how many fewer are withheld answers than `withheld_share` of `size`, because there are no more."""
+    """Draw at least `size` rows by permanent random numbers.
+
+    Returns the rows, their stratification, the number of extra rows, and by how many the withheld answers fall short of
+    `withheld_share` of `size`, because there are no more.
+    """
     if rest.empty or size < 1:
-        return _rows(pd.Index([]), [], 1, 1, 0.0), STRATA, 0, 0
+        return _make_rows(pd.Index([]), [], 1, 1, 0.0), STRATA, 0, 0
     withheld = _is_withheld(rest)
-    asked = round(size * withheld_share)
-    # Every other row needs a chance, too, so one row is left for each other decision.
-    least = max(0, min(asked, int(withheld.sum()), size - rest.loc[~withheld, "decision"].nunique(dropna=False)))
+    n_requested = round(size * withheld_share)
+    # Every other row needs a positive probability as well, so one row is left for each other decision.
+    min_withheld = max(
+        0, min(n_requested, int(withheld.sum()), size - rest.loc[~withheld, "decision"].nunique(dropna=False))
+    )
     strata, stratum = next(
         (by, codes)
-        for by, codes in _stratified(rest)
-        if codes.max() < size and len(np.unique(codes[~withheld])) <= size - least
+        for by, codes in _iter_stratifications(rest)
+        if codes.max() < size and len(np.unique(codes[~withheld])) <= size - min_withheld
     )
-    order = np.lexsort((_permanent(rest.index, seed), stratum))
+    order = np.lexsort((_compute_permanent_numbers(rest.index, seed), stratum))
     stratum, reviewed = stratum[order], rest["reviewed"].to_numpy(bool)[order]
     sizes = np.bincount(stratum)
-    place = np.arange(len(rest)) - (np.cumsum(sizes) - sizes)[stratum]
-    given = _allocate(size, sizes, np.bincount(stratum, withheld[order]) == sizes, least)
-    count = given.copy()
-    np.maximum.at(count, stratum[reviewed], place[reviewed] + 1)
-    chosen = place < count[stratum]
-    drawn, of = count[stratum[chosen]], sizes[stratum[chosen]]
-    turn = (place[chosen] + 0.5) / drawn
-    rows = _rows(rest.index[order[chosen]], ["random"] * len(turn), drawn, of, turn)
-    return rows, strata, int((count - given).sum()), asked - least
+    position = np.arange(len(rest)) - (np.cumsum(sizes) - sizes)[stratum]
+    allocation = _allocate(size, sizes, np.bincount(stratum, withheld[order]) == sizes, min_withheld)
+    count = allocation.copy()
+    np.maximum.at(count, stratum[reviewed], position[reviewed] + 1)
+    chosen = position < count[stratum]
+    n_sampled, n_population = count[stratum[chosen]], sizes[stratum[chosen]]
+    turn = (position[chosen] + 0.5) / n_sampled
+    rows = _make_rows(rest.index[order[chosen]], ["random"] * len(turn), n_sampled, n_population, turn)
+    return rows, strata, int((count - allocation).sum()), n_requested - min_withheld
 
 
-def _allocate(size: int, sizes: np.ndarray, withheld: np.ndarray, least: int) -> np.ndarray:
-    """`allocate`, by stratum, with at least `least` rows to those of `withheld` answers.
+def _allocate(size: int, sizes: np.ndarray, withheld: np.ndarray, min_withheld: int) -> np.ndarray:
+    """Allocate by stratum, with at least `min_withheld` rows to the strata of withheld answers.
 
-    Both sides are allocated by themselves then, in equal proportions, so that a larger total takes no row away here
-    either.
+    If these would get fewer, both sides are allocated separately, in equal proportions, so that a larger total takes no
+    row away in this case either.
     """
-    given = np.array(allocate(size, sizes.tolist()))
-    if given[withheld].sum() < least:
-        given[withheld] = allocate(least, sizes[withheld].tolist())
-        given[~withheld] = allocate(size - least, sizes[~withheld].tolist())
-    return given
+    allocation = np.array(allocate(size, sizes.tolist()))
+    if allocation[withheld].sum() < min_withheld:
+        allocation[withheld] = allocate(min_withheld, sizes[withheld].tolist())
+        allocation[~withheld] = allocate(size - min_withheld, sizes[~withheld].tolist())
+    return allocation
 
 
-def _stratified(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """The possible stratifications of `rows`, and the number of each row's stratum: from fine to coarse."""
+def _iter_stratifications(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    """Yield the possible stratifications of `rows` and the number of each row's stratum, from fine to coarse."""
     for by in STRATA_LEVELS:
         codes = rows.groupby(list(by), observed=True, dropna=False).ngroup() if by else pd.Series(0, rows.index)
         yield by, codes.to_numpy(np.int64)
 
 
-def _rows(
+def _make_rows(
     ids: pd.Index,
-    why: Sequence[SelectionReason],
-    drawn: int | np.ndarray,
-    of: int | np.ndarray,
+    reasons: Sequence[SelectionReason],
+    n_sampled: int | np.ndarray,
+    n_population: int | np.ndarray,
     turn: float | np.ndarray,
 ) -> pd.DataFrame:
-    columns = {"why": pd.array(list(why), dtype="object"), "drawn": drawn, "of": of, "turn": turn}
+    columns = {"why": pd.array(list(reasons), dtype="object"), "drawn": n_sampled, "of": n_population, "turn": turn}
     return pd.DataFrame(columns, index=ids.astype("string").rename("interaction_id"))
 
 
-def _permanent(ids: pd.Index, seed: int) -> np.ndarray:
-    """The permanent random number of a row, in [0, 1): salted, so that it is independent of the row's split."""
+def _compute_permanent_numbers(ids: pd.Index, seed: int) -> np.ndarray:
+    """Return the permanent random number of each row, in [0, 1).
+
+    It is salted, so that it is independent of the row's split.
+    """
     return np.array([hash_to_unit_interval(seed, f"review queue/{key}") for key in ids], dtype=float)

@@ -2,9 +2,9 @@
 
 Notes:
 
-* A digest of each locked cell names the cell that was edited, for anyone who opens the file.
-* A seal of each row, by the home's key, says that this home drew it so: whoever can write into the file can compute a
-  digest, but not a seal. The probability of a row is the weight of its verdict in every figure.
+* A digest of each locked cell identifies a cell that was edited, for anyone who opens the file.
+* A seal of each row, with the home's key, proves that this home drew it with this probability: whoever can write into
+  the file can compute a digest, but not a seal. The probability of a row is the weight of its review in every metric.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import CRITERIA, Context, Interaction, Review
 from abstain.core.errors import AbstainError
 
-SHEET, EXPORT_SHEET, KEY, SEAL = "reviews", "export", "interaction_id", "seal"
+SHEET, EXPORT_SHEET, ID_COLUMN, SEAL = "reviews", "export", "interaction_id", "seal"
 SAMPLED_COLUMNS = {
     "interaction_id": 14,
     "question": 40,
@@ -44,19 +44,19 @@ REVIEWER_COLUMNS = {**dict.fromkeys(CRITERIA, 10), "ideal_answer": 50, "reviewer
 COLUMNS = SAMPLED_COLUMNS | REVIEWER_COLUMNS
 
 MAX_CELL = 32_767
-"""UTF-16 code units that a cell of Excel holds."""
+"""Number of UTF-16 code units that a cell of Excel holds."""
 
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\ufffe\uffff]|_(?=x[0-9A-F]{4}_)", re.IGNORECASE)
 _ESCAPED = re.compile(r"_x((?!D[89A-F])[0-9A-F]{4})_", re.IGNORECASE)
 
-_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"  # wherever some program begins a line
+_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"  # every character at which some program begins a line
 _UNSEEN = (
     r"\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
     r"\ufe00-\ufe0f\ufeff\uffa0"
 )
 _SPACE = rf"(?:[^\S{_ENDS}]|[{_UNSEEN}])"
 _BREAK = rf"(?:^|(?<=[{_ENDS}])){_SPACE}*"
-_NUMBER = rf"[\[\uff3b]{_SPACE}*\d(?:\d|{_SPACE})*[\]\uff3d]"  # in any script's digits, as a reader may take it
+_NUMBER = rf"[\[\uff3b]{_SPACE}*\d(?:\d|{_SPACE})*[\]\uff3d]"  # digits of any script, because readers recognise them
 _MARK = r"\1" + r"\\"
 _LIKE_A_CHUNK = re.compile(rf"({_BREAK})(?=\\*{_NUMBER})")
 
@@ -65,9 +65,12 @@ _LIKE_A_CHUNK = re.compile(rf"({_BREAK})(?=\\*{_NUMBER})")
 class ReviewRow:
     """A row of the sheet `reviews`.
 
-    `number` is the row number in the spreadsheet. `cells` is the text of each of `COLUMNS`, `cell_addresses` its cell,
-    as in J6. `problem` names a cell for which the row is refused, with the remedy; None where there is none. `seal` is
-    what its export has.
+    Attributes:
+        number: Row number in the spreadsheet.
+        cells: Column -> text, for each of `COLUMNS`.
+        cell_addresses: Column -> address, for example J6.
+        problem: The cell for which the row is rejected, with the remedy; None without a problem.
+        seal: The seal of the export.
     """
 
     number: int
@@ -78,40 +81,55 @@ class ReviewRow:
 
 
 def make_workbook(rows: Iterable[Mapping[str, str]], key: bytes) -> Workbook:
-    """A new review file of `rows`, each of which has a text for each of `COLUMNS`, sealed with `key`.
+    """Make a new review file.
 
-    Raises `AbstainError` for an id or a reviewer's text that is longer than a cell.
+    Args:
+        rows: Rows with a text for each of `COLUMNS`.
+        key: Key of the seals.
+
+    Returns:
+        The workbook.
+
+    Raises:
+        AbstainError: An id or a reviewer's text is longer than a cell.
     """
     book = Workbook()
     sheet, export = book.worksheets[0], book.create_sheet(EXPORT_SHEET)
     sheet.title, export.sheet_state = SHEET, "hidden"
     export.append([*SAMPLED_COLUMNS, SEAL])
-    for at, (name, width) in enumerate(COLUMNS.items(), start=1):
-        write_text(sheet.cell(1, at), name, locked=True)
-        sheet.column_dimensions[get_column_letter(at)].width = width
+    for column, (name, width) in enumerate(COLUMNS.items(), start=1):
+        write_text(sheet.cell(1, column), name, locked=True)
+        sheet.column_dimensions[get_column_letter(column)].width = width
     for number, row in enumerate(rows, start=2):
-        for at, name in enumerate(COLUMNS, start=1):
-            write_text(sheet.cell(number, at), row[name], locked=name in SAMPLED_COLUMNS)
-        exported = {name: row[name] if name == KEY else from_cell(to_cell(row[name])) for name in SAMPLED_COLUMNS}
-        digests = [text if name == KEY else _digest(text) for name, text in exported.items()]
-        for at, text in enumerate([*digests, _seal(exported, key)], start=1):
-            write_text(export.cell(number, at), text)
+        for column, name in enumerate(COLUMNS, start=1):
+            write_text(sheet.cell(number, column), row[name], locked=name in SAMPLED_COLUMNS)
+        exported = {name: row[name] if name == ID_COLUMN else from_cell(to_cell(row[name])) for name in SAMPLED_COLUMNS}
+        digests = [text if name == ID_COLUMN else _digest(text) for name, text in exported.items()]
+        for column, text in enumerate([*digests, _seal(exported, key)], start=1):
+            write_text(export.cell(number, column), text)
     choice = DataValidation("list", formula1='"yes,no"', showErrorMessage=True, allow_blank=True)
     choice.add(f"I2:K{max(sheet.max_row, 2)}")
     sheet.add_data_validation(choice)
     sheet.freeze_panes, sheet.auto_filter.ref = "A2", sheet.dimensions
-    free = sheet.column_dimensions["O"]  # and those behind it, for a reviewer's own notes
-    free.min, free.max, free.protection = len(COLUMNS) + 1, len(COLUMNS) + 20, Protection(locked=False)
+    unlocked = sheet.column_dimensions["O"]  # and the columns after it, for the reviewer's notes
+    unlocked.min, unlocked.max, unlocked.protection = len(COLUMNS) + 1, len(COLUMNS) + 20, Protection(locked=False)
     export.protection.sheet = sheet.protection.sheet = True
     for allowed in ("autoFilter", "sort", "formatCells", "formatColumns", "formatRows"):
-        setattr(sheet.protection, allowed, False)  # not among what is protected
+        setattr(sheet.protection, allowed, False)  # False allows it
     return book
 
 
 def read_workbook(path: Path) -> list[ReviewRow]:
-    """The rows of the review file at `path`, by `read_rows`.
+    """Read a review file.
 
-    Raises `AbstainError` for a file that cannot be read or is not a review file.
+    Args:
+        path: The file.
+
+    Returns:
+        The non-empty rows (`read_rows`).
+
+    Raises:
+        AbstainError: The file cannot be read, or is no review file.
     """
     try:
         book = load_workbook(BytesIO(path.read_bytes()))
@@ -133,19 +151,34 @@ def read_workbook(path: Path) -> list[ReviewRow]:
 
 
 def read_rows(book: Workbook) -> list[ReviewRow]:
-    """Each non-empty row, in the order of the sheet; columns may be in any order, among others.
+    """Read the non-empty rows in the order of the sheet; columns may be in any order, among others.
 
-    LookupError that names a missing sheet or column.
+    Args:
+        book: The workbook.
+
+    Returns:
+        The rows.
+
+    Raises:
+        LookupError: A sheet or a column is missing; the message names it.
     """
-    exported = {_text(line[KEY]): line for line in _read_lines(book, EXPORT_SHEET, (*SAMPLED_COLUMNS, SEAL))}
+    exported = {_text(line[ID_COLUMN]): line for line in _read_lines(book, EXPORT_SHEET, (*SAMPLED_COLUMNS, SEAL))}
     rows = [_read_row(line, exported) for line in _read_lines(book, SHEET, COLUMNS)]
     return [row for row in rows if any(row.cells.values())]
 
 
 def check_seals(rows: Sequence[ReviewRow], key: bytes) -> list[ReviewRow]:
-    """`rows`, those refused that were not sealed with `key`.
+    """Reject the rows that were not sealed with this key.
 
-    Raises `AbstainError` where no row was: then the key is another one.
+    Args:
+        rows: Rows of a review file.
+        key: Key of the seals.
+
+    Returns:
+        All rows; a rejected one has a `problem`.
+
+    Raises:
+        AbstainError: No row was sealed with this key: the file is from another home.
     """
     sealed = [hmac.compare_digest(row.seal.encode(), _seal(row.cells, key).encode()) for row in rows]
     if rows and not any(sealed) and not all(row.problem for row in rows):
@@ -154,23 +187,42 @@ def check_seals(rows: Sequence[ReviewRow], key: bytes) -> list[ReviewRow]:
             "no row of this review file was exported with this home's key: import it where it was exported, or set "
             "ABSTAIN_USER_KEY to that home's user.key, or export again",
         )
-    return [row if is_sealed or row.problem else _unsealed(row) for row, is_sealed in zip(rows, sealed, strict=True)]
+    return [
+        row if is_sealed or row.problem else _reject_unsealed(row) for row, is_sealed in zip(rows, sealed, strict=True)
+    ]
 
 
 def to_bytes(book: Workbook) -> bytes:
-    """The whole file."""
+    """Return the workbook as the content of a file.
+
+    Args:
+        book: The workbook.
+
+    Returns:
+        The bytes of the file.
+    """
     out = BytesIO()
     book.save(out)
     return out.getvalue()
 
 
-def sampled_cells(interaction: Interaction, reason: str, n_sampled: int, n_population: int) -> dict[str, str]:
-    """The texts of `SAMPLED_COLUMNS` for an interaction that was sampled as one of `n_sampled` of `n_population`."""
+def make_sampled_cells(interaction: Interaction, reason: str, n_sampled: int, n_population: int) -> dict[str, str]:
+    """Make the texts of `SAMPLED_COLUMNS`.
+
+    Args:
+        interaction: The sampled interaction.
+        reason: The reason for its selection.
+        n_sampled: Number of sampled interactions of its stratum.
+        n_population: Number of interactions of its stratum.
+
+    Returns:
+        Column -> text.
+    """
     return {
         "interaction_id": interaction.interaction_id,
         "question": interaction.question,
         "answer": interaction.answer,
-        "contexts": write_contexts(interaction.contexts),
+        "contexts": format_contexts(interaction.contexts),
         "product": interaction.product or "",
         "line_of_business": interaction.line_of_business or "",
         "why": reason,
@@ -178,27 +230,48 @@ def sampled_cells(interaction: Interaction, reason: str, n_sampled: int, n_popul
     }
 
 
-def reviewer_cells(review: Review | None) -> dict[str, str]:
-    """The texts of `REVIEWER_COLUMNS` for a review; empty without one."""
+def make_reviewer_cells(review: Review | None) -> dict[str, str]:
+    """Make the texts of `REVIEWER_COLUMNS`.
+
+    Args:
+        review: The review; None leaves the cells empty.
+
+    Returns:
+        Column -> text.
+    """
     if review is None:
         return dict.fromkeys(REVIEWER_COLUMNS, "")
     return {
         **{name: "yes" if getattr(review, name) else "no" for name in CRITERIA},
         "ideal_answer": review.ideal_answer or "",
         "reviewer": review.reviewer,
-        "reviewed_at": write_moment(review.reviewed_at),
+        "reviewed_at": format_timestamp(review.reviewed_at),
     }
 
 
-def write_moment(moment: datetime) -> str:
-    """A moment in UTC, as in 2026-11-21T14:30:00Z."""
+def format_timestamp(moment: datetime) -> str:
+    """Format a time in UTC, for example 2026-11-21T14:30:00Z.
+
+    Args:
+        moment: A time in UTC.
+
+    Returns:
+        The text.
+    """
     return moment.isoformat().replace("+00:00", "Z")
 
 
-def write_contexts(contexts: Iterable[Context]) -> str:
-    """Ranked chunks as one readable text, `[rank] chunk_id` above each.
+def format_contexts(contexts: Iterable[Context]) -> str:
+    """Format ranked chunks as one readable text, with `[rank] chunk_id` above each.
 
-    A line of a chunk's text that looks like that has a backslash before it: the text of one page forges no other.
+    A line of a chunk's text that looks like such a heading is prefixed by a backslash, so that the text of one page
+    cannot forge another chunk.
+
+    Args:
+        contexts: The chunks in their order.
+
+    Returns:
+        The text.
     """
     return "\n\n".join(
         f"[{rank}] {' '.join(context.chunk_id.split())}\n{_LIKE_A_CHUNK.sub(_MARK, context.text.strip())}"
@@ -207,7 +280,16 @@ def write_contexts(contexts: Iterable[Context]) -> str:
 
 
 def to_cell(text: str) -> str:
-    """`text` as a workbook stores it: characters invalid in XML are written as `_x0000_`, too long text is cut."""
+    """Convert a text to the form that a workbook stores.
+
+    Characters that are invalid in XML are written as `_x0000_`; a text that is too long is cut, with a note.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The value of the cell.
+    """
     cell = _FORBIDDEN.sub(lambda match: f"_x{ord(match[0]):04X}_", text)
     units = cell.encode("utf-16-le")
     if len(units) <= 2 * MAX_CELL:
@@ -217,19 +299,39 @@ def to_cell(text: str) -> str:
 
 
 def fits_in_cell(text: str) -> bool:
-    """Whether a cell holds the whole of `text`."""
+    """Return whether a cell holds the whole of `text`.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        False if `to_cell` would cut it.
+    """
     return from_cell(to_cell(text)) == text
 
 
 def from_cell(cell: str) -> str:
-    """The text that `to_cell` stored, or that a spreadsheet did."""
+    """Restore the text that `to_cell`, or a spreadsheet, stored.
+
+    Args:
+        cell: The value of the cell.
+
+    Returns:
+        The text.
+    """
     return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), cell)
 
 
 def write_text(cell: Cell, text: str, locked: bool = False) -> None:
-    """Write a cell as text, so that a spreadsheet neither runs nor converts it.
+    """Write a cell as text, so that a spreadsheet neither executes nor converts it.
 
-    A locked text may be cut. Raises `AbstainError` for any other that does not fit, because it is read back.
+    Args:
+        cell: The cell.
+        text: Its text.
+        locked: Whether the cell is locked; a locked text may be cut.
+
+    Raises:
+        AbstainError: A text that is not locked does not fit; it may not be cut, because it is read back.
     """
     cell.value = to_cell(text) or None
     if not locked and not fits_in_cell(text):
@@ -244,55 +346,57 @@ def write_text(cell: Cell, text: str, locked: bool = False) -> None:
 
 
 def _read_lines(book: Workbook, sheet: str, columns: Iterable[str]) -> list[dict[str, Cell]]:
-    """The cells of each row below the first by the names in the first, in any case."""
+    """Return the cells of each row below the header, by column name in any case."""
     if sheet not in book.sheetnames:
         raise LookupError(f"the sheet '{sheet}'")
     header, *lines = book[sheet].iter_rows(min_row=1)
-    at = {_text(cell).strip().lower(): index for index, cell in enumerate(header)}
+    index_by_name = {_text(cell).strip().lower(): index for index, cell in enumerate(header)}
     for name in columns:
-        if name not in at:
+        if name not in index_by_name:
             raise LookupError(f"the column '{name}' of the sheet '{sheet}'")
-    return [{name: line[at[name]] for name in columns} for line in lines]
+    return [{name: line[index_by_name[name]] for name in columns} for line in lines]
 
 
 def _read_row(line: Mapping[str, Cell], exported: Mapping[str, Mapping[str, Cell]]) -> ReviewRow:
     cells = {name: _text(cell) for name, cell in line.items()}
-    original = exported.get(cells[KEY])
-    refused = None
+    original = exported.get(cells[ID_COLUMN])
+    problem = None
     for name, cell in line.items():
-        place = f"{SHEET}!{cell.coordinate}: {name}"
+        address = f"{SHEET}!{cell.coordinate}: {name}"
         if original is None:
-            refused = f"{place} was not exported: restore it, or delete the row"
+            problem = f"{address} was not exported: restore it, or delete the row"
         elif name in REVIEWER_COLUMNS and cell.data_type == "f":
-            refused = f"{place} is a formula: write its text instead"
-        elif name in SAMPLED_COLUMNS and name != KEY and _digest(cells[name]) != _text(original[name]):
-            refused = f"{place} was changed: restore it, or copy the verdict into a fresh export"
-        if refused:
+            problem = f"{address} is a formula: write its text instead"
+        elif name in SAMPLED_COLUMNS and name != ID_COLUMN and _digest(cells[name]) != _text(original[name]):
+            problem = f"{address} was changed: restore it, or copy the verdict into a fresh export"
+        if problem:
             break
-    places = {name: cell.coordinate for name, cell in line.items()}
-    return ReviewRow(line[KEY].row, cells, places, refused, _text(original[SEAL]) if original else "")
+    addresses = {name: cell.coordinate for name, cell in line.items()}
+    return ReviewRow(line[ID_COLUMN].row, cells, addresses, problem, _text(original[SEAL]) if original else "")
 
 
 def _text(cell: Cell) -> str:
     return "" if cell.value is None else from_cell(str(cell.value))
 
 
-def _unsealed(row: ReviewRow) -> ReviewRow:
+def _reject_unsealed(row: ReviewRow) -> ReviewRow:
     place = f"{SHEET}!{row.cell_addresses['inclusion_probability']}: inclusion_probability"
-    return replace(row, refused=f"{place} is not as this home drew it: copy the verdict into a fresh export")
+    return replace(row, problem=f"{place} is not as this home drew it: copy the verdict into a fresh export")
 
 
 def _seal(cells: Mapping[str, str], key: bytes) -> str:
-    """32 hexadecimal digits that only `key` gives the texts of `SAMPLED_COLUMNS`."""
-    parts = (cells[name] if name == KEY else _digest(cells[name]) for name in SAMPLED_COLUMNS)
+    """Return 32 hexadecimal digits that only the owner of `key` can compute from the texts of `SAMPLED_COLUMNS`."""
+    parts = (cells[name] if name == ID_COLUMN else _digest(cells[name]) for name in SAMPLED_COLUMNS)
     return hmac.digest(key, "\0".join(("review", *parts)).encode("utf-8", "surrogatepass"), "sha256").hex()[:32]
 
 
 def _digest(text: str) -> str:
-    """A form of a text that is independent of a spreadsheet's changes to line breaks and control characters.
+    """Return a digest of a text that does not depend on a spreadsheet's changes to line breaks and control characters.
 
     LibreOffice saves a text like `_x0041_` without the escape that it was read with, so it counts as the letter.
     """
-    for _ in range(4):  # of a text that is nested deeper, for no good, a row saved by LibreOffice is refused
+    for _ in range(
+        4
+    ):  # a row with a text that is nested deeper, which has no use, is rejected after LibreOffice saved it
         text = from_cell(text)
     return hashlib.sha256(" ".join(re.sub(r"[\x00-\x1f]", " ", text).split()).encode()).hexdigest()[:16]

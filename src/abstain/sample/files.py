@@ -1,4 +1,4 @@
-"""The files of the sample, as `abstain ingest` takes them. `python -m benchmarks.sample` makes them.
+"""The files of the sample, as `abstain ingest` takes them; `python -m benchmarks.sample` creates them.
 
 `history.jsonl` ends on 2026-11-07; `incoming.jsonl` is the week after it, with rows that ingest has to detect.
 """

@@ -1,8 +1,8 @@
 """A project as it is shipped: the state of the sample in place of a project's own.
 
-Parameters, sources, registry, pointer to the data and DVC remote are the state of a project. What is shipped is made
-from the template of a new project and the sample's differences, so that `abstain demo` and the tests have it in a clone
-that `abstain init` has changed, too.
+Parameters, sources, registry, pointer to the data and DVC remote are the state of a project. The shipped state is made
+from the template of a new project and the sample's differences, so that `abstain demo` and the tests have it even in a
+clone that `abstain init` has changed.
 
     python -m abstain.sample.shipped       write it in this folder, after a change of the template or of the sample
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from abstain.config.template import template
+from abstain.config.template import read_template
 from abstain.config.yaml_editor import parse_yaml, update_yaml
 from abstain.core import paths
 from abstain.release.registry import Registry
@@ -28,28 +28,38 @@ MARK = "# As shipped, with the sample: `abstain init` writes this file for a pro
 """The first line of a shipped file, by which a merge tells a newer release from the project's own branches."""
 
 
-def shipped_files() -> dict[Path, str]:
-    """The state that is shipped, by path in the project."""
-    params = update_yaml(template("params.yaml"), parse_yaml(_sample("params.yaml")))
+def make_shipped_files() -> dict[Path, str]:
+    """Make the state that is shipped.
+
+    Returns:
+        Path in the project -> content.
+    """
+    params = update_yaml(read_template("params.yaml"), parse_yaml(_read_sample_file("params.yaml")))
     return {
         paths.PARAMS: MARK + params,
-        paths.SOURCES: MARK + template("sources.yaml"),
+        paths.SOURCES: MARK + read_template("sources.yaml"),
         paths.REGISTRY: Registry().to_json(),
-        DATA_POINTER: _sample("data.yaml"),
-        DVC_CONFIG: template("dvc.config"),
+        DATA_POINTER: _read_sample_file("data.yaml"),
+        DVC_CONFIG: read_template("dvc.config"),
     }
 
 
 def copy_as_shipped(project: Path, names: Iterable[str], folder: Path) -> list[str]:
-    """Copy the files `names` of the project to `folder` as they are now, but its state as it is shipped.
+    """Copy files of a project as they are now, but its state as it is shipped.
 
-    Returns the names of what is there then.
+    Args:
+        project: The project.
+        names: Its files.
+        folder: The target folder.
+
+    Returns:
+        The names of the files in the target folder.
     """
-    shipped = shipped_files()
+    shipped = make_shipped_files()
     copied = [
         name
         for name in map(Path, names)
-        if name not in shipped and not any(name.is_relative_to(made) for made in MADE_BY_RUNS)
+        if name not in shipped and not any(name.is_relative_to(run_file) for run_file in MADE_BY_RUNS)
     ]
     for name in copied:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -60,13 +70,20 @@ def copy_as_shipped(project: Path, names: Iterable[str], folder: Path) -> list[s
     return [str(name) for name in (*copied, *shipped)]
 
 
-def digest_of(pointer: str) -> str:
-    """The digest of the data that the text of a `data.dvc` records."""
+def parse_data_digest(pointer: str) -> str:
+    """Parse the digest of the data from the text of a `data.dvc`.
+
+    Args:
+        pointer: Content of the file.
+
+    Returns:
+        The digest.
+    """
     digest: str = yaml.safe_load(pointer)["outs"][0]["md5"]
     return digest
 
 
-def _sample(name: str) -> str:
+def _read_sample_file(name: str) -> str:
     return (resources.files("abstain.sample") / name).read_text(encoding="utf-8")
 
 

@@ -1,1 +1,1 @@
-"""Show or abstain: scoring with a released version."""
+"""Scoring of answers with a version, and the gate that shows them or abstains."""

@@ -1,7 +1,7 @@
 """Batch scoring: the live scorer's confidences of many answers, with a bounded number of base-model runs.
 
-Cached features cost nothing. Of the other answers, a bounded number is read by the base model, and cached until they
-are labelled.
+Features that are in the cache cost nothing. Of the other answers, a bounded number is read by the base model, whose
+features stay in the cache until the answers are labelled.
 """
 
 from __future__ import annotations
@@ -20,15 +20,20 @@ from abstain.llm.signals.compute_features import read_features
 from abstain.serving.predictor import Predictor
 
 BLOCK_ROWS = 512
-SCORED_AT_ONCE = 64
-"""Answers whose results are in memory together."""
+"""Number of answers whose cache keys are computed together."""
+SCORE_BATCH_ROWS = 64
+"""Maximum number of answers whose features are in memory together."""
 
 
 @dataclass(frozen=True)
 class BatchScores:
-    """Confidences by interaction, of those that have one.
+    """Confidences of many answers.
 
-    `cached` were scored at no cost, `read` by the base model now, and `skipped` not at all.
+    Attributes:
+        confidences: Confidence by interaction id; answers without a confidence are absent.
+        cached: Number of answers that were scored from the feature cache.
+        computed: Number of answers that the base model read now.
+        skipped: Number of answers that were not scored because of the limit.
     """
 
     confidences: dict[str, float]
@@ -38,9 +43,13 @@ class BatchScores:
 
 
 @dataclass(frozen=True)
-class _Readable:
-    """An answer without its contexts, and without its texts unless the writer's scores need them; and its key in the
-    cache of each of the predictor's sources."""
+class _ReadableAnswer:
+    """An answer that the base model can read, reduced to what scoring needs.
+
+    Attributes:
+        interaction: The answer without its contexts, and without its texts unless the writer's scores need them.
+        keys: Its key in the cache of each of the predictor's sources.
+    """
 
     interaction: Interaction
     keys: tuple[str, ...]
@@ -52,75 +61,94 @@ def score_backlog(
     max_inference: int,
     rank: Callable[[str], float],
     sampled_ids: Collection[str] = (),
-    progress: OnProgress = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> BatchScores:
-    """Score the cached ones of `interactions`, and the `max_inference` others with the smallest `rank` of their id.
+    """Score all answers whose features are cached, and a bounded number of others.
 
-    Those in `sampled_ids` are among the others even where they are cached. A caller whose own random sample becomes
-    cached passes it here: otherwise sampled rows would have a higher chance of being scored than similar ones.
+    In memory are `BLOCK_ROWS` interactions, all interactions without their contexts, and those that the base model
+    reads. An answer that the base model cannot read has no confidence.
 
-    `interactions` yields all of them each time it is called, which is twice. In memory are `BLOCK_ROWS` of them, all
-    without their contexts, and those to be read. An answer that the base model cannot read has no confidence.
+    Args:
+        predictor: Scorer and feature sources of the version.
+        interactions: Returns all interactions; it is called twice.
+        max_inference: Maximum number of answers that the base model reads. The ones with the smallest `rank` are
+            chosen.
+        rank: Maps an interaction id to its rank.
+        sampled_ids: Ids that count as uncached even if they are cached. A caller whose own random sample becomes cached
+            passes it here: otherwise sampled rows would have a higher chance of being scored than similar ones.
+        on_progress: Called with the number of finished and of all features.
+
+    Returns:
+        The confidences and how many answers were cached, computed and skipped.
     """
-    readable = {one.interaction.interaction_id: one for one in _readable(predictor, interactions())}
-    cached = dict(_cached(predictor, [one for name, one in readable.items() if name not in sampled_ids]))
-    uncached = [name for name in readable if name not in cached]
-    chosen = set(nsmallest(max_inference, uncached, key=rank))
-    asked = [row for row in interactions() if row.interaction_id in chosen] if chosen else []
-    predictor.compute_missing(asked, progress)
-    found: dict[str, float] = {}
-    for some in iter_batches(asked, SCORED_AT_ONCE):
+    readable_by_id = {answer.interaction.interaction_id: answer for answer in _iter_readable(predictor, interactions())}
+    cached = dict(
+        _iter_cached_scores(
+            predictor,
+            [answer for interaction_id, answer in readable_by_id.items() if interaction_id not in sampled_ids],
+        )
+    )
+    uncached = [interaction_id for interaction_id in readable_by_id if interaction_id not in cached]
+    chosen_ids = set(nsmallest(max_inference, uncached, key=rank))
+    selected = [row for row in interactions() if row.interaction_id in chosen_ids] if chosen_ids else []
+    predictor.compute_missing(selected, on_progress)
+    computed: dict[str, float] = {}
+    for rows in iter_batches(selected, SCORE_BATCH_ROWS):
         source = predictor.source
-        found |= _scores(predictor, read_features(source.params, source.settings, some, predictor.scorer.requires))
-    known = {name: score for name, score in (cached | found).items() if score == score}
-    return BatchScores(known, len(cached), len(found), len(uncached) - len(found))
+        computed |= _score(predictor, read_features(source.params, source.settings, rows, predictor.scorer.requires))
+    confidences = {interaction_id: score for interaction_id, score in (cached | computed).items() if score == score}
+    return BatchScores(confidences, len(cached), len(computed), len(uncached) - len(computed))
 
 
-def _readable(predictor: Predictor, interactions: Iterable[Interaction]) -> Iterator[_Readable]:
-    """The answers that the base model can read."""
-    dropped: dict[str, Any] = {"contexts": ()}
+def _iter_readable(predictor: Predictor, interactions: Iterable[Interaction]) -> Iterator[_ReadableAnswer]:
+    """Yield the answers that the base model can read."""
+    cleared_fields: dict[str, Any] = {"contexts": ()}
     if predictor.scorer.writer is None:
-        dropped |= {"question": "", "answer": "", "token_log_probs": None}
-    for some in iter_batches(interactions, BLOCK_ROWS):
-        of_sources = [source.keys(some) for source in predictor.reader.sources]
-        for at, row in enumerate(some):
-            keys = [keys[at] for keys in of_sources]
-            known = tuple(key for key in keys if key)
-            if len(known) == len(keys):
-                yield _Readable(row.model_copy(update=dropped), known)
+        cleared_fields |= {"question": "", "answer": "", "token_log_probs": None}
+    for rows in iter_batches(interactions, BLOCK_ROWS):
+        keys_by_source = [source.build_keys(rows) for source in predictor.reader.sources]
+        for index, row in enumerate(rows):
+            keys = [source_keys[index] for source_keys in keys_by_source]
+            present_keys = tuple(key for key in keys if key)
+            if len(present_keys) == len(keys):
+                yield _ReadableAnswer(row.model_copy(update=cleared_fields), present_keys)
 
 
-def _cached(predictor: Predictor, rows: list[_Readable]) -> Iterator[tuple[str, float]]:
-    """(interaction_id, confidence) of `rows` all of whose results are cached.
+def _iter_cached_scores(predictor: Predictor, rows: list[_ReadableAnswer]) -> Iterator[tuple[str, float]]:
+    """Yield (interaction_id, confidence) of the `rows` whose features are all cached.
 
-    They are read in the order in which the first source's cache gives them: a shard is read once.
+    Rows are read in the order of the first source's cache, so that a shard is read once.
     """
-    caches = [source.store.cache(source.operation) for source in predictor.reader.sources]
-    for at, cache in enumerate(caches):
-        missing = set(cache.missing(row.keys[at] for row in rows))
-        rows = [row for row in rows if row.keys[at] not in missing]
+    caches = [source.store.open_cache(source.operation) for source in predictor.reader.sources]
+    for index, cache in enumerate(caches):
+        missing = set(cache.find_missing(row.keys[index] for row in rows))
+        rows = [row for row in rows if row.keys[index] not in missing]
     if not caches:
-        for some in iter_batches(rows, BLOCK_ROWS):
-            yield from _scores(predictor, FeatureBatch([row.interaction for row in some], {})).items()
+        for batch in iter_batches(rows, BLOCK_ROWS):
+            yield from _score(predictor, FeatureBatch([row.interaction for row in batch], {})).items()
         return
-    by_key: defaultdict[str, list[_Readable]] = defaultdict(list)
+    by_key: defaultdict[str, list[_ReadableAnswer]] = defaultdict(list)
     for row in rows:
         by_key[row.keys[0]].append(row)
-    for read in iter_batches(caches[0].read(by_key), SCORED_AT_ONCE):
-        some = [row for key, _ in read for row in by_key[key]]
-        found = [
-            dict(read),
-            *(dict(cache.read(row.keys[at] for row in some)) for at, cache in enumerate(caches[1:], 1)),
+    for entries in iter_batches(caches[0].read(by_key), SCORE_BATCH_ROWS):
+        batch = [row for key, _ in entries for row in by_key[key]]
+        results_by_source = [
+            dict(entries),
+            *(dict(cache.read(row.keys[index] for row in batch)) for index, cache in enumerate(caches[1:], 1)),
         ]
-        whole = [row for row in some if all(key in of for key, of in zip(row.keys, found, strict=True))]  # none damaged
-        results = {
-            source.feature_request: [found[at][row.keys[at]] for row in whole]
-            for at, source in enumerate(predictor.reader.sources)
+        complete_rows = [
+            row
+            for row in batch
+            if all(key in results for key, results in zip(row.keys, results_by_source, strict=True))
+        ]  # none damaged
+        features = {
+            source.feature_request: [results_by_source[index][row.keys[index]] for row in complete_rows]
+            for index, source in enumerate(predictor.reader.sources)
         }
-        yield from _scores(predictor, FeatureBatch([row.interaction for row in whole], results)).items()
+        yield from _score(predictor, FeatureBatch([row.interaction for row in complete_rows], features)).items()
 
 
-def _scores(predictor: Predictor, answers: FeatureBatch) -> dict[str, float]:
-    """Confidences by interaction; nan where there is none."""
-    scores = predictor.scorer.score(answers).tolist()
-    return {one.interaction_id: score for one, score in zip(answers.interactions, scores, strict=True)}
+def _score(predictor: Predictor, batch: FeatureBatch) -> dict[str, float]:
+    """Return confidences by interaction id; nan if there is none."""
+    scores = predictor.scorer.score(batch).tolist()
+    return {interaction.interaction_id: score for interaction, score in zip(batch.interactions, scores, strict=True)}

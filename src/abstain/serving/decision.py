@@ -1,4 +1,7 @@
-"""The decision about one answer, in process and over HTTP. This module imports nothing of the base model."""
+"""The decision about one answer, in process and over HTTP.
+
+This module does not import the base model.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,28 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision about one answer, and the reason: shown when `confidence >= threshold`, and only then.
+    """The decision about one answer. It is shown if `confidence >= threshold`.
 
-    `confidence` is the live scorer's own score; `probability` the calibrated probability that the answer is correct,
-    with the bounds `probability_low` and `probability_high` where the calibrator has any (Venn-Abers). `guarantee` is
-    that of `threshold` when `version` was made, or why it went live without one. An answer that the base model cannot
-    read, or the scorer has no score of, has no confidence and is not shown; nor is one without any context where the
-    scorer was trained with some: its decision is `unavailable`. `reason` is the reason for either. `threshold` is None
-    while no version is live.
+    An answer that the base model cannot read, or for which the scorer has no score, has no confidence and is not shown.
+    An answer without any context is "unavailable" if the scorer was trained with contexts.
 
-    `show`: what a service does with the answer. It is also true where the decision is `unavailable` and the service was
-    told to show such answers. `signals`: the names of what the scorer combines. `forward_tokens`: what the base model
-    read for this answer, in tokens that went through the whole model; 0 where the features were there. `feature_spec`:
-    the digest of what the gate's scorer reads (feature_spec.py).
+    Attributes:
+        interaction_id: Id of the answer.
+        decision: "show", "abstain", or "unavailable" (not decided, or no guarantee).
+        confidence: Score of the live scorer; None if the answer could not be scored.
+        threshold: Threshold of the version; None while no version is live.
+        version: Version that decided.
+        guarantee: Guarantee of the threshold when the version was made, or why it went live without one.
+        probability: Calibrated probability that the answer is correct, in [0, 1].
+        probability_low: Lower bound of that probability; None unless the calibrator has bounds (Venn-Abers).
+        probability_high: Upper bound of that probability; None unless the calibrator has bounds.
+        reason: Code and message if there is no confidence or no guarantee.
+        signals: Names of the components that the confidence combines.
+        forward_tokens: Tokens that went through the whole base model for this decision; 0 if all features were
+            available.
+        show: Whether to show the answer. It differs from `decision` only for "unavailable" with
+            `on_unavailable="show"`.
+        feature_spec: Digest of what the gate's scorer reads (feature_spec.py).
     """
 
     interaction_id: str
@@ -39,6 +51,15 @@ class Decision:
     feature_spec: str | None = None
 
 
-def no_decision(interaction_id: str, reason: str, *, show: bool = False) -> Decision:
-    """`unavailable` for `reason`, which has its code in front, while no version is live or none could be asked."""
+def make_no_decision(interaction_id: str, reason: str, *, show: bool = False) -> Decision:
+    """Return an "unavailable" decision while no version is live or none could be reached.
+
+    Args:
+        interaction_id: Id of the answer.
+        reason: Why there is no decision, with its code in front.
+        show: Whether to show the answer.
+
+    Returns:
+        The decision, without version, confidence and threshold.
+    """
     return Decision(interaction_id, "unavailable", None, None, "", "no version has decided", reason=reason, show=show)

@@ -1,9 +1,9 @@
 """Hidden states that an engine computed while it wrote the answer, checked against what the probe reads.
 
 The format is that of vLLM's connector, a safetensors file of `hidden_states`, (T, L, d), and `token_ids`, (T,). States
-are used as they are or refused with the reason, never cut to fit: an engine that loses a token's states gives fewer of
-them, and those that are left would pass for another token's. What may be left out is what the specification leaves out,
-the end of the answer.
+are used as they are or rejected with the reason, never cut to fit: an engine that loses a token's states sends fewer of
+them, and the remaining ones would pass for another token's. Only what the specification leaves out may be missing: the
+end of the answer.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from abstain.serving.state_files import make_too_large_error, read_and_delete
 
 Engine = Literal["vllm", "sglang", "transformers"]
 NonNegative = Annotated[int, Field(strict=True, ge=0)]
-NORMED: dict[Engine, bool] = {"vllm": False, "transformers": True}
-"""Whether an engine's states of the last layer are those after the final norm. SGLang has both: it has to be said."""
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-INTEGERS = (torch.int64, torch.int32)
-TENSORS = {"hidden_states", "token_ids"}
+NORMED_BY_ENGINE: dict[Engine, bool] = {"vllm": False, "transformers": True}
+"""Whether an engine's states of the last layer are those after the final norm; SGLang has both and must be told."""
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+INTEGER_DTYPES = (torch.int64, torch.int32)
+TENSOR_NAMES = {"hidden_states", "token_ids"}
 METADATA, REQUEST = "__metadata__", "request"
 
 
 class StatesDescription(Row):
-    """What a file of states does not say itself."""
+    """Properties of a states file that the file does not contain."""
 
     engine: Engine
     layers: tuple[NonNegative, ...] = Field(
@@ -57,7 +57,7 @@ class StatesDescription(Row):
 
 
 class StatesInput(StatesDescription):
-    """States as a part of a request: their bytes in base64, or the path of a file in the folder of states."""
+    """States as a part of a request: their bytes in base64, or the path of a file in the states folder."""
 
     safetensors: str | None = None
     path: str | None = None
@@ -70,74 +70,109 @@ class StatesInput(StatesDescription):
 
 
 def read_states(
-    given: StatesInput,
+    states_input: StatesInput,
     spec: FeatureSpec,
     folder: Path | None,
     limit_bytes: int,
     tokens: EncodedPrompt | UnreadableInteraction | None = None,
 ) -> Tensor:
-    """The probe's input, float32 (tokens of the answer, d), with those of EOS where `spec` includes it.
+    """Read and check the probe's input from a request.
 
-    `folder`: where a path may lie (`state_files.take_file`). `tokens`: what the base model reads where the texts are
-    known (`FeatureSource.tokens`). Raises `AbstainError` for states that are not those that `spec` asks for, or not of
-    these texts, and for texts that the base model cannot read.
+    Args:
+        states_input: The states and their description.
+        spec: Specification of the states that the probe reads.
+        folder: Folder that a path must lie in (`state_files.read_and_delete`); None allows no path.
+        limit_bytes: Maximum size of the states in bytes.
+        tokens: Tokens that the base model reads if the texts are known (`FeatureSource.encode`).
+
+    Returns:
+        float32 (tokens of the answer, d); the states of EOS are included if `spec` includes them.
+
+    Raises:
+        AbstainError: The states are not those that `spec` describes or not of these texts, or the base model cannot
+            read the texts.
     """
-    if given.path is not None:
-        content = read_and_delete(given.path, folder, limit_bytes)
+    if states_input.path is not None:
+        content = read_and_delete(states_input.path, folder, limit_bytes)
     else:
-        assert given.safetensors is not None
-        content = _decoded(given.safetensors, limit_bytes)
-    return parse_states(content, given, spec, tokens)
+        assert states_input.safetensors is not None
+        content = _decode_base64(states_input.safetensors, limit_bytes)
+    return parse_states(content, states_input, spec, tokens)
 
 
 def parse_states(
     content: bytes,
-    described: StatesDescription,
+    description: StatesDescription,
     spec: FeatureSpec,
     tokens: EncodedPrompt | UnreadableInteraction | None = None,
 ) -> Tensor:
-    """As `read_states`, of the bytes of a safetensors file."""
+    """Parse and check the probe's input from the bytes of a safetensors file.
+
+    Args:
+        content: Bytes of the file.
+        description: Engine, layers and prompt length of the states.
+        spec: Specification of the states that the probe reads.
+        tokens: Tokens that the base model reads if the texts are known.
+
+    Returns:
+        float32 (tokens of the answer, d); the states of EOS are included if `spec` includes them.
+
+    Raises:
+        AbstainError: As in `read_states`.
+    """
     if isinstance(tokens, UnreadableInteraction):
         raise AbstainError(Code.TOO_LONG, tokens.reason)
-    at = _get_layer_index(described, spec)
-    states, ids = _tensors(content)
-    if len(states) != len(ids):
-        _refuse(
-            f"hidden_states are of {len(states)} tokens, token_ids are {len(ids)}: the engine lost some; start it "
-            "without prefix caching and chunked prefill (vLLM: --no-enable-prefix-caching --no-enable-chunked-prefill)"
+    layer_index = _get_layer_index(description, spec)
+    states, token_ids = _load_tensors(content)
+    if len(states) != len(token_ids):
+        _raise_mismatch(
+            f"hidden_states are of {len(states)} tokens, token_ids are {len(token_ids)}: the engine lost some; "
+            "start it without prefix caching and chunked prefill (vLLM: --no-enable-prefix-caching "
+            "--no-enable-chunked-prefill)"
         )
-    if states.shape[1] != len(described.layers):
-        _refuse(f"hidden_states have {states.shape[1]} layers, `layers` names {len(described.layers)}: name each once")
+    if states.shape[1] != len(description.layers):
+        _raise_mismatch(
+            f"hidden_states have {states.shape[1]} layers, `layers` names {len(description.layers)}: name each once"
+        )
     if states.shape[2] != spec.width:
-        _refuse(f"hidden_states are {states.shape[2]} wide, those of {spec.model} are {spec.width}: ask that model")
-    start, end = _answer(ids, described, spec, tokens)
-    found = states[start:end, at].float().contiguous()
-    if not np.isfinite(found.numpy()).all():  # a third of the time that torch takes for so few
+        _raise_mismatch(
+            f"hidden_states are {states.shape[2]} wide, those of {spec.model} are {spec.width}: ask that model"
+        )
+    start, end = _find_answer_span(token_ids, description, spec, tokens)
+    answer_states = states[start:end, layer_index].float().contiguous()
+    if not np.isfinite(answer_states.numpy()).all():  # takes a third of the time of torch for few values
         raise AbstainError(
             Code.NOT_FINITE, "hidden_states of the answer are not finite: let the engine compute in another dtype"
         )
-    return found
+    return answer_states
 
 
 def parse_embedded_request(content: bytes) -> dict[str, Any]:
-    """The JSON object under `request` in the `__metadata__` of a safetensors file that is the body of a request.
+    """Parse the request in the metadata of a safetensors file that is the body of a request.
 
-    Raises `AbstainError` where there is none.
+    Args:
+        content: Bytes of the file; the request is JSON under `request` in its `__metadata__`.
+
+    Returns:
+        The JSON object.
+
+    Raises:
+        AbstainError: The metadata contain no such object.
     """
     try:
-        size = int.from_bytes(content[:8], "little")
-        found = json.loads(json.loads(content[8 : 8 + size])[METADATA][REQUEST])
+        header_bytes = int.from_bytes(content[:8], "little")
+        request = json.loads(json.loads(content[8 : 8 + header_bytes])[METADATA][REQUEST])
     except (ValueError, KeyError, TypeError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        request = None
+    if not isinstance(request, dict):
         raise AbstainError(
             Code.WRONG_FORMAT,
             f"the body is no safetensors file whose {METADATA} hold the rest of the request as JSON under `{REQUEST}`",
         )
-    return found
+    return request
 
 
-def _decoded(text: str, limit_bytes: int) -> bytes:
+def _decode_base64(text: str, limit_bytes: int) -> bytes:
     if len(text) * 3 // 4 > limit_bytes + 2:  # of padding
         raise make_too_large_error("the states", limit_bytes)
     try:
@@ -149,110 +184,120 @@ def _decoded(text: str, limit_bytes: int) -> bytes:
     return content
 
 
-def _get_layer_index(described: StatesDescription, spec: FeatureSpec) -> int:
-    """The index of the layer that `spec` reads among those that were given."""
-    layers = described.layers
-    listed = ", ".join(map(str, layers))
+def _get_layer_index(description: StatesDescription, spec: FeatureSpec) -> int:
+    """Return the index, among the layers of the file, of the layer that `spec` reads."""
+    layers = description.layers
+    layer_list = ", ".join(map(str, layers))
     if spec.site == "mlp":
-        _refuse(
+        _raise_mismatch(
             "the probe reads the output of a feed-forward block, which no engine gives: train with llm.site: residual"
         )
     if len(set(layers)) < len(layers) or max(layers) > spec.depth:
-        _refuse(f"layers {listed}: {spec.model} has 0 (its embedding) to {spec.depth}, each once")
+        _raise_mismatch(f"layers {layer_list}: {spec.model} has 0 (its embedding) to {spec.depth}, each once")
     if spec.layer not in layers:
-        remedy = "SGLang gives the last one alone" if described.engine == "sglang" else "let the engine extract it"
-        _refuse(f"the probe reads layer {spec.layer}, given are {listed}: {remedy}, or train with that llm.layer")
+        remedy = "SGLang gives the last one alone" if description.engine == "sglang" else "let the engine extract it"
+        _raise_mismatch(
+            f"the probe reads layer {spec.layer}, given are {layer_list}: {remedy}, or train with that llm.layer"
+        )
     if spec.normed:
-        normed = NORMED.get(described.engine) if described.normed is None else described.normed
+        normed = NORMED_BY_ENGINE.get(description.engine) if description.normed is None else description.normed
         if normed is None:
-            _refuse("SGLang gives its last layer before or after the final norm: say which as `normed`")
+            _raise_mismatch("SGLang gives its last layer before or after the final norm: say which as `normed`")
         if not normed:
-            _refuse(
+            _raise_mismatch(
                 f"layer {spec.layer} is given before the final norm, and the probe reads it after: train with an "
                 f"llm.layer below {spec.depth}"
             )
     return layers.index(spec.layer)
 
 
-def _tensors(content: bytes) -> tuple[Tensor, Tensor]:
-    """`hidden_states`, (T, L, d), and `token_ids`, (T,), as they were written."""
+def _load_tensors(content: bytes) -> tuple[Tensor, Tensor]:
+    """Load `hidden_states`, (T, L, d), and `token_ids`, (T,), as the engine wrote them."""
     try:
-        found = load(content)
+        tensors = load(content)
     except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OverflowError):
         raise AbstainError(
             Code.WRONG_FORMAT,
             "the states are no whole safetensors file: send what the engine wrote, once it is written",
         ) from None
-    if found.keys() != TENSORS:
-        has = ", ".join(map(repr, sorted(found))) or "nothing"
-        _refuse(f"the states hold {has[:200]}: write hidden_states and token_ids alone")
-    states, ids = found["hidden_states"], found["token_ids"]
-    if states.dtype not in FLOATS or ids.dtype not in INTEGERS:
-        _refuse(
-            f"hidden_states are {states.dtype}, token_ids {ids.dtype}: give float32, bfloat16 or float16, and int64"
+    if tensors.keys() != TENSOR_NAMES:
+        names = ", ".join(map(repr, sorted(tensors))) or "nothing"
+        _raise_mismatch(f"the states hold {names[:200]}: write hidden_states and token_ids alone")
+    states, token_ids = tensors["hidden_states"], tensors["token_ids"]
+    if states.dtype not in FLOAT_DTYPES or token_ids.dtype not in INTEGER_DTYPES:
+        _raise_mismatch(
+            f"hidden_states are {states.dtype}, token_ids {token_ids.dtype}: give float32, bfloat16 or float16, "
+            "and int64"
         )
-    if states.dim() != 3 or ids.dim() != 1:
-        _refuse(
-            f"hidden_states have the shape {tuple(states.shape)}, token_ids {tuple(ids.shape)}: give (tokens, layers, "
-            "width) and (tokens)"
+    if states.dim() != 3 or token_ids.dim() != 1:
+        _raise_mismatch(
+            f"hidden_states have the shape {tuple(states.shape)}, token_ids {tuple(token_ids.shape)}: give (tokens, "
+            "layers, width) and (tokens)"
         )
-    return states, ids
+    return states, token_ids
 
 
-def _answer(
-    token_ids: Tensor, described: StatesDescription, spec: FeatureSpec, tokens: EncodedPrompt | None
+def _find_answer_span(
+    token_ids: Tensor, description: StatesDescription, spec: FeatureSpec, tokens: EncodedPrompt | None
 ) -> tuple[int, int]:
-    """The first and past the last token whose states the probe reads."""
-    ids, start, end_ids = token_ids.tolist(), described.prompt_tokens, list(spec.eos_tokens)
+    """Return the first and past the last index of the tokens whose states the probe reads."""
+    ids, start, end_ids = token_ids.tolist(), description.prompt_tokens, list(spec.eos_tokens)
     if start >= len(ids):
-        _refuse(
+        _raise_mismatch(
             f"of {len(ids)} tokens {start} are the prompt, so the answer has no states: ask the engine for those "
             "of its output (vLLM: kv_transfer_params.include_output_tokens)"
         )
-    ended = bool(end_ids) and ids[start:][-len(end_ids) :] == end_ids
-    end = len(ids) - len(end_ids) if ended else len(ids)
+    ends_with_eos = bool(end_ids) and ids[start:][-len(end_ids) :] == end_ids
+    end = len(ids) - len(end_ids) if ends_with_eos else len(ids)
     if end <= start:
-        _refuse("the answer is empty: there is nothing to decide about")
-    if spec.includes_eos and not ended:
-        _refuse(
+        _raise_mismatch("the answer is empty: there is nothing to decide about")
+    if spec.includes_eos and not ends_with_eos:
+        _raise_mismatch(
             "the probe reads the state of EOS, and the tokens do not end with it: no engine runs the token that it "
             "samples last; train with llm.includes_eos: false"
         )
     if tokens is not None:
-        _compare(ids[:start], ids[start:end], spec, tokens)
+        _require_same_tokens(ids[:start], ids[start:end], spec, tokens)
     elif _contains_sequence(ids[start:end], end_ids):
-        _refuse(f"what ends an answer stands within it: of {len(ids)} tokens more than {start} are the prompt")
-    elif not ended and described.finish_reason != "stop":
-        _refuse(
+        _raise_mismatch(f"what ends an answer stands within it: of {len(ids)} tokens more than {start} are the prompt")
+    elif not ends_with_eos and description.finish_reason != "stop":
+        _raise_mismatch(
             "the answer's last token may be missing, as after finish_reason: length; give the finish_reason: stop, or "
             "the texts that were read"
         )
     return start, len(ids) if spec.includes_eos else end
 
 
-def _compare(prompt: Sequence[int], answer: Sequence[int], spec: FeatureSpec, tokens: EncodedPrompt) -> None:
-    """Raise `AbstainError` where the engine read other tokens than the base model reads in the request's texts."""
+def _require_same_tokens(
+    prompt: Sequence[int], answer: Sequence[int], spec: FeatureSpec, tokens: EncodedPrompt
+) -> None:
+    """Raise `AbstainError` if the engine read other tokens than the base model reads in the request's texts."""
     start, end = tokens.span("answer")
     expected = tokens.ids[start:end]
     if list(prompt) != tokens.ids[:start]:
-        both = zip(prompt, tokens.ids, strict=False)
-        at = next((at for at, (one, other) in enumerate(both) if one != other), min(len(prompt), start))
-        _refuse(
+        id_pairs = zip(prompt, tokens.ids, strict=False)
+        difference_index = next(
+            (index for index, (token_id, expected_id) in enumerate(id_pairs) if token_id != expected_id),
+            min(len(prompt), start),
+        )
+        _raise_mismatch(
             f"the engine read another prompt, of {len(prompt)} tokens, than layout {spec.layout} makes of these texts, "
-            f"of {start}; they differ at token {at}: let both read the same, or leave the states out"
+            f"of {start}; they differ at token {difference_index}: let both read the same, or leave the states out"
         )
     if list(answer) == expected[:-1]:
-        _refuse("the state of the answer's last token is missing, as after finish_reason: length: leave the states out")
+        _raise_mismatch(
+            "the state of the answer's last token is missing, as after finish_reason: length: leave the states out"
+        )
     if list(answer) != expected:
-        _refuse(
+        _raise_mismatch(
             "the states are of other tokens than those of this answer: of another request, or the answer was changed "
             "or is read in other tokens than it was written in; leave the states out"
         )
 
 
 def _contains_sequence(ids: Sequence[int], part: Sequence[int]) -> bool:
-    return bool(part) and any(list(ids[at : at + len(part)]) == list(part) for at in range(len(ids)))
+    return bool(part) and any(list(ids[start : start + len(part)]) == list(part) for start in range(len(ids)))
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_mismatch(message: str) -> NoReturn:
     raise AbstainError(Code.STATES_MISMATCH, message)

@@ -1,4 +1,4 @@
-"""Why a version decides so about an answer: the score of each signal, and how likely each token of the answer was."""
+"""Explanations of decisions: the score of each component, and the log-probability of each token of the answer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ from abstain.serving.predictor import Predictor
 
 @dataclass(frozen=True)
 class AnswerToken:
-    """A piece of the answer, and its log-probability after all before it, in nats: of its tokens together, where
-    several make one character."""
+    """A piece of the answer with its log-probability.
+
+    Attributes:
+        text: The piece.
+        log_probability: Log-probability in nats, given all text before it. If several tokens make one character, it is
+            their sum.
+    """
 
     text: str
     log_probability: float
@@ -28,11 +33,12 @@ class AnswerToken:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A decision, and what led to it.
+    """A decision and its explanation.
 
     Attributes:
-        scores: of each signal, from 0 to 1, higher for more likely correct; None where it has none.
-        tokens: the answer in pieces; none where the scorer does not read how likely they are.
+        decision: The decision.
+        scores: Score in [0, 1] by component, higher for more likely correct; None if it has none.
+        tokens: The answer in pieces; empty if the scorer does not read token probabilities.
     """
 
     decision: Decision
@@ -40,60 +46,69 @@ class Explanation:
     tokens: Sequence[AnswerToken] = ()
 
 
-def explain(predictor: Predictor, decision: Decision, answers: FeatureBatch | None) -> Explanation:
-    """What led to `decision`. `answers`: the answer with what was read of it; None where it was not read."""
-    if answers is None:
+def explain(predictor: Predictor, decision: Decision, batch: FeatureBatch | None) -> Explanation:
+    """Explain a decision.
+
+    Args:
+        predictor: Predictor that decided.
+        decision: Its decision.
+        batch: The answer with its features; None if it was not read.
+
+    Returns:
+        The decision with component scores and token log-probabilities, as far as there are any.
+    """
+    if batch is None:
         return Explanation(decision)
-    scores = {name: float(column[0]) for name, column in predictor.scorer.score_components(answers).items()}
-    known = {name: None if math.isnan(score) else score for name, score in scores.items()}
-    return Explanation(decision, known, _tokens(predictor.reader.sources, answers))
+    values = {name: float(column[0]) for name, column in predictor.scorer.score_components(batch).items()}
+    scores = {name: None if math.isnan(value) else value for name, value in values.items()}
+    return Explanation(decision, scores, _explain_tokens(predictor.reader.sources, batch))
 
 
-def _tokens(sources: Sequence[FeatureSource], answers: FeatureBatch) -> list[AnswerToken]:
-    """The answer's tokens by the first reading that has their surprise after the whole prompt."""
+def _explain_tokens(sources: Sequence[FeatureSource], batch: FeatureBatch) -> list[AnswerToken]:
+    """Return the answer's tokens from the first source that has their NLLs after the whole prompt."""
     for source in sources:
-        wanted, ask = source.feature_request, source.operation
+        request, operation = source.feature_request, source.operation
         if (
-            isinstance(ask, NLL)
-            and "answer" in ask.segments
-            and (wanted.prompt_kind, wanted.chunks) == ("answered", None)
+            isinstance(operation, NLL)
+            and "answer" in operation.segments
+            and (request.prompt_kind, request.chunks) == ("answered", None)
         ):
-            prepared, result = source.prepare(answers.interactions[0]), answers.features[wanted][0]
+            prepared, result = source.prepare(batch.interactions[0]), batch.features[request][0]
             if isinstance(prepared, PreparedRequest) and result is not None:
-                return _make_answer_tokens(source, prepared, ask, result)
+                return _make_answer_tokens(source, prepared, operation, result)
     return []
 
 
 def _make_answer_tokens(
-    source: FeatureSource, prepared: PreparedRequest, ask: NLL, surprise: Tensor
+    source: FeatureSource, prepared: PreparedRequest, operation: NLL, nlls_and_entropies: Tensor
 ) -> list[AnswerToken]:
-    """Args: surprise: (tokens, 2), the result of `ask`."""
+    """Return the answer in pieces; `nlls_and_entropies` is (tokens, 2), the result of `operation`."""
     tokenizer = load_tokenizer(find_model(source.params.model, source.settings))
     if not tokenizer.is_fast:  # only these say where in the text a token is
         return []
-    pass_ = cut_to_operation(prepared.request.prompt, ask)
-    text = next(segment.text for segment in pass_ if segment.name == "answer")
-    encoded = encode_prompt(tokenizer, pass_)
+    prompt = cut_to_operation(prepared.request.prompt, operation)
+    text = next(segment.text for segment in prompt if segment.name == "answer")
+    encoded = encode_prompt(tokenizer, prompt)
     first, end = encoded.spans["answer"]
-    begin = first - encoded.span(*ask.segments)[0]
-    log_probabilities = (-surprise[begin : begin + end - first, 0]).tolist()
+    offset = first - encoded.span(*operation.segments)[0]
+    log_probabilities = (-nlls_and_entropies[offset : offset + end - first, 0]).tolist()
     with TOKENIZER_LOCK:
-        found = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
-    ends = [stop for _, stop in found["offset_mapping"]]
+        encoding = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
+    ends = [stop for _, stop in encoding["offset_mapping"]]
     if len(ends) != len(log_probabilities):
         return []
     return _merge_tokens(text, ends, log_probabilities)
 
 
 def _merge_tokens(text: str, ends: Sequence[int], log_probabilities: Sequence[float]) -> list[AnswerToken]:
-    """The pieces of `text` up to each of `ends`; tokens that end at the same character are one piece."""
+    """Cut `text` at each of `ends`; tokens that end at the same character are one piece."""
     pieces: list[AnswerToken] = []
-    at, total = 0, 0.0
-    for number, (end, one) in enumerate(zip(ends, log_probabilities, strict=True)):
-        total += one
-        is_last = number + 1 == len(ends)
-        if is_last or ends[number + 1] > max(end, at):
-            stop = len(text) if is_last else max(end, at)
-            pieces.append(AnswerToken(text[at:stop], total))
-            at, total = stop, 0.0
+    start, total = 0, 0.0
+    for index, (end, log_probability) in enumerate(zip(ends, log_probabilities, strict=True)):
+        total += log_probability
+        is_last = index + 1 == len(ends)
+        if is_last or ends[index + 1] > max(end, start):
+            stop = len(text) if is_last else max(end, start)
+            pieces.append(AnswerToken(text[start:stop], total))
+            start, total = stop, 0.0
     return pieces

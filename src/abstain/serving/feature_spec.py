@@ -1,4 +1,4 @@
-"""What the live scorer reads, in words that the caller of a service understands: which states, and what else."""
+"""Description of the live scorer's input for callers of a service: which states it reads, and which other features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from abstain.serving.live_scorer import LiveScorer
 
 
 class FeatureSpec(Row):
-    """The states that the live scorer's probe reads, and all that the scorer `needs`, by name."""
+    """The states that the live scorer's probe reads, and the names of all features that the scorer `needs`."""
 
     model: str = Field(description="the base model, id@revision")
     layout: str = Field(description="the prompt layout; the states are those of a prompt in it")
@@ -36,11 +36,24 @@ class FeatureSpec(Row):
 
     @classmethod
     def from_scorer(cls, scorer: LiveScorer, settings: Settings) -> FeatureSpec:
-        """The specification of `scorer`. Raises `AbstainError` where its base model is not on this machine."""
+        """Return the specification of a scorer.
+
+        Args:
+            scorer: The live scorer.
+            settings: Settings with the place of the base model.
+
+        Returns:
+            The specification.
+
+        Raises:
+            AbstainError: The base model is not on this machine.
+        """
         llm, ref = scorer.llm, find_model(scorer.llm.model, settings)
         layer, depth, tokenizer = get_chosen_layer(llm), read_layer_count(ref), load_tokenizer(ref)
-        end = tuple(segment for segment in load_layout(llm.layout).render("", [], "") if segment.name == EOS)
-        known = end if not any(segment.eos and tokenizer.eos_token_id is None for segment in end) else ()
+        eos_segments = tuple(segment for segment in load_layout(llm.layout).render("", [], "") if segment.name == EOS)
+        encodable_segments = (
+            eos_segments if not any(segment.eos and tokenizer.eos_token_id is None for segment in eos_segments) else ()
+        )
         return cls(
             model=str(ref),
             layout=llm.layout,
@@ -49,8 +62,8 @@ class FeatureSpec(Row):
             site=llm.site,
             normed=layer == depth and llm.site == "residual",
             includes_eos=llm.includes_eos,
-            eos_tokens=tuple(encode_prompt(tokenizer, known).ids),
-            eos_text="".join(tokenizer.eos_token if segment.eos else segment.text for segment in known),
+            eos_tokens=tuple(encode_prompt(tokenizer, encodable_segments).ids),
+            eos_text="".join(tokenizer.eos_token if segment.eos else segment.text for segment in encodable_segments),
             width=scorer.probe.width,
             needs=tuple(dict.fromkeys(map(describe_feature_request, scorer.requires))),
         )
@@ -61,19 +74,19 @@ class FeatureSpec(Row):
         return hashlib.sha256(self.to_json_line().encode()).hexdigest()[:12]
 
 
-def describe_feature_request(reading: FeatureRequest) -> str:
-    """What `reading` gives, such as "the NLLs of the answer, without context"."""
-    ask = reading.operation
-    assert isinstance(ask, HiddenStates | NLL)  # no other scorer is served
-    if isinstance(ask, HiddenStates):
-        what = "the hidden states of the answer" + (" and of EOS" if ask.includes_eos else "")
-    elif "answer" in ask.segments:
-        what = "the NLLs and entropies of the answer"
+def describe_feature_request(request: FeatureRequest) -> str:
+    """Return what `request` computes in words, such as "the NLLs of the answer, without context"."""
+    operation = request.operation
+    assert isinstance(operation, HiddenStates | NLL)  # no other scorer is served
+    if isinstance(operation, HiddenStates):
+        description = "the hidden states of the answer" + (" and of EOS" if operation.includes_eos else "")
+    elif "answer" in operation.segments:
+        description = "the NLLs and entropies of the answer"
     else:
-        of = ask.segments[0] if len(ask.segments) == 1 else "prompt"
-        what = f"the NLLs and entropies of the {of}"
-    return what if reading.chunks is None else f"{what}, {_with(reading.chunks)}"
+        segment_name = operation.segments[0] if len(operation.segments) == 1 else "prompt"
+        description = f"the NLLs and entropies of the {segment_name}"
+    return description if request.chunks is None else f"{description}, {_describe_chunks(request.chunks)}"
 
 
-def _with(chunks: int) -> str:
+def _describe_chunks(chunks: int) -> str:
     return f"with the best {chunks} chunks" if chunks else "without context"

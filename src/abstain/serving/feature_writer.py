@@ -1,12 +1,12 @@
-"""What the gate's base model has read for decisions, kept in the feature cache.
+"""A writer that adds the features that the gate computed for decisions to the feature cache.
 
-A retraining finds it there instead of reading again, and monitoring watches the drift of hidden states by it.
+A retraining finds them there instead of reading again, and monitoring uses them to detect drift of hidden states.
 
 Notes:
 
-* Only of answers whose texts the decision log keeps, word for word: what was redacted before it was stored is another
-  text, and its states would hold what must not be kept.
-* It is written by a thread of its own, after the decision. What is lost on the way is read again when it is needed.
+* Features are stored only for answers whose texts the decision log keeps unchanged. If a text was redacted before it
+  was stored, the features are of another text, and they would contain what must not be kept.
+* A thread of its own writes them after the decision. What is lost on the way is computed again when it is needed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.shard_job import row_key
 
 MAX_QUEUED = 256
-"""The most answers whose results wait in memory."""
+"""Maximum number of answers whose features wait in memory."""
 LOG_DELAY_S = 2.0
-"""A decision is in the log by then."""
+"""Age after which a decision is in the log."""
 FLUSH_INTERVAL_S = 10.0
 
 _log = logging.getLogger("abstain.serve")
@@ -39,85 +39,111 @@ _log = logging.getLogger("abstain.serve")
 
 @dataclass
 class _QueuedFeatures:
-    """The results for one answer, each with its source and its key."""
+    """The features of one answer that wait to be written.
 
-    since: float
+    Attributes:
+        queued_at: When the first one was added, by `time.monotonic`.
+        results: Source, cache key and tensor of each feature.
+    """
+
+    queued_at: float
     results: list[tuple[FeatureSource, str, Tensor]] = field(default_factory=list)
 
 
 class FeatureCacheWriter:
-    """Keeps the results of at most `most_a_day` answers (UTC); `logged` gives the texts that the log keeps, by id.
+    """Writes features that the gate computed to the feature cache, in a background thread.
 
-    A context: at its end what waits is written. `counts`: answers that were written, left out and dropped.
+    Use it as a context manager: leaving the block flushes the queue.
+
+    Args:
+        get_logged: Returns the interactions whose texts the decision log keeps, by id.
+        max_per_day: Maximum number of answers per UTC day whose features are kept.
+
+    Attributes:
+        counts: Number of answers that were written, left out (text not kept) and dropped (queue full or error).
     """
 
-    def __init__(self, logged: Callable[[Sequence[str]], Mapping[str, Interaction]], most_a_day: int) -> None:
-        self._logged, self._most = logged, most_a_day
-        self._lock, self._ended = threading.Lock(), threading.Event()
-        self._waiting: dict[str, _QueuedFeatures] = {}
-        self._day, self._today = date.min, 0
+    def __init__(self, get_logged: Callable[[Sequence[str]], Mapping[str, Interaction]], max_per_day: int) -> None:
+        self._get_logged, self._max_per_day = get_logged, max_per_day
+        self._lock, self._stop_event = threading.Lock(), threading.Event()
+        self._queue: dict[str, _QueuedFeatures] = {}
+        self._day, self._day_count = date.min, 0
         self.counts = Counter[str]()
-        self._thread = threading.Thread(target=self._run, name="kept results", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="feature cache", daemon=True)
 
     def __enter__(self) -> FeatureCacheWriter:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._stop_event.set()
         self._thread.join()
 
     def add(self, interaction_id: str, source: FeatureSource, key: str, result: Tensor) -> None:
-        """Take a result of an answer that is being decided about. It neither waits nor fails."""
+        """Queue a feature of an answer that is being decided about. This neither blocks nor fails.
+
+        Args:
+            interaction_id: Id of the answer.
+            source: Source of the feature.
+            key: Its key in the source's cache.
+            result: The feature.
+        """
         with self._lock:
-            if interaction_id not in self._waiting:
-                if len(self._waiting) >= MAX_QUEUED:
+            if interaction_id not in self._queue:
+                if len(self._queue) >= MAX_QUEUED:
                     self.counts["dropped"] += 1
                     return
-                if not self._is_within_day():
+                if not self._take_daily_slot():
                     return
-                self._waiting[interaction_id] = _QueuedFeatures(time.monotonic())
-            self._waiting[interaction_id].results.append((source, key, result))
+                self._queue[interaction_id] = _QueuedFeatures(time.monotonic())
+            self._queue[interaction_id].results.append((source, key, result))
 
-    def _is_within_day(self) -> bool:
+    def _take_daily_slot(self) -> bool:
+        """Count one more answer of this UTC day; return whether it is within the limit."""
         today = datetime.now(UTC).date()
         if today != self._day:
-            self._day, self._today = today, 0
-        self._today += 1
-        return self._today <= self._most
+            self._day, self._day_count = today, 0
+        self._day_count += 1
+        return self._day_count <= self._max_per_day
 
     def _run(self) -> None:
-        while not self._ended.wait(FLUSH_INTERVAL_S):
+        while not self._stop_event.wait(FLUSH_INTERVAL_S):
             self._write(LOG_DELAY_S)
         self._write(0.0)
 
     def _write(self, older_than_s: float) -> None:
-        before = time.monotonic() - older_than_s
+        queued_until = time.monotonic() - older_than_s
         with self._lock:
-            taken = {key: one for key, one in self._waiting.items() if one.since <= before}
-            self._waiting = {key: one for key, one in self._waiting.items() if key not in taken}
-        if not taken:
+            due = {
+                interaction_id: queued
+                for interaction_id, queued in self._queue.items()
+                if queued.queued_at <= queued_until
+            }
+            self._queue = {
+                interaction_id: queued for interaction_id, queued in self._queue.items() if interaction_id not in due
+            }
+        if not due:
             return
         try:
-            rows, written = self._rows(taken)
-            for source, of_source in rows.values():
-                write_rows(FileStore(source.settings.features), source.get_namespace(), of_source)
-            self.counts.update(written=written, left_out=len(taken) - written)
-        except AbstainError as error:  # the log or the cache is away: decisions go on
-            self.counts["dropped"] += len(taken)
-            _log.warning("what was read for %d decisions is not kept: %s", len(taken), error.message_with_code)
+            rows_by_namespace, n_written = self._select_rows(due)
+            for source, features_by_key in rows_by_namespace.values():
+                write_rows(FileStore(source.settings.features), source.get_namespace(), features_by_key)
+            self.counts.update(written=n_written, left_out=len(due) - n_written)
+        except AbstainError as error:  # log or cache are unavailable: decisions go on
+            self.counts["dropped"] += len(due)
+            _log.warning("what was read for %d decisions is not kept: %s", len(due), error.message_with_code)
 
-    def _rows(
-        self, taken: Mapping[str, _QueuedFeatures]
+    def _select_rows(
+        self, due: Mapping[str, _QueuedFeatures]
     ) -> tuple[dict[CacheNamespace, tuple[FeatureSource, dict[str, Tensor]]], int]:
-        """What is to be written, by cache space, and of how many answers it is."""
-        rows: dict[CacheNamespace, tuple[FeatureSource, dict[str, Tensor]]] = {}
-        logged = self._logged(list(taken))
-        found: set[str] = set()
-        for interaction_id, text in logged.items():
-            for source, key, result in taken[interaction_id].results:
-                prepared = source.prepare(text)
+        """Return the features to write, by cache namespace, and the number of their answers."""
+        rows_by_namespace: dict[CacheNamespace, tuple[FeatureSource, dict[str, Tensor]]] = {}
+        interactions = self._get_logged(list(due))
+        written_ids: set[str] = set()
+        for interaction_id, interaction in interactions.items():
+            for source, key, result in due[interaction_id].results:
+                prepared = source.prepare(interaction)
                 if isinstance(prepared, PreparedRequest) and row_key(prepared.request) == key:
-                    rows.setdefault(source.get_namespace(), (source, {}))[1][key] = result
-                    found.add(interaction_id)
-        return rows, len(found)
+                    rows_by_namespace.setdefault(source.get_namespace(), (source, {}))[1][key] = result
+                    written_ids.add(interaction_id)
+        return rows_by_namespace, len(written_ids)

@@ -1,9 +1,9 @@
 """The gate in process: `Gate.open(bundle).decide(question, contexts, answer)` for a RAG service in Python.
 
 The server (serving/api) with its gateways, `abstain score` and `abstain generate` decide by the same class. Whatever
-keeps the gate from a decision makes it `unavailable`, never `show`: no contexts where they are needed, a version
-without a guarantee, features that the scorer lacks. What is done with such an answer, `on_unavailable` says: it is
-withheld by default.
+prevents a decision makes it `unavailable`, never `show`: no contexts where they are needed, a version without a
+guarantee, features that the scorer lacks. `on_unavailable` says what happens to such an answer; by default it is
+withheld.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from abstain.config.serve_settings import OnUnavailable
 from abstain.config.settings import Settings, load_settings
 from abstain.core import paths
-from abstain.core.bundle_format import is_whole
+from abstain.core.bundle_format import is_intact
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Interaction, Question, make_unnamed_context
 from abstain.core.errors import AbstainError
@@ -37,18 +37,20 @@ from abstain.serving.predictor import Predictor
 from abstain.serving.provided_features import MissingFeatures, build_provided_features
 
 UNKNOWN_MODEL = "unknown"
-"""The writer of an answer where the caller does not name it."""
+"""The model of an answer if the caller does not name it."""
 NO_CONTEXT_REASON = "no context was given, and the scorer was trained to judge answers by theirs"
 
 
 @dataclass(frozen=True)
 class DecisionInput:
-    """An answer to decide about: its texts, what an engine gave of it, or both.
+    """An answer to decide about: its texts, what an engine computed for it, or both.
 
     Attributes:
-        row: None where no texts are known.
-        no_context: an answer without any context is meant to be decided on.
-        states: the probe's input, float32 (tokens, d), as `FeatureSpec` describes it.
+        interaction_id: Id of the answer.
+        interaction: Its texts; None if they are unknown.
+        no_context: Decide even if the answer has no context.
+        states: The probe's input, float32 (tokens, d), as `FeatureSpec` describes it.
+        log_probs: Verified log-probabilities of the answer's tokens.
     """
 
     interaction_id: str
@@ -60,23 +62,39 @@ class DecisionInput:
 
 @dataclass(frozen=True)
 class UnreadAnswer:
-    """An answer that the base model has to read. `given`: the results that are there already."""
+    """An answer that the base model has to read.
 
-    row: Interaction
-    given: ProvidedFeatures
+    Attributes:
+        interaction: Its texts.
+        provided: The features that the caller provided.
+    """
+
+    interaction: Interaction
+    provided: ProvidedFeatures
 
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """A decision, and the answer with what was read of it, for a shadow (serving/api/shadow.py); None: nothing was."""
+    """A decision with the answer's features, which a shadow uses again (serving/api/shadow.py).
+
+    Attributes:
+        decision: The decision.
+        features: The answer with its features; None if there are none.
+    """
 
     decision: Decision
-    answers: FeatureBatch | None = None
+    features: FeatureBatch | None = None
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A released version, ready to decide. `spec`: what its scorer reads."""
+    """A version that is ready to decide.
+
+    Attributes:
+        predictor: Scores answers and applies the version's threshold.
+        spec: Specification of what its scorer reads.
+        on_unavailable: What happens to an answer without a decision: "abstain" or "show".
+    """
 
     predictor: Predictor
     spec: FeatureSpec
@@ -88,30 +106,38 @@ class Gate:
         bundle: Path,
         settings: Settings | None = None,
         on_unavailable: OnUnavailable = "abstain",
-        keep: OnComputed | None = None,
+        on_computed: OnComputed | None = None,
         digest: str | None = None,
     ) -> Gate:
-        """The gate of a release's folder.
+        """Open the gate of a bundle.
 
         Args:
-            keep: given to `Predictor.open`.
-            digest: `bundle_sha256` of the event in registry.json that promoted it. Without it the files are compared
-                with the digest in the folder alone, which tells damage, but not who writes all of them.
+            bundle: Folder of the bundle.
+            settings: Settings; loaded if None.
+            on_unavailable: What happens to an answer without a decision.
+            on_computed: Called with each feature that is computed for a decision (`Predictor.open`).
+            digest: `bundle_sha256` of the event in registry.json that promoted the version. Without it the files are
+                compared only with the digest in the folder itself, which detects damage, but not files that were all
+                replaced.
+
+        Returns:
+            The gate.
 
         Raises:
-            AbstainError: the files are not those that were released; and as `Predictor.open` does.
+            AbstainError: The files are not those of the version, or `Predictor.open` fails.
         """
-        if not is_whole(bundle, digest):
+        if not is_intact(bundle, digest):
             raise AbstainError(
                 Code.BAD_ARTIFACT,
                 f"the files in {bundle} are missing, or not those that were released: fetch the release again",
             )
         settings = settings or load_settings()
-        predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings, keep)
+        predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings, on_computed)
         return cls(predictor, FeatureSpec.from_scorer(predictor.scorer, settings), on_unavailable)
 
     @property
     def version(self) -> str:
+        """Name of the version."""
         return self.predictor.scorer.metadata["version"]
 
     def decide(
@@ -125,106 +151,211 @@ class Gate:
         interaction_id: str | None = None,
         no_context: bool = False,
     ) -> Decision:
-        """The decision about one answer, by its texts, by what an engine has computed of it, or by both.
+        """Decide whether one answer may be shown.
+
+        Pass the texts (`question` and `answer`), what an engine computed (`states` or `response`), or both.
 
         Args:
-            contexts: what was retrieved, best first; with `no_context`, an answer without any is decided on, too.
-            states: the states that `spec` describes, float32 (tokens, d); nothing is read again for them.
-            response: of an OpenAI-style API, with log-probabilities.
+            question: The user's question.
+            contexts: Retrieved chunks, best first.
+            answer: The answer to decide about.
+            states: float32 (tokens, d) hidden states as described by `spec`; the base model reads nothing again for
+                them.
+            response: Response of an OpenAI-style API with log-probabilities.
+            interaction_id: Your id for this answer; generated if None.
+            no_context: Decide even if nothing was retrieved.
 
-        With nothing given it is `unavailable`, and names what the scorer needs. Raises `AbstainError` for a question
-        without an answer or the other way around, and for states or log-probabilities of another answer; pydantic's
-        `ValidationError` for an empty text.
+        Returns:
+            The decision. If inputs are missing it is "unavailable", and `reason` names them.
+
+        Raises:
+            AbstainError: Only one of question and answer is given, or states or log-probabilities are of another
+                answer.
+            pydantic.ValidationError: A text is empty.
         """
         if (question is None) != (answer is None):
             raise AbstainError(Code.USAGE, "a question and its answer go together: give both, or states alone")
-        row = None
+        interaction = None
         if question is not None and answer is not None:
-            row = make_interaction(question, contexts, answer, interaction_id)
-        key = row.interaction_id if row else interaction_id or make_interaction_id()
-        log_probs = None if response is None else self.parse_log_probs(response, row)
-        (decision,) = self.decide_all([DecisionInput(key, row, no_context, states, log_probs)])
+            interaction = make_interaction(question, contexts, answer, interaction_id)
+        resolved_id = interaction.interaction_id if interaction else interaction_id or make_interaction_id()
+        log_probs = None if response is None else self.parse_log_probs(response, interaction)
+        (decision,) = self.decide_all([DecisionInput(resolved_id, interaction, no_context, states, log_probs)])
         return decision
 
-    def parse_log_probs(self, response: Mapping[str, Any], row: Interaction | None) -> AnswerLogProbs:
-        """The log-probabilities in `response`. Raises `AbstainError` where they are not of this answer."""
-        return parse_log_probs(response, self.spec, row.answer if row else None, self.encode(row) if row else None)
+    def parse_log_probs(self, response: Mapping[str, Any], interaction: Interaction | None) -> AnswerLogProbs:
+        """Parse the log-probabilities in the response of an engine.
 
-    def encode(self, row: Interaction) -> EncodedPrompt:
-        """The tokens that the base model reads of `row`. Raises `AbstainError` where it cannot read it."""
-        found = self.predictor.source.encode(row)
-        if isinstance(found, UnreadableInteraction):
-            raise AbstainError(Code.TOO_LONG, found.reason)
-        return found
+        Args:
+            response: Response of an OpenAI-style API.
+            interaction: Texts of the answer; None if they are unknown.
+
+        Returns:
+            The log-probabilities of the answer's tokens.
+
+        Raises:
+            AbstainError: They are missing or of another answer.
+        """
+        return parse_log_probs(
+            response,
+            self.spec,
+            interaction.answer if interaction else None,
+            self.encode(interaction) if interaction else None,
+        )
+
+    def encode(self, interaction: Interaction) -> EncodedPrompt:
+        """Return the tokens that the base model reads for an answer.
+
+        Args:
+            interaction: Texts of the answer.
+
+        Returns:
+            The encoded prompt.
+
+        Raises:
+            AbstainError: The base model cannot read the texts.
+        """
+        prompt = self.predictor.source.encode(interaction)
+        if isinstance(prompt, UnreadableInteraction):
+            raise AbstainError(Code.TOO_LONG, prompt.reason)
+        return prompt
 
     def decide_all(self, inputs: Sequence[DecisionInput]) -> list[Decision]:
-        """The decisions about several answers, in order, in as few passes of the base model as they take.
+        """Decide about several answers in as few forward passes of the base model as possible.
 
-        Raises `AbstainError` as `score_without_model` does, and where the base model's results are not finite.
+        Args:
+            inputs: The answers.
+
+        Returns:
+            One decision per answer, in order.
+
+        Raises:
+            AbstainError: As in `score_without_model`, or the base model's results are not finite.
         """
         return [scored.decision for scored in self.score_all(inputs)]
 
     def score_all(self, inputs: Sequence[DecisionInput]) -> list[ScoredAnswer]:
-        """What `decide_all` gives, with what was read of each answer."""
-        outcomes = [self.score_without_model(decision_input) for decision_input in inputs]
-        read = iter(self.score_with_model([each for each in outcomes if isinstance(each, UnreadAnswer)]))
-        return [next(read) if isinstance(each, UnreadAnswer) else each for each in outcomes]
+        """Decide about several answers and return their features, too.
 
-    def score_without_model(self, decision_input: DecisionInput) -> ScoredAnswer | UnreadAnswer:
-        """Decide by what is given alone, if that suffices.
+        Args:
+            inputs: The answers.
 
         Returns:
-            The decision, which is `unavailable` where there is nothing to decide by; or, where the base model has to
-            read it, the answer for `score_with_model`.
+            One decision with features per answer, in order.
 
         Raises:
-            AbstainError: States and log-probabilities are of different numbers of tokens.
+            AbstainError: As in `decide_all`.
         """
-        key, row = decision_input.interaction_id, decision_input.interaction
-        if row is not None and self.is_context_missing(row, decision_input.no_context):
-            return ScoredAnswer(self.decide_without_context(key))
-        given = build_provided_features(self.predictor.scorer, row, decision_input.states, decision_input.log_probs)
-        if not isinstance(given, MissingFeatures):
-            (decision,) = self.predictor.score_answers(given, [None], [0.0])
-            return ScoredAnswer(self.apply_policy(replace(decision, interaction_id=key)), given)
-        if row is not None:
-            return UnreadAnswer(row, given.results)
-        reason = f"{Code.NOTHING_TO_SCORE}: the scorer needs more: {', '.join(given.names)}; give the texts as well"
-        return ScoredAnswer(self.unavailable(key, reason))
+        outcomes = [self.score_without_model(decision_input) for decision_input in inputs]
+        scored = iter(self.score_with_model([outcome for outcome in outcomes if isinstance(outcome, UnreadAnswer)]))
+        return [next(scored) if isinstance(outcome, UnreadAnswer) else outcome for outcome in outcomes]
+
+    def score_without_model(self, decision_input: DecisionInput) -> ScoredAnswer | UnreadAnswer:
+        """Decide without running the base model, if possible.
+
+        Args:
+            decision_input: Texts, states and log-probabilities of one answer.
+
+        Returns:
+            The decision and its features; it is "unavailable" if there is nothing to decide by. If the base model has
+            to read the answer, the input of `score_with_model`.
+
+        Raises:
+            AbstainError: States and log-probabilities have different numbers of tokens.
+        """
+        interaction_id, interaction = decision_input.interaction_id, decision_input.interaction
+        if interaction is not None and self.is_context_missing(interaction, decision_input.no_context):
+            return ScoredAnswer(self.make_no_context_decision(interaction_id))
+        features = build_provided_features(
+            self.predictor.scorer, interaction, decision_input.states, decision_input.log_probs
+        )
+        if not isinstance(features, MissingFeatures):
+            (decision,) = self.predictor.score_answers(features, [None], [0.0])
+            return ScoredAnswer(self.apply_policy(replace(decision, interaction_id=interaction_id)), features)
+        if interaction is not None:
+            return UnreadAnswer(interaction, features.features)
+        reason = f"{Code.NOTHING_TO_SCORE}: the scorer needs more: {', '.join(features.names)}; give the texts as well"
+        return ScoredAnswer(self.make_unavailable_decision(interaction_id, reason))
 
     def score_with_model(self, unread: Sequence[UnreadAnswer]) -> list[ScoredAnswer]:
-        """The decisions about answers that the base model reads together, in order, with what was read of each."""
-        read = self.predictor.reader.read([each.row for each in unread], [each.given for each in unread])
-        decisions = self.predictor.score_answers(read.batch, read.unreadable, read.forward_tokens)
+        """Decide about answers that the base model reads together.
+
+        Args:
+            unread: The answers.
+
+        Returns:
+            One decision with features per answer, in order.
+        """
+        result = self.predictor.reader.read(
+            [answer.interaction for answer in unread], [answer.provided for answer in unread]
+        )
+        decisions = self.predictor.score_answers(result.batch, result.unreadable, result.forward_tokens)
         return [
-            ScoredAnswer(self.apply_policy(decision), None if unreadable else read.batch.take([number]))
-            for number, (decision, unreadable) in enumerate(zip(decisions, read.unreadable, strict=True))
+            ScoredAnswer(self.apply_policy(decision), None if unreadable else result.batch.take([index]))
+            for index, (decision, unreadable) in enumerate(zip(decisions, result.unreadable, strict=True))
         ]
 
-    def explain(self, row: Interaction, no_context: bool = False) -> Explanation:
-        """The decision about one answer, with what led to it. Raises `AbstainError` as `decide_all` does."""
-        (scored,) = self.score_all([DecisionInput(row.interaction_id, row, no_context)])
-        return explain(self.predictor, scored.decision, scored.answers)
+    def explain(self, interaction: Interaction, no_context: bool = False) -> Explanation:
+        """Decide about one answer and explain the decision.
 
-    def is_context_missing(self, asked: Interaction | Question, no_context: bool) -> bool:
-        """Whether nothing was retrieved for `asked`, where the prompt has a place for it and that is not meant."""
-        if no_context or asked.contexts or not self.predictor.scorer.requires:
+        Args:
+            interaction: Texts of the answer.
+            no_context: Decide even if nothing was retrieved.
+
+        Returns:
+            The decision with its explanation.
+
+        Raises:
+            AbstainError: As in `decide_all`.
+        """
+        (scored,) = self.score_all([DecisionInput(interaction.interaction_id, interaction, no_context)])
+        return explain(self.predictor, scored.decision, scored.features)
+
+    def is_context_missing(self, question: Interaction | Question, no_context: bool) -> bool:
+        """Return whether the scorer needs contexts and there are none.
+
+        Args:
+            question: Question or answer with its contexts.
+            no_context: Whether the missing context is intended.
+
+        Returns:
+            True if nothing was retrieved, the prompt has a place for contexts, and their absence is not intended.
+        """
+        if no_context or question.contexts or not self.predictor.scorer.requires:
             return False
         return load_layout(self.predictor.source.params.layout).takes_contexts
 
-    def decide_without_context(self, interaction_id: str) -> Decision:
-        """The decision about what lacks its context."""
-        return self.unavailable(interaction_id, f"{Code.NOTHING_TO_SCORE}: {NO_CONTEXT_REASON}")
+    def make_no_context_decision(self, interaction_id: str) -> Decision:
+        """Return the decision about an answer that lacks its context."""
+        return self.make_unavailable_decision(interaction_id, f"{Code.NOTHING_TO_SCORE}: {NO_CONTEXT_REASON}")
 
-    def unavailable(self, interaction_id: str, reason: str) -> Decision:
-        """No decision, for `reason`, which has its code in front."""
+    def make_unavailable_decision(self, interaction_id: str, reason: str) -> Decision:
+        """Return an "unavailable" decision.
+
+        Args:
+            interaction_id: Id of the answer.
+            reason: Why there is no decision, with its code in front.
+
+        Returns:
+            The decision; `show` follows the unavailable policy.
+        """
         threshold, guarantee = self.predictor.threshold, self.predictor.guarantee
         return self.apply_policy(
             Decision(interaction_id, "unavailable", None, threshold, self.version, guarantee, reason=reason)
         )
 
     def apply_policy(self, decision: Decision) -> Decision:
-        """`decision`, `unavailable` where this version guarantees nothing, with what is done with such answers."""
+        """Apply the version's guarantee and the unavailable policy to a decision.
+
+        Without a guarantee every decision becomes "unavailable". An unavailable answer is shown only if
+        `on_unavailable` is "show".
+
+        Args:
+            decision: Decision of the predictor.
+
+        Returns:
+            The decision with `feature_spec`, `decision`, `show` and `reason` set.
+        """
         decision = replace(decision, feature_spec=self.spec.digest)
         if decision.decision != "unavailable" and not self.predictor.has_guarantee:
             reason = f"{Code.NO_THRESHOLD}: version {self.version} has no guarantee: {self.predictor.guarantee}"
@@ -234,14 +365,27 @@ class Gate:
         return decision
 
     def warm_up(self) -> None:
-        """Load the base model and run every part once, so that the first request is not the slowest."""
+        """Load the base model and run every component once, so that the first request is not the slowest."""
         self.decide("Is this read?", ["Yes."], "Yes.")
 
 
 def make_interaction(
     question: str, contexts: Sequence[str | Context], answer: str, interaction_id: str | None = None
 ) -> Interaction:
-    """An answered question from its texts. Raises pydantic's `ValidationError` for an empty one."""
+    """Build an answered question from its texts.
+
+    Args:
+        question: The user's question.
+        contexts: Retrieved chunks, best first.
+        answer: The answer.
+        interaction_id: Its id; generated if None.
+
+    Returns:
+        The interaction, asked now.
+
+    Raises:
+        pydantic.ValidationError: A text is empty.
+    """
     return Interaction(
         interaction_id=interaction_id or make_interaction_id(),
         asked_at=datetime.now(UTC),
@@ -252,11 +396,11 @@ def make_interaction(
     )
 
 
-def to_contexts(given: Sequence[str | Context]) -> tuple[Context, ...]:
-    """Contexts; those without an id are named after their text."""
-    return tuple(one if isinstance(one, Context) else make_unnamed_context(one) for one in given)
+def to_contexts(contexts: Sequence[str | Context]) -> tuple[Context, ...]:
+    """Convert texts to contexts; a context without an id is named after its text."""
+    return tuple(context if isinstance(context, Context) else make_unnamed_context(context) for context in contexts)
 
 
 def make_interaction_id() -> str:
-    """An id for an interaction that has none."""
+    """Return a new id for an interaction that has none."""
     return f"gate-{secrets.token_hex(12)}"

@@ -1,8 +1,8 @@
 """Answer and decide: the base model answers, and the gate decides about its answer.
 
-Where the live scorer is the probe, one pass does both: an answer's states are captured token by token
-(llm/engine/generation.py). They equal those of a second pass over the finished answer, unless its text is tokenized
-differently than it was generated: then that pass is made. Any other scorer reads the finished answer.
+If the live scorer is the probe, one generation does both: an answer's states are captured token by token
+(llm/engine/generation.py). They equal those of a second forward pass over the finished answer, unless its text is
+tokenized differently than it was generated: then that second pass is made. Any other scorer reads the finished answer.
 """
 
 from __future__ import annotations
@@ -32,113 +32,141 @@ EMPTY_ANSWER_REASON = "the base model gave no answer"
 
 @dataclass(frozen=True)
 class GeneratedAnswer:
-    """What the base model answered, and the decision about it. `row`: None where there is no answer."""
+    """An answer of the base model with the decision about it.
 
-    row: Interaction | None
+    Attributes:
+        interaction: The answered question; None if there is no answer.
+        scored: The decision and the answer's features.
+    """
+
+    interaction: Interaction | None
     scored: ScoredAnswer
 
     @property
     def text(self) -> str:
-        return self.row.answer if self.row else ""
+        """The answer; empty if there is none."""
+        return self.interaction.answer if self.interaction else ""
 
     @property
     def decision(self) -> Decision:
+        """The decision about the answer."""
         return self.scored.decision
 
 
-def explain_no_room(predictor: Predictor, ask: Generate) -> str:
-    """Why no question fits the base model's window together with the answer length of `ask`; empty where one may."""
-    shortest = predictor.source.prepare_question(Question(interaction_id="shortest", question="?", contexts=()), ask)
+def explain_no_room(predictor: Predictor, operation: Generate) -> str:
+    """Explain why no question fits the context length of the base model together with the answer length.
+
+    Args:
+        predictor: Predictor with the base model.
+        operation: Generation settings.
+
+    Returns:
+        The reason; empty if there may be questions that fit.
+    """
+    shortest = predictor.source.prepare_question(
+        Question(interaction_id="shortest", question="?", contexts=()), operation
+    )
     return shortest.reason if isinstance(shortest, UnreadableInteraction) else ""
 
 
 def generate_answers(
     gate: Gate,
     questions: Sequence[Question],
-    ask: Generate,
+    operation: Generate,
     *,
     no_context: bool = False,
     on_text: Callable[[str], None] | None = None,
 ) -> list[GeneratedAnswer]:
-    """Answer `questions` with the settings of `ask`, and let `gate` decide about each answer, in order.
+    """Answer questions with the base model, and let the gate decide about each answer.
 
     Args:
-        no_context: a question without any context is answered, too.
-        on_text: for one question, is given its answer so far after each token.
+        gate: The gate.
+        questions: The questions.
+        operation: Generation settings.
+        no_context: Answer a question even if it has no context.
+        on_text: Called with the answer so far after each token; only for a single question.
 
     Returns:
-        The answers: none for a question that lacks its context, does not fit the window, or has an empty answer.
+        One answer per question, in order; without text if the question lacks its context, exceeds the context length,
+        or has an empty answer.
 
     Raises:
-        AbstainError: The base model's states are not finite; the row is named.
+        AbstainError: The base model's states are not finite; the message names the row.
     """
     predictor = gate.predictor
-    source, engine = predictor.source, predictor.source.engine()
+    source, engine = predictor.source, predictor.source.load_engine()
     assert isinstance(source.operation, HiddenStates)  # the input of a probe
     by_states = predictor.scorer.kind == "probe"
-    ask = replace(ask, samples=1, states=source.operation if by_states else None)
-    refused: dict[int, Decision] = {}
+    operation = replace(operation, samples=1, states=source.operation if by_states else None)
+    unanswered: dict[int, Decision] = {}
     requests: dict[str, Request] = {}
-    for number, question in enumerate(questions):
-        prepared = source.prepare_question(question, ask)
+    for index, question in enumerate(questions):
+        prepared = source.prepare_question(question, operation)
         if gate.is_context_missing(question, no_context):
-            refused[number] = gate.decide_without_context(question.interaction_id)
+            unanswered[index] = gate.make_no_context_decision(question.interaction_id)
         elif isinstance(prepared, UnreadableInteraction):
-            refused[number] = _refuse(gate, question, Code.TOO_LONG, prepared.reason)
+            unanswered[index] = _make_abstain_decision(gate, question, Code.TOO_LONG, prepared.reason)
         else:
-            requests[str(number)] = prepared.request
-    # A character may take two tokens, of which the first alone is none.
-    listen = None if on_text is None else lambda _, text: on_text(text.rstrip("\ufffd"))
-    results = {int(key): result[0] for key, result in engine.run(requests, listen) if isinstance(result, list)}
-    generated = {number: result for number, result in results.items() if result.text}
-    for number in results.keys() - generated.keys():
-        refused[number] = _refuse(gate, questions[number], Code.NOTHING_TO_SCORE, EMPTY_ANSWER_REASON)
-    states = _states_of(predictor, requests, generated) if by_states else {}
-    rows = {number: _interaction(questions[number], result.text, predictor) for number, result in generated.items()}
-    inputs = [DecisionInput(row.interaction_id, row, no_context, states.get(number)) for number, row in rows.items()]
-    scored = dict(zip(rows, gate.score_all(inputs), strict=True))
-    scored |= {number: ScoredAnswer(decision) for number, decision in refused.items()}
-    return [GeneratedAnswer(rows.get(number), scored[number]) for number in range(len(questions))]
+            requests[str(index)] = prepared.request
+    # A character may take two tokens; the first one without the second is no character.
+    on_generated = None if on_text is None else lambda _, text: on_text(text.rstrip("\ufffd"))
+    results = {
+        int(index): result[0] for index, result in engine.run(requests, on_generated) if isinstance(result, list)
+    }
+    generated = {index: result for index, result in results.items() if result.text}
+    for index in results.keys() - generated.keys():
+        unanswered[index] = _make_abstain_decision(gate, questions[index], Code.NOTHING_TO_SCORE, EMPTY_ANSWER_REASON)
+    states = _collect_states(predictor, requests, generated) if by_states else {}
+    interactions = {
+        index: _make_interaction(questions[index], result.text, predictor) for index, result in generated.items()
+    }
+    inputs = [
+        DecisionInput(interaction.interaction_id, interaction, no_context, states.get(index))
+        for index, interaction in interactions.items()
+    ]
+    scored = dict(zip(interactions, gate.score_all(inputs), strict=True))
+    scored |= {index: ScoredAnswer(decision) for index, decision in unanswered.items()}
+    return [GeneratedAnswer(interactions.get(index), scored[index]) for index in range(len(questions))]
 
 
-def _refuse(gate: Gate, question: Question, code: Code, reason: str) -> Decision:
+def _make_abstain_decision(gate: Gate, question: Question, code: Code, reason: str) -> Decision:
     return gate.apply_policy(gate.predictor.make_abstain_decision(question.interaction_id, code, reason))
 
 
-def _states_of(
+def _collect_states(
     predictor: Predictor, requests: Mapping[str, Request], generated: Mapping[int, GeneratedText]
 ) -> dict[int, Tensor]:
-    """The states of each generated answer, float32: those of its generation, or of a second pass."""
-    source, engine = predictor.source, predictor.source.engine()
-    states = {number: _states(result, requests[str(number)]) for number, result in generated.items()}
-    again = {
-        str(number): Request(
-            source.append_answer(requests[str(number)].prompt, result.text),
+    """Return the states of each generated answer, float32: from its generation or from a second forward pass."""
+    source, engine = predictor.source, predictor.source.load_engine()
+    states = {index: _get_generated_states(result, requests[str(index)]) for index, result in generated.items()}
+    reread_requests = {
+        str(index): Request(
+            source.append_answer(requests[str(index)].prompt, result.text),
             source.operation,
-            requests[str(number)].name,
+            requests[str(index)].name,
         )
-        for number, result in generated.items()
+        for index, result in generated.items()
         if not _retokenizes_equally(engine.loaded.tokenizer, source.append_answer((), result.text)[:1], result)
     }
-    states |= {int(key): row for key, row in engine.run(again) if isinstance(row, Tensor)}
-    return {number: row.float() for number, row in states.items()}
+    states |= {int(index): row for index, row in engine.run(reread_requests) if isinstance(row, Tensor)}
+    return {index: row.float() for index, row in states.items()}
 
 
-def _interaction(question: Question, answer: str, predictor: Predictor) -> Interaction:
-    """`question` as answered by the base model."""
+def _make_interaction(question: Question, answer: str, predictor: Predictor) -> Interaction:
+    """Return `question` as answered by the base model."""
     fields = {name: getattr(question, name) for name in Question.model_fields}
     return Interaction(**fields, answer=answer, asked_at=datetime.now(UTC), model=predictor.source.params.model)
 
 
-def _retokenizes_equally(tokenizer: Any, text: PromptSegments, one: GeneratedText) -> bool:
-    """Whether reading `text`, the answer's segment, gives the tokens that it was written in."""
-    return tuple(encode_prompt(tokenizer, text).ids) == one.tokens
+def _retokenizes_equally(tokenizer: Any, answer: PromptSegments, generated: GeneratedText) -> bool:
+    """Return whether `answer`, the answer's segment, is tokenized into the tokens that were generated."""
+    return tuple(encode_prompt(tokenizer, answer).ids) == generated.tokens
 
 
-def _states(one: GeneratedText, request: Request) -> Tensor:
-    assert one.states is not None
-    if not torch.isfinite(one.states).all():
+def _get_generated_states(generated: GeneratedText, request: Request) -> Tensor:
+    assert generated.states is not None
+    if not torch.isfinite(generated.states).all():
         raise AbstainError(
             Code.NOT_FINITE, f"{request.name}: the base model's states are not finite; try ABSTAIN_DTYPE=float32"
         )
-    return one.states
+    return generated.states

@@ -1,6 +1,6 @@
-"""The live scorer of a bundle: what turns the base model's results for an answer into its confidence.
+"""The live scorer of a bundle, which computes the confidence of an answer from the base model's features.
 
-It is one of the scorers that can be served (llm/signals/servable.py), with what was learnt read from ONNX files: the
+It is one of the scorers that can be served (llm/signals/servable.py), with fitted parameters read from ONNX files: the
 probe, a regressor on NLLs, a log-probability, the writer's own scores, or a fusion of these.
 """
 
@@ -31,69 +31,93 @@ from abstain.llm.signals.writer import WriterScores
 
 
 class ScorerComponent(Protocol):
-    """What the protocol of all scorers (llm/signals/base.py) asks of one that is fitted."""
+    """The part of the scorer protocol (llm/signals/base.py) that a fitted scorer needs."""
 
     @property
-    def readings(self) -> tuple[FeatureRequest, ...]: ...
+    def requires(self) -> tuple[FeatureRequest, ...]: ...
 
     def score(self, answers: FeatureBatch) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
 class ExportedProbe:
-    """The probe as a scorer of `FeatureBatch`; `reading` is that of its states."""
+    """The probe as a scorer of `FeatureBatch`.
+
+    Attributes:
+        onnx: The probe.
+        states_request: Feature request of the hidden states that it reads.
+    """
 
     onnx: OnnxProbe
     states_request: FeatureRequest
 
     @property
-    def readings(self) -> tuple[FeatureRequest, ...]:
+    def requires(self) -> tuple[FeatureRequest, ...]:
         return (self.states_request,)
 
     def score(self, answers: FeatureBatch) -> np.ndarray:
+        """Return confidences, float64 (rows,); nan for rows without states."""
         rows = answers.features[self.states_request]
         scores = np.full(len(answers), np.nan)
-        known = [at for at, row in enumerate(rows) if row is not None]
-        scores[known] = self.onnx.confidence([row.float() for row in rows if row is not None])
+        indices = [index for index, row in enumerate(rows) if row is not None]
+        scores[indices] = self.onnx.predict([row.float() for row in rows if row is not None])
         return scores
 
 
 @dataclass(frozen=True)
 class WriterScorer:
-    """The writer's scores: `writer` ranks them, and the ONNX file makes a confidence of the ranks."""
+    """The writer's scores as a scorer: `writer` ranks them, and the ONNX file computes a confidence from the ranks.
+
+    Attributes:
+        onnx: Logistic regression on the ranks.
+        writer: Ranks of the writer's scores.
+        requires: Nothing of the base model.
+    """
 
     onnx: OnnxLogistic
     writer: WriterScores
-    readings: tuple[FeatureRequest, ...] = ()
+    requires: tuple[FeatureRequest, ...] = ()
 
     def score(self, answers: FeatureBatch) -> np.ndarray:
-        inputs, known = self.writer.build_inputs(answers)
-        return np.where(known, self.onnx.confidence(inputs), np.nan)
+        """Return confidences, float64 (rows,); nan for rows without the writer's scores."""
+        inputs, has_scores = self.writer.build_inputs(answers)
+        return np.where(has_scores, self.onnx.predict(inputs), np.nan)
 
 
 @dataclass(frozen=True)
 class FusedScorer:
-    """A fusion of `parts`, by name, in the order of its ONNX file's inputs."""
+    """A fusion of several scorers.
+
+    Attributes:
+        onnx: Logistic regression on the scores of the components.
+        components: Scorers by name, in the order of the ONNX file's inputs.
+    """
 
     onnx: OnnxLogistic
     components: Mapping[str, ScorerComponent]
 
     @property
-    def readings(self) -> tuple[FeatureRequest, ...]:
-        return tuple(dict.fromkeys(reading for part in self.components.values() for reading in part.readings))
+    def requires(self) -> tuple[FeatureRequest, ...]:
+        return tuple(dict.fromkeys(request for component in self.components.values() for request in component.requires))
 
     def score(self, answers: FeatureBatch) -> np.ndarray:
-        scores = np.column_stack([part.score(answers) for part in self.components.values()])
-        return self.onnx.confidence(scores)
+        """Return confidences, float64 (rows,)."""
+        scores = np.column_stack([component.score(answers) for component in self.components.values()])
+        return self.onnx.predict(scores)
 
 
 @dataclass(frozen=True)
 class LiveScorer:
-    """The scorer that decides, as released.
+    """The scorer of a bundle.
 
     Attributes:
-        head: the probe's ONNX file. metadata: its own. llm: the base model of the training.
-        forward_tokens: what that reads for an answer, in the mean of those that it was trained on; None is not known.
+        probe: The probe's ONNX file.
+        metadata: Metadata of that file.
+        llm: Base model and prompt layout of the training.
+        name: Name of the scorer.
+        kind: Its kind.
+        forward_tokens: Mean number of tokens that the base model read for an answer in training; None if unknown.
+        scorer: The scorer itself.
     """
 
     probe: OnnxProbe
@@ -106,66 +130,87 @@ class LiveScorer:
 
     @classmethod
     def open(cls, file: Path) -> LiveScorer:
-        """The live scorer of a release, by its probe's ONNX file.
+        """Open the scorer of a bundle.
 
-        Raises `AbstainError` where that has another format or no complete metadata, or another file is missing or was
-        changed.
+        Args:
+            file: ONNX file of the bundle's probe.
+
+        Returns:
+            The scorer.
+
+        Raises:
+            AbstainError: The file has another format or incomplete metadata, or another file is missing or was changed.
         """
-        head = OnnxProbe(file)
-        metadata = head.metadata
+        probe = OnnxProbe(file)
+        metadata = probe.metadata
         require_format(metadata)
         try:
             values = {key: metadata[key] for key in ("model", "layout", "layer", "site", "too_long", "includes_eos")}
             llm = LLMParams.model_validate(
                 {**values, "model": pin_revision(values["model"], metadata["model_revision"])}
             )
-            described = json.loads(metadata["scorer"])
-            name, tokens = described["name"], described["forward_tokens"]
-            parts = _ComponentLoader(
-                head, llm, file.parent / paths.ONNX_PARTS.name, described["kinds"], described["sha256"]
+            description = json.loads(metadata["scorer"])
+            name, tokens = description["name"], description["forward_tokens"]
+            loader = _ComponentLoader(
+                probe, llm, file.parent / paths.ONNX_PARTS.name, description["kinds"], description["sha256"]
             )
-            scorer, kind = parts.load(name), described["kinds"][name]
+            scorer, kind = loader.load(name), description["kinds"][name]
         except (KeyError, TypeError, ValueError):
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} carries no complete metadata: export it with this project"
             ) from None
-        return cls(head, metadata, llm, name, kind, tokens, scorer)
+        return cls(probe, metadata, llm, name, kind, tokens, scorer)
 
     @property
     def components(self) -> tuple[ScorerComponent, ...]:
-        """The parts of a fusion; any other scorer is its only one."""
+        """The components of a fusion; any other scorer is its only component."""
         return tuple(self.scorer.components.values()) if isinstance(self.scorer, FusedScorer) else (self.scorer,)
 
     @property
     def writer(self) -> WriterScores | None:
-        """The ranks of the writer's scores, where these are all or a part of the scorer."""
-        return next((part.writer for part in self.components if isinstance(part, WriterScorer)), None)
+        """The ranks of the writer's scores; None if the scorer does not use them."""
+        return next((component.writer for component in self.components if isinstance(component, WriterScorer)), None)
 
     @property
     def requires(self) -> tuple[FeatureRequest, ...]:
-        """What the base model is asked for an answer: nothing by the writer's scores."""
-        return self.scorer.readings
+        """Features that the base model computes for an answer; none for the writer's scores."""
+        return self.scorer.requires
 
     @property
     def component_names(self) -> tuple[str, ...]:
-        """The names of the parts of a fusion; of another scorer, its own."""
+        """The names of the components."""
         return tuple(self.scorer.components) if isinstance(self.scorer, FusedScorer) else (self.name,)
 
     def score(self, answers: FeatureBatch) -> np.ndarray:
-        """Confidences, float64 (rows,); nan where there is none."""
+        """Return confidences, float64 (rows,); nan if there is none."""
         return np.asarray(self.scorer.score(answers), float)
 
     def score_components(self, answers: FeatureBatch) -> dict[str, np.ndarray]:
-        """The scores of each of `signals`, float64 (rows,); nan where it has none."""
-        named = zip(self.component_names, self.components, strict=True)
-        return {name: np.asarray(part.score(answers), float) for name, part in named}
+        """Return the scores of each component.
+
+        Args:
+            answers: Answers with the features that `requires` lists.
+
+        Returns:
+            Scores, float64 (rows,), by component name; nan if a component has none.
+        """
+        components = zip(self.component_names, self.components, strict=True)
+        return {name: np.asarray(component.score(answers), float) for name, component in components}
 
 
 @dataclass(frozen=True)
 class _ComponentLoader:
-    """The parts of a release, by name: their `kinds`, and the checksums, `sha256`, of the ONNX files in `folder`."""
+    """Loads the components of a bundle by name.
 
-    head: OnnxProbe
+    Attributes:
+        probe: The probe.
+        llm: Base model and prompt layout of the training.
+        folder: Folder of the ONNX files.
+        kinds: Kind of scorer by name.
+        sha256: Checksum of the ONNX file by name.
+    """
+
+    probe: OnnxProbe
     llm: LLMParams
     folder: Path
     kinds: Mapping[str, ServableKind]
@@ -174,9 +219,9 @@ class _ComponentLoader:
     def load(self, name: str) -> ScorerComponent:
         kind = self.kinds[name]
         if kind == "probe":
-            return ExportedProbe(self.head, FeatureRequest(make_probe_operation(self.llm)))
+            return ExportedProbe(self.probe, FeatureRequest(make_probe_operation(self.llm)))
         if kind == "log_prob":
-            return {one.name: one for one in LIKELIHOOD_SIGNALS}[name]
+            return {signal.name: signal for signal in LIKELIHOOD_SIGNALS}[name]
         content = self._read(name)
         if kind == "regressor":
             from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
@@ -186,7 +231,9 @@ class _ComponentLoader:
         onnx = OnnxLogistic(content)
         if kind == "writer":
             return WriterScorer(onnx, WriterScores.from_dict(onnx.metadata))
-        return FusedScorer(onnx, {of: self.load(of) for of in onnx.metadata["names"]})
+        return FusedScorer(
+            onnx, {component_name: self.load(component_name) for component_name in onnx.metadata["names"]}
+        )
 
     def _read(self, name: str) -> bytes:
         file = self.folder / f"{name}.onnx"

@@ -1,4 +1,7 @@
-"""A regressor on NLLs as a live scorer; apart, because it needs pandas, which takes others half a second to import."""
+"""A regressor on NLLs as a live scorer.
+
+It is a module of its own because it needs pandas, which the other scorers should not import: that takes half a second.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,24 @@ from abstain.llm.signals.context_conditions import compute_nll_table, make_basel
 
 @dataclass(frozen=True)
 class NllRegressor:
-    """A regressor as a scorer of `FeatureBatch`: it reads them with and without their context, under `layout`."""
+    """A regressor as a scorer of `FeatureBatch`.
+
+    It reads NLLs with and without context.
+
+    Attributes:
+        onnx: The regressor.
+        layout: Prompt layout of the NLLs.
+    """
 
     onnx: OnnxRegressor
     layout: str
 
     @property
-    def readings(self) -> tuple[FeatureRequest, ...]:
+    def requires(self) -> tuple[FeatureRequest, ...]:
         return (*make_normal_requests(self.layout).values(), *make_baseline_requests(self.layout).values())
 
     def score(self, answers: FeatureBatch) -> np.ndarray:
+        """Return confidences, float64 (rows,)."""
         if not len(answers):
             return np.empty(0)
         return self.onnx.predict(compute_nll_table(answers, self.layout))

@@ -1,4 +1,4 @@
-"""The predictor of a RAG service: show or abstain. It needs only the promoted ONNX files and the base model."""
+"""The predictor of a RAG service, which needs only the ONNX files of a bundle and the base model."""
 
 from __future__ import annotations
 
@@ -27,9 +27,15 @@ from abstain.serving.live_scorer import LiveScorer
 
 @dataclass(frozen=True)
 class Predictor:
-    """A released scorer and where its features come from.
+    """The scorer of a version with its features and its threshold.
 
-    `source`: of the probe's states, for answers that the base model writes here; `reader`: of all that `scorer` reads.
+    Attributes:
+        scorer: The live scorer.
+        source: Source of the probe's states, for answers that the base model writes here.
+        reader: Reader of all features that the scorer requires.
+        calibrator: Maps a confidence to the probability that the answer is correct.
+        guarantee: Text of the guarantee, or why there is none.
+        has_guarantee: Whether the version has a guarantee.
     """
 
     scorer: LiveScorer
@@ -40,87 +46,123 @@ class Predictor:
     has_guarantee: bool
 
     @classmethod
-    def open(cls, file: Path, settings: Settings, keep: OnComputed | None = None) -> Predictor:
-        """Open a release by its probe's ONNX file; `keep` is given what is computed for its decisions.
+    def open(cls, file: Path, settings: Settings, on_computed: OnComputed | None = None) -> Predictor:
+        """Open the predictor of a bundle.
 
-        Raises `AbstainError` where it carries no metadata, where another file of the release is missing or changed, and
-        where the base model or the prompt layout here is not the one it was trained on.
+        Args:
+            file: ONNX file of the bundle's probe.
+            settings: Settings with the place of the base model.
+            on_computed: Called with each feature that is computed for a decision.
+
+        Returns:
+            The predictor.
+
+        Raises:
+            AbstainError: The file has no complete metadata, another file of the bundle is missing or was changed, or
+                the base model or the prompt layout on this machine is not the one of the training.
         """
         scorer = LiveScorer.open(file)
-        meta, llm = scorer.metadata, scorer.llm
+        metadata, llm = scorer.metadata, scorer.llm
         try:
-            trained_on, version, _ = meta["model_revision"], meta["version"], float(meta["threshold"])
-            layout_digest = meta["layout_digest"]
-            calibrator = calibrator_from_dict(json.loads(meta["calibration"]))
-            guarantee = json.loads(meta["guarantee"])
-            message, guaranteed = guarantee["message"], bool(guarantee["guaranteed"])
+            trained_revision, version, _ = metadata["model_revision"], metadata["version"], float(metadata["threshold"])
+            layout_digest = metadata["layout_digest"]
+            calibrator = calibrator_from_dict(json.loads(metadata["calibration"]))
+            guarantee = json.loads(metadata["guarantee"])
+            message, has_guarantee = guarantee["message"], bool(guarantee["guaranteed"])
         except (KeyError, TypeError, ValueError):
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} carries no complete metadata: export it with this project"
             ) from None
-        here = find_model(llm.model, settings).revision
-        if here != trained_on:
+        local_revision = find_model(llm.model, settings).revision
+        if local_revision != trained_revision:
             raise AbstainError(
                 Code.VERSION_MISMATCH,
-                f"version {version} was trained on {llm.model}@{trained_on}, but this machine has @{here}: "
-                "fetch that revision, or retrain",
+                f"version {version} was trained on {llm.model}@{trained_revision}, but this machine has "
+                f"@{local_revision}: fetch that revision, or retrain",
             )
         if load_layout(llm.layout).digest != layout_digest:
             raise AbstainError(
                 Code.VERSION_MISMATCH,
                 f"prompt layout {llm.layout} has changed since version {version} was trained: restore it",
             )
-        reader = FeatureReader(tuple(FeatureSource(llm, settings, one) for one in scorer.requires), keep)
-        return cls(scorer, FeatureSource(llm, settings), reader, calibrator, message, guaranteed)
+        reader = FeatureReader(tuple(FeatureSource(llm, settings, request) for request in scorer.requires), on_computed)
+        return cls(scorer, FeatureSource(llm, settings), reader, calibrator, message, has_guarantee)
 
     def decide_interactions(self, interactions: Sequence[Interaction]) -> list[Decision]:
-        """Each answer's confidence beside the threshold, in order; one without any context is scored without.
+        """Compare each answer's confidence with the threshold; an answer without any context is scored without it.
 
-        Whether a service may show an answer is decided by `Gate`.
-        """
-        read = self.reader.read(interactions)
-        return self.score_answers(read.batch, read.unreadable, read.forward_tokens)
-
-    def score_answers(
-        self, answers: FeatureBatch, unreadable: Sequence[UnreadableInteraction | None], forward_tokens: Sequence[float]
-    ) -> list[Decision]:
-        """What `score` gives, of answers that were read.
+        `Gate` decides whether a service may show an answer.
 
         Args:
-            unreadable: why the base model cannot read an answer, None where it can.
-            forward_tokens: what it read for each.
+            interactions: The answers.
+
+        Returns:
+            One decision per answer, in order.
+        """
+        result = self.reader.read(interactions)
+        return self.score_answers(result.batch, result.unreadable, result.forward_tokens)
+
+    def score_answers(
+        self, batch: FeatureBatch, unreadable: Sequence[UnreadableInteraction | None], forward_tokens: Sequence[float]
+    ) -> list[Decision]:
+        """Decide about answers whose features are already computed.
+
+        Args:
+            batch: The answers and their features.
+            unreadable: Why the base model cannot read each answer; None if it can.
+            forward_tokens: Number of tokens that the base model read for each answer.
+
+        Returns:
+            One decision per answer, in order.
         """
         decisions = []
-        confidences = self.scorer.score(answers)
-        for row, why, tokens, confidence in zip(
-            answers.interactions, unreadable, forward_tokens, confidences, strict=True
+        confidences = self.scorer.score(batch)
+        for interaction, failure, n_tokens, confidence in zip(
+            batch.interactions, unreadable, forward_tokens, confidences, strict=True
         ):
-            if why:
-                decision = self.make_abstain_decision(row.interaction_id, Code.TOO_LONG, why.reason)
+            if failure:
+                decision = self.make_abstain_decision(interaction.interaction_id, Code.TOO_LONG, failure.reason)
             elif np.isnan(confidence):
                 reason = f"the scorer {self.scorer.name} has no score for this answer"
-                decision = self.make_abstain_decision(row.interaction_id, Code.NOTHING_TO_SCORE, reason)
+                decision = self.make_abstain_decision(interaction.interaction_id, Code.NOTHING_TO_SCORE, reason)
             else:
-                decision = self.apply_threshold(row.interaction_id, float(confidence))
-            decisions.append(replace(decision, forward_tokens=tokens))
+                decision = self.apply_threshold(interaction.interaction_id, float(confidence))
+            decisions.append(replace(decision, forward_tokens=n_tokens))
         return decisions
 
     def compute_missing(
-        self, interactions: Sequence[Interaction], progress: OnProgress = lambda done, total: None
+        self, interactions: Sequence[Interaction], on_progress: OnProgress = lambda done, total: None
     ) -> JobStats:
-        """Compute and cache what the scorer reads of `interactions`, where it is missing."""
+        """Compute and cache the features of answers that are not cached yet.
+
+        Args:
+            interactions: The answers.
+            on_progress: Called with the number of finished and of all features.
+
+        Returns:
+            Statistics of the job.
+        """
         return compute_missing(
-            self.source.params, self.source.settings, [(interactions, self.scorer.requires)], progress
+            self.source.params, self.source.settings, [(interactions, self.scorer.requires)], on_progress
         )
 
     @property
     def threshold(self) -> float:
+        """Threshold of the version."""
         return float(self.scorer.metadata["threshold"])
 
     def apply_threshold(self, interaction_id: str, confidence: float) -> Decision:
-        """Show or abstain, at the released threshold."""
+        """Decide by the threshold of the version.
+
+        Args:
+            interaction_id: Id of the answer.
+            confidence: Its confidence.
+
+        Returns:
+            "show" or "abstain", with the calibrated probability.
+        """
         show = confidence >= self.threshold
-        verdict = Decision(
+        decision = Decision(
             interaction_id,
             "show" if show else "abstain",
             confidence,
@@ -132,11 +174,20 @@ class Predictor:
             show=show,
         )
         if (bounds := self.calibrator.interval(np.array([confidence]))) is None:
-            return verdict
+            return decision
         low, high = (float(bound[0]) for bound in bounds)
-        return replace(verdict, probability_low=low, probability_high=high)
+        return replace(decision, probability_low=low, probability_high=high)
 
     def make_abstain_decision(self, interaction_id: str, code: Code, reason: str) -> Decision:
-        """Abstain without a confidence, for `reason`, a cause of the kind `code`."""
-        version, coded = self.scorer.metadata["version"], f"{code}: {reason}"
-        return Decision(interaction_id, "abstain", None, self.threshold, version, self.guarantee, reason=coded)
+        """Return the decision to abstain without a confidence.
+
+        Args:
+            interaction_id: Id of the answer.
+            code: Code of the reason.
+            reason: Why there is no confidence.
+
+        Returns:
+            The decision.
+        """
+        version, full_reason = self.scorer.metadata["version"], f"{code}: {reason}"
+        return Decision(interaction_id, "abstain", None, self.threshold, version, self.guarantee, reason=full_reason)

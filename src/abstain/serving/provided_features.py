@@ -1,4 +1,4 @@
-"""What an engine gave about an answer, as what the live scorer reads; or what it needs besides, by name."""
+"""The live scorer's features from what an engine computed for an answer, or the names of those that are missing."""
 
 from __future__ import annotations
 
@@ -21,69 +21,98 @@ from abstain.serving.request_files import make_interaction_from_texts
 
 WRITER_SCORES_NAME = "the answer, with the scores that its writer gave it"
 PLACEHOLDER_INTERACTION = make_interaction_from_texts("?", "!", [])
-"""Stands for an answer of which no texts are known."""
+"""Represents an answer whose texts are unknown."""
 
 
 @dataclass(frozen=True)
 class MissingFeatures:
-    """What was given does not suffice. `names`: what the scorer needs besides; `results`: what it can use as given."""
+    """The provided features do not suffice.
+
+    Attributes:
+        names: Names of the features that the scorer needs in addition.
+        features: The provided features that it can use.
+    """
 
     names: tuple[str, ...]
-    results: ProvidedFeatures
+    features: ProvidedFeatures
 
 
 def build_provided_features(
     scorer: LiveScorer, interaction: Interaction | None, states: Tensor | None, log_probs: AnswerLogProbs | None
 ) -> FeatureBatch | MissingFeatures:
-    """One answer with what `scorer` reads of it, from `states` and `log_probs`, as they were checked.
+    """Build the scorer's input from what the caller's engine computed.
 
-    Raises `AbstainError` where these are not of equally many tokens.
+    Args:
+        scorer: The live scorer.
+        interaction: Texts of the answer; None if only states or log-probabilities were sent.
+        states: Verified hidden states, float32 (tokens, d).
+        log_probs: Verified log-probabilities.
+
+    Returns:
+        A batch with one answer, or the features that are still missing.
+
+    Raises:
+        AbstainError: States and log-probabilities have different numbers of tokens.
     """
-    _compare(scorer, states, log_probs)
-    results: dict[FeatureRequest, Tensor] = {}
+    _require_equal_lengths(scorer, states, log_probs)
+    features: dict[FeatureRequest, Tensor] = {}
     if log_probs is not None:
-        results[NLL_WITH_CONTEXT] = log_probs.to_nll_and_entropy()
+        features[NLL_WITH_CONTEXT] = log_probs.to_nll_and_entropy()
     if states is not None:
-        results |= {part.states_request: states for part in scorer.components if isinstance(part, ExportedProbe)}
+        features |= {
+            component.states_request: states for component in scorer.components if isinstance(component, ExportedProbe)
+        }
     row = interaction or PLACEHOLDER_INTERACTION
-    lacking: dict[str, FeatureRequest | None] = {}
-    for part in scorer.components:
-        if not isinstance(part, WriterScorer):
-            lacking |= _find_missing(part, row, results)
+    missing: dict[str, FeatureRequest | None] = {}
+    for component in scorer.components:
+        if not isinstance(component, WriterScorer):
+            missing |= _find_missing(component, row, features)
         elif interaction is None:
-            lacking[WRITER_SCORES_NAME] = None
-    unfit = set(lacking.values())
-    wanted = {one: result for one, result in results.items() if one in scorer.requires and one not in unfit}
-    if lacking:
-        return MissingFeatures(tuple(lacking), wanted)
-    return FeatureBatch([row], {one: [result] for one, result in wanted.items()})
+            missing[WRITER_SCORES_NAME] = None
+    incomplete_requests = set(missing.values())
+    usable = {
+        request: result
+        for request, result in features.items()
+        if request in scorer.requires and request not in incomplete_requests
+    }
+    if missing:
+        return MissingFeatures(tuple(missing), usable)
+    return FeatureBatch([row], {request: [result] for request, result in usable.items()})
 
 
-def _find_missing(part: ScorerComponent, row: Interaction, results: ProvidedFeatures) -> dict[str, FeatureRequest]:
-    """What `part` needs besides `results`, by name, each with the reading that would give it."""
-    absent = {describe_feature_request(one): one for one in part.readings if one not in results}
-    if isinstance(part, ExportedProbe) or NLL_WITH_CONTEXT not in part.readings or NLL_WITH_CONTEXT not in results:
+def _find_missing(
+    component: ScorerComponent, interaction: Interaction, features: ProvidedFeatures
+) -> dict[str, FeatureRequest]:
+    """Return the feature requests that `component` needs in addition to `features`, by name."""
+    absent = {describe_feature_request(request): request for request in component.requires if request not in features}
+    if (
+        isinstance(component, ExportedProbe)
+        or NLL_WITH_CONTEXT not in component.requires
+        or NLL_WITH_CONTEXT not in features
+    ):
         return absent
-    if not isinstance(part, Signal):  # a regressor reads NLLs and entropies alike
+    if not isinstance(component, Signal):  # a regressor reads NLLs and entropies alike
         return absent | {describe_feature_request(NLL_WITH_CONTEXT): NLL_WITH_CONTEXT}
-    return absent or dict.fromkeys(_find_missing_values(part, row, results[NLL_WITH_CONTEXT]), NLL_WITH_CONTEXT)
+    return absent or dict.fromkeys(
+        _find_missing_values(component, interaction, features[NLL_WITH_CONTEXT]), NLL_WITH_CONTEXT
+    )
 
 
-def _find_missing_values(signal: Signal, row: Interaction, surprise: Tensor) -> list[str]:
-    """What of `to_nll_and_entropy`, where it is nan, `signal` cannot do without: its score is nan without it."""
-    eos, entropies = surprise.clone(), surprise.clone()
+def _find_missing_values(signal: Signal, interaction: Interaction, nlls_and_entropies: Tensor) -> list[str]:
+    """Return the values, nan in `nlls_and_entropies`, that `signal` needs: without them its score is nan."""
+    eos, entropies = nlls_and_entropies.clone(), nlls_and_entropies.clone()
     eos[:, 1], entropies[-1, 0] = 0.0, 0.0
     needs = {"the log-probability of EOS": eos, "the entropies of the answer's tokens": entropies}
-    return [name for name, rest in needs.items() if np.isnan(signal.score_row(row, [rest]))]
+    return [name for name, values in needs.items() if np.isnan(signal.score_row(interaction, [values]))]
 
 
-def _compare(scorer: LiveScorer, states: Tensor | None, log_probs: AnswerLogProbs | None) -> None:
+def _require_equal_lengths(scorer: LiveScorer, states: Tensor | None, log_probs: AnswerLogProbs | None) -> None:
     if states is None or log_probs is None:
         return
     tokens = len(states) - scorer.llm.includes_eos
     if tokens != len(log_probs.token_log_probs):
         raise AbstainError(
             Code.STATES_MISMATCH,
-            f"states of {tokens} tokens and log-probabilities of {len(log_probs.token_log_probs)} were given: both are to be "
-            "of the same answer",
+            f"states of {tokens} tokens and log-probabilities of {len(log_probs.token_log_probs)} were given: both are "
+            "to be of the same answer",
         )

@@ -16,30 +16,58 @@ from abstain.core.contracts import Context, ImportedInteraction, Interaction, Qu
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import parse_lines
 
-RequestRow = TypeVar("Asked", Question, ImportedInteraction)
+RequestRow = TypeVar("RequestRow", Question, ImportedInteraction)
 
 
 def read_interactions(file: Path) -> list[Interaction]:
-    """The interactions of a JSON Lines file (`-`: standard input), which may carry feedback that is ignored.
+    """Read the interactions of a JSON Lines file; feedback in the rows is ignored.
 
-    Raises `AbstainError` naming file, line and field of the first row that is invalid or has a duplicate key, and for
-    JSON that is not JSON Lines.
+    Args:
+        file: The file; `-` is standard input.
+
+    Returns:
+        The interactions, in order.
+
+    Raises:
+        AbstainError: The file cannot be read, is not JSON Lines, or has an invalid row or a duplicate key. The message
+            names file, line and field of the first such row.
     """
-    return [row.to_rows()[0] for row in _read(file, ImportedInteraction)]
+    return [row.to_rows()[0] for row in _read_rows(file, ImportedInteraction)]
 
 
 def read_questions(file: Path) -> list[Question]:
-    """The questions of a JSON Lines file (`-`: standard input). Raises `AbstainError` as `read_interactions` does."""
-    return _read(file, Question)
+    """Read the questions of a JSON Lines file.
+
+    Args:
+        file: The file; `-` is standard input.
+
+    Returns:
+        The questions, in order.
+
+    Raises:
+        AbstainError: As in `read_interactions`.
+    """
+    return _read_rows(file, Question)
 
 
 def make_question_from_texts(question: str, contexts: list[str]) -> Question:
-    """One question from its texts. Raises `AbstainError` for an empty one."""
-    with _named_by_field():
-        return Question(interaction_id="command-line", question=question, contexts=_contexts(contexts))
+    """Build a question from its texts.
+
+    Args:
+        question: The question.
+        contexts: Retrieved chunks, best first.
+
+    Returns:
+        The question.
+
+    Raises:
+        AbstainError: A text is empty.
+    """
+    with _report_invalid_field():
+        return Question(interaction_id="command-line", question=question, contexts=_make_contexts(contexts))
 
 
-def _read(file: Path, kind: type[RequestRow]) -> list[RequestRow]:
+def _read_rows(file: Path, kind: type[RequestRow]) -> list[RequestRow]:
     try:
         content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
@@ -53,24 +81,37 @@ def _read(file: Path, kind: type[RequestRow]) -> list[RequestRow]:
 
 
 def make_interaction_from_texts(question: str, answer: str, contexts: list[str]) -> Interaction:
-    """One interaction from its texts. Raises `AbstainError` for an empty one."""
-    with _named_by_field():
+    """Build an interaction from its texts.
+
+    Args:
+        question: The question.
+        answer: The answer.
+        contexts: Retrieved chunks, best first.
+
+    Returns:
+        The interaction.
+
+    Raises:
+        AbstainError: A text is empty.
+    """
+    with _report_invalid_field():
         return Interaction(
             interaction_id="command-line",
             asked_at=datetime.now(UTC),
             question=question,
             answer=answer,
-            contexts=_contexts(contexts),
+            contexts=_make_contexts(contexts),
             model="unknown",
         )
 
 
-def _contexts(texts: list[str]) -> tuple[Context, ...]:
+def _make_contexts(texts: list[str]) -> tuple[Context, ...]:
     return tuple(map(make_unnamed_context, texts))
 
 
 @contextmanager
-def _named_by_field() -> Iterator[None]:
+def _report_invalid_field() -> Iterator[None]:
+    """Convert a validation error into an `AbstainError` that names the field."""
     try:
         yield
     except ValidationError as error:

@@ -1,8 +1,9 @@
 """Latency of the live scorer per answer: `python -m abstain.serving.scorer_latency probe.onnx` prints it as JSON.
 
-`p99_ms` is that of the scorer with all of its parts on one core, the base model left out; `base_model_ms` is the time
-that the base model takes for one of the project's answers, read alone and without the cache, null where it is not on
-this machine. It is a separate process, because the threads of the caller (a flow, a server) would be measured, too.
+`p99_ms` is that of the scorer with all of its components on one core, without the base model. `base_model_ms` is the
+time that the base model takes for one of the project's answers, read singly and without the cache; it is null if the
+model is not on this machine. It runs in a separate process, because the threads of the caller (a flow, a server) would
+be measured, too.
 """
 
 from __future__ import annotations
@@ -34,64 +35,99 @@ from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
 from abstain.serving.request_files import make_interaction_from_texts
 
-TOKENS = 128
-"""Of an answer whose results are made up."""
+N_TOKENS = 128
+"""Length of the answer with random features."""
 MAX_ROWS_TRIED = 100
-"""Of the project's answers, to find one that fits the base model's window."""
+"""Maximum number of the project's answers that are tried to find one that fits the base model's context length."""
 
 
-def make_random_features(scorer: LiveScorer, tokens: int = TOKENS, seed: int = 0) -> FeatureBatch:
-    """An answer with random results of every request of the live scorer; the same wherever it is made."""
-    drawn = np.random.default_rng(seed)
+def make_random_features(scorer: LiveScorer, n_tokens: int = N_TOKENS, seed: int = 0) -> FeatureBatch:
+    """Build one answer with random features for every request of the live scorer.
 
-    def result(reading: FeatureRequest) -> Tensor:
-        if isinstance(reading.operation, HiddenStates):
-            return torch.from_numpy(drawn.standard_normal((tokens, scorer.probe.width), np.float32))
-        return torch.from_numpy(drawn.random((tokens, 2), np.float32) * 5)
+    Args:
+        scorer: The live scorer.
+        n_tokens: Length of the answer.
+        seed: Seed of the random numbers; the result is the same on every machine.
+
+    Returns:
+        A batch with one answer.
+    """
+    rng = np.random.default_rng(seed)
+
+    def make_result(request: FeatureRequest) -> Tensor:
+        if isinstance(request.operation, HiddenStates):
+            return torch.from_numpy(rng.standard_normal((n_tokens, scorer.probe.width), np.float32))
+        return torch.from_numpy(rng.random((n_tokens, 2), np.float32) * 5)
 
     answer = make_interaction_from_texts("?", "!", [])
     if scorer.writer and scorer.writer.scores:
-        (model, _, name), among = next(iter(scorer.writer.scores.items()))
-        marks = {"writer": {name.partition(".")[2]: float(among[0])}, "token_log_probs": (float(among[0]),)}
-        answer = answer.model_copy(update={"model": model, **marks})
-    return FeatureBatch([answer], {reading: [result(reading)] for reading in scorer.requires})
+        (model, _, name), ranked_values = next(iter(scorer.writer.scores.items()))
+        scores = {
+            "writer": {name.partition(".")[2]: float(ranked_values[0])},
+            "token_log_probs": (float(ranked_values[0]),),
+        }
+        answer = answer.model_copy(update={"model": model, **scores})
+    return FeatureBatch([answer], {request: [make_result(request)] for request in scorer.requires})
 
 
-def measure_scorer_p99_ms(scorer: LiveScorer, tokens: int = TOKENS, blocks: int = 25, runs: int = 100) -> float:
-    """The 99th percentile, in ms, of scoring one answer of `tokens` tokens on one core, the LLM left out."""
-    answer = make_random_features(scorer, tokens)
-    return measure_p99_ms(lambda: scorer.score(replace(answer, derived={})), blocks, runs)
+def measure_scorer_p99_ms(scorer: LiveScorer, n_tokens: int = N_TOKENS, n_blocks: int = 25, n_runs: int = 100) -> float:
+    """Measure the 99th percentile of the time to score one answer on one core, without the base model.
+
+    Args:
+        scorer: The live scorer.
+        n_tokens: Length of the answer.
+        n_blocks: Number of blocks.
+        n_runs: Number of runs per block.
+
+    Returns:
+        The 99th percentile in milliseconds.
+    """
+    answer = make_random_features(scorer, n_tokens)
+    return measure_p99_ms(lambda: scorer.score(replace(answer, derived={})), n_blocks, n_runs)
 
 
-def measure_p99_ms(run: Callable[[], object], blocks: int = 25, runs: int = 100) -> float:
-    """The 99th percentile, in ms, of `run`, after a first one.
+def measure_p99_ms(run: Callable[[], object], n_blocks: int = 25, n_runs: int = 100) -> float:
+    """Measure the 99th percentile of the run time of a function, after a first run.
 
-    Taken from the fastest of several blocks: other load on a shared machine is not the scorer's latency.
+    It is that of the fastest block: other load on a shared machine is not the scorer's latency.
+
+    Args:
+        run: The function.
+        n_blocks: Number of blocks.
+        n_runs: Number of runs per block.
+
+    Returns:
+        The 99th percentile in milliseconds.
     """
     run()
-    took = np.empty((blocks, runs))
-    for at in np.ndindex(took.shape):
-        start = time.perf_counter()
+    durations_s = np.empty((n_blocks, n_runs))
+    for index in np.ndindex(durations_s.shape):
+        started_at = time.perf_counter()
         run()
-        took[at] = time.perf_counter() - start
-    return float(np.quantile(took, 0.99, axis=1).min() * 1000)
+        durations_s[index] = time.perf_counter() - started_at
+    return float(np.quantile(durations_s, 0.99, axis=1).min() * 1000)
 
 
 def measure_base_model_ms(predictor: Predictor, rows: Iterable[Interaction]) -> float:
-    """The time, in ms, in which the base model reads the first readable one of `rows`; the model is loaded before.
+    """Measure the time in which the base model reads the first readable answer, after the model is loaded.
 
-    0 where the scorer needs no pass.
+    Args:
+        predictor: Predictor with the base model.
+        rows: Answers to try.
+
+    Returns:
+        The time in milliseconds; 0 if the scorer needs no forward pass or no answer is readable.
     """
-    source, readings = predictor.source, predictor.scorer.requires
+    source, feature_requests = predictor.source, predictor.scorer.requires
     row = next((row for row in rows if isinstance(source.prepare(row), PreparedRequest)), None)
-    if not readings or row is None:
+    if not feature_requests or row is None:
         return 0.0
-    store, start = FeatureStore(source.params.model, source.settings), 0.0
+    store, started_at = FeatureStore(source.params.model, source.settings), 0.0
     for _ in range(2):
-        requests = expand_requests(source.params, source.settings, [([row], readings)])
-        start = time.perf_counter()
+        requests = expand_requests(source.params, source.settings, [([row], feature_requests)])
+        started_at = time.perf_counter()
         store.compute_uncached(requests)
-    return 1000 * (time.perf_counter() - start)
+    return 1000 * (time.perf_counter() - started_at)
 
 
 def _measure(file: Path) -> dict[str, float | None]:

@@ -17,17 +17,28 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 SUFFIX = ".safetensors"
-WAIT_S = 5.0
-"""For an engine that still writes: the disk of a busy host, not a whole answer."""
-PAUSE_S = 0.005
+MAX_WAIT_S = 5.0
+"""Maximum wait for an engine that still writes: time for the disk of a busy host, not for a whole answer."""
+POLL_INTERVAL_S = 0.005
 
 
-def read_and_delete(path: str, folder: Path | None, limit_bytes: int, wait_s: float = WAIT_S) -> bytes:
-    """The content of the file `path` inside `folder`; the file, and its lock, are deleted, whatever they hold.
+def read_and_delete(path: str, folder: Path | None, limit_bytes: int, wait_s: float = MAX_WAIT_S) -> bytes:
+    """Read a file of states and delete it and its lock, whatever they contain.
 
-    A relative `path` is relative to `folder`. What is outside it, a link, or still written after `wait_s` seconds is
-    neither read nor deleted. Raises `AbstainError` for such a path, for a file that is not there, is none, or has more
-    than `limit_bytes`, and where it cannot be deleted.
+    A path outside of the folder, a link, and a file that is still written after `wait_s` are neither read nor deleted.
+
+    Args:
+        path: Path of the file; a relative one is relative to `folder`.
+        folder: Folder that the file must lie in; None allows no file.
+        limit_bytes: Maximum size in bytes.
+        wait_s: Maximum wait in seconds for an engine that still writes.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        AbstainError: The path is not allowed, there is no such regular file, it is still being written, it is larger
+            than `limit_bytes`, or it cannot be deleted.
     """
     if folder is None:
         raise AbstainError(
@@ -35,7 +46,7 @@ def read_and_delete(path: str, folder: Path | None, limit_bytes: int, wait_s: fl
             "states were given as a path, and no folder is allowed: set ABSTAIN_SERVE_STATES_FOLDER, or send the bytes",
         )
     try:
-        with _opened_parent(path, folder) as (parent, name), _wait_until_written(parent, name, path, wait_s):
+        with _open_parent(path, folder) as (parent, name), _wait_until_written(parent, name, path, wait_s):
             return _read_and_unlink(parent, name, path, limit_bytes)
     except (OSError, ValueError, RuntimeError) as error:  # the last of links that lead to each other
         reason = error.strerror if isinstance(error, OSError) else "no valid path"
@@ -47,10 +58,10 @@ def read_and_delete(path: str, folder: Path | None, limit_bytes: int, wait_s: fl
 
 
 @contextmanager
-def _opened_parent(path: str, folder: Path) -> Iterator[tuple[int, str]]:
-    """The descriptor of the folder that holds `path`, and its name there.
+def _open_parent(path: str, folder: Path) -> Iterator[tuple[int, str]]:
+    """Yield a descriptor of the folder that contains `path`, and the name of the file in it.
 
-    No link is followed once `path` is resolved: nobody can exchange a folder in between.
+    No link is followed once `path` is resolved, so that a folder cannot be exchanged in between.
     """
     root, real = folder.resolve(), (folder / path).resolve()
     if not real.is_relative_to(root) or real.suffix != SUFFIX:
@@ -62,8 +73,8 @@ def _opened_parent(path: str, folder: Path) -> Iterator[tuple[int, str]]:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     parent = os.open(root, flags)
     try:
-        for part in folders:
-            inner = os.open(part, flags, dir_fd=parent)
+        for folder_name in folders:
+            inner = os.open(folder_name, flags, dir_fd=parent)
             os.close(parent)
             parent = inner
         yield parent, name
@@ -72,7 +83,7 @@ def _opened_parent(path: str, folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def _open_file(parent: int, name: str) -> int:
-    """A descriptor of a regular file; a pipe or device is not waited for."""
+    """Return a descriptor of a regular file without waiting for a pipe or device."""
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
@@ -82,7 +93,7 @@ def _open_file(parent: int, name: str) -> int:
 
 @contextmanager
 def _wait_until_written(parent: int, name: str, path: str, wait_s: float) -> Iterator[None]:
-    """Wait until nobody writes `name`: a shared lock of its lock, where there is one, which is deleted then."""
+    """Wait for a shared lock of `name`'s lock file, if there is one; the lock file is deleted afterwards."""
     lock = f"{name}.lock"
     try:
         file = _open_file(parent, lock)
@@ -90,19 +101,19 @@ def _wait_until_written(parent: int, name: str, path: str, wait_s: float) -> Ite
         yield
         return
     try:
-        until = time.monotonic() + wait_s
+        deadline = time.monotonic() + wait_s
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline:
                     raise AbstainError(
                         Code.NOT_READABLE,
                         f"the states {path!r} are still being written after {wait_s:g} s: ask again, or give the "
                         "engine a faster disk, such as one in memory",
                     ) from None
-                time.sleep(PAUSE_S)
+                time.sleep(POLL_INTERVAL_S)
         try:
             yield
         finally:
@@ -116,8 +127,8 @@ def _read_and_unlink(parent: int, name: str, path: str, limit_bytes: int) -> byt
     file = _open_file(parent, name)
     try:
         content = bytearray()
-        while len(content) <= limit_bytes and (more := os.read(file, limit_bytes + 1 - len(content))):
-            content += more
+        while len(content) <= limit_bytes and (chunk := os.read(file, limit_bytes + 1 - len(content))):
+            content += chunk
     finally:
         os.close(file)
     try:
@@ -134,9 +145,17 @@ def _read_and_unlink(parent: int, name: str, path: str, limit_bytes: int) -> byt
     return bytes(content)
 
 
-def make_too_large_error(what: str, limit_bytes: int) -> AbstainError:
-    """The error for states that exceed `limit_bytes`."""
+def make_too_large_error(subject: str, limit_bytes: int) -> AbstainError:
+    """Return the error for states that exceed the limit.
+
+    Args:
+        subject: Subject of the message, such as "the states".
+        limit_bytes: Maximum size in bytes.
+
+    Returns:
+        The error.
+    """
     return AbstainError(
         Code.TOO_LARGE,
-        f"{what} have more than {limit_bytes} bytes: let the engine give the layer that is read alone, or none",
+        f"{subject} have more than {limit_bytes} bytes: let the engine give the layer that is read alone, or none",
     )

@@ -1,8 +1,8 @@
 """Choose the layer and the site that the probe reads, by out-of-fold AUROC on the reviewed training answers.
 
-No stage of the DAG, because its result is a parameter: a retrain with `llm.layer: auto` runs it once, between the
-stages `dataset` and `features`, and commits the choice (tasks/training/site_choice.py). The passes that it runs also
-give what the stage `features` needs of these answers otherwise, so no answer is read twice.
+This is not a stage of the DAG, because its result is a parameter: a retrain with `llm.layer: auto` runs it once,
+between the stages `dataset` and `features`, and commits the choice (tasks/training/site_choice.py). Its forward passes
+also compute the other features of these answers that the stage `features` needs, so no answer is read twice.
 
 python -m abstain.stages.choose_site OUTPUT.json
 """
@@ -21,47 +21,53 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
-from abstain.learning.evaluation.ablation import out_of_fold_aurocs
+from abstain.learning.evaluation.ablation import compute_out_of_fold_aurocs
 from abstain.learning.evaluation.scorer_choice import choose_cheapest_of_best
-from abstain.learning.metrics.bootstrap import RESAMPLES, make_interval_columns
+from abstain.learning.metrics.bootstrap import RESAMPLING, make_interval_columns
 from abstain.llm.engine.loading import find_model, read_layer_count
 from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource
 from abstain.llm.signals.compute_features import compute_missing
-from abstain.llm.signals.feature_plan import candidate_sites, plan_site_choice
+from abstain.llm.signals.feature_plan import list_candidate_sites, plan_site_choice
 from abstain.llm.signals.registry import build_scorers
 from abstain.stages.shared import artifacts
 
 
 def choose_site(params: Params) -> dict[str, Any]:
-    """`layer` and `site`, the number of training `rows` and of `reviewed` ones, and the `sites` compared, each with its
-    AUROC and interval.
+    """Choose the site with the best out-of-fold AUROC; within one standard error of it, the shallowest.
 
-    The shallower one wins within one standard error of the best. Raises `AbstainError` where no answer fits the window,
-    or the training answers are too few for a probe.
+    Args:
+        params: All parameters.
+
+    Returns:
+        `layer` and `site`, the number of training `rows` and of `reviewed` ones, and the compared `sites`, each with
+        its AUROC and interval.
+
+    Raises:
+        AbstainError: No answer fits into the context length, or the training answers are too few for a probe.
     """
     settings = load_settings()
     frame = artifacts.read_dataset_frame()
     train = frame[frame["split"] == "train"]
-    rows = DataStore(paths.DATA).interactions(train["interaction_id"])
-    sites = candidate_sites(read_layer_count(find_model(params.llm.model, settings)))
+    rows = DataStore(paths.DATA).read_interactions(train["interaction_id"])
+    sites = list_candidate_sites(read_layer_count(find_model(params.llm.model, settings)))
     scorers = build_scorers(params, settings).scorers
-    compute_missing(params.llm, settings, plan_site_choice(params, scorers, rows, sites), artifacts.progress)
+    compute_missing(params.llm, settings, plan_site_choice(params, scorers, rows, sites), artifacts.report_progress)
     with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".sites-") as folder:
         tables = []
-        for at, place in enumerate(sites):
-            file = Path(folder) / f"{at}.npy"
-            FeatureSource(params.llm, settings, place.make_feature_request(params.llm)).save(rows, file)
+        for index, site in enumerate(sites):
+            file = Path(folder) / f"{index}.npy"
+            FeatureSource(params.llm, settings, site.make_feature_request(params.llm)).save(rows, file)
             tables.append(StateTable(file))
-        kept = np.flatnonzero(tables[0].lengths)
-        if not len(kept):
+        readable_rows = np.flatnonzero(tables[0].lengths)
+        if not len(readable_rows):
             raise AbstainError(Code.TOO_LONG, NOTHING_FITS)
-        readable = train.iloc[kept].reset_index(drop=True)
-        aurocs = out_of_fold_aurocs(
+        readable = train.iloc[readable_rows].reset_index(drop=True)
+        aurocs = compute_out_of_fold_aurocs(
             readable,
-            {place: table.subset(kept).subset for place, table in zip(sites, tables, strict=True)},
+            {site: table.subset(readable_rows).subset for site, table in zip(sites, tables, strict=True)},
             params.sweep.architecture,
             params.probe,
-            RESAMPLES,
+            RESAMPLING,
         )
     if any(np.isnan(estimate.value) for estimate in aurocs.values()):
         raise AbstainError(
@@ -69,13 +75,15 @@ def choose_site(params: Params) -> dict[str, Any]:
             "the layer is chosen by the reviewed training answers, and these are not of both kinds: bring reviews, or "
             "set llm.layer",
         )
-    chosen = choose_cheapest_of_best(aurocs, {place: place.layer for place in sites})
+    chosen = choose_cheapest_of_best(aurocs, {site: site.layer for site in sites})
     return {
         "layer": chosen.layer,
         "site": chosen.site,
         "rows": len(readable),
         "reviewed": int((readable["source"] == "review").sum()),
-        "sites": [{"layer": at.layer, "site": at.site, **make_interval_columns("auroc", aurocs[at])} for at in sites],
+        "sites": [
+            {"layer": site.layer, "site": site.site, **make_interval_columns("auroc", aurocs[site])} for site in sites
+        ],
     }
 
 

@@ -1,4 +1,4 @@
-"""What accumulates, and the policy by which it goes: section `retention` of params.yaml.
+"""What accumulates, and the policy for its deletion: section `retention` of params.yaml.
 
-Nothing goes that is live, tagged or needed to roll back. Each part says what it would delete before anything is.
+Nothing is deleted that is live, tagged or needed to roll back. Each part reports what it would delete before it does.
 """

@@ -1,4 +1,4 @@
-"""What one part of the policy lets go, and the deletion of files and folders."""
+"""What one part of the policy deletes, and the deletion of files and folders."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ExpiredItems:
-    """What of one `kind` the policy lets go. `bytes`: None where they are not known; `kept`: what is left alone, and
-    why; empty where there is nothing to say."""
+    """Expired items of one kind.
+
+    Attributes:
+        kind: Kind of the items.
+        count: Number of items.
+        bytes: Their size; None if it is unknown.
+        note: What is kept and why; "" if there is nothing to report.
+    """
 
     kind: str
     count: int
     bytes: int | None
-    kept: str = ""
+    note: str = ""
 
 
 def remove_all(paths: Iterable[Path]) -> None:
-    """Delete files and whole folders; what is gone already is no error."""
+    """Delete files and whole folders; missing ones are ignored.
+
+    Args:
+        paths: The files and folders.
+    """
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -28,8 +38,15 @@ def remove_all(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def bytes_of(paths: Iterable[Path]) -> int:
-    """The bytes of files, and of all files in folders, that are still there."""
+def count_bytes(paths: Iterable[Path]) -> int:
+    """Sum the sizes of files, and of all files in folders, that still exist.
+
+    Args:
+        paths: The files and folders.
+
+    Returns:
+        The number of bytes.
+    """
     total = 0
     for path in paths:
         for file in (path, *path.rglob("*")) if path.is_dir() else (path,):

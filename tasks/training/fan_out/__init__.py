@@ -1,4 +1,4 @@
-"""The fan-out: missing shards of the feature cache are computed by what `ABSTAIN_RUNNER` names.
+"""The fan-out: the runner that `ABSTAIN_RUNNER` names computes missing shards of the feature cache.
 
 Distribution is cache warming: other processes write results to the cache before the unchanged stage reads it.
 """
@@ -13,8 +13,15 @@ if TYPE_CHECKING:
     from abstain.llm.features.shard_job import ShardRunner
 
 
-def runner_for(settings: Settings) -> ShardRunner:
-    """The runner that `settings.runner` names. Nothing is started before it gets work."""
+def make_runner(settings: Settings) -> ShardRunner:
+    """Make the runner that `settings.runner` names; it starts nothing before it gets work.
+
+    Args:
+        settings: Settings of this machine.
+
+    Returns:
+        The runner.
+    """
     if settings.runner == "local":
         from abstain.llm.features.shard_job import LocalRunner
 

@@ -2,11 +2,11 @@
 
 Notes:
 
-* A shard to compute is the file `jobs/NAME.job` beside the features in their shared store, because parameters of a run
-  must hold no user's text. Whoever computes it writes what it cost to `jobs/NAME.cost`, then removes the job. NAME is a
-  digest of the work: a run that goes on after a kill asks for the same jobs, and workers skip those that are gone.
-* A dead process breaks its whole pool; a dead Dask worker costs the shard that it was at, which another one computes; a
-  dead flow run costs the rest of its part. What still has a job is computed in another round.
+* A shard to compute is the file `jobs/NAME.job` next to the features in their shared store, because parameters of a run
+  must hold no user's text. Whoever computes it writes the cost to `jobs/NAME.cost`, then removes the job. NAME is a
+  digest of the work: a run that continues after a kill requests the same jobs, and workers skip missing ones.
+* A dead process breaks its whole pool; a dead Dask worker costs only its shard, which another one computes; a dead flow
+  run costs the rest of its part. Whatever still has a job is computed in another round.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_error_line
 from abstain.llm.features import shard_job
 from abstain.llm.features.file_store import FileStore
-from abstain.llm.features.job_files import JOBS, left_jobs
+from abstain.llm.features.job_files import JOBS, find_abandoned_jobs
 from abstain.llm.features.shard_job import JobStats, ShardJob
 from tasks.runs.stopping import raise_if_stopped
 
@@ -50,22 +50,33 @@ PATIENCE_SECONDS = 300.0
 PAGE = 200  # the server answers with no more flow runs at once
 Kind = Literal["job", "cost"]
 Round = Generator[JobStats, None, str]
-"""Yields what finished shards cost; its result is why a process ended too early, empty where none did."""
+"""Yields the costs of finished shards; its result is why a process ended too early, "" if none did."""
 _alone = threading.Lock()
 """Held where a shard is computed, since a Dask worker may have several threads, but one base model; and where a pool of
 processes is up, since two stages of a run may fan out at once, but would share processors and GPUs."""
 
 
 class DistributedRunner:
-    """Computes shards in other processes, those that `settings.runner` names."""
+    """Computes shards in other processes, as `settings.runner` says.
+
+    Args:
+        settings: Settings of this machine.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._store = settings, FileStore(settings.features)
 
     def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
-        """Yield what each shard cost once it is in the cache.
+        """Compute shards in other processes.
 
-        Raises `AbstainError` where one cannot be computed, and where `ROUNDS` rounds in a row have computed none.
+        Args:
+            shards: The shards.
+
+        Yields:
+            The cost of each shard once it is in the cache.
+
+        Raises:
+            AbstainError: A shard cannot be computed, or `ROUNDS` rounds in a row have computed none.
         """
         waiting: dict[str, str] = {}
         sent: set[str] = set()
@@ -78,10 +89,10 @@ class DistributedRunner:
                 self._store.write(_file(job.name, "job"), job.to_json().encode())
                 waiting[job.name] = f"{job.requests[0].name} to {job.requests[-1].name}"
             while waiting:
-                before = len(waiting)
+                n_before = len(waiting)
                 reason = yield from compute_round(waiting)
-                yield from self._finished(waiting)
-                failures = 0 if len(waiting) < before else failures + 1
+                yield from self._collect_finished(waiting)
+                failures = 0 if len(waiting) < n_before else failures + 1
                 if waiting:
                     _require_another_round(waiting, reason, failures)
         finally:
@@ -91,9 +102,9 @@ class DistributedRunner:
         reason = ""
         with _task_runner(self._settings) as runner:
             parameters = [{"name": name, "features": self._settings.features} for name in waiting]
-            futures = [runner.submit(compute_shard, each) for each in parameters]
+            futures = [runner.submit(compute_shard, job_parameters) for job_parameters in parameters]
             while futures:
-                yield from self._look(waiting)
+                yield from self._poll(waiting)
                 done = [future for future in futures if future.wrapped_future.done()]
                 futures = [future for future in futures if future not in done]
                 for future in done:
@@ -109,20 +120,22 @@ class DistributedRunner:
         reason, names, count = "", list(waiting), min(self._settings.workers, len(waiting))
         with get_client(sync_client=True) as client:
             _require_deployment(client)
-            live = {_start(names[at::count]) for at in range(count)}
+            live = {_start(names[start::count]) for start in range(count)}
             patience = time.monotonic() + PATIENCE_SECONDS
             while live:
-                yield from self._look(waiting)
+                yield from self._poll(waiting)
                 page = list(live)[:PAGE]
-                found = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=page)))
-                if deleted := set(page).difference(flow_run.id for flow_run in found):
+                flow_runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=page)))
+                if deleted := set(page).difference(flow_run.id for flow_run in flow_runs):
                     live -= deleted
                     reason = f"a flow run of {DEPLOYMENT} was deleted"
-                for flow_run in found:
+                for flow_run in flow_runs:
                     if flow_run.state and flow_run.state.is_final():
                         live.remove(flow_run.id)
                         reason = _early_end(flow_run) or reason
-                if time.monotonic() > patience and (late := [each.name for each in found if _is_queued(each)]):
+                if time.monotonic() > patience and (
+                    late := [flow_run.name for flow_run in flow_runs if _is_queued(flow_run)]
+                ):
                     patience = math.inf
                     get_run_logger().warning(
                         "%s of %s have not begun: the workers of its pool are busy, or there is none (`make worker`)",
@@ -131,13 +144,13 @@ class DistributedRunner:
                     )
         return reason
 
-    def _look(self, waiting: dict[str, str]) -> Iterator[JobStats]:
+    def _poll(self, waiting: dict[str, str]) -> Iterator[JobStats]:
         raise_if_stopped()
         time.sleep(POLL_SECONDS)
-        yield from self._finished(waiting)
+        yield from self._collect_finished(waiting)
 
-    def _finished(self, waiting: dict[str, str]) -> Iterator[JobStats]:
-        """What the shards cost that have no job any more; `waiting` loses them."""
+    def _collect_finished(self, waiting: dict[str, str]) -> Iterator[JobStats]:
+        """Yield the costs of shards that have no job any more, and remove them from `waiting`."""
         jobs = {entry.name for entry in self._store.list(JOBS)}
         for name in [name for name in waiting if _file(name, "job") not in jobs]:
             del waiting[name]
@@ -147,15 +160,22 @@ class DistributedRunner:
                 yield JobStats(0, 0, 0)
 
     def _remove(self, sent: set[str]) -> None:
-        """Remove the files of the shards that were `sent`, and those that were left behind."""
+        """Remove the files of the shards in `sent`, and abandoned ones."""
         entries = self._store.list(JOBS)
-        own = {_file(name, kind) for name in sent for kind in get_args(Kind)}
-        for name in own.intersection(entry.name for entry in entries).union(entry.name for entry in left_jobs(entries)):
+        job_files = {_file(name, kind) for name in sent for kind in get_args(Kind)}
+        for name in job_files.intersection(entry.name for entry in entries).union(
+            entry.name for entry in find_abandoned_jobs(entries)
+        ):
             self._store.delete(name)
 
 
 def compute_job(name: str, features: str) -> None:
-    """Compute a shard into the cache `features`, unless its job is gone; then write what it cost."""
+    """Compute a shard into the cache, unless its job is missing; then write its cost.
+
+    Args:
+        name: Name of the job.
+        features: Location of the cache.
+    """
     store = FileStore(features)
     with _alone:
         try:
@@ -174,12 +194,12 @@ compute_shard = task(name="compute_shard", task_run_name="{name}", cache_policy=
 
 
 def begin_process(started: Any, threads: int, gpus: Sequence[str]) -> None:
-    """Begin a process of the pool, which ends with its parent and has its share of the processors and of the GPUs.
+    """Initialise a process of the pool: it ends with its parent and has its share of processors and GPUs.
 
     Args:
-        started: the number of processes that have begun, which they share; below 0 where the pool was stopped.
-        threads: the threads of torch; OMP_NUM_THREADS, where it is set, wins.
-        gpus: the names of the GPUs, of which it takes one; none where there is nothing to share.
+        started: Number of processes that have begun, which they share; below 0 if the pool was stopped.
+        threads: Threads of torch; OMP_NUM_THREADS, if it is set, wins.
+        gpus: Names of the GPUs, of which it takes one; empty if there is nothing to share.
     """
     if parent := multiprocessing.parent_process():
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -200,8 +220,15 @@ def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
     os._exit(1)
 
 
-def shared_gpus(settings: Settings) -> list[str]:
-    """The names of the GPUs that processes share, as CUDA_VISIBLE_DEVICES has them; none where there is one or none."""
+def list_shared_gpus(settings: Settings) -> list[str]:
+    """List the GPUs that processes share.
+
+    Args:
+        settings: Settings of this machine.
+
+    Returns:
+        Their names, as in CUDA_VISIBLE_DEVICES; empty if there are fewer than two.
+    """
     count = torch.cuda.device_count() if settings.device in ("auto", "cuda") else 0
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return (named or [str(number) for number in range(count)])[:count] if count > 1 else []
@@ -212,7 +239,7 @@ def _task_runner(settings: Settings) -> Iterator[TaskRunner[Any]]:
     if settings.runner == "processes":
         threads = max(1, len(os.sched_getaffinity(0)) // settings.workers)
         started = multiprocessing.get_context("spawn").Value("i", 0)
-        initargs = (started, threads, shared_gpus(settings))
+        initargs = (started, threads, list_shared_gpus(settings))
         with _alone, ProcessPoolTaskRunner(settings.workers, initializer=begin_process, initargs=initargs) as pool:
             try:
                 yield pool
@@ -252,7 +279,7 @@ def _task_runner(settings: Settings) -> Iterator[TaskRunner[Any]]:
 
 
 def _require_deployment(client: Any) -> None:
-    """Raise `AbstainError` where there is no deployment to run; warn where no worker would take its runs."""
+    """Raise `AbstainError` if there is no deployment to run; warn if no worker would take its runs."""
     try:
         deployment = client.read_deployment_by_name(DEPLOYMENT)
     except ObjectNotFound:
@@ -279,8 +306,10 @@ def _is_queued(flow_run: FlowRun) -> bool:
 
 
 def _early_end(flow_run: FlowRun) -> str:
-    """Why `flow_run` ended before its part was done, empty where it was. Raises `AbstainError` where a person
-    cancelled it, and where it cannot do its part."""
+    """Return why `flow_run` ended before its part was done; "" if it was done.
+
+    Raises `AbstainError` if a person cancelled it, or if it cannot do its part.
+    """
     state = flow_run.state
     assert state is not None
     if state.is_cancelled():
@@ -294,7 +323,7 @@ def _early_end(flow_run: FlowRun) -> str:
 
 
 def _require_another_round(waiting: dict[str, str], reason: str, failures: int) -> None:
-    """Raise `AbstainError` where another round would not help."""
+    """Raise `AbstainError` if another round would not help."""
     name, rows = next(iter(waiting.items()))
     if failures and not reason:
         raise AbstainError(

@@ -12,7 +12,7 @@ from abstain.config.params import Params
 from abstain.config.settings import Settings, load_settings
 from tasks.runs.progress import notify_observers
 from tasks.runs.workspace import Workspace
-from tasks.training.fan_out import runner_for
+from tasks.training.fan_out import make_runner
 
 if TYPE_CHECKING:
     from abstain.llm.features.feature_store import OnProgress
@@ -27,8 +27,8 @@ def _features(
     from abstain.llm.signals.feature_plan import plan_features
     from abstain.llm.signals.registry import build_scorers
 
-    asked = plan_features(params, build_scorers(params, settings).scorers, labelled)
-    return compute_missing(params.llm, settings, asked, progress, runner)
+    work = plan_features(params, build_scorers(params, settings).scorers, labelled)
+    return compute_missing(params.llm, settings, work, progress, runner)
 
 
 def _nll_features(
@@ -36,8 +36,8 @@ def _nll_features(
 ) -> JobStats:
     from abstain.llm.signals.feature_plan import plan_nll_features
 
-    read, rows = plan_nll_features(params, settings, labelled)
-    perturbing, reading = read.compute_missing(rows, progress, runner)
+    nll_plan, rows = plan_nll_features(params, settings, labelled)
+    perturbing, reading = nll_plan.compute_missing(rows, progress, runner)
     return perturbing + reading
 
 
@@ -49,13 +49,18 @@ FANNED_OUT: Mapping[str, Callable[[Params, Settings, LabelledAnswers, OnProgress
 
 
 def get_fan_out_step(stage: str) -> str:
-    """The name of the fan-out before `stage`."""
+    """Return the name of the fan-out before a stage."""
     return f"fan_out_{stage}"
 
 
 @task(task_run_name="fan_out_{stage}", cache_policy=NO_CACHE)
 def fan_out(workspace: Workspace, stage: str) -> None:
-    """Compute all model requests of `stage` by `ABSTAIN_RUNNER`, unless the stage is cached."""
+    """Compute all model requests of a stage by `ABSTAIN_RUNNER`, unless the stage is cached.
+
+    Args:
+        workspace: The workspace.
+        stage: The stage.
+    """
     logger, step = get_run_logger(), get_fan_out_step(stage)
     if workspace.dvc("--wait-for-lock", "status", "--json", stage).strip() == "{}":
         notify_observers(step, "cached")
@@ -69,5 +74,5 @@ def fan_out(workspace: Workspace, stage: str) -> None:
         notify_observers(step, f"progress {done}/{total}")
         logger.info("%s %s of %s", step, done, total)
 
-    cost = FANNED_OUT[stage](params, settings, labelled, progress, runner_for(settings))
+    cost = FANNED_OUT[stage](params, settings, labelled, progress, make_runner(settings))
     notify_observers(step, "ran" if cost.rows else "cached")

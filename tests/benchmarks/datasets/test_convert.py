@@ -8,10 +8,10 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import parse_object
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.knowledge.documents.reader import parse_document
-from benchmarks.datasets import DocumentFile, Skipped, feedbackqa, qa_from_hf, squad
-from benchmarks.datasets.convert import Converted, convert
+from benchmarks.datasets import DocumentFile, SkippedRecord, feedbackqa, qa_from_hf, squad
+from benchmarks.datasets.convert import ConversionCounts, convert
 from tests.benchmarks.datasets.upstream import FORMATS, SHARED, asked, judged, passage, write_json, write_records
 from tests.benchmarks.datasets.upstream import squad as squad_file
 
@@ -24,9 +24,9 @@ READ = {"squad": squad.read, "qa_from_hf": qa_from_hf.read, "feedbackqa": feedba
 def test_convert_gives_ingest_the_same_rows_every_time(tmp_path: Path, name: str) -> None:
     file = FORMATS[name](tmp_path)
     converted = convert(READ[name]([file]), tmp_path / "out")
-    rows = list(explicit_sources([str(tmp_path / "out")])[0].read({}))
+    rows = list(make_explicit_sources([str(tmp_path / "out")])[0].read({}))
     assert [row.reasons for row in rows if row.reasons] == []
-    counts = Counter(type(part).__name__ for row in rows for part in row.contents())
+    counts = Counter(type(part).__name__ for row in rows for part in row.iter_contents())
     assert counts["Interaction"] == converted.interactions == 1
     assert counts["Review"] == converted.reviews
     assert counts["Document"] == converted.documents
@@ -87,7 +87,7 @@ def test_convert_does_not_overwrite(tmp_path: Path) -> None:
 
 def test_convert_documents_alone_writes_no_rows(tmp_path: Path) -> None:
     file = write_records(tmp_path / "kb.jsonl", {"kb_id": "WHO-1", **passage()})
-    assert convert(feedbackqa.read([file]), tmp_path / "out") == Converted(documents=1)
+    assert convert(feedbackqa.read([file]), tmp_path / "out") == ConversionCounts(documents=1)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["documents"]
 
 
@@ -134,14 +134,14 @@ def test_published_files_are_imported(tmp_path: Path, name: str, files: list[str
     paths = [SHARED / file for file in files]
     found, documents, cited = Counter[str](), set[str](), set[str]()
     for item in READ[name]([official_squad(paths[0], tmp_path)] if name == "squad" else paths):
-        if isinstance(item, Skipped):
+        if isinstance(item, SkippedRecord):
             found[item.reason] += 1
         elif isinstance(item, DocumentFile):
             documents.add(parse_document(item.text, item.name).doc_id)
         else:
             row = parse_object(item, "a", 1)
             assert row.reasons == ()
-            found.update(type(part).__name__ for part in row.contents())
+            found.update(type(part).__name__ for part in row.iter_contents())
             found["correct"] += row.review is not None and row.review.correct
             cited.update(c.chunk_id.rpartition("#")[0] for c in (row.interaction.contexts if row.interaction else ()))
     found["Document"] = len(documents)

@@ -5,7 +5,7 @@ import pytest
 from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import parse_object
 from abstain.knowledge.documents.reader import parse_document
-from benchmarks.datasets import DocumentFile, Item, Skipped
+from benchmarks.datasets import DocumentFile, Item, SkippedRecord
 from benchmarks.datasets.feedbackqa import read
 from tests.benchmarks.datasets.upstream import passage, rated, write_records
 
@@ -33,7 +33,7 @@ def test_feedbackqa_every_rating_is_a_review(tmp_path: Path) -> None:
     assert [(review.complete, review.correct, review.truthful) for review in reviews] == [*ratings.values()]
     assert [review.reviewer for review in reviews] == [f"feedbackqa-rater-{n}" for n in (1, 2, 3, 4)]
     assert {review.interaction_id for review in reviews} == {"feedbackqa-fb-1"}
-    assert [list(row.contents()) for row in rows[1:]] == [[review] for review in reviews[1:]]
+    assert [list(row.iter_contents()) for row in rows[1:]] == [[review] for review in reviews[1:]]
     assert unrated.interaction is not None and unrated.review is None
 
 
@@ -65,4 +65,4 @@ def test_feedbackqa_questions_without_answer_are_an_error(tmp_path: Path) -> Non
     with pytest.raises(AbstainError, match="holds questions without an answer: name human_feedback or kb_passages"):
         import_all(tmp_path, {"id": "q", "question": "?", "gold_kb_id": "WHO-1"})
     (skipped,) = import_all(tmp_path, rated("fb-1", "Bad", question=" "))
-    assert skipped == Skipped("the question or the passage is empty")
+    assert skipped == SkippedRecord("the question or the passage is empty")

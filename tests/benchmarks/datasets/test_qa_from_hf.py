@@ -7,7 +7,7 @@ import pytest
 
 from abstain.ingest.parsing import parse_object
 from abstain.knowledge.documents.reader import parse_document
-from benchmarks.datasets import DocumentFile, Item, Skipped
+from benchmarks.datasets import DocumentFile, Item, SkippedRecord
 from benchmarks.datasets.qa_from_hf import ABSTENTION, read
 from tests.benchmarks.datasets.upstream import judged, write_records
 
@@ -29,10 +29,10 @@ def test_qa_from_hf_verdict_is_a_review_or_a_thumb(tmp_path: Path) -> None:
     rated = [parse_object(row, "a", 1) for row in import_all(tmp_path, *records, verdict="thumb")[:3]]
     for (flags, thumb), as_review, as_thumb in zip(verdicts.values(), reviewed, rated, strict=True):
         review = as_review.review
-        assert review is not None and as_review.feedback is None
+        assert review is not None and as_review.thumb is None
         assert (review.complete, review.correct, review.truthful) == flags
-        assert as_thumb.feedback is not None and as_thumb.review is None
-        assert as_thumb.feedback.thumb == thumb
+        assert as_thumb.thumb is not None and as_thumb.review is None
+        assert as_thumb.thumb.thumb == thumb
 
 
 def test_qa_from_hf_log_probabilities_are_scores_of_the_writer(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_qa_from_hf_rounds_are_a_month_apart(tmp_path: Path) -> None:
 def test_qa_from_hf_abstentions_are_skipped_or_kept(tmp_path: Path) -> None:
     records = judged(), judged("lt-2", model_answer=ABSTENTION), judged("lt-3", question=" ")
     items = import_all(tmp_path, *records)
-    assert Counter(item.reason for item in items if isinstance(item, Skipped)) == {
+    assert Counter(item.reason for item in items if isinstance(item, SkippedRecord)) == {
         "the model abstained": 1,
         "the question or the answer is empty": 1,
     }

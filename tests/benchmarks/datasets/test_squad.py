@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from abstain.knowledge.documents.reader import parse_document
-from benchmarks.datasets import DocumentFile, Item, Skipped
+from benchmarks.datasets import DocumentFile, Item, SkippedRecord
 from benchmarks.datasets.squad import read
 from tests.benchmarks.datasets.upstream import asked, squad, write_json
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.soak(twin="test_import_command_of_every_format_writes_r
 
 
 def rows_of(items: list[Item]) -> list[dict]:
-    return [dict(item) for item in items if not isinstance(item, DocumentFile | Skipped)]
+    return [dict(item) for item in items if not isinstance(item, DocumentFile | SkippedRecord)]
 
 
 FILE = squad(
@@ -43,7 +43,7 @@ def test_squad_marked_answers_are_correct_plausible_ones_not(tmp_path: Path) -> 
         "paragraph-1",
         "paragraph-2",
     ]
-    assert [item.reason for item in items if isinstance(item, Skipped)] == [
+    assert [item.reason for item in items if isinstance(item, SkippedRecord)] == [
         "unanswerable, without a plausible answer",
         "no answer is marked",
         "the question is empty",
@@ -53,7 +53,7 @@ def test_squad_marked_answers_are_correct_plausible_ones_not(tmp_path: Path) -> 
 def test_squad_unanswerable_questions_may_be_skipped(tmp_path: Path) -> None:
     items = list(read([write_json(tmp_path / "a.json", FILE)], unanswerable="skip"))
     assert [row["interaction_id"] for row in rows_of(items)] == ["squad-q-1", "squad-q-3"]
-    assert Counter(item.reason for item in items if isinstance(item, Skipped))["unanswerable, as requested"] == 2
+    assert Counter(item.reason for item in items if isinstance(item, SkippedRecord))["unanswerable, as requested"] == 2
 
 
 def test_squad_article_in_two_files_is_one_document(tmp_path: Path) -> None:

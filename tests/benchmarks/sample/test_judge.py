@@ -2,7 +2,7 @@ import pytest
 
 from benchmarks.sample.catalogue import topics
 from benchmarks.sample.handbook import Fact, build_handbook
-from benchmarks.sample.judge import is_answerable, is_refusal, judge
+from benchmarks.sample.judge import is_answerable, is_refusal, review_answer
 from benchmarks.sample.values import Value, phrase
 
 pytestmark = pytest.mark.soak(twin="test_the_command_writes_what_dvc_records")
@@ -43,7 +43,7 @@ SIBLINGS_PAGE = "Raven Card > Fees\n| Fee | Amount |\n|---|---|\n" + "\n".join(k
 
 def verdict(asked: Fact, answer: str, *contexts: str) -> str:
     """The letters of what an answer is: c(omplete), r (correct), t(ruthful); all three is fit to be shown."""
-    found = judge(f"What is the {asked.key} of the Ember Card?", asked, contexts, answer, KNOWN)
+    found = review_answer(f"What is the {asked.key} of the Ember Card?", asked, contexts, answer, KNOWN)
     assert found.fit_to_show == (found.complete and found.correct and found.truthful)
     return "c" * found.complete + "r" * found.correct + "t" * found.truthful
 
@@ -138,7 +138,7 @@ def handbook() -> list[tuple[Fact, list[Fact], list[str]]]:
 
 def test_the_handbooks_own_sentence_is_right() -> None:
     wrong = [
-        f.sentence for f, known, texts in handbook() if not judge(f.asks[0], f, texts, f.sentence, known).fit_to_show
+        f.sentence for f, known, texts in handbook() if not review_answer(f.asks[0], f, texts, f.sentence, known).fit_to_show
     ]
     assert wrong == []
 
@@ -152,5 +152,5 @@ def test_a_siblings_value_under_the_products_name_is_wrong() -> None:
                 continue
             tried += 1
             answer = other.sentence.replace(other.product, asked.product)
-            assert not judge(asked.asks[0], asked, texts, answer, known).fit_to_show, answer
+            assert not review_answer(asked.asks[0], asked, texts, answer, known).fit_to_show, answer
     assert tried > 300

@@ -22,7 +22,7 @@ from benchmarks.sample import generate
 from benchmarks.sample.feedback import REVIEW_BY_LINE, REVIEW_BY_THUMB
 from benchmarks.sample.handbook import SEED, build_handbook
 from benchmarks.sample.questions import build_questions, source_digest
-from benchmarks.sample.write import AnsweredQuestion, answered_questions, write_sample
+from benchmarks.sample.write import AnsweredQuestion, read_answered_questions, write_sample
 from tests.checkout import shipped_params
 from tests.conftest import MODELS
 from tests.data.builders import bytes_of
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.soak(twin="test_the_command_writes_what_dvc_records")
 
 PARAMS = shipped_params()
 PAGES = build_handbook()
-ANSWERED = list(answered_questions(PAGES))
+ANSWERED = list(read_answered_questions(PAGES))
 META: dict[str, Any] = json.loads((generate.FOLDER / generate.META).read_text(encoding="utf-8"))
 
 
 def fit_to_show(answered: list[AnsweredQuestion]) -> float:
     """The share of `answered` that is fit to be shown."""
-    return sum(one.judgement.fit_to_show for one in answered) / len(answered)
+    return sum(one.review.fit_to_show for one in answered) / len(answered)
 
 
 def rows(file: Path) -> list[ImportedInteraction]:
@@ -50,7 +50,7 @@ def test_there_are_enough_answers_right_and_wrong() -> None:
 
 
 def test_at_least_a_tenth_cannot_be_answered_from_what_was_retrieved() -> None:
-    assert sum(not one.judgement.answerable for one in ANSWERED) / len(ANSWERED) >= 0.10
+    assert sum(not one.review.answerable for one in ANSWERED) / len(ANSWERED) >= 0.10
 
 
 def kind_of(answered: AnsweredQuestion) -> str:
@@ -113,7 +113,7 @@ def test_history_ends_where_the_incoming_week_begins() -> None:
 
 
 def test_about_one_thumb_in_six_is_wrong() -> None:
-    truth = {one.question.question_id: one.judgement.fit_to_show for one in ANSWERED}
+    truth = {one.question.question_id: one.review.fit_to_show for one in ANSWERED}
     thumbs = [(row.thumb.thumb, truth[row.interaction_id]) for row in rows(HISTORY) if row.thumb]
     assert len(thumbs) / len(ANSWERED) > 0.5
     assert 0.12 < sum((thumb == "up") != right for thumb, right in thumbs) / len(thumbs) < 0.20
@@ -121,7 +121,7 @@ def test_about_one_thumb_in_six_is_wrong() -> None:
 
 def test_reviews_are_true_and_drawn_with_the_probability_that_they_record() -> None:
     history = rows(HISTORY)
-    judged = {one.question.question_id: one.judgement for one in ANSWERED}
+    judged = {one.question.question_id: one.review for one in ANSWERED}
     for row in history:
         if row.review:
             verdict = judged[row.interaction_id]
@@ -149,7 +149,7 @@ def test_the_answers_say_how_they_came_about() -> None:
 
 def test_answers_to_another_handbook_are_refused_with_the_remedy() -> None:
     with pytest.raises(AbstainError, match=r"another handbook: run python -m benchmarks.sample.generate$"):
-        list(answered_questions(build_handbook(seed=1)))
+        list(read_answered_questions(build_handbook(seed=1)))
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_the_embedded_model_gives_the_committed_answers(one_thread: None) -> Non
         layout.render(question.text, [chunk.text for chunk in chunks], answer=None)
         for question, chunks in zip(questions, contexts, strict=True)
     ]
-    answers = generate.answer(model, prompts, batch_tokens=2048)
+    answers = generate.generate_answers(model, prompts, batch_tokens=2048)
     assert len(answers) == len(expected) == 6
     # Another CPU, or another batch, rounds float32's last bits differently and may flip a near-tie: one may differ.
     same = sum(answer == one.answer for answer, one in zip(answers, expected, strict=True))

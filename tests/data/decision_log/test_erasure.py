@@ -14,7 +14,7 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.erasure import UserRows, erase_user, find_user_rows
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.schema import DECISIONS
-from abstain.data.store.record_keys import interaction_identity
+from abstain.data.store.record_keys import make_interaction_identity
 from tests.data.builders import feedback, interaction, review
 from tests.data.decision_log.builders import AT, bytes_in, decision, open_log, url_of
 
@@ -45,14 +45,14 @@ def texts(log: DecisionLog) -> dict[str, tuple[str, str | None, int]]:
 
 
 def test_a_users_feedback_goes_and_nothing_tells_any_more_who_asked(tmp_path: Path, log: DecisionLog) -> None:
-    assert log.erase(["ann"], with_interactions=False) == 1
+    assert log.erase_user(["ann"], with_interactions=False) == 1
     assert texts(log) == {"a": ("kept", None, 1), "b": ("kept", "u-bob", 0), "c": ("kept", "u-bob", 1)}
     assert b"<f-1>" not in bytes_in(tmp_path) and b"<f-2>" in bytes_in(tmp_path)
-    assert log.erase(["ann"], with_interactions=False) == 0
+    assert log.erase_user(["ann"], with_interactions=False) == 0
 
 
 def test_with_interactions_go_the_texts_of_what_they_asked_or_rated(tmp_path: Path, log: DecisionLog) -> None:
-    assert log.erase(["u-ann"], with_interactions=True) == 4
+    assert log.erase_user(["u-ann"], with_interactions=True) == 4
     assert texts(log) == {"a": ("erased", None, 0), "b": ("erased", None, 0), "c": ("kept", "u-bob", 1)}
     found = queries.get_decision(log.database, "a")
     assert found and (found.decision.confidence, found.decision.version) == (0.75, "v1.0.0")
@@ -62,7 +62,7 @@ def test_with_interactions_go_the_texts_of_what_they_asked_or_rated(tmp_path: Pa
 
 
 def test_what_was_erased_does_not_come_back(tmp_path: Path, log: DecisionLog) -> None:
-    log.erase(["ann"], with_interactions=True)
+    log.erase_user(["ann"], with_interactions=True)
     later = [
         log.record_decision(decision("a", user="ann", interaction=interaction("a", question=secret("a")))),
         log.record_feedback("f-1", feedback("b", user="u-ann", comment="else")),
@@ -84,16 +84,16 @@ def test_what_was_erased_does_not_come_back(tmp_path: Path, log: DecisionLog) ->
 def test_what_the_user_asks_while_the_erasure_begins_goes_too(
     tmp_path: Path, log: DecisionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writing = LogDatabase.writing
+    writing = LogDatabase.write_transaction
     asked = decision("d", user="ann", interaction=interaction("d", question=secret("d")))
 
     def after_a_question(database: LogDatabase) -> AbstractContextManager[Connection]:
-        monkeypatch.setattr(LogDatabase, "writing", writing)
+        monkeypatch.setattr(LogDatabase, "write_transaction", writing)
         log.record_decision(asked).result()
         return writing(database)
 
-    monkeypatch.setattr(LogDatabase, "writing", after_a_question)
-    log.erase(["ann"], with_interactions=True)
+    monkeypatch.setattr(LogDatabase, "write_transaction", after_a_question)
+    log.erase_user(["ann"], with_interactions=True)
     found = queries.get_decision(log.database, "d")
     assert found and (found.texts, found.decision.user) == ("erased", None)
     assert b"<d>" not in bytes_in(tmp_path)
@@ -103,22 +103,22 @@ def test_what_the_user_asks_while_the_erasure_begins_goes_too(
 def test_the_users_calls_go_too(tmp_path: Path, log: DecisionLog, with_interactions: bool) -> None:
     log.register_call("key", "call", RegisteredCall(question=secret("call"), user="ann"), 60)
     log.register_call("key", "other", RegisteredCall(question=secret("other"), user="bob"), 60).result()
-    database = LogDatabase.existing(url_of(tmp_path))
+    database = LogDatabase.open_existing(url_of(tmp_path))
     assert database and find_user_rows(database, ["u-ann"]).calls == 1
-    log.erase(["ann"], with_interactions=with_interactions)
+    log.erase_user(["ann"], with_interactions=with_interactions)
     assert log.get_call("key", "call") is None and log.get_call("key", "other")
     assert b"<call>" not in bytes_in(tmp_path)
 
 
 def test_the_call_of_an_interaction_that_goes_goes_too(tmp_path: Path, log: DecisionLog) -> None:
     log.register_call("key", "a", RegisteredCall(question=secret("call")), 60).result()
-    log.erase(["ann"], with_interactions=True)
+    log.erase_user(["ann"], with_interactions=True)
     assert log.get_call("key", "a") is None and b"<call>" not in bytes_in(tmp_path)
 
 
 def test_a_later_call_of_who_was_erased_with_what_they_asked_is_not_remembered(log: DecisionLog) -> None:
-    log.erase(["ann"], with_interactions=True)
-    log.erase(["bob"], with_interactions=False)
+    log.erase_user(["ann"], with_interactions=True)
+    log.erase_user(["bob"], with_interactions=False)
     log.register_call("key", "call", RegisteredCall(question="Before."), 60)
     for call_id, user in (("call", "ann"), ("of-bob", "bob")):
         log.register_call("key", call_id, RegisteredCall(question="Later?", user=user), 60).result()
@@ -126,7 +126,7 @@ def test_a_later_call_of_who_was_erased_with_what_they_asked_is_not_remembered(l
 
 
 def test_without_interactions_a_later_question_is_logged(log: DecisionLog) -> None:
-    log.erase(["ann"], with_interactions=False)
+    log.erase_user(["ann"], with_interactions=False)
     log.record_decision(decision("d", user="ann")).result()
     log.record_feedback("f-4", feedback("d", user="u-ann")).result()
     found = queries.get_decision(log.database, "d")
@@ -135,17 +135,17 @@ def test_without_interactions_a_later_question_is_logged(log: DecisionLog) -> No
 
 def test_once_with_interactions_remains_with_interactions(log: DecisionLog) -> None:
     for with_interactions in (True, False):
-        log.erase(["ann"], with_interactions=with_interactions)
+        log.erase_user(["ann"], with_interactions=with_interactions)
     log.record_decision(decision("d", user="ann")).result()
     found = queries.get_decision(log.database, "d")
     assert found and found.texts == "erased"
 
 
 def test_interactions_that_the_data_names_go_too(tmp_path: Path, log: DecisionLog) -> None:
-    database = LogDatabase.existing(url_of(tmp_path))
+    database = LogDatabase.open_existing(url_of(tmp_path))
     assert database
     assert find_user_rows(database, ["u-ann"]) == UserRows(1, frozenset("ab"))
-    gone = {interaction_identity("c").hex()}
+    gone = {make_interaction_identity("c").hex()}
     assert erase_user(database, ["u-carol"], ["u-carol"], with_interactions=False, identities=gone) == 0
     assert erase_user(database, ["u-carol"], ["u-carol"], with_interactions=True, identities=gone) == 2
     assert texts(log)["c"] == ("erased", None, 0) and texts(log)["a"][0] == "kept"
@@ -181,12 +181,12 @@ def test_texts_expire_and_figures_stay(tmp_path: Path, log: DecisionLog) -> None
 
 def test_what_tells_an_answer_without_texts_expires_too(log: DecisionLog) -> None:
     """Its digest goes, and no other answer takes its place."""
-    given = decision("old", decision="unavailable", interaction=None, given_sha256="of its states")
+    given = decision("old", decision="unavailable", interaction=None, input_sha256="of its states")
     log.record_decision(given).result()
-    with log.database.reading() as connection:
+    with log.database.read_transaction() as connection:
         assert connection.scalar(select(DECISIONS.c.digest).where(DECISIONS.c.interaction_id == "old"))
     assert [log.purge_expired_texts(AT + timedelta(days=31)) for _ in range(2)] == [1, 0]
-    with log.database.reading() as connection:
+    with log.database.read_transaction() as connection:
         assert connection.scalar(select(DECISIONS.c.digest).where(DECISIONS.c.interaction_id == "old")) is None
     for later in (given, decision("old")):
         refused = log.record_decision(later).exception()
@@ -194,18 +194,18 @@ def test_what_tells_an_answer_without_texts_expires_too(log: DecisionLog) -> Non
 
 
 def test_a_log_that_is_there_counts_as_the_one_it_was(tmp_path: Path, log: DecisionLog) -> None:
-    database = LogDatabase.existing(url_of(tmp_path))
+    database = LogDatabase.open_existing(url_of(tmp_path))
     assert database and erase_user(database, ["u-ann"], ["u-ann"], with_interactions=True) == 4
-    assert database.replaced == 0
+    assert database.n_replaced == 0
 
 
 def test_where_there_is_no_log_there_is_nothing_to_erase(tmp_path: Path) -> None:
-    assert LogDatabase.existing(url_of(tmp_path)) is None
+    assert LogDatabase.open_existing(url_of(tmp_path)) is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "decisions.sqlite").write_bytes(b"damaged" * 1000)
     with pytest.raises(AbstainError) as refused:
-        LogDatabase.existing(url_of(tmp_path))
+        LogDatabase.open_existing(url_of(tmp_path))
     assert refused.value.code is Code.NO_SERVICE

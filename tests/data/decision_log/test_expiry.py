@@ -20,7 +20,7 @@ LATER = AT + timedelta(days=3650)
 
 
 def keys(database: LogDatabase) -> tuple[set[str], set[str]]:
-    with database.reading() as connection:
+    with database.read_transaction() as connection:
         decisions = connection.scalars(select(DECISIONS.c.interaction_id)).all()
         return set(decisions), set(connection.scalars(select(FEEDBACK.c.interaction_id)).all())
 
@@ -34,7 +34,7 @@ def database(tmp_path: Path) -> LogDatabase:
         log.record_decision(decision(key, version=version, decided_at=at)).result(10)
         log.record_feedback(f"f-{key}", review(key)).result(10)
     log.record_decision(decision("gone", user="u-1")).result(10)
-    log.erase({"u-1"}, with_interactions=True)
+    log.erase_user({"u-1"}, with_interactions=True)
     log.close()
     opened = LogDatabase.open(url_of(tmp_path))
     purge_expired_texts(opened, AT + timedelta(days=3000), keep_days=90)
@@ -44,7 +44,7 @@ def database(tmp_path: Path) -> LogDatabase:
 def test_old_figures_go_but_not_those_of_the_live_version(
     database: LogDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expiry, "AT_ONCE", 1)  # so that there are several transactions
+    monkeypatch.setattr(expiry, "ROWS_PER_TRANSACTION", 1)  # so that there are several transactions
     assert count_expired(database, LATER, 400, "v1.1.0") == 5
     assert keys(database)[0] == {"old", "live", "away", "new", "gone"}
     assert delete_expired(database, LATER, 400, "v1.1.0") == 5
@@ -65,12 +65,12 @@ def test_a_row_with_its_text_stays_however_old(tmp_path: Path) -> None:
 
 
 def test_numbers_are_not_given_twice(database: LogDatabase, tmp_path: Path) -> None:
-    with database.reading() as connection:
+    with database.read_transaction() as connection:
         before = max(connection.scalars(select(DECISIONS.c.seq)).all())
-    with database.writing() as connection:
+    with database.write_transaction() as connection:
         connection.execute(DECISIONS.delete())
     log = open_log(url_of(tmp_path))
     log.record_decision(decision("next")).result(10)
     log.close()
-    with database.reading() as connection:
+    with database.read_transaction() as connection:
         assert connection.scalars(select(DECISIONS.c.seq)).all() == [before + 1], "who reads on would miss it"

@@ -58,7 +58,7 @@ def row_of(**changes: Any) -> dict[str, Any]:
 @contextmanager
 def held(log: DecisionLog) -> Iterator[None]:
     """Within the block the thread that writes is held up with the decision `first`: what comes has to wait for it."""
-    with log.database.writing():
+    with log.database.write_transaction():
         log.record_decision(decision("first"))
         while not log._queue.empty():
             time.sleep(0.001)
@@ -125,7 +125,7 @@ def test_answers_that_differ_in_what_is_redacted_are_two(tmp_path: Path) -> None
 
 def test_without_texts_the_digest_of_what_was_given_tells_another_request(log: DecisionLog) -> None:
     def states(digest: str) -> LoggedDecision:
-        return decision(interaction=None, given_sha256=digest)
+        return decision(interaction=None, input_sha256=digest)
 
     assert [log.record_decision(states(digest)).result() for digest in ("5e", "5e")] == ["recorded", "known"]
     assert code_of(log.record_decision(states("ed"))) is Code.FAILED_CHECK
@@ -140,8 +140,8 @@ def test_a_decision_takes_the_place_of_one_of_which_nothing_is_known(log: Decisi
     assert log.record_decision(replace(refused, took_ms=2.0)).result() == "recorded"
     found = queries.get_decision(log.database, "i-1")
     assert found and found.decision == replace(refused, took_ms=2.0)
-    assert log.record_decision(decision(interaction=None, given_sha256="5e")).result() == "recorded"
-    assert code_of(log.record_decision(decision(interaction=None, given_sha256="ed"))) is Code.FAILED_CHECK
+    assert log.record_decision(decision(interaction=None, input_sha256="5e")).result() == "recorded"
+    assert code_of(log.record_decision(decision(interaction=None, input_sha256="ed"))) is Code.FAILED_CHECK
     assert code_of(log.record_decision(refused)) is Code.FAILED_CHECK
     found = queries.get_decision(log.database, "i-1")
     assert found and found.decision.decision == "show"
@@ -149,9 +149,9 @@ def test_a_decision_takes_the_place_of_one_of_which_nothing_is_known(log: Decisi
 
 
 def test_an_unavailable_decision_about_a_known_answer_stays(log: DecisionLog) -> None:
-    unavailable = decision(shown=False, decision="unavailable", interaction=None, given_sha256="5e")
+    unavailable = decision(shown=False, decision="unavailable", interaction=None, input_sha256="5e")
     assert log.record_decision(unavailable).result() == "recorded"
-    assert code_of(log.record_decision(decision(interaction=None, given_sha256="ed"))) is Code.FAILED_CHECK
+    assert code_of(log.record_decision(decision(interaction=None, input_sha256="ed"))) is Code.FAILED_CHECK
     log.record_decision(decision("i-2", shown=False, decision="unavailable")).result()
     assert log.record_decision(decision("i-2")).result() == "known"
 
@@ -204,9 +204,9 @@ def test_a_redaction_that_fails_fails_its_row_alone(tmp_path: Path) -> None:
 
 def test_all_that_waits_is_one_commit(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
     commits: list[int] = []
-    writing = LogDatabase.writing
+    writing = LogDatabase.write_transaction
     with held(log):
-        monkeypatch.setattr(LogDatabase, "writing", lambda self: commits.append(1) or writing(self))
+        monkeypatch.setattr(LogDatabase, "write_transaction", lambda self: commits.append(1) or writing(self))
         futures = [log.record_decision(decision(f"i-{at}")) for at in range(50)]
     assert {future.result() for future in futures} == {"recorded"}
     assert len(commits) == 1 and queries.count_decisions(log.database)["show"] == 51
@@ -451,7 +451,7 @@ def test_another_layout_is_one_line(tmp_path: Path) -> None:
     open_log(url_of(tmp_path)).close()
     with closing(sqlite3.connect(tmp_path / "decisions.sqlite")) as connection, connection:
         connection.execute("UPDATE decision_log SET content = '1' WHERE name = 'version'")
-    for opening in (open_log, LogDatabase.existing):
+    for opening in (open_log, LogDatabase.open_existing):
         with pytest.raises(AbstainError, match="its layout has version 1, this release knows 3") as refused:
             opening(url_of(tmp_path))
         assert refused.value.code is Code.VERSION_MISMATCH and "\n" not in str(refused.value)
@@ -487,11 +487,11 @@ def test_while_the_database_is_away_rows_fail_and_later_ones_are_written(
         other.execute("BEGIN EXCLUSIVE")
         away = [log.record_decision(decision("a")), log.record_feedback("f", feedback("a"))]
         assert [code_of(future) for future in away] == [Code.NO_SERVICE] * 2
-        assert log.trouble == str(away[0].exception().coded)
+        assert log.last_error == str(away[0].exception().coded)
         other.execute("ROLLBACK")
         other.execute("PRAGMA locking_mode=NORMAL")
         other.execute("SELECT count(*) FROM decision_log").fetchone()
-    assert log.record_decision(decision("a")).result() == "recorded" and log.trouble is None
+    assert log.record_decision(decision("a")).result() == "recorded" and log.last_error is None
     assert queries.count_decisions(log.database) == {"show": 2, "abstain": 0, "unavailable": 0, "feedback": 0}
 
 
@@ -505,14 +505,14 @@ def test_a_log_that_takes_no_rows_is_noticed_before_one_comes(
     for name in ("decisions.sqlite-wal", "decisions.sqlite-shm", "decisions.sqlite"):
         (tmp_path / name).unlink(missing_ok=True)
     file.write_bytes(b"junk" * 5000)
-    wait_until(lambda: log.trouble is not None)
+    wait_until(lambda: log.last_error is not None)
     with pytest.raises(AbstainError) as refused:
         queries.get_decision(log.database, "i-1")
-    for told in (log.trouble, str(refused.value)):
+    for told in (log.last_error, str(refused.value)):
         assert "see the server's log" in (told or "") and str(tmp_path) not in (told or "")
     assert f"decision log {file}: file is not a database" in caplog.text
     file.unlink()
-    wait_until(lambda: log.trouble is None)
+    wait_until(lambda: log.last_error is None)
     assert log.record_decision(decision()).result() == "recorded"
     log.close()
 
@@ -524,7 +524,7 @@ def test_a_file_that_was_removed_is_made_anew(
     for file in tmp_path.iterdir():
         file.unlink()
     assert log.record_decision(decision("b")).result() == "recorded"
-    assert log.database.replaced == 1 and "the file was removed or replaced" in caplog.text
+    assert log.database.n_replaced == 1 and "the file was removed or replaced" in caplog.text
     other = open_log(url_of(tmp_path))
     assert queries.get_decision(other.database, "b") and not queries.get_decision(other.database, "a")
     other.close()
@@ -538,12 +538,12 @@ def test_threads_that_write_count_a_removed_file_once(tmp_path: Path, monkeypatc
     monkeypatch.setattr(database, "_prepare", lambda: time.sleep(0.1) or prepare())
 
     def write(_: int) -> None:
-        with database.writing():
+        with database.write_transaction():
             pass
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(4)))
-    assert database.replaced == 1
+    assert database.n_replaced == 1
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.erasure import find_user_rows
 from abstain.data.decision_log.log import DecisionLog
-from abstain.data.decision_log.queue import DrawnAnswer, fill, next_open, progress
+from abstain.data.decision_log.queue import SampledAnswer, fill_queue, hold_next_open, count_progress
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from tests.data.builders import feedback, interaction, review
 from tests.data.decision_log.builders import AT, decision, open_log
@@ -55,9 +55,9 @@ def test_postgres_what_is_recorded_is_found_given_to_ingest_and_erased(url: str,
     reading = source.read({})
     assert [row.interaction and row.interaction.interaction_id for row in reading] == ["b", "a"]
     assert list(source.read(reading.outcome.state)) == []
-    existing = LogDatabase.existing(url)
+    existing = LogDatabase.open_existing(url)
     assert existing and find_user_rows(existing, ["u-ann"]).feedback == 1
-    assert log.erase(["ann"], with_interactions=True) == 2
+    assert log.erase_user(["ann"], with_interactions=True) == 2
     assert log.purge_expired_texts(AT + timedelta(days=31)) == 1
     found = [queries.get_decision(log.database, key) for key in "ab"]
     assert [one.texts for one in found if one] == ["erased", "expired"]
@@ -75,13 +75,13 @@ def test_postgres_a_row_that_it_refuses_fails_alone(log: DecisionLog) -> None:
 
 def test_postgres_queue_is_shared_by_gates(url: str, log: DecisionLog) -> None:
     other, now = open_log(url), datetime.now(UTC)
-    fill(log.database, [DrawnAnswer(interaction(key), 1 / 3) for key in "ab"], (), now)
-    held = [next_open(each.database, who) for each, who in ((log, "ann"), (other, "bob"), (log, "cy"))]
+    fill_queue(log.database, [SampledAnswer(interaction(key), 1 / 3) for key in "ab"], (), now)
+    held = [hold_next_open(each.database, who) for each, who in ((log, "ann"), (other, "bob"), (log, "cy"))]
     assert [one and one.interaction.interaction_id for one in held] == ["a", "b", None]
-    outcomes = [each.review(review("a", reviewer="ann")) for each in (log, other)]
+    outcomes = [each.record_review(review("a", reviewer="ann")) for each in (log, other)]
     assert sorted(one.result() for one in outcomes) == ["known", "recorded"]
-    fill(other.database, [DrawnAnswer(interaction("a"), 0.5)], (), now)
-    assert progress(log.database) == (1, 2), "bob still has b"
+    fill_queue(other.database, [SampledAnswer(interaction("a"), 0.5)], (), now)
+    assert count_progress(log.database) == (1, 2), "bob still has b"
     read = DecisionLogSource(name="decisions", url=url).read({})
     assert [row.review and row.review.inclusion_probability for row in read] == [1 / 3, 0.5]
     assert log.purge_expired_texts(now + timedelta(days=31)) == 4

@@ -37,7 +37,7 @@ def test_windows_come_back_as_they_were_written_oldest_first(database: LogDataba
     write_windows(database, [second, first])
     assert read_windows(database) == (first, second)
     assert read_windows(database, newest=1) == (second,)
-    assert (first.headline, second.headline) == ("Alarm: input drift and feed dead", "Quiet")
+    assert (first.headline, second.headline) == ("Alarm: input drift and feed silent", "Quiet")
     assert [one.action for one in first.alarms] == [Code.INPUT_DRIFT.remedy, "ring them up"]
 
 

@@ -32,7 +32,7 @@ def log(tmp_path: Path) -> Iterator[DecisionLog]:
 
 
 def pairs(folder: Path, candidate: str = "shadow-1", version: str = "v1.0.0") -> list[PairedDecision]:
-    log = LogDatabase.existing(url_of(folder))
+    log = LogDatabase.open_existing(url_of(folder))
     assert log is not None
     return list_paired_decisions(log, candidate, version)
 
@@ -61,7 +61,7 @@ def test_what_either_has_not_decided_is_no_pair(tmp_path: Path, log: DecisionLog
 
 
 def test_an_erasure_with_interactions_reaches_it_and_it_does_not_come_back(tmp_path: Path, log: DecisionLog) -> None:
-    assert log.erase(["ann"], with_interactions=True) == 2
+    assert log.erase_user(["ann"], with_interactions=True) == 2
     assert [one.interaction_id for one in pairs(tmp_path)] == ["b"]
     log.record_shadow_decision(OF_SHADOW).result()
     assert [one.interaction_id for one in pairs(tmp_path)] == ["b"]

@@ -24,19 +24,19 @@ def named(found: Contradictions) -> list[tuple[str, str | None]]:
 def test_a_batch_of_a_reviewer_and_a_user_turned_round_are_named_and_nobody_else() -> None:
     for seed in range(5):
         crowd = Crowd(seed=seed)
-        assert named(find_contradictions(*crowd.rows())) == []
-        found = find_contradictions(*crowd.rows(flipped_user=True, flipped_batch=True))
+        assert named(find_contradictions(*crowd.draw_rows())) == []
+        found = find_contradictions(*crowd.draw_rows(flipped_user=True, flipped_batch=True))
         assert set(named(found)) == {("user u1", None), ("reviewer sme-0", "000002")}
 
 
 def test_a_reviewer_who_is_always_wrong_is_named_over_all_batches() -> None:
-    rows, given, users = Crowd().rows()
+    rows, given, users = Crowd().draw_rows()
     rows["label"] ^= rows["reviewer"] == "sme-0"
     assert named(find_contradictions(rows, given, users)) == [("reviewer sme-0", None)]
 
 
 def test_verdicts_are_compared_with_those_of_others_where_there_are_no_thumbs() -> None:
-    rows, given, users = Crowd(double_reviewed=0.3).rows(flipped_batch=True)
+    rows, given, users = Crowd(double_reviewed=0.3).draw_rows(flipped_batch=True)
     found = find_contradictions(rows, given[:0], users)
     assert named(found) == [("reviewer sme-0", "000002")]
     alone = rows[~rows["row"].duplicated(keep=False)]
@@ -77,7 +77,7 @@ def test_several_thumbs_on_one_answer_contradict_a_reviewer_once() -> None:
 
 def test_a_user_who_seldom_likes_or_is_shown_what_is_wrong_is_not_named() -> None:
     crowd = Crowd(seed=3)
-    rows, given, users = crowd.rows()
+    rows, given, users = crowd.draw_rows()
     downs = pd.DataFrame({"row": rows["row"].unique()[:60], "user": len(users) + 1, "up": False})
     wrong = pd.DataFrame({"row": rows.loc[~rows["label"], "row"].unique()[:60], "user": len(users) + 2, "up": False})
     users += ["strict", "unlucky"]
@@ -88,12 +88,13 @@ def test_a_user_who_seldom_likes_or_is_shown_what_is_wrong_is_not_named() -> Non
 @pytest.mark.parametrize("spread", [0.0, 0.5])
 def test_nobody_is_named_where_nobody_is_wrong_on_purpose(spread: float) -> None:
     quiet = sum(
-        not find_contradictions(*Crowd(seed=seed, answers=800, spread=spread).rows()).flagged for seed in range(100)
+        not find_contradictions(*Crowd(seed=seed, answers=800, spread=spread).draw_rows()).flagged
+        for seed in range(100)
     )
     assert quiet >= 95
 
 
 def test_the_order_of_rows_changes_nothing() -> None:
-    rows, given, users = Crowd().rows(flipped_user=True, flipped_batch=True)
+    rows, given, users = Crowd().draw_rows(flipped_user=True, flipped_batch=True)
     again = find_contradictions(rows.sample(frac=1, random_state=0), given.sample(frac=1, random_state=1), users)
     assert named(again) == named(find_contradictions(rows, given, users))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.contracts import Interaction
-from abstain.data.labels.near_duplicates import LONG, find_near_duplicates, mask_names_and_numbers
+from abstain.data.labels.near_duplicates import MIN_LONG_TEXT_WORDS, find_near_duplicates, mask_names_and_numbers
 from tests.data.builders import ASKED, interaction
 
 SENTENCE = (
@@ -72,12 +72,12 @@ def test_generic_short_texts_have_no_twins() -> None:
 
 def test_long_texts_may_differ_in_a_word_of_twenty() -> None:
     words = SENTENCE.split()
-    assert len(words) >= LONG + 8
+    assert len(words) >= MIN_LONG_TEXT_WORDS + 8
     one = " ".join([*words[:10], "shortly", *words[11:]])
     many = " ".join("other" if at % 4 == 0 else word for at, word in enumerate(words))
     first, near, far = answer_twins(SENTENCE, one, many)
     assert first == near != far
-    short = SENTENCE.split()[: LONG - 1]
+    short = SENTENCE.split()[: MIN_LONG_TEXT_WORDS - 1]
     assert len(set(question_twins(" ".join(short), " ".join([*short[:-1], "shortly"])))) == 2
 
 

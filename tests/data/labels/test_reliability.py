@@ -93,9 +93,9 @@ def test_weighting_undoes_an_uneven_draw() -> None:
     inside = raw_inside = 0
     for seed in range(100):
         rows = world(seed)
-        share = measure_agreement(rows.votes, rows.verdicts).up_given_verdict[1]
+        share = measure_agreement(rows.votes, rows.verdicts).up_given_label[1]
         inside += share.low <= 0.86 <= share.high
-        raw = measure_agreement(rows.votes, rows.verdicts.assign(inclusion_probability=np.nan)).up_given_verdict[1]
+        raw = measure_agreement(rows.votes, rows.verdicts.assign(inclusion_probability=np.nan)).up_given_label[1]
         raw_inside += raw.low <= 0.86 <= raw.high
     assert inside >= 88
     assert raw_inside <= 5
@@ -123,22 +123,22 @@ def test_too_few_answers_with_both_tell_nothing() -> None:
 def test_the_posterior_is_bayes_rule() -> None:
     up_right, up_wrong, prior = 0.9, 0.3, 0.7
     evidence = np.log([[(1 - up_right) / (1 - up_wrong), up_right / up_wrong]])
-    found = Reliability(prior, evidence).posterior(votes((0, 0, True), (2, 0, True), (2, 0, False)), 3)
+    found = Reliability(prior, evidence).compute_posterior(votes((0, 0, True), (2, 0, True), (2, 0, False)), 3)
     both = up_right * (1 - up_right) * prior, up_wrong * (1 - up_wrong) * (1 - prior)
     assert found == pytest.approx([0.63 / (0.63 + 0.09), prior, both[0] / sum(both)])
 
 
 def test_a_weight_is_the_share_of_the_doubt_that_thumbs_removed() -> None:
     known = Reliability(0.7, np.log([[0.1 / 0.7, 0.9 / 0.3]]))
-    found = known.labels(votes((0, 0, True), (1, 0, False)), 3, LABELS)
+    found = known.compute_labels(votes((0, 0, True), (1, 0, False)), 3, LABELS)
     assert found["label"].tolist() == [True, False, True]
     assert found["weight"].tolist() == [round(0.6 * (0.875 - 0.7) / 0.3, 3), round(0.6 * (0.75 - 0.3) / 0.7, 3), 0.0]
 
 
 def test_a_thumb_that_tells_nothing_or_does_not_outweigh_what_is_likely_weighs_nothing() -> None:
-    says_nothing = Reliability(0.7, np.zeros((1, 2))).labels(votes((0, 0, True), (1, 0, False)), 2, LABELS)
+    says_nothing = Reliability(0.7, np.zeros((1, 2))).compute_labels(votes((0, 0, True), (1, 0, False)), 2, LABELS)
     assert says_nothing["weight"].tolist() == [0, 0]
-    outweighed = Reliability(0.95, np.log([[0.1 / 0.7, 0.9 / 0.3]])).labels(votes((0, 0, False)), 1, LABELS)
+    outweighed = Reliability(0.95, np.log([[0.1 / 0.7, 0.9 / 0.3]])).compute_labels(votes((0, 0, False)), 1, LABELS)
     assert outweighed.loc[0].tolist() == [True, 0.0]
 
 
@@ -151,7 +151,7 @@ def test_a_thumb_that_tells_nothing_or_does_not_outweigh_what_is_likely_weighs_n
 def test_a_weight_never_leaves_its_range(
     prior: float, evidence: list[float], rows: list[tuple[int, int, bool]]
 ) -> None:
-    found = Reliability(prior, np.array([evidence])).labels(votes(*rows), 4, LABELS)
+    found = Reliability(prior, np.array([evidence])).compute_labels(votes(*rows), 4, LABELS)
     assert found["weight"].between(0, LABELS.max_thumb_weight).all()
     unthumbed = ~np.isin(np.arange(4), [row for row, _, _ in rows])
     assert (found["weight"][unthumbed] == 0).all()
@@ -193,7 +193,7 @@ def test_users_are_judged_by_the_thumbs_they_gave() -> None:
 def loss(rows: World, known: Reliability) -> float:
     """Cross-entropy of the posterior on what nobody reviewed."""
     asked = ~np.isin(np.arange(len(rows.truth)), rows.verdicts.index)
-    right = known.posterior(rows.votes, len(rows.truth))[asked]
+    right = known.compute_posterior(rows.votes, len(rows.truth))[asked]
     return float(-np.log(np.where(rows.truth[asked], right, 1 - right)).mean())
 
 
@@ -226,5 +226,5 @@ def test_dawid_and_skene_take_thumbs_of_one_kind_and_any_order() -> None:
     assert judge(World(rows.truth, shuffled, rows.verdicts), params=SKENE)[1].evidence == pytest.approx(known.evidence)
     ups = rows.votes[rows.votes["up"]]
     one_kind = World(rows.truth, ups, pd.DataFrame({"label": rows.truth, "inclusion_probability": 1.0}))
-    labels = judge(one_kind, params=SKENE)[1].labels(ups, 4000, SKENE)
+    labels = judge(one_kind, params=SKENE)[1].compute_labels(ups, 4000, SKENE)
     assert labels["weight"].max() < 0.02

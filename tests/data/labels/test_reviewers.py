@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from abstain.data.labels.reviewers import LISTED, reviewer_agreement
+from abstain.data.labels.reviewers import MAX_LISTED, summarize_reviewer_agreement
 from tests.data.frames import LABELS
 
 FEW = LABELS.model_copy(update={"min_agreement": 3})
@@ -28,13 +28,13 @@ def panel(answers: int, *flips: float) -> pd.DataFrame:
 
 
 def test_reviewers_of_different_answers_are_not_compared() -> None:
-    found = reviewer_agreement(verdicts((0, "a", True), (1, "b", False)), FEW)
+    found = summarize_reviewer_agreement(verdicts((0, "a", True), (1, "b", False)), FEW)
     assert found == {"answers with several reviewers": 0, "krippendorff alpha": None, "pairs": []}
 
 
 def test_few_shared_answers_are_counted_and_not_judged() -> None:
     rows = verdicts((0, "b", True), (0, "a", False), (1, "a", True), (1, "b", True), (2, "a", True))
-    assert reviewer_agreement(rows, FEW) == {
+    assert summarize_reviewer_agreement(rows, FEW) == {
         "answers with several reviewers": 2,
         "krippendorff alpha": None,
         "pairs": [{"reviewers": ["a", "b"], "shared": 2, "disagree": 1, "kappa": None}],
@@ -44,7 +44,7 @@ def test_few_shared_answers_are_counted_and_not_judged() -> None:
 @pytest.mark.heavy
 def test_kappa_is_that_of_the_two_reviewers_verdicts_and_the_worst_pair_comes_first() -> None:
     rows = panel(60, 0.0, 0.1, 0.4)
-    found = reviewer_agreement(rows.sample(frac=1, random_state=1), FEW)
+    found = summarize_reviewer_agreement(rows.sample(frac=1, random_state=1), FEW)
     says: dict[Any, Any] = {name: own["label"].tolist() for name, own in rows.groupby("reviewer")}
     assert {tuple(pair["reviewers"]) for pair in found["pairs"]} == {("a", "b"), ("a", "c"), ("b", "c")}
     for pair in found["pairs"]:
@@ -58,7 +58,7 @@ def test_kappa_is_that_of_the_two_reviewers_verdicts_and_the_worst_pair_comes_fi
 
 def test_reviewers_who_always_say_the_same_have_no_kappa() -> None:
     rows = verdicts(*[(row, name, True) for row in range(5) for name in "ab"])
-    found = reviewer_agreement(rows, FEW)
+    found = summarize_reviewer_agreement(rows, FEW)
     assert found["krippendorff alpha"] is None
     assert found["pairs"] == [{"reviewers": ["a", "b"], "shared": 5, "disagree": 0, "kappa": None}]
 
@@ -67,7 +67,7 @@ def test_reviewers_who_always_say_the_same_have_no_kappa() -> None:
 def test_alpha_is_krippendorffs() -> None:
     rows = verdicts((0, "a", True), (0, "b", True), (1, "a", False), (1, "b", False), (2, "a", True), (2, "b", False))
     alone = verdicts((3, "a", True))
-    found = reviewer_agreement(pd.concat([rows, alone]), FEW)
+    found = summarize_reviewer_agreement(pd.concat([rows, alone]), FEW)
     assert found["krippendorff alpha"] == round(1 - (2 / 6) / (18 / 30), 3)  # observed against expected disagreement
 
 
@@ -75,4 +75,4 @@ def test_alpha_is_krippendorffs() -> None:
 def test_the_list_of_pairs_is_cut() -> None:
     rng = np.random.default_rng(0)
     rows = verdicts(*[(row, f"r{name:02d}", bool(rng.random() < 0.5)) for row in range(6) for name in range(30)])
-    assert len(reviewer_agreement(rows, FEW)["pairs"]) == LISTED
+    assert len(summarize_reviewer_agreement(rows, FEW)["pairs"]) == MAX_LISTED

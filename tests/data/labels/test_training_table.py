@@ -12,10 +12,10 @@ from abstain.core.contracts import CRITERIA, ImportedInteraction
 from abstain.core.errors import AbstainError
 from abstain.data.labels.near_duplicate_splits import split_rows
 from abstain.data.labels.training_table import COLUMNS, build_training_table
-from abstain.data.store.splits import hash_to_unit_interval, holdout_digest
+from abstain.data.store.splits import hash_to_unit_interval, compute_holdout_digest
 from abstain.sample.files import HISTORY
 from benchmarks.sample.handbook import build_handbook
-from benchmarks.sample.write import answered_questions
+from benchmarks.sample.write import read_answered_questions
 from tests.data.builders import ASKED, feedback, interaction, later, review
 from tests.data.frames import BY_GROUP, BY_TIME, FROZEN, LABELS, interactions, reviews, thumbs
 
@@ -200,7 +200,7 @@ def test_the_holdout_stays_what_it_was_whatever_training_learns_and_whatever_is_
     again = changed[changed["split"] == "holdout"]
     pd.testing.assert_frame_equal(again.reset_index(drop=True), held.reset_index(drop=True), check_exact=True)
     judged_now = held[held["source"] == "review"]
-    assert len(holdout_digest(list(judged_now["interaction_id"]), judged_now["correct"].tolist())) == 64
+    assert len(compute_holdout_digest(list(judged_now["interaction_id"]), judged_now["correct"].tolist())) == 64
     assert not changed[changed["split"] == "newest"].equals(frame[frame["split"] == "newest"])
 
 
@@ -360,7 +360,7 @@ def test_the_samples_labels_are_its_experts_and_its_thumbs(sample: Tables) -> No
 @pytest.mark.slow
 def test_on_the_sample_the_estimate_is_near_the_truth_that_only_its_writer_knows(sample: Tables) -> None:
     """Its reviews are drawn unevenly, its thumbs are noisy copies of its judgements, and some judgements are not in it."""
-    truth = {one.question.question_id: one.judgement.fit_to_show for one in answered_questions(build_handbook())}
+    truth = {one.question.question_id: one.review.fit_to_show for one in read_answered_questions(build_handbook())}
     trained = sample[1][sample[1]["interaction_id"].isin(training_ids(sample, BY_GROUP))]
     up = (trained["thumb"] == "up").to_numpy()
     right = trained["interaction_id"].map(truth).to_numpy(bool)

@@ -36,7 +36,7 @@ def test_a_user_of_a_thousand_thumbs_weighs_a_twentieth_and_the_others_what_they
     assert of[1] == pytest.approx(0.05 * weight.sum())
     assert (of[2:] == 0.4).all()
     assert weight[:1000].nunique() == 1
-    assert (largest.users, largest.before, largest.after) == (101, pytest.approx(1000 / 1100), pytest.approx(0.05))
+    assert (largest.n_users, largest.before, largest.after) == (101, pytest.approx(1000 / 1100), pytest.approx(0.05))
 
 
 def test_several_users_above_the_limit_are_cut_to_it_together() -> None:
@@ -58,13 +58,13 @@ def test_without_a_limit_and_within_it_nothing_changes() -> None:
     assert (limited(alone(1000, 1), limit=1.0)[0] == 0.4).all()
     assert (limited(alone(*[5] * 40))[0] == 0.4).all()
     weight, largest = limited([])
-    assert weight.empty and largest.users == 0
+    assert weight.empty and largest.n_users == 0
 
 
 def test_a_weight_belongs_to_those_whose_thumbs_are_for_the_label() -> None:
     rows = [(0, 1, True), (0, 2, True), (0, 3, False), (1, 2, True)]
     weight, largest = limited(rows, limit=0.6)
-    assert largest.users == 2  # user 3 was outvoted
+    assert largest.n_users == 2  # user 3 was outvoted
     assert largest.before == pytest.approx(0.75) and largest.after == pytest.approx(0.6)
     assert weight[0] == pytest.approx(0.2 + 0.2 * 0.3 / 0.6) and weight[1] == pytest.approx(0.4 * 0.3 / 0.6)
     assert limited(rows, limit=0.6, correct=False)[1] == LargestUserShare(1, 1.0, 1.0, 1.0)
@@ -73,7 +73,7 @@ def test_a_weight_belongs_to_those_whose_thumbs_are_for_the_label() -> None:
 def test_an_anonymous_thumb_is_a_user_of_its_own() -> None:
     rows = [(row, 0, True) for row in range(40)] + [(40 + row, 1, True) for row in range(40)]
     weight, largest = limited(rows)
-    assert largest.users == 41
+    assert largest.n_users == 41
     assert (weight[:40] == 0.4).all()
     assert weight[40:].sum() == pytest.approx(0.05 * weight.sum())
 
@@ -82,7 +82,7 @@ def test_a_user_of_contrary_evidence_made_the_label_that_contradicts_the_thumb()
     given = votes((0, 1, True))
     labels = pd.DataFrame({"label": [False], "weight": [0.3]})
     weight, largest = cap_user_weights(given, np.array([-2.0]), labels, 0.05)
-    assert weight[0] == 0.3 and largest.users == 1
+    assert weight[0] == 0.3 and largest.n_users == 1
 
 
 @given(
@@ -97,7 +97,7 @@ def test_no_share_exceeds_the_limit_and_no_weight_grows(rows: list[Vote], limit:
     evidence = np.where(given["up"], 1.0, -1.0)
     weight, largest = cap_user_weights(given, evidence, labels, limit)
     assert (weight >= 0).all() and (weight <= labels["weight"] + 1e-12).all()
-    assert largest.after <= max(limit, 1 / max(largest.users, 1)) + 1e-9
+    assert largest.after <= max(limit, 1 / max(largest.n_users, 1)) + 1e-9
     if not given["row"].duplicated().any():  # else a label's parts differ by now
         again = cap_user_weights(given, evidence, labels.assign(weight=weight), limit)[1]
         assert again.before == pytest.approx(largest.after, abs=1e-9)

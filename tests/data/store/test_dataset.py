@@ -8,9 +8,9 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.json_lines import read_lines
 from abstain.data.store.dataframes import read_frames
-from abstain.data.store.dataset import DataStore, StagedBatch, file_name_problem
+from abstain.data.store.dataset import DataStore, StagedBatch, explain_invalid_file_name
 from abstain.data.store.key_index import KeyIndex
-from abstain.data.store.record_keys import Stored, make_record
+from abstain.data.store.record_keys import StoredRow, make_record
 from abstain.knowledge.documents.reader import parse_document, read_documents
 from tests.data.builders import bytes_of, feedback, interaction, markdown, review
 
@@ -18,7 +18,7 @@ FIRST = (interaction("b"), interaction("a", answer="two\u2028lines, naïve"), fe
 SECOND = (review("a", inclusion_probability=0.25), feedback("a"))
 
 
-def add(folder: Path, rows: Iterable[Stored], files: dict[str, bytes] | None = None) -> KeyIndex:
+def add(folder: Path, rows: Iterable[StoredRow], files: dict[str, bytes] | None = None) -> KeyIndex:
     """One batch with `rows`, published; the index that knew of them."""
     store = DataStore(folder)
     index = store.build_key_index()
@@ -37,8 +37,8 @@ def test_what_is_written_is_read_again_in_order_of_arrival(tmp_path: Path) -> No
     assert tuple(store.iter_rows(Interaction)) == FIRST[:2]
     assert tuple(store.iter_rows(Thumb)) == (FIRST[2], SECOND[1])
     assert tuple(store.iter_rows(Review)) == SECOND[:1]
-    assert [document.doc_id for document in read_documents(store.document_files())] == ["fees"]
-    assert store.interactions(["a"]) == [FIRST[1]]
+    assert [document.doc_id for document in read_documents(store.list_document_files())] == ["fees"]
+    assert store.read_interactions(["a"]) == [FIRST[1]]
 
 
 def test_a_batch_adds_parts_and_touches_no_other_file(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_the_index_knows_every_row_and_can_read_it_again(tmp_path: Path) -> None
         line = make_record(row)
         entry = index.find(line.identity)
         assert entry is not None and (entry.content, entry.timestamp_us) == (line.content, line.timestamp_us)
-        assert index.read(entry) == row
-    assert index.asked_at("a") == FIRST[0].asked_at
-    assert index.asked_at("nobody") is None
+        assert index.read_row(entry) == row
+    assert index.get_asked_at("a") == FIRST[0].asked_at
+    assert index.get_asked_at("nobody") is None
 
 
 def test_rows_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_a_missing_folder_has_no_rows(tmp_path: Path) -> None:
     store = DataStore(tmp_path / "nowhere")
     assert not [
         *store.iter_rows(Interaction),
-        *read_documents(store.document_files()),
-        *store.chunks(),
-        *store.batches(),
-        *store.pending_files(),
+        *read_documents(store.list_document_files()),
+        *store.iter_chunks(),
+        *store.read_batches(),
+        *store.list_pending_files(),
     ]
     assert (len(store.build_key_index()), store.read_source_state("inbox")) == (0, {})
     assert read_frames(store).interactions.empty
@@ -189,7 +189,7 @@ def test_stored_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
 def test_a_renamed_document_is_named(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST, {"documents/tariff.md": markdown().encode()})
     with pytest.raises(AbstainError, match=r"rename it to fees\.md"):
-        list(read_documents(DataStore(tmp_path / "data").document_files()))
+        list(read_documents(DataStore(tmp_path / "data").list_document_files()))
 
 
 def test_html_documents_are_kept_as_they_came(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_html_documents_are_kept_as_they_came(tmp_path: Path) -> None:
         b'<meta name="updated_at" content="2026-08-01T00:00:00Z"></head><body><h1>Card</h1><p>No fee.</p></body></html>'
     )
     add(tmp_path / "data", FIRST, {"documents/fees.html": page})
-    (document,) = read_documents(DataStore(tmp_path / "data").document_files())
+    (document,) = read_documents(DataStore(tmp_path / "data").list_document_files())
     assert isinstance(document, Document) and document == parse_document(page, "fees.html", "html")
 
 
@@ -224,5 +224,5 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
 
 @pytest.mark.parametrize("doc_id", ["../fees", "a/b", ".hidden", "a#b", "a b", "x" * 129, "é"])
 def test_document_ids_that_cannot_name_a_file(doc_id: str) -> None:
-    assert "cannot name a file" in str(file_name_problem(doc_id))
-    assert file_name_problem("cards-gold.v2") is None
+    assert "cannot name a file" in str(explain_invalid_file_name(doc_id))
+    assert explain_invalid_file_name("cards-gold.v2") is None

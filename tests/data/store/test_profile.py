@@ -32,7 +32,7 @@ def profile_of(batch: Sequence[Record]) -> Profile:
     profiler = Profiler()
     for line in batch:
         profiler.add(line)
-    return profiler.profile()
+    return profiler.build_profile()
 
 
 @given(st.integers(0, 10**7))

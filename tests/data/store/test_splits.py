@@ -17,7 +17,7 @@ from abstain.data.store.splits import (
     assign_splits,
     check_splits,
     hash_to_unit_interval,
-    holdout_digest,
+    compute_holdout_digest,
     select_reviewed,
     select_reviewed_holdout,
     split_by_sampling,
@@ -219,10 +219,10 @@ def test_no_rows_at_all() -> None:
 
 
 def test_the_holdout_digest_sees_rows_and_labels_but_not_their_order() -> None:
-    digest = holdout_digest(["a", "b"], [True, False])
-    assert digest == holdout_digest(["b", "a"], [False, True])
-    assert digest != holdout_digest(["a", "b"], [True, True])
-    assert digest != holdout_digest(["a", "c"], [True, False])
+    digest = compute_holdout_digest(["a", "b"], [True, False])
+    assert digest == compute_holdout_digest(["b", "a"], [False, True])
+    assert digest != compute_holdout_digest(["a", "b"], [True, True])
+    assert digest != compute_holdout_digest(["a", "c"], [True, False])
     assert len(digest) == 64
 
 

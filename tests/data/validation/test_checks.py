@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from abstain.core.contracts import make_unnamed_context
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import make_record
-from abstain.data.validation.checks import TABLES, ExistingData, ValidatedRows, build_suites, percent
+from abstain.data.validation.checks import TABLES, ExistingData, ValidatedRows, build_suites, format_short_percent
 from abstain.data.validation.columns import build_tables
 from tests.data.builders import ASKED, CHUNK, DOCUMENT, NOW, PARAMS, cited, feedback, interaction, review
 
@@ -114,4 +114,10 @@ def test_without_its_question_a_reply_has_no_delay() -> None:
 
 
 def test_shares_are_written_as_people_do() -> None:
-    assert [percent(share) for share in (0, 0.005, 0.125, 1 / 3, 1)] == ["0 %", "0.5 %", "12.5 %", "33.3 %", "100 %"]
+    assert [format_short_percent(share) for share in (0, 0.005, 0.125, 1 / 3, 1)] == [
+        "0 %",
+        "0.5 %",
+        "12.5 %",
+        "33.3 %",
+        "100 %",
+    ]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.data.store.profile import MEASURES, Profile
-from abstain.data.validation.drift import select_newest_and_previous, stability_index, validate_drift
+from abstain.data.validation.drift import select_newest_and_previous, compute_stability_index, validate_drift
 from tests.checkout import shipped_params
 
 QUALITY = shipped_params().quality.model_copy(update={"max_drift": 0.25, "min_drift_rows": 50})
@@ -21,26 +21,27 @@ def profile(rows: int, **changed: dict[str, int]) -> Profile:
 
 @given(COUNTS, COUNTS)
 def test_the_index_is_symmetric_and_never_negative(one: dict[str, int], two: dict[str, int]) -> None:
-    assert stability_index(one, two) == pytest.approx(stability_index(two, one))
-    assert stability_index(one, two) >= 0
-    assert stability_index(one, one) == 0
+    assert compute_stability_index(one, two) == pytest.approx(compute_stability_index(two, one))
+    assert compute_stability_index(one, two) >= 0
+    assert compute_stability_index(one, one) == 0
 
 
 def test_the_index_is_the_textbook_one_where_samples_are_large() -> None:
     newest, previous = {"a": 600_000, "b": 400_000}, {"a": 500_000, "b": 500_000}
-    assert stability_index(newest, previous) == pytest.approx(0.1 * 0.18232 + 0.1 * 0.22314, abs=1e-4)
-    assert stability_index({}, previous) == 0
+    assert compute_stability_index(newest, previous) == pytest.approx(0.1 * 0.18232 + 0.1 * 0.22314, abs=1e-4)
+    assert compute_stability_index({}, previous) == 0
 
 
 def test_chance_alone_is_no_shift_and_a_new_language_is() -> None:
     rng = random.Random(3)
     classes = [str(at) for at in range(10)]
     indices = [
-        stability_index(Counter(rng.choices(classes, k=50)), Counter(rng.choices(classes, k=2_000))) for _ in range(500)
+        compute_stability_index(Counter(rng.choices(classes, k=50)), Counter(rng.choices(classes, k=2_000)))
+        for _ in range(500)
     ]
     assert sum(index > 0.25 for index in indices) <= 10
-    assert stability_index({"en": 40, "de": 10}, {"en": 1_000}) > 0.25
-    assert stability_index({"en": 995, "de": 5}, {"en": 1_000}) < 0.1
+    assert compute_stability_index({"en": 40, "de": 10}, {"en": 1_000}) > 0.25
+    assert compute_stability_index({"en": 995, "de": 5}, {"en": 1_000}) < 0.1
 
 
 def test_small_batches_are_judged_together_with_those_before() -> None:
@@ -57,7 +58,7 @@ def test_drift_is_a_warning_that_says_what_has_shifted_and_how_far() -> None:
     german = profile(100, question_language={"en": 50, "de": 50})
     result = validate_drift([profile(900, question_language={"en": 900}), german], QUALITY)
     assert result.success and result.rows == {"drift": 5}
-    (line,) = result.warning_lines()
+    (line,) = result.format_warnings()
     assert line.startswith("A108 question language: 3.73 from the batches before") and line.endswith(
         "0.25 allowed (quality.max_drift)"
     )
@@ -69,5 +70,5 @@ def test_drift_is_a_warning_that_says_what_has_shifted_and_how_far() -> None:
 
 def test_one_batch_is_not_judged_and_that_is_said() -> None:
     result = validate_drift([profile(900)], QUALITY)
-    assert result.success and result.skipped == ("drift",)
+    assert result.success and result.skipped_tables == ("drift",)
     assert result.notes == ("drift: not judged before there are two batches of 50 interactions each",)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.data.validation.quality import text_digest, text_digests, validate_training
+from abstain.data.validation.quality import compute_text_digest, compute_text_digests, validate_training
 from abstain.data.validation.results import ValidationResult
 from tests.checkout import shipped_params
 from tests.data.builders import interaction
@@ -51,18 +51,24 @@ def validated(
 
 def test_texts_are_equal_when_their_words_are() -> None:
     one = interaction(question="What is the fee?", answer="It's 5 €.")
-    assert text_digest(one) == text_digest(interaction("other", question="what is  the FEE", answer="it's 5 €!"))
-    assert text_digest(one) == text_digest(interaction(question="What is the fee?", answer="It\u2019s ５ €."))
-    assert text_digest(one) != text_digest(interaction(question="What is the fee?", answer="It's 6 €."))
-    assert text_digest(interaction(question="a", answer="b c")) != text_digest(interaction(question="a b", answer="c"))
-    digests = text_digests([one, interaction("i-2", answer="x")])
-    assert digests.dtype == "int64" and digests["i-1"] == text_digest(one)
+    assert compute_text_digest(one) == compute_text_digest(
+        interaction("other", question="what is  the FEE", answer="it's 5 €!")
+    )
+    assert compute_text_digest(one) == compute_text_digest(
+        interaction(question="What is the fee?", answer="It\u2019s ５ €.")
+    )
+    assert compute_text_digest(one) != compute_text_digest(interaction(question="What is the fee?", answer="It's 6 €."))
+    assert compute_text_digest(interaction(question="a", answer="b c")) != compute_text_digest(
+        interaction(question="a b", answer="c")
+    )
+    digests = compute_text_digests([one, interaction("i-2", answer="x")])
+    assert digests.dtype == "int64" and digests["i-1"] == compute_text_digest(one)
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_any_text_has_a_digest_of_64_bits(question: str, answer: str) -> None:
     row = interaction().model_copy(update={"question": question, "answer": answer})
-    assert -(2**63) <= text_digest(row) < 2**63
+    assert -(2**63) <= compute_text_digest(row) < 2**63
 
 
 @pytest.mark.slow
@@ -105,7 +111,7 @@ def test_a_holdout_that_is_trained_on_word_for_word_is_an_error() -> None:
     assert str(result.reasons["splits/holdout"][0]).startswith(
         "holdout: 5 % of the answers are trained on too, 1 % allowed (quality.max_leaked_share)"
     )
-    assert result.warning_lines() == [
+    assert result.format_warnings() == [
         "A107 i-80: the same question and answer are trained on",
         "A107 i-81: the same question and answer are trained on",
     ]
@@ -117,7 +123,7 @@ def test_near_duplicates_in_training_are_a_warning() -> None:
     result = validated(table(twin_in_training=[False] * 80 + [True] * 5), left_out=1234)
     assert result.success
     assert result.notes == ("1,234 near-duplicates of hold-out answers are left out of training",)
-    assert result.warning_lines() == [
+    assert result.format_warnings() == [
         "A107 holdout: 12.5 % of the reviewed answers have a near-duplicate in the training data, 5 % allowed "
         "(quality.max_twin_share)"
     ]
@@ -134,7 +140,7 @@ def test_what_makes_the_figures_less_trustworthy_is_a_warning() -> None:
         )
     )
     assert result.success
-    assert result.warning_lines() == [
+    assert result.format_warnings() == [
         "A107 train: 100 % of the answers are correct, 10 % to 90 % expected (quality.min_class_share)",
         "A107 holdout: 40 % of the labels are by reviewers, 50 % expected (quality.min_reviewed_share)",
         "A107 reviews disagree on 12.5 % of reviewed answers, 10 % allowed (quality.max_review_conflicts)",
@@ -147,7 +153,7 @@ def test_who_contradicts_the_others_is_a_warning_with_a_code_of_its_own() -> Non
     named = [{"message": "reviewer r-01234567 in batch 000002: 41 of 45"}]
     result = validated(table(), contradicting={"judged": 3, "named": named})
     assert result.success and result.rows["people"] == 3
-    assert result.warning_lines() == [
+    assert result.format_warnings() == [
         "A112 judgements that contradict the others' beyond chance: reviewer r-01234567 in batch 000002: 41 of 45"
     ]
 

@@ -3,7 +3,13 @@ from hypothesis import strategies as st
 
 from abstain.core.codes import Code
 from abstain.core.reasons import Reason
-from abstain.data.validation.results import LISTED, SAMPLE, CheckResult, ValidationResult, describe_condition
+from abstain.data.validation.results import (
+    MAX_LISTED_ROWS,
+    MAX_SAMPLE_ROWS,
+    CheckResult,
+    ValidationResult,
+    describe_condition,
+)
 from abstain.reports.data_reports.validation import validation_report
 
 EMPTY = Reason(Code.FAILED_CHECK, "text", "this field is empty")
@@ -19,8 +25,8 @@ def found(suite: str, column: str, failing: list[str], severity: str = "error") 
         severity=severity,
         success=not failing,
         failed_rows=len(failing),
-        sample=keys[:SAMPLE],
-        messages=tuple(f"{key}: empty" for key in keys[:SAMPLE]),
+        sample=keys[:MAX_SAMPLE_ROWS],
+        messages=tuple(f"{key}: empty" for key in keys[:MAX_SAMPLE_ROWS]),
         remark=f"{column}: this field is empty",
         code=Code.DRIFT if suite == "drift" else Code.FAILED_CHECK,
     )
@@ -31,7 +37,7 @@ def result(*checks: CheckResult, rows: int = 10) -> ValidationResult:
     return ValidationResult({check.suite: rows for check in checks}, checks, reasons)
 
 
-FAILING = st.lists(st.uuids().map(str), max_size=SAMPLE, unique=True)
+FAILING = st.lists(st.uuids().map(str), max_size=MAX_SAMPLE_ROWS, unique=True)
 RESULTS = st.lists(
     st.builds(
         lambda suite, failing, severity: result(found(suite, "text", failing, severity)),
@@ -50,18 +56,20 @@ def test_a_merged_result_has_the_counts_of_all(results: list[ValidationResult]) 
     assert sum(c.failed_rows for c in merged.checks) == sum(c.failed_rows for one in results for c in one.checks)
     assert merged.success == all(one.success for one in results)
     assert merged.n_failed_rows == sum(one.n_failed_rows for one in results)
-    assert all(len(check.sample) <= SAMPLE and len(check.messages) <= SAMPLE for check in merged.checks)
+    assert all(
+        len(check.sample) <= MAX_SAMPLE_ROWS and len(check.messages) <= MAX_SAMPLE_ROWS for check in merged.checks
+    )
     assert ValidationResult.merge([merged]) == merged
 
 
 def test_a_merged_result_keeps_the_reasons_of_the_first_rows_only() -> None:
-    many = {f"interactions/{at:05d}": (EMPTY,) for at in range(LISTED)}
-    first = ValidationResult({"interactions": LISTED}, reasons=many)
+    many = {f"interactions/{at:05d}": (EMPTY,) for at in range(MAX_LISTED_ROWS)}
+    first = ValidationResult({"interactions": MAX_LISTED_ROWS}, reasons=many)
     more = ValidationResult({"interactions": 3}, reasons={f"interactions/x{at}": (EMPTY,) for at in range(3)})
     merged = ValidationResult.merge([first, more, more.merge([ValidationResult({"feedback": 0})])])
     assert merged.reasons == many
-    assert (merged.n_failed_rows, merged.unlisted) == (LISTED + 3, 3)
-    assert merged.skipped == ("feedback",)
+    assert (merged.n_failed_rows, merged.unlisted) == (MAX_LISTED_ROWS + 3, 3)
+    assert merged.skipped_tables == ("feedback",)
 
 
 def test_a_name_of_several_lines_breaks_no_page() -> None:
@@ -69,13 +77,13 @@ def test_a_name_of_several_lines_breaks_no_page() -> None:
     page, _ = validation_report([result(check).to_dict()], "a run")
     assert "\n# b" not in page
     assert "| text | present | **fails** | 1 | a \\# b \\| c |" in page
-    assert result(check).first_failure() == "interactions/a # b | c first: text: this field is empty"
+    assert result(check).describe_first_failure() == "interactions/a # b | c first: text: this field is empty"
 
 
 def test_a_warning_on_rows_is_counted_and_one_on_figures_is_told() -> None:
     both = result(found("interactions", "text", ["a", "b"], "warning"), found("drift", "shift", ["x"], "warning"))
     assert both.success
-    assert both.warning_lines() == ["A104 2 of 10 interactions: text: this field is empty", "A108 drift/x: empty"]
+    assert both.format_warnings() == ["A104 2 of 10 interactions: text: this field is empty", "A108 drift/x: empty"]
 
 
 def test_conditions_are_few_words() -> None:

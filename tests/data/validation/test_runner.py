@@ -15,13 +15,13 @@ from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import make_record
 from abstain.data.validation.checks import TABLES, ExistingData, ValidatedRows, expect_present
-from abstain.data.validation.results import LISTED, SAMPLE, ValidationResult
+from abstain.data.validation.results import MAX_LISTED_ROWS, MAX_SAMPLE_ROWS, ValidationResult
 from abstain.data.validation.runner import run_suites, validate
 from abstain.data.validation.store_validation import validate_store
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.reports.data_reports.validation import validation_report
 from tests.data.builders import (
     CHUNK,
@@ -76,7 +76,7 @@ def test_sound_rows_pass_every_suite() -> None:
     result = checked({"interactions": citing("fees#0"), "feedback": (feedback(),), "reviews": (review(),)})
     assert result.success
     assert result.reasons == {}
-    assert result.notes == () and result.skipped == ()
+    assert result.notes == () and result.skipped_tables == ()
     assert {found.suite for found in result.checks} == {"interactions", "feedback", "reviews", "documents", "chunks"}
     assert result.rows == {"interactions": 1, "feedback": 1, "reviews": 1, "documents": 1, "chunks": 1}
 
@@ -169,7 +169,7 @@ def test_answers_without_contexts_are_counted_but_refuse_nothing() -> None:
     (warning,) = result.warnings
     assert (warning.failed_rows, warning.sample) == (2, ("interactions/a", "interactions/c"))
     assert warning.remark == "contexts: answered without any context"
-    assert result.warning_lines() == ["A104 2 of 3 interactions: contexts: answered without any context"]
+    assert result.format_warnings() == ["A104 2 of 3 interactions: contexts: answered without any context"]
     assert "| contexts | at least 1 | warning | 2 | a, c |" in report_of(result)
 
 
@@ -183,7 +183,7 @@ def test_empty_tables_are_skipped_and_that_is_said() -> None:
     result = validate(ValidatedRows(), ExistingData(KeyIndex()), PARAMS, NOW)
     assert result.success
     assert result.checks == () and result.notes == ()
-    assert result.skipped == ("interactions", "feedback", "reviews", "documents", "chunks")
+    assert result.skipped_tables == ("interactions", "feedback", "reviews", "documents", "chunks")
     assert "reviews: no rows, the suite was skipped" in report_of(result)
 
 
@@ -232,7 +232,7 @@ def store_of(folder: Path, *batches: Tables) -> DataStore:
 def test_a_store_is_checked_part_by_part_each_against_all_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("abstain.data.validation.store_validation.AT_ONCE", 2)
+    monkeypatch.setattr("abstain.data.validation.store_validation.BLOCK_ROWS", 2)
     sound = store_of(
         tmp_path / "sound",
         {"interactions": (*citing("fees#0"), *citing("fees#0", key="i-2"), *citing("fees#0", key="i-3"))},
@@ -274,13 +274,14 @@ def test_a_part_with_a_broken_line_is_named(tmp_path: Path) -> None:
 
 def test_thousands_of_failing_rows_are_counted_and_the_first_are_told(tmp_path: Path) -> None:
     store = store_of(
-        tmp_path, {"interactions": tuple(interaction(f"i-{at}", answer="a" * 201) for at in range(LISTED + 100))}
+        tmp_path,
+        {"interactions": tuple(interaction(f"i-{at}", answer="a" * 201) for at in range(MAX_LISTED_ROWS + 100))},
     )
     result = validate_store(store, PARAMS, NOW)
-    assert (result.n_failed_rows, len(result.reasons), result.unlisted) == (LISTED + 100, LISTED, 100)
+    assert (result.n_failed_rows, len(result.reasons), result.unlisted) == (MAX_LISTED_ROWS + 100, MAX_LISTED_ROWS, 100)
     (check,) = result.errors
-    assert (check.failed_rows, len(check.sample)) == (LISTED + 100, SAMPLE)
-    assert f"and {LISTED + 50:,} more" in report_of(result)
+    assert (check.failed_rows, len(check.sample)) == (MAX_LISTED_ROWS + 100, MAX_SAMPLE_ROWS)
+    assert f"and {MAX_LISTED_ROWS + 50:,} more" in report_of(result)
 
 
 def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
@@ -293,17 +294,17 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
         row("plain"),
     )
     files, data = [str(tmp_path / "fees.md"), str(tmp_path / "rows.jsonl")], tmp_path / "data"
-    report = ingest(explicit_sources(files), data, PARAMS, NOW)
+    report = ingest(make_explicit_sources(files), data, PARAMS, NOW)
     assert (report.read, report.accepted, report.quarantined, report.held, report.waiting) == (5, 3, 1, 1, 1)
     assert report.newly_refused == 1 and report.quarantine
     refused = read_rows(data / report.quarantine, QuarantinedRow)
-    assert {found.line: [reason.coded for reason in found.reasons] for found in refused} == {
+    assert {found.line: [reason.message_with_code for reason in found.reasons] for found in refused} == {
         2: ["A104 given_at: before the question was asked (-1 days)"],
         3: ["A104 contexts: no ingested document holds 'nowhere#1'"],
     }
     assert "2 of 4 interactions: contexts: answered without any context" in report.to_markdown()
     assert validate_store(DataStore(data), PARAMS, NOW).success
-    again = ingest(explicit_sources(files), data, PARAMS, NOW)
+    again = ingest(make_explicit_sources(files), data, PARAMS, NOW)
     assert (again.accepted, again.duplicate, again.quarantined, again.waiting, again.newly_refused) == (0, 3, 1, 1, 0)
 
 
@@ -318,7 +319,7 @@ def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_
     data = tmp_path / "data"
 
     def take(*names: str) -> IngestReport:
-        return ingest(explicit_sources([str(tmp_path / name) for name in names]), data, PARAMS, NOW)
+        return ingest(make_explicit_sources([str(tmp_path / name) for name in names]), data, PARAMS, NOW)
 
     waiting = take("fees.md", "rows.jsonl")
     assert (waiting.accepted, waiting.held, waiting.waiting, waiting.newly_refused) == (1, 9, 9, 0)
@@ -328,7 +329,7 @@ def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_
     assert dict(came.joined) == {"accepted": 9}
     store = DataStore(data)
     assert [sum(1 for _ in store.iter_rows(contract)) for contract in (Interaction, Thumb, Review)] == [9, 9, 9]
-    assert Quarantine(data).files() == []
+    assert Quarantine(data).list_paths() == []
     assert take("rows.jsonl").duplicate == 9
 
 
@@ -346,7 +347,7 @@ def test_rows_from_before_the_handbook_do_not_stop_the_retrain(tmp_path: Path) -
     rows = write_lines(tmp_path / "rows.jsonl", row(contexts=[{"chunk_id": "old#1", "text": "t"}]))
     (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
     for file in (rows, tmp_path / "fees.md"):
-        ingest(explicit_sources([str(file)]), tmp_path / "data", PARAMS, NOW)
+        ingest(make_explicit_sources([str(file)]), tmp_path / "data", PARAMS, NOW)
     found = validate_store(DataStore(tmp_path / "data"), PARAMS, NOW)
     assert found.success
-    assert "A104 1 of 1 interactions: contexts: no ingested document holds …" in found.warning_lines()
+    assert "A104 1 of 1 interactions: contexts: no ingested document holds …" in found.format_warnings()

@@ -23,7 +23,7 @@ from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources import Source, SourceReader
 from abstain.ingest.sources.config import load_sources
-from abstain.ingest.sources.export import ExportSource, explicit_export
+from abstain.ingest.sources.export import ExportSource, make_explicit_export
 from tests.checkout import ROOT
 from tests.data.builders import PARAMS, accept_all, alone, thumb, write_lines
 
@@ -74,7 +74,7 @@ def write_mapping(folder: Path, text: str) -> str:
 def export(folder: Path, *records: Any, mapping: str = LANGFUSE + ANSWER + FEEDBACK) -> Source:
     folder.mkdir(exist_ok=True)
     (folder / "export.json").write_text(json.dumps(records))
-    return explicit_export([str(folder / "export.json")], write_mapping(folder, mapping))
+    return make_explicit_export([str(folder / "export.json")], write_mapping(folder, mapping))
 
 
 def take(data: Path, source: Source, *, remember: bool = False) -> IngestReport:
@@ -195,7 +195,9 @@ def test_files_of_one_command_are_read_together(tmp_path: Path) -> None:
     for path in paths:
         (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     mapping = (ROOT / "docs" / "howto" / "exports" / "langfuse.md").read_text().split("```yaml\n")[1].split("```")[0]
-    source = explicit_export([str(tmp_path / f"{path.name}.gz") for path in paths], write_mapping(tmp_path, mapping))
+    source = make_explicit_export(
+        [str(tmp_path / f"{path.name}.gz") for path in paths], write_mapping(tmp_path, mapping)
+    )
     report = take(tmp_path / "data", source)
     assert report.held == 0 and report.contracts == {"interactions": 2, "feedback": 2, "reviews": 1, "documents": 0}
     assert len(stored(tmp_path / "data", Interaction)[0].contexts) == 2
@@ -211,7 +213,7 @@ def test_csv_and_parquet_of_a_tool_give_the_rows_of_its_json(tmp_path: Path) -> 
     table.to_json(tmp_path / "c.json", orient="records")
     mapping = write_mapping(tmp_path, LANGFUSE + FEEDBACK)
     given = [
-        [row.feedback for row in explicit_export([str(tmp_path / name)], mapping).read({})]
+        [row.thumb for row in make_explicit_export([str(tmp_path / name)], mapping).read({})]
         for name in ("a.csv", "b.parquet", "c.json")
     ]
     assert len(given[0]) == 2 and None not in given[0] and given[0] == given[1] == given[2]
@@ -240,7 +242,7 @@ def test_export_cut_in_the_middle_gives_nothing(tmp_path: Path, name: str, sched
         rows = list(ExportSource(name="a", url=str(file.parent), mapping=mapping).read({}))
         assert [reason.code for row in rows for reason in row.reasons] == [code]
     else:
-        refuses(explicit_export([str(file)], mapping), name, " again", code=code)
+        refuses(make_explicit_export([str(file)], mapping), name, " again", code=code)
 
 
 @pytest.mark.parametrize("page", ["langfuse", "phoenix", "label_studio", "argilla", "open_webui"])
@@ -249,9 +251,9 @@ def test_export_of_another_tool_is_refused_with_its_name(tmp_path: Path, page: s
     for other in ("langfuse", "phoenix", "label_studio", "argilla", "open_webui"):
         mapping = write_mapping(tmp_path, f"format: {page}\ninteraction_id: id\n{needed}")
         if other != page:
-            refuses(explicit_export([str(FIXTURES / other)], mapping), f"format: {other}", "mapping.yaml")
+            refuses(make_explicit_export([str(FIXTURES / other)], mapping), f"format: {other}", "mapping.yaml")
     unknown = write_lines(tmp_path / "own.jsonl", {"a": 1})
-    refuses(explicit_export([str(unknown)], mapping), "own.jsonl record 1", "its fields are a")
+    refuses(make_explicit_export([str(unknown)], mapping), "own.jsonl record 1", "its fields are a")
 
 
 @pytest.mark.parametrize(
@@ -371,7 +373,9 @@ def test_any_damage_to_an_export_gives_rows_or_one_line(
         damaged = [json.dumps(changed(json.loads(line), data.draw)) for line in lines]
         (folder / file.name).write_text("\n".join(damaged))
     page = (ROOT / "docs" / "howto" / "exports" / f"{tool.replace('_', '-')}.md").read_text()
-    source = explicit_export([str(folder)], write_mapping(folder.parent, page.split("```yaml\n")[1].split("```")[0]))
+    source = make_explicit_export(
+        [str(folder)], write_mapping(folder.parent, page.split("```yaml\n")[1].split("```")[0])
+    )
     reading = source.read({})
     try:
         rows = list(reading)
@@ -402,7 +406,7 @@ def test_records_in_any_files_order_and_interruptions_are_taken_once(
     assert sorted(row.interaction_id for row in stored(store, Interaction)) == ["t-0", "t-1", "t-2"]
     assert sorted(row.user for row in stored(store, Thumb)) == ["score s-0", "score s-1", "score s-2"]
     assert sorted(row.interaction_id for row in stored(store, Review)) == ["t-0", "t-1", "t-2"]
-    assert sum(1 for path in DataStore(store).pending_files().values() for _ in path.open()) == 2
+    assert sum(1 for path in DataStore(store).list_pending_files().values() for _ in path.open()) == 2
 
 
 class Killed(Exception):
@@ -460,19 +464,21 @@ def test_expression_reads_json_in_texts() -> None:
 
 
 def test_feedback_of_other_sources_and_of_an_export_is_one_record(tmp_path: Path) -> None:
-    from abstain.ingest.sources.files import explicit_sources
+    from abstain.ingest.sources.files import make_explicit_sources
 
     take(tmp_path / "data", export(tmp_path / "in", observation()))
     row = alone(thumb(), "t-1") | {"given_at": "2026-10-05T12:00:00Z"}
-    (source,) = explicit_sources([str(write_lines(tmp_path / "own.jsonl", row))])
+    (source,) = make_explicit_sources([str(write_lines(tmp_path / "own.jsonl", row))])
     assert take(tmp_path / "data", source).accepted == 1
 
 
 def test_mapping_without_a_file_or_of_another_kind_is_a_line(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="--mapping"):
-        explicit_export([], "mapping.yaml")
-    refuses(explicit_export([str(tmp_path)], str(tmp_path / "no.yaml")), "no.yaml is missing", code=Code.NOT_READABLE)
-    refuses(explicit_export([str(tmp_path)], write_mapping(tmp_path, LANGFUSE + FEEDBACK)), "no export to read")
+        make_explicit_export([], "mapping.yaml")
+    refuses(
+        make_explicit_export([str(tmp_path)], str(tmp_path / "no.yaml")), "no.yaml is missing", code=Code.NOT_READABLE
+    )
+    refuses(make_explicit_export([str(tmp_path)], write_mapping(tmp_path, LANGFUSE + FEEDBACK)), "no export to read")
 
 
 def test_what_the_assistant_knew_of_its_answer_is_kept(tmp_path: Path) -> None:
@@ -492,5 +498,8 @@ def test_key_that_comes_twice_in_one_object_is_named(tmp_path: Path) -> None:
     file = tmp_path / "export.json"
     file.write_text(json.dumps([score("s-1", "user-feedback", 1)]).replace('"name"', '"name": "other", "name"'))
     refuses(
-        explicit_export([str(file)], write_mapping(tmp_path, LANGFUSE + FEEDBACK)), "export.json", "'name'", "twice"
+        make_explicit_export([str(file)], write_mapping(tmp_path, LANGFUSE + FEEDBACK)),
+        "export.json",
+        "'name'",
+        "twice",
     )

@@ -10,7 +10,7 @@ import pytest
 
 from abstain.core.contracts import Context, Interaction, Review, Thumb
 from abstain.ingest.parsing import ParsedRow
-from abstain.ingest.sources.export import explicit_export
+from abstain.ingest.sources.export import make_explicit_export
 from tests.checkout import ROOT
 
 PAGES = ROOT / "docs" / "howto" / "exports"
@@ -27,14 +27,14 @@ def mapping_of(page: str, folder: Path) -> str:
 
 
 def read(page: str, folder: Path) -> tuple[list[ParsedRow], tuple[str, ...]]:
-    reading = explicit_export([str(FIXTURES / page.replace("-", "_"))], mapping_of(page, folder)).read({})
+    reading = make_explicit_export([str(FIXTURES / page.replace("-", "_"))], mapping_of(page, folder)).read({})
     rows = list(reading)
     assert [row.reasons for row in rows if row.reasons] == []
     return rows, reading.outcome.notes
 
 
 def contents(rows: list[ParsedRow], contract: type[Any]) -> list[Any]:
-    return [part for row in rows for part in row.contents() if isinstance(part, contract)]
+    return [part for row in rows for part in row.iter_contents() if isinstance(part, contract)]
 
 
 def stamps(rows: list[Any], field: str) -> list[str]:

@@ -18,11 +18,11 @@ from abstain.core.reasons import Reason
 from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.validation.checks import ExistingData, ValidatedRows
 from abstain.data.validation.runner import ValidationResult, validate
-from abstain.ingest.parsing import invalid
+from abstain.ingest.parsing import make_reason
 from abstain.ingest.pipeline.report import IngestReport, count_reasons
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
-from abstain.ingest.sources.files import FileSource, explicit_sources
+from abstain.ingest.sources.files import FileSource, make_explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 from abstain.knowledge.documents.reader import read_documents
 from tests.data.builders import (
@@ -45,7 +45,7 @@ LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
 
 
 def take(data: Path, *files: Path, params: ValidationParams = LENIENT, validate: Any = accept_all) -> IngestReport:
-    return ingest(explicit_sources([str(file) for file in files]), data, params, NOW, validate=validate)
+    return ingest(make_explicit_sources([str(file) for file in files]), data, params, NOW, validate=validate)
 
 
 NOT_LIKED = Reason(Code.FAILED_CHECK, "field", "not liked")
@@ -67,7 +67,7 @@ def refused_in(data: Path, report: IngestReport) -> list[QuarantinedRow]:
 
 
 def reasons_in(data: Path, report: IngestReport) -> list[tuple[str, ...]]:
-    return [tuple(reason.coded for reason in row.reasons) for row in refused_in(data, report)]
+    return [tuple(reason.message_with_code for reason in row.reasons) for row in refused_in(data, report)]
 
 
 def interactions_in(data: Path) -> list[Interaction]:
@@ -75,7 +75,7 @@ def interactions_in(data: Path) -> list[Interaction]:
 
 
 def live_chunks(data: Path) -> list[Chunk]:
-    return [chunk for chunk in DataStore(data).chunks() if chunk.removed_at is None]
+    return [chunk for chunk in DataStore(data).iter_chunks() if chunk.removed_at is None]
 
 
 def test_interactions_feedback_and_reviews_are_taken_apart(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_documents_come_with_their_chunks(tmp_path: Path) -> None:
     assert report.contracts["documents"] == report.read == 1
     assert report.ignored == ("note.txt",)
     data = tmp_path / "data"
-    assert [document.doc_id for document in read_documents(DataStore(data).document_files())] == ["fees"]
+    assert [document.doc_id for document in read_documents(DataStore(data).list_document_files())] == ["fees"]
     assert all(chunk.doc_id == "fees" for chunk in live_chunks(data))
     assert "There is no fee." in live_chunks(data)[0].text
     assert (tmp_path / "data/documents/fees.md").read_text(encoding="utf-8") == markdown()
@@ -206,7 +206,7 @@ def test_a_newer_document_replaces_its_chunks_and_an_other_one_is_a_conflict(tmp
     chunks = live_chunks(data)
     assert len(chunks) == 1
     assert "ten euros" in chunks[0].text
-    tombstones = [chunk for chunk in DataStore(data).chunks() if chunk.removed_at]
+    tombstones = [chunk for chunk in DataStore(data).iter_chunks() if chunk.removed_at]
     assert [chunk.text.splitlines()[-1] for chunk in tombstones] == ["There is no fee."]
     same_date = document_file(tmp_path, "same.md", updated_at="2026-08-02T00:00:00Z", body="The fee is nine euros.")
     report = take(data, first, same_date)
@@ -356,7 +356,7 @@ def test_a_refused_batch_leaves_the_rest_of_the_quarantine_as_it_was(tmp_path: P
     before = bytes_of(data)
     with pytest.raises(AbstainError, match="2 of 3 new rows fail"):
         take(data, write_lines(tmp_path / "b.jsonl", row("early"), "{", "["), params=PARAMS)
-    assert [list(kept.reparse().contents()) for kept in refused_in(data, report)] == [[interaction("early")]]
+    assert [list(kept.reparse().iter_contents()) for kept in refused_in(data, report)] == [[interaction("early")]]
     assert before.items() <= bytes_of(data).items()
 
 
@@ -445,11 +445,11 @@ def test_a_document_that_moves_to_another_source_stays(tmp_path: Path) -> None:
     moving.rename(folders[1] / "fees.md")
     for _ in range(2):
         mirror()
-        assert "fees" in {document.doc_id for document in read_documents(DataStore(data).document_files())}
+        assert "fees" in {document.doc_id for document in read_documents(DataStore(data).list_document_files())}
     (folders[1] / "fees.md").unlink()
     mirror()
-    assert "fees" not in {document.doc_id for document in read_documents(DataStore(data).document_files())}
-    assert {chunk.removed_at for chunk in DataStore(data).chunks() if chunk.doc_id == "fees"} == {NOW}
+    assert "fees" not in {document.doc_id for document in read_documents(DataStore(data).list_document_files())}
+    assert {chunk.removed_at for chunk in DataStore(data).iter_chunks() if chunk.doc_id == "fees"} == {NOW}
 
 
 def test_released_rows_are_judged_again_and_what_fails_stays(tmp_path: Path) -> None:
@@ -459,7 +459,7 @@ def test_released_rows_are_judged_again_and_what_fails_stays(tmp_path: Path) -> 
     report = take(data, file, tmp_path / "bad.md", validate=refusing("feedback/"))
     quarantine = Quarantine(data)
     path = quarantine.get_file("")
-    released = QuarantineSource(path.stem, tuple(quarantine.rows(path)))
+    released = QuarantineSource(path.stem, tuple(quarantine.iter_rows(path)))
     assert report.accepted == 0
     again = ingest([released], data, LENIENT, NOW, validate=accept_all)
     assert (again.read, again.accepted, again.quarantined, again.newly_refused) == (3, 1, 2, 0)
@@ -477,7 +477,9 @@ def test_blank_rows_refuse_no_batch_that_is_tried_again(tmp_path: Path) -> None:
         take(data, file, params=limit, validate=refusing("interactions/bad"))
     quarantine = Quarantine(data)
     path = quarantine.get_file("")
-    again = ingest([QuarantineSource(path.stem, tuple(quarantine.rows(path)))], data, limit, NOW, validate=accept_all)
+    again = ingest(
+        [QuarantineSource(path.stem, tuple(quarantine.iter_rows(path)))], data, limit, NOW, validate=accept_all
+    )
     assert (again.accepted, again.quarantined, again.newly_refused) == (12, 10, 0)
     assert [listed.rows for listed in Quarantine(data).list_files()] == [10]
 
@@ -493,7 +495,7 @@ def test_thumbs_and_reviews_that_come_before_their_interaction_are_held_and_join
     assert (report.read, report.accepted, report.joined) == (1, 1, {"accepted": 2})
     store = DataStore(data)
     assert ([f.user for f in store.iter_rows(Thumb)], len(list(store.iter_rows(Review)))) == (["u"], 1)
-    assert [len(list(read_lines(path))) for path in store.pending_files().values()] == [1]
+    assert [len(list(read_lines(path))) for path in store.list_pending_files().values()] == [1]
     assert take(data, early).duplicate == 3
 
 
@@ -567,11 +569,11 @@ def test_the_report_reads_well(tmp_path: Path) -> None:
 
 
 def test_reasons_are_counted_without_their_particulars() -> None:
-    longer, longest = (invalid("answer", f"{count} characters, 200 allowed") for count in ("300", "1,201"))
-    counts = count_reasons([(longer,), (longest, invalid("model", "'x' odd"))])
+    longer, longest = (make_reason("answer", f"{count} characters, 200 allowed") for count in ("300", "1,201"))
+    counts = count_reasons([(longer,), (longest, make_reason("model", "'x' odd"))])
     assert counts == {"A103 answer: … characters, … allowed": 2, "A103 model: … odd": 1}
-    example = invalid("asked_at", "not a timestamp: write it in UTC, as in 2026-01-31T12:00:00Z")
-    assert count_reasons([(example,)]) == {example.coded: 1}
+    example = make_reason("asked_at", "not a timestamp: write it in UTC, as in 2026-01-31T12:00:00Z")
+    assert count_reasons([(example,)]) == {example.message_with_code: 1}
 
 
 keys = st.sampled_from(["i-1", "i-2", "i-3"])
@@ -618,7 +620,7 @@ def test_arbitrary_lines_never_crash_always_add_up_and_twice_is_once(lines: list
         known = {found.interaction_id for found in data.iter_rows(Interaction)}
         assert len(known) == first.contracts["interactions"]
         assert {found.interaction_id for found in (*data.iter_rows(Thumb), *data.iter_rows(Review))} <= known
-        held = [json.loads(text) for path in data.pending_files().values() for _, text in read_lines(path)]
+        held = [json.loads(text) for path in data.list_pending_files().values() for _, text in read_lines(path)]
         assert len(held) == first.held
         assert known.isdisjoint(found["interaction_id"] for found in held)
         before = bytes_of(folder / "data")
@@ -636,4 +638,6 @@ def test_arbitrary_documents_never_crash(text: str) -> None:
         (folder / "a.md").write_bytes(b"#" + text.encode() if not text.strip() else text.encode())
         report = take(folder / "data", folder / "a.md", write_lines(folder / "a.jsonl", row()))
         assert report.read == 2
-        assert len(list(read_documents(DataStore(folder / "data").document_files()))) == report.contracts["documents"]
+        assert (
+            len(list(read_documents(DataStore(folder / "data").list_document_files()))) == report.contracts["documents"]
+        )

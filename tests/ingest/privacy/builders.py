@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from abstain.config.params import PrivacyParams
 from abstain.ingest.privacy import redaction
 from abstain.ingest.privacy.recognizers import FindEntities
-from benchmarks.redaction import IBAN_LENGTHS, iban, in_groups, with_check_digit
+from benchmarks.redaction import IBAN_LENGTHS, add_check_digit, make_iban, split_groups
 from tests.checkout import shipped_params
 
 SHIPPED = shipped_params().privacy
@@ -54,7 +54,7 @@ def cards(draw: st.DrawFn) -> str:
     start, length = draw(st.sampled_from(CARDS))
     rest = draw(st.text(DIGITS, min_size=length - len(start) - 1, max_size=length - len(start) - 1))
     separators = ["", " ", "-"] if length > 13 else [""]
-    return in_groups(with_check_digit(start + rest), draw(st.sampled_from(separators)))
+    return split_groups(add_check_digit(start + rest), draw(st.sampled_from(separators)))
 
 
 @st.composite
@@ -62,7 +62,7 @@ def ibans(draw: st.DrawFn) -> str:
     country = draw(st.sampled_from(sorted(IBAN_LENGTHS)))
     account = draw(st.text(DIGITS, min_size=IBAN_LENGTHS[country] - 4, max_size=IBAN_LENGTHS[country] - 4))
     case = draw(st.sampled_from([str, str.lower]))
-    return case(in_groups(iban(country, account), draw(st.sampled_from(["", " "]))))
+    return case(split_groups(make_iban(country, account), draw(st.sampled_from(["", " "]))))
 
 
 phones = st.sampled_from(

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.privacy.entities import RARE, pieces_of, require_known
-from abstain.ingest.privacy.recognizers import NAME_ENTITIES, pattern_recognizers, require_regions
+from abstain.ingest.privacy.entities import SPAN_ENTITIES, get_span_finder, require_valid_entities
+from abstain.ingest.privacy.recognizers import NAME_ENTITIES, load_pattern_recognizers, require_phone_regions
 from abstain.ingest.privacy.redaction import Redactor
 from abstain.ingest.privacy.search_spans import iter_windows
 from tests.ingest.privacy.builders import SHIPPED, params
@@ -46,25 +46,25 @@ def test_redactor_unknown_entity_names_the_nearest(name: str, hint: str) -> None
     ],
 )
 def test_redactor_unusable_parameter_is_an_error_at_once(changes: dict[str, Any], message: str) -> None:
-    require_regions(["DE", "GB", "NO"])
+    require_phone_regions(["DE", "GB", "NO"])
     with pytest.raises(AbstainError, match=message):
         Redactor(params(**changes))
 
 
 def test_shipped_entities_are_looked_for_only_where_they_can_be() -> None:
-    require_known(SHIPPED.redact, SHIPPED.min_score)
-    assert set(SHIPPED.redact) <= set(RARE)
-    assert all(pieces_of(name, national_phones=False) is not iter_windows for name in RARE)
+    require_valid_entities(SHIPPED.redact, SHIPPED.min_score)
+    assert set(SHIPPED.redact) <= set(SPAN_ENTITIES)
+    assert all(get_span_finder(name, national_phones=False) is not iter_windows for name in SPAN_ENTITIES)
 
 
 @pytest.mark.slow
 def test_entities_have_the_best_score_that_presidio_can_give() -> None:
-    scores = {name: best for name, (_, best) in pattern_recognizers().items()}
-    assert scores.items() >= {**RARE, "URL": 0.6, "IP_ADDRESS": 0.6, "US_PASSPORT": 0.1, "UK_NHS": 1.0}.items()
+    scores = {name: best for name, (_, best) in load_pattern_recognizers().items()}
+    assert scores.items() >= {**SPAN_ENTITIES, "URL": 0.6, "IP_ADDRESS": 0.6, "US_PASSPORT": 0.1, "UK_NHS": 1.0}.items()
     assert len(scores) > 50
-    require_known(scores, 0)
+    require_valid_entities(scores, 0)
     with pytest.raises(AbstainError, match=r"US_PASSPORT is never surer than 0.1, so privacy.min_score = 0.4 would"):
-        require_known(["EMAIL_ADDRESS", "US_PASSPORT"], 0.4)
+        require_valid_entities(["EMAIL_ADDRESS", "US_PASSPORT"], 0.4)
     from presidio_analyzer.predefined_recognizers import SpacyRecognizer
 
     assert set(NAME_ENTITIES) <= set(SpacyRecognizer.ENTITIES)

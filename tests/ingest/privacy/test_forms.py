@@ -7,7 +7,7 @@ import json
 import pytest
 
 from abstain.ingest.privacy.redaction import Redactor
-from benchmarks.redaction import FORMS, everyday_numbers, main, recall
+from benchmarks.redaction import FORMS, main, make_number_lists, measure_recall
 from tests.checkout import ROOT
 from tests.ingest.privacy import builders
 
@@ -20,7 +20,7 @@ NOT_FOUND = ("` @ `", "Cyrillic and Greek look-alikes", "quoted local part", "in
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in NOT_FOUND])
 def test_identifiers_of_a_form_are_found(form: str) -> None:
     kinds = [kind for kind in FORMS[form][1] if (form, kind) != ("other separators", "US_SSN")]
-    assert {kind: share for kind in kinds if (share := recall(REDACTOR, form, kind, 24)) < 0.95} == {}
+    assert {kind: share for kind in kinds if (share := measure_recall(REDACTOR, form, kind, 24)) < 0.95} == {}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_docs_privacy_says_that_stays_does(text: str) -> None:
 
 def test_numbers_of_the_sample_and_of_everyday_text_stay() -> None:
     rows = (ROOT / "benchmarks/sample/answers.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [*everyday_numbers(500), *(json.dumps(json.loads(row), ensure_ascii=False) for row in rows)]
+    texts = [*make_number_lists(500), *(json.dumps(json.loads(row), ensure_ascii=False) for row in rows)]
     changed = [text for text in texts if REDACTOR.redact(text)[0] != text]
     assert len(changed) <= 0.001 * len(texts), changed[:10]
 

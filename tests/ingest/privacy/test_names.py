@@ -58,7 +58,7 @@ def test_what_is_not_asked_for_stays() -> None:
 
 def test_a_long_text_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "The fee is wrong. " * 300 + "My name is John Smith. " + "The fee is wrong. " * 100
-    handed = handed_texts(monkeypatch, "name_finder")
+    handed = handed_texts(monkeypatch, "make_name_finder")
     redactor = Redactor(params(redact=("PERSON",)))
     assert "John Smith" not in redactor.redact(text)[0]
     assert max(map(len, handed)) <= WINDOW and sum(map(len, handed)) <= 3 * len(text)

@@ -14,13 +14,13 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
-from abstain.ingest.parsing import ParsedRow, kept_text, parse_line, read_document
+from abstain.ingest.parsing import ParsedRow, parse_line, read_document, serialize_row
 from abstain.ingest.pipeline.run import BatchRejected, ingest
 from abstain.ingest.privacy import policy
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.pseudonyms import Pseudonyms
 from abstain.ingest.quarantine import Quarantine
-from abstain.ingest.sources.files import FileSource, explicit_sources
+from abstain.ingest.sources.files import FileSource, make_explicit_sources
 from abstain.reports.data_reports.ingest import ingest_report
 from abstain.sample.files import HISTORY, INCOMING
 from tests.data import builders as rows
@@ -59,12 +59,12 @@ def typed(text: str) -> ParsedRow:
 def test_users_get_pseudonyms_and_reviewers_keep_their_names() -> None:
     privacy = open_privacy(redact=())
     row = privacy.apply(typed("Who?"))
-    assert row.feedback is not None and row.feedback.user == privacy.pseudonym("ann") != "ann"
+    assert row.thumb is not None and row.thumb.user == privacy.get_pseudonym("ann") != "ann"
     assert row.review is not None and row.review.reviewer == "sme-1"
     assert privacy.apply(row) is row
     both = open_privacy(redact=(), pseudonymise=False, pseudonymise_reviewers=True).apply(typed("Who?"))
     assert both.review is not None and both.review.reviewer.startswith("r-")
-    assert both.feedback is not None and both.feedback.user == "ann"
+    assert both.thumb is not None and both.thumb.user == "ann"
 
 
 class Blank:
@@ -78,8 +78,8 @@ def test_privacy_typed_text_is_redacted_contexts_and_ids_stay(monkeypatch: pytes
     monkeypatch.setattr(policy, "Redactor", lambda params: Blank())
     privacy, text = open_privacy(), f"Write to {MAIL}."
     row = privacy.apply(typed(text))
-    assert row.interaction is not None and row.feedback is not None and row.review is not None
-    redacted = (row.interaction.question, row.interaction.answer, row.feedback.comment, row.review.ideal_answer)
+    assert row.interaction is not None and row.thumb is not None and row.review is not None
+    redacted = (row.interaction.question, row.interaction.answer, row.thumb.comment, row.review.ideal_answer)
     assert set(redacted) == {"Write to <EMAIL_ADDRESS>."}
     assert row.interaction.contexts[0].text == row.interaction.group == text
     assert privacy.counts == {"EMAIL_ADDRESS": 4}
@@ -92,9 +92,9 @@ def test_privacy_typed_text_is_redacted_contexts_and_ids_stay(monkeypatch: pytes
 
 def test_off_is_off() -> None:
     row = typed(f"{MAIL} {CARD}")
-    for privacy in (Privacy.disabled(), open_privacy(redact=(), pseudonymise=False)):
+    for privacy in (Privacy.noop(), open_privacy(redact=(), pseudonymise=False)):
         assert privacy.apply(row) is row
-        assert privacy.pseudonym("ann") == "ann" and privacy.counts == {}
+        assert privacy.get_pseudonym("ann") == "ann" and privacy.counts == {}
 
 
 def test_documents_and_rows_without_contents_stay() -> None:
@@ -104,10 +104,10 @@ def test_documents_and_rows_without_contents_stay() -> None:
     broken = parse_line(b'{"question": 1}', "f.jsonl", 1)
     assert document.document is not None and privacy.apply(document) is document
     assert broken.reasons and privacy.apply(broken) is broken
-    assert kept_text(document) == text
-    assert kept_text(broken) is kept_text(read_document(b"no front matter", "a.md")) is None
+    assert serialize_row(document) == text
+    assert serialize_row(broken) is serialize_row(read_document(b"no front matter", "a.md")) is None
     latin = read_document(LATIN_PAGE.encode("latin-1"), "a.html")
-    assert latin.document is not None and kept_text(latin) is None
+    assert latin.document is not None and serialize_row(latin) is None
 
 
 @pytest.mark.slow
@@ -124,15 +124,15 @@ def test_what_a_field_is_called_leaves_redacted_printable_and_escaped(tmp_path: 
     folder.mkdir()
     (folder / f"{MAIL} <img src=x>.txt").write_text("a")
     (folder / "rows.jsonl").write_text("{}")
-    sources = explicit_sources([str(lines), str(table), str(folder)])
+    sources = make_explicit_sources([str(lines), str(table), str(folder)])
     data = tmp_path / "data"
     with pytest.raises(BatchRejected) as refused:
         ingest(sources, data, rows.PARAMS, rows.NOW, privacy=open_privacy())
-    kept = [row for path in Quarantine(data).files() for row in Quarantine(data).rows(path)]
+    kept = [row for path in Quarantine(data).list_paths() for row in Quarantine(data).iter_rows(path)]
     markdown, page = ingest_report(refused.value.report, "run", kept, str(refused.value))
     blocking = (data / "quarantine" / "blocking.json").read_text()
     told = [markdown, page, str(refused.value), json.loads(blocking).popitem()[1]["message"]]
-    told += [reason.coded for row in kept for reason in row.reasons]
+    told += [reason.message_with_code for row in kept for reason in row.reasons]
     for text in told:
         assert MAIL.partition(".")[0] not in text and not set("\x1b\u202e") & set(text)
     assert "<img" not in page and "<img" not in markdown.replace("\\<img", "")
@@ -147,7 +147,9 @@ def test_an_error_that_quotes_what_was_typed_is_redacted(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(FileSource, "read", fail)
     with pytest.raises(AbstainError) as error:
-        ingest(explicit_sources([str(tmp_path / "a.jsonl")]), tmp_path, rows.PARAMS, rows.NOW, privacy=open_privacy())
+        ingest(
+            make_explicit_sources([str(tmp_path / "a.jsonl")]), tmp_path, rows.PARAMS, rows.NOW, privacy=open_privacy()
+        )
     assert str(error.value) == "its fields are <EMAIL_ADDRESS> \ufffd[2J" and error.value.code == Code.WRONG_FORMAT
 
 
@@ -182,8 +184,10 @@ def test_the_sample_comes_out_unchanged() -> None:
 )
 def test_privacy_kept_text_gives_the_row_that_apply_gives(text: str, user: str, contexts: bool, escaped: bool) -> None:
     names = Pseudonyms(KEY.encode())
-    reviewer = names.reviewer if contexts else None
-    privacy = Privacy(Blank(), contexts=contexts, user=names.user, reviewer=reviewer)  # type: ignore[arg-type]
+    reviewer = names.pseudonymise_reviewer if contexts else None
+    privacy = Privacy(
+        Blank(), redact_contexts=contexts, replace_user=names.pseudonymise_user, replace_reviewer=reviewer
+    )  # type: ignore[arg-type]
     row = typed(text)
     fields = json.loads(row.raw)
     fields["thumb"]["user"] = user
@@ -191,11 +195,11 @@ def test_privacy_kept_text_gives_the_row_that_apply_gives(text: str, user: str, 
     row = parse_line(raw, "f.jsonl", 1)
     assert not row.reasons
     applied = privacy.apply(row)
-    kept = kept_text(applied)
+    kept = serialize_row(applied)
     assert kept is not None
     again = parse_line(kept.encode(), "f.jsonl", 1)
     assert again == replace(applied, raw=again.raw)
-    assert kept_text(privacy.apply(again)) == kept
+    assert serialize_row(privacy.apply(again)) == kept
 
 
 def test_ingest_secrets_of_refused_rows_reach_no_file_and_no_message(tmp_path: Path) -> None:
@@ -209,14 +213,14 @@ def test_ingest_secrets_of_refused_rows_reach_no_file_and_no_message(tmp_path: P
     rows.write_lines(tmp_path / "in" / "a.jsonl", *lines)
     (tmp_path / "in" / "headless.csv").write_text(f"q-1,{user},{MAIL}\n")
     (tmp_path / "in" / "shifted.csv").write_text(f"interaction_id,user,comment\nq-1,{user},my address, {MAIL}\n")
-    privacy = Privacy(Blank(), user=Pseudonyms(KEY.encode()).user)  # type: ignore[arg-type]
+    privacy = Privacy(Blank(), replace_user=Pseudonyms(KEY.encode()).pseudonymise_user)  # type: ignore[arg-type]
     source, data = FileSource(name="inbox", url=str(tmp_path / "in")), tmp_path / "data"
     with pytest.raises(BatchRejected, match="5 of 5 new rows fail") as refused:
         ingest([source], data, rows.PARAMS, rows.NOW, privacy=privacy, validate=rows.accept_all)
     found = str(refused.value) + refused.value.report.to_markdown()
     found += "".join(content.decode() for content in rows.bytes_of(data).values())
     assert MAIL not in found and user not in found
-    assert "<EMAIL_ADDRESS>: unknown field" in found and privacy.pseudonym(user) not in found
+    assert "<EMAIL_ADDRESS>: unknown field" in found and privacy.get_pseudonym(user) not in found
 
 
 @pytest.mark.slow

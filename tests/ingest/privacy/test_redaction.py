@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from abstain.ingest.privacy.recognizers import EntityHit, FindEntities, pattern_finder
+from abstain.ingest.privacy.recognizers import EntityHit, FindEntities, make_pattern_finder
 from abstain.ingest.privacy.redaction import Redactor, merge_hits
 from abstain.ingest.privacy.search_spans import WINDOW
 from tests.checkout import ROOT, TEMPLATE
@@ -43,7 +43,7 @@ def redact(text: str) -> str:
 
 @cache
 def presidio() -> list[FindEntities]:
-    return [pattern_finder(entity) for entity in builders.SHIPPED.redact]
+    return [make_pattern_finder(entity) for entity in builders.SHIPPED.redact]
 
 
 def bare(text: str) -> str:
@@ -213,7 +213,7 @@ UNITS = [
 def read(monkeypatch: pytest.MonkeyPatch, text: str) -> list[str]:
     """What recognizers are handed of `text`."""
     with monkeypatch.context() as watched:
-        handed = builders.handed_texts(watched, "pattern_finder")
+        handed = builders.handed_texts(watched, "make_pattern_finder")
         Redactor(builders.SHIPPED).redact(text)
     return handed
 

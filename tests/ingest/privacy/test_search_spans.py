@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.ingest.privacy.entities import RARE, pieces_of
+from abstain.ingest.privacy.entities import SPAN_ENTITIES, get_span_finder
 from abstain.ingest.privacy.search_spans import (
-    LENGTHS,
+    IBAN_LENGTH_BY_COUNTRY,
     SearchSpan,
     find_card_spans,
     find_email_spans,
     find_iban_spans,
+    find_phone_spans,
     iter_windows,
-    phones,
 )
 
-ENTITIES = [pieces_of(name, national_phones=False) for name in RARE]
+ENTITIES = [get_span_finder(name, national_phones=False) for name in SPAN_ENTITIES]
 
 
 def texts(text: str, pieces: Iterable[SearchSpan]) -> list[list[str]]:
@@ -55,7 +55,7 @@ def test_an_iban_is_as_long_as_its_country_has_it() -> None:
 
 def test_a_phone_number_is_tried_with_fewer_and_fewer_numbers() -> None:
     text = "+49 170 1234567, 1000 Euro"
-    assert texts(text, phones(text)) == [[text, text[:21], "+49 170 1234567", "+49 170", "+49"]]
+    assert texts(text, find_phone_spans(text)) == [[text, text[:21], "+49 170 1234567", "+49 170", "+49"]]
 
 
 @given(st.text(), st.sampled_from([1, 5_000]))
@@ -93,4 +93,4 @@ def test_figures_of_everyday_text_have_no_pieces(text: str) -> None:
 def test_ibans_of_every_country_of_presidio_have_a_length() -> None:
     from presidio_analyzer.predefined_recognizers.generic.iban_patterns import regex_per_country
 
-    assert regex_per_country.keys() <= LENGTHS.keys()
+    assert regex_per_country.keys() <= IBAN_LENGTH_BY_COUNTRY.keys()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.ingest.privacy.view import view_of, views_of
+from abstain.ingest.privacy.view import make_view, make_views
 
 ODD = "aZ9@ .-\n\u00ad\u0301\u00e9\uff21\u24ea\u2469\ufb01\u0660\u8bf7\u0430%40&#64;"
 
@@ -26,7 +26,7 @@ ODD = "aZ9@ .-\n\u00ad\u0301\u00e9\uff21\u24ea\u2469\ufb01\u0660\u8bf7\u0430%40&
     ],
 )
 def test_view_shows_what_patterns_read(text: str, shown: str) -> None:
-    assert view_of(text).text == shown
+    assert make_view(text).text == shown
 
 
 @pytest.mark.parametrize(
@@ -39,21 +39,21 @@ def test_view_shows_what_patterns_read(text: str, shown: str) -> None:
     ],
 )
 def test_signs_that_show_letters_are_also_line_breaks(text: str, shown: list[str]) -> None:
-    assert [view.text for view in views_of(text)] == shown
+    assert [view.text for view in make_views(text)] == shown
 
 
 @given(st.text() | st.text(alphabet=ODD))
 def test_places_of_views_cover_the_text_in_order(text: str) -> None:
-    for view in views_of(text):
+    for view in make_views(text):
         assert len(view.starts) == len(view.text) + 1 and view.starts[-1] == len(text)
-        places = [view.place(at, at + 1) for at in range(len(view.text))]
+        places = [view.map_span(at, at + 1) for at in range(len(view.text))]
         assert all(start < end for start, end in places)
         assert all(one == other or one[1] == other[0] for one, other in pairwise(places))
 
 
 def test_view_place_takes_whole_characters() -> None:
-    view = view_of("x\u00ad of\ufb01ce\u0301!")
+    view = make_view("x\u00ad of\ufb01ce\u0301!")
     at = view.text.index("fi")
     assert view.text == "x office!"
-    assert view.place(at, at + 1) == view.place(at, at + 2) == (5, 6)
-    assert view.place(view.text.index("e"), len(view.text) - 1) == (7, 9)
+    assert view.map_span(at, at + 1) == view.map_span(at, at + 2) == (5, 6)
+    assert view.map_span(view.text.index("e"), len(view.text) - 1) == (7, 9)

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from abstain.ingest.sources.cells import column_problem, make_object
+from abstain.ingest.sources.cells import find_column_problem, make_object
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_cells_naive_time_is_utc_only_if_configured(given: Any, expected: str) -
     ],
 )
 def test_cells_contradicting_columns_are_a_problem(columns: list[str], problem: str | None) -> None:
-    found = column_problem(columns)
+    found = find_column_problem(columns)
     assert found is None if problem is None else found is not None and found.startswith(problem)

@@ -119,15 +119,15 @@ def test_sources_documented_examples_are_read(tmp_path: Path, monkeypatch: pytes
     assert [source.name for source in load(tmp_path, warehouse[1])] == ["warehouse"]
     (tmp_path / "a.csv").write_text(rows)
     (found,) = ExplicitFiles(name="a", url=str(tmp_path / "a.csv")).read({})
-    assert found.feedback is not None and found.feedback.comment == "Short, and right."
+    assert found.thumb is not None and found.thumb.comment == "Short, and right."
     with closing(sqlite3.connect(tmp_path / "feedback.db")) as connection:
         connection.executescript(schema)
     run(tmp_path / "feedback.db", "INSERT INTO feedback VALUES (1, 'i-1', '2026-09-02T12:00:00Z', 'up', 'u', NULL)")
     own = ("i-1", "2026-09-01T12:00:00Z", "q", "a", "[]", "m", None, "retail", "g", '{"log_prob": -0.5}')
     run(tmp_path / "feedback.db", f"INSERT INTO interactions VALUES ({', '.join('?' * len(own))})", own)
-    reading = SqlSource(name="b").in_home(tmp_path, tmp_path).read({})
+    reading = SqlSource(name="b").resolve_paths(tmp_path, tmp_path).read({})
     interaction, thumb = reading
     assert interaction.interaction is not None and interaction.interaction.group == "g"
     assert interaction.interaction.writer == {"log_prob": -0.5}
-    assert thumb.feedback is not None and thumb.feedback.user == "u"
+    assert thumb.thumb is not None and thumb.thumb.user == "u"
     assert reading.outcome.state["tables"].keys() == {"interactions", "feedback", "reviews"}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.parsing import ParsedRow, invalid, parse_line, reparse
+from abstain.ingest.parsing import ParsedRow, make_reason, parse_line, reparse
 from abstain.ingest.sources import csv_file
 from abstain.ingest.sources.csv_file import read_csv
 from abstain.ingest.sources.lines import split_lines, to_utf8
@@ -28,11 +28,11 @@ def given_row(key: str, comment: str = "") -> str:
 
 
 def keys(rows: list[ParsedRow]) -> list[str | None]:
-    return [row.feedback.interaction_id if row.feedback else None for row in rows]
+    return [row.thumb.interaction_id if row.thumb else None for row in rows]
 
 
 def test_csv_thumbs_reviews_and_joined_rows_are_read() -> None:
-    assert read(f"{THUMBS}\ni-1,2026-09-02T12:00:00Z,up,,\n")[0].feedback == feedback()
+    assert read(f"{THUMBS}\ni-1,2026-09-02T12:00:00Z,up,,\n")[0].thumb == feedback()
     (found,) = read(
         "reviewed_at,reviewer,complete,correct,truthful,inclusion_probability,interaction_id\n"
         "2026-09-03T12:00:00Z,sme-1,true,FALSE,True,0.25,i-1\n"
@@ -44,9 +44,9 @@ def test_csv_thumbs_reviews_and_joined_rows_are_read() -> None:
         "i-1,2026-09-01T12:00:00Z,What is the fee?,None.,[],m@1,,,\n"
         'i-2,2026-09-01T12:00:00Z,What is the fee?,None.,"[{""chunk_id"": ""a#1"", ""text"": ""x""}]",m@1,2026-09-02T12:00:00Z,up,\n'
     )
-    assert list(alone.contents()) == [interaction()]
+    assert list(alone.iter_contents()) == [interaction()]
     assert joined.interaction is not None and joined.interaction.contexts[0].chunk_id == "a#1"
-    assert joined.feedback == feedback("i-2")
+    assert joined.thumb == feedback("i-2")
     assert joined.review is None
 
 
@@ -54,7 +54,7 @@ def test_csv_repeated_key_in_a_cell_is_refused() -> None:
     header = "interaction_id,asked_at,question,answer,contexts,model"
     cell = '[{""chunk_id"": ""a"", ""chunk_id"": ""b""}]'
     (found,) = read(f'{header}\ni-1,2026-09-01T12:00:00Z,What is the fee?,None.,"{cell}",m@1\n')
-    assert found.reasons == (invalid("contexts", "chunk_id: this key comes twice in one object"),)
+    assert found.reasons == (make_reason("contexts", "chunk_id: this key comes twice in one object"),)
     assert reparse(found.raw, "a.csv", 2).reasons == found.reasons
 
 
@@ -62,21 +62,21 @@ def test_csv_repeated_key_in_a_cell_is_refused() -> None:
 def test_csv_delimiter_is_found_in_the_header(delimiter: str) -> None:
     header, row = (line.replace(",", delimiter) for line in (THUMBS, given_row("i-1", '"a, b; c"')))
     (found,) = read(f"{header}\n{row}\n")
-    assert found.feedback == feedback(comment=f"a{delimiter} b; c")
+    assert found.thumb == feedback(comment=f"a{delimiter} b; c")
 
 
 def test_csv_record_over_lines_has_the_number_of_its_first() -> None:
     text = '"one\n\ntwo, ""three"""'
     rows = read(f"{THUMBS}\r\n{given_row('i-1', text)}\r\n{given_row('i-2')}\r\n")
     assert [row.line for row in rows] == [2, 5]
-    assert rows[0].feedback is not None and rows[0].feedback.comment == 'one\n\ntwo, "three"'
+    assert rows[0].thumb is not None and rows[0].thumb.comment == 'one\n\ntwo, "three"'
 
 
 @pytest.mark.parametrize(("row", "cells"), [("i-2,2026-09-02T12:00:00Z,up,", 4), (given_row("i-2", "a, b"), 6)])
 def test_csv_row_of_wrong_length_is_refused_with_its_line(row: str, cells: int) -> None:
     rows = read(f"{THUMBS}\n{given_row('i-1')}\n{row}\n{given_row('i-3')}\n")
     assert keys(rows) == ["i-1", None, "i-3"]
-    assert rows[1].reasons == (invalid("line", f"{cells} cells, but the header names 5 columns: they are shifted"),)
+    assert rows[1].reasons == (make_reason("line", f"{cells} cells, but the header names 5 columns: they are shifted"),)
     assert (rows[1].line, rows[1].raw) == (3, row.encode())
 
 
@@ -92,15 +92,15 @@ def test_csv_unclosed_quote_refuses_its_row_only() -> None:
         "\n".join([THUMBS, given_row("i-1"), given_row("i-2", '"no end'), *(given_row(f"i-{n}") for n in range(3, 50))])
     )
     assert keys(rows) == ["i-1", None, *(f"i-{n}" for n in range(3, 50))]
-    assert rows[1].reasons == (invalid("line", "invalid CSV: unexpected end of data"),)
+    assert rows[1].reasons == (make_reason("line", "invalid CSV: unexpected end of data"),)
     assert rows[1].raw.endswith(b'"no end')
     rows = read("\n".join([THUMBS, given_row("i-1", '"no end'), given_row("i-2", '"fine"'), given_row("i-3", '"a"b')]))
     assert keys(rows) == [None, "i-2", None]
-    assert rows[2].reasons == (invalid("line", "invalid CSV: ',' expected after '\"'"),)
+    assert rows[2].reasons == (make_reason("line", "invalid CSV: ',' expected after '\"'"),)
 
 
 def test_csv_too_many_unclosed_quotes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_file, "_REREAD", 4000)
+    monkeypatch.setattr(csv_file, "_MAX_REREAD_BYTES", 4000)
     with pytest.raises(
         AbstainError, match=r"folder/a\.csv: too many rows open a quote and do not close it, the last in line 4"
     ):
@@ -108,11 +108,13 @@ def test_csv_too_many_unclosed_quotes_are_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_csv_record_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_file, "LIMIT", 300)
+    monkeypatch.setattr(csv_file, "MAX_LINE_BYTES", 300)
     monkeypatch.setattr(csv_file.csv, "field_size_limit", lambda size: None)
     rows = read("\n".join([THUMBS, given_row("i-1", '"no end'), *(given_row(f"i-{n}") for n in range(2, 30))]))
     assert keys(rows) == [None, *(f"i-{n}" for n in range(2, 30))]
-    assert rows[0].reasons == (invalid("line", "invalid CSV: a row of more than 300 bytes: is a quote not closed?"),)
+    assert rows[0].reasons == (
+        make_reason("line", "invalid CSV: a row of more than 300 bytes: is a quote not closed?"),
+    )
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
@@ -147,7 +149,7 @@ def test_csv_unusable_header_is_an_error(header: str, message: str) -> None:
 
 
 def test_csv_endless_first_line_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("abstain.ingest.sources.lines.LIMIT", 100)
+    monkeypatch.setattr("abstain.ingest.sources.lines.MAX_LINE_BYTES", 100)
     with pytest.raises(AbstainError, match="its first line holds no column names: a line is too long"):
         read(THUMBS * 10)
 
@@ -155,7 +157,7 @@ def test_csv_endless_first_line_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 def test_csv_unknown_column_refuses_rows_that_fill_it() -> None:
     rows = read(f"{THUMBS},coment\n{given_row('i-1')},\n{given_row('i-2')},?\n")
     assert keys(rows) == ["i-1", None]
-    assert rows[1].reasons == (invalid("coment", "unknown field, did you mean 'comment'?"),)
+    assert rows[1].reasons == (make_reason("coment", "unknown field, did you mean 'comment'?"),)
 
 
 def flat(fields: dict[str, Any]) -> dict[str, str]:
@@ -190,7 +192,7 @@ def test_csv_round_trip_keeps_every_row(objects: list[dict[str, Any]], delimiter
     assert len(found) == len(objects)
     for row, fields in zip(found, objects, strict=True):
         expected = parse_line(json.dumps(fields).encode(), "a.csv", 1)
-        assert list(row.contents()) == list(expected.contents())
+        assert list(row.iter_contents()) == list(expected.iter_contents())
 
 
 @pytest.mark.heavy
@@ -204,7 +206,7 @@ def test_csv_any_bytes_below_a_header_are_rows_in_order(content: bytes) -> None:
     rows = read(THUMBS.encode() + b"\n" + content)
     numbers = [row.line for row in rows]
     assert numbers == sorted(set(numbers))
-    assert all(bool(row.reasons) != bool(list(row.contents())) for row in rows)
+    assert all(bool(row.reasons) != bool(list(row.iter_contents())) for row in rows)
     assert len(rows) <= content.count(b"\n") + 1
 
 

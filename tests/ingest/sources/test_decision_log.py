@@ -61,7 +61,7 @@ def parts(rows: list[ParsedRow]) -> list[tuple[str | None, str | None]]:
     return [
         (row.interaction and row.interaction.interaction_id, reply and reply.interaction_id)
         for row in rows
-        for reply in [row.feedback or row.review]
+        for reply in [row.thumb or row.review]
     ]
 
 
@@ -92,7 +92,7 @@ def test_what_got_feedback_and_what_was_drawn_comes_and_nothing_else(
     assert parts(rows) == [("drawn", None), ("b", "b"), ("c", "c")]
     assert rows[0].interaction == interaction("drawn", decision="withheld")
     assert rows[1].interaction == interaction("b", decision="shown", propensity=1.0)
-    assert (rows[1].feedback, rows[2].review) == (feedback("b", user="u-1"), review("c"))
+    assert (rows[1].thumb, rows[2].review) == (feedback("b", user="u-1"), review("c"))
     assert read(tmp_path, state) == ([], state)
 
 
@@ -191,7 +191,7 @@ def test_every_row_is_in_the_data_once_whenever_it_is_read(
 def test_more_rows_than_one_page_come_in_order(
     tmp_path: Path, opened: Callable[..., DecisionLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PAGE", 3)
+    monkeypatch.setattr(module, "PAGE_ROWS", 3)
     log = opened(**ALL)
     for at in range(9):
         log.record_decision(decision(f"i-{at}"))
@@ -203,7 +203,7 @@ def test_more_rows_than_one_page_come_in_order(
 def test_rows_that_are_logged_while_it_is_read_come_with_the_next_reading(
     tmp_path: Path, opened: Callable[..., DecisionLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PAGE", 1)
+    monkeypatch.setattr(module, "PAGE_ROWS", 1)
     log = opened(**ALL)
     log.record_decision(decision("a"))
     log.record_decision(decision("b")).result()
@@ -269,18 +269,18 @@ def test_rows_as_ingest_redacts_them_are_duplicates_of_themselves(
     """The log redacts by ingest's rules, and what it gives is not changed by them."""
     monkeypatch.setenv("ABSTAIN_USER_KEY", "5e" * 32)
     privacy = Privacy.from_params(load_params(ROOT / "params.yaml").privacy, load_settings())
-    log = open_log(url_of(tmp_path), redact=privacy.redact_row, pseudonym=privacy.pseudonym, **NONE)
+    log = open_log(url_of(tmp_path), redact=privacy.redact_row, pseudonym=privacy.get_pseudonym, **NONE)
     asked = interaction("a", question="I am ann@example.org. What is the fee?", answer="Dear ann@example.org, none.")
     log.record_decision(decision("a", interaction=asked, user="ann"))
     log.record_feedback("f-1", feedback("a", user="ann", comment="mail ann@example.org"))
     log.record_feedback("f-2", review("a", ideal_answer="ann@example.org, none.")).result()
     rows, _ = read(tmp_path)
-    kept = [part for row in rows for part in row.contents()]
+    kept = [part for row in rows for part in row.iter_contents()]
     assert [privacy.redact_row(part) for part in kept] == kept
     assert b"ann@example.org" not in bytes_in(tmp_path)
     found = queries.get_decision(log.database, "a")
     assert found and isinstance(found.feedback[0], Thumb)
-    assert found.decision.user == found.feedback[0].user == privacy.pseudonym("ann") != "ann"
+    assert found.decision.user == found.feedback[0].user == privacy.get_pseudonym("ann") != "ann"
     assert take(tmp_path, privacy).accepted == 2
     log.record_feedback("f-3", feedback("a", user="bob")).result()
     report = take(tmp_path, privacy)

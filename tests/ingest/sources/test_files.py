@@ -20,7 +20,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.sources import SourceReader, files
-from abstain.ingest.sources.files import ExplicitFiles, FileSource, explicit_sources
+from abstain.ingest.sources.files import ExplicitFiles, FileSource, make_explicit_sources
 from tests.data.builders import markdown, row, thumb, verdict, write_lines
 from tests.ports import free_port
 
@@ -38,7 +38,7 @@ def read(
 
 
 def contents(rows: list[ParsedRow]) -> list[str]:
-    return [type(part).__name__ for found in rows for part in found.contents()]
+    return [type(part).__name__ for found in rows for part in found.iter_contents()]
 
 
 def parquet(path: Path, *rows: dict[str, Any]) -> Path:
@@ -116,10 +116,7 @@ def test_files_folder_of_every_kind_gives_documents_first(tmp_path: Path) -> Non
     (tmp_path / ".git" / "x.md").write_text("?")
     rows, reading = read(tmp_path)
     assert [found.reasons for found in rows if found.reasons] == []
-    assert (
-        contents(rows)
-        == ["Document"] * 2 + ["Interaction", "Feedback", "Review", "Feedback", "Review"] + ["Feedback"] * 2
-    )
+    assert contents(rows) == ["Document"] * 2 + ["Interaction", "Thumb", "Review", "Thumb", "Review"] + ["Thumb"] * 2
     assert [found.source for found in rows] == [
         "z/fees.md", "z/page.html", "a.jsonl", "b.csv", "c.JSONL.gz", "d.csv.gz", "e.parquet",
     ]  # fmt: skip
@@ -228,7 +225,7 @@ def test_files_unreadable_file_is_an_error_or_a_refused_row(tmp_path: Path) -> N
     write_lines(tmp_path / "a.jsonl", row())
     (tmp_path / "z.csv").write_text(THUMBS)
     rows, reading = read(tmp_path, scheduled=True)
-    assert contents(rows) == ["Interaction", "Feedback"]
+    assert contents(rows) == ["Interaction", "Thumb"]
     refused = {found.source: found for found in rows if found.reasons}
     assert refused.keys() == UNREADABLE.keys()
     assert len({found.digest for found in refused.values()}) == len(UNREADABLE)
@@ -304,8 +301,8 @@ def test_files_deleted_file_is_skipped_deleted_folder_an_error(tmp_path: Path) -
 
 def test_explicit_sources_are_named_after_their_files() -> None:
     with pytest.raises(AbstainError, match="nothing to ingest: name files"):
-        explicit_sources([])
-    assert [source.name for source in explicit_sources(["a/b.jsonl", "a/c/", "s3://b/x"])] == ["b.jsonl", "c", "x"]
+        make_explicit_sources([])
+    assert [source.name for source in make_explicit_sources(["a/b.jsonl", "a/c/", "s3://b/x"])] == ["b.jsonl", "c", "x"]
 
 
 def test_files_links_are_followed_and_broken_ones_skipped(tmp_path: Path) -> None:
@@ -340,9 +337,9 @@ def test_files_a_folder_that_may_not_be_listed_is_an_error(tmp_path: Path, monke
 
 READ_AND_MEASURE = """
 import resource, sys
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.files import make_explicit_sources
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for row in explicit_sources([sys.argv[1]])[0].read({}):
+for row in make_explicit_sources([sys.argv[1]])[0].read({}):
     print(row.line, len(row.reasons), row.size, row.digest)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, "MiB")
 """
@@ -366,7 +363,7 @@ def test_files_line_of_200_mb_is_refused_in_little_memory(tmp_path: Path) -> Non
 
 
 def test_files_document_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("abstain.ingest.sources.lines.LIMIT", 5000)
+    monkeypatch.setattr("abstain.ingest.sources.lines.MAX_LINE_BYTES", 5000)
     (tmp_path / "a.md").write_text(markdown(body="word " * 2000))
     ((found,), _) = read(tmp_path)
     assert found.is_document and str(found.reasons[0]).startswith("line: 10,")
@@ -395,11 +392,11 @@ def test_files_signature_of_a_url_is_not_shown(tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     place = f"http://127.0.0.1:{server.server_port}"
     try:
-        (source,) = explicit_sources([f"{place}/a.jsonl?signature=secret"])
+        (source,) = make_explicit_sources([f"{place}/a.jsonl?signature=secret"])
         assert source.name == "a.jsonl"
         assert [found.source for found in source.read({})] == ["a.jsonl"]
         with pytest.raises(AbstainError, match=f"{place}/b.jsonl: no such file or folder") as refused:
-            list(explicit_sources([f"{place}/b.jsonl?signature=secret"])[0].read({}))
+            list(make_explicit_sources([f"{place}/b.jsonl?signature=secret"])[0].read({}))
         assert "secret" not in str(refused.value)
     finally:
         server.shutdown()
@@ -444,7 +441,7 @@ def test_files_any_bytes_are_rows_or_one_error(
         assert str(reason) == str(error).replace(f"{file}: ", "file: ", 1)
         return
     assert found_anyway == rows
-    assert all(bool(found.reasons) != bool(list(found.contents())) for found in rows)
+    assert all(bool(found.reasons) != bool(list(found.iter_contents())) for found in rows)
     if suffix == ".jsonl" and content[:2] not in (b"\xff\xfe", b"\xfe\xff"):
         assert len(rows) == sum(bool(line.strip()) for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.ingest.parsing import too_large_reason
+from abstain.ingest.parsing import make_too_large_reason
 from abstain.ingest.sources import lines as module
 from abstain.ingest.sources.lines import OversizedLine, read_whole, split_lines, to_utf8
 
@@ -49,7 +49,7 @@ def test_utf8_invalid_utf16_spoils_its_own_line_only() -> None:
 
 
 def test_lines_too_long_line_is_counted_and_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIMIT", 10_000)
+    monkeypatch.setattr(module, "MAX_LINE_BYTES", 10_000)
     long = bytes(range(32, 127)) * 200
     before, found, after = split_lines(chunked(b"a\n" + long + b"\nb", list(range(30))))
     assert (before, after) == (b"a", b"b")
@@ -57,7 +57,7 @@ def test_lines_too_long_line_is_counted_and_hashed(monkeypatch: pytest.MonkeyPat
     assert read_whole([long[:99], long[99:]]) == found
     assert isinstance(found, OversizedLine)
     row = found.to_rejected_row("a.jsonl", 7)
-    assert row.reasons == (too_large_reason("line", "19,000 bytes, 10,000 allowed"),)
+    assert row.reasons == (make_too_large_reason("line", "19,000 bytes, 10,000 allowed"),)
     assert (row.source, row.line, row.raw, row.size, row.digest) == ("a.jsonl", 7, b"", len(long), found.sha256)
     exactly = long[:10_000]
     assert list(split_lines([exactly])) == [exactly]

@@ -46,7 +46,7 @@ def test_parquet_structs_are_read() -> None:
     )
     assert row.interaction is not None and row.interaction.contexts[0].text == "x"
     assert row.interaction == interaction(contexts=row.interaction.contexts)
-    assert (row.feedback, row.review) == (feedback(), review(right=False))
+    assert (row.thumb, row.review) == (feedback(), review(right=False))
     assert (row.source, row.line) == ("a.parquet", 1)
     assert reparse(row.raw, row.source, 1) == row
 
@@ -55,14 +55,14 @@ def test_parquet_json_text_and_dotted_columns_are_read() -> None:
     texts = {"contexts": [json.dumps(CONTEXT)], "thumb.given_at": [later(1)], "thumb.thumb": ["up"]}
     review_text = '{"reviewed_at": "2026-09-03T12:00:00Z", "reviewer": "sme-1", "complete": true, "correct": true, "truthful": true}'
     (row,) = read(OWN | texts | {"review": [review_text]})
-    assert (row.feedback, row.review) == (feedback(), review())
+    assert (row.thumb, row.review) == (feedback(), review())
     assert row.interaction is not None and len(row.interaction.contexts) == 1
 
 
 def test_parquet_struct_of_nulls_is_missing() -> None:
     struct = pa.struct([("given_at", pa.timestamp("us", "UTC")), ("thumb", pa.string())])
     (row,) = read(OWN | {"contexts": [[]], "thumb": pa.array([{"given_at": None, "thumb": None}], struct)})
-    assert list(row.contents()) == [interaction()]
+    assert list(row.iter_contents()) == [interaction()]
 
 
 def test_parquet_zones_are_converted_and_nanoseconds_cut_off() -> None:
@@ -71,7 +71,7 @@ def test_parquet_zones_are_converted_and_nanoseconds_cut_off() -> None:
     thumb = pa.array([{"given_at": later(1), "thumb": "up"}], struct)
     asked_at = pa.array([moment], pa.timestamp("ns", "Europe/Paris"))
     (row,) = read(OWN | {"asked_at": asked_at, "thumb": thumb, "contexts": [[]]})
-    assert list(row.contents()) == [interaction(asked_at=ASKED.replace(microsecond=1234)), feedback()]
+    assert list(row.iter_contents()) == [interaction(asked_at=ASKED.replace(microsecond=1234)), feedback()]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ NO_YEAR = pa.array([ASKED, None, ASKED], pa.timestamp("us", "UTC")).fill_null(2*
 def test_parquet_unreadable_value_refuses_its_row(field: str, values: pa.Array) -> None:
     table = {"interaction_id": ["i-1", "i-2", "i-3"], "given_at": [later(1)] * 3, "thumb": ["up"] * 3}
     first, second, third = read(table | {field: values})
-    assert first.feedback is not None and third.feedback is not None
+    assert first.thumb is not None and third.thumb is not None
     assert second.reasons[0].field == field
     assert b"unreadable" in second.raw and b'"i-2"' in second.raw
     assert reparse(second.raw, second.source, second.line) == second
@@ -111,7 +111,7 @@ types = st.one_of(
 )
 
 
-UNWATCHED = patch.object(parquet_file, "_ends_its_reader", lambda file, size: False)
+UNWATCHED = patch.object(parquet_file, "_crashes_arrow", lambda file, size: False)
 """For examples by the hundred, which are whole files: another process for each takes long."""
 
 
@@ -132,11 +132,9 @@ def test_parquet_any_time_is_a_row_or_a_reason(kind: pa.DataType, moments: list[
 
 
 def test_parquet_rows_are_numbered_across_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_file, "BATCH", 3)
+    monkeypatch.setattr(parquet_file, "BATCH_ROWS", 3)
     rows = read({"interaction_id": [f"i-{n}" for n in range(10)], "given_at": [later(1)] * 10, "thumb": ["up"] * 10})
-    assert [(row.line, row.feedback.interaction_id) for row in rows if row.feedback] == [
-        (n + 1, f"i-{n}") for n in range(10)
-    ]
+    assert [(row.line, row.thumb.interaction_id) for row in rows if row.thumb] == [(n + 1, f"i-{n}") for n in range(10)]
 
 
 def test_parquet_contradicting_columns_are_an_error() -> None:
@@ -176,7 +174,7 @@ def test_parquet_page_that_names_a_text_it_has_not_is_an_error() -> None:
     made_up = pa.DictionaryArray.from_arrays(pa.array([5], pa.int32()), pa.array(["a"]), safe=False)
     batch = pa.RecordBatch.from_arrays([made_up], ["user"])
     with pytest.raises(AbstainError, match=r"^a\.parquet: cannot be read: index 5 is out of bounds"):
-        list(parquet_file._records(batch, batch.schema, "a.parquet", 100))
+        list(parquet_file._iter_records(batch, batch.schema, "a.parquet", 100))
 
 
 def native(fields: dict[str, Any]) -> dict[str, Any]:
@@ -209,4 +207,4 @@ def test_parquet_round_trip_keeps_every_row(fields: dict[str, Any]) -> None:
         return
     (row,) = read(table)
     expected = parse_line(json.dumps(typed, default=datetime.isoformat).encode(), "a", 1)
-    assert list(row.contents()) == list(expected.contents())
+    assert list(row.iter_contents()) == list(expected.iter_contents())

@@ -48,7 +48,7 @@ def test_sql_without_tables_reads_the_three_by_name(database: Path) -> None:
     assert [row.reasons for row in rows] == [()] * 4
     assert rows[0].interaction == interaction()
     assert rows[1].interaction is not None and rows[1].interaction.contexts[0].chunk_id == "a#1"
-    assert (rows[2].feedback, rows[3].review) == (feedback(), review(right=False, inclusion_probability=0.5))
+    assert (rows[2].thumb, rows[3].review) == (feedback(), review(right=False, inclusion_probability=0.5))
     assert [(row.source, row.line) for row in rows] == [
         ("warehouse/interactions", 1),
         ("warehouse/interactions", 2),
@@ -81,7 +81,7 @@ def test_sql_query_is_read_like_a_table(database: Path) -> None:
     tables = thumbs(query=query, key="id")
     rows, state = read(database, tables=tables)
     assert lines(rows) == [1, 3, 5]
-    assert rows[0].feedback is not None and rows[0].feedback.comment == "100%:share"
+    assert rows[0].thumb is not None and rows[0].thumb.comment == "100%:share"
     assert lines(read(database, state, tables)[0]) == [1, 3, 5]  # all were given on one day
 
 
@@ -190,7 +190,7 @@ def test_sql_bad_cell_refuses_its_row_only(database: Path) -> None:
         None,
     ]
     assert all(reparse(row.raw, row.source, row.line) == row for row in rows)
-    assert read(database, naive_is_utc=True)[0][2].feedback == feedback()
+    assert read(database, naive_is_utc=True)[0][2].thumb == feedback()
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_sql_url_expands_variables(database: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FEEDBACK_FILE", database.name)
     assert parse_url("sqlite:///${FEEDBACK_FILE}", "warehouse", database.parent).database == str(database)
     monkeypatch.setenv("FEEDBACK_PASSWORD", "p@ss/${word}:%")
-    completed = source("postgresql://ann:${FEEDBACK_PASSWORD}@host/x").in_home(Path(), Path())
+    completed = source("postgresql://ann:${FEEDBACK_PASSWORD}@host/x").resolve_paths(Path(), Path())
     parsed = parse_url(completed.url, "warehouse")
     assert (parsed.password, parsed.host, parsed.drivername) == ("p@ss/${word}:%", "host", "postgresql+psycopg")
     assert "word" not in repr(completed)

@@ -77,7 +77,7 @@ def test_postgres_native_types_are_read(url: str) -> None:
     assert rows[0].interaction == interaction("1")
     assert rows[1].interaction is not None
     assert (rows[1].interaction.product, rows[1].interaction.contexts[0].text) == ("p", "x")
-    assert rows[2].feedback == feedback("1")
+    assert rows[2].thumb == feedback("1")
     assert rows[3].review == review("1", right=False, reviewer=reviewer, inclusion_probability=0.25)
     assert state["tables"]["reviews"]["since"] == "2026-09-02T12:00:00"
     assert len(read(url, state, tables, naive_is_utc=True)[0]) == 4
@@ -102,7 +102,10 @@ def test_postgres_documented_warehouse_is_read(url: str, tmp_path: Path, monkeyp
         "(2, 'i-1', '2026-09-02 12:00+00', 'down', 'u-2', 'spam', true)",
     )
     rows = list(warehouse.model_copy(update={"url": url}).read({}))
-    assert [part for row in rows for part in row.contents()] == [interaction(), feedback(user="u-1", comment="fine")]
+    assert [part for row in rows for part in row.iter_contents()] == [
+        interaction(),
+        feedback(user="u-1", comment="fine"),
+    ]
 
 
 def test_postgres_query_may_hold_casts_and_comments(url: str) -> None:
@@ -155,8 +158,8 @@ def test_postgres_concurrent_writers_lose_no_row(url: str) -> None:
 
 
 def test_postgres_broken_connections_lose_no_row(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql_database, "CHUNK", 100)
-    monkeypatch.setattr(sql_database, "WAIT", wait_none())
+    monkeypatch.setattr(sql_database, "CHUNK_ROWS", 100)
+    monkeypatch.setattr(sql_database, "RETRY_WAIT", wait_none())
     run(url, MANY)
     reading = source(url).read({})
     found = []
@@ -170,8 +173,8 @@ def test_postgres_broken_connections_lose_no_row(url: str, monkeypatch: pytest.M
 
 
 def test_postgres_stopped_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql_database, "CHUNK", 100)
-    monkeypatch.setattr(sql_database, "WAIT", wait_none())
+    monkeypatch.setattr(sql_database, "CHUNK_ROWS", 100)
+    monkeypatch.setattr(sql_database, "RETRY_WAIT", wait_none())
     with tempfile.TemporaryDirectory(prefix="abstain-postgres-") as name:
         Path(name).chmod(0o755)
         with start_postgres(Path(name) / "data") as server:

@@ -11,7 +11,7 @@ from abstain.core.errors import AbstainError
 from abstain.knowledge.documents import chunks as module
 from abstain.knowledge.documents.chunks import DEFAULT_BUDGET, chunk_document
 from abstain.knowledge.documents.reader import parse_document
-from abstain.knowledge.documents.tokens import token_counter
+from abstain.knowledge.documents.tokens import make_token_counter
 from tests.knowledge.builders import document
 
 
@@ -88,7 +88,7 @@ def test_a_long_paragraph_is_cut_between_sentences() -> None:
     ],
 )
 def test_text_without_sentences_is_cut_where_it_hurts_least(body: str, expected: list[str]) -> None:
-    found = chunk_document(document(body, title="T"), budget=12, count=len)
+    found = chunk_document(document(body, title="T"), budget=12, count_tokens=len)
     assert [chunk.text.removeprefix("T\n") for chunk in found] == expected
 
 
@@ -133,7 +133,7 @@ def test_two_chunks_never_share_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_budget_is_of_the_encoders_own_tokens() -> None:
-    size = token_counter()
+    size = make_token_counter()
     body = " ".join(f"Antidisestablishmentarianism costs {n} euros." for n in range(200))
     found = chunk_document(document(body))
     assert all(DEFAULT_BUDGET - 20 < size(chunk.text) <= DEFAULT_BUDGET for chunk in found[:-1])
@@ -157,7 +157,7 @@ def test_a_carriage_return_alone_loses_nothing() -> None:
     ids=["no sentence ends", "sentences", "no spaces", "no word"],
 )
 def test_a_paragraph_of_a_quarter_of_a_megabyte_is_cut_into_chunks_within_the_budget(body: str) -> None:
-    size = token_counter()
+    size = make_token_counter()
     found = chunk_document(document(body))
     assert max(size(chunk.text) for chunk in found) <= DEFAULT_BUDGET + 1
     assert max(len(chunk.text) for chunk in found) < 8 * DEFAULT_BUDGET

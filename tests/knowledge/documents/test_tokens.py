@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.knowledge.documents.tokens import token_counter
+from abstain.knowledge.documents.tokens import make_token_counter
 
-COUNT = token_counter()
+COUNT = make_token_counter()
 
 
 def test_tokens_are_the_encoders_without_its_own_marks() -> None:
@@ -32,4 +32,4 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         AbstainError, match=r"tokenizer\.json is not there: chunks are measured by the encoder's tokenizer$"
     ):
-        token_counter(tmp_path)
+        make_token_counter(tmp_path)

@@ -59,7 +59,7 @@ def test_a_question_that_is_asked_once_is_not_kept(tmp_path: Path) -> None:
 def test_a_run_that_is_stopped_keeps_the_blocks_that_it_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BLOCK", 2)
+    monkeypatch.setattr(module, "BLOCK_TEXTS", 2)
     texts = [f"{'fee ' * n}card" for n in range(7)]
     cache, encoder = kept(tmp_path)
     told = []

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.embeddings import Embeddings
-from abstain.knowledge.retrieval.encoder import SentenceEncoder, embedded_encoder_folder
+from abstain.knowledge.retrieval.encoder import SentenceEncoder, find_encoder_folder
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
 from abstain.knowledge.retrieval.retriever import Retriever
 from tests.knowledge.builders import chunk
@@ -17,7 +17,7 @@ from tests.knowledge.builders import chunk
 def test_without_the_embedded_encoder_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.knowledge.retrieval.encoder.EMBEDDED_ENCODER", "no_such_encoder")
     with pytest.raises(AbstainError, match=r"not installed: pip install no-such-encoder$"):
-        embedded_encoder_folder()
+        find_encoder_folder()
 
 
 def test_the_identity_is_that_of_the_files_wherever_they_lie(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_the_identity_is_that_of_the_files_wherever_they_lie(tmp_path: Path) -> 
 
 @pytest.mark.heavy
 def test_an_encoder_whose_weights_are_pickled_is_not_loaded(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(embedded_encoder_folder(), tmp_path / "pickled"))
+    folder = Path(shutil.copytree(find_encoder_folder(), tmp_path / "pickled"))
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     assert SentenceEncoder(folder).dimension == 384
     (folder / "model.safetensors").rename(folder / "other.safetensors")

@@ -62,11 +62,11 @@ def test_only_what_changed_is_written_and_only_what_is_new_is_encoded(tmp_path: 
 
 
 def test_many_chunks_are_sent_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 2)
+    monkeypatch.setattr(module, "BATCH_CHUNKS", 2)
     retriever, _ = new()
     told: list[tuple[int, int]] = []
     many: list[Chunk] = [chunk(f"a#{n}", f"fee {n}") for n in range(5)]
-    retriever.sync(many, progress=lambda done, total: told.append((done, total)))
+    retriever.sync(many, on_progress=lambda done, total: told.append((done, total)))
     assert told == [(2, 5), (4, 5), (5, 5)]
     assert found(retriever, "fee") == [one.chunk_id for one in many]
 

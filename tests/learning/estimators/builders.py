@@ -18,7 +18,9 @@ from abstain.learning.estimators.probes.base import Probe
 from abstain.learning.estimators.training_rows import TrainingRows
 
 D = 16
-EVERY_KIND: tuple[Architecture, ...] = tuple({entry.kind: name for name, entry in reversed(PROBES.items())}.values())
+EVERY_KIND: tuple[Architecture, ...] = tuple(
+    {entry.probe_class: name for name, entry in reversed(PROBES.items())}.values()
+)
 """One architecture of every class of probes: those of one class differ in their parameters alone."""
 PARAMS = ProbeParams(
     zoo=tuple(PROBES),
@@ -46,7 +48,7 @@ def probe_of(architecture: Architecture, seed: int = 0, dropout: float = 0.3) ->
     """Random weights, large enough for confidences far from a half, and the mean and deviation of `ragged`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        probe = PROBES[architecture].kind.from_params(D, PARAMS.model_copy(update={"dropout": dropout}))
+        probe = PROBES[architecture].probe_class.from_params(D, PARAMS.model_copy(update={"dropout": dropout}))
         states = [5 + 3 * torch.randn(40, D)]
         probe.fit_preprocessing(TrainingRows(states, torch.ones(1, dtype=torch.int64), torch.ones(1)))
         with torch.no_grad():

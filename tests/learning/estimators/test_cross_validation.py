@@ -110,7 +110,8 @@ def test_what_identifies_groups_does_not_help_out_of_fold(architecture: Architec
         [names[g] + 0.01 * torch.randn(2, D, generator=generator) for g in group], group % 2, torch.ones(120)
     )
     *_, last = (
-        step.probe for step in PROBES[architecture].kind.fit_path(train, QUICK.model_copy(update={"max_epochs": 15}))
+        step.probe
+        for step in PROBES[architecture].probe_class.fit_path(train, QUICK.model_copy(update={"max_epochs": 15}))
     )
     correct = train.correct.numpy()
     assert auroc(correct, predict_confidence(last, train.states).numpy()) > 0.95
@@ -126,11 +127,11 @@ def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(archi
     train.weight[::2] = 0.4
     fitted = fit_probe(architecture, train, groups, FEW)
     history, entry = fitted.history, PROBES[architecture]
-    params = entry.params(FEW)
+    params = entry.apply_fixed_params(FEW)
     fold = torch.from_numpy(
         Labels(train.correct.numpy(), train.weight.numpy(), groups).assign_folds(params.folds, params.seed)
     )
-    paths = [entry.kind.fit_path(train.subset((fold != f).nonzero().flatten()), params) for f in range(3)]
+    paths = [entry.probe_class.fit_path(train.subset((fold != f).nonzero().flatten()), params) for f in range(3)]
     for number, steps in enumerate(zip(*paths, strict=True)):
         logits = torch.empty(90, 2)
         for f, step in enumerate(steps):
@@ -143,7 +144,7 @@ def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(archi
         if number == history.selected_step:
             np.testing.assert_allclose(fitted.out_of_fold, logits.softmax(1)[:, 1], atol=1e-5)
     assert history.selected_step == int(np.argmin(history.held_out_loss))
-    for number, step in enumerate(entry.kind.fit_path(train, params)):
+    for number, step in enumerate(entry.probe_class.fit_path(train, params)):
         if number == history.selected_step:
             assert_near(weights(step.probe), weights(fitted.probe))
 

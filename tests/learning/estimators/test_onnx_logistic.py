@@ -18,16 +18,16 @@ def test_the_file_of_a_fusion_gives_what_the_fusion_does() -> None:
     file = OnnxLogistic(fusion_to_onnx(FUSION))
     assert file.metadata == {"names": ["one", "two"]}
     expected = FUSION.score(pd.DataFrame(scores, columns=FUSION.names))
-    np.testing.assert_allclose(file.confidence(scores), expected, rtol=1e-9)
+    np.testing.assert_allclose(file.predict(scores), expected, rtol=1e-9)
     assert expected[3] == pytest.approx(1 / (1 + np.exp(-(0.25 - 0.4 + 0.1))))
-    assert file.confidence(scores[:0]).shape == (0,)
+    assert file.predict(scores[:0]).shape == (0,)
 
 
 def test_the_file_of_a_logistic_regression_gives_its_confidences_and_carries_its_metadata() -> None:
     inputs = np.random.default_rng(1).normal(size=(50, 3))
     file = OnnxLogistic(logistic_to_onnx((0.5, -1.0, 2.0), -0.3, {"refusals": ["No"]}))
     assert file.metadata == {"refusals": ["No"]}
-    np.testing.assert_allclose(file.confidence(inputs), 1 / (1 + np.exp(-(inputs @ [0.5, -1.0, 2.0] - 0.3))), rtol=1e-9)
+    np.testing.assert_allclose(file.predict(inputs), 1 / (1 + np.exp(-(inputs @ [0.5, -1.0, 2.0] - 0.3))), rtol=1e-9)
 
 
 def test_equal_fusions_are_equal_bytes() -> None:

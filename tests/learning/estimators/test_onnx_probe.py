@@ -98,7 +98,7 @@ def test_onnx_gives_torchs_confidences_of_answers_of_any_length(
         with torch.inference_mode():
             together = logits_to_confidence(probe(*pad(rows))).numpy()
             alone = np.concatenate([logits_to_confidence(probe(row, None)).numpy() for row in rows])
-        given = served.confidence(rows)
+        given = served.predict(rows)
         assert (given.shape, given.dtype) == ((len(lengths),), np.float32)
         assert np.abs(given - together).max() <= 1e-5
         assert np.abs(given - alone).max() <= 1e-5
@@ -136,7 +136,7 @@ def test_a_stamp_adds_metadata_and_keeps_the_graph(exported: Path, tmp_path: Pat
     graphs = [onnx.load(file).graph.SerializeToString(deterministic=True) for file in (exported, stamped)]
     assert graphs[0] == graphs[1]
     rows = ragged(3, 50, 8)
-    assert np.array_equal(OnnxProbe(exported).confidence(rows), OnnxProbe(stamped).confidence(rows))
+    assert np.array_equal(OnnxProbe(exported).predict(rows), OnnxProbe(stamped).predict(rows))
     again = tmp_path / "again.onnx"
     copy_with_metadata(exported, again, {"model": "other", "version": "v1.2.0"})
     assert again.read_bytes() == stamped.read_bytes()
@@ -145,17 +145,17 @@ def test_a_stamp_adds_metadata_and_keeps_the_graph(exported: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_what_an_answer_gets_does_not_depend_on_the_others(exported: Path) -> None:
     served, rows = OnnxProbe(exported), ragged(*(n % 9 + 1 for n in range(20)))
-    alone = np.concatenate([served.confidence([row]) for row in rows])
-    assert_near(served.confidence(iter(rows)), alone)
-    assert_near(served.confidence(rows[::-1]), alone[::-1])
+    alone = np.concatenate([served.predict([row]) for row in rows])
+    assert_near(served.predict(iter(rows)), alone)
+    assert_near(served.predict(rows[::-1]), alone[::-1])
 
 
 def test_a_served_file_says_its_metadata_and_width(light: Path) -> None:
     served = OnnxProbe(light)
     assert (served.metadata, served.width) == (METADATA, D)
     rows = ragged(4)
-    np.testing.assert_allclose(served.confidence(rows), rows[0].mean().sigmoid().numpy(), atol=1e-6)
-    assert served.confidence([]).shape == (0,)
+    np.testing.assert_allclose(served.predict(rows), rows[0].mean().sigmoid().numpy(), atol=1e-6)
+    assert served.predict([]).shape == (0,)
 
 
 def test_states_may_be_a_part_of_something_larger(light: Path) -> None:
@@ -163,7 +163,7 @@ def test_states_may_be_a_part_of_something_larger(light: Path) -> None:
     part = torch.cat([row, row + 1], 1)[::2, :D]
     assert not part.is_contiguous()
     served = OnnxProbe(light)
-    assert_near(served.confidence([part]), served.confidence([part.contiguous()]))
+    assert_near(served.predict([part]), served.predict([part.contiguous()]))
 
 
 def test_stamping_the_same_file_in_place_leaves_no_scratch(light: Path) -> None:

@@ -20,14 +20,14 @@ def test_every_architecture_that_can_be_asked_for_is_there() -> None:
 
 
 def test_the_papers_uncalibrated_row_is_the_lstm_without_its_term() -> None:
-    assert PROBES["lstm_no_huber"].kind is PROBES["lstm"].kind
-    assert PROBES["lstm_no_huber"].params(PARAMS) == PARAMS.model_copy(update={"huber_lambda": 0.0})
-    assert PROBES["lstm"].params(PARAMS) == PARAMS
+    assert PROBES["lstm_no_huber"].probe_class is PROBES["lstm"].probe_class
+    assert PROBES["lstm_no_huber"].apply_fixed_params(PARAMS) == PARAMS.model_copy(update={"huber_lambda": 0.0})
+    assert PROBES["lstm"].apply_fixed_params(PARAMS) == PARAMS
 
 
 @pytest.mark.parametrize("architecture", [name for name in PROBES if name != "linear"])
 def test_the_description_says_how_a_probe_is_trained(architecture: Architecture) -> None:
-    description = PROBES[architecture].description(PARAMS)
+    description = PROBES[architecture].describe(PARAMS)
     assert description.endswith(f"dropout {PARAMS.dropout:g}, seed {PARAMS.seed}")
     assert (f"{PARAMS.huber_lambda:g} x Huber" in description) == (architecture != "lstm_no_huber")
 

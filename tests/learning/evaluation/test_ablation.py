@@ -15,10 +15,10 @@ from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.training_rows import make_training_rows
 from abstain.learning.evaluation.ablation import (
     ReadStates,
-    auroc_with_interval,
+    compute_auroc_with_interval,
+    compute_out_of_fold_aurocs,
     evaluate_left_out_products,
     evaluate_site,
-    out_of_fold_aurocs,
 )
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import BootstrapConfig
@@ -165,10 +165,10 @@ def test_reviews_that_chose_themselves_judge_no_place_where_enough_were_drawn(
 def test_the_interval_is_of_groups_and_reaches_over_the_figure() -> None:
     holdout = reviewed("holdout")
     confidence = np.random.default_rng(2).random(len(holdout))
-    found = auroc_with_interval(holdout, confidence, RESAMPLES)
+    found = compute_auroc_with_interval(holdout, confidence, RESAMPLES)
     assert found["auroc_low"] < found["auroc"] < found["auroc_high"]
-    assert found == auroc_with_interval(holdout, confidence, RESAMPLES)
-    one = auroc_with_interval(holdout.assign(group="g"), confidence, RESAMPLES)
+    assert found == compute_auroc_with_interval(holdout, confidence, RESAMPLES)
+    one = compute_auroc_with_interval(holdout.assign(group="g"), confidence, RESAMPLES)
     assert one["auroc"] == pytest.approx(found["auroc"]) and np.isnan(one["auroc_low"]) and np.isnan(one["auroc_high"])
 
 
@@ -221,11 +221,11 @@ def test_a_site_is_judged_out_of_fold_on_reviewed_training_answers() -> None:
     def noise(index: pd.Index) -> Sequence[Tensor]:
         return [torch.from_numpy(np.random.default_rng(at).normal(size=(2, D))).float() for at in index]
 
-    found = out_of_fold_aurocs(train, {"knows": take, "noise": noise}, "linear", PARAMS.probe, RESAMPLES)
+    found = compute_out_of_fold_aurocs(train, {"knows": take, "noise": noise}, "linear", PARAMS.probe, RESAMPLES)
     changed = train.assign(correct=np.where(train["source"] == "thumb", 1 - train["correct"], train["correct"]))
-    of_reviews = out_of_fold_aurocs(
+    of_reviews = compute_out_of_fold_aurocs(
         changed.assign(weight=(train["source"] == "review") * 1.0), {"knows": take}, "linear", PARAMS.probe, RESAMPLES
     )
     assert found["knows"].value > 0.7 > found["noise"].value
     assert of_reviews["knows"].value > 0.7  # labels of thumbs are not what it is judged by
-    assert len(found["noise"].resamples) == RESAMPLES.draws
+    assert len(found["noise"].resamples) == RESAMPLES.n_resamples

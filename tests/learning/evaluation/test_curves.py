@@ -13,7 +13,7 @@ WEIGHT = np.array([1.0, 0.5, 1, 1, 1, 0.25, 1, 1])
 
 
 def test_the_area_under_the_roc_is_the_auroc() -> None:
-    table = curves.roc(CORRECT, SCORES, WEIGHT)
+    table = curves.make_roc_table(CORRECT, SCORES, WEIGHT)
     for name, part in table.groupby("scorer"):
         area = np.trapezoid(part["true_positive_rate"], part["false_positive_rate"])
         assert area == pytest.approx(metrics.auroc(CORRECT, SCORES[name].to_numpy(), WEIGHT))
@@ -21,31 +21,31 @@ def test_the_area_under_the_roc_is_the_auroc() -> None:
 
 def test_an_answer_without_a_score_is_shown_last() -> None:
     scores = pd.DataFrame({"a": [0.9, 0.5, np.nan]})
-    table = curves.roc(np.array([1, 1, 0]), scores, np.ones(3))
+    table = curves.make_roc_table(np.array([1, 1, 0]), scores, np.ones(3))
     assert table.iloc[-2][["false_positive_rate", "true_positive_rate"]].tolist() == [0, 1]
-    risk = curves.risk_coverage(np.array([1, 1, 0]), scores, np.ones(3))
+    risk = curves.make_risk_coverage_table(np.array([1, 1, 0]), scores, np.ones(3))
     assert risk["risk"].tolist() == pytest.approx([0, 0, 1 / 3])
 
 
 def test_the_histogram_holds_everything_once() -> None:
-    table = curves.histogram(CORRECT, SCORES["a"].to_numpy(), WEIGHT)
+    table = curves.make_confidence_histogram(CORRECT, SCORES["a"].to_numpy(), WEIGHT)
     assert table[["correct", "incorrect"]].to_numpy().sum() == pytest.approx(1)
     assert table["correct"].sum() == pytest.approx(WEIGHT[CORRECT == 1].sum() / WEIGHT.sum())
-    ends = curves.histogram(np.array([1, 0]), np.array([1.0, 0.0]), np.ones(2))
+    ends = curves.make_confidence_histogram(np.array([1, 0]), np.array([1.0, 0.0]), np.ones(2))
     assert ends["correct"].iloc[-1] == ends["incorrect"].iloc[0] == 0.5
 
 
 def test_reliability_of_the_largest_slices_that_have_enough_answers() -> None:
     stratum = pd.Series(["b"] * 30 + ["a"] * 40 + ["few"] * 5 + [None] * 9 + ["c", "d", "e"] * 20)
     correct, half = np.tile([0, 1], 72), np.full(144, 0.5)
-    table = curves.reliability_by(stratum, correct, half, np.ones(144), 20)
+    table = curves.make_slice_reliability_table(stratum, correct, half, np.ones(144), 20)
     assert list(table["kind"]) == ["a", "b", "c", "d"] and list(table["rows"]) == [40, 30, 20, 20]
     assert set(table["share"]) == {1.0} and table["accuracy"].tolist() == [0.5] * 4
-    assert curves.reliability_by(stratum, correct, half, np.ones(144), 50).empty
+    assert curves.make_slice_reliability_table(stratum, correct, half, np.ones(144), 50).empty
 
 
 def test_reliability_tells_raw_from_calibrated() -> None:
-    table = curves.reliability(CORRECT, SCORES["a"].to_numpy(), np.full(8, 0.5), np.ones(8))
+    table = curves.make_reliability_table(CORRECT, SCORES["a"].to_numpy(), np.full(8, 0.5), np.ones(8))
     (calibrated,) = table[table["kind"] == "calibrated"].to_dict("records")
     assert calibrated == {"kind": "calibrated", "confidence": 0.5, "accuracy": 0.5, "rows": 8, "share": 1.0}
     assert table[table["kind"] == "raw"]["rows"].sum() == 8
@@ -53,6 +53,6 @@ def test_reliability_tells_raw_from_calibrated() -> None:
 
 def test_rank_correlation_is_of_the_answers_that_all_of_them_score() -> None:
     scores = pd.DataFrame({"a": [0.1, 0.2, 0.3, np.nan], "b": [0.9, 0.5, 0.1, 0.0], "c": [1.0, 2.0, 3.0, -5.0]})
-    found = curves.spearman(scores, ["a", "b", "c"])
+    found = curves.compute_rank_correlations(scores, ["a", "b", "c"])
     assert found["names"] == ["a", "b", "c"]
     assert np.array(found["matrix"]) == pytest.approx(np.array([[1, -1, 1], [-1, 1, -1], [1, -1, 1]]))

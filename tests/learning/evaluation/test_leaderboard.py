@@ -34,7 +34,7 @@ def board(**changed: Any) -> pd.DataFrame:
         "calibrated": PROBABILITIES,
         "groups": GROUPS,
         "weight": None,
-        "resamples": BootstrapConfig(100, 1),
+        "resampling": BootstrapConfig(100, 1),
         "champion": "blind",
     }
     return build_leaderboard(**(arguments | changed)).set_index("scorer")
@@ -160,7 +160,7 @@ def test_leaderboard_of_many_draws_computes_them_together(monkeypatch: pytest.Mo
             counted = lambda *given, name=name, metric=metric: calls.update([name]) or metric(*given)  # noqa: E731
             monkeypatch.setitem(metrics, name, counted)
     scores = {f"s{n}": SHARP + 0.01 * n for n in range(25)}
-    found = board(scores=scores, calibrated={}, resamples=BootstrapConfig(1000, 1), champion="s3")
+    found = board(scores=scores, calibrated={}, resampling=BootstrapConfig(1000, 1), champion="s3")
     assert len(found) == 25
     chunks = math.ceil(1000 / (bootstrap_module.BLOCK_CELLS // 200))
     assert calls == dict.fromkeys(

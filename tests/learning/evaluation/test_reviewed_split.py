@@ -81,7 +81,7 @@ def test_answers_that_count_keep_their_scores() -> None:
         np.testing.assert_array_equal(part.get_raw_scores("sure"), whole.get_raw_scores("sure")[places])
         np.testing.assert_array_equal(part.get_probabilities("sure"), whole.get_probabilities("sure")[places])
         np.testing.assert_array_equal(part.correct, whole.correct[places])
-    assert len(whole.split_by_sampling(of_all=False)[0].rows) == 300
+    assert len(whole.split_by_sampling(sampled_only=False)[0].rows) == 300
 
 
 def test_what_is_shown_has_an_interval_around_its_precision_and_error_rate() -> None:

@@ -37,13 +37,13 @@ def made_up(rows: int) -> tuple[list[Tensor], pd.DataFrame]:
 
 def test_the_exported_probe_stands_there_once_with_the_confidences_of_its_file(scorers: ScoreTable) -> None:
     states, signals = made_up(7)
-    table = scorers.table(states, signals)
+    table = scorers.build_table(states, signals)
     assert list(table) == ["probe", "fusion", "entropy", "length_only", "lstm", "base_rate"]
     assert table.index.equals(signals.index) and set(table.dtypes) == {np.dtype(float)}
     expected = [1 / (1 + np.exp(-float(row.mean()))) for row in states]
     np.testing.assert_allclose(table["probe"], expected, rtol=1e-6)
-    assert_near(table["probe"], scorers.exported.confidence(states))
-    assert_near(table["lstm"], predict_confidence(scorers.zoo["lstm"], states))
+    assert_near(table["probe"], scorers.exported.predict(states))
+    assert_near(table["lstm"], predict_confidence(scorers.probes["lstm"], states))
     pd.testing.assert_frame_equal(table[list(signals)], signals)
     assert (table["base_rate"] == 0.6).all()
 
@@ -51,17 +51,17 @@ def test_the_exported_probe_stands_there_once_with_the_confidences_of_its_file(s
 def test_the_fusion_uses_the_probes_that_it_was_fitted_with(scorers: ScoreTable) -> None:
     """To the zoo's own, not to the file: it learnt from out-of-fold confidences of that architecture."""
     states, signals = made_up(7)
-    linear, lstm = (predict_confidence(scorers.zoo[name], states).numpy().astype(float) for name in ZOO_NAMES)
+    linear, lstm = (predict_confidence(scorers.probes[name], states).numpy().astype(float) for name in ZOO_NAMES)
     odds = [np.log(p / (1 - p)) for p in (linear, signals["entropy"].to_numpy(), lstm)]
     z = 0.1 + 0.5 * odds[0] + 1.0 * odds[1] - 0.25 * odds[2]
-    np.testing.assert_allclose(scorers.table(states, signals)["fusion"], 1 / (1 + np.exp(-z)))
+    np.testing.assert_allclose(scorers.build_table(states, signals)["fusion"], 1 / (1 + np.exp(-z)))
 
 
 def test_a_scorer_that_cannot_say_stays_silent_alone(scorers: ScoreTable) -> None:
     states, signals = made_up(7)
-    whole = scorers.table(states, signals)
+    whole = scorers.build_table(states, signals)
     signals.iloc[2, 0] = np.nan
-    table = scorers.table(states, signals)
+    table = scorers.build_table(states, signals)
     assert table.isna().sum().to_dict() == dict.fromkeys(table, 0) | {"entropy": 1}
     others = [name for name in table if name not in ("entropy", "fusion")]
     pd.testing.assert_frame_equal(table[others], whole[others])
@@ -70,14 +70,14 @@ def test_a_scorer_that_cannot_say_stays_silent_alone(scorers: ScoreTable) -> Non
 
 def test_of_no_answers_there_is_an_empty_table(scorers: ScoreTable) -> None:
     states, signals = made_up(0)
-    table = scorers.table(states, signals)
+    table = scorers.build_table(states, signals)
     assert table.shape == (0, 6) and list(table) == ["probe", "fusion", "entropy", "length_only", "lstm", "base_rate"]
 
 
 def test_what_each_of_them_is(scorers: ScoreTable) -> None:
     states, signals = made_up(2)
     assert scorers.architecture == "linear"
-    assert scorers.kinds(list(scorers.table(states, signals))) == {
+    assert scorers.describe_kinds(list(scorers.build_table(states, signals))) == {
         "probe": "served probe",
         "fusion": "fusion",
         "entropy": "signal",

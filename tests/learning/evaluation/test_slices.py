@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.learning.evaluation.slices import KIND, SliceInput, auroc_by_slice, build_slice_table, make_strata
+from abstain.learning.evaluation.slices import KIND, SliceInput, build_slice_table, compute_auroc_by_slice, make_strata
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap
 from tests.learning.evaluation.builders import grouped
@@ -154,9 +154,11 @@ def test_every_scorer_is_measured_on_each_slice_that_is_large_enough() -> None:
     refusals, silent = np.arange(400) < 15, np.where(np.arange(400) % 5 == 0, np.nan, CONFIDENCE)
     kinds = make_strata([None] * 400, [None] * 400, np.zeros(400, int), np.full(400, 8), refusals)[KIND]
     scores = pd.DataFrame({"sure": CONFIDENCE, "silent": silent})
-    few, many = (auroc_by_slice(CORRECT, scores, GROUPS, WEIGHT, kinds, BootstrapConfig(100, 3), n)[1] for n in (20, 5))
+    few, many = (
+        compute_auroc_by_slice(CORRECT, scores, GROUPS, WEIGHT, kinds, BootstrapConfig(100, 3), n)[1] for n in (20, 5)
+    )
     assert few == {"slice": "refusals", "rows": 15, "n_eff": many["n_eff"], "scorers": {}}
-    answers = auroc_by_slice(CORRECT, scores, GROUPS, WEIGHT, kinds, BootstrapConfig(100, 3), 20)[0]
+    answers = compute_auroc_by_slice(CORRECT, scores, GROUPS, WEIGHT, kinds, BootstrapConfig(100, 3), 20)[0]
     assert (answers["slice"], answers["rows"]) == ("answers", 385)
     for name in scores:
         own = answers["scorers"][name]

@@ -91,7 +91,7 @@ def test_the_draws_do_not_depend_on_how_many_are_computed_at_once(monkeypatch: p
     figures = {"auroc": partial(auroc, correct, confidence), "brier": partial(brier, correct, confidence)}
     whole = bootstrap(figures, groups, 23, 5)
     for cells in (1, 4 * 90, 7 * 90 + 1):
-        monkeypatch.setattr(module, "CELLS", cells)
+        monkeypatch.setattr(module, "BLOCK_CELLS", cells)
         parts = bootstrap(figures, groups, 23, 5)
         for name, estimate in whole.items():
             assert parts[name].resamples == pytest.approx(estimate.resamples, abs=1e-15)
@@ -133,7 +133,7 @@ def test_the_bootstrap_carries_the_weights() -> None:
 def test_interval_leaves_a_few_nan_draws_out() -> None:
     draws = np.array([np.nan, *np.linspace(0, 1, 101), np.nan])
     assert percentile_interval(draws) == (pytest.approx(0.025), pytest.approx(0.975))
-    assert percentile_interval(draws, level=0.5) == (pytest.approx(0.25), pytest.approx(0.75))
+    assert percentile_interval(draws, confidence_level=0.5) == (pytest.approx(0.25), pytest.approx(0.75))
     assert all(math.isnan(bound) for bound in percentile_interval(np.full(3, np.nan)))
 
 

@@ -177,7 +177,7 @@ def test_a_threshold_that_nearly_all_answers_reach_is_not_chosen_though_its_f1_i
     f1 = {t: values(true, predicted, t)["f1"] for t in (0.3, 0.6, 0.75)}
     assert max(f1, key=lambda t: f1[t]) == 0.3
     assert tune_t(true, predicted, [0.3, 0.6, 0.75]) == 0.6
-    assert tune_t(true, predicted, [0.3, 0.6, 0.75], least_share=0.01) == 0.3
+    assert tune_t(true, predicted, [0.3, 0.6, 0.75], min_class_share=0.01) == 0.3
 
 
 def test_where_no_threshold_will_do_it_says_how_many_reach_each() -> None:
@@ -187,7 +187,7 @@ def test_where_no_threshold_will_do_it_says_how_many_reach_each() -> None:
         match=r"no candidate for t leaves both classes 30% of the training answers \(100% reach 0.7, 25% reach 0.98\): "
         "give candidates nearer to the median",
     ):
-        tune_t(true, true, [0.98, 0.7], least_share=0.3)
+        tune_t(true, true, [0.98, 0.7], min_class_share=0.3)
     with pytest.raises(AbstainError, match="there are no candidates"):
         tune_t(true, true, [])
     with pytest.raises(AbstainError):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from abstain.learning.metrics.weighted_metrics import effective_sample_size
-from abstain.learning.thresholds.design_effect import GroupTotals, compute_group_totals, intraclass_correlation
+from abstain.learning.thresholds.design_effect import GroupTotals, compute_group_totals, estimate_intraclass_correlation
 from benchmarks.guarantee import Population
 
 
@@ -27,34 +27,34 @@ def totals(
 
 def test_independent_answers_are_worth_their_number_and_uneven_ones_what_kish_says() -> None:
     found = totals([1, 0, 1, 1], [0, 1, 2, 3])
-    assert intraclass_correlation(found)[1].tolist() == [0, 0]
-    assert found.effective_size(np.zeros(2)) == pytest.approx([4, 0])
+    assert estimate_intraclass_correlation(found)[1].tolist() == [0, 0]
+    assert found.compute_effective_size(np.zeros(2)) == pytest.approx([4, 0])
     weight = [1.0, 0.25, 1.0, 0.25]
     uneven = totals([1, 0, 0, 1], [0, 1, 2, 3], weight)
-    assert uneven.effective_size(np.zeros(2))[0] == pytest.approx(effective_sample_size(np.array(weight)))
+    assert uneven.compute_effective_size(np.zeros(2))[0] == pytest.approx(effective_sample_size(np.array(weight)))
     assert uneven.incorrect_share[0] == pytest.approx(1.25 / 2.5)
 
 
 def test_answers_that_err_together_are_worth_one_a_document() -> None:
     found = totals([1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0], [n // 3 for n in range(12)])
-    estimate, above = intraclass_correlation(found)
+    estimate, above = estimate_intraclass_correlation(found)
     assert estimate[0] == above[0] == pytest.approx(1)
-    assert found.effective_size(above)[0] == pytest.approx(4)
+    assert found.compute_effective_size(above)[0] == pytest.approx(4)
 
 
 def test_an_error_rate_counts_the_withheld_answers_too() -> None:
     found = totals([1, 0, 1, 1], [0, 0, 1, 1], metric="error_rate")
     assert found.incorrect_share == pytest.approx([0.25, 0])
-    assert found.effective_size(np.array([0.0, 0.0])) == pytest.approx([4, 4])
+    assert found.compute_effective_size(np.array([0.0, 0.0])) == pytest.approx([4, 4])
 
 
 def test_few_heavy_incorrect_answers_are_worth_less() -> None:
     """A third of the weight is incorrect: the squares weigh 2 * (2/3)^2 + 1 * (1/3)^2 = 1, of 3 * 2/9 if all were alike."""
     found = totals([1] * 16 + [0] * 2, list(range(18)), [0.25] * 16 + [1.0] * 2)
-    assert found.effective_size(np.zeros(2))[0] == pytest.approx(6**2 / 3 / 1.5)
+    assert found.compute_effective_size(np.zeros(2))[0] == pytest.approx(6**2 / 3 / 1.5)
     light = totals([1] * 2 + [0] * 4, list(range(6)), [1.0] * 2 + [0.25] * 4)
     assert light.incorrect_share[0] == pytest.approx(1 / 3)
-    assert light.effective_size(np.zeros(2))[0] == pytest.approx(3**2 / 2.25)
+    assert light.compute_effective_size(np.zeros(2))[0] == pytest.approx(3**2 / 2.25)
 
 
 @pytest.mark.parametrize("liked_often", [1.0, 0.25])
@@ -64,19 +64,19 @@ def test_the_correlation_is_found_whatever_is_reviewed(liked_often: float) -> No
     assert rows.weight is not None and rows.groups is not None
     of = (rows.confidence, rows.correct, rows.weight)
     found = compute_group_totals(*of, rows.groups, np.array([0.0]), "precision")
-    (estimate,), (above,) = intraclass_correlation(found)
+    (estimate,), (above,) = estimate_intraclass_correlation(found)
     assert estimate == pytest.approx(0.11, abs=0.02)
     assert estimate < above < estimate + 0.02
     shuffled = compute_group_totals(
         *of, np.random.default_rng(1).permutation(rows.groups), np.array([0.0]), "precision"
     )
-    assert intraclass_correlation(shuffled)[0][0] < 0.01
+    assert estimate_intraclass_correlation(shuffled)[0][0] < 0.01
 
 
 def test_tables_are_pooled_by_their_pairs() -> None:
     together = totals([1, 1, 0, 0], [0, 0, 1, 1])
     apart = totals([1, 0, 1, 0], [0, 0, 1, 1])
-    assert intraclass_correlation(together)[0][0] == pytest.approx(1)
-    assert intraclass_correlation(apart)[0][0] == 0
-    assert intraclass_correlation(together, apart)[0][0] == pytest.approx(0)
-    assert intraclass_correlation(together, together, apart)[0][0] == pytest.approx(1 / 3)
+    assert estimate_intraclass_correlation(together)[0][0] == pytest.approx(1)
+    assert estimate_intraclass_correlation(apart)[0][0] == 0
+    assert estimate_intraclass_correlation(together, apart)[0][0] == pytest.approx(0)
+    assert estimate_intraclass_correlation(together, together, apart)[0][0] == pytest.approx(1 / 3)

@@ -55,7 +55,7 @@ def test_the_target_is_met_and_no_other_threshold_that_meets_it_shows_more(
 def test_figures_by_hand() -> None:
     rows = [(0.9, True), (0.8, True), (0.7, False), (0.6, True), (0.2, False)]
     chosen = tune_threshold(*arrays(rows), asked(0.75, 1))
-    expected = {"precision": 0.75, "coverage": 0.8, "recall": 1.0, "shown": 4, "effective_shown": 4.0, "rows": 5}
+    expected = {"precision": 0.75, "coverage": 0.8, "recall": 1.0, "shown": 4, "n_eff_shown": 4.0, "rows": 5}
     assert chosen.to_dict() == pytest.approx({"threshold": 0.6, **expected})
 
 

@@ -126,7 +126,7 @@ class Calls:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_equal_a_plain_forward_at_first_middle_and_last_layer(family: str) -> None:
     loaded, layers = shared_model(family), (1, 2, LAYERS)
-    assert Engine(loaded, 100).decoder.packs
+    assert Engine(loaded, 100).decoder.can_pack
     every = {key: reference(loaded, pass_, tuple(range(LAYERS + 1))) for key, pass_ in tiny_passes().items()}
     expected = {key: states[list(layers)] for key, states in every.items()}
     assert largest_difference(states_of(loaded, tiny_passes(), layers), expected) <= TOLERANCE
@@ -273,14 +273,14 @@ def test_padded_batches_hold_passes_of_like_length(llama: LoadedModel) -> None:
 def test_a_model_whose_attention_is_not_as_packing_needs_it_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny_model()
     expected = states_of(loaded, tiny_passes(), (2, LAYERS))
-    honest = attention.PackedBatch._of_path
+    honest = attention.PackedBatch._gather_path
 
     def forgets_the_prefix(self: Any, run: Any, layer: int, k: Tensor, v: Tensor) -> Any:
         keys, values = honest(self, run, layer, k, v)
         return keys * 0.5, values
 
-    monkeypatch.setattr(attention.PackedBatch, "_of_path", forgets_the_prefix)
-    assert not Engine(loaded, 4096).decoder.packs
+    monkeypatch.setattr(attention.PackedBatch, "_gather_path", forgets_the_prefix)
+    assert not Engine(loaded, 4096).decoder.can_pack
     assert largest_difference(states_of(loaded, tiny_passes(), (2, LAYERS)), expected) <= TOLERANCE
 
 
@@ -304,10 +304,10 @@ def test_keys_and_values_are_released_after_use(llama: LoadedModel, monkeypatch:
     running = engine.run({key: Request(pass_, HiddenStates(2), key) for key, pass_ in tiny_passes().items()})
     most = 0
     for _ in running:
-        most = max(most, sum(len(node) for node in plans[0].kept))
+        most = max(most, sum(len(node) for node in plans[0].kv_cache))
     longest = max(length(llama, pass_) for pass_ in tiny_passes().values())
     assert 0 < most <= longest + 64  # one path, and what the next batch has begun
-    assert not plans[0].kept and not plans[0].results
+    assert not plans[0].kv_cache and not plans[0].results
 
 
 def test_an_early_exit_leaves_the_model_as_it_was(llama: LoadedModel) -> None:
@@ -416,7 +416,7 @@ def read_alone(embedded: LoadedModel) -> dict[str, Tensor]:
 @pytest.mark.slow
 def test_embedded_model_equals_a_plain_forward(embedded: LoadedModel, read_alone: dict[str, Tensor]) -> None:
     engine = Engine(embedded, 2048)
-    assert engine.decoder.packs
+    assert engine.decoder.can_pack
     with Calls(embedded) as calls:
         run(engine, real_passes(), (16,))
     assert calls.head == 0 and max(calls.blocks) == 16

@@ -17,7 +17,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine import loading
 from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import Embedded, find_model, load_model, load_tokenizer, pin_revision
+from abstain.llm.engine.loading import EmbeddedModel, find_model, load_model, load_tokenizer, pin_revision
 from abstain.llm.engine.requests import HiddenStates, Request
 from tests.checkout import ROOT
 from tests.llm.builders import save_tiny_model, tiny_model, tiny_pass
@@ -156,7 +156,7 @@ def test_no_call_that_loads_a_model_may_run_code_beside_it() -> None:
 def test_an_embedded_model_whose_package_is_missing_names_the_package(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ghost = Embedded((("llm_ghost_1b", "ghost.gguf"),), "llm-ghost-1b")
+    ghost = EmbeddedModel((("llm_ghost_1b", "ghost.gguf"),), "llm-ghost-1b")
     monkeypatch.setitem(loading.EMBEDDED_MODELS, "ghost-1b", ghost)
     with pytest.raises(AbstainError, match="'ghost-1b' is not installed: pip install llm-ghost-1b$"):
         find_model("ghost-1b", settings)
@@ -176,7 +176,7 @@ def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         (folder / "__init__.py").write_text("raise RuntimeError('imported')")
         parts.append(folder / "data" / "cut.part")
         parts[-1].write_bytes(content)
-    cut = Embedded(
+    cut = EmbeddedModel(
         (("cut_1b_part1", "data/cut.part"), ("cut_1b_part2", "data/cut.part")),
         "'abstain[cut]'",
         hashlib.sha256(b"GGUF and the rest").hexdigest(),
@@ -248,7 +248,7 @@ def test_auto_takes_bfloat16_only_where_the_processor_multiplies_in_it(
 @pytest.mark.slow
 def test_the_embedded_model_is_the_packages_file(real_settings: Settings) -> None:
     ref = find_model("smollm2-135m-instruct", real_settings)
-    (gguf,) = loading._embedded_files(ref.name)
+    (gguf,) = loading._find_embedded_files(ref.name)
     outer = hashlib.sha256(hashlib.sha256(gguf.read_bytes()).digest())
     assert ref.revision == outer.hexdigest()[:16]
     assert Path(ref.path).parent == real_settings.models

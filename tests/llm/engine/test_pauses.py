@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from abstain.llm.engine.engine import Engine, Result
-from abstain.llm.engine.pauses import Unwanted, pausing
+from abstain.llm.engine.pauses import WorkCancelled, call_on_pause
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import ConstrainedGenerate, Generate, HiddenStates, Request
 from tests.llm.builders import shared_model, tiny_passes
@@ -42,10 +42,10 @@ def test_other_passes_in_the_pauses_change_no_result(packed: bool) -> None:
     read_alone, read = dict(engine.run(states)), []
 
     def read_states() -> None:
-        with pausing(lambda: None):
+        with call_on_pause(lambda: None):
             read.append(dict(engine.run(states)))
 
-    with pausing(read_states):
+    with call_on_pause(read_states):
         found = dict(engine.run(asked()))
     assert len(read) > 2 * TOKENS, "after each token of the answers, and each step of the guesses"
     assert all(same(found[key], expected[key]) for key in expected)
@@ -60,8 +60,8 @@ def test_a_pause_may_end_the_work(passes: int) -> None:
         nonlocal pauses
         pauses += 1
         if pauses == passes:
-            raise Unwanted
+            raise WorkCancelled
 
-    with pausing(end), pytest.raises(Unwanted):
+    with call_on_pause(end), pytest.raises(WorkCancelled):
         dict(engine.run(asked()))
     assert pauses == passes and dict(engine.run(asked())), "the model is as it was"

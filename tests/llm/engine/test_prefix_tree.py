@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.llm.engine.prefix_tree import MIN_SHARED, Node, build_tree, common_prefix, distinct_tokens, walk
+from abstain.llm.engine.prefix_tree import MIN_SHARED, Node, build_tree, count_common_prefix, count_distinct_tokens, walk
 
 few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
@@ -55,11 +55,11 @@ def test_a_few_tokens_in_common_are_not_shared_but_a_pass_that_goes_on_is() -> N
 
 @given(few_tokens, few_tokens)
 def test_common_prefix(one: list[int], other: list[int]) -> None:
-    n = common_prefix(one, other)
+    n = count_common_prefix(one, other)
     assert one[:n] == other[:n]
     assert n in (len(one), len(other)) or one[n] != other[n]
 
 
 @given(st.lists(few_tokens, max_size=6))
 def test_distinct_tokens_counts_every_beginning_once(passes: list[list[int]]) -> None:
-    assert distinct_tokens(passes) == len({tuple(ids[:end]) for ids in passes for end in range(1, len(ids) + 1)})
+    assert count_distinct_tokens(passes) == len({tuple(ids[:end]) for ids in passes for end in range(1, len(ids) + 1)})

@@ -14,7 +14,7 @@ from abstain.llm.engine import decoder, generation
 from abstain.llm.engine.beams import get_token_forms
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.generation import GeneratedText
-from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder, beam_decoder
+from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder, make_beam_decoder
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
 from abstain.llm.engine.requests import (
@@ -393,14 +393,14 @@ def test_beams_share_the_keys_and_values_of_their_prompt() -> None:
     ids = [[5 + n for n in range(40)], [9 + n for n in range(24)]]
     plain = [loaded.model(torch.tensor([one]), use_cache=True).past_key_values for one in ids]
     kept = [[(layer.keys[0], layer.values[0]) for layer in cache.layers] for cache in plain]
-    rows = beam_decoder(Engine(loaded, 4096, True).decoder, ids, kept)  # type: ignore[arg-type]
+    rows = make_beam_decoder(Engine(loaded, 4096, True).decoder, ids, kept)  # type: ignore[arg-type]
     rows.select([0, 0, 1])
     with torch.inference_mode():
         rows.read_final([7, 8, 9])
         rows.select([1, 0, 2, 2])
         states = rows.read_final([11, 12, 13, 14])
     assert isinstance(rows, SharedPromptDecoder)
-    assert {tuple(keys.shape[::2]) for keys, _ in rows._own} == {(4, 2)}
+    assert {tuple(keys.shape[::2]) for keys, _ in rows._beam_kv} == {(4, 2)}
     for state, (of, tail) in zip(states, ((0, [8, 11]), (0, [7, 12]), (1, [9, 13]), (1, [9, 14])), strict=True):
         close(state, plain_forward(loaded, [*ids[of], *tail])[1][-1][-1])
 

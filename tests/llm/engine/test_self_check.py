@@ -32,7 +32,7 @@ def test_checks_of_a_known_model_run_no_forward_pass(loaded: LoadedModel) -> Non
     first, decoder = forwards(loaded)
     again, known = forwards(loaded)
     assert (first, again) == (4, 0)
-    assert (known.packs, known._projects) == (decoder.packs, decoder._projects) == (True, True)
+    assert (known.can_pack, known._can_project) == (decoder.can_pack, decoder._can_project) == (True, True)
 
 
 def test_checks_without_a_folder_are_made_every_time() -> None:

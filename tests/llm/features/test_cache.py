@@ -25,7 +25,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment, load_layout
 from abstain.llm.features import file_store
 from abstain.llm.features.cache import CacheNamespace, FeatureCache, prompt_key
-from abstain.llm.features.shard import encode
+from abstain.llm.features.shard import encode_shard
 
 SPACE = CacheNamespace("tiny@1", "float32", "HiddenStates(layer=2)", "1")
 
@@ -90,46 +90,46 @@ def test_what_is_put_is_read_back_byte_for_byte(lengths: dict[str, int], cut: in
     with tempfile.TemporaryDirectory() as folder:
         cache = FeatureCache(folder, SPACE)
         for some in (keys[:cut], keys[cut:]):
-            cache.put(part(wanted, some))
+            cache.write(part(wanted, some))
         for reader in (cache, FeatureCache(folder, SPACE)):
-            assert reader.missing(keys) == []
-            assert reader.lengths(reversed(keys)) == list(reversed(lengths.values()))
-            assert reader.width_dtype() == (3, dtype)
+            assert reader.find_missing(keys) == []
+            assert reader.get_lengths(reversed(keys)) == list(reversed(lengths.values()))
+            assert reader.get_width_and_dtype() == (3, dtype)
             assert read(reader, reversed(keys)) == expected(wanted, keys)
 
 
 def test_every_kind_of_root_keeps_what_it_is_given(root: str) -> None:
     everything = rows(*"abcde")
     one, other = FeatureCache(root, SPACE), FeatureCache(root, SPACE)
-    one.put(part(everything, "abc"))
-    other.put(part(everything, "cde"))
-    assert one.missing("abcde") == ["d", "e"]  # it sees what was there when it was opened, and its own
+    one.write(part(everything, "abc"))
+    other.write(part(everything, "cde"))
+    assert one.find_missing("abcde") == ["d", "e"]  # it sees what was there when it was opened, and its own
     one.refresh()
     for reader in (one, FeatureCache(root, SPACE)):
-        assert reader.missing("abcdef") == ["f"]
+        assert reader.find_missing("abcdef") == ["f"]
         assert read(reader, "ecba") == expected(everything, "abce")
-    assert FeatureCache(root, replace(SPACE, engine="2")).missing("a") == ["a"]
+    assert FeatureCache(root, replace(SPACE, engine="2")).find_missing("a") == ["a"]
 
 
 def test_missing_keeps_the_order_and_names_each_key_once(tmp_path: Path) -> None:
     cache = FeatureCache(tmp_path, SPACE)
-    cache.put(rows("b", "d"))
-    assert cache.missing(["e", "b", "a", "e", "d", "c", "a"]) == ["e", "a", "c"]
+    cache.write(rows("b", "d"))
+    assert cache.find_missing(["e", "b", "a", "e", "d", "c", "a"]) == ["e", "a", "c"]
     assert list(read(cache, ["b", "a", "b"])) == ["b"]
     with pytest.raises(KeyError):
-        cache.lengths(["b", "a"])
+        cache.get_lengths(["b", "a"])
 
 
 def test_opening_a_cache_writes_nothing(tmp_path: Path) -> None:
     cache = FeatureCache(tmp_path / "none", SPACE)
-    cache.put({})
-    assert (cache.missing(["a"]), cache.width_dtype(), read(cache, ["a"])) == (["a"], None, {})
+    cache.write({})
+    assert (cache.find_missing(["a"]), cache.get_width_and_dtype(), read(cache, ["a"])) == (["a"], None, {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_row_that_was_read_does_not_hold_on_to_its_shard(tmp_path: Path) -> None:
     cache = FeatureCache(tmp_path, SPACE)
-    cache.put(rows("a", "b"))
+    cache.write(rows("a", "b"))
     ((_, first),) = cache.read(["a"])
     assert first.untyped_storage().nbytes() == first.numel() * first.itemsize
     first.zero_()
@@ -148,15 +148,15 @@ def test_a_row_that_was_read_does_not_hold_on_to_its_shard(tmp_path: Path) -> No
 )
 def test_rows_of_another_shape_are_refused(tmp_path: Path, wrong: dict[str, Tensor]) -> None:
     cache = FeatureCache(tmp_path, SPACE)
-    cache.put({"there": torch.zeros(1, 4)})
+    cache.write({"there": torch.zeros(1, 4)})
     with pytest.raises(ValueError, match="row"):
-        cache.put(wrong)
+        cache.write(wrong)
     assert len(files(tmp_path)) == 1
 
 
 def test_a_shard_describes_itself_and_equal_shards_are_equal_files(tmp_path: Path) -> None:
     for folder in ("one", "other"):
-        FeatureCache(tmp_path / folder, SPACE).put(rows("a", "b"))
+        FeatureCache(tmp_path / folder, SPACE).write(rows("a", "b"))
     one, other = (shard(tmp_path / folder) for folder in ("one", "other"))
     assert one.name == other.name and one.read_bytes() == other.read_bytes()
     with safe_open(one, "pt") as file:
@@ -170,7 +170,7 @@ def in_a_process_that_is_killed_before_renaming(root: Path) -> int:
     child = os.fork()
     if child == 0:
         Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
-        FeatureCache(root, SPACE).put(rows("a", "b"))
+        FeatureCache(root, SPACE).write(rows("a", "b"))
         os._exit(0)
     return os.waitpid(child, 0)[1]
 
@@ -179,9 +179,9 @@ def test_a_killed_writer_leaves_nothing_that_is_read(tmp_path: Path) -> None:
     assert in_a_process_that_is_killed_before_renaming(tmp_path) == signal.SIGKILL
     assert len(files(tmp_path)) == 1  # what it had written is there, under a name that is not read
     cache = FeatureCache(tmp_path, SPACE)
-    assert cache.missing(["a", "b"]) == ["a", "b"]
-    cache.put(rows("a", "b"))
-    assert FeatureCache(tmp_path, SPACE).missing(["a", "b"]) == []
+    assert cache.find_missing(["a", "b"]) == ["a", "b"]
+    cache.write(rows("a", "b"))
+    assert FeatureCache(tmp_path, SPACE).find_missing(["a", "b"]) == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -192,13 +192,13 @@ def test_a_full_disk_is_named_and_keeps_what_it_has(
         raise OSError(number, os.strerror(number))
 
     cache = FeatureCache(tmp_path, SPACE)
-    cache.put(rows("a"))
+    cache.write(rows("a"))
     with (
         monkeypatch.context() as patch,
         pytest.raises(AbstainError, match=f"{os.strerror(number)}.*abstain cache prune") as caught,
     ):
         patch.setattr(os, "fsync", full)
-        cache.put(rows("b"))
+        cache.write(rows("b"))
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
     assert files(tmp_path) == [shard(tmp_path)]
     assert read(cache, "ab") == expected(rows("a"), "a")
@@ -208,7 +208,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cache = FeatureCache(tmp_path / "file", SPACE)
     with pytest.raises(AbstainError, match="cannot write the feature cache in .*file: .*ABSTAIN_FEATURES"):
-        cache.put(rows("a"))
+        cache.write(rows("a"))
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def with_index(index: Any) -> bytes:
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "truncated": lambda whole: whole[:-1],
     "flipped bit": with_a_flipped_bit,
-    "other space": lambda _: encode(replace(SPACE, engine="2"), rows("a", "b"))[1],
-    "other rows": lambda _: encode(SPACE, rows("x", "y"))[1],
+    "other space": lambda _: encode_shard(replace(SPACE, engine="2"), rows("a", "b"))[1],
+    "other rows": lambda _: encode_shard(SPACE, rows("x", "y"))[1],
     "no index": lambda _: save({"states": torch.zeros(2, 4)}, {"other": "thing"}),
     "broken index": lambda _: with_index('{"rows": [["a", 0'),
     "old format": lambda _: with_index([["a", 0, 2]]),
@@ -271,20 +271,20 @@ def test_rows_of_a_damaged_shard_are_missing_again_and_the_others_are_not(
 ) -> None:
     everything = rows("a", "b", "c")
     cache = FeatureCache(tmp_path, SPACE)
-    cache.put(part(everything, "ab"))
+    cache.write(part(everything, "ab"))
     bad = shard(tmp_path)
-    cache.put(part(everything, "c"))
+    cache.write(part(everything, "c"))
     content = damage(bad.read_bytes())
     bad.write_bytes(content)
     if opened == "after":
         cache = FeatureCache(tmp_path, SPACE)
     assert read(cache, "abc") == expected(everything, "c")
-    assert cache.missing("abc") == ["a", "b"]
+    assert cache.find_missing("abc") == ["a", "b"]
     assert not bad.exists()
     assert (tmp_path / "quarantine" / f"{SPACE.digest}-{bad.name}").read_bytes() == content
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "quarantine" in caplog.text and str(tmp_path) in caplog.text
-    cache.put(part(everything, "ab"))
+    cache.write(part(everything, "ab"))
     for reader in (cache, FeatureCache(tmp_path, SPACE)):
         assert read(reader, "abc") == expected(everything, "abc")
 
@@ -292,22 +292,22 @@ def test_rows_of_a_damaged_shard_are_missing_again_and_the_others_are_not(
 def test_of_a_row_that_is_stored_twice_the_good_copy_is_taken(root: str) -> None:
     everything = rows("a", "b", "c")
     cache = FeatureCache(root, SPACE)
-    cache.put(part(everything, "ab"))
-    cache.put(part(everything, "bc"))
+    cache.write(part(everything, "ab"))
+    cache.write(part(everything, "bc"))
     fs, base = fsspec.url_to_fs(root)
-    bad = f"{base}/{encode(SPACE, part(everything, 'ab'))[0].name}"
+    bad = f"{base}/{encode_shard(SPACE, part(everything, 'ab'))[0].name}"
     fs.pipe_file(bad, with_a_flipped_bit(fs.cat_file(bad)))
     assert read(cache, "abc") == expected(everything, "bc")
-    assert cache.missing("abc") == ["a"]
+    assert cache.find_missing("abc") == ["a"]
     assert [Path(name).parent.name for name in fs.find(base)].count("quarantine") == 1
 
 
 def test_a_shard_that_another_process_pruned_is_no_damage(tmp_path: Path) -> None:
     cache = FeatureCache(tmp_path, SPACE)
-    cache.put(rows("a"))
+    cache.write(rows("a"))
     shard(tmp_path).unlink()
     assert read(cache, "a") == {}
-    assert cache.missing("a") == ["a"]
+    assert cache.find_missing("a") == ["a"]
     assert files(tmp_path) == []
 
 
@@ -343,7 +343,7 @@ def test_a_file_that_is_a_link_is_listed(tmp_path: Path) -> None:
 
 def test_what_a_network_garbles_once_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = FeatureCache(tmp_path, SPACE)
-    cache.put(rows("a"))
+    cache.write(rows("a"))
     reads = [with_a_flipped_bit(shard(tmp_path).read_bytes()), shard(tmp_path).read_bytes()]
     monkeypatch.setattr(file_store.FileStore, "read", lambda *_: reads.pop(0))
     assert read(cache, "a") == expected(rows("a"), "a")
@@ -361,7 +361,7 @@ def test_writers_that_race_leave_whole_shards(tmp_path: Path) -> None:
         if child == 0:
             cache = FeatureCache(tmp_path, SPACE)
             for _ in range(20):
-                cache.put(part(everything, "abcdefgh"[n : n + 5]))
+                cache.write(part(everything, "abcdefgh"[n : n + 5]))
             os._exit(0)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
@@ -383,7 +383,7 @@ def test_a_host_without_an_atomic_put_gets_a_rename(monkeypatch: pytest.MonkeyPa
 
     fsspec.register_implementation("testhost", Host, clobber=True)
     cache = FeatureCache("testhost://features", SPACE)
-    cache.put(rows("a"))
+    cache.write(rows("a"))
     assert read(FeatureCache("testhost://features", SPACE), "a") == expected(rows("a"), "a")
 
     def half(self: Host, path: str, value: bytes, **_: object) -> None:
@@ -392,7 +392,7 @@ def test_a_host_without_an_atomic_put_gets_a_rename(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Host, "pipe_file", half)
     with pytest.raises(AbstainError, match=r"testhost://features: gone: "):
-        cache.put(rows("b"))
+        cache.write(rows("b"))
     assert len(Host.store) == 1
 
 
@@ -401,11 +401,11 @@ def test_a_host_without_an_atomic_put_gets_a_rename(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("change", [{"model": "tiny@2"}, {"dtype": "bfloat16"}, {"ask": "Nothing()"}, {"engine": "2"}])
 def test_every_field_of_a_space_parts_its_rows(tmp_path: Path, change: dict) -> None:
-    FeatureCache(tmp_path, SPACE).put(rows("a"))
+    FeatureCache(tmp_path, SPACE).write(rows("a"))
     other = replace(SPACE, **change)
     assert other.digest != SPACE.digest
-    assert FeatureCache(tmp_path, other).missing(["a"]) == ["a"]
-    assert FeatureCache(tmp_path, replace(SPACE)).missing(["a"]) == []
+    assert FeatureCache(tmp_path, other).find_missing(["a"]) == ["a"]
+    assert FeatureCache(tmp_path, replace(SPACE)).find_missing(["a"]) == []
 
 
 PASS = load_layout("rag-chatml-v1").render("Why?", ["one", "two"], "Because.")

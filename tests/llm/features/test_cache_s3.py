@@ -20,7 +20,7 @@ from s3fs import S3FileSystem
 from abstain.core.errors import AbstainError
 from abstain.llm.features import file_store, maintenance
 from abstain.llm.features.cache import FeatureCache
-from abstain.llm.features.shard import encode
+from abstain.llm.features.shard import encode_shard
 from tests.llm.features.test_cache import SPACE, expected, part, read, rows, with_a_flipped_bit
 
 pytestmark = pytest.mark.slow
@@ -51,32 +51,32 @@ def test_two_hosts_write_and_read_one_bucket(s3: str) -> None:
     url, everything = f"{s3}/some/prefix", rows(*"abcde")
     one, other = FeatureCache(url, SPACE), FeatureCache(url, SPACE)
     assert objects(s3) == {}  # opening wrote nothing
-    one.put(part(everything, "abc"))
-    other.put(part(everything, "cde"))
-    other.put(part(everything, "abc"))
-    assert one.missing("abcde") == ["d", "e"]
+    one.write(part(everything, "abc"))
+    other.write(part(everything, "cde"))
+    other.write(part(everything, "abc"))
+    assert one.find_missing("abcde") == ["d", "e"]
     one.refresh()
     for reader in (one, FeatureCache(f"{url}/", SPACE)):
-        assert reader.missing("abcdef") == ["f"]
-        assert reader.lengths("abcde") == [1, 2, 3, 1, 2]
+        assert reader.find_missing("abcdef") == ["f"]
+        assert reader.get_lengths("abcde") == [1, 2, 3, 1, 2]
         assert read(reader, "abcde") == expected(everything, "abcde")
-    headers = [encode(SPACE, part(everything, keys)) for keys in ("abc", "cde")]
+    headers = [encode_shard(SPACE, part(everything, keys)) for keys in ("abc", "cde")]
     assert objects(s3) == {f"some/prefix/{header.name}": content for header, content in headers}
-    assert FeatureCache(f"{s3}/some/pre", SPACE).missing("a") == ["a"]
+    assert FeatureCache(f"{s3}/some/pre", SPACE).find_missing("a") == ["a"]
 
 
 def test_listing_asks_for_headers_only(s3: str, calls: list[tuple[str, str | None]]) -> None:
     writer = FeatureCache(s3, SPACE)
     for n in range(5):
-        writer.put({f"{n}": torch.zeros(20_000, 4)})
-    writer.put(
+        writer.write({f"{n}": torch.zeros(20_000, 4)})
+    writer.write(
         {f"long{n:0100}": torch.zeros(0, 4) for n in range(200)}
     )  # its header is longer than what is asked first
     calls.clear()
     reader = FeatureCache(s3, SPACE)
-    assert reader.missing(["0", "4", "5"]) == ["5"]
-    (found,) = maintenance.stats(s3)
-    assert (found.rows, found.shards, found.space) == (205, 6, SPACE)
+    assert reader.find_missing(["0", "4", "5"]) == ["5"]
+    (found,) = maintenance.collect_namespace_stats(s3)
+    assert (found.rows, found.shards, found.namespace) == (205, 6, SPACE)
     assert sum(len(content) for content in objects(s3).values()) > 5 * 320_000
     gets = [ranged for method, ranged in calls if method == "get_object"]
     assert len(gets) == 2 * (6 + 1)
@@ -105,26 +105,26 @@ def test_a_reader_sees_whole_shards_only(s3: str, monkeypatch: pytest.MonkeyPatc
     cache, large = FeatureCache(s3, SPACE), {"large": torch.zeros(800_000, 4)}
     fails[0] = True
     with pytest.raises(AbstainError, match="cut off"):
-        cache.put(large)
-    assert objects(s3) == {} and cache.missing(["large"]) == ["large"]
+        cache.write(large)
+    assert objects(s3) == {} and cache.find_missing(["large"]) == ["large"]
     fails[0] = False
-    cache.put(large)
+    cache.write(large)
     assert len(seen) >= 5 and set(seen) == {0}
     assert len(objects(s3)) == 1
-    assert FeatureCache(s3, SPACE).lengths(["large"]) == [800_000]
+    assert FeatureCache(s3, SPACE).get_lengths(["large"]) == [800_000]
 
 
 def test_writers_that_race_with_a_connection_from_before_they_forked(s3: str) -> None:
     everything = rows(*"abcdefgh")
     cache = FeatureCache(s3, SPACE)
-    cache.put(part(everything, "a"))
+    cache.write(part(everything, "a"))
     children = []
     for n in range(3):
         child = os.fork()
         if child == 0:
             signal.alarm(60)  # one that hangs dies
             for _ in range(3):
-                cache.put(part(everything, "abcdefgh"[n : n + 6]))
+                cache.write(part(everything, "abcdefgh"[n : n + 6]))
             os._exit(0 if read(cache, "a") == expected(everything, "a") else 1)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 3
@@ -135,15 +135,15 @@ def test_writers_that_race_with_a_connection_from_before_they_forked(s3: str) ->
 def test_a_damaged_object_is_moved_and_a_bucket_is_maintained(s3: str) -> None:
     url, everything = f"{s3}/f", rows(*"abc")
     cache, client, bucket = FeatureCache(url, SPACE), boto3.client("s3"), s3.removeprefix("s3://")
-    cache.put(part(everything, "ab"))
-    cache.put(part(everything, "bc"))
-    header, content = encode(SPACE, part(everything, "ab"))
+    cache.write(part(everything, "ab"))
+    cache.write(part(everything, "bc"))
+    header, content = encode_shard(SPACE, part(everything, "ab"))
     moved = f"quarantine/{header.name.replace('/', '-')}"
     for broken, opened in ((with_a_flipped_bit(content), cache), (b"", None), (content[:-1], None)):
         client.put_object(Bucket=bucket, Key=f"f/{header.name}", Body=broken)
         reader = opened or FeatureCache(url, SPACE)
         assert read(reader, "abc") == expected(everything, "bc")
-        assert reader.missing("abc") == ["a"]
+        assert reader.find_missing("abc") == ["a"]
         assert f"f/{header.name}" not in objects(s3) and objects(s3)[f"f/{moved}"] == broken
     client.put_object(Bucket=bucket, Key=f"f/{header.name}", Body=with_a_flipped_bit(content))
     client.put_object(Bucket=bucket, Key="f/mine.txt", Body=b"")
@@ -161,7 +161,7 @@ def test_a_bucket_that_is_not_there(s3: str) -> None:
     cache = FeatureCache(s3, SPACE)
     boto3.client("s3").delete_bucket(Bucket=s3.removeprefix("s3://"))
     with pytest.raises(AbstainError, match=f"cannot write the feature cache in {s3}: "):
-        cache.put(rows("a"))
+        cache.write(rows("a"))
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_a_context_changes_and_nothing_else_of_a_row(kind: str, folders: dict[st
     assert new.model_copy(update={"contexts": row.contexts}) == row
     assert [one.chunk_id for one in new.contexts] == [one.chunk_id for one in row.contexts]
     assert texts_of(new) != texts_of(row)
-    parts = who.diffs(row)
+    parts = who.diff_contexts(row)
     assert ["".join(part.text for part in one if part.kind != "new") for one in parts] == list(TEXTS)
     assert ["".join(part.text for part in one if part.kind != "old") for one in parts] == texts_of(new)
     assert sum(format_diff(one).count("{+") for one in parts) == 4, "of all chunks together"
@@ -79,13 +79,13 @@ def test_a_context_that_rows_share_is_perturbed_once(folders: dict[str, Path], s
     who = perturber(folders["causal"], settings)
     rows = [about("a", LONG), about("b", LONG), about("c", TEXTS[0], TEXTS[1]), about("d")]
     seen: list[tuple[int, int]] = []
-    assert who.missing(rows) == (3, 2) and [len(keys) for keys in who.keys(rows).values()] == [2]
+    assert who.count_missing(rows) == (3, 2) and [len(keys) for keys in who.collect_keys(rows).values()] == [2]
     done = who.compute_missing(rows, lambda part, whole: seen.append((part, whole)))
     assert done.rows == 2 and 0 < done.forward_tokens <= done.pass_tokens and seen[-1] == (2, 2)
     one, two, apart, empty = who.perturb(rows)[0]
     assert texts_of(one) == texts_of(two) and one.interaction_id != two.interaction_id
     assert texts_of(apart) != list(TEXTS[:2]) and empty == rows[3]
-    assert who.compute_missing(rows).rows == 0 and who.missing(rows) == (3, 0)
+    assert who.compute_missing(rows).rows == 0 and who.count_missing(rows) == (3, 0)
     assert ContextPerturber(who.params, who.model, settings).perturb(rows) == who.perturb(rows)
 
 
@@ -104,11 +104,11 @@ def test_fewer_tokens_are_taken_from_more_where_these_are_asked_for(
     apart = perturber(folders["causal"], settings, where="entropy").perturb(rows)
     many = perturber(folders["causal"], settings, where="entropy", tokens=9)
     assert many.compute_missing(rows).rows == 2
-    few = replace(perturber(folders["causal"], settings, where="entropy"), longest=9)
+    few = replace(perturber(folders["causal"], settings, where="entropy"), max_perturbed_tokens=9)
     assert few.compute_missing(rows).rows == 0 and few.perturb(rows) == apart != many.perturb(rows)
     assert few.count_remarks(rows)["fewer"] == 1
     for how in ({"where": "random"}, {"where": "entropy", "when": "single_shot"}):
-        other = replace(perturber(folders["causal"], settings, **how), longest=9)
+        other = replace(perturber(folders["causal"], settings, **how), max_perturbed_tokens=9)
         assert [ask.tokens for ask in other.operations] == [4], "other places would be drawn, or filled otherwise"
 
 
@@ -140,7 +140,7 @@ def test_what_is_special_about_a_row_is_counted(folders: dict[str, Path], settin
 def test_a_perturbation_model_is_no_base_model(kind: str, folders: dict[str, Path], settings: Settings) -> None:
     source = FeatureStore(str(folders[kind]), settings)
     with pytest.raises(AbstainError, match=r"is no causal language model, as a base model is: change llm.model$"):
-        source.engine()
+        source.load_engine()
     with pytest.raises(AbstainError, match=rf"^{kind} is no causal language model: it can only perturb contexts$"):
         list(source.read([Request((Segment("chunk", "a"),), NLL(("chunk",)), "a")]))
 
@@ -170,7 +170,7 @@ def rows_of(count: int) -> Sequence[Interaction]:
 def test_a_shard_may_be_run_by_another_process(folders: dict[str, Path], tmp_path: Path) -> None:
     here, there = (Settings(home=tmp_path / name, device="cpu", dtype="float32") for name in ("here", "there"))
     who = perturber(folders["masked"], there)
-    (work,) = who._rows.shards(who._requests(rows_of(3), who.operations[0]))
+    (work,) = who._store.iter_shards(who._requests(rows_of(3), who.operations[0]))
     code = (
         "import sys, torch; from pathlib import Path; torch.set_num_threads(1)\n"
         "from abstain.llm.features.shard_job import ShardJob, compute; from abstain.config.settings import Settings\n"

@@ -20,8 +20,7 @@ from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.generation import GeneratedText
 from abstain.llm.engine.prompts import Segment, load_layout
 from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Operation, Request
-from abstain.llm.features import feature_store as rows
-from abstain.llm.features import shard_job as work
+from abstain.llm.features import feature_store, shard_job
 from abstain.llm.features.extraction import (
     FeatureSource,
     PreparedRequest,
@@ -40,8 +39,8 @@ def source(tiny_params: LLMParams, settings: Settings) -> FeatureSource:
 @pytest.fixture
 def engine(source: FeatureSource) -> Engine:
     """The engine that this process runs for `source`: its `work` says what was really computed."""
-    work._engine.cache_clear()
-    return source.engine()
+    shard_job._load_engine.cache_clear()
+    return source.load_engine()
 
 
 def states_of(source: FeatureSource, rows: list[Interaction]) -> list[Tensor]:
@@ -58,7 +57,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 def asked(source: FeatureSource, rows: Sequence[Interaction], *asks: Operation) -> list[Request]:
     """Each of `asks` about each of `rows`."""
     prepared = [p.request for p in map(source.prepare, rows) if isinstance(p, PreparedRequest)]
-    return [replace(request, ask=ask) for request in prepared for ask in asks]
+    return [replace(request, operation=ask) for request in prepared for ask in asks]
 
 
 def about(number: int, times: int = 1) -> tuple[Context, ...]:
@@ -82,37 +81,37 @@ def test_without_eos_the_states_are_those_of_the_answer_alone(source: FeatureSou
     """Their rows in the cache are others."""
     both = states_of(source, ROWS[:3])
     alone = replace(source, params=source.params.model_copy(update={"includes_eos": False}))
-    assert alone.missing(ROWS[:3]) == 3
+    assert alone.count_missing(ROWS[:3]) == 3
     for row, with_eos in zip(states_of(alone, ROWS[:3]), both, strict=True):
         torch.testing.assert_close(row, with_eos[:-1], atol=1e-4, rtol=0)
 
 
 def test_only_what_is_missing_is_computed(source: FeatureSource, engine: Engine) -> None:
     first = states_of(source, ROWS[4:1:-1])
-    assert (source.missing(ROWS), engine.stats.prompts) == (6, 3)
+    assert (source.count_missing(ROWS), engine.stats.prompts) == (6, 3)
     everything = states_of(source, ROWS)
     assert engine.stats.prompts == 9
     assert same(everything[2:5], first[::-1])
-    assert source.missing(ROWS) == 0
+    assert source.count_missing(ROWS) == 0
 
 
 def test_tokens_of_missing_rows_are_those_that_a_run_reads(source: FeatureSource, engine: Engine) -> None:
     rows = [numbered(n, contexts=about(n // 2)) for n in range(8)]
     source.compute_missing(rows[:2])
-    expected = source.store.missing_tokens(source.requests(rows))
+    expected = source.store.count_missing_tokens(source.build_requests(rows))
     assert expected == pytest.approx(source.compute_missing(rows).forward_tokens, rel=0.05)
-    assert source.store.missing_tokens(source.requests(rows)) == 0
+    assert source.store.count_missing_tokens(source.build_requests(rows)) == 0
 
 
 def test_tokens_of_many_shards_are_estimated_from_some(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = source.requests([numbered(n, contexts=about(n)) for n in range(40)])
-    monkeypatch.setattr(rows, "SHARD_ROWS", 2)
-    whole = source.store.missing_tokens(requests)
-    monkeypatch.setattr(rows, "COUNTED_SHARDS", 4)
+    requests = source.build_requests([numbered(n, contexts=about(n)) for n in range(40)])
+    monkeypatch.setattr(feature_store, "SHARD_ROWS", 2)
+    whole = source.store.count_missing_tokens(requests)
+    monkeypatch.setattr(feature_store, "COUNTED_SHARDS", 4)
     counted: list[int] = []
-    count = rows._tokens_of
-    monkeypatch.setattr(rows, "_tokens_of", lambda shard, tokenizer: counted.append(1) or count(shard, tokenizer))
-    assert source.store.missing_tokens(requests) == pytest.approx(whole, rel=0.1)
+    count = feature_store._count_tokens
+    monkeypatch.setattr(feature_store, "_count_tokens", lambda shard, tokenizer: counted.append(1) or count(shard, tokenizer))
+    assert source.store.count_missing_tokens(requests) == pytest.approx(whole, rel=0.1)
     assert len(counted) <= 5
 
 
@@ -134,7 +133,7 @@ def test_the_model_is_not_even_loaded_where_nothing_is_missing(
     def refuse(*_: object) -> None:
         raise AssertionError("the base model was loaded")
 
-    monkeypatch.setattr(work, "engine_for", refuse)
+    monkeypatch.setattr(shard_job, "load_job_engine", refuse)
     assert same(states_of(source, ROWS), expected)
     assert states_of(source, []) == []
     with pytest.raises(AssertionError, match="was loaded"):
@@ -159,7 +158,7 @@ def test_other_parameters_are_other_rows(
 ) -> None:
     before = states_of(source, ROWS[:2])
     other = FeatureSource(source.params.model_copy(update=params), source.settings.model_copy(update=settings_))
-    assert other.missing(ROWS[:2]) == 2
+    assert other.count_missing(ROWS[:2]) == 2
     after = states_of(other, ROWS[:2])
     assert not same(after, before)
     assert (after[0].dtype == torch.bfloat16) == ("dtype" in settings_)
@@ -169,14 +168,14 @@ def test_other_weights_of_one_name_are_other_rows(source: FeatureSource, tmp_pat
     states_of(source, ROWS[:2])
     weights = save_tiny_model(tmp_path / "again" / "tiny-bank", seed=1)
     retrained = FeatureSource(source.params.model_copy(update={"model": str(weights)}), source.settings)
-    assert retrained.missing(ROWS[:2]) == 2
+    assert retrained.count_missing(ROWS[:2]) == 2
     assert retrained.get_namespace().model.startswith("tiny-bank@")
 
 
 def test_a_run_that_dies_keeps_its_whole_shards(
     source: FeatureSource, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "SHARD_ROWS", 4)
+    monkeypatch.setattr(feature_store, "SHARD_ROWS", 4)
     seen: list[tuple[int, int]] = []
 
     def die(done: int, total: int) -> None:
@@ -187,7 +186,7 @@ def test_a_run_that_dies_keeps_its_whole_shards(
     with pytest.raises(KeyboardInterrupt):
         source.compute_missing(ROWS, die)
     assert seen == [(0, 9), (4, 9), (8, 9)]
-    assert source.missing(ROWS) == 1
+    assert source.count_missing(ROWS) == 1
     source.compute_missing(ROWS, lambda done, total: seen.append((done, total)))
     assert seen[3:] == [(0, 1), (1, 1)]
     assert engine.stats.prompts == 9
@@ -196,7 +195,7 @@ def test_a_run_that_dies_keeps_its_whole_shards(
 def test_a_damaged_shard_is_set_aside_and_computed_again(
     source: FeatureSource, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "SHARD_ROWS", 4)
+    monkeypatch.setattr(feature_store, "SHARD_ROWS", 4)
     expected = states_of(source, ROWS)
     shard = sorted(Path(source.settings.features).rglob("*.safetensors"))[0]
     content = bytearray(shard.read_bytes())
@@ -223,7 +222,7 @@ def test_an_answer_that_does_not_fit_is_refused_with_its_reason(source: FeatureS
     refused = source.prepare(LONG)
     assert isinstance(refused, UnreadableInteraction)
     assert re.fullmatch(r"\d{3} tokens are more than the 512 that tiny-bank reads", refused.reason)
-    assert source.missing([ROWS[0], LONG]) == 1
+    assert source.count_missing([ROWS[0], LONG]) == 1
     source.compute_missing([ROWS[0], LONG])
     source.save([ROWS[0], LONG], tmp_path / "table.npy")
     table = StateTable(tmp_path / "table.npy")
@@ -235,7 +234,7 @@ def test_the_lowest_ranked_chunks_go_where_params_say_so(source: FeatureSource) 
     row, kept = (interaction("yes", [f"{n}" * 150 for n in range(chunks)]) for chunks in (5, 2))
     prepared = dropping.prepare(row)
     assert isinstance(prepared, PreparedRequest) and prepared.dropped_chunks == 3
-    assert dropping.keys([row]) == source.keys([kept])
+    assert dropping.build_keys([row]) == source.build_keys([kept])
     assert isinstance(source.prepare(row), UnreadableInteraction)
     assert isinstance(dropping.prepare(LONG), UnreadableInteraction)  # without any chunk it is too long still
 
@@ -279,20 +278,20 @@ def test_an_answer_that_was_generated_is_kept_as_its_tokens_and_choices(source: 
     found = dict(source.store.read(requests))
     ((_, (answer,)),) = engine.run({"x": requests[2]})
     assert isinstance(answer, GeneratedText)
-    torch.testing.assert_close(found[2], answer.steps(engine.loaded.tokenizer.eos_token_id))
-    assert source.store.missing(requests) == 0
+    torch.testing.assert_close(found[2], answer.to_cache_row(engine.loaded.tokenizer.eos_token_id))
+    assert source.store.count_missing(requests) == 0
 
 
 def test_however_much_is_asked_about_a_pass_it_is_in_one_shard(source: FeatureSource) -> None:
     requests = asked(source, [numbered(n) for n in range(100)], *(HiddenStates(layer) for layer in (1, 2, 3)))
-    works = list(source.store.shards(requests))
+    works = list(source.store.iter_shards(requests))
     assert sum(len(work.requests) for work in works) == 300
     passes = [{request.prompt for request in work.requests} for work in works]
     assert all(len(of) <= 128 for of in passes) and sum(map(len, passes)) == len(set().union(*passes)) == 100
 
 
 def test_a_shard_is_not_cut_between_answers_about_the_same_chunk(source: FeatureSource) -> None:
-    works = list(source.shards([numbered(n, contexts=about(n % 20, 5)) for n in range(100)]))
+    works = list(source.iter_shards([numbered(n, contexts=about(n % 20, 5)) for n in range(100)]))
     assert sum(len(work.requests) for work in works) == 100 and all(len(work.requests) <= 128 for work in works)
     chunks = [{request.prompt[1].text for request in work.requests} for work in works]
     assert len(chunks) == 2 and not chunks[0] & chunks[1]
@@ -302,4 +301,4 @@ def test_a_shard_is_not_cut_between_answers_about_the_same_chunk(source: Feature
 def test_a_layer_that_is_not_there_is_refused_before_anything_is_computed(source: FeatureSource, layer: int) -> None:
     wrong = replace(source, params=source.params.model_copy(update={"layer": layer}))
     with pytest.raises(AbstainError, match=f"^layer {layer} requested, but tiny-bank has layers 1 to"):
-        wrong.requests(ROWS[:1])
+        wrong.build_requests(ROWS[:1])

@@ -13,7 +13,7 @@ ONE = interaction(contexts=("first", "second", "third"))
 
 @pytest.mark.parametrize(("chunks", "expected"), [(None, 3), (2, 2), (0, 0), (9, 3)])
 def test_only_the_best_chunks_are_in_the_prompt(chunks: int | None, expected: int) -> None:
-    texts = FeatureRequest(HiddenStates(1), chunks=chunks).contexts(ONE)
+    texts = FeatureRequest(HiddenStates(1), chunks=chunks).select_contexts(ONE)
     assert texts == ["first", "second", "third"][:expected]
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from abstain.llm.features import file_store
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
-from abstain.llm.features.maintenance import PruneResult, VerifyResult, prune, stats, verify
-from abstain.llm.features.shard import encode
+from abstain.llm.features.maintenance import PruneResult, VerifyResult, prune, collect_namespace_stats, verify
+from abstain.llm.features.shard import encode_shard
 from tests.llm.features.test_cache import DAMAGE, SPACE, files, part, rows, with_a_flipped_bit
 
 OTHER = replace(SPACE, ask="Other()")
@@ -22,8 +22,8 @@ DAY = timedelta(days=1)
 
 def written(root: Path, space: CacheNamespace, of: Mapping[str, Tensor], days_ago: float = 0) -> Path:
     """A shard in the cache, as if written then."""
-    FeatureCache(root, space).put(of)
-    file = root / encode(space, of)[0].name
+    FeatureCache(root, space).write(of)
+    file = root / encode_shard(space, of)[0].name
     age(file, days_ago)
     return file
 
@@ -33,7 +33,7 @@ def age(file: Path, days: float) -> None:
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:
-    assert stats(tmp_path / "none") == []
+    assert collect_namespace_stats(tmp_path / "none") == []
     assert verify(tmp_path / "none") == VerifyResult(0, ())
     assert prune(tmp_path / "none", {}, DAY) == PruneResult((), 0)
     assert list(tmp_path.iterdir()) == []
@@ -47,12 +47,12 @@ def test_stats_tell_spaces_apart_and_read_no_payload(tmp_path: Path, monkeypatch
     bad.write_bytes(b"")
     (tmp_path / "notes.txt").write_text("mine")
     monkeypatch.delattr(file_store.FileStore, "read")
-    unreadable, found = stats(tmp_path)
-    assert (unreadable.digest, unreadable.space, unreadable.shards) == (OTHER.digest, None, 1)
+    unreadable, found = collect_namespace_stats(tmp_path)
+    assert (unreadable.digest, unreadable.namespace, unreadable.shards) == (OTHER.digest, None, 1)
     assert (unreadable.rows, unreadable.unreadable, unreadable.bytes) == (0, 1, 0)
-    assert (found.digest, found.space, found.rows, found.distinct) == (SPACE.digest, SPACE, 4, 3)
+    assert (found.digest, found.namespace, found.rows, found.distinct) == (SPACE.digest, SPACE, 4, 3)
     assert (found.shards, found.unreadable, found.bytes) == (2, 0, one.stat().st_size + two.stat().st_size)
-    assert abs(datetime.now(UTC) - 2 * DAY - found.written) < timedelta(minutes=5)
+    assert abs(datetime.now(UTC) - 2 * DAY - found.written_at) < timedelta(minutes=5)
     assert bad.exists()  # looking moves nothing
 
 
@@ -102,7 +102,7 @@ def test_prune_takes_what_is_old_and_not_needed(tmp_path: Path) -> None:
     assert files(tmp_path) == sorted({*before} - {*doomed})
     assert needed.exists() and young.exists() and all(file.exists() for file in mine)
     assert prune(tmp_path, keep, 30 * DAY) == PruneResult((), 0)
-    assert FeatureCache(tmp_path, SPACE).missing("abcdef") == ["c", "d"]
+    assert FeatureCache(tmp_path, SPACE).find_missing("abcdef") == ["c", "d"]
 
 
 def test_prune_takes_no_job_that_may_be_at_work(tmp_path: Path) -> None:

@@ -54,21 +54,21 @@ def test_a_name_is_the_same_on_every_machine() -> None:
 
 def test_the_local_runner_computes_one_shard_after_the_other(source: FeatureSource) -> None:
     rows = [numbered(n) for n in range(70)]
-    shards = list(source.shards(rows))
+    shards = list(source.iter_shards(rows))
     assert [len(work.requests) for work in shards] == [64, 6]
     runner = LocalRunner(source.settings)
     found = runner.run(shards)
     first = next(found)
     assert first.rows == 64 and 0 < first.forward_tokens <= first.pass_tokens
-    assert source.missing(rows) == 6  # it is in the cache when it is told of
+    assert source.count_missing(rows) == 6  # it is in the cache when it is told of
     assert [done.rows for done in found] == [6]
-    assert source.missing(rows) == 0 and list(source.shards(rows)) == []
+    assert source.count_missing(rows) == 0 and list(source.iter_shards(rows)) == []
     assert source.compute_missing(rows) == JobStats(0, 0, 0)
 
 
 def test_the_same_work_is_the_same_bytes(source: FeatureSource) -> None:
     """A perturbation too."""
-    (work,) = source.shards([numbered(n) for n in range(5)])
+    (work,) = source.iter_shards([numbered(n) for n in range(5)])
     context = tuple(Segment("chunk", f"The fee is {n} euros.") for n in range(3))
     work = replace(work, requests=(*work.requests, Request(context, Perturb("entropy", "iterative", 4), "p")))
     features = Path(source.settings.features)
@@ -79,7 +79,7 @@ def test_the_same_work_is_the_same_bytes(source: FeatureSource) -> None:
 
 
 def test_another_revision_than_this_machine_has_is_refused(source: FeatureSource) -> None:
-    (work,) = source.shards([numbered(1)])
+    (work,) = source.iter_shards([numbered(1)])
     other = replace(work, revision="tiny-bank@0")
     with pytest.raises(AbstainError, match=r"wants tiny-bank@0, but this machine has tiny-bank@"):
         compute_shard(other, source.settings)

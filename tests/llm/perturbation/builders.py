@@ -25,7 +25,7 @@ from abstain.llm.engine.loading import LoadedModel, ModelRef
 from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
-from abstain.llm.perturbation.loop import EncodedText, allowed_tokens, encode_text
+from abstain.llm.perturbation.loop import EncodedText, make_allowed_mask, encode_text
 from abstain.llm.perturbation.masked import STRIDE
 from abstain.llm.perturbation.text import PerturbationStep, TokenTexts, apply_steps, to_steps
 from tests.llm.builders import tiny_model
@@ -130,7 +130,7 @@ def chunk(text: str) -> PromptSegments:
 
 
 def allowed(loaded: LoadedModel) -> Tensor:
-    return allowed_tokens(loaded.tokenizer, loaded.model.config.vocab_size)
+    return make_allowed_mask(loaded.tokenizer, loaded.model.config.vocab_size)
 
 
 def text_of(loaded: LoadedModel, text: str) -> EncodedText:
@@ -198,7 +198,7 @@ def assert_procedure(
             left.remove(at)
     assert [(at, step.old, step.new) for at, step in zip(places, steps, strict=True)] == [one[:3] for one in expected]
     for step, (*_, before, after) in zip(steps, expected, strict=True):
-        assert (step.before, step.after) == pytest.approx((before, after), abs=1e-3)
+        assert (step.old_log_likelihood, step.new_log_likelihood) == pytest.approx((before, after), abs=1e-3)
 
 
 def changed(loaded: LoadedModel, text: str, steps: list[PerturbationStep]) -> str:

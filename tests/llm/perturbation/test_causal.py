@@ -129,10 +129,10 @@ def test_of_the_keys_and_values_only_what_still_holds_is_in_memory(monkeypatch: 
         replace(self, *given)
         own = sum(
             k.untyped_storage().nbytes() // (k.shape[0] * k.shape[2] * 4)
-            for kv in self._kept.values()
+            for kv in self._kv_cache.values()
             for k, _ in kv[:1]
         )
-        kept.append((own, sum(row.known for row in self._rows)))
+        kept.append((own, sum(row.n_read for row in self._rows)))
 
     monkeypatch.setattr(CausalProposer, "replace", watch)
     steps_of(CausalEngine(causal_model(), 512), {"a": LONG, "b": TEXTS[1]}, Perturb("entropy", "iterative", 5))
@@ -167,11 +167,11 @@ def test_the_first_token_follows_bos_or_else_eos() -> None:
     loaded = causal_model()
     first = encode_text(TokenTexts.from_tokenizer(loaded.tokenizer), chunk("card"), allowed(loaded)).ids[0]
     (step, *_) = steps_of(CausalEngine(loaded, 64), {"a": "card"}, Perturb("random", "single_shot", 9))["a"]
-    assert step.before == pytest.approx(float(forward(loaded, [])[0, first]), abs=1e-4)
+    assert step.old_log_likelihood == pytest.approx(float(forward(loaded, [])[0, first]), abs=1e-4)
     bytes_ = LoadedModel(loaded.ref, loaded.model, byte_tokenizer())
     (step, *_) = steps_of(CausalEngine(bytes_, 64), {"a": "card"}, Perturb("random", "single_shot", 9))["a"]
     row = plain_forward(loaded, [bytes_.tokenizer.eos_token_id])[0][-1]
-    assert step.before == pytest.approx(float(row[bytes_.tokenizer.encode("c")[0]]), abs=1e-4)
+    assert step.old_log_likelihood == pytest.approx(float(row[bytes_.tokenizer.encode("c")[0]]), abs=1e-4)
     neither = LoadedModel(loaded.ref, loaded.model, byte_tokenizer(eos=False))
     with pytest.raises(AbstainError, match=r"^tiny-llama has neither BOS nor EOS: nothing comes before a first token$"):
         steps_of(CausalEngine(neither, 64), {"a": "card"}, Perturb("random", "single_shot", 1))
@@ -181,7 +181,7 @@ def test_a_weight_that_is_nan_names_the_row() -> None:
     loaded = causal_model(seed=9)
     loaded.model.base_model.layers[1].mlp.down_proj.weight[:] = float("nan")
     engine = CausalEngine(loaded, 64, packed=True)
-    engine.decoder._projects = True  # the check at the start compares nan with nan
+    engine.decoder._can_project = True  # the check at the start compares nan with nan
     with pytest.raises(AbstainError, match=r"^text a: the perturbation model's probabilities are not finite; try ABST"):
         steps_of(engine, {"a": "card"}, Perturb("entropy", "iterative", 2))
 

@@ -16,7 +16,7 @@ from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation import engines
-from abstain.llm.perturbation.text import TokenTexts, diff
+from abstain.llm.perturbation.text import TokenTexts, make_diff
 from tests.llm.perturbation.builders import (
     HOW,
     KINDS,
@@ -61,7 +61,7 @@ WRITTEN = st.lists(WORDS | st.text(st.characters(exclude_categories=["Cs"]), max
 def test_all_but_the_replaced_places_is_as_it_was(kind: str, text: str, how: Any, tokens: int) -> None:
     loaded = model_of(kind)
     (steps,) = steps_of(ENGINES[kind], {"a": text}, Perturb(*how, tokens)).values()
-    parts = diff(text, 0, steps, TokenTexts.from_tokenizer(loaded.tokenizer))
+    parts = make_diff(text, 0, steps, TokenTexts.from_tokenizer(loaded.tokenizer))
     assert "".join(part.text for part in parts if part.kind != "new") == text
     assert [part.text for part in parts if part.kind == "new"] != [""] * max(len(steps), 1)
     new = "".join(part.text for part in parts if part.kind != "old")
@@ -122,7 +122,7 @@ def test_an_unfit_tokenizer_is_a_line_with_the_remedy(monkeypatch: pytest.Monkey
     ):
         steps_of(engine_of(slow), {"a": "card"}, Perturb("random", "iterative", 1))
     none = torch.zeros(loaded.model.config.vocab_size, dtype=torch.bool)
-    monkeypatch.setattr(engines, "allowed_tokens", lambda tokenizer, size: none)
+    monkeypatch.setattr(engines, "make_allowed_mask", lambda tokenizer, size: none)
     with pytest.raises(AbstainError, match="no token of its tokenizer may take another's place: save the tokenizer's"):
         steps_of(ENGINES["masked"], {"a": "card"}, Perturb("random", "iterative", 2))
 

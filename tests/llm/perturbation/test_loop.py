@@ -12,7 +12,7 @@ from torch import Tensor
 
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import Perturb
-from abstain.llm.perturbation.loop import EncodedText, TokenProposal, allowed_tokens, encode_text, perturb_texts
+from abstain.llm.perturbation.loop import EncodedText, TokenProposal, make_allowed_mask, encode_text, perturb_texts
 from abstain.llm.perturbation.text import TokenTexts
 from tests.llm.perturbation.builders import HOSTILE, TEXTS, bpe_tokenizer, chunk, t5_tokenizer, wordpiece_tokenizer
 
@@ -40,7 +40,7 @@ class Table:
             for row in rows
         ]
 
-    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
+    def propose(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
         self.asked.append(("fill", {row: list(at) for row, at in places.items()}))
         return {
             row: [TokenProposal(self.ids[row][at] + 100, -1.0, -2.0) for at in of_row] for row, of_row in places.items()
@@ -119,7 +119,7 @@ def test_every_place_is_drawn_as_often_as_any_other() -> None:
 
 
 def encoded(tokenizer: Any, *segments: Segment) -> EncodedText:
-    return encode_text(TokenTexts.from_tokenizer(tokenizer), segments, allowed_tokens(tokenizer, len(tokenizer)))
+    return encode_text(TokenTexts.from_tokenizer(tokenizer), segments, make_allowed_mask(tokenizer, len(tokenizer)))
 
 
 def test_tokens_tile_their_segment() -> None:
@@ -167,8 +167,8 @@ def test_spaces_that_are_no_part_of_tokens_are_in_no_span() -> None:
 
 def test_what_may_take_a_place_is_found_once_a_tokenizer() -> None:
     tokenizer = bpe_tokenizer()
-    once = allowed_tokens(tokenizer, 310)
-    assert allowed_tokens(tokenizer, 310) is once and once.shape == (310,)
+    once = make_allowed_mask(tokenizer, 310)
+    assert make_allowed_mask(tokenizer, 310) is once and once.shape == (310,)
     assert not once[tokenizer.all_special_ids].any() and not once[len(tokenizer) :].any()
     assert once[tokenizer.convert_tokens_to_ids("Ġcard")]
     assert not once[tokenizer.convert_tokens_to_ids("Ã")], "the first of two bytes"

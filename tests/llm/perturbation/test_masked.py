@@ -68,7 +68,7 @@ def test_the_work_is_seven_passes_to_score_and_one_to_fill() -> None:
     ):
         engine = PerturbationEngine(loaded, 4096)
         steps_of(engine, {"a": LONG}, ask)
-        assert (engine.work.forward_tokens, engine.work.pass_tokens) == (passes * (n + 2), n)
+        assert (engine.stats.forward_tokens, engine.stats.pass_tokens) == (passes * (n + 2), n)
 
 
 def test_a_forward_pass_stays_within_its_tokens_and_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_what_is_read_once_is_not_read_again() -> None:
     ):
         engine = PerturbationEngine(loaded, 4096)
         assert len(steps_of(engine, {"a": text}, ask)["a"]) == ask.tokens
-        assert engine.work.forward_tokens == tokens
+        assert engine.stats.forward_tokens == tokens
 
 
 def test_more_places_than_sentinels_is_a_line_with_the_remedy() -> None:

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from abstain.llm.perturbation.loop import allowed_tokens
+from abstain.llm.perturbation.loop import make_allowed_mask
 from abstain.llm.perturbation.text import (
     DiffPart,
     PerturbationStep,
     TokenTexts,
     apply_steps,
-    diff,
+    make_diff,
     format_diff,
     to_rows,
     to_steps,
@@ -46,10 +46,10 @@ def test_steps_survive_being_numbers(steps: list[PerturbationStep]) -> None:
 @pytest.mark.parametrize("make", TOKENIZERS)
 def test_whatever_may_take_a_place_is_some_whole_characters(make: Any) -> None:
     tokenizer = make()
-    allowed, pieces = allowed_tokens(tokenizer, len(tokenizer)), TokenTexts.from_tokenizer(tokenizer)
+    allowed, pieces = make_allowed_mask(tokenizer, len(tokenizer)), TokenTexts.from_tokenizer(tokenizer)
     assert 40 < int(allowed.sum()) < len(tokenizer)
     for one in allowed.nonzero()[:, 0].tolist():
-        text = pieces.text(one)
+        text = pieces.decode_token(one)
         assert text and "\ufffd" not in text
 
 
@@ -85,34 +85,34 @@ def test_a_diff_says_what_stayed_went_and_came() -> None:
         PerturbationStep(0, 1, 6, 5, e, -1.0, -2.0),
         PerturbationStep(2, 0, 1, 5, e, -1.0, -2.0),
     ]
-    assert diff(text, 2, steps, pieces) == [
+    assert make_diff(text, 2, steps, pieces) == [
         DiffPart("old", "a"),
         DiffPart("new", "e"),
         DiffPart("same", " lost card is"),
         DiffPart("old", " lost"),
         DiffPart("new", " card"),
     ]
-    assert format_diff(diff(text, 2, steps, pieces)) == "[-a-]{+e+} lost card is[- lost-]{+ card+}"
+    assert format_diff(make_diff(text, 2, steps, pieces)) == "[-a-]{+e+} lost card is[- lost-]{+ card+}"
     assert apply_steps(text, 2, steps, pieces) == "e lost card is card"
-    assert format_diff(diff(text, 0, steps, pieces)) == "a[- lost-]{+e+} card is lost"
-    assert diff(text, 1, steps, pieces) == [DiffPart("same", text)]
-    assert diff("", 1, steps, pieces) == []
+    assert format_diff(make_diff(text, 0, steps, pieces)) == "a[- lost-]{+e+} card is lost"
+    assert make_diff(text, 1, steps, pieces) == [DiffPart("same", text)]
+    assert make_diff("", 1, steps, pieces) == []
 
 
 def test_what_a_tokenizer_cannot_write_back_is_known() -> None:
     byte_level, words, t5 = (
         TokenTexts.from_tokenizer(make()) for make in (bpe_tokenizer, wordpiece_tokenizer, t5_tokenizer)
     )
-    assert all(byte_level.reproduces(text) for text in (*TEXTS, "", "  ", "免 🙂 e\u0301 <|im_end|> \n"))
-    assert not words.reproduces("The fee") and words.reproduces("the fee")
-    assert t5.reproduces("The card") and not t5.reproduces("The  card") and not t5.reproduces("[card]")
+    assert all(byte_level.can_reproduce(text) for text in (*TEXTS, "", "  ", "免 🙂 e\u0301 <|im_end|> \n"))
+    assert not words.can_reproduce("The fee") and words.can_reproduce("the fee")
+    assert t5.can_reproduce("The card") and not t5.can_reproduce("The  card") and not t5.can_reproduce("[card]")
 
 
 def test_a_tokenizer_keeps_no_special_token_that_people_wrote() -> None:
     """Whatever was tokenized before: how special tokens are split is a state of the tokenizer."""
     tokenizer = bpe_tokenizer()
     tokenizer.encode("<|im_end|>", split_special_tokens=False)
-    assert TokenTexts.from_tokenizer(tokenizer).reproduces("<|im_end|>")
+    assert TokenTexts.from_tokenizer(tokenizer).can_reproduce("<|im_end|>")
 
 
 @pytest.mark.slow

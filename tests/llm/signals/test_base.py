@@ -14,8 +14,8 @@ from abstain.llm.signals.base import FeatureBatch, Scorer, Signal
 from abstain.llm.signals.compute_features import collect_feature_requests, compute_missing, read_features
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS, NLL_WITH_CONTEXT, NLL_WITHOUT_CONTEXT
-from abstain.llm.signals.verbalized import verbalized_signal
-from abstain.llm.signals.yes_no import yes_no_signals
+from abstain.llm.signals.verbalized import make_verbalized_signal
+from abstain.llm.signals.yes_no import make_yes_no_signals
 from tests.llm.builders import byte_tokenizer
 from tests.llm.signals.builders import TEXTS, interaction, labels
 
@@ -48,7 +48,7 @@ def test_a_row_that_the_base_model_could_not_read_is_nan() -> None:
 
 def scorers() -> list[Scorer]:
     tokenizer = byte_tokenizer()
-    return [*LIKELIHOOD_SIGNALS, *yes_no_signals(tokenizer), verbalized_signal(tokenizer), LengthOnly()]
+    return [*LIKELIHOOD_SIGNALS, *make_yes_no_signals(tokenizer), make_verbalized_signal(tokenizer), LengthOnly()]
 
 
 def test_what_several_scorers_need_is_asked_once() -> None:

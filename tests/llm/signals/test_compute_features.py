@@ -8,7 +8,7 @@ import torch
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.prefix_tree import common_prefix
+from abstain.llm.engine.prefix_tree import count_common_prefix
 from abstain.llm.engine.requests import Generate, HiddenStates, NextTokenProbs
 from abstain.llm.features.extraction import FeatureSource, UnreadableInteraction
 from abstain.llm.features.feature_request import FeatureRequest
@@ -67,7 +67,7 @@ def test_what_is_written_counts_too(params: LLMParams, settings: Settings) -> No
     }
     assert cost(yes) == len(prompts[yes]) + 5
     assert cost(number) == len(prompts[number]) + 12
-    assert cost(yes, number) == cost(yes) + cost(number) - common_prefix(*prompts.values())
+    assert cost(yes, number) == cost(yes) + cost(number) - count_common_prefix(*prompts.values())
 
 
 def test_the_mean_is_of_answers_and_of_the_first_ones(params: LLMParams, settings: Settings) -> None:
@@ -106,7 +106,7 @@ def test_a_service_reads_from_the_cache_or_computes_together_and_keeps_nothing(
     compute_missing(params, alone, [(rows[:1], readings)])
     files = sorted(Path(alone.features).rglob("*"))
     reader = FeatureReader(tuple(FeatureSource(params, alone, one) for one in readings))
-    engine = reader.sources[0].engine()
+    engine = reader.sources[0].load_engine()
     before = engine.stats.forward_tokens
     long = interaction("x" * WINDOW, name="i-long")
     read_now = reader.read([*rows, long])

@@ -109,7 +109,7 @@ def test_what_was_filled_is_not_computed_again(tiny_folder: Path, settings: Sett
     seen: list[tuple[int, int]] = []
     # Of four rows five segments under N_c and P_c, four under B_c; three have a context to be perturbed.
     every = 4 * 5 + 4 * 4 + 4 * 5
-    assert asked.missing(ROWS)[0] == 3 + every and len(asked.get_known_work(ROWS)) == 1
+    assert asked.count_missing(ROWS)[0] == 3 + every and len(asked.get_known_work(ROWS)) == 1
     perturbing, reading = asked.compute_missing(ROWS, lambda part, whole: seen.append((part, whole)))
     requests = expand_requests(asked.llm, settings, asked.get_known_work(ROWS))
     different = {(request.operation, row_key(request)) for at in range(len(requests)) if (request := requests[at])}
@@ -117,7 +117,7 @@ def test_what_was_filled_is_not_computed_again(tiny_folder: Path, settings: Sett
     assert perturbing.forward_tokens > 0 and 3 * reading.forward_tokens < reading.pass_tokens
     assert (3, 3) in seen and seen[-1] == (reading.rows, reading.rows)
     again = conditions(tiny_folder, settings).compute_missing(ROWS)
-    assert [done.rows for done in again] == [0, 0] and asked.missing(ROWS) == (3 + every, 0)
+    assert [done.rows for done in again] == [0, 0] and asked.count_missing(ROWS) == (3 + every, 0)
     pd.testing.assert_frame_equal(asked.build_table(ROWS), conditions(tiny_folder, settings).build_table(ROWS))
 
 
@@ -149,9 +149,9 @@ def test_tokens_of_one_answer_are_those_of_its_three_prompts(tiny_folder: Path, 
         for texts in ([TEXTS[0]], [], [changed.contexts[0].text])
     ]
     shared = len(load_layout(LAYOUT).render("", [], "")[0].text.encode())
-    assert asked.forward_tokens([row]) == sum(lengths) - shared, "what N_c and B_c begin with counts once"
+    assert asked.estimate_forward_tokens([row]) == sum(lengths) - shared, "what N_c and B_c begin with counts once"
     more = conditions(tiny_folder, settings, copies=3)
-    assert more.forward_tokens([row]) == pytest.approx(sum(lengths) - shared + 2 * lengths[2], abs=30)
+    assert more.estimate_forward_tokens([row]) == pytest.approx(sum(lengths) - shared + 2 * lengths[2], abs=30)
 
 
 @pytest.mark.heavy
@@ -218,7 +218,7 @@ def test_another_family_perturbs_for_the_embedded_model(float32_settings: Settin
     how = PerturbationParams(**HOW | {"model": "gemma3-270m", "tokens": 10})
     asked = ContextConditions(llm, how, settings)
     ((one, two),) = asked.perturber.perturb(REAL)
-    (parts,) = asked.perturber.diffs(REAL[0])
+    (parts,) = asked.perturber.diff_contexts(REAL[0])
     new = "".join(part.text for part in parts if part.kind != "old")
     assert one.contexts == two.contexts and one.contexts[0].text == new != PARAGRAPH
     assert sum(part.kind == "new" for part in parts) == 10 and "\ufffd" not in new

@@ -21,7 +21,7 @@ from abstain.llm.signals.base import ScorerUnavailable
 from abstain.llm.signals.entailment import (
     Entailment,
     compute_support_probability,
-    entailment_scorer,
+    make_entailment_scorer,
     find_supported_label,
 )
 from tests.llm.signals.builders import (
@@ -52,17 +52,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def scorer(folder: Path, settings: Settings) -> Entailment:
-    return entailment_scorer(str(folder), settings)
+    return make_entailment_scorer(str(folder), settings)
 
 
 def test_entailment_score_is_that_of_the_best_chunk(scorer: Entailment, folder: Path) -> None:
     """Of a long chunk, of its best window; of a row alone, by transformers."""
-    assert (scorer.name, scorer.readings, scorer.supported_index) == ("entailment", (), 2)
+    assert (scorer.name, scorer.requires, scorer.supported_index) == ("entailment", (), 2)
     expected = [
         max(
             float(plain_logits(folder, "classify", window.inputs)[0].softmax(-1)[2])
             for context in row.contexts
-            for window in scorer.model.windows(context.text, f"{row.question} {row.answer}", "first")
+            for window in scorer.model.build_windows(context.text, f"{row.question} {row.answer}", "first")
         )
         for row in ROWS
     ]
@@ -77,7 +77,7 @@ def test_windows_hold_all_of_a_long_text_and_overlap_by_a_quarter(scorer: Entail
     """And the whole other text. A pair that fits is as the tokenizer has it; no one can write a special token."""
     model, tokenizer = scorer.model, scorer.model.tokenizer
     side, short = ("first", "second")[long], "Who blocks a card? [SEP] The hotline.[CLS]"
-    windows = model.windows(*((LONG, short) if long == 0 else (short, LONG)), side)  # type: ignore[arg-type]
+    windows = model.build_windows(*((LONG, short) if long == 0 else (short, LONG)), side)  # type: ignore[arg-type]
     encoded = tokenizer(LONG, add_special_tokens=False, return_offsets_mapping=True)
     other = tokenizer(short, add_special_tokens=False)["input_ids"]
     room = WINDOW - 3 - len(other)  # beside three special tokens
@@ -85,15 +85,15 @@ def test_windows_hold_all_of_a_long_text_and_overlap_by_a_quarter(scorer: Entail
     for window in windows:
         ids = window.inputs["input_ids"]
         assert (ids.count(tokenizer.sep_token_id), ids.count(tokenizer.cls_token_id)) == (2, 1)
-        assert [of for of, text in zip(ids, window.texts, strict=True) if text == 1 - long] == other
-        mine = [at for at, text in enumerate(window.texts) if text == long]
+        assert [of for of, text in zip(ids, window.sequence_ids, strict=True) if text == 1 - long] == other
+        mine = [at for at, text in enumerate(window.sequence_ids) if text == long]
         assert len(mine) == room or window is windows[-1]
         here = slice(end - shared, end - shared + len(mine))
         assert [ids[at] for at in mine] == encoded["input_ids"][here]
-        assert [window.places[at] for at in mine] == encoded["offset_mapping"][here]
+        assert [window.offsets[at] for at in mine] == encoded["offset_mapping"][here]
         end = here.stop
     assert end == len(encoded["input_ids"]) and len(windows) > 2
-    (fits,) = model.windows(TEXTS[0], "A card.", side)  # type: ignore[arg-type]
+    (fits,) = model.build_windows(TEXTS[0], "A card.", side)  # type: ignore[arg-type]
     assert fits.inputs == dict(tokenizer(TEXTS[0], "A card."))
 
 
@@ -114,7 +114,7 @@ def test_a_second_run_computes_nothing_and_loads_nothing(
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(auxiliary_model, "_load", refuse)
-    again = entailment_scorer(str(folder), settings)
+    again = make_entailment_scorer(str(folder), settings)
     assert_near(again.score(unread(*rows[::-1])), first[::-1])
     with pytest.raises(AssertionError, match="was loaded"):
         again.score(unread(interaction("6 euros")))
@@ -133,7 +133,7 @@ def test_a_pair_is_computed_once_whatever_row_it_is_in(scorer: Entailment, monke
 
 
 def test_another_model_is_another_score(scorer: Entailment, settings: Settings, tmp_path: Path) -> None:
-    other = entailment_scorer(str(save_encoder(tmp_path / "tiny-nli", "classify", seed=1, id2label=NLI)), settings)
+    other = make_entailment_scorer(str(save_encoder(tmp_path / "tiny-nli", "classify", seed=1, id2label=NLI)), settings)
     assert scorer.model.ref.name == other.model.ref.name
     assert not np.isclose(scorer.score(unread(ROWS[0])), other.score(unread(ROWS[0])), atol=1e-3).any()
 
@@ -142,7 +142,7 @@ def test_another_model_is_another_score(scorer: Entailment, settings: Settings, 
 def test_what_runs_together_changes_nothing(folder: Path, tmp_path: Path, scorer: Entailment, tokens: int) -> None:
     """And one run is like another to the last bit."""
     narrow = [Settings(home=tmp_path / name, device="cpu", batch_tokens=tokens) for name in ("one", "two")]
-    one, two = (entailment_scorer(str(folder), settings).score(unread(*ROWS)) for settings in narrow)
+    one, two = (make_entailment_scorer(str(folder), settings).score(unread(*ROWS)) for settings in narrow)
     np.testing.assert_array_equal(one, two)
     np.testing.assert_allclose(one, scorer.score(unread(*ROWS)), atol=1e-6)
 
@@ -152,7 +152,7 @@ def test_a_tokenizer_without_padding_does(folder: Path, settings: Settings, tmp_
     tokenizer = AutoTokenizer.from_pretrained(copy)
     tokenizer.pad_token = None
     tokenizer.save_pretrained(copy)
-    unpadded = entailment_scorer(str(copy), settings)
+    unpadded = make_entailment_scorer(str(copy), settings)
     found = unpadded.score(unread(*ROWS))
     assert unpadded.model.tokenizer.pad_token is None
     np.testing.assert_allclose(found, scorer.score(unread(*ROWS)), atol=1e-6)
@@ -160,8 +160,8 @@ def test_a_tokenizer_without_padding_does(folder: Path, settings: Settings, tmp_
 
 def test_roberta_counts_its_positions_from_after_padding(tmp_path: Path, settings: Settings) -> None:
     folder = save_encoder(tmp_path / "r", "classify", family="roberta", id2label=NLI)
-    scorer = entailment_scorer(str(folder), settings)
-    assert max(len(window.places) for window in scorer.model.windows(LONG, "A claim.", "first")) == WINDOW
+    scorer = make_entailment_scorer(str(folder), settings)
+    assert max(len(window.offsets) for window in scorer.model.build_windows(LONG, "A claim.", "first")) == WINDOW
     assert np.isfinite(scorer.score(unread(*ROWS))).all()
 
 
@@ -187,7 +187,7 @@ def test_the_label_that_means_supported(names: list[str], expected: int | None) 
 def test_labels_that_do_not_say_so_are_listed(names: list[str], tmp_path: Path, settings: Settings) -> None:
     folder = save_encoder(tmp_path / "m", "classify", id2label=dict(enumerate(names)))
     with pytest.raises(ScorerUnavailable) as caught:
-        entailment_scorer(str(folder), settings)
+        make_entailment_scorer(str(folder), settings)
     assert str(caught.value) == (
         f"{folder}: the label that means 'supported' is ambiguous among {', '.join(names)}; "
         "change scorers.entailment_model"
@@ -206,7 +206,7 @@ def test_a_probability_is_the_softmax_or_of_one_logit_the_sigmoid(logits: list[f
 
 def test_a_single_logit_is_a_log_odds(tmp_path: Path, settings: Settings) -> None:
     folder = save_encoder(tmp_path / "hhem", "classify", num_labels=1)
-    scorer = entailment_scorer(str(folder), settings)
+    scorer = make_entailment_scorer(str(folder), settings)
     assert scorer.supported_index is None
     pair = AutoTokenizer.from_pretrained(folder)(TEXTS[0], "What is the fee? 5 euros")
     expected = float(torch.sigmoid(plain_logits(folder, "classify", pair)[0][0]))
@@ -226,7 +226,7 @@ def test_a_model_that_is_not_named_or_not_there_is_one_line_with_a_remedy(
         str(another): "is a BertForQuestionAnswering: scorers.entailment_model needs a ...ForSequenceClassification$",
     }.items():
         with pytest.raises(ScorerUnavailable, match=says) as caught:
-            entailment_scorer(name, settings)
+            make_entailment_scorer(name, settings)
         assert "\n" not in str(caught.value)
 
 
@@ -291,4 +291,4 @@ def test_a_model_that_cannot_be_used_is_an_error_and_no_score(
     copy = Path(shutil.copytree(folder, tmp_path / "tiny"))
     damage(copy)
     with pytest.raises(error, match=says):
-        entailment_scorer(str(copy), settings).score(unread(interaction()))
+        make_entailment_scorer(str(copy), settings).score(unread(interaction()))

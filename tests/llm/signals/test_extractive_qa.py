@@ -19,9 +19,9 @@ from abstain.llm.signals.extractive_qa import (
     MAX_SPANS,
     ExtractiveQA,
     WindowLogits,
-    best_spans,
-    expected_f1,
-    extractive_scorer,
+    find_best_spans,
+    compute_expected_f1,
+    make_extractive_scorer,
     token_f1,
 )
 from tests.llm.signals.builders import LONG, TEXTS, interaction, labels, plain_logits, save_encoder, unread
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def scorer(folder: Path, settings: Settings) -> ExtractiveQA:
-    return extractive_scorer(str(folder), settings)
+    return make_extractive_scorer(str(folder), settings)
 
 
 LOGITS = st.floats(-8, 8).map(lambda value: round(value, 3))
@@ -67,7 +67,7 @@ def computed_by_hand(windows: Sequence[WindowLogits], longest: int) -> dict[tupl
     for one in windows:
         for first in range(len(one.start)):
             for last in range(first, min(first + longest, len(one.start))):
-                span = (one.chunk, int(one.places[first][0]), int(one.places[last][1]))
+                span = (one.chunk, int(one.offsets[first][0]), int(one.offsets[last][1]))
                 scores[span] = max(scores.get(span, -math.inf), float(one.start[first] + one.end[last]))
     none = [one.no_answer_logit for one in windows if one.no_answer_logit is not None]
     total = sum(math.exp(score) for score in scores.values()) + (math.exp(min(none)) if none else 0.0)
@@ -80,7 +80,7 @@ def test_spans_have_the_probabilities_that_a_plain_loop_gives_them(
     windows: list[WindowLogits], top: int, longest: int
 ) -> None:
     expected = computed_by_hand(windows, longest)
-    found = best_spans(windows, top, longest)
+    found = find_best_spans(windows, top, longest)
     assert found.shape == (min(top, len(expected)), 4)
     spans = [(int(chunk), int(first), int(last)) for chunk, first, last, _ in found]
     assert len(set(spans)) == len(spans)
@@ -91,29 +91,29 @@ def test_spans_have_the_probabilities_that_a_plain_loop_gives_them(
 @settings_of(max_examples=50)
 @given(readouts())
 def test_without_no_answer_all_spans_together_are_certain(windows: list[WindowLogits]) -> None:
-    sure = [WindowLogits(one.chunk, one.start, one.end, one.places) for one in windows]
-    assert best_spans(sure, top=1000)[:, 3].sum() == pytest.approx(1)
-    assert best_spans(windows, top=1000)[:, 3].sum() <= 1 + 1e-9
+    sure = [WindowLogits(one.chunk, one.start, one.end, one.offsets) for one in windows]
+    assert find_best_spans(sure, max_spans=1000)[:, 3].sum() == pytest.approx(1)
+    assert find_best_spans(windows, max_spans=1000)[:, 3].sum() <= 1 + 1e-9
 
 
 def test_there_is_no_answer_only_if_no_window_has_one() -> None:
     places = np.array([[0, 1]])
     sure = WindowLogits(0, np.zeros(1), np.zeros(1), places, no_answer_logit=-50.0)
     unsure = WindowLogits(1, np.zeros(1), np.zeros(1), places, no_answer_logit=50.0)
-    assert best_spans([sure, unsure])[:, 3] == pytest.approx([0.5, 0.5])
-    assert best_spans([unsure])[0, 3] < 1e-20
+    assert find_best_spans([sure, unsure])[:, 3] == pytest.approx([0.5, 0.5])
+    assert find_best_spans([unsure])[0, 3] < 1e-20
 
 
 def test_large_logits_do_not_overflow() -> None:
     one = WindowLogits(
         0, np.array([900.0, -900.0]), np.array([900.0, -900.0]), np.array([[0, 1], [1, 2]]), no_answer_logit=0.0
     )
-    assert best_spans([one])[0].tolist() == [0, 0, 1, 1]
+    assert find_best_spans([one])[0].tolist() == [0, 0, 1, 1]
 
 
 def test_nothing_to_read_is_no_span() -> None:
-    assert best_spans([]).shape == (0, 4)
-    assert best_spans(
+    assert find_best_spans([]).shape == (0, 4)
+    assert find_best_spans(
         [WindowLogits(0, np.empty(0), np.empty(0), np.empty((0, 2), int), no_answer_logit=1.0)]
     ).shape == (0, 4)
 
@@ -147,36 +147,36 @@ def test_the_expected_f1_is_the_mean_over_spans(answer: str, spans: list[tuple[s
         same = sum(min(a.count(word), b.count(word)) for word in set(a))
         return 0.0 if not same else 2 / (len(a) / same + len(b) / same)
 
-    assert expected_f1(answer, spans) == pytest.approx(sum(p * f1(text) for text, p in spans))
-    assert 0 <= expected_f1(answer, spans) <= 1
+    assert compute_expected_f1(answer, spans) == pytest.approx(sum(p * f1(text) for text, p in spans))
+    assert 0 <= compute_expected_f1(answer, spans) <= 1
 
 
 @pytest.mark.parametrize(("answer", "spans"), [("5 euros", []), ("—", [("5 euros", 1.0)]), ("", [("5", 1.0)])])
 def test_what_cannot_be_compared_is_nan(answer: str, spans: list[tuple[str, float]]) -> None:
-    assert math.isnan(expected_f1(answer, spans))
+    assert math.isnan(compute_expected_f1(answer, spans))
 
 
 def readout_by_hand(folder: Path, chunk: int, window: TextWindow) -> WindowLogits:
     """One window by transformers alone; "no answer" stands at CLS, which comes first."""
     start, end = (of.double().numpy() for of in plain_logits(folder, "answer", window.inputs))
-    of_chunk = np.array([text == 1 for text in window.texts])
+    of_chunk = np.array([text == 1 for text in window.sequence_ids])
     return WindowLogits(
-        chunk, start[of_chunk], end[of_chunk], np.array(window.places)[of_chunk], float(start[0] + end[0])
+        chunk, start[of_chunk], end[of_chunk], np.array(window.offsets)[of_chunk], float(start[0] + end[0])
     )
 
 
 def test_extractive_qa_score_equals_a_plain_loop_over_windows(scorer: ExtractiveQA, folder: Path) -> None:
-    assert (scorer.name, scorer.readings) == ("extractive_qa", ())
+    assert (scorer.name, scorer.requires) == ("extractive_qa", ())
     expected = []
     for row in ROWS:
         windows = [
             readout_by_hand(folder, chunk, window)
             for chunk, context in enumerate(row.contexts)
-            for window in scorer.model.windows(row.question, context.text, "second")
+            for window in scorer.model.build_windows(row.question, context.text, "second")
         ]
         spans = sorted(computed_by_hand(windows, MAX_SPAN_TOKENS).items(), key=lambda item: -item[1])[:MAX_SPANS]
         texts = [(row.contexts[chunk].text[first:last], p) for (chunk, first, last), p in spans]
-        expected.append(expected_f1(row.answer, texts))
+        expected.append(compute_expected_f1(row.answer, texts))
     found = scorer.fit(unread(), labels([])).score(unread(*ROWS))
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -198,7 +198,7 @@ def test_another_answer_to_the_same_question_costs_nothing(
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(auxiliary_model, "_load", refuse)
-    again = extractive_scorer(str(folder), settings)
+    again = make_extractive_scorer(str(folder), settings)
     assert_near(again.score(unread(*ROWS, interaction(contexts=[]))), first)
     other, own = again.score(unread(ROWS[1].model_copy(update={"answer": "nothing else"}), ROWS[1]))
     assert other == 0.0 < own == pytest.approx(first[1])
@@ -208,7 +208,7 @@ def test_another_answer_to_the_same_question_costs_nothing(
 
 def test_a_model_that_is_not_named_or_has_another_head_is_unavailable(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(ScorerUnavailable, match=r"^no model: set scorers.extractive_qa_model in params.yaml$"):
-        extractive_scorer(None, settings)
+        make_extractive_scorer(None, settings)
     folder = save_encoder(tmp_path / "nli", "classify")
     with pytest.raises(ScorerUnavailable, match=r"is a BertForSequenceClassification: .* a ...ForQuestionAnswering$"):
-        extractive_scorer(str(folder), settings)
+        make_extractive_scorer(str(folder), settings)

@@ -11,7 +11,7 @@ from abstain.llm.familiarity import concepts
 from abstain.llm.familiarity.familiarity import Familiarity, FamiliarityConfig, SelfFamiliarity
 from abstain.llm.familiarity.guessing import GuessedConcept
 from abstain.llm.signals.base import FeatureBatch, ScorerUnavailable
-from abstain.llm.signals.familiarity import QuestionFamiliarity, familiarity_scorer
+from abstain.llm.signals.familiarity import QuestionFamiliarity, make_familiarity_scorer
 from tests.llm.signals.builders import interaction, labels
 
 SHORT = FamiliarityConfig(explanation_tokens=6, beams=3, guess_tokens=9)
@@ -25,14 +25,14 @@ def test_a_question_has_the_score_of_its_concepts(tiny_params: LLMParams, settin
     (found,) = scorer.familiarity.score(asked[:1])
     assert [one.concept for one in found.concepts] == ["Nash"] and named == found.score
     assert plain == 1.0, "it names nothing that the model could not know"
-    most = scorer.familiarity.forward_tokens(asked)
-    assert scorer.familiarity.cost.forward_tokens <= 2 * most and scorer.familiarity.forward_tokens(asked[1:]) == 0
+    most = scorer.familiarity.estimate_forward_tokens(asked)
+    assert scorer.familiarity.cost.forward_tokens <= 2 * most and scorer.familiarity.estimate_forward_tokens(asked[1:]) == 0
 
 
 def test_a_question_whose_concepts_are_too_long_has_no_score(
     tiny_params: LLMParams, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer = familiarity_scorer(tiny_params, settings)
+    scorer = make_familiarity_scorer(tiny_params, settings)
     too_long = Familiarity((GuessedConcept("Nash", "", "", None),), None)
     monkeypatch.setattr(SelfFamiliarity, "score", lambda self, instructions: [too_long] * len(instructions))
     assert np.isnan(scorer.score(FeatureBatch([interaction()], {}))).all()
@@ -43,4 +43,4 @@ def test_without_its_packages_it_is_skipped_and_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(concepts, "find_spec", lambda name: None)
     with pytest.raises(ScorerUnavailable, match=r"pip install 'abstain\[familiarity\]'"):
-        familiarity_scorer(tiny_params, settings)
+        make_familiarity_scorer(tiny_params, settings)

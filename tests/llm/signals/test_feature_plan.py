@@ -8,7 +8,7 @@ from abstain.llm.signals.context_conditions import make_baseline_requests, make_
 from abstain.llm.signals.feature_plan import (
     LabelledAnswers,
     ProbeSite,
-    candidate_sites,
+    list_candidate_sites,
     get_served_site,
     list_sweep_sites,
     plan_features,
@@ -34,7 +34,7 @@ def test_the_sweep_is_layers_times_sites_and_the_numbers_of_chunks_here() -> Non
 
 def test_no_place_reads_eos_where_the_probe_does_not() -> None:
     without = PARAMS.model_copy(update={"llm": PARAMS.llm.model_copy(update={"includes_eos": False})})
-    for place in (get_served_site(without), *list_sweep_sites(without), *candidate_sites(30)):
+    for place in (get_served_site(without), *list_sweep_sites(without), *list_candidate_sites(30)):
         reading = place.make_feature_request(without.llm)
         assert (
             reading.operation == HiddenStates(place.layer, place.site, ("answer",)) and reading.chunks == place.chunks

@@ -20,7 +20,7 @@ SHORT_IS_RIGHT = [1, 1, 1, 1, 0, 0, 0, 0]
 def test_it_learns_whether_short_answers_are_right() -> None:
     scorer = LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT))
     found = scorer.score(of_lengths(2, 20, 100, 250))
-    assert (scorer.name, scorer.readings) == ("length_only", ())
+    assert (scorer.name, scorer.requires) == ("length_only", ())
     assert found.dtype == np.float64 and found.shape == (4,)
     assert (np.diff(found) < 0).all() and 0 < found.min() < 0.5 < found.max() < 1
     other = LengthOnly().fit(of_lengths(*LENGTHS), labels([1 - right for right in SHORT_IS_RIGHT]))

@@ -25,7 +25,7 @@ class Memory:
     """Least squares on noise, of which there is more than answers: it reproduces every label that it was fitted to."""
 
     name: str = "memory"
-    readings: tuple[FeatureRequest, ...] = ()
+    requires: tuple[FeatureRequest, ...] = ()
     weights: Any = None
     fewest: int = 0
 

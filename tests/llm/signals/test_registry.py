@@ -9,7 +9,7 @@ import pytest
 from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
-from abstain.llm.engine import prompts as layout
+from abstain.llm.engine import prompts
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.registry import AvailableScorers, build_scorers
 from tests.checkout import shipped_params
@@ -80,7 +80,7 @@ def test_a_layout_that_nothing_is_asked_after_leaves_out_the_fused_score_alone(
     shutil.copytree(resources.files("abstain.llm.engine") / "layouts", tmp_path / "layouts")
     shutil.copytree(resources.files("abstain.llm.engine") / "questions", tmp_path / "questions")
     (tmp_path / "layouts" / "rag-plain-v1.yaml").rename(tmp_path / "layouts" / "teams-own-v1.yaml")
-    monkeypatch.setattr(layout.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(prompts.resources, "files", lambda package: tmp_path)
     params = params_for(save_speaking_model(tmp_path / "tiny"), enabled=("yes_score", "yes_score_fused", "entropy"))
     params = params.model_copy(update={"llm": params.llm.model_copy(update={"layout": "teams-own-v1"})})
     found = build_scorers(params, settings)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from abstain.llm.engine.requests import Generate
 from abstain.llm.signals.base import FeatureBatch
-from abstain.llm.signals.verbalized import TOKENS, parse_probability, verbalized_signal
+from abstain.llm.signals.verbalized import TOKENS, parse_probability, make_verbalized_signal
 from tests.llm.builders import byte_tokenizer
 from tests.llm.signals.builders import interaction
 
@@ -118,7 +118,7 @@ def test_what_is_no_single_number_is_none(reply: str) -> None:
 
 def test_the_signal_reads_the_reply_that_was_written() -> None:
     tokenizer = byte_tokenizer()
-    signal = verbalized_signal(tokenizer)
+    signal = make_verbalized_signal(tokenizer)
     (reading,) = signal.requires
     assert (reading.operation, reading.prompt_kind) == (Generate(TOKENS), "probability")
 

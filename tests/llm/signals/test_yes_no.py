@@ -22,9 +22,9 @@ from abstain.llm.signals.yes_no import (
     MIN_PROBABILITY,
     STEPS,
     count_neither_replies,
-    first_word,
-    yes_no_signals,
-    yes_score,
+    find_first_word,
+    make_yes_no_signals,
+    compute_yes_score,
 )
 from tests.llm.builders import byte_tokenizer, tiny_model
 from tests.llm.signals.builders import TEXTS, interaction, unread
@@ -41,29 +41,29 @@ def speaking_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def by_name(tokenizer: Any) -> dict[str, Signal]:
-    return {signal.name: signal for signal in yes_no_signals(tokenizer)}
+    return {signal.name: signal for signal in make_yes_no_signals(tokenizer)}
 
 
 @given(SEEN_ONES, SEEN_ONES)
 def test_the_score_is_the_share_of_yes(yes: float, no: float) -> None:
-    assert yes_score(yes, no) == pytest.approx(yes / (yes + no))
+    assert compute_yes_score(yes, no) == pytest.approx(yes / (yes + no))
 
 
 @given(PROBABILITIES, PROBABILITIES)
 def test_the_score_is_a_confidence_and_turns_round_with_its_arguments(yes: float, no: float) -> None:
-    assert 0 <= yes_score(yes, no) <= 1
-    assert yes_score(yes, no) + yes_score(no, yes) == pytest.approx(1)
+    assert 0 <= compute_yes_score(yes, no) <= 1
+    assert compute_yes_score(yes, no) + compute_yes_score(no, yes) == pytest.approx(1)
 
 
 @given(st.floats(0, MIN_PROBABILITY), st.floats(0, MIN_PROBABILITY), SEEN_ONES)
 def test_what_is_not_seen_counts_as_not_there(one: float, other: float, seen: float) -> None:
-    assert yes_score(one, other) == 0.5
-    assert (yes_score(seen, one), yes_score(one, seen)) == (1.0, 0.0)
+    assert compute_yes_score(one, other) == 0.5
+    assert (compute_yes_score(seen, one), compute_yes_score(one, seen)) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(("yes", "no"), [(math.nan, math.nan), (math.nan, 0.5), (0.5, math.nan), (math.nan, 0.0)])
 def test_what_is_not_a_number_is_no_score(yes: float, no: float) -> None:
-    assert math.isnan(yes_score(yes, no))
+    assert math.isnan(compute_yes_score(yes, no))
 
 
 @given(
@@ -72,7 +72,7 @@ def test_what_is_not_a_number_is_no_score(yes: float, no: float) -> None:
     )
 )
 def test_the_first_word_is_letters_alone(decoded: list[str]) -> None:
-    found = first_word(decoded)
+    found = find_first_word(decoded)
     words = [at for at, text in enumerate(decoded) if all(letter.isalpha() for letter in text)]
     assert found == (words[0] if words else len(decoded) - 1)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from abstain.core.codes import Code
 from abstain.core.reasons import Reason, Reasons
 from abstain.data.store.profile import MEASURES
-from abstain.data.validation.results import SHOWN, CheckResult, ValidationResult
+from abstain.data.validation.results import MAX_REPORTED_ROWS, CheckResult, ValidationResult
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.reports.data_reports.charts import LANGUAGES_SHOWN, drift_images, histogram
@@ -113,7 +113,7 @@ def test_the_verdict_comes_first_then_the_rows_that_fail() -> None:
         words.index(what) for what in ("1 expectation failed", "Rows that fail", "answer: reason 0", "What was checked")
     ]
     assert places == sorted(places)
-    assert f"answer: reason {SHOWN - 1}" in words and f"answer: reason {SHOWN}" not in words
+    assert f"answer: reason {MAX_REPORTED_ROWS - 1}" in words and f"answer: reason {MAX_REPORTED_ROWS}" not in words
     assert "and 10 more" in words
     assert (
         "answer_chars at least 1, at most 20,000 fails 60 row-0, row-1, row-2, row-3, row-4 answer_chars: not liked"

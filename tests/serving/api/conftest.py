@@ -34,7 +34,7 @@ class MadeUpReleases:
     def promote(self, version: str, file: Path) -> None:
         self.now = VersionInfo(version, str(file), datetime(2026, 11, 1, tzinfo=UTC))
 
-    def live(self) -> VersionInfo:
+    def get_production(self) -> VersionInfo:
         if self.away:
             raise AbstainError(Code.NOT_READABLE, "the origin cannot be reached")
         if self.now is None:
@@ -44,7 +44,7 @@ class MadeUpReleases:
     def folder(self, release: VersionInfo) -> Path:
         return Path(release.digest).parent
 
-    def fetch(self, release: VersionInfo) -> Path:
+    def fetch_bundle(self, release: VersionInfo) -> Path:
         return self.folder(release)
 
 

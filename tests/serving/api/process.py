@@ -24,14 +24,14 @@ class FolderReleases:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def live(self) -> VersionInfo | None:
+    def get_production(self) -> VersionInfo | None:
         version = (self.root / "live").read_text().strip()
         return VersionInfo(version, version, datetime(2026, 11, 1, tzinfo=UTC))
 
     def folder(self, release: VersionInfo) -> Path:
         return self.root / release.version
 
-    def fetch(self, release: VersionInfo) -> Path:
+    def fetch_bundle(self, release: VersionInfo) -> Path:
         return self.folder(release)
 
 
@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
         service = GateService(live, log, serving)
         live.refresh()
         print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-        app.REFRESH_S = 0.2
+        app.REFRESH_INTERVAL_S = 0.2
         serve_app(app.make_app(service, ApiKeys(), LOOPBACK_NAMES), listening)
 
 

@@ -129,7 +129,7 @@ def test_text_that_was_sent_is_retracted_where_the_decision_cannot_be_logged(
     def away(*_: Any) -> Any:
         raise AbstainError(Code.NO_SERVICE, "the log is away")
 
-    monkeypatch.setattr(service.log, "record", away)
+    monkeypatch.setattr(service.log, "record_decision", away)
     found = events(client.post("/v1/answer", json={**QUESTION, "stream": "optimistic"}).text)
     names = [name for name, _ in found]
     assert names[0] == "text" and names[-2:] == ["retract", "problem"] and "decision" not in names

@@ -11,10 +11,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from abstain.data.decision_log import queries
-from abstain.serving.api import decision_inputs as gathering
+from abstain.serving.api import decision_inputs
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.schemas import ANSWERS, INSTRUCTION
+from abstain.serving.api.schemas import MAX_ANSWERS, MAX_INSTRUCTION_CHARACTERS
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
 from tests.serving.api.conftest import BASE, MadeUpReleases
@@ -49,7 +49,7 @@ def test_an_answer_is_decided_about_and_the_decision_is_in_the_log(client: TestC
 
 def test_a_decision_says_what_it_cost(client: TestClient, service: GateService) -> None:
     assert service.live.current is not None
-    engine = service.live.current.gate.predictor.source.engine()
+    engine = service.live.current.gate.predictor.source.load_engine()
     before = engine.stats.forward_tokens
     found = ask(client)
     assert 0 < found["forward_tokens"] <= engine.stats.forward_tokens - before
@@ -287,13 +287,13 @@ def test_lists_at_once_find_room(service: GateService, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Gate, "score_with_model", slowly)
     with TestClient(make_app(service, ApiKeys()), BASE) as client, ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda _: client.post("/v1/gate", json=[ASKED] * ANSWERS), range(3)))
+        found = list(pool.map(lambda _: client.post("/v1/gate", json=[ASKED] * MAX_ANSWERS), range(3)))
     assert {one.status_code for one in found} == {200}
 
 
 def test_a_response_is_digested_beside_the_event_loop(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    digest = gathering._digest
+    digest = decision_inputs._hash_inputs
 
     def noted(*given: Any) -> str | None:
         threads.append(threading.get_ident())
@@ -302,13 +302,13 @@ def test_a_response_is_digested_beside_the_event_loop(client: TestClient, monkey
     async def loop_thread() -> int:
         return threading.get_ident()
 
-    monkeypatch.setattr(gathering, "_digest", noted)
-    monkeypatch.setattr(Gate, "log_probs", lambda *_: None)
+    monkeypatch.setattr(decision_inputs, "_hash_inputs", noted)
+    monkeypatch.setattr(Gate, "parse_log_probs", lambda *_: None)
     assert client.post("/v1/gate", json={"response": {"choices": []}}).json()["decision"] == "unavailable"
     assert client.portal is not None
     assert threads and client.portal.call(loop_thread) not in threads
 
 
 def test_a_long_instruction_is_refused(client: TestClient) -> None:
-    refused = client.post("/v1/familiarity", json={"instruction": "a " * INSTRUCTION})
-    assert refused.status_code == 422 and f"at most {INSTRUCTION} characters" in refused.json()["detail"]
+    refused = client.post("/v1/familiarity", json={"instruction": "a " * MAX_INSTRUCTION_CHARACTERS})
+    assert refused.status_code == 422 and f"at most {MAX_INSTRUCTION_CHARACTERS} characters" in refused.json()["detail"]

@@ -20,7 +20,7 @@ from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.app import make_app
 from abstain.serving.api.callers import Quota, set_caller
 from abstain.serving.api.keys import ApiKey, ApiKeys
-from abstain.serving.api.redactions import PER_ROW, Redactions
+from abstain.serving.api.redactions import CHARACTERS_PER_ROW, Redactions
 from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import BASE, MadeUpReleases
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 SLOW = "a text that is slow to redact"
 
 
-LONG = 2 * PER_ROW
+LONG = 2 * CHARACTERS_PER_ROW
 """Characters of a row that is in the lane of the longest."""
 
 
@@ -131,7 +131,7 @@ def test_a_row_that_was_just_redacted_in_time_is_answered(client: TestClient, st
 
 def test_a_long_row_counts_as_several(connect: Callable[..., TestClient]) -> None:
     client = connect(caller={"rows_a_minute": 5})
-    thumb = {"feedback_id": "f", "interaction_id": "i", "thumb": "up", "comment": "." * (4 * PER_ROW)}
+    thumb = {"feedback_id": "f", "interaction_id": "i", "thumb": "up", "comment": "." * (4 * CHARACTERS_PER_ROW)}
     assert client.post("/v1/feedback", json=thumb).status_code == 200
     assert client.post("/v1/feedback", json=thumb | {"comment": None}).status_code == 429
 
@@ -151,7 +151,7 @@ class Rows:
     ) -> asyncio.Task[Any]:
         async def bring() -> Any:
             set_caller({}, ApiKey(caller, frozenset(), ""))
-            return await self.redactions.bring(characters, seconds, self._put, work, name)
+            return await self.redactions.redact_and_write(characters, seconds, self._put, work, name)
 
         return asyncio.create_task(bring())
 

@@ -18,15 +18,14 @@ import uvicorn
 from starlette.types import Message
 
 from abstain.core.errors import AbstainError
-from abstain.serving.api import middleware as limits
-from abstain.serving.api import server
+from abstain.serving.api import middleware, server
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.server import (
-    LINES_A_MINUTE,
     LOOPBACK_NAMES,
-    MESSAGES_A_MINUTE,
-    FewLines,
+    MAX_LINES_PER_MINUTE,
+    MAX_MESSAGES_PER_MINUTE,
+    LogRateFilter,
     listen,
     make_uvicorn_config,
 )
@@ -58,8 +57,8 @@ def small(
     make_release: Callable[..., object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> GateService:
-    monkeypatch.setattr(limits, "BODY_SECONDS", 0.5)
-    monkeypatch.setattr(server, "CONNECTIONS", 16)
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 16)
     releases.promote("v1.0.0", make_release())  # type: ignore[arg-type]
     return make_service(body_limit=4096)
 
@@ -89,7 +88,7 @@ def still_decides(address: tuple[str, int]) -> bool:
 def test_a_request_that_never_comes_costs_a_connection_for_a_while_only(
     small: GateService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(server, "HEADER_TIMEOUT_S", 0.3)
     with running(small) as address:
         idle = [socket.create_connection(address, timeout=5) for _ in range(12)]
         for at, one in enumerate(idle):
@@ -178,21 +177,23 @@ def test_a_port_that_is_taken_is_named(small: GateService) -> None:
 
 
 def test_many_lines_of_one_cause_hide_no_other_of_its_place() -> None:
-    few = FewLines()
+    few = LogRateFilter()
 
     def passes(cause: object, level: int = logging.WARNING) -> bool:
         return few.filter(logging.LogRecord("x", level, "log.py", 1, "decision log: %s", (cause,), None))
 
-    assert sum(passes("locked") for _ in range(100)) == LINES_A_MINUTE
+    assert sum(passes("locked") for _ in range(100)) == MAX_LINES_PER_MINUTE
     assert passes("disk full") and passes("locked", logging.ERROR)
-    assert sum(passes(at) for at in range(10_000)) < LINES_A_MINUTE + MESSAGES_A_MINUTE, "callers may make up causes"
+    assert sum(passes(at) for at in range(10_000)) < MAX_LINES_PER_MINUTE + MAX_MESSAGES_PER_MINUTE, (
+        "callers may make up causes"
+    )
 
 
 def test_parts_of_a_body_are_not_kept_beside_it() -> None:
     async def receive() -> Message:
         return {"type": "http.request", "body": bytes(1_000_000), "more_body": True}
 
-    body = limits._Body(receive, "ann")
+    body = middleware._Body(receive, "ann")
     tracemalloc.start()
     for _ in range(20):
         asyncio.run(body.receive())

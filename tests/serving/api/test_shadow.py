@@ -79,7 +79,7 @@ def test_it_decides_by_what_production_read_and_its_decision_is_logged(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
     with start(mode="shared") as (client, service):
-        engine = service.live.now.gate.predictor.source.engine()
+        engine = service.live.current.gate.predictor.source.load_engine()
         before = engine.work.forward_tokens
         found = ask(client, interaction_id="i-1")
         alone = engine.work.forward_tokens - before
@@ -121,7 +121,7 @@ def test_a_scorer_that_reads_other_states_needs_a_pass_of_its_own(
     with start(mode=mode, layer="1") as (client, service):
         found = ask(client, interaction_id="i-1")
         assert outcomes(client, 1) == {outcome: 1}
-        expected = service.shadow.follow.now.gate.decide(ASKED["question"], ASKED["contexts"], ASKED["answer"])
+        expected = service.shadow.follower.current.gate.decide(ASKED["question"], ASKED["contexts"], ASKED["answer"])
     if outcome == "skipped":
         assert rows(tmp_path) == []
     else:
@@ -159,7 +159,7 @@ def test_a_slow_one_delays_nothing_and_what_it_cannot_take_is_dropped_and_counte
         return decide(*given)
 
     monkeypatch.setattr(shadow_module, "_decide", slow)
-    monkeypatch.setattr(shadow_module, "WAITING", 2)
+    monkeypatch.setattr(shadow_module, "MAX_QUEUED", 2)
     with start() as (client, _):
         for number in range(5):
             ask(client, interaction_id=f"i-{number}")  # all are answered while the shadow has decided nothing
@@ -172,5 +172,5 @@ def test_a_slow_one_delays_nothing_and_what_it_cannot_take_is_dropped_and_counte
 def test_a_bad_one_is_refused_and_production_decides(start: Callable[..., Any]) -> None:
     with start(layout_digest="another") as (client, service):
         assert ask(client)["decision"] in ("show", "abstain")
-        assert service.shadow.follow.now is None and SHADOW in service.shadow.follow.trouble
+        assert service.shadow.follower.current is None and SHADOW in service.shadow.follower.last_error
         assert client.get("/v1/version").json()["trouble"] is None

@@ -63,7 +63,7 @@ def written(service: GateService, answer: str = "5") -> tuple[dict[str, Tensor],
     pass_ = prepared.request.prompt  # type: ignore[union-attr]
     names = tuple(dict.fromkeys(segment.name for segment in pass_))
     whole = Request(pass_, HiddenStates(layer, segments=names[: names.index("answer") + 1]), "all")
-    ((_, states),) = source.engine().run({"all": whole})
+    ((_, states),) = source.load_engine().run({"all": whole})
     assert isinstance(states, Tensor) and len(states) == end
     tensors = {"hidden_states": states[:, None], "token_ids": torch.tensor(tokens.ids[:end])}
     described = {"engine": "vllm", "layers": [layer], "prompt_tokens": start, "finish_reason": "stop"}
@@ -79,7 +79,7 @@ def test_states_of_every_door_give_the_confidence_of_the_texts(
 ) -> None:
     expected = ask(engine_client)["confidence"]
     assert without_eos.live.current is not None
-    engine = without_eos.live.current.gate.predictor.source.engine()
+    engine = without_eos.live.current.gate.predictor.source.load_engine()
     tensors, described = written(without_eos)
     before = engine.stats.pass_tokens
     (states_folder / "r.safetensors").write_bytes(save(tensors))
@@ -159,7 +159,7 @@ def test_a_file_is_deleted_where_nothing_is_live_and_kept_where_all_are_busy(
     tensors, described = written(without_eos)
     file, asked = states_folder / "r.safetensors", {"states": {**described, "path": "r.safetensors"}}
     file.write_bytes(save(tensors))
-    monkeypatch.setattr(without_eos._batcher, "_most", 0)
+    monkeypatch.setattr(without_eos._batcher, "_max_queued", 0)
     assert engine_client.post("/v1/gate", json=asked).status_code == 429 and file.exists()
     releases.now = None
     without_eos.live.refresh()

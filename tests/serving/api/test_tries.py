@@ -13,7 +13,7 @@ from abstain.core.errors import AbstainError
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
-from abstain.serving.api.tries import WITHIN_S, Tries
+from abstain.serving.api.tries import PERIOD_S, Tries
 from tests.serving.api.conftest import BASE, MadeUpReleases
 
 FEE = ("key bot", "c1", "What is the fee?")
@@ -33,7 +33,7 @@ def test_one_more_answer_than_a_conversation_has_is_refused() -> None:
         ("key bot", None, "What is the fee?"),
     ):
         tries.begin(caller, conversation, question, "d")(True)
-    now[0] = WITHIN_S
+    now[0] = PERIOD_S
     tries.begin(*FEE, "c")
 
 
@@ -82,7 +82,7 @@ def test_an_answer_without_a_decision_is_no_try(
         unread = client.post("/v1/gate", json=asked | {"contexts": []}).json()
         assert unread["decision"] == "unavailable"
         with monkeypatch.context() as patch:
-            patch.setattr(service.log, "record", refuse)
+            patch.setattr(service.log, "record_decision", refuse)
             assert client.post("/v1/gate", json=asked).status_code == 503
         replies = [client.post("/v1/gate", json=asked | {"interaction_id": key}) for key in ("a", "a", "b")]
         assert [one.status_code for one in replies] == [200, 200, 409]

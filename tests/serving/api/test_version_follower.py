@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from abstain.serving.api import version_follower as live_gate
+from abstain.serving.api import version_follower
 from abstain.serving.api.service import GateService
 from abstain.serving.api.version_follower import VersionInfo
 from tests.serving.api.conftest import MadeUpReleases
@@ -97,7 +97,7 @@ def test_what_fails_for_a_while_is_tried_again_and_what_is_bad_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[str] = []
-    fetch = releases.fetch
+    fetch = releases.fetch_bundle
 
     def fails_once(release: VersionInfo) -> Path:
         tried.append(release.version)
@@ -105,22 +105,22 @@ def test_what_fails_for_a_while_is_tried_again_and_what_is_bad_is_not(
             raise OSError(28, "No space left on device")
         return fetch(release)
 
-    monkeypatch.setattr(releases, "fetch", fails_once)
+    monkeypatch.setattr(releases, "fetch_bundle", fails_once)
     now = [0.0]
-    monkeypatch.setattr(live_gate, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(version_follower, "time", SimpleNamespace(monotonic=lambda: now[0]))
     releases.promote("v1.1.0", make_release("v1.1.0"))
     service.live.refresh()
     assert "v1.1.0 is refused: OSError" in client.get("/v1/version").json()["trouble"]
     service.live.refresh()
     assert tried == ["v1.1.0"], "not at once"
-    now[0] += live_gate.FIRST_PAUSE_S
+    now[0] += version_follower.FIRST_PAUSE_S
     service.live.refresh()
     assert ask(client)["version"] == "v1.1.0" and client.get("/v1/version").json()["trouble"] is None
     tried.append("past")
     releases.promote("v1.2.0", make_release("v1.2.0", layout_digest="another"))
     for _ in range(3):
         service.live.refresh()
-        now[0] += live_gate.FIRST_PAUSE_S
+        now[0] += version_follower.FIRST_PAUSE_S
     assert tried.count("v1.2.0") == 1
 
 
@@ -131,7 +131,7 @@ def test_a_registry_that_fails_in_any_way_ends_nothing(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(releases, "live", fails)
+        patched.setattr(releases, "get_production", fails)
         service.live.refresh()
         assert (
             "Too many open files" in client.get("/v1/version").json()["trouble"] and ask(client)["version"] == "v1.0.0"

@@ -181,7 +181,7 @@ def test_an_error_of_the_gate_is_no_pass(
     monkeypatch.setattr(worker, "decide", fail)
     assert verdict(client, after(recorded, answers[0]))["verdict"] is False
     assert counted(worker) == {"unavailable": 1} and "a defect" in caplog.text
-    for of, broken in ((worker, "undecided"), (worker.gatherer, "registered")):
+    for of, broken in ((worker, "record_failure"), (worker.gatherer, "get_registered_call")):
         monkeypatch.setattr(of, broken, fail)
         assert verdict(client, after(recorded, answers[0]))["verdict"] is False
 
@@ -225,7 +225,7 @@ def test_a_decision_that_takes_too_long_is_no_pass(
 
 
 @pytest.mark.parametrize("on_unavailable", ["abstain", "show"])
-@pytest.mark.parametrize("slow", ["recall", "record"])
+@pytest.mark.parametrize("slow", ["get_call", "record_decision"])
 def test_a_log_that_takes_too_long_is_no_pass(
     make_worker: Worker,
     connect: Connect,
@@ -240,7 +240,7 @@ def test_a_log_that_takes_too_long_is_no_pass(
     worker = make_worker(portkey_timeout_s=0.5, on_unavailable=on_unavailable)
     client = connect(worker)
     client.post("/v1/contexts", json=registered("call-1"))
-    never: Callable[..., object] = (lambda *_: stuck.wait(30)) if slow == "recall" else (lambda *_: Future())
+    never: Callable[..., object] = (lambda *_: stuck.wait(30)) if slow == "get_call" else (lambda *_: Future())
     monkeypatch.setattr(worker.log, slow, never)
     found = verdict(client, after(recorded, *answers))
     assert found["verdict"] is False and found["transformedData"]["response"]["text"] == WITHHELD

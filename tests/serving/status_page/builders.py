@@ -21,7 +21,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.decisions import LoggedDecision
-from abstain.data.decision_log.queue import DrawnAnswer, fill
+from abstain.data.decision_log.queue import SampledAnswer, fill_queue
 from abstain.learning.estimators.onnx_logistic import fusion_to_onnx
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import ApiKeys
@@ -55,7 +55,7 @@ class FixedReleases:
     def __init__(self, now: VersionInfo | None, bundle: Path, trouble: AbstainError | None = None) -> None:
         self.now, self.bundle, self.trouble = now, bundle, trouble
 
-    def live(self) -> VersionInfo:
+    def get_production(self) -> VersionInfo:
         if self.now is None:
             raise AbstainError(Code.NO_VERSION, "nothing is in production yet")
         return self.now
@@ -63,7 +63,7 @@ class FixedReleases:
     def folder(self, release: VersionInfo) -> Path:
         return self.bundle
 
-    def fetch(self, release: VersionInfo) -> Path:
+    def fetch_bundle(self, release: VersionInfo) -> Path:
         if self.trouble:
             raise self.trouble
         return self.bundle
@@ -101,10 +101,10 @@ def withheld(key: str, **changes: Any) -> LoggedDecision:
     return decision(key, shown=False, interaction=interaction(key, **texts), decided_at=datetime.now(UTC), **changes)
 
 
-def fill_queue(service: GateService, *keys: str, probability: float = 3 / 17) -> None:
+def queue_answers(service: GateService, *keys: str, probability: float = 3 / 17) -> None:
     """Put an answer for each of `keys` into the review queue."""
     rows = [interaction(key, question=f"Is it {key}?", contexts=cited(f"about {key}")) for key in keys]
-    fill(service.log.database, [DrawnAnswer(row, probability) for row in rows], (), datetime.now(UTC))
+    fill_queue(service.log.database, [SampledAnswer(row, probability) for row in rows], (), datetime.now(UTC))
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow, write_windows
-from abstain.data.decision_log.queue import DrawnAnswer, fill
+from abstain.data.decision_log.queue import SampledAnswer, fill_queue
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.service import GateService
@@ -36,10 +36,10 @@ from tests.serving.status_page.builders import (
     PROMISE,
     SINCE,
     FixedReleases,
-    fill_queue,
     fused_release,
     make_server,
     make_service,
+    queue_answers,
     withheld,
 )
 
@@ -192,7 +192,7 @@ def test_the_newest_window_is_said_with_its_alarms_and_the_others_in_a_chart_and
 
 
 def test_a_refused_version_is_said_beside_the_one_that_goes_on(service: GateService, page: TestClient) -> None:
-    releases = service.live._releases
+    releases = service.live._source
     assert isinstance(releases, FixedReleases)
     releases.now = VersionInfo("v1.3.0", "1", SINCE)
     releases.trouble = AbstainError(Code.BAD_ARTIFACT, "a file was changed")
@@ -275,7 +275,7 @@ def test_a_log_that_is_away_does_not_take_the_page_with_it(
     def away(*_: object) -> None:
         raise AbstainError(Code.NO_SERVICE, "decision log: disk I/O error")
 
-    monkeypatch.setattr(queries, "over_time", away)
+    monkeypatch.setattr(queries, "count_by_interval", away)
     reply = page.get("/")
     assert reply.status_code == 200 and "v1.2.0 is live" in text_of(reply) and "disk I/O error" in text_of(reply)
 
@@ -294,7 +294,7 @@ def test_what_people_wrote_is_shown_as_text(service: GateService, page: TestClie
         withheld("w-1", question=text, answer=text, contexts=cited(text)),
     ).result()
     drawn = interaction("q", question=text, answer=text, contexts=cited(text))
-    fill(service.log.database, [DrawnAnswer(drawn, 1.0)], (), datetime.now(UTC))
+    fill_queue(service.log.database, [SampledAnswer(drawn, 1.0)], (), datetime.now(UTC))
     replies = [page.get(address) for address in ("/", "/review?id=w-1", "/review")]
     for reply in (*replies, send(page, "/try", question=text, answer=text[:99])):
         assert reply.status_code == 200
@@ -370,7 +370,7 @@ def test_what_is_no_review_is_not_recorded(
 
 
 def test_the_queue_is_reviewed_answer_by_answer(service: GateService, page: TestClient, tmp_path: Path) -> None:
-    fill_queue(service, "a", "b")
+    queue_answers(service, "a", "b")
     assert "0 of the 2 answers" in text_of(page.get("/"))
     said = text_of(page.get("/review"))
     assert "Is it a?" in said and "about a" in said and "confidence" not in said
@@ -385,7 +385,7 @@ def test_the_queue_is_reviewed_answer_by_answer(service: GateService, page: Test
 def test_a_form_chooses_neither_weight_nor_reviewer(
     service: GateService, guarded: Callable[..., tuple[TestClient, str]], tmp_path: Path
 ) -> None:
-    fill_queue(service, "a", "b", probability=3 / 17)
+    queue_answers(service, "a", "b", probability=3 / 17)
     ann, key = guarded("review")
     log_in(ann, key)
     forged = {"reviewer": "eve", "inclusion_probability": "0.000001", "probability": "0.5", "reviewed_at": "2020-01-01"}
@@ -397,7 +397,7 @@ def test_a_form_chooses_neither_weight_nor_reviewer(
 
 
 def test_a_form_posted_twice_is_one_review(service: GateService, page: TestClient, tmp_path: Path) -> None:
-    fill_queue(service, "a")
+    queue_answers(service, "a")
     for _ in range(3):
         assert send_review(page, "/review?id=a", ideal_answer="ann@example.com").status_code == 200
     assert len(reviews_in(service, tmp_path)) == 1
@@ -408,7 +408,7 @@ def test_a_form_posted_twice_is_one_review(service: GateService, page: TestClien
 def test_two_reviewers_lose_no_verdict(
     service: GateService, guarded: Callable[..., tuple[TestClient, str]], tmp_path: Path
 ) -> None:
-    fill_queue(service, "a", "b")
+    queue_answers(service, "a", "b")
     browsers = {}
     for name in ("ann", "bob"):
         browsers[name], key = guarded("review", name=name)
@@ -421,7 +421,7 @@ def test_two_reviewers_lose_no_verdict(
 
 def test_a_withheld_answer_of_the_queue_has_its_weight(service: GateService, page: TestClient, tmp_path: Path) -> None:
     service.log.record_decision(withheld("w-1", reason="A999: too unsure")).result()
-    fill_queue(service, "w-1", probability=0.25)
+    queue_answers(service, "w-1", probability=0.25)
     closed = BeautifulSoup(page.get("/review?id=w-1").text, "html.parser").select_one("details:not([open])")
     assert closed and "A999" in closed.get_text(), "what the gate thinks of it is not in sight"
     send_review(page)
@@ -559,7 +559,7 @@ def test_a_role_opens_its_part_alone(
     has_queue: bool,
 ) -> None:
     service.log.record_decision(withheld("w-1", question="a secret question", answer="a secret answer")).result()
-    fill_queue(service, "drawn")
+    queue_answers(service, "drawn")
     browser, key = guarded(*roles)
     log_in(browser, key)
     status, one, queued = browser.get("/"), browser.get("/review?id=w-1"), browser.get("/review")

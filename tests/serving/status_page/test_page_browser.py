@@ -26,11 +26,11 @@ from tests.llm.builders import save_tiny_model
 from tests.serving.status_page.builders import (
     SINCE,
     FixedReleases,
-    fill_queue,
     fused_release,
     listening,
     make_server,
     make_service,
+    queue_answers,
     withheld,
 )
 
@@ -156,7 +156,7 @@ def test_a_withheld_answer_is_reviewed_by_keyboard(browser: Browser, service: Ga
 
 
 def test_the_queue_is_reviewed_by_keyboard(browser: Browser, service: GateService, tmp_path: Path) -> None:
-    fill_queue(service, "a", "b", "c")
+    queue_answers(service, "a", "b", "c")
     with listening(make_server(service, ApiKeys())) as address, opened(browser, address) as page:
         tab_to(page, page.get_by_role("link", name="Review the next answer"))
         page.keyboard.press("Enter")
@@ -240,7 +240,7 @@ def test_pages_fit_a_phone_and_turn_dark(browser: Browser, service: GateService)
         assert page.title() == "Abstain gate: v1.2.0 is live", "no text that people wrote has run"
         page.goto(f"{address}/review?id=long")
         check()
-        fill_queue(service, "a", "b", "c", probability=1.0)
+        queue_answers(service, "a", "b", "c", probability=1.0)
         page.goto(f"{address}/review?previous=a")
         check()
         page.goto(f"{address}/")
@@ -260,7 +260,7 @@ def test_texts_can_be_read_in_both_schemes(browser: Browser, service: GateServic
         opened(browser, address, java_script_enabled=True, color_scheme=scheme) as page,
     ):
         assert page.evaluate(CONTRAST) == []
-        fill_queue(service, "a")
+        queue_answers(service, "a")
         page.goto(f"{address}/review?previous=a")
         assert page.evaluate(CONTRAST) == []
         page.goto(f"{address}/")

@@ -45,7 +45,7 @@ def test_a_session_ends_after_its_hours(key: tuple[str, Sessions], clock: Clock)
 
 
 def test_the_oldest_session_goes_for_one_more(key: tuple[str, Sessions], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 3)
+    monkeypatch.setattr(module, "MAX_SESSIONS", 3)
     text, sessions = key
     opened = [sessions.log_in(text) for _ in range(5)]
     assert [sessions.get_visitor(one) is not None for one in opened] == [False, False, True, True, True]
@@ -55,7 +55,7 @@ def test_no_two_sessions_share_a_name_or_the_token_of_their_forms(key: tuple[str
     text, sessions = key
     visitors = [sessions.get_visitor(sessions.log_in(text)) for _ in range(20)]
     assert len({one.session for one in visitors if one}) == len({one.form_token for one in visitors if one}) == 20
-    assert len({Sessions(ApiKeys()).form_token("") for _ in range(5)}) == 5, "nor do two servers"
+    assert len({Sessions(ApiKeys()).make_form_token("") for _ in range(5)}) == 5, "nor do two servers"
 
 
 @pytest.mark.parametrize("session", [None, "", "made up"])

@@ -38,7 +38,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         time.sleep(0.05)
         return []
 
-    monkeypatch.setattr(module, "days", days)
+    monkeypatch.setattr(module, "load_days", days)
     return threads
 
 
@@ -88,7 +88,7 @@ def test_a_log_that_cannot_be_read_is_asked_again(log: DecisionLog, monkeypatch:
     async def load() -> None:
         kept = StatusCache(log, LABELS)
         with monkeypatch.context() as patch:
-            patch.setattr(module, "days", away)
+            patch.setattr(module, "load_days", away)
             with pytest.raises(AbstainError, match="away"):
                 await kept.get(None)
         assert (await kept.get(None)).days

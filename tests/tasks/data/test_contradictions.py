@@ -21,7 +21,7 @@ NAMES = ("person", "batch", "message")
 @pytest.fixture
 def emitted(monkeypatch: pytest.MonkeyPatch) -> Emitted:
     found: Emitted = []
-    monkeypatch.setattr(contradictions, "emit", lambda *what, **more: found.append((*what, more)))
+    monkeypatch.setattr(contradictions, "post_event", lambda *what, **more: found.append((*what, more)))
     return found
 
 

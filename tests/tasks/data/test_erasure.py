@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from abstain.config.settings import decision_log_url, load_settings
+from abstain.config.settings import get_decision_log_url, load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Thumb
@@ -21,12 +21,12 @@ from abstain.core.files import write_json
 from abstain.core.markdown import numbered_list
 from abstain.data.decision_log import queries
 from abstain.data.store.dataset import DataStore, ErasedUsers
-from abstain.data.store.record_keys import interaction_identity
+from abstain.data.store.record_keys import make_interaction_identity
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.release.registry import Registry
 from abstain.reports.page import render_html
-from abstain.review.workbook import KEY
+from abstain.review.workbook import ID_COLUMN
 from abstain_cli import app as cli
 from flows import promote as promote_flow
 from flows import retrain as retrain_flow
@@ -115,7 +115,7 @@ def test_a_blocked_candidate_fails_too(workspace: Plain, candidates: Candidates)
 @pytest.mark.heavy
 @pytest.mark.parametrize("tainted", [True, False])
 def test_a_hold_out_without_erased_answers_is_the_same(workspace: Plain, candidates: Candidates, tainted: bool) -> None:
-    erased = tuple(interaction_identity(f"i-{n}").hex() for n in range(2))
+    erased = tuple(make_interaction_identity(f"i-{n}").hex() for n in range(2))
     (workspace.path / paths.DATA).mkdir()
     file = workspace.path / paths.DATA / "forgotten.json"
     if tainted:
@@ -123,16 +123,16 @@ def test_a_hold_out_without_erased_answers_is_the_same(workspace: Plain, candida
     candidates.write(1.8, drop=2)
     for known in ((), erased[:1]):
         file.write_text(ErasedUsers(interactions=known).to_json_line())
-        failure = candidates.promote(again=True).reasons if not tainted else [raised(candidates)]
+        failure = candidates.promote(recheck=True).reasons if not tainted else [raised(candidates)]
         assert any("same hold-out" in reason for reason in failure)
     file.write_text(ErasedUsers(interactions=erased).to_json_line())
-    assert candidates.promote(again=True).version == "v1.1.0"
+    assert candidates.promote(recheck=True).version == "v1.1.0"
     assert "2 of its answers" in checks(approval(workspace, "v1.1.0"))["same hold-out"]["message"]
 
 
 def raised(candidates: Candidates) -> str:
     with pytest.raises(AbstainError) as caught:
-        candidates.promote(again=True)
+        candidates.promote(recheck=True)
     return str(caught.value)
 
 
@@ -174,7 +174,7 @@ def flows_here(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
     for name in ("publish_validation", "publish_artifacts"):
         monkeypatch.setattr(retrain_flow, name, lambda _: None)
     monkeypatch.setattr("tasks.runs.workspace.open_workspace", here)
-    monkeypatch.setattr("tasks.release.status.origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
+    monkeypatch.setattr("tasks.release.status.fetch_origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
     return retrain_flow.retrain.fn
 
 
@@ -232,7 +232,7 @@ def test_status_says_what_the_live_version_was_trained_on(
     assert "trained on erased rows" not in status()
     workspace.taint("v1.0.0")
     assert "in production: probe v1.0.0, trained on erased rows since 2026-11-20, by promote" in status()
-    assert flows_here().outcome.version == "v1.1.0"
+    assert flows_here().promotion.version == "v1.1.0"
     (workspace.path / paths.APPROVALS / "v1.1.0.json").write_text(json.dumps({"metrics": {"holdout": figures}}))
     told = status()
     assert "in production: probe v1.1.0, by promote" in told
@@ -265,7 +265,9 @@ def test_what_a_run_publishes_says_it_too(
     monkeypatch.setattr(publish, "create_markdown_artifact", lambda text, key, **_: published.update({key: text}))
     monkeypatch.setattr(publish, "create_table_artifact", lambda *_, **__: None)
     monkeypatch.setattr(publish, "create_link_artifact", lambda *_, **__: None)
-    monkeypatch.setattr(publish.reports, "keep", lambda _, name, page: published.update({f"{name}-page": page}) or "x")
+    monkeypatch.setattr(
+        publish.reports, "write_page", lambda _, name, page: published.update({f"{name}-page": page}) or "x"
+    )
     mark = "probe v1.0.0, trained on erased rows since 2026-11-20"
     publish.publish_artifacts.fn(workspace)
     assert mark not in "".join(published.values())
@@ -286,7 +288,7 @@ def history(workspace: Plain, tmp_path: Path) -> Plain:
     )
     for minor, rows in enumerate(batches):
         file = write_lines(tmp_path / f"{minor}.jsonl", *rows)
-        ingest(explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
+        ingest(make_explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
         workspace.dvc("add", "--quiet", "data")
         commit(workspace, "Ingest", "data.dvc")
         workspace.git("tag", "--annotate", f"probe@v1.{minor}.0", "-m", "t")
@@ -328,8 +330,10 @@ def test_copies_outside_of_the_data_are_named_with_what_to_do(history: Plain) ->
     for version, evaluation in (("v1.0.0", shown), ("v1.1.0", other)):
         write_json(home / "releases" / version / "evaluation.json", evaluation)
         (example,) = evaluation["examples"]["caught"]
-        page = render_html(f"# Report\n\n## \u2713 Well\n\n{numbered_list([(f'Likely · {example[KEY]}', ['a'])])}", {})
-        reports.keep(f"run-{version}", "evaluation", page)
+        page = render_html(
+            f"# Report\n\n## \u2713 Well\n\n{numbered_list([(f'Likely · {example[ID_COLUMN]}', ['a'])])}", {}
+        )
+        reports.write_page(f"run-{version}", "evaluation", page)
     write_json(root / paths.EVALUATION, shown)
     expected = [files[0], home / "reports/run-v1.0.0/evaluation.html", root / paths.REPORT, home / "releases/v1.0.0"]
     for _ in range(2):  # asked again, it names what is still there
@@ -344,7 +348,7 @@ def test_copies_outside_of_the_data_are_named_with_what_to_do(history: Plain) ->
 def test_what_the_decision_log_has_of_the_user_goes_after_the_commit(
     history: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = decision_log_url(load_settings())
+    url = get_decision_log_url(load_settings())
     log = open_log(url)
     for key, user in (("i-1", None), ("i-3", None), ("asked", "u-ann"), ("rated", None), ("other", None)):
         log.record_decision(decision(key, user=user))
@@ -357,7 +361,7 @@ def test_what_the_decision_log_has_of_the_user_goes_after_the_commit(
 
     with monkeypatch.context() as broken:
         broken.setattr(
-            "tasks.data.erasure.erase", lambda *_, **__: (_ for _ in ()).throw(AbstainError(Code.NO_SERVICE, "away"))
+            "abstain.data.decision_log.erasure.erase_user", lambda *_, **__: (_ for _ in ()).throw(AbstainError(Code.NO_SERVICE, "away"))
         )
         with pytest.raises(AbstainError, match="away"):
             erase_user(history, "u-ann", with_interactions=True)
@@ -367,17 +371,17 @@ def test_what_the_decision_log_has_of_the_user_goes_after_the_commit(
     assert texts() == {**gone, "other": "kept"} and erased.removed["decision log"] == 6
     store = DataStore(history.path / paths.DATA)
     assert [found.interaction_id for found in store.iter_rows(Interaction)] == ["i-2"]
-    assert {interaction_identity(key).hex() for key in gone} <= set(store.erased_users().interactions)
+    assert {make_interaction_identity(key).hex() for key in gone} <= set(store.read_erased_users().interactions)
     log.close()
 
 
 def test_a_user_of_whom_the_decision_log_alone_has_rows_is_erased(history: Plain) -> None:
-    log = open_log(decision_log_url(load_settings()))
+    log = open_log(get_decision_log_url(load_settings()))
     log.record_feedback("f", feedback("i-9", user="u-new", comment="as they said")).result()
     with pytest.raises(AbstainError, match="no row carries the user 'u-nobody'"):
         erase_user(history, "u-nobody", with_interactions=False)
     assert erase_user(history, "u-new", with_interactions=False).removed["decision log"] == 1
-    assert "u-new" in DataStore(history.path / paths.DATA).erased_users().users
+    assert "u-new" in DataStore(history.path / paths.DATA).read_erased_users().users
     log.close()
 
 

@@ -43,7 +43,7 @@ def test_reviews_since_the_training_data_are_announced_by_portions(
     workspace: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emitted: list[tuple[str, str]] = []
-    monkeypatch.setattr(new_reviews, "emit", lambda name, resource="", **_: emitted.append((name, resource)))
+    monkeypatch.setattr(new_reviews, "post_event", lambda name, resource="", **_: emitted.append((name, resource)))
 
     def announced(day: int, reviews: int) -> list[tuple[str, str]]:
         emitted.clear()
@@ -63,6 +63,6 @@ def test_reviews_since_the_training_data_are_announced_by_portions(
 
 
 def test_ingest_without_new_rows_announces_nothing(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(new_reviews, "emit", lambda *_, **__: pytest.fail("it announced"))
+    monkeypatch.setattr(new_reviews, "post_event", lambda *_, **__: pytest.fail("it announced"))
     bring(workspace, monkeypatch, 0, 500)
     new_reviews.emit_ingest_events(workspace, IngestReport(7, 0, 7, 0, 0, {"interactions": 0, "reviews": 0}))

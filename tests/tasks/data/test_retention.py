@@ -14,8 +14,8 @@ from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.llm.features.shard_job import ShardJob
 from abstain.release.registry import Registry
-from tasks.data.retention.policy import clear_reports, delete_expired_features
-from tasks.data.retention.releases import clear_objects, clear_releases
+from tasks.data.retention.policy import delete_expired_features, delete_expired_reports
+from tasks.data.retention.releases import delete_expired_bundles, delete_expired_objects
 from tasks.runs.progress import register_observer
 from tasks.runs.workspace import Workspace
 from tests.release.events import promotion
@@ -48,17 +48,17 @@ def names(folder: Path) -> set[str]:
 
 def test_what_a_roll_back_may_choose_stays_and_what_is_blocked_goes(releases: Path) -> None:
     found = registry(6, "v1.1.0", "v1.3.0", "v1.5.0", live="v1.4.0")
-    would = clear_releases(found, 2, NOW, apply=False)
+    would = delete_expired_bundles(found, 2, NOW, apply=False)
     assert (would.count, would.bytes) == (4, 20) and len(names(releases)) == 10, "nothing is deleted without apply"
-    assert clear_releases(found, 2, NOW, apply=True) == would
+    assert delete_expired_bundles(found, 2, NOW, apply=True) == would
     left = names(releases)
     assert left == {"v1.0.0", "v1.2.0", "v1.4.0", "v1.5.0", ".fetching-new", "mine"}
     for version in left & {event.version for event in found.history}:
-        assert version == found.production_version or version in found.blocked or found.rollback_target(version)
+        assert version == found.production_version or version in found.blocked or found.find_rollback_target(version)
 
 
 def test_the_live_version_stays_although_it_is_old_and_blocked(releases: Path) -> None:
-    clear_releases(registry(6, "v1.0.0", live="v1.0.0"), 1, NOW, apply=True)
+    delete_expired_bundles(registry(6, "v1.0.0", live="v1.0.0"), 1, NOW, apply=True)
     assert "v1.0.0" in names(releases)
 
 
@@ -84,31 +84,31 @@ def test_commits_are_read_only_where_dvc_has_files_and_that_is_said_before(
     (tmp_path / folder / "files" / "md5" / "ab").mkdir(parents=True)
     workspace, told = Commits(tmp_path / "workspace", lock=0), []
     with register_observer(lambda _, message: told.append((message, "gc" in workspace.asked))):
-        assert clear_objects(workspace, 90, NOW, apply=True).count == 0
+        assert delete_expired_objects(workspace, 90, NOW, apply=True).count == 0
         assert "gc" not in workspace.asked and told == []
         (tmp_path / folder / "files" / "md5" / "ab" / "cd").touch()
-        clear_objects(workspace, 90, NOW, apply=True)
+        delete_expired_objects(workspace, 90, NOW, apply=True)
     ((message, too_late),) = told
     assert "gc" in workspace.asked and "3 commits" in message and not too_late
 
 
 def test_nothing_in_production_keeps_nothing_that_is_not_known(releases: Path) -> None:
-    clear_releases(Registry(), 3, NOW, apply=True)
+    delete_expired_bundles(Registry(), 3, NOW, apply=True)
     assert names(releases) == {".fetching-new", "mine"}
 
 
 def test_report_pages_go_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
-    assert clear_reports(90, NOW, apply=True).count == 0, "none was written"
+    assert delete_expired_reports(90, NOW, apply=True).count == 0, "none was written"
     for name, days in (("old", 91), ("new", 89)):
         page = tmp_path / "reports" / name
         page.mkdir(parents=True)
         (page / "evaluation.html").write_bytes(b"12345")
         at = (NOW - timedelta(days=days)).timestamp()
         os.utime(page, (at, at))
-    would = clear_reports(90, NOW, apply=False)
+    would = delete_expired_reports(90, NOW, apply=False)
     assert (would.count, would.bytes) == (1, 5) and names(tmp_path / "reports") == {"old", "new"}
-    assert clear_reports(90, NOW, apply=True) == would
+    assert delete_expired_reports(90, NOW, apply=True) == would
     assert names(tmp_path / "reports") == {"new"}
 
 
@@ -119,7 +119,7 @@ def test_a_cache_that_others_may_fill_is_left_alone(tmp_path: Path, monkeypatch:
     shard.write_bytes(b"a shard that nobody can read")
     os.utime(shard, (0, 0))
     said = delete_expired_features(30, apply=True)
-    assert (said.count, shard.exists()) == (0, True) and "may be shared" in said.kept
+    assert (said.count, shard.exists()) == (0, True) and "may be shared" in said.note
 
 
 def test_the_texts_of_a_killed_run_go_from_a_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

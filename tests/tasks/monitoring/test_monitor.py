@@ -13,7 +13,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitoring_windows import read_windows
-from tasks.monitoring import monitor as monitoring
+from tasks.monitoring import monitor
 from tasks.monitoring.monitor import open_log, retry_while_unavailable
 from tests.data.decision_log.builders import decision, url_of
 from tests.data.decision_log.builders import open_log as open_writer
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.heavy
 @pytest.fixture(autouse=True)
 def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of patience in place of two minutes."""
-    monkeypatch.setattr(monitoring, "DATABASE_WAIT_S", 2)
+    monkeypatch.setattr(monitor, "DATABASE_WAIT_S", 2)
 
 
 def test_a_database_that_is_away_for_a_moment_is_waited_for(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from abstain.config.params import load_params
-from abstain.config.template import template
+from abstain.config.template import read_template
 from abstain.core.errors import AbstainError
-from abstain.release.registry import Registry, next_version
+from abstain.release.registry import Registry, get_next_version
 from tasks.projects import new_project
 from tasks.projects.new_project import STATE, Choices, start_project, upgrade_project
 from tasks.runs.shell import git
@@ -26,7 +26,7 @@ from tests.release.events import promotion
 pytestmark = pytest.mark.heavy  # clones of a whole repository
 
 PARAMS = Path("params.yaml")
-OWN_ROWS = template("data.yaml").replace("md5: ", "md5: 00")
+OWN_ROWS = read_template("data.yaml").replace("md5: ", "md5: 00")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def test_start_replaces_the_sample_in_one_commit_and_once(clone: Clone, choices:
     assert (params.llm.model, params.llm.layer, params.threshold.target) == (choices.model, "auto", 0.2)
     assert params.split.holdout_frozen_at is None and params.threshold.on_infeasible == "heuristic"
     files = clone.files()
-    assert files["data.dvc"] == template("data.yaml") and json.loads(files["registry.json"])["history"] == []
+    assert files["data.dvc"] == read_template("data.yaml") and json.loads(files["registry.json"])["history"] == []
     inbox, decisions = yaml.safe_load(files["sources.yaml"])["sources"]
     assert inbox == {"name": "inbox", "kind": "files", "url": "s3://b/in"} and decisions["kind"] == "decisions"
     assert "url = s3://b/dvc\n" in files[".dvc/config"] and "# maximum error rate" in files["params.yaml"]
@@ -228,7 +228,7 @@ def test_tags_of_the_sample_that_a_fetch_brings_back_reach_no_run(clone: Clone, 
     clone.git("fetch", "-q", "origin")
     assert clone.git("tag") == "probe@v1.0.0"
     with open_workspace() as workspace:
-        assert next_version([], workspace.git("tag").split()) == "v1.0.0"
+        assert get_next_version([], workspace.git("tag").split()) == "v1.0.0"
         workspace.git("tag", "probe@v1.0.0")
         workspace.git("push", "-q", "origin", "probe@v1.0.0")
     with open_workspace() as workspace:
@@ -330,4 +330,4 @@ def test_upgrade_asks_for_the_commits_of_runs_first(clone: Clone, choices: Choic
 def test_merge_driver_is_named_by_gitattributes(clone: Clone) -> None:
     attributes = clone.git("check-attr", "merge", "--", *map(str, STATE)).splitlines()
     assert attributes == [f"{name}: merge: abstain" for name in STATE]
-    assert not set(new_project.OF_THE_SAMPLE) & {"features", "models", "dvc-cache"}
+    assert not set(new_project.SAMPLE_PARTS) & {"features", "models", "dvc-cache"}

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from abstain.core import paths
-from abstain.core.bundle_format import is_whole, write_digest
+from abstain.core.bundle_format import is_intact, write_digest
 from abstain.core.errors import AbstainError
 from abstain.release.registry import RegistryEvent
-from tasks.release import bundles as release_bundle
+from tasks.release import bundles
 from tasks.release.bundles import fetch_bundle
 from tasks.release.promotion import PromotionResult
 from tests.release.events import promotion
@@ -72,7 +72,7 @@ def on_tag(monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]) -> N
         change(write(Path(command[command.index("-o") + 1])))
         return ""
 
-    monkeypatch.setattr(release_bundle, "run", get)
+    monkeypatch.setattr(bundles, "run", get)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -85,9 +85,9 @@ def test_a_damaged_local_copy_is_replaced_by_what_was_promoted(
     on_tag(monkeypatch, change)
     with pytest.raises(AbstainError, match=r"v1\.0\.0 are not those that were promoted: the tag"):
         fetch_bundle(tmp_path, event)
-    assert not is_whole(bundle, event.bundle_sha256), "it stays as it is"
+    assert not is_intact(bundle, event.bundle_sha256), "it stays as it is"
     on_tag(monkeypatch, lambda _: None)
-    assert fetch_bundle(tmp_path, event) == bundle and is_whole(bundle, event.bundle_sha256)
+    assert fetch_bundle(tmp_path, event) == bundle and is_intact(bundle, event.bundle_sha256)
     assert list(bundle.parent.iterdir()) == [bundle]
 
 
@@ -109,9 +109,9 @@ def test_the_event_of_a_promotion_has_the_digest_of_the_whole_bundle(
     first_candidates.write()
     assert first_candidates.promote() == PromotionResult("promoted", "v1.0.0", [])
     live = workspace.on_origin().production
-    assert live is not None and is_whole(workspace.path / paths.RELEASE, live.bundle_sha256)
+    assert live is not None and is_intact(workspace.path / paths.RELEASE, live.bundle_sha256)
     store = tmp_path / "home" / "releases" / "v1.0.0"
     shutil.copytree(workspace.path / paths.RELEASE, store)
     assert fetch_bundle(workspace.path, live) == store
     (store / "params.yaml").write_text("threshold: {}")
-    assert not is_whole(store, live.bundle_sha256)
+    assert not is_intact(store, live.bundle_sha256)

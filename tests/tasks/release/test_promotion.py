@@ -10,14 +10,13 @@ import pytest
 
 from abstain.config.params import load_params
 from abstain.core import paths
-from abstain.core.bundle_format import sha256
+from abstain.core.bundle_format import compute_sha256
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.release.registry import RegistryEvent, load_registry, make_version_tag
-from tasks.release import promotion
-from tasks.release import promotion_inputs as gate_inputs
+from tasks.release import promotion, promotion_inputs
 from tasks.release.promotion import PromotionResult
-from tasks.runs.events import REFUSED
+from tasks.runs.events import REJECTED
 from tasks.runs.git_commit import commit
 from tasks.runs.run_params import edit_params
 from tests.tasks.conftest import Candidates, Plain
@@ -85,7 +84,7 @@ def test_where_it_must_not_the_record_and_an_event_say_why(
     workspace: Plain, first_candidates: Candidates, frozen: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emitted: list[dict[str, str]] = []
-    monkeypatch.setattr(promotion, "emit", lambda name, about, **said: emitted.append({name: about, **said}))
+    monkeypatch.setattr(promotion, "post_event", lambda name, about, **said: emitted.append({name: about, **said}))
     assert load_params(workspace.path / paths.PARAMS).threshold.on_infeasible == "fail"
     first_candidates.write(1.5, unguaranteed=WHY)
     assert first_candidates.promote() == PromotionResult(
@@ -93,9 +92,9 @@ def test_where_it_must_not_the_record_and_an_event_say_why(
     )
     assert workspace.on_origin().production is None and frozen == []
     assert list((workspace.path / paths.APPROVALS).glob("rejected-*.json"))
-    candidate = sha256(workspace.path / paths.ONNX)[:12]
+    candidate = compute_sha256(workspace.path / paths.ONNX)[:12]
     event = {
-        REFUSED: f"{REFUSED}.{candidate}",
+        REJECTED: f"{REJECTED}.{candidate}",
         "code": "A302",
         "text": f"rejected: the check `guarantee` failed: none: {WHY}",
         "remedy": Code.NO_THRESHOLD.remedy,
@@ -129,7 +128,7 @@ def test_a_guarantee_that_cannot_be_checked_is_none_until_it_can(
     assert first_candidates.promote().version == "v1.1.0" and frozen == []
     first_candidates.write(1.2)  # ranks worse, but is checked
     assert first_candidates.promote() == PromotionResult("promoted", "v1.2.0", [])
-    assert workspace.on_origin().guaranteed and frozen == ["v1.1.0"]
+    assert workspace.on_origin().has_guarantee and frozen == ["v1.1.0"]
 
 
 def test_the_same_bytes_are_judged_again_once_the_hold_out_can_check_them(
@@ -196,9 +195,9 @@ def test_every_comparison_on_the_hold_out_is_counted_and_the_last_one_promotes_n
     outcome = candidates.promote()
     assert outcome.status == "rejected" and "compared on 2 times" in str(outcome.reasons)
     candidates.write(1.19)  # the last one that took a look, judged again, gives none back
-    candidates.promote(again=True)
+    candidates.promote(recheck=True)
     candidates.write(2.4)
-    assert "compared on 2 times" in str(candidates.promote(again=True).reasons)
+    assert "compared on 2 times" in str(candidates.promote(recheck=True).reasons)
     assert candidates.promote(new_holdout="the same one again").status == "rejected"
     candidates.write(1.19, drop=40)
     assert candidates.promote(new_holdout="a new quarter").status == "rejected"
@@ -265,7 +264,7 @@ def test_a_champion_that_cannot_be_scored_stays_although_another_hold_out_was_ac
     def unreachable(*_: object) -> None:
         raise AbstainError(Code.FAILED_STEP, "the remote is down")
 
-    monkeypatch.setattr(gate_inputs, "champion_scores", unreachable)
+    monkeypatch.setattr(promotion_inputs, "score_champion", unreachable)
     candidates.write(1.0, drop=40)
     with pytest.raises(AbstainError, match="v1.0.0 cannot be compared with: the remote is down"):
         candidates.promote()

@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from abstain.config.settings import decision_log_url, load_settings
+from abstain.config.settings import get_decision_log_url, load_settings
 from abstain.core import paths
-from abstain.core.bundle_format import sha256
+from abstain.core.bundle_format import compute_sha256
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.decisions import ShadowDecision
 from abstain.data.decision_log.log import DecisionLog
 from abstain.release.shadow import Shadow
 from abstain_cli import shadow as cli
-from tasks.release import bundles as release_bundle
-from tasks.release import version_source as live_release
+from tasks.release import bundles, version_source
 from tasks.release.promotion import PromotionResult
 from tasks.release.shadow import clear_shadow, read_shadow, review_shadow, set_shadow
 from tasks.release.version_source import OriginShadowSource
@@ -47,7 +46,7 @@ def shadow(workspace: Plain, candidates: Candidates) -> Shadow:
 
 @pytest.fixture
 def log(workspace: Plain) -> Iterator[DecisionLog]:
-    opened = open_log(decision_log_url(load_settings()))
+    opened = open_log(get_decision_log_url(load_settings()))
     yield opened
     opened.close()
 
@@ -138,7 +137,7 @@ def test_its_look_is_no_refusal_of_the_candidate_and_cannot_be_taken_back(
     (file,) = (workspace.path / paths.APPROVALS).glob("shadow-*.json")
     file.write_text(json.dumps({**json.loads(file.read_text()), "look": None}))
     with pytest.raises(AbstainError, match="was edited since the gate wrote it"):
-        candidates.promote(again=True)
+        candidates.promote(recheck=True)
     file.unlink()
     with pytest.raises(AbstainError, match="was deleted, so the comparisons"):
         review_shadow(workspace)
@@ -156,13 +155,13 @@ def test_too_few_reviews_take_no_look(workspace: Plain, shadow: Shadow, log: Dec
 def test_beside_another_version_it_is_no_shadow(
     workspace: Plain, candidates: Candidates, shadow: Shadow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_release, "origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
+    monkeypatch.setattr(version_source, "fetch_origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
     follows = OriginShadowSource()
-    live = follows.live()
+    live = follows.get_production()
     assert live is not None and (live.version, live.digest) == (shadow.version, shadow.bundle_sha256)
     candidates.write(1.8)
     assert candidates.promote() == PromotionResult("promoted", "v1.1.0", [])
-    assert follows.live() is None
+    assert follows.get_production() is None
     with pytest.raises(AbstainError, match="is the shadow of v1.0.0, and v1.1.0 is in production now"):
         review_shadow(workspace)
 
@@ -170,27 +169,27 @@ def test_beside_another_version_it_is_no_shadow(
 def test_a_gate_fetches_it_by_its_tag_and_refuses_other_files(
     workspace: Plain, shadow: Shadow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(live_release, "origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
+    monkeypatch.setattr(version_source, "fetch_origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
     asked: list[list[str]] = []
 
     def get(damage: bytes = b"") -> Callable[..., Any]:
         def run(command: list[str], *_: Any) -> str:
             asked.append(command)
             target = Path(command[-1])
-            release_bundle.shutil.copytree(workspace.path / paths.SHADOW, target)
+            bundles.shutil.copytree(workspace.path / paths.SHADOW, target)
             (target / "smoke.json").write_bytes((target / "smoke.json").read_bytes() + damage)
             return ""
 
         return run
 
     follows = OriginShadowSource()
-    live = follows.live()
+    live = follows.get_production()
     assert live is not None
-    monkeypatch.setattr(release_bundle, "run", get(damage=b" "))
+    monkeypatch.setattr(bundles, "run", get(damage=b" "))
     with pytest.raises(AbstainError, match="abstain shadow clear"):
-        follows.fetch(live)
-    monkeypatch.setattr(release_bundle, "run", get())
-    bundle = follows.fetch(live)
+        follows.fetch_bundle(live)
+    monkeypatch.setattr(bundles, "run", get())
+    bundle = follows.fetch_bundle(live)
     assert (bundle / "probe.onnx").is_file() and bundle.parent.name == "releases"
     assert asked[-1][2:6] == [str(workspace.path), "shadow", "--rev", shadow.tag]
 
@@ -205,7 +204,7 @@ def test_a_rejected_candidate_becomes_the_shadow_by_itself_only_where_params_say
     candidates.write(0.95)
     assert candidates.promote().status == "rejected"
     first = read_shadow(workspace.path, f"origin/{BRANCH}")
-    assert first is not None and first.candidate == sha256(workspace.path / paths.ONNX)
+    assert first is not None and first.candidate == compute_sha256(workspace.path / paths.ONNX)
     candidates.write(0.9)
     assert candidates.promote().status == "rejected"
     assert read_shadow(workspace.path, f"origin/{BRANCH}") == first, "its reviews have only begun to come"
@@ -232,7 +231,7 @@ def test_the_commands_say_what_is_there_and_what_the_look_means(
         return " ".join(capsys.readouterr().out.split())
 
     monkeypatch.setattr("tasks.runs.workspace.open_workspace", here)
-    monkeypatch.setattr("tasks.runs.workspace.origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
+    monkeypatch.setattr("tasks.runs.workspace.fetch_origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
     write_data(workspace, decide(log, shadow), reviewed=200)
     cli.show()
     assert f"{shadow.version} decides beside v1.0.0" in (shown := said()) and "by both: 300 answers" in shown

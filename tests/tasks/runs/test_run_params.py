@@ -102,7 +102,7 @@ def test_promoted_version_keeps_its_params_and_main_its_own(
     own = (workspace.path / "params.yaml").read_text()
     before = run_with(workspace, file)
     candidates.write(2.0)
-    assert candidates.promote(before=before).version == "v1.1.0"
+    assert candidates.promote(base_commit=before).version == "v1.1.0"
     assert on_origin(workspace, "params.yaml") == own.rstrip("\n")
     assert yaml.safe_load(workspace.git("show", "probe@v1.1.0:dvc.lock")) == {"max_ece": 0.2}
     kept = load_params(workspace.path / paths.RELEASE / "params.yaml")
@@ -117,10 +117,10 @@ def test_rejected_candidate_leaves_only_its_record_on_main(
     own = (workspace.path / "params.yaml").read_text()
     before = run_with(workspace, file)
     candidates.write(0.9)
-    assert candidates.promote(before=before).status == "rejected"
+    assert candidates.promote(base_commit=before).status == "rejected"
     changed = workspace.git("diff", "--name-only", before, f"origin/{BRANCH}").split()
     assert [name.partition("-")[0] for name in changed] == ["approvals/rejected"]
     assert (workspace.path / "params.yaml").read_text() == own
     again = run_with(workspace, file)
-    assert candidates.promote(before=again).status == "rejected"  # as recorded: it is not judged twice
+    assert candidates.promote(base_commit=again).status == "rejected"  # as recorded: it is not judged twice
     assert workspace.git("rev-parse", "HEAD") == workspace.git("rev-parse", f"origin/{BRANCH}")

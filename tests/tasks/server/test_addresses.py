@@ -15,7 +15,14 @@ from starlette.testclient import TestClient
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from tasks.server import addresses
-from tasks.server.addresses import HEARTBEAT, heartbeat, make_server_environment, own_server, report_to, server_key
+from tasks.server.addresses import (
+    HEARTBEAT,
+    find_own_server,
+    heartbeat,
+    make_server_environment,
+    read_server_key,
+    report_to,
+)
 
 OWN = "http://127.0.0.1:4200"
 
@@ -51,8 +58,8 @@ def test_only_holders_of_the_key_are_answered(client: TestClient) -> None:
             headers["Authorization"] = f"Basic {b64encode(key.encode()).decode()}"
         return client.get("/api/admin/version", headers=headers).status_code
 
-    assert status(server_key()) == 200
-    for key in (None, "", "5e" * 32, server_key()[:-1]):
+    assert status(read_server_key()) == 200
+    for key in (None, "", "5e" * 32, read_server_key()[:-1]):
         assert status(key) == status(key, Host="rebound.evil.example") == 401
 
 
@@ -69,9 +76,9 @@ def test_pages_of_other_origins_may_read_nothing(client: TestClient, origin: str
 
 def test_the_key_is_the_owners_alone_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
-    key = server_key()
+    key = read_server_key()
     assert len(key) == 64 and (tmp_path / "server.key").stat().st_mode & 0o777 == 0o600
-    assert server_key() == key
+    assert read_server_key() == key
 
 
 @pytest.mark.parametrize("own", ["", "30", "600"])
@@ -103,13 +110,13 @@ def test_heartbeat_that_prefect_would_refuse_is_one_line(monkeypatch: pytest.Mon
 
 
 def test_server_of_this_home_is_known_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses, "running_server", lambda: OWN)
+    monkeypatch.setattr(addresses, "find_running_server", lambda: OWN)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    assert own_server() == OWN
+    assert find_own_server() == OWN
     monkeypatch.setenv("PREFECT_API_URL", f"{OWN}/api")
-    assert own_server() == OWN
+    assert find_own_server() == OWN
     monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example.org/api")
-    assert own_server() is None
-    monkeypatch.setattr(addresses, "running_server", lambda: None)
+    assert find_own_server() is None
+    monkeypatch.setattr(addresses, "find_running_server", lambda: None)
     monkeypatch.delenv("PREFECT_API_URL")
-    assert own_server() is None
+    assert find_own_server() is None

@@ -10,10 +10,10 @@ import pytest
 
 from abstain.config.params import load_params
 from abstain.core.errors import AbstainError
-from tasks.runs.events import ALARM, DRIFT, INGESTED, REFUSED, REVIEWS
+from tasks.runs.events import ALARM, DRIFT, INGESTED, REJECTED, REVIEWS
 from tasks.server import automation_sync
 from tasks.server.automations import NOTIFY, PREFIX, RETRAIN
-from tasks.server.webhook import store_url, stored_url
+from tasks.server.webhook import read_stored_url, store_url
 from tests.checkout import ROOT
 from tests.tasks.server.test_server import wait_until
 
@@ -112,11 +112,11 @@ def test_second_time_changes_nothing_and_on_or_off_stays(server: OnServer) -> No
 def test_url_stays_until_it_is_replaced_or_empty(server: OnServer) -> None:
     try:
         assert store_url(None) is None
-        assert store_url(URL) == store_url(None) == stored_url() == URL
+        assert store_url(URL) == store_url(None) == read_stored_url() == URL
         assert store_url(f"{URL}2") == store_url(None) == f"{URL}2"
     finally:
         assert store_url("") is None
-    assert store_url("") is store_url(None) is stored_url() is None
+    assert store_url("") is store_url(None) is read_stored_url() is None
 
 
 def test_server_without_the_deployments_is_one_line(server: OnServer) -> None:
@@ -144,7 +144,7 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
         server.emit(REVIEWS, f"{REVIEWS}.v1.0.0.1")
         server.emit(REVIEWS, REVIEWS)  # of no portion that is full
         server.emit(DRIFT, DRIFT)
-        server.emit(REFUSED, f"{REFUSED}.0123", code="A401", text="probe: not better", remedy="wait")
+        server.emit(REJECTED, f"{REJECTED}.0123", code="A401", text="probe: not better", remedy="wait")
         server.emit(ALARM, f"{ALARM}.v1.0.0.2026-11-01.A701", code="A701", kind="promise broken", text="it is")
     server.emit(REVIEWS, f"{REVIEWS}.v1.0.0.2")
 

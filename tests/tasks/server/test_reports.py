@@ -21,27 +21,27 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_anybody_who_serves_it_a_link_is_the_files_own(home: Path) -> None:
-    address = reports.keep("run-1", "validation", "<p>é</p>")
+    address = reports.write_page("run-1", "validation", "<p>é</p>")
     file = home / "reports" / "run-1" / "validation.html"
     assert Path(unquote(urlsplit(address).path)) == file
     assert file.read_text(encoding="utf-8") == "<p>é</p>"
-    assert reports.keep("run-1", "validation", "<p>again</p>") == address
+    assert reports.write_page("run-1", "validation", "<p>again</p>") == address
     assert file.read_text(encoding="utf-8") == "<p>again</p>"
 
 
 def test_where_a_team_serves_it_a_link_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_REPORTS_URL", "https://reports.example.org/abstain/")
-    assert reports.keep("run-1", "ingest", "x") == "https://reports.example.org/abstain/run-1/ingest.html"
+    assert reports.write_page("run-1", "ingest", "x") == "https://reports.example.org/abstain/run-1/ingest.html"
 
 
 def test_a_server_that_is_gone_is_not_linked_to(home: Path) -> None:
     home.mkdir()
     (home / "up.json").write_text('{"reports": "http://127.0.0.1:1"}')  # left by a machine that was switched off
-    assert reports.served_at() is None
+    assert reports.get_address() is None
 
 
 def test_a_report_is_served_to_who_knows_its_run_and_nothing_is_listed(home: Path) -> None:
-    reports.keep("run-1", "validation", "<p>figures</p>")
+    reports.write_page("run-1", "validation", "<p>figures</p>")
     (home / "secret").write_text("beside the reports")
     (home / "reports" / "linked").symlink_to(home / "secret")
     page = TestClient(reports.make_app(home / "reports"), base_url="http://127.0.0.1:4201", follow_redirects=False)

@@ -15,7 +15,7 @@ from tests.tasks.receiver import Receiver, free_address
 
 def test_broken_receiver_gets_one_message_later() -> None:
     with Receiver(statuses=[500, 429, 0, 503]) as webhook:
-        deliver(webhook.url, "hello", waits=(0, 0, 0, 0))
+        deliver(webhook.url, "hello", retry_delays_s=(0, 0, 0, 0))
         assert webhook.texts == ["hello"] and webhook.statuses == []
         webhook.shutdown()
 
@@ -34,13 +34,13 @@ def test_receiver_that_is_away_gets_one_message_later() -> None:
 def test_undelivered_message_is_one_line_without_the_secret() -> None:
     with Receiver(statuses=[500, 502, 404, 500]) as webhook:
         with pytest.raises(AbstainError, match="did not take an alert: it answers 502") as broken:
-            deliver(webhook.url, "hello", waits=(0,))
+            deliver(webhook.url, "hello", retry_delays_s=(0,))
         with pytest.raises(AbstainError, match="it answers 404"):  # asked once: it would be the same again
-            deliver(webhook.url, "hello", waits=(0,))
+            deliver(webhook.url, "hello", retry_delays_s=(0,))
         assert webhook.statuses == [500] and webhook.texts == []
         webhook.shutdown()
     with pytest.raises(AbstainError, match="it is not reached") as away:
-        deliver("http://name:password@127.0.0.1:1/hook/secret", "hello", waits=())
+        deliver("http://name:password@127.0.0.1:1/hook/secret", "hello", retry_delays_s=())
     for error in (broken, away):
         assert error.value.code == Code.NO_SERVICE
         assert not any(word in str(error.value) for word in ("secret", "password", "\n"))

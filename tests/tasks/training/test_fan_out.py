@@ -28,7 +28,7 @@ from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.llm.features.shard_job import JobStats, LocalRunner, ShardJob
 from tasks.runs.stopping import Stopped, stop_threads_on_error
-from tasks.training.fan_out import runner_for, shards
+from tasks.training.fan_out import make_runner, shards
 
 pytestmark = pytest.mark.heavy
 
@@ -98,12 +98,12 @@ def jobs(count: int) -> list[ShardJob]:
 
 
 def test_a_local_runner_is_imported_alone(tmp_path: Path) -> None:
-    assert isinstance(runner_for(Settings(home=tmp_path)), LocalRunner)
+    assert isinstance(make_runner(Settings(home=tmp_path)), LocalRunner)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_dask_needs_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = runner_for(Settings(home=tmp_path, runner="dask"))
+    runner = make_runner(Settings(home=tmp_path, runner="dask"))
     with pytest.raises(AbstainError, match=r"^ABSTAIN_RUNNER=dask needs ABSTAIN_DASK_SCHEDULER, .*RUNNER=processes"):
         list(runner.run([job(0)]))
     monkeypatch.setitem(sys.modules, "prefect_dask.task_runners", None)
@@ -186,7 +186,7 @@ def test_workers_with_another_cache_are_one_line(serve: Serve, monkeypatch: pyte
 
 
 def test_a_shard_without_a_job_costs_nothing(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "compute", lambda *_: pytest.fail("it was computed twice"))
+    monkeypatch.setattr(shards, "compute_shard", lambda *_: pytest.fail("it was computed twice"))
     server, runner = serve(Running())
     run = ThreadPoolExecutor().submit(list, runner.run(jobs(1)))
     while not server.parts:
@@ -226,7 +226,7 @@ def test_gpus_are_shared_where_there_are_several(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
-    assert shards.shared_gpus(Settings(device=device)) == gpus
+    assert shards.list_shared_gpus(Settings(device=device)) == gpus
 
 
 def test_processes_take_turns_with_gpus_and_share_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,16 @@ import yaml
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain_cli import app as cli
-from abstain_cli.plan import lines
+from abstain_cli.plan import format_plan
 from tasks.runs.workspace import Workspace
-from tasks.training import retrain_cost as demand
+from tasks.training import retrain_cost
 from tasks.training.plan import (
     AFTER,
     BASE_MODEL_STAGES,
     Change,
     RetrainPlan,
     StagePlan,
-    computed_with_other_requirements,
+    find_stages_with_other_requirements,
     find_stale,
     make_plan,
     summarize_reasons,
@@ -75,7 +75,7 @@ def test_plan_of_unchanged_project_asks_no_model(
     tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository("torch==1\n")
-    monkeypatch.setattr(demand, "estimate_retrain_cost", lambda workspace: pytest.fail("models are asked"))
+    monkeypatch.setattr(retrain_cost, "estimate_retrain_cost", lambda workspace: pytest.fail("models are asked"))
     cached = StagePlan([], "nothing changed")
     assert plan(tmp_path) == RetrainPlan({"dataset": cached, "features": cached, "report": cached}, None, [])
     changed = [{"changed deps": {"src/abstain/reports/plots.py": "modified"}}]
@@ -90,9 +90,9 @@ def test_plan_of_stale_reader_counts_what_models_are_asked(
     repository("torch==1\n", {"dataset": "a", "features": "b"})
     (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
     wanted = RetrainCost(3, 10, 4, {"features": 500})
-    monkeypatch.setattr(demand, "estimate_retrain_cost", lambda workspace: wanted)
+    monkeypatch.setattr(retrain_cost, "estimate_retrain_cost", lambda workspace: wanted)
     found = plan(tmp_path, dataset=["changed command"])
-    assert found.demand == wanted and found.blocked is None
+    assert found.cost == wanted and found.blocked is None
     assert found.stages == {
         "dataset": StagePlan([Change("command", "changed command")], "command changed"),
         "features": StagePlan(
@@ -114,9 +114,9 @@ def test_plan_of_blocked_retrain_says_so_before_the_stages(
     def fail(workspace: Workspace) -> RetrainCost:
         raise AbstainError(Code.BAD_SETTING, "layer 99 requested: set llm.layer")
 
-    monkeypatch.setattr(demand, "estimate_retrain_cost", fail)
+    monkeypatch.setattr(retrain_cost, "estimate_retrain_cost", fail)
     found = plan(tmp_path, dataset=["changed command"])
-    first, *rest = lines(found, verbose=False)
+    first, *rest = format_plan(found, verbose=False)
     assert first == "blocked: A601: layer 99 requested: set llm.layer"
     assert [line.split()[0] for line in rest] == ["dataset", "features", "report"]
 
@@ -130,12 +130,12 @@ def test_plan_has_one_line_a_stage_and_details_if_asked() -> None:
         "report": StagePlan([Change(AFTER, "features")], "after features"),
     }
     whole = RetrainPlan(stages, RetrainCost(3, 10, 4, {"features": 1_234_567}), [])
-    assert [line.split() for line in lines(whole, verbose=False)] == [
+    assert [line.split() for line in format_plan(whole, verbose=False)] == [
         ["validate", "cached", "nothing", "changed"],
         ["features", "runs", "data", "changed", "1,234,567", "tokens", "13", "min"],
         ["report", "runs", "after", "features", "-"],
     ]
-    details = list(lines(whole, verbose=True))
+    details = list(format_plan(whole, verbose=True))
     assert details[2:4] == ["    data/reviews modified", "    after dataset"]
     assert details[-1].startswith("3 labelled answers need 10 results of the base model, 4 of which are not in the")
 
@@ -184,18 +184,18 @@ def test_readers_of_the_base_model_are_the_stages_with_its_engine() -> None:
 def test_plan_names_cached_stages_of_other_requirements(tmp_path: Path, repository: Callable[..., None]) -> None:
     workspace = Recorded(tmp_path, 0)
     repository("torch==1\n")
-    assert computed_with_other_requirements(workspace) == set()  # nothing was computed yet
+    assert find_stages_with_other_requirements(workspace) == set()  # nothing was computed yet
     repository(lock={"dataset": "a", "features": "b", "report": "c"})
-    assert computed_with_other_requirements(workspace) == set()
+    assert find_stages_with_other_requirements(workspace) == set()
     repository("torch==2\n")
-    assert computed_with_other_requirements(workspace) == {"dataset", "features", "report"}
+    assert find_stages_with_other_requirements(workspace) == {"dataset", "features", "report"}
     repository(lock={"dataset": "a", "features": "B", "report": "c"})
-    assert computed_with_other_requirements(workspace) == {"dataset", "report"}
+    assert find_stages_with_other_requirements(workspace) == {"dataset", "report"}
     assert plan(tmp_path, report=["changed command"]).earlier == ["dataset"]  # report would run anyway
     repository(lock={"dataset": "A", "features": "B", "report": "C"})
-    assert computed_with_other_requirements(workspace) == set()
+    assert find_stages_with_other_requirements(workspace) == set()
     repository("torch==3\n", {"dataset": "d", "features": "B", "report": "d"})  # recorded with their requirements
-    assert computed_with_other_requirements(workspace) == {"features"}
+    assert find_stages_with_other_requirements(workspace) == {"features"}
 
 
 def test_results_of_a_merged_branch_are_judged_by_its_requirements(
@@ -213,7 +213,7 @@ def test_results_of_a_merged_branch_are_judged_by_its_requirements(
     git("checkout", "-q", "main")
     repository("torch==2\n")
     git("merge", "-q", "-m", "Merge the run", "run")
-    assert computed_with_other_requirements(Recorded(tmp_path, 0)) == {"dataset"}
+    assert find_stages_with_other_requirements(Recorded(tmp_path, 0)) == {"dataset"}
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.runs.workspace import Workspace
-from tasks.training.site_choice import wants_choice
+from tasks.training.site_choice import should_choose_site
 from tests.checkout import ROOT
 
 
@@ -27,4 +27,4 @@ def test_layer_is_chosen_unless_it_is_named(tmp_path: Path, decided: str, own: s
     text = (tmp_path / "params.yaml").read_text()
     (tmp_path / "params.yaml").write_text(text.replace("  layer: 20 ", f"  layer: {decided} "))
     (tmp_path / "own.yaml").write_text(own or "")
-    assert wants_choice(Workspace(tmp_path, 0), tmp_path / "own.yaml" if own else None) is wanted
+    assert should_choose_site(Workspace(tmp_path, 0), tmp_path / "own.yaml" if own else None) is wanted

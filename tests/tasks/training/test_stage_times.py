@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training.stage_times import MIN_TOKENS, BaseModelUsage, expected_seconds, record_run
+from tasks.training.stage_times import MIN_TOKENS, BaseModelUsage, estimate_seconds, record_run
 
 
 @pytest.fixture(autouse=True)
@@ -15,20 +15,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_expected_time_of_what_never_ran_is_unknown() -> None:
-    assert expected_seconds("features", "m", 100) is None
+    assert estimate_seconds("features", "m", 100) is None
     record_run("report", 4.0, None)
-    assert expected_seconds("report", "m", 0) == pytest.approx(4.0)
-    assert expected_seconds("report", "m", 100) is None
+    assert estimate_seconds("report", "m", 0) == pytest.approx(4.0)
+    assert estimate_seconds("report", "m", 100) is None
 
 
 def test_expected_time_grows_with_the_tokens_to_read() -> None:
     record_run("features", 60.0, BaseModelUsage("m", MIN_TOKENS, 50.0))
-    assert expected_seconds("features", "m", 2 * MIN_TOKENS) == pytest.approx(110.0)
-    assert expected_seconds("features", "m", 0) == pytest.approx(10.0)
-    assert expected_seconds("features", "another", MIN_TOKENS) is None
+    assert estimate_seconds("features", "m", 2 * MIN_TOKENS) == pytest.approx(110.0)
+    assert estimate_seconds("features", "m", 0) == pytest.approx(10.0)
+    assert estimate_seconds("features", "another", MIN_TOKENS) is None
 
 
 def test_run_that_reads_little_keeps_the_measured_speed() -> None:
     record_run("features", 60.0, BaseModelUsage("m", MIN_TOKENS, 50.0))
     record_run("features", 20.0, BaseModelUsage("m", MIN_TOKENS - 1, 15.0))
-    assert expected_seconds("features", "m", MIN_TOKENS) == pytest.approx(70.0)
+    assert estimate_seconds("features", "m", MIN_TOKENS) == pytest.approx(70.0)

@@ -1,4 +1,4 @@
-"""What the answers of calls will rest on, as rows of the log: redacted as the decisions themselves are."""
+"""Registered calls: the data on which their answers will rest, as rows of the log, redacted like the decisions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from abstain.core.contracts import Context, Interaction, Row, Text
 from abstain.data.decision_log.decisions import Redact
 from abstain.data.store.record_keys import to_microseconds
 
-_ABSENT = "-"
+_PLACEHOLDER = "-"
 
 
 class RegisteredCall(Row):
-    """What is known of a call before its answer. `contexts` are ranked, best first, some without an id."""
+    """The data of a call before its answer; `contexts` are ranked, best first, some of them without an id."""
 
     question: Text | None = None
     contexts: tuple[Context | Text, ...] = ()
@@ -23,28 +23,48 @@ class RegisteredCall(Row):
 
 
 def make_call_row(
-    owner: str, call_id: str, content: RegisteredCall, ttl_s: float, redact: Redact, pseudonym: Callable[[str], str]
+    owner: str,
+    call_id: str,
+    content: RegisteredCall,
+    ttl_s: float,
+    redact: Redact,
+    make_pseudonym: Callable[[str], str],
 ) -> dict[str, Any]:
-    """`content` as a row of `CALLS`, to be forgotten after `ttl_s` seconds: texts redacted, the user by pseudonym."""
+    """Make a row of `CALLS`, with redacted texts and the user's pseudonym.
+
+    Args:
+        owner: API key that registered the call.
+        call_id: Id of the call.
+        content: Data of the call.
+        ttl_s: Seconds after which the row expires.
+        redact: Redacts a row of a contract.
+        make_pseudonym: Makes the pseudonym of a user.
+
+    Returns:
+        Column -> value.
+    """
     now = datetime.now(UTC)
-    user = pseudonym(content.user) if content.user else None
-    named = tuple(Context(chunk_id=_ABSENT, text=one) if isinstance(one, str) else one for one in content.contexts)
+    user = make_pseudonym(content.user) if content.user else None
+    contexts = tuple(
+        Context(chunk_id=_PLACEHOLDER, text=context) if isinstance(context, str) else context
+        for context in content.contexts
+    )
     # The rules are those for an interaction, which has an answer, too.
-    redacted = redact(
+    redacted_interaction = redact(
         Interaction(
             interaction_id=call_id,
             asked_at=now,
-            question=content.question or _ABSENT,
-            answer=_ABSENT,
-            contexts=named,
-            model=_ABSENT,
+            question=content.question or _PLACEHOLDER,
+            answer=_PLACEHOLDER,
+            contexts=contexts,
+            model=_PLACEHOLDER,
         )
     )
-    kept = RegisteredCall(
-        question=redacted.question if content.question else None,
+    redacted_content = RegisteredCall(
+        question=redacted_interaction.question if content.question else None,
         contexts=tuple(
-            one.text if isinstance(given, str) else one
-            for given, one in zip(content.contexts, redacted.contexts, strict=True)
+            context.text if isinstance(original, str) else context
+            for original, context in zip(content.contexts, redacted_interaction.contexts, strict=True)
         ),
         user=user,
         product=content.product,
@@ -53,6 +73,6 @@ def make_call_row(
         "owner": owner,
         "call_id": call_id,
         "user": user,
-        "content": kept.to_json_line(),
+        "content": redacted_content.to_json_line(),
         "expires_at": to_microseconds(now + timedelta(seconds=ttl_s)),
     }

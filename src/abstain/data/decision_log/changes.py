@@ -1,7 +1,7 @@
-"""What ingest takes from the log: drawn decisions, and feedback with the decision that it is of. Not all traffic.
+"""The rows of the log that ingest reads: sampled decisions, and feedback with its decision; not all traffic.
 
-Both tables are read by their rising numbers, from where the last reading ended to where they end now, in pages: a row
-that is written meanwhile has a higher number, and comes with the next reading.
+Both tables are read by their rising numbers, from the end of the last read to their end now, in pages. A row that is
+written meanwhile has a higher number and comes with the next read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import TextState
 from abstain.data.decision_log.schema import DECISIONS, FEEDBACK, read_property
 
-PAGE = 200
-"""Rows that are in memory at once."""
+PAGE_ROWS = 200
+"""Maximum number of rows in memory at a time."""
 
 
 @dataclass(frozen=True)
 class LogPosition:
-    """How far the log `log` was read: the highest numbers of its decisions and of its feedback."""
+    """The position up to which a log was read.
+
+    Attributes:
+        log: Id of the log.
+        decisions: Highest number of its decisions.
+        feedback: Highest number of its feedback.
+    """
 
     log: str
     decisions: int = 0
@@ -31,10 +37,15 @@ class LogPosition:
 
 @dataclass(frozen=True)
 class LogChange:
-    """A decision, or feedback and the decision that it is of. Texts are JSON; None where the log has none (any more).
+    """A decision, or feedback with its decision. Texts are JSON.
 
-    `number` is that of the table's row; `texts` and `answer_texts` are of the row and of its decision, which is None
-    where the log has none.
+    Attributes:
+        number: Number of the row in its table.
+        kind: "decision", "thumb" or "review".
+        texts: Whether the log has the row's texts.
+        content: The row; None if the log does not have its texts (any more).
+        answer: For feedback, the decision's texts; None if the log does not have them.
+        answer_texts: Whether the log has them; None if it has no such decision.
     """
 
     number: int
@@ -46,8 +57,8 @@ class LogChange:
 
 
 def read_end_position(database: LogDatabase) -> LogPosition:
-    """Where the log ends now."""
-    with database.reading() as connection:
+    """Return the current end of the log."""
+    with database.read_transaction() as connection:
         decisions = select(func.max(DECISIONS.c.seq)).scalar_subquery()
         feedback = select(func.max(FEEDBACK.c.seq)).scalar_subquery()
         highest = connection.execute(select(decisions, feedback)).one()
@@ -55,30 +66,47 @@ def read_end_position(database: LogDatabase) -> LogPosition:
 
 
 def iter_changes(database: LogDatabase, since: LogPosition, end: LogPosition) -> Iterator[LogChange]:
-    """What ingest takes of the rows after `since` up to `end`: decisions first.
+    """Iterate over the rows for ingest between two positions, decisions first.
 
-    A decision comes where it was drawn, or where feedback on it came before it. Feedback brings its decision, too: that
-    may be an older one, which was not drawn. Raises `AbstainError` where the database is away.
+    A decision comes if it was sampled, or if feedback on it came before it. Feedback also brings its decision, which
+    may be older and not sampled.
+
+    Args:
+        database: The log.
+        since: Position of the last read.
+        end: Position up to which rows are read.
+
+    Yields:
+        The changes.
+
+    Raises:
+        AbstainError: The database is unavailable.
     """
-    columns = DECISIONS.c
-    was_awaited = exists().where(FEEDBACK.c.interaction_id == columns.interaction_id, FEEDBACK.c.seq <= since.feedback)
-    decisions = select(columns.seq, columns.texts, columns.content).where(or_(columns.drawn, was_awaited))
-    for row in _pages(database, decisions, columns.seq, since.decisions, end.decisions):
+    decision_columns = DECISIONS.c
+    was_awaited = exists().where(
+        FEEDBACK.c.interaction_id == decision_columns.interaction_id, FEEDBACK.c.seq <= since.feedback
+    )
+    decisions = select(decision_columns.seq, decision_columns.texts, decision_columns.content).where(
+        or_(decision_columns.drawn, was_awaited)
+    )
+    for row in _iter_pages(database, decisions, decision_columns.seq, since.decisions, end.decisions):
         yield LogChange(row.seq, "decision", row.texts, row.content)
-    own = FEEDBACK.c
-    joined = FEEDBACK.outerjoin(DECISIONS, own.interaction_id == columns.interaction_id)
-    answer = (columns.content.label("answer"), columns.texts.label("answer_texts"))
-    feedback = select(own.seq, own.kind, own.texts, own.content, *answer).select_from(joined)
-    for row in _pages(database, feedback, own.seq, since.feedback, end.feedback):
+    feedback_columns = FEEDBACK.c
+    joined = FEEDBACK.outerjoin(DECISIONS, feedback_columns.interaction_id == decision_columns.interaction_id)
+    answer = (decision_columns.content.label("answer"), decision_columns.texts.label("answer_texts"))
+    feedback = select(
+        feedback_columns.seq, feedback_columns.kind, feedback_columns.texts, feedback_columns.content, *answer
+    ).select_from(joined)
+    for row in _iter_pages(database, feedback, feedback_columns.seq, since.feedback, end.feedback):
         yield LogChange(row.seq, row.kind, row.texts, row.content, row.answer, row.answer_texts)
 
 
-def _pages(database: LogDatabase, rows: Select[Any], seq: Any, after: int, end: int) -> Iterator[Row[Any]]:
-    """The result of `rows` with numbers above `after`, up to `end`."""
+def _iter_pages(database: LogDatabase, rows: Select[Any], seq: Any, after: int, end: int) -> Iterator[Row[Any]]:
+    """Iterate over the result of `rows` with numbers above `after`, up to `end`."""
     while True:
-        with database.reading() as connection:
-            page = connection.execute(rows.where(seq > after, seq <= end).order_by(seq).limit(PAGE)).all()
+        with database.read_transaction() as connection:
+            page = connection.execute(rows.where(seq > after, seq <= end).order_by(seq).limit(PAGE_ROWS)).all()
         yield from page
-        if len(page) < PAGE:
+        if len(page) < PAGE_ROWS:
             return
         after = page[-1].seq

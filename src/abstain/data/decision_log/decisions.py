@@ -1,4 +1,4 @@
-"""Decisions and feedback as rows of the log: what is stored, what recognises a row sent again, who is drawn."""
+"""Decisions and feedback as rows of the log: stored fields, digests that identify a repeated row, and sampling."""
 
 from __future__ import annotations
 
@@ -17,31 +17,51 @@ from abstain.data.store.record_keys import from_microseconds, to_microseconds
 from abstain.data.store.splits import hash_to_unit_interval
 
 TextState = Literal["kept", "none", "expired", "erased"]
-"""Whether the log has a row's text: none, because only states were given; expired, because its days are over,
-of texts and of states."""
+"""Whether the log has the texts of a row.
 
-Recorded = Literal["recorded", "known"]
-"""Whether a row was written, or was there before."""
+"none": the request had only states. "expired": texts or states were removed after their days. "erased": they were
+removed with a user.
+"""
 
-OWN_IDS = "page/"
-"""How the ids of the feedback begin that was given on the gate's page."""
+RecordOutcome = Literal["recorded", "known"]
+"""Whether a row was written, or had been recorded before ("known")."""
+
+PAGE_ID_PREFIX = "page/"
+"""Prefix of the ids of feedback that was given on the gate's page."""
 
 R = TypeVar("R", bound=Row)
 
 
 class Redact(Protocol):
-    """A row of a contract as it may be stored: texts redacted, people by pseudonym."""
+    """Function that returns a row of a contract as it may be stored: texts redacted, people by pseudonym."""
 
     def __call__(self, row: R, /) -> R: ...
 
 
 @dataclass(frozen=True)
 class LoggedDecision:
-    """One decision of the gate.
+    """A decision of the gate.
 
-    `shown` is what the caller was told to do: an answer whose decision is `unavailable` may be either. Of a request
-    without texts `interaction` is None. `input_sha256`, the digest of all that was given beside texts, tells another
-    such request with the same id; None where nothing was, or it was refused before it was read.
+    Attributes:
+        interaction_id: Id of the interaction.
+        decided_at: Time of the decision.
+        decision: "show", "abstain" or "unavailable".
+        shown: Whether the caller was told to show the answer; if the decision is "unavailable", it may be either.
+        code: Code of the reason, if there is one.
+        reason: Message of the reason.
+        confidence: Raw confidence in [0, 1].
+        probability: Calibrated probability of a correct answer.
+        threshold: Threshold of the version.
+        version: Version that decided.
+        scorer: Its scorer.
+        forward_tokens: Tokens that the base model read.
+        took_ms: Duration in milliseconds.
+        source: Interface of the request.
+        product: Product of the request.
+        user: The user; in the log, their pseudonym.
+        interaction: The texts; None for a request without texts.
+        input_sha256: Digest of all input besides texts, which distinguishes requests with the same id; None if there
+            was no such input, or if it was rejected before it was read.
     """
 
     interaction_id: str
@@ -66,7 +86,12 @@ class LoggedDecision:
 
 @dataclass(frozen=True)
 class SamplingRates:
-    """The probabilities with which a withheld answer and a shown one are drawn for the data, feedback or not."""
+    """Probabilities with which answers are sampled for the data, with or without feedback.
+
+    Attributes:
+        withheld: For a withheld answer.
+        shown: For a shown answer.
+    """
 
     withheld: float
     shown: float
@@ -74,7 +99,17 @@ class SamplingRates:
 
 @dataclass(frozen=True)
 class ShadowDecision:
-    """What a candidate would have decided about the answer `interaction_id`; without a confidence, not to show it."""
+    """The decision that a candidate would have made.
+
+    Attributes:
+        interaction_id: Id of the answer.
+        candidate: The candidate.
+        decided_at: Time of the decision.
+        would_show: Whether it would have shown the answer; false without a confidence.
+        confidence: Raw confidence in [0, 1]; None if it could not be computed.
+        probability: Calibrated probability of a correct answer.
+        threshold: Threshold of the candidate.
+    """
 
     interaction_id: str
     candidate: str
@@ -85,71 +120,115 @@ class ShadowDecision:
     threshold: float
 
 
-_FIGURES = (
+_COPIED_COLUMNS = (
     *("interaction_id", "decision", "shown", "code", "reason", "confidence", "probability", "threshold", "version"),
     *("scorer", "forward_tokens", "took_ms", "source", "product"),
 )
 
 
 def make_decision_row(
-    decision: LoggedDecision, redact: Redact, pseudonym: Callable[[str], str], shares: SamplingRates, key: bytes
+    decision: LoggedDecision,
+    redact: Redact,
+    make_pseudonym: Callable[[str], str],
+    sampling_rates: SamplingRates,
+    digest_key: bytes,
 ) -> dict[str, Any]:
-    """`decision` as a row of `DECISIONS`: its texts redacted, its user by pseudonym.
+    """Make a row of `DECISIONS`, with redacted texts and the user's pseudonym.
 
-    Its digest by `key` is that of its texts as they came: two answers may differ in what redaction takes out.
+    Args:
+        decision: The decision.
+        redact: Redacts the interaction.
+        make_pseudonym: Makes the pseudonym of a user.
+        sampling_rates: Rates with which the decision is sampled for the data.
+        digest_key: Key of the row's digest, which is that of the original texts: two answers may differ only in what
+            redaction removes.
+
+    Returns:
+        Column -> value.
     """
     content = None
-    asked = f"given {decision.input_sha256}" if decision.input_sha256 else None
+    request = f"given {decision.input_sha256}" if decision.input_sha256 else None
     if decision.interaction is not None:
         # The gate does not draw lots: what it showed, it would always have shown. What it withheld has no propensity.
-        gate = (
+        display = (
             {"decision": "shown", "propensity": 1.0} if decision.shown else {"decision": "withheld", "propensity": None}
         )
-        content = redact(decision.interaction.model_copy(update=gate)).to_json_line()
+        content = redact(decision.interaction.model_copy(update=display)).to_json_line()
         # A request that is repeated may be decided differently, and get another time where it gives none.
-        asked = decision.interaction.model_copy(update={"decision": None, "propensity": None}).model_dump_json(
+        request = decision.interaction.model_copy(update={"decision": None, "propensity": None}).model_dump_json(
             exclude={"asked_at"}
         )
-    share = shares.shown if decision.shown else shares.withheld
+    sampling_rate = sampling_rates.shown if decision.shown else sampling_rates.withheld
     return {
-        **{name: getattr(decision, name) for name in _FIGURES},
+        **{name: getattr(decision, name) for name in _COPIED_COLUMNS},
         "decided_at": to_microseconds(decision.decided_at),
-        "user": pseudonym(decision.user) if decision.user else None,
-        "share": share,
-        "drawn": hash_to_unit_interval(0, f"decision log/{decision.interaction_id}") < share,
+        "user": make_pseudonym(decision.user) if decision.user else None,
+        "share": sampling_rate,
+        "drawn": hash_to_unit_interval(0, f"decision log/{decision.interaction_id}") < sampling_rate,
         "texts": "none" if content is None else "kept",
         "content": content,
-        "digest": _digest(key, asked) if asked else None,
+        "digest": _compute_digest(digest_key, request) if request else None,
     }
 
 
 def make_feedback_row(
-    feedback_id: str, row: Thumb | Review, redact: Redact, key: bytes, now: datetime
+    feedback_id: str, row: Thumb | Review, redact: Redact, digest_key: bytes, now: datetime
 ) -> dict[str, Any]:
-    """`row`, redacted, as a row of `FEEDBACK`; a review without an inclusion probability, since it was not drawn.
+    """Make a row of `FEEDBACK`, redacted. A review loses its inclusion probability, since it was not sampled.
+
+    Args:
+        feedback_id: Id by which a repeated row is identified.
+        row: A thumb or a review.
+        redact: Redacts the row.
+        digest_key: Key of the row's digest.
+        now: Current time in UTC.
+
+    Returns:
+        Column -> value.
 
     Raises:
-        AbstainError: the id is one that the log itself gives.
+        AbstainError: The id is one that the log itself assigns.
     """
-    if feedback_id.casefold().startswith(OWN_IDS):
+    if feedback_id.casefold().startswith(PAGE_ID_PREFIX):
         raise AbstainError(
-            Code.FAILED_CHECK, f"ids that begin with {OWN_IDS} are those of the gate's page: give another one"
+            Code.FAILED_CHECK, f"ids that begin with {PAGE_ID_PREFIX} are those of the gate's page: give another one"
         )
     if isinstance(row, Review):
         row = row.model_copy(update={"inclusion_probability": None})
-    return {"feedback_id": feedback_id, **reply_row(redact(row), reply_digest(row, key), now)}
+    return {
+        "feedback_id": feedback_id,
+        **make_feedback_fields(redact(row), compute_feedback_digest(row, digest_key), now),
+    }
 
 
-def reply_digest(row: Thumb | Review, key: bytes) -> str:
-    """What recognises a thumb or a review as it came.
+def compute_feedback_digest(row: Thumb | Review, digest_key: bytes) -> str:
+    """Compute the digest that identifies a repeated thumb or review.
 
-    It leaves out its moment, which a caller need not give, and how it was drawn.
+    It omits the time, which a caller need not give, and the inclusion probability.
+
+    Args:
+        row: The row before redaction.
+        digest_key: Key of the digest.
+
+    Returns:
+        The digest, hex.
     """
-    return _digest(key, row.model_dump_json(exclude={"given_at", "reviewed_at", "inclusion_probability"}))
+    return _compute_digest(
+        digest_key, row.model_dump_json(exclude={"given_at", "reviewed_at", "inclusion_probability"})
+    )
 
 
-def reply_row(row: Thumb | Review, digest: str | None, now: datetime) -> dict[str, Any]:
-    """A redacted thumb or review as a row of `FEEDBACK` without its id."""
+def make_feedback_fields(row: Thumb | Review, digest: str | None, now: datetime) -> dict[str, Any]:
+    """Make a row of `FEEDBACK` without its id.
+
+    Args:
+        row: A redacted thumb or review.
+        digest: Its digest before redaction; None if it is not known.
+        now: Current time in UTC.
+
+    Returns:
+        Column -> value.
+    """
     return {
         "interaction_id": row.interaction_id,
         "recorded_at": to_microseconds(now),
@@ -162,14 +241,14 @@ def reply_row(row: Thumb | Review, digest: str | None, now: datetime) -> dict[st
 
 
 def make_shadow_row(decision: ShadowDecision) -> dict[str, Any]:
-    """`decision` as a row of `SHADOWS`."""
+    """Return `decision` as a row of `SHADOWS`."""
     return {**asdict(decision), "decided_at": to_microseconds(decision.decided_at)}
 
 
 def parse_decision_row(row: FoundRow[Any]) -> LoggedDecision:
-    """A row of `DECISIONS` as the decision that it is of: the user by pseudonym, texts as they are there."""
+    """Return a row of `DECISIONS` as a decision: the user by pseudonym, the texts as they are stored."""
     return LoggedDecision(
-        **{name: getattr(row, name) for name in _FIGURES},
+        **{name: getattr(row, name) for name in _COPIED_COLUMNS},
         decided_at=from_microseconds(row.decided_at),
         user=row.user,
         interaction=Interaction.model_validate_json(row.content) if row.content else None,
@@ -177,9 +256,17 @@ def parse_decision_row(row: FoundRow[Any]) -> LoggedDecision:
 
 
 def parse_feedback(kind: str, content: str) -> Thumb | Review:
-    """The content of a row of `FEEDBACK`."""
+    """Parse the content of a row of `FEEDBACK`.
+
+    Args:
+        kind: "thumb" or "review".
+        content: JSON.
+
+    Returns:
+        The thumb or review.
+    """
     return (Thumb if kind == "thumb" else Review).model_validate_json(content)
 
 
-def _digest(key: bytes, text: str) -> str:
-    return hmac.digest(key, text.encode(), "sha256").hex()
+def _compute_digest(digest_key: bytes, text: str) -> str:
+    return hmac.digest(digest_key, text.encode(), "sha256").hex()

@@ -1,7 +1,7 @@
-"""Figures that leave the log: decisions and feedback whose texts are gone and whose days are over.
+"""Deletion of old rows from the log: decisions and feedback whose texts are gone and whose days are over.
 
-A row with its text stays: `erasure.purge` takes that first. So does one whose text was erased: by it the log knows that
-no decision is taken under that id any more. An id whose row has gone is new again.
+A row with its text stays: `erasure.purge_expired_texts` takes that first. A row whose text was erased stays as well: by
+it the log knows that no decision is accepted under that id. An id whose row was deleted is new again.
 """
 
 from __future__ import annotations
@@ -14,45 +14,70 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import DECISIONS, FEEDBACK
 from abstain.data.store.record_keys import to_microseconds
 
-AT_ONCE = 5_000
-"""Rows of one transaction: writers wait for it."""
+ROWS_PER_TRANSACTION = 5_000
+"""Maximum number of rows of one transaction, for which writers wait."""
 
 
-def count_expired(database: LogDatabase, now: datetime, keep_days: float, live: str | None) -> int:
-    """The number of rows that `delete_expired` would delete. Raises `AbstainError` where the database is away."""
-    with database.reading() as connection:
+def count_expired(database: LogDatabase, now: datetime, keep_days: float, live_version: str | None) -> int:
+    """Count the rows that `delete_expired` would delete.
+
+    Args:
+        database: The log.
+        now: Current time in UTC.
+        keep_days: Days for which rows are kept.
+        live_version: Version whose decisions are kept.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        AbstainError: The database is unavailable.
+    """
+    with database.read_transaction() as connection:
         return sum(
             connection.scalar(select(func.count()).select_from(table).where(condition)) or 0
-            for table, condition in _expired(now, keep_days, live)
+            for table, condition in _build_conditions(now, keep_days, live_version)
         )
 
 
-def delete_expired(database: LogDatabase, now: datetime, keep_days: float, live: str | None) -> int:
-    """Delete what is older than `keep_days`, but no decision of the version `live`, nor feedback on one.
+def delete_expired(database: LogDatabase, now: datetime, keep_days: float, live_version: str | None) -> int:
+    """Delete old rows, except the decisions of one version and feedback on these.
 
-    Returns the number of rows. Raises `AbstainError` where the database is away; what was deleted before stays so.
+    Args:
+        database: The log.
+        now: Current time in UTC.
+        keep_days: Days for which rows are kept.
+        live_version: Version whose decisions are kept; None keeps none.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        AbstainError: The database is unavailable; earlier transactions stay committed.
     """
     total = 0
-    for table, condition in _expired(now, keep_days, live):
-        some = select(table.c.seq).where(condition).limit(AT_ONCE)
+    for table, condition in _build_conditions(now, keep_days, live_version):
+        batch = select(table.c.seq).where(condition).limit(ROWS_PER_TRANSACTION)
         while True:
-            with database.writing() as connection:
-                count = connection.execute(delete(table).where(table.c.seq.in_(some))).rowcount
+            with database.write_transaction() as connection:
+                count = connection.execute(delete(table).where(table.c.seq.in_(batch))).rowcount
             total += count
-            if count < AT_ONCE:
+            if count < ROWS_PER_TRANSACTION:
                 break
     return total
 
 
-def _expired(now: datetime, keep_days: float, live: str | None) -> list[tuple[Table, ColumnElement[bool]]]:
-    """Per table which of its rows go. Feedback comes first: by its decision it is known whose it is."""
+def _build_conditions(
+    now: datetime, keep_days: float, live_version: str | None
+) -> list[tuple[Table, ColumnElement[bool]]]:
+    """Return the condition of deletion by table. Feedback comes first, because its version is that of its decision."""
     oldest = to_microseconds(now - timedelta(days=keep_days))
     feedback = FEEDBACK.c.recorded_at < oldest
     decisions = DECISIONS.c.decided_at < oldest
-    if live is not None:
-        is_its = DECISIONS.c.interaction_id == FEEDBACK.c.interaction_id
-        feedback &= ~exists().where(is_its, DECISIONS.c.version == live)
-        decisions &= DECISIONS.c.version.is_(None) | (DECISIONS.c.version != live)
+    if live_version is not None:
+        is_on_decision = DECISIONS.c.interaction_id == FEEDBACK.c.interaction_id
+        feedback &= ~exists().where(is_on_decision, DECISIONS.c.version == live_version)
+        decisions &= DECISIONS.c.version.is_(None) | (DECISIONS.c.version != live_version)
     return [
         (table, condition & table.c.content.is_(None) & (table.c.texts != "erased"))
         for table, condition in ((FEEDBACK, feedback), (DECISIONS, decisions))

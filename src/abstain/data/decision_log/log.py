@@ -1,13 +1,14 @@
-"""The decision log of a server: one thread writes what all requests bring, and commits once for all that waits.
+"""The decision log of a server: one thread writes the rows of all requests, and commits all queued rows at once.
 
 Notes:
 
 * A row is acknowledged when its future is done, which is after the commit: an acknowledged row survives the death of
-  the process. A row that was not acknowledged may be there or not; sent again, it is known by its id.
-* A row is redacted by the thread that brings it, before it waits for the one that writes: a text that takes long to
-  redact delays nobody's row.
-* Requests bring rows faster than a failing disk takes them: the queue is bounded, and a full one is an error at once.
-* Where nothing comes, a mark is written now and then, so that a log that takes no rows is known before one comes.
+  the process. A row that was not acknowledged may be stored or not; if it is sent again, it is identified by its id.
+* A row is redacted by the thread that brings it, before it is queued, so a text that takes long to redact delays no
+  other row.
+* Requests bring rows faster than a failing disk takes them. So the queue is bounded, and a full one is an error at
+  once.
+* If there are no rows, the time is written regularly, so that a log that accepts no rows is noticed before one comes.
 """
 
 from __future__ import annotations
@@ -33,39 +34,39 @@ from abstain.data.decision_log.calls import RegisteredCall, make_call_row
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import (
     LoggedDecision,
-    Recorded,
+    RecordOutcome,
     Redact,
     SamplingRates,
     ShadowDecision,
     make_decision_row,
     make_feedback_row,
     make_shadow_row,
-    reply_digest,
-    reply_row,
+    compute_feedback_digest,
+    make_feedback_fields,
 )
 from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, PROPERTIES, QUEUE, SHADOWS
 from abstain.data.decision_log.writes import write_rows
 from abstain.data.store.record_keys import to_microseconds
 
-BATCH = 1000
-"""The most rows of one commit: other processes wait for it."""
-PURGE_EVERY_S = 3600
-CHECK_EVERY_S = 10
-"""How often it is tried whether rows can be written, where none come."""
-CALL_CHARS = 1 << 20
-"""The longest content of one."""
+MAX_BATCH_ROWS = 1000
+"""Maximum number of rows of one commit, for which other processes wait."""
+PURGE_INTERVAL_S = 3600
+CHECK_INTERVAL_S = 10
+"""Interval at which the log tests that rows can be written, if none come."""
+MAX_CALL_CHARS = 1 << 20
+"""Maximum length of the content of a call."""
 _log = logging.getLogger("abstain.serve")
-Answer = Future[Recorded] | None
-"""The future that a method is to return; None: a new one."""
+OptionalFuture = Future[RecordOutcome] | None
+"""The future that a method will return; None for a new one."""
 
 
 class LogQueueFull(AbstainError):
-    """The log does not take a row now, because too many wait for the database: ask again later."""
+    """The log does not accept a row now, because too many are queued for the database: try again later."""
 
 
 @dataclass(frozen=True)
 class _QueuedRow:
-    """A row on its way, as the `table` has it."""
+    """A row of `table` that is queued to be written."""
 
     table: Table
     row: dict[str, Any]
@@ -73,12 +74,14 @@ class _QueuedRow:
 
 
 class DecisionLog:
-    """A log that a server writes into. Any thread may call its methods; those that ask wait for the database.
+    """A log that a server writes into. All methods are thread-safe; those that read wait for the database.
 
-    Methods that bring a row redact it, and then it waits to be written. They may be given the future that they return:
-    a row whose future is cancelled before it is written is not recorded.
+    Methods that record a row redact and queue it. They may be given the future that they return: a row whose future is
+    cancelled before it is written is not recorded.
 
-    `trouble`: why the last rows could not be written; None where they could.
+    Attributes:
+        database: The database.
+        last_error: Why the last rows could not be written; None if they could.
     """
 
     def __init__(
@@ -87,14 +90,14 @@ class DecisionLog:
         redact: Redact,
         pseudonym: Callable[[str], str],
         key: bytes,
-        shares: SamplingRates,
+        sampling_rates: SamplingRates,
         keep_days: float,
         calls_each: int,
         pending: int,
     ) -> None:
-        self.database, self._redact, self._pseudonym, self._key = database, redact, pseudonym, key
-        self._shares, self._keep_days, self._calls_each = shares, keep_days, calls_each
-        self.trouble: str | None = None
+        self.database, self._redact, self._make_pseudonym, self._digest_key = database, redact, pseudonym, key
+        self._sampling_rates, self._keep_days, self._max_calls_per_owner = sampling_rates, keep_days, calls_each
+        self.last_error: str | None = None
         database.is_served = True
         self._queue: queue.Queue[_QueuedRow | None] = queue.Queue(pending)
         self._lock, self._is_closed = threading.Lock(), False
@@ -115,98 +118,181 @@ class DecisionLog:
         calls_each: int = 2500,
         pending: int = 4096,
     ) -> DecisionLog:
-        """The log at `url`, made where there is none: `sqlite:///` and a path, or postgresql://...
+        """Open the log at `url`, and create it if it does not exist.
 
         Args:
-            redact: a row as it may be stored, its people by pseudonym; called by several threads.
-            key: of the digests by which a row that comes again is recognised, the same in all processes.
-            withheld_share: with which probability a withheld answer is drawn for the data, feedback or not.
-            shown_share: the same of a shown one.
-            keep_days: how long texts are kept.
-            calls_each: how many calls of one owner are remembered.
-            pending: how many rows may wait.
+            url: `sqlite:///` and a path, or a PostgreSQL URL.
+            redact: Returns a row as it may be stored, people by pseudonym; called by several threads.
+            pseudonym: Makes the pseudonym of a user.
+            key: Key of the digests that identify a repeated row, the same in all processes.
+            withheld_share: Probability with which a withheld answer is sampled for the data, with or without feedback.
+            shown_share: The same for a shown answer.
+            keep_days: Days for which texts are kept.
+            calls_each: Maximum number of registered calls of one owner.
+            pending: Maximum number of queued rows.
 
-        Raises `AbstainError` where the database cannot be made or reached, or has a layout of another release.
+        Returns:
+            The log, with its thread running.
+
+        Raises:
+            AbstainError: The database cannot be created or reached, or has the layout of another release.
         """
-        shares = SamplingRates(withheld_share, shown_share)
-        return cls(LogDatabase.open(url), redact, pseudonym, key, shares, keep_days, calls_each, pending)
+        sampling_rates = SamplingRates(withheld_share, shown_share)
+        return cls(LogDatabase.open(url), redact, pseudonym, key, sampling_rates, keep_days, calls_each, pending)
 
-    def record_decision(self, decision: LoggedDecision, answer: Answer = None) -> Future[Recorded]:
-        """Record a decision; `known` where the same request was decided before: that decision stays.
+    def record_decision(self, decision: LoggedDecision, future: OptionalFuture = None) -> Future[RecordOutcome]:
+        """Record a decision.
 
-        It takes the place of an `unavailable` one under its id of which neither texts nor anything else is known.
+        A decision replaces an "unavailable" one with the same id of which neither texts nor other input are known.
 
-        The future raises `AbstainError` where another request has this id or one whose texts are gone, and where the
-        database is away. Raises `LogQueueFull` where too many rows wait, and `ValueError` where the ids of decision and
-        interaction differ.
+        Args:
+            decision: The decision.
+            future: The future to return.
+
+        Returns:
+            A future: "recorded", or "known" if the same request was decided before, whose decision stays. It raises
+            `AbstainError` if another request has this id, or one whose texts are gone, or if the database is
+            unavailable.
+
+        Raises:
+            LogQueueFull: Too many rows are queued.
+            ValueError: The ids of decision and interaction differ.
         """
         if decision.interaction is not None and decision.interaction.interaction_id != decision.interaction_id:
             raise ValueError("the interaction of a decision has its id")
-        row = make_decision_row(decision, self._redact, self._pseudonym, self._shares, self._key)
-        return self._put(DECISIONS, row, answer)
+        row = make_decision_row(decision, self._redact, self._make_pseudonym, self._sampling_rates, self._digest_key)
+        return self._enqueue(DECISIONS, row, future)
 
-    def record_feedback(self, feedback_id: str, row: Thumb | Review, answer: Answer = None) -> Future[Recorded]:
-        """Record a thumb or a review once by its id; `known` where the same was recorded before.
+    def record_feedback(
+        self, feedback_id: str, row: Thumb | Review, future: OptionalFuture = None
+    ) -> Future[RecordOutcome]:
+        """Record a thumb or a review, once by its id.
 
-        The future raises `AbstainError` where this id has another content, and where the database is away. Raises
-        `AbstainError` for an id that the log itself gives, and `LogQueueFull` where too many rows wait.
+        Args:
+            feedback_id: Id by which a repeated row is identified.
+            row: The thumb or review.
+            future: The future to return.
+
+        Returns:
+            A future: "recorded", or "known" if the same row was recorded before. It raises `AbstainError` if this id
+            has other content, or if the database is unavailable.
+
+        Raises:
+            AbstainError: The id is one that the log itself assigns.
+            LogQueueFull: Too many rows are queued.
         """
-        return self._put(
-            FEEDBACK, make_feedback_row(feedback_id, row, self._redact, self._key, datetime.now(UTC)), answer
+        return self._enqueue(
+            FEEDBACK, make_feedback_row(feedback_id, row, self._redact, self._digest_key, datetime.now(UTC)), future
         )
 
-    def review(self, row: Review, answer: Answer = None) -> Future[Recorded]:
-        """Record a review that was given on the page, with the probability that its answer has in the queue; `known`
-        where it is its reviewer's last one of this answer.
+    def record_review(self, row: Review, future: OptionalFuture = None) -> Future[RecordOutcome]:
+        """Record a review that was given on the page, with the inclusion probability of its answer in the queue.
 
-        The future raises `AbstainError` where the answer is neither in the queue nor in the log, and where the database
-        is away. Raises `LogQueueFull` where too many rows wait.
+        Args:
+            row: The review.
+            future: The future to return.
+
+        Returns:
+            A future: "recorded", or "known" if it equals its reviewer's last one of this answer. It raises
+            `AbstainError` if the answer is neither in the queue nor in the log, or if the database is unavailable.
+
+        Raises:
+            LogQueueFull: Too many rows are queued.
         """
-        digest = reply_digest(row, self._key)
-        return self._put(QUEUE, reply_row(self._redact(row), digest, datetime.now(UTC)), answer)
+        digest = compute_feedback_digest(row, self._digest_key)
+        return self._enqueue(QUEUE, make_feedback_fields(self._redact(row), digest, datetime.now(UTC)), future)
 
-    def record_shadow_decision(self, decision: ShadowDecision) -> Future[Recorded]:
-        """Record what a candidate would have decided, once for each answer; not about one whose texts were erased.
+    def record_shadow_decision(self, decision: ShadowDecision) -> Future[RecordOutcome]:
+        """Record the decision of a shadow, once for each answer, unless the answer's texts were erased.
 
-        The future raises `AbstainError` where the database is away. Raises `LogQueueFull` where too many rows wait.
+        Args:
+            decision: The decision.
+
+        Returns:
+            A future, which raises `AbstainError` if the database is unavailable.
+
+        Raises:
+            LogQueueFull: Too many rows are queued.
         """
-        return self._put(SHADOWS, make_shadow_row(decision))
+        return self._enqueue(SHADOWS, make_shadow_row(decision))
 
     def register_call(
-        self, owner: str, call_id: str, content: RegisteredCall, ttl_s: float, answer: Answer = None
-    ) -> Future[Recorded]:
-        """Remember what the answer of a call will rest on, for `ttl_s` seconds; the last content of a call counts.
+        self, owner: str, call_id: str, content: RegisteredCall, ttl_s: float, future: OptionalFuture = None
+    ) -> Future[RecordOutcome]:
+        """Register the data on which the answer of a call will rest; the last content of a call counts.
 
-        Calls with one id of two owners are two. Of a user who was erased with what they asked, nothing is remembered.
+        Calls of two owners with the same id are different calls. For a user who was erased with their interactions,
+        nothing is stored.
 
-        Raises `AbstainError` for a content of more than `CALL_CHARS`, and `LogQueueFull` where too many rows wait.
+        Args:
+            owner: API key that registers the call.
+            call_id: Id of the call.
+            content: Data of the call.
+            ttl_s: Seconds for which it is kept.
+            future: The future to return.
+
+        Returns:
+            A future, which raises `AbstainError` if the database is unavailable.
+
+        Raises:
+            AbstainError: The content has more than `MAX_CALL_CHARS` characters.
+            LogQueueFull: Too many rows are queued.
         """
-        if (length := len(content.to_json_line())) > CALL_CHARS:
+        if (length := len(content.to_json_line())) > MAX_CALL_CHARS:
             raise AbstainError(
                 Code.TOO_LARGE,
-                f"the contexts of a call have {length:,} characters, {CALL_CHARS:,} allowed: send less",
+                f"the contexts of a call have {length:,} characters, {MAX_CALL_CHARS:,} allowed: send less",
             )
-        return self._put(CALLS, make_call_row(owner, call_id, content, ttl_s, self._redact, self._pseudonym), answer)
+        return self._enqueue(
+            CALLS, make_call_row(owner, call_id, content, ttl_s, self._redact, self._make_pseudonym), future
+        )
 
     def get_call(self, owner: str, call_id: str) -> RegisteredCall | None:
-        """What is remembered of a call of `owner`, redacted; None where nothing is, or no more."""
-        now, own = to_microseconds(datetime.now(UTC)), CALLS.c
-        known = select(own.content).where(own.owner == owner, own.call_id == call_id, own.expires_at > now)
-        with self.database.reading() as connection:
-            content: str | None = connection.scalar(known)
+        """Return the data of a registered call.
+
+        Args:
+            owner: API key that registered it.
+            call_id: Id of the call.
+
+        Returns:
+            The data, redacted; None if the call was not registered or has expired.
+        """
+        now, columns = to_microseconds(datetime.now(UTC)), CALLS.c
+        query = select(columns.content).where(
+            columns.owner == owner, columns.call_id == call_id, columns.expires_at > now
+        )
+        with self.database.read_transaction() as connection:
+            content: str | None = connection.scalar(query)
         return RegisteredCall.model_validate_json(content) if content else None
 
-    def erase(self, names: Collection[str], *, with_interactions: bool) -> int:
-        """Erase the user with any of `names`, ids or pseudonyms: see `erasure.erase`."""
-        pseudonyms = {self._pseudonym(name) for name in names}
+    def erase_user(self, names: Collection[str], *, with_interactions: bool) -> int:
+        """Erase a user, see `erasure.erase_user`.
+
+        Args:
+            names: Ids or pseudonyms of the user.
+            with_interactions: Whether to remove the texts of the user's interactions as well.
+
+        Returns:
+            The number of rows.
+        """
+        pseudonyms = {self._make_pseudonym(name) for name in names}
         return erasure.erase_user(self.database, {*names, *pseudonyms}, pseudonyms, with_interactions=with_interactions)
 
     def purge_expired_texts(self, now: datetime) -> int:
-        """Remove texts older than the days that they are kept. The log does so itself, too, every hour."""
+        """Remove texts that are older than their days, see `erasure.purge_expired_texts`.
+
+        The log also does so itself, every hour.
+
+        Args:
+            now: Current time in UTC.
+
+        Returns:
+            The number of rows.
+        """
         return erasure.purge_expired_texts(self.database, now, self._keep_days)
 
     def close(self) -> None:
-        """Write what waits, and end. Later rows are refused."""
+        """Write the queued rows and stop. Later rows are rejected."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         if not was_closed:
@@ -214,17 +300,17 @@ class DecisionLog:
             self._thread.join()
             self.database.close()
 
-    def _put(self, table: Table, row: dict[str, Any], answer: Answer = None) -> Future[Any]:
-        waiting = _QueuedRow(table, row, answer or Future())
+    def _enqueue(self, table: Table, row: dict[str, Any], future: OptionalFuture = None) -> Future[Any]:
+        queued_row = _QueuedRow(table, row, future or Future())
         with self._lock:  # nothing comes behind the mark of the end
             if self._is_closed:
                 raise AbstainError(Code.NO_SERVICE, "the decision log is closed: the server is shutting down")
             try:
-                self._queue.put_nowait(waiting)
+                self._queue.put_nowait(queued_row)
             except queue.Full:
-                most = f"{self._queue.maxsize:,} rows wait for the decision log"
-                raise LogQueueFull(Code.BUSY, f"{most}: send fewer requests, or see why it is slow") from None
-        return waiting.future
+                queue_state = f"{self._queue.maxsize:,} rows wait for the decision log"
+                raise LogQueueFull(Code.BUSY, f"{queue_state}: send fewer requests, or see why it is slow") from None
+        return queued_row.future
 
     # The thread that writes
 
@@ -232,78 +318,80 @@ class DecisionLog:
         next_purge = time.monotonic()
         is_open = True
         while is_open:
-            batch, is_open = self._take(min(CHECK_EVERY_S, max(0.0, next_purge - time.monotonic())))
-            if rows := [waiting for waiting in batch if waiting.future.set_running_or_notify_cancel()]:
-                self._write_all(rows)
+            batch, is_open = self._take_batch(min(CHECK_INTERVAL_S, max(0.0, next_purge - time.monotonic())))
+            if rows := [queued for queued in batch if queued.future.set_running_or_notify_cancel()]:
+                self._write_batch(rows)
             elif is_open and not batch and time.monotonic() < next_purge:
-                self._check()
+                self._check_writable()
             if time.monotonic() >= next_purge:
-                next_purge = time.monotonic() + PURGE_EVERY_S
-                with _going_on("its old texts were not removed, and are due again in an hour"):
+                next_purge = time.monotonic() + PURGE_INTERVAL_S
+                with _log_failures("its old texts were not removed, and are due again in an hour"):
                     self.purge_expired_texts(datetime.now(UTC))
 
-    def _take(self, timeout_s: float) -> tuple[list[_QueuedRow], bool]:
-        """All rows that wait, at least one unless the time is over; and whether more may come."""
+    def _take_batch(self, timeout_s: float) -> tuple[list[_QueuedRow], bool]:
+        """Return all queued rows, at least one unless the time is over, and whether more may come."""
         batch: list[_QueuedRow] = []
         with suppress(queue.Empty):
-            while len(batch) < BATCH:
-                waiting = self._queue.get_nowait() if batch else self._queue.get(timeout=timeout_s)
-                if waiting is None:
+            while len(batch) < MAX_BATCH_ROWS:
+                queued = self._queue.get_nowait() if batch else self._queue.get(timeout=timeout_s)
+                if queued is None:
                     return batch, False
-                batch.append(waiting)
+                batch.append(queued)
         return batch, True
 
-    def _write_all(self, batch: Sequence[_QueuedRow]) -> None:
-        """Write the rows in one commit; then each future is done. A row that the database refuses fails alone."""
+    def _write_batch(self, batch: Sequence[_QueuedRow]) -> None:
+        """Write rows in one commit, and complete their futures. If the database rejects a row, only this row fails."""
         try:
-            with self._writing() as connection:
-                outcomes = write_rows(connection, [(waiting.table, waiting.row) for waiting in batch], self._calls_each)
+            with self._write_transaction() as connection:
+                outcomes = write_rows(
+                    connection, [(queued.table, queued.row) for queued in batch], self._max_calls_per_owner
+                )
         except AbstainError as error:
-            for waiting in batch:
-                waiting.future.set_exception(AbstainError(error.code, error.message))
+            for queued in batch:
+                queued.future.set_exception(AbstainError(error.code, error.message))
         except Exception as error:
             if len(batch) > 1:
-                for one in batch:
-                    self._write_all([one])
+                for queued in batch:
+                    self._write_batch([queued])
             else:
                 cause = " ".join(str(getattr(error, "orig", error)).split())
                 problem = f"the decision log refuses a row ({cause}): correct its ids and texts"
                 batch[0].future.set_exception(AbstainError(Code.INVALID_ROW, problem))
         else:
-            for waiting, outcome in zip(batch, outcomes, strict=True):
+            for queued, outcome in zip(batch, outcomes, strict=True):
                 if isinstance(outcome, AbstainError):
-                    waiting.future.set_exception(outcome)
+                    queued.future.set_exception(outcome)
                 else:
-                    waiting.future.set_result(outcome)
+                    queued.future.set_result(outcome)
 
-    def _check(self) -> None:
-        """Write a mark, and so learn whether rows can be written."""
+    def _check_writable(self) -> None:
+        """Write the time, to find out whether rows can be written."""
         mark = update(PROPERTIES).where(PROPERTIES.c.name == "checked").values(content=datetime.now(UTC).isoformat())
-        with _going_on("it is not known whether it takes rows"), self._writing() as connection:
+        with _log_failures("it is not known whether it takes rows"), self._write_transaction() as connection:
             connection.execute(mark)
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        """A transaction of the database, which tells whether there is trouble with it."""
+    def _write_transaction(self) -> Iterator[Connection]:
+        """Open a transaction for writing, and set `last_error`."""
         try:
-            with self.database.writing() as connection:
+            with self.database.write_transaction() as connection:
                 yield connection
         except AbstainError as error:
-            self.trouble = error.message_with_code
+            self.last_error = error.message_with_code
             raise
-        self.trouble = None
+        self.last_error = None
 
 
 @contextmanager
-def _going_on(failed: str) -> Iterator[None]:
-    """Go on after the block, whatever fails in it: without the thread that writes, every row would wait for ever.
+def _log_failures(consequence: str) -> Iterator[None]:
+    """Continue after the block, whatever fails in it: without the thread that writes, every row would wait for ever.
 
     Args:
-        failed: what is said in the server's log, of what is no error of the database.
+        consequence: Message for the server's log, for an error that is not the database's.
     """
     try:
         yield
     except AbstainError:
         pass  # the database is away: it has said so
     except Exception:
-        _log.exception("decision log: %s", failed)
+        _log.exception("decision log: %s", consequence)

@@ -1,6 +1,6 @@
-"""What the monitoring found in each window of time, stored beside the decisions: who shows it reads the same rows.
+"""The results of monitoring for each window, stored with the decisions, so that all readers have the same rows.
 
-A window is known by its version and its start. It is written again until it is final; there are no texts in it, and the
+A window is identified by its version and its start. It is rewritten until it is final. It contains no texts; the
 examples of an alarm are ids of interactions.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +23,14 @@ from abstain.data.store.record_keys import from_microseconds, to_microseconds
 
 @dataclass(frozen=True)
 class Alarm:
-    """What changed in a window: `what` in one line, the ids of answers that show it, and what to do."""
+    """A change that monitoring found in a window.
+
+    Attributes:
+        code: Code of the alarm.
+        message: The change in one line.
+        examples: Ids of interactions that show it.
+        remedy: What to do; empty for the remedy of the code.
+    """
 
     code: Code
     message: str
@@ -37,15 +44,21 @@ class Alarm:
 
     @property
     def kind(self) -> str:
-        """The kind of alarm in words, such as "promise broken"."""
+        """The kind of alarm in words, such as "guarantee violated"."""
         return self.code.name.replace("_", " ").lower()
 
 
 @dataclass(frozen=True)
 class MonitoringWindow:
-    """The figures of one window, [start, end), of the decisions by one version, and its alarms.
+    """The statistics and alarms of one window of decisions by one version.
 
-    `figures`: JSON, as docs/monitoring.md lists them. `is_final`: it is not computed again.
+    Attributes:
+        version: The version.
+        start: Start of the window.
+        end: End of the window, exclusive.
+        figures: Statistics for JSON, as docs/monitoring.md lists them.
+        alarms: Alarms of the window.
+        is_final: Whether it will not be computed again.
     """
 
     version: str
@@ -58,51 +71,68 @@ class MonitoringWindow:
     @property
     def headline(self) -> str:
         """ "Quiet", or "Alarm: " and the kinds of its alarms."""
-        return f"Alarm: {join_words([one.kind for one in self.alarms])}" if self.alarms else "Quiet"
+        return f"Alarm: {join_words([alarm.kind for alarm in self.alarms])}" if self.alarms else "Quiet"
 
 
 def read_windows(database: LogDatabase, newest: int | None = None) -> tuple[MonitoringWindow, ...]:
-    """The stored windows, or the `newest` of them, oldest first. Raises `AbstainError` where the log cannot be read."""
+    """Read stored windows.
+
+    Args:
+        database: The log.
+        newest: Number of newest windows to read; None reads all.
+
+    Returns:
+        The windows, oldest first.
+
+    Raises:
+        AbstainError: The log cannot be read.
+    """
     rows = select(WINDOWS).order_by(WINDOWS.c.ends_at.desc(), WINDOWS.c.starts_at.desc()).limit(newest)
-    with database.reading() as connection:
-        found = connection.execute(rows).all()
-    return tuple(map(_window, reversed(found)))
+    with database.read_transaction() as connection:
+        stored_rows = connection.execute(rows).all()
+    return tuple(map(_from_row, reversed(stored_rows)))
 
 
 def write_windows(database: LogDatabase, windows: Sequence[MonitoringWindow]) -> None:
-    """Write `windows` in place of all that are stored from the first of them on under the same version.
+    """Write windows, in place of all stored ones from the first of them on with the same version.
 
-    Days may be joined in another way than before, where decisions came late. Raises `AbstainError` where the database
-    is away: then nothing has changed.
+    Days may be joined differently than before if decisions came late.
+
+    Args:
+        database: The log.
+        windows: The windows.
+
+    Raises:
+        AbstainError: The database is unavailable; nothing has changed.
     """
-    first: dict[str, datetime] = {}
+    start_by_version: dict[str, datetime] = {}
     for window in windows:
-        first[window.version] = min(window.start, first.get(window.version, window.start))
-    with database.writing() as connection:
-        for version, start in first.items():
+        start_by_version[window.version] = min(window.start, start_by_version.get(window.version, window.start))
+    with database.write_transaction() as connection:
+        for version, start in start_by_version.items():
             is_replaced = (WINDOWS.c.version == version) & (WINDOWS.c.ends_at > to_microseconds(start))
             connection.execute(delete(WINDOWS).where(is_replaced))
         if windows:
-            connection.execute(WINDOWS.insert(), [_row(window) for window in windows])
+            connection.execute(WINDOWS.insert(), [_to_row(window) for window in windows])
 
 
-def _row(window: MonitoringWindow) -> dict[str, Any]:
-    alarms = [{name: value for name, value in asdict(one).items() if name != "code"} for one in window.alarms]
+def _to_row(window: MonitoringWindow) -> dict[str, Any]:
+    alarms = [{"what": alarm.message, "examples": alarm.examples, "remedy": alarm.remedy} for alarm in window.alarms]
     return {
         "version": window.version,
         "starts_at": to_microseconds(window.start),
         "ends_at": to_microseconds(window.end),
         "is_final": window.is_final,
         "content": json.dumps({"figures": window.figures, "alarms": alarms}, allow_nan=False),
-        "alarms": " ".join(one.code.value for one in window.alarms),
+        "alarms": " ".join(alarm.code.value for alarm in window.alarms),
     }
 
 
-def _window(row: Row[Any]) -> MonitoringWindow:
+def _from_row(row: Row[Any]) -> MonitoringWindow:
     content = json.loads(row.content)
     alarms = (
-        Alarm(Code(code), one["what"], tuple(one["examples"]), one["remedy"])
-        for code, one in zip(row.alarms.split(), content["alarms"], strict=True)
+        Alarm(Code(code), fields["what"], tuple(fields["examples"]), fields["remedy"])
+        for code, fields in zip(row.alarms.split(), content["alarms"], strict=True)
     )
     return MonitoringWindow(
         row.version,

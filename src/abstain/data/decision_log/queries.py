@@ -1,4 +1,4 @@
-"""What the log says of itself: one decision, the newest withheld ones, and figures over time."""
+"""Queries of the log: one decision, the newest withheld ones, and counts over time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ from abstain.data.decision_log.schema import DECISIONS, FEEDBACK, SHADOWS
 from abstain.data.store.record_keys import from_microseconds, to_microseconds
 
 DECISION_KINDS = ("show", "abstain", "unavailable")
-AT_ONCE = 500
-"""Ids that one statement names."""
+IDS_PER_STATEMENT = 500
+"""Maximum number of ids in one statement."""
 
 
 @dataclass(frozen=True)
 class DecisionDetails:
-    """What is known of one decision: whether its texts are there, whether it was drawn for the data and with which
-    probability, and the feedback on it whose texts are there, in the order in which it came."""
+    """A decision with its feedback.
+
+    Attributes:
+        decision: The decision.
+        texts: Whether the log has its texts.
+        sampled: Whether it was sampled for the data.
+        sampling_rate: Probability with which it was sampled.
+        feedback: Feedback on it that still has its texts, in order of arrival.
+    """
 
     decision: LoggedDecision
     texts: TextState
@@ -36,10 +43,19 @@ class DecisionDetails:
 
 @dataclass(frozen=True)
 class IntervalCounts:
-    """The decisions from `start` on, for one step of time: how many of each kind, how many of the answers were shown,
-    and the milliseconds that half of the decisions and 99 in 100 took at most.
+    """The decisions of one interval.
 
-    Counts are exact. The milliseconds are of the nearest rank, rounded: to 0.1 below 100, to 1 below 1,000, else to 10.
+    Counts are exact. Durations are of the nearest rank and rounded: to 0.1 below 100 ms, to 1 below 1,000 ms, otherwise
+    to 10 ms.
+
+    Attributes:
+        start: Start of the interval.
+        show: Number of decisions to show.
+        abstain: Number of decisions to abstain.
+        unavailable: Number of unavailable decisions.
+        shown: Number of shown answers.
+        p50_ms: Median duration in milliseconds.
+        p99_ms: 99th percentile of the duration in milliseconds.
     """
 
     start: datetime
@@ -52,42 +68,74 @@ class IntervalCounts:
 
 
 def get_decision(database: LogDatabase, interaction_id: str) -> DecisionDetails | None:
-    """What is known of the decision on `interaction_id`; None where none was logged."""
-    with database.reading() as connection:
+    """Return a decision with its feedback.
+
+    Args:
+        database: The log.
+        interaction_id: Id of the interaction.
+
+    Returns:
+        The decision; None if none was logged.
+    """
+    with database.read_transaction() as connection:
         row = connection.execute(select(DECISIONS).where(DECISIONS.c.interaction_id == interaction_id)).first()
-        replies = (
+        feedback_query = (
             select(FEEDBACK.c.kind, FEEDBACK.c.content)
             .where(FEEDBACK.c.interaction_id == interaction_id, FEEDBACK.c.content.is_not(None))
             .order_by(FEEDBACK.c.seq)
         )
-        said = connection.execute(replies).all() if row is not None else []
+        feedback_rows = connection.execute(feedback_query).all() if row is not None else []
     if row is None:
         return None
-    feedback = tuple(parse_feedback(kind, content) for kind, content in said)
+    feedback = tuple(parse_feedback(kind, content) for kind, content in feedback_rows)
     return DecisionDetails(parse_decision_row(row), row.texts, row.drawn, row.share, feedback)
 
 
 def list_withheld(database: LogDatabase, limit: int) -> list[LoggedDecision]:
-    """The `limit` newest decisions by which an answer was withheld, the newest first."""
+    """List the newest decisions by which an answer was withheld.
+
+    Args:
+        database: The log.
+        limit: Maximum number of decisions.
+
+    Returns:
+        The decisions, newest first.
+    """
     rows = select(DECISIONS).where(DECISIONS.c.shown.is_(False)).order_by(DECISIONS.c.seq.desc()).limit(limit)
-    with database.reading() as connection:
+    with database.read_transaction() as connection:
         return [parse_decision_row(row) for row in connection.execute(rows)]
 
 
 def find_reviewed(database: LogDatabase, interaction_ids: Collection[str]) -> frozenset[str]:
-    """Those of `interaction_ids` that have a review."""
-    columns = FEEDBACK.c
-    rows = select(columns.interaction_id).where(
-        columns.kind == "review", columns.interaction_id.in_(list(interaction_ids))
+    """Find the interactions that have a review.
+
+    Args:
+        database: The log.
+        interaction_ids: Ids to look up.
+
+    Returns:
+        The ids with a review.
+    """
+    feedback_columns = FEEDBACK.c
+    rows = select(feedback_columns.interaction_id).where(
+        feedback_columns.kind == "review", feedback_columns.interaction_id.in_(list(interaction_ids))
     )
-    with database.reading() as connection:
+    with database.read_transaction() as connection:
         return frozenset(connection.scalars(rows))
 
 
 def list_reviews_of_shown(database: LogDatabase, version: str, since: datetime) -> list[Review]:
-    """The reviews of answers that `version` decided to show since then, in the order in which they came.
+    """List the reviews of answers that a version decided to show.
 
-    Those whose texts are gone are left out: their verdicts went with them.
+    Reviews whose texts are gone are omitted, because their criteria are gone as well.
+
+    Args:
+        database: The log.
+        version: The version.
+        since: Earliest time of the decisions.
+
+    Returns:
+        The reviews, in order of arrival.
     """
     joined = FEEDBACK.join(DECISIONS, FEEDBACK.c.interaction_id == DECISIONS.c.interaction_id)
     rows = (
@@ -102,14 +150,26 @@ def list_reviews_of_shown(database: LogDatabase, version: str, since: datetime) 
         )
         .order_by(FEEDBACK.c.seq)
     )
-    with database.reading() as connection:
-        found = [parse_feedback(row.kind, row.content) for row in connection.execute(rows)]
-    return [one for one in found if isinstance(one, Review)]
+    with database.read_transaction() as connection:
+        feedback = [parse_feedback(row.kind, row.content) for row in connection.execute(rows)]
+    return [row for row in feedback if isinstance(row, Review)]
 
 
 @dataclass(frozen=True)
 class PairedDecision:
-    """An answer that production showed or withheld, and that a shadow had a confidence of, too."""
+    """An answer on which both production and a shadow had a confidence.
+
+    Attributes:
+        interaction_id: Id of the answer.
+        shown: Whether production decided to show it.
+        confidence: Raw confidence of production.
+        probability: Calibrated probability of production.
+        threshold: Threshold of production.
+        would_show: Whether the shadow would have shown it.
+        shadow_confidence: Raw confidence of the shadow.
+        shadow_probability: Calibrated probability of the shadow.
+        shadow_threshold: Threshold of the shadow.
+    """
 
     interaction_id: str
     shown: bool
@@ -123,76 +183,121 @@ class PairedDecision:
 
 
 def list_paired_decisions(database: LogDatabase, candidate: str, version: str) -> list[PairedDecision]:
-    """What `version` has decided in production, and `candidate` as its shadow, in the order of the log.
+    """List the decisions of a version in production with those of a candidate as its shadow.
 
-    `unavailable` decisions and answers without a confidence of either are left out.
+    "unavailable" decisions, and answers without both confidences, are omitted.
+
+    Args:
+        database: The log.
+        candidate: The candidate.
+        version: The version.
+
+    Returns:
+        The pairs, in the order of the log.
     """
-    own, other = DECISIONS.c, SHADOWS.c
-    columns = [own.interaction_id, (own.decision == "show").label("shown"), own.confidence, own.probability]
-    columns += [own.threshold, other.would_show, other.confidence.label("shadow_confidence")]
-    columns += [other.probability.label("shadow_probability"), other.threshold.label("shadow_threshold")]
+    decision, shadow = DECISIONS.c, SHADOWS.c
+    columns = [
+        decision.interaction_id,
+        (decision.decision == "show").label("shown"),
+        decision.confidence,
+        decision.probability,
+    ]
+    columns += [decision.threshold, shadow.would_show, shadow.confidence.label("shadow_confidence")]
+    columns += [shadow.probability.label("shadow_probability"), shadow.threshold.label("shadow_threshold")]
     rows = (
         select(*columns)
-        .select_from(DECISIONS.join(SHADOWS, own.interaction_id == other.interaction_id))
+        .select_from(DECISIONS.join(SHADOWS, decision.interaction_id == shadow.interaction_id))
         .where(
-            other.candidate == candidate,
-            own.version == version,
-            own.decision != "unavailable",
-            own.confidence.is_not(None),
-            other.confidence.is_not(None),
+            shadow.candidate == candidate,
+            decision.version == version,
+            decision.decision != "unavailable",
+            decision.confidence.is_not(None),
+            shadow.confidence.is_not(None),
         )
-        .order_by(own.seq)
+        .order_by(decision.seq)
     )
-    with database.reading() as connection:
+    with database.read_transaction() as connection:
         return [PairedDecision(**row._mapping) for row in connection.execute(rows)]
 
 
 def count_decisions(database: LogDatabase, since: datetime | None = None) -> Mapping[str, int]:
-    """The number of decisions of each kind since then, and that of `feedback`."""
-    own, said = select(DECISIONS.c.decision, func.count()), select(func.count()).select_from(FEEDBACK)
+    """Count decisions and feedback.
+
+    Args:
+        database: The log.
+        since: Earliest time; None counts all.
+
+    Returns:
+        Kind of decision -> number, and "feedback" -> number.
+    """
+    decision_query, feedback_query = (
+        select(DECISIONS.c.decision, func.count()),
+        select(func.count()).select_from(FEEDBACK),
+    )
     if since is not None:
-        own = own.where(DECISIONS.c.decided_at >= to_microseconds(since))
-        said = said.where(FEEDBACK.c.recorded_at >= to_microseconds(since))
-    with database.reading() as connection:
-        decisions = {row[0]: row[1] for row in connection.execute(own.group_by(DECISIONS.c.decision))}
-        feedback = connection.scalar(said) or 0
+        decision_query = decision_query.where(DECISIONS.c.decided_at >= to_microseconds(since))
+        feedback_query = feedback_query.where(FEEDBACK.c.recorded_at >= to_microseconds(since))
+    with database.read_transaction() as connection:
+        decisions = {row[0]: row[1] for row in connection.execute(decision_query.group_by(DECISIONS.c.decision))}
+        feedback = connection.scalar(feedback_query) or 0
     return {**{kind: decisions.get(kind, 0) for kind in DECISION_KINDS}, "feedback": feedback}
 
 
 def count_by_interval(
     database: LogDatabase, since: datetime, until: datetime, step: timedelta
 ) -> Sequence[IntervalCounts]:
-    """The decisions from `since` on and before `until`, by `step`; a step without any is left out.
+    """Count decisions by interval.
 
-    Raises `ValueError` for a step that is not above 0.
+    Args:
+        database: The log.
+        since: Start of the first interval.
+        until: End, exclusive.
+        step: Length of an interval.
+
+    Returns:
+        The intervals that have decisions, in order.
+
+    Raises:
+        ValueError: The step is not above 0.
     """
     first, length = to_microseconds(since), step // timedelta(microseconds=1)
     if length <= 0:
         raise ValueError(f"a step of {step}: it must be above 0")
-    own = DECISIONS.c
-    took = own.took_ms
+    decision = DECISIONS.c
+    duration_ms = decision.took_ms
     # The database counts, and does not sort a million rows to find two of them.
     bucket = case(
-        (took < 100, func.round(took * 10) / 10), (took < 1000, func.round(took)), else_=func.round(took / 10) * 10
+        (duration_ms < 100, func.round(duration_ms * 10) / 10),
+        (duration_ms < 1000, func.round(duration_ms)),
+        else_=func.round(duration_ms / 10) * 10,
     )
-    at = (own.decided_at - first) // literal(length)
-    is_within = and_(own.decided_at >= first, own.decided_at < to_microseconds(until))
-    each = select(at.label("at"), bucket.label("ms"), own.decision, own.shown).where(is_within).subquery()
+    interval = (decision.decided_at - first) // literal(length)
+    is_within = and_(decision.decided_at >= first, decision.decided_at < to_microseconds(until))
+    decisions = (
+        select(interval.label("at"), bucket.label("ms"), decision.decision, decision.shown).where(is_within).subquery()
+    )
 
-    def number(condition: ColumnElement[bool], name: str) -> ColumnElement[int]:
+    def count_if(condition: ColumnElement[bool], name: str) -> ColumnElement[int]:
         return func.count(case((condition, 1))).label(name)
 
-    kinds = (number(each.c.decision == kind, kind) for kind in DECISION_KINDS)
-    rows = select(each.c.at, each.c.ms, func.count().label("total"), *kinds, number(each.c.shown, "shown"))
-    with database.reading() as connection:
-        found = connection.execute(rows.group_by(each.c.at, each.c.ms).order_by(each.c.at, each.c.ms)).all()
-    return [_step(from_microseconds(first + at * length), list(own)) for at, own in groupby(found, lambda row: row.at)]
+    kinds = (count_if(decisions.c.decision == kind, kind) for kind in DECISION_KINDS)
+    rows = select(
+        decisions.c.at, decisions.c.ms, func.count().label("total"), *kinds, count_if(decisions.c.shown, "shown")
+    )
+    with database.read_transaction() as connection:
+        buckets = connection.execute(
+            rows.group_by(decisions.c.at, decisions.c.ms).order_by(decisions.c.at, decisions.c.ms)
+        ).all()
+    return [
+        _summarize_interval(from_microseconds(first + index * length), list(group))
+        for index, group in groupby(buckets, lambda row: row.at)
+    ]
 
 
-def _step(start: datetime, buckets: Sequence[Row[Any]]) -> IntervalCounts:
-    """One step of its buckets, by rising milliseconds."""
-    totals = {name: sum(getattr(one, name) for one in buckets) for name in (*DECISION_KINDS, "shown")}
-    counts = list(accumulate(one.total for one in buckets))
+def _summarize_interval(start: datetime, buckets: Sequence[Row[Any]]) -> IntervalCounts:
+    """Summarize the buckets of one interval, which are sorted by milliseconds."""
+    totals = {name: sum(getattr(bucket, name) for bucket in buckets) for name in (*DECISION_KINDS, "shown")}
+    counts = list(accumulate(bucket.total for bucket in buckets))
 
     def percentile(percent: int) -> float:
         # The bucket of the smallest rank that is at least this share of all, in whole numbers.
@@ -201,39 +306,76 @@ def _step(start: datetime, buckets: Sequence[Row[Any]]) -> IntervalCounts:
     return IntervalCounts(start, **totals, p50_ms=percentile(50), p99_ms=percentile(99))
 
 
-def iter_decision_blocks(database: LogDatabase, block: int) -> Iterator[list[Row[Any]]]:
-    """All decisions without their texts, in the order in which they were logged, in lists of `block` rows.
+def iter_decision_blocks(database: LogDatabase, block_rows: int) -> Iterator[list[Row[Any]]]:
+    """Iterate over all decisions without their texts, in the order in which they were logged.
 
-    `decided_at` is in microseconds since 1970. Raises `AbstainError` where the log cannot be read.
+    Args:
+        database: The log.
+        block_rows: Maximum number of rows in memory.
+
+    Yields:
+        Lists of rows; `decided_at` is in microseconds since 1970.
+
+    Raises:
+        AbstainError: The log cannot be read.
     """
-    own, after = DECISIONS.c, 0
-    columns = (own.seq, own.interaction_id, own.decided_at, own.decision, own.shown, own.code, own.probability)
-    rows = select(*columns, own.confidence, own.version, own.product, own.share, own.texts).order_by(own.seq)
+    decision, after = DECISIONS.c, 0
+    columns = (
+        decision.seq,
+        decision.interaction_id,
+        decision.decided_at,
+        decision.decision,
+        decision.shown,
+        decision.code,
+        decision.probability,
+    )
+    rows = select(
+        *columns, decision.confidence, decision.version, decision.product, decision.share, decision.texts
+    ).order_by(decision.seq)
     while True:
-        with database.reading() as connection:
-            page = list(connection.execute(rows.where(own.seq > after).limit(block)))
+        with database.read_transaction() as connection:
+            page = list(connection.execute(rows.where(decision.seq > after).limit(block_rows)))
         if page:
             yield page
-        if len(page) < block:
+        if len(page) < block_rows:
             return
         after = page[-1].seq
 
 
 def list_feedback(database: LogDatabase) -> list[tuple[str, int, str]]:
-    """(interaction_id, recorded_at in microseconds since 1970, kind) of all feedback, in the order in which it came."""
-    own = FEEDBACK.c
-    rows = select(own.interaction_id, own.recorded_at, own.kind).order_by(own.seq)
-    with database.reading() as connection:
+    """List all feedback without its texts.
+
+    Args:
+        database: The log.
+
+    Returns:
+        (interaction_id, recorded_at in microseconds since 1970, kind), in order of arrival.
+    """
+    feedback_columns = FEEDBACK.c
+    rows = select(feedback_columns.interaction_id, feedback_columns.recorded_at, feedback_columns.kind).order_by(
+        feedback_columns.seq
+    )
+    with database.read_transaction() as connection:
         return [tuple(row) for row in connection.execute(rows)]
 
 
-def interactions(database: LogDatabase, ids: Sequence[str]) -> dict[str, Interaction]:
-    """Those of `ids` whose texts are kept, by id."""
-    own, found = DECISIONS.c, {}
-    with database.reading() as connection:
-        for start in range(0, len(ids), AT_ONCE):
-            some = own.interaction_id.in_(ids[start : start + AT_ONCE]) & own.content.is_not(None)
-            for content in connection.scalars(select(own.content).where(some)):
-                row = Interaction.model_validate_json(content)
-                found[row.interaction_id] = row
-    return found
+def read_interactions(database: LogDatabase, ids: Sequence[str]) -> dict[str, Interaction]:
+    """Read interactions that still have their texts.
+
+    Args:
+        database: The log.
+        ids: Interaction ids.
+
+    Returns:
+        Id -> interaction.
+    """
+    decision, interaction_by_id = DECISIONS.c, {}
+    with database.read_transaction() as connection:
+        for start in range(0, len(ids), IDS_PER_STATEMENT):
+            is_requested = decision.interaction_id.in_(
+                ids[start : start + IDS_PER_STATEMENT]
+            ) & decision.content.is_not(None)
+            for content in connection.scalars(select(decision.content).where(is_requested)):
+                interaction = Interaction.model_validate_json(content)
+                interaction_by_id[interaction.interaction_id] = interaction
+    return interaction_by_id

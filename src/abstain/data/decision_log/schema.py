@@ -2,11 +2,11 @@
 
 Notes:
 
-* `seq` rises in the order of commits, because writers take turns (`LogDatabase.writing`): a reader that has seen n has
-  seen all below n.
-* A text is one JSON cell, so that it can go, and the figures beside it stay. Moments are microseconds since 1970.
-* `digest` recognises a row that is sent again: the keyed digest of its content as it came, before redaction. It goes
-  with the texts, or when their days would be over.
+* `seq` rises in the order of commits, because writers take turns (`LogDatabase.write_transaction`): a reader that has
+  seen n has seen all below n.
+* A text is one JSON cell, so that it can be removed while the other columns stay. Times are microseconds since 1970.
+* `digest` identifies a repeated row: the keyed digest of its original content, before redaction. It is removed with the
+  texts, or when their days would be over.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ from sqlalchemy import (
 
 SCHEMA_VERSION = "3"
 
-_NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up by itself in a column of this type alone
+_SEQ_TYPE = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up by itself in a column of this type alone
 _TABLES = MetaData()
 
 PROPERTIES = Table(
     "decision_log", _TABLES, Column("name", String, primary_key=True), Column("content", String, nullable=False)
 )
-"""`version`; `id`, by which a reader knows that it is another log than before; `checked`, when a server that had
-nothing else to write has seen that it can write."""
+"""Properties of the log.
+
+`version` of the layout; `id`, by which a reader notices another log; `checked`, the last time that an idle server has
+verified that it can write.
+"""
 
 DECISIONS = Table(
     "decision_log_decisions",
     _TABLES,
-    Column("seq", _NUMBER, primary_key=True, autoincrement=True),
+    Column("seq", _SEQ_TYPE, primary_key=True, autoincrement=True),
     Column("interaction_id", Text, nullable=False, unique=True),
     Column("decided_at", BigInteger, nullable=False),
     Column("decision", String, nullable=False),
@@ -74,7 +77,7 @@ DECISIONS = Table(
 FEEDBACK = Table(
     "decision_log_feedback",
     _TABLES,
-    Column("seq", _NUMBER, primary_key=True, autoincrement=True),
+    Column("seq", _SEQ_TYPE, primary_key=True, autoincrement=True),
     Column("feedback_id", Text, nullable=False, unique=True),
     Column("interaction_id", Text, nullable=False, index=True),
     Column("recorded_at", BigInteger, nullable=False, index=True),
@@ -89,7 +92,7 @@ FEEDBACK = Table(
 QUEUE = Table(
     "decision_log_queue",
     _TABLES,
-    Column("seq", _NUMBER, primary_key=True, autoincrement=True),
+    Column("seq", _SEQ_TYPE, primary_key=True, autoincrement=True),
     Column("interaction_id", Text, nullable=False, unique=True),
     Column("probability", Float(53), nullable=False),  # with which it was drawn from data/
     Column("drawn_at", BigInteger, nullable=False, index=True),
@@ -107,12 +110,12 @@ ERASED_USERS = Table(
     Column("user", Text, primary_key=True),
     Column("with_interactions", Boolean, nullable=False),
 )
-"""Pseudonyms of erased users: nothing that they say is kept from then on."""
+"""Pseudonyms of erased users, of whom nothing is stored any more."""
 
 CALLS = Table(
     "decision_log_calls",
     _TABLES,
-    Column("seq", _NUMBER, primary_key=True, autoincrement=True),
+    Column("seq", _SEQ_TYPE, primary_key=True, autoincrement=True),
     Column("owner", Text, nullable=False),  # the key that registered it
     Column("call_id", Text, nullable=False),
     Column("user", Text, index=True),
@@ -122,7 +125,7 @@ CALLS = Table(
     Index("decision_log_calls_of_owner", "owner", "seq"),
     sqlite_autoincrement=True,
 )
-"""What the answers of calls will rest on, for a short time."""
+"""Registered calls, for a short time."""
 
 WINDOWS = Table(
     "decision_log_windows",
@@ -134,13 +137,13 @@ WINDOWS = Table(
     Column("content", Text, nullable=False),  # figures, and the alarms but their codes
     Column("alarms", Text, nullable=False),  # codes, with a space between two
 )
-"""What the monitoring found in each window of time: no texts."""
+"""Results of monitoring for each window, without texts."""
 
 
 SHADOWS = Table(
     "decision_log_shadows",
     _TABLES,
-    Column("seq", _NUMBER, primary_key=True, autoincrement=True),
+    Column("seq", _SEQ_TYPE, primary_key=True, autoincrement=True),
     Column("interaction_id", Text, nullable=False),
     Column("candidate", Text, nullable=False),
     Column("decided_at", BigInteger, nullable=False, index=True),
@@ -151,11 +154,11 @@ SHADOWS = Table(
     UniqueConstraint("interaction_id", "candidate"),
     sqlite_autoincrement=True,
 )
-"""What a candidate would have decided that is not obeyed."""
+"""Decisions of a shadow candidate, which have no effect."""
 
 
-def make_tables(connection: Connection) -> None:
-    """Make the tables of a new log. Other writers have to wait meanwhile."""
+def create_tables(connection: Connection) -> None:
+    """Create the tables of a new log. Other writers have to wait meanwhile."""
     if read_schema_version(connection) is not None:
         return
     _TABLES.create_all(connection)
@@ -164,13 +167,21 @@ def make_tables(connection: Connection) -> None:
 
 
 def read_schema_version(connection: Connection) -> str | None:
-    """The version of the tables there; None where there are none."""
+    """Return the version of the log's layout; None if there are no tables."""
     if not inspect(connection).has_table(PROPERTIES.name):
         return None
     return str(read_property(connection, "version"))
 
 
 def read_property(connection: Connection, name: str) -> str | None:
-    """`version` or `id` of the log there."""
+    """Return a property of the log.
+
+    Args:
+        connection: A transaction.
+        name: `version` or `id`.
+
+    Returns:
+        The value; None if it is missing.
+    """
     content: str | None = connection.scalar(select(PROPERTIES.c.content).where(PROPERTIES.c.name == name))
     return content

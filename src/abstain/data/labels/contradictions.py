@@ -1,20 +1,21 @@
-"""Users and reviewers whose judgements contradict everybody else's: by mistake or on purpose. Columnar and pure.
+"""Users and reviewers who contradict everybody else, by mistake or on purpose. Columnar and pure.
 
 Notes:
 
-* Two judgements on one answer are compared where at least one is a review: review with review, thumb with review. A
-  thumb against a thumb says nothing of who is right.
-* A reviewer is judged over all verdicts and over those of each batch; a user over all thumbs. Anonymous thumbs are
-  witnesses, and nobody's.
-* An answer counts once for a person: by the share of the other judgements on it that are contradicted. The number of
-  contradicted answers is tested against a binomial one, whose share is that of everybody else's comparisons, apart for
-  two reviews, an up and a down: who is shown hard questions, or rarely likes anything, is not suspect for that.
-* Users differ, so a person is named only where the odds of a contradiction are more than `ODDS` times those of the
-  others, which are taken at the upper end of their interval. `ALPHA` is the chance to name anybody where nobody is
-  above that: Bonferroni's correction over the persons who could be named at all (Tarone 1990).
-* Whoever contradicts most significantly is named first, and the comparisons with that person are left out before the
-  next: those who were contradicted by a wrong reviewer would be named with them. Two reviewers who were compared with
-  nobody else contradict each other alike, and are both named.
+* Two labels of one answer are compared if at least one is by a review: review with review, thumb with review. A thumb
+  against a thumb does not show who is right.
+* A reviewer is tested over all reviews and over those of each batch, a user over all thumbs. Anonymous thumbs are
+  compared with reviews, but belong to no tested person.
+* An answer counts once for a person: by the share of the other labels of it that contradict the person's. The number of
+  contradicted answers has a binomial test. Its probability is the share in all comparisons without this person,
+  separately for two reviews, an up and a down. So a person who is shown hard questions, or rarely likes anything, is
+  not suspect for that.
+* Users differ, so a person is flagged only if the odds of a contradiction are more than `ODDS` times those of the
+  others, which are taken at the upper end of their interval. `ALPHA` is the probability to flag anybody if nobody is
+  above that: Bonferroni's correction over the persons who could be flagged at all (Tarone 1990).
+* The person with the most significant contradictions is flagged first, and the comparisons with that person are removed
+  before the next test. Otherwise those who were contradicted by a wrong reviewer would be flagged as well. Two
+  reviewers who were compared only with each other contradict each other equally, and both are flagged.
 """
 
 from __future__ import annotations
@@ -27,24 +28,29 @@ import numpy as np
 import pandas as pd
 from scipy.special import betainc, betaincinv, expit, logit
 
-from abstain.core.text import short_name
+from abstain.core.text import shorten_name
 
 ALPHA = 0.05
 ODDS = 4.0
 UPPER = 0.95
-"""The end of the interval of the others' share that a person is compared with."""
+"""Probability at the upper end of the interval of the others' share."""
 MAX_FLAGGED = 20
-"""The most persons that are named."""
+"""Maximum number of flagged persons."""
 _REVIEWS, _DOWN, _UP = 0, 1, 2
-"""What is compared with a review: a review, a thumb down or up."""
+"""What a review is compared with: a review, a thumb down or a thumb up."""
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A person, in one `batch` or (None) over all, whose judgements are not like the others'.
+    """A person whose labels contradict those of others.
 
-    `contradicted` of `answers` are contradicted by others, on average over their judgements; the `expected` number is
-    that of others in the person's place.
+    Attributes:
+        person: "reviewer" or "user", and the shortened name.
+        batch: The reviewer's batch, or None for all labels.
+        answers: Number of the person's answers that others have labelled as well.
+        contradicted: Number of these that others contradict, averaged over the labels of the others.
+        expected: Number that would be contradicted for others in the person's place.
+        p_value: P-value of the binomial test.
     """
 
     person: str
@@ -55,7 +61,7 @@ class Contradiction:
     p_value: float
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, rounded, with its `message`."""
+        """Return the fields, rounded, and the message, for JSON."""
         numbers = {name: round(getattr(self, name), 1) for name in ("contradicted", "expected")}
         return {**asdict(self), **numbers, "p_value": float(f"{self.p_value:.2g}"), "message": str(self)}
 
@@ -69,106 +75,125 @@ class Contradiction:
 
 @dataclass(frozen=True)
 class Contradictions:
-    """Those who contradict the others beyond chance, the clearest first, of `judged`: the persons, and their batches,
-    with answers enough to be named."""
+    """The persons who contradict others beyond chance.
+
+    Attributes:
+        n_tested: Number of persons, and of reviewers' batches, with enough answers to be flagged.
+        flagged: The contradictions, most significant first.
+    """
 
     n_tested: int
     flagged: tuple[Contradiction, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"judged": self.n_tested, "named": [one.to_dict() for one in self.flagged]}
+        """Return the result for JSON."""
+        return {"judged": self.n_tested, "named": [contradiction.to_dict() for contradiction in self.flagged]}
 
 
-def find_contradictions(verdicts: pd.DataFrame, votes: pd.DataFrame, users: Sequence[str]) -> Contradictions:
-    """Who contradicts the others beyond chance, at most `MAX_FLAGGED`.
+def find_contradictions(reviews: pd.DataFrame, thumbs: pd.DataFrame, users: Sequence[str]) -> Contradictions:
+    """Find the users and reviewers who contradict others beyond chance.
 
     Args:
-        verdicts: row, reviewer, label, batch: one verdict a reviewer and answer.
-        votes: row, user (0: anonymous), up.
-        users: the names of users 1, 2 ...
+        reviews: Columns row, reviewer, label, batch: one review for each reviewer and answer.
+        thumbs: Columns row, user (0 for anonymous), up.
+        users: Names of users 1, 2, ...
+
+    Returns:
+        At most `MAX_FLAGGED` contradictions, or a few more with equal p-values.
     """
-    pairs, units = _pairs(verdicts.reset_index(drop=True), votes, users)
-    named: list[Contradiction] = []
-    judged = 0
-    while len(pairs) and len(named) < MAX_FLAGGED:
-        tested = _test(pairs, len(units))
-        significant = _significant(tested["least"].to_numpy())
-        judged = judged or int((tested["least"] <= significant).sum())
-        worst = tested.index[tested["p_value"] <= significant]
-        worst = worst[tested.loc[worst, "p_value"] == tested.loc[worst, "p_value"].min()]
-        if not len(worst):
+    pairs, units = _build_pairs(reviews.reset_index(drop=True), thumbs, users)
+    flagged: list[Contradiction] = []
+    n_tested = 0
+    while len(pairs) and len(flagged) < MAX_FLAGGED:
+        tests = _test_units(pairs, len(units))
+        p_threshold = _compute_p_threshold(tests["min_p_value"].to_numpy())
+        n_tested = n_tested or int((tests["min_p_value"] <= p_threshold).sum())
+        flagged_units = tests.index[tests["p_value"] <= p_threshold]
+        flagged_units = flagged_units[tests.loc[flagged_units, "p_value"] == tests.loc[flagged_units, "p_value"].min()]
+        if not len(flagged_units):
             break
-        for unit, answers, contradicted, expected, p_value, _ in tested.loc[worst].itertuples():
+        for unit, answers, contradicted, expected, p_value, _ in tests.loc[flagged_units].itertuples():
             person, batch = units[unit]
-            named.append(Contradiction(person, batch, int(answers), contradicted, expected, p_value))
-        pairs = pairs[~pairs["pair"].isin(pairs.loc[pairs["unit"].isin(worst), "pair"])]
-    return Contradictions(judged, tuple(named))
+            flagged.append(Contradiction(person, batch, int(answers), contradicted, expected, p_value))
+        pairs = pairs[~pairs["pair"].isin(pairs.loc[pairs["unit"].isin(flagged_units), "pair"])]
+    return Contradictions(n_tested, tuple(flagged))
 
 
-def _pairs(
-    verdicts: pd.DataFrame, votes: pd.DataFrame, users: Sequence[str]
+def _build_pairs(
+    reviews: pd.DataFrame, thumbs: pd.DataFrame, users: Sequence[str]
 ) -> tuple[pd.DataFrame, list[tuple[str, str | None]]]:
-    """Each comparison once for every unit that it is of (pair, row, kind, differs, unit), and the units by number: the
-    person, and the batch or None."""
-    reviewer, names = pd.factorize(verdicts["reviewer"], sort=True)
-    batch, batches = pd.factorize(verdicts["batch"], sort=True)
-    several = (verdicts.groupby("reviewer")["batch"].transform("nunique") > 1).to_numpy(bool)
-    whole, part = reviewer, np.where(several, len(names) + reviewer * len(batches) + batch, -1)
+    """Compare the labels of each answer in pairs, for each unit: a person, or a reviewer's batch.
+
+    Returns:
+        Columns pair, row, kind, differs, unit: each comparison once for every unit that takes part in it. And the units
+        by number, as (person, batch or None).
+    """
+    reviewer, names = pd.factorize(reviews["reviewer"], sort=True)
+    batch, batches = pd.factorize(reviews["batch"], sort=True)
+    has_several_batches = (reviews.groupby("reviewer")["batch"].transform("nunique") > 1).to_numpy(bool)
+    whole, part = reviewer, np.where(has_several_batches, len(names) + reviewer * len(batches) + batch, -1)
     first_user = len(names) * (1 + len(batches))
-    given = verdicts.assign(whole=whole, part=part)[["row", "label", "whole", "part"]]
-    thumbs = votes.assign(
-        whole=np.where(votes["user"] > 0, first_user + votes["user"] - 1, -1), part=-1, label=votes["up"]
+    review_labels = reviews.assign(whole=whole, part=part)[["row", "label", "whole", "part"]]
+    thumb_labels = thumbs.assign(
+        whole=np.where(thumbs["user"] > 0, first_user + thumbs["user"] - 1, -1), part=-1, label=thumbs["up"]
     )[["row", "label", "whole", "part"]]
-    both = given.merge(given, on="row", suffixes=("", "_other"))
-    both = both[both["whole"] < both["whole_other"]].assign(kind=_REVIEWS)
-    mixed = given.merge(thumbs, on="row", suffixes=("", "_other"))
-    mixed["kind"] = np.where(mixed["label_other"], _UP, _DOWN)
-    compared = pd.concat([both, mixed], ignore_index=True)
-    compared["differs"] = (compared["label"] != compared["label_other"]).astype(float)
-    compared["pair"] = compared.index
+    review_pairs = review_labels.merge(review_labels, on="row", suffixes=("", "_other"))
+    review_pairs = review_pairs[review_pairs["whole"] < review_pairs["whole_other"]].assign(kind=_REVIEWS)
+    thumb_pairs = review_labels.merge(thumb_labels, on="row", suffixes=("", "_other"))
+    thumb_pairs["kind"] = np.where(thumb_pairs["label_other"], _UP, _DOWN)
+    comparisons = pd.concat([review_pairs, thumb_pairs], ignore_index=True)
+    comparisons["differs"] = (comparisons["label"] != comparisons["label_other"]).astype(float)
+    comparisons["pair"] = comparisons.index
     sides = [
-        compared[["pair", "row", "kind", "differs"]].assign(unit=compared[side])
+        comparisons[["pair", "row", "kind", "differs"]].assign(unit=comparisons[side])
         for side in ("whole", "part", "whole_other", "part_other")
     ]
-    reviewers = [f"reviewer {short_name(name)}" for name in names]
+    reviewers = [f"reviewer {shorten_name(name)}" for name in names]
     units: list[tuple[str, str | None]] = [(name, None) for name in reviewers]
-    units += [(name, str(one)) for name in reviewers for one in batches]
-    units += [(f"user {short_name(name)}", None) for name in users]
-    long = pd.concat(sides, ignore_index=True)
-    return long[long["unit"] >= 0], units
+    units += [(name, str(batch_name)) for name in reviewers for batch_name in batches]
+    units += [(f"user {shorten_name(name)}", None) for name in users]
+    unit_comparisons = pd.concat(sides, ignore_index=True)
+    return unit_comparisons[unit_comparisons["unit"] >= 0], units
 
 
-def _test(pairs: pd.DataFrame, units: int) -> pd.DataFrame:
-    """By unit: answers, contradicted, expected, p_value, and the least p-value of so many answers."""
+def _test_units(pairs: pd.DataFrame, n_units: int) -> pd.DataFrame:
+    """Test each unit.
+
+    In the comparisons of a kind without this unit, n is the number of pairs and c the number of contradictions.
+
+    Returns:
+        By unit: answers, contradicted, expected, p_value, and min_p_value, the p-value if all answers were
+        contradicted.
+    """
     unit, kind, differs = (pairs[name].to_numpy() for name in ("unit", "kind", "differs"))
-    once = ~pairs["pair"].duplicated().to_numpy()
-    cell, cells = unit * 3 + kind, units * 3
-    number, contradicted = (np.bincount(cell, of, cells).reshape(-1, 3) for of in (None, differs))
-    all_number, all_contradicted = (np.bincount(kind[once], of, 3) for of in (None, differs[once]))
+    is_first = ~pairs["pair"].duplicated().to_numpy()
+    cell, cells = unit * 3 + kind, n_units * 3
+    number, contradicted = (np.bincount(cell, weights, cells).reshape(-1, 3) for weights in (None, differs))
+    all_number, all_contradicted = (np.bincount(kind[is_first], weights, 3) for weights in (None, differs[is_first]))
     n, c = all_number - number, all_contradicted - contradicted
-    usual = (c + 0.5) / (n + 1)
-    most = expit(logit(betaincinv(c + 0.5, n - c + 0.5, UPPER)) + np.log(ODDS))
+    expected_share = (c + 0.5) / (n + 1)
+    max_share = expit(logit(betaincinv(c + 0.5, n - c + 0.5, UPPER)) + np.log(ODDS))
     part = 1 / pairs.groupby(["unit", "row"])["pair"].transform("size").to_numpy()  # an answer counts once
     weight = np.bincount(cell, part, cells).reshape(-1, 3)
-    answers, hits = weight.sum(axis=1), np.bincount(unit, part * differs, units)
-    there = np.flatnonzero(answers > 0.5)
-    answers, hits, weight = np.round(answers[there]), hits[there], weight[there]
-    share = (weight * most[there]).sum(axis=1) / answers
+    answers, hits = weight.sum(axis=1), np.bincount(unit, part * differs, n_units)
+    present = np.flatnonzero(answers > 0.5)
+    answers, hits, weight = np.round(answers[present]), hits[present], weight[present]
+    share = (weight * max_share[present]).sum(axis=1) / answers
     return pd.DataFrame(
         {
             "answers": answers,
             "contradicted": hits,
-            "expected": (weight * usual[there]).sum(axis=1),
+            "expected": (weight * expected_share[present]).sum(axis=1),
             "p_value": np.where(hits > 0, betainc(np.maximum(hits, 1e-9), answers - hits + 1, share), 1.0),
-            "least": share**answers,
+            "min_p_value": share**answers,
         },
-        index=there,
+        index=present,
     )
 
 
-def _significant(least: np.ndarray) -> float:
-    """The p-value from which a person is named: `ALPHA` over the number of those who could be named at it."""
-    ascending = np.sort(least)
-    count = np.arange(1, len(least) + 1)
-    possible = np.searchsorted(ascending, ALPHA / count, side="right")
-    return float(ALPHA / count[np.argmax(possible <= count)])
+def _compute_p_threshold(min_p_values: np.ndarray) -> float:
+    """Return the p-value up to which a unit is flagged: `ALPHA` over the number of units that could reach it."""
+    ascending = np.sort(min_p_values)
+    counts = np.arange(1, len(min_p_values) + 1)
+    possible = np.searchsorted(ascending, ALPHA / counts, side="right")
+    return float(ALPHA / counts[np.argmax(possible <= counts)])

@@ -1,7 +1,7 @@
 """The data card, for JSON: sources and counts of labels, and the agreement of reviewers and users. Pure.
 
-It stays small for any amount of data: counts, shares and quantiles; users are not named, but for those who contradict
-the others, and lists of answers and of reviewers are cut at `LISTED` entries, with the total number beside them.
+It is small for any amount of data: counts, shares and quantiles. Users are not named, except those who contradict
+others. Lists of answers and reviewers are cut at `MAX_LISTED` entries and give the total number.
 """
 
 from __future__ import annotations
@@ -14,58 +14,61 @@ import pandas as pd
 from abstain.config.params import LabelParams
 from abstain.data.labels.contradictions import Contradictions
 from abstain.data.labels.reliability import DOWN, UP, Agreement, Reliability, Share
-from abstain.data.labels.reviewers import LISTED, reviewer_agreement
+from abstain.data.labels.reviewers import MAX_LISTED, summarize_reviewer_agreement
 from abstain.data.labels.user_share import LargestUserShare
 
 EVALUATED_SPLITS = ("train", "validation", "holdout", "newest")
 QUANTILES = (0.05, 0.5, 0.95)
 
 
-def data_card(
+def build_data_card(
     answers: pd.DataFrame,
-    votes: pd.DataFrame,
-    last: pd.DataFrame,
-    pool: Agreement,
-    known: Reliability | None,
-    largest: LargestUserShare,
-    contradicting: Contradictions,
+    training_thumbs: pd.DataFrame,
+    latest_reviews: pd.DataFrame,
+    agreement: Agreement,
+    reliability: Reliability | None,
+    largest_share: LargestUserShare,
+    contradictions: Contradictions,
     params: LabelParams,
 ) -> dict[str, Any]:
-    """The summary of a training table.
+    """Summarize a training table.
 
     Args:
-        answers: every answer with its split and whether it was left_out or joined (`split_rows`), its label where it
-            has one, whether it is a refusal, whether it has a twin_in_training, how many thumbs count, and their
-            balance.
-        votes: the thumbs that reliability was estimated on.
-        last: each reviewer's last review of each answer.
-        pool: these thumbs against reviewers.
-        known: the estimated reliability of thumbs, or None where there is too little data for one.
-        largest: the largest share of one user in the weight of the training labels by thumbs.
-        contradicting: those whose judgements contradict the others' beyond chance.
+        answers: Every answer with its split, left_out and joined (`split_rows`), label if it has one, refusal,
+            twin_in_training, and the number and balance of the thumbs that count.
+        training_thumbs: Thumbs on which the reliability was estimated.
+        latest_reviews: Each reviewer's last review of each answer.
+        agreement: Agreement of these thumbs with reviewers.
+        reliability: Estimated reliability of thumbs; None if there is too little data.
+        largest_share: Largest share of one user in the weight of the training labels by thumbs.
+        contradictions: Persons who contradict others beyond chance.
+        params: `labels` of params.yaml.
+
+    Returns:
+        The data card.
     """
-    used = answers["split"] != "excluded"
-    by_thumb, by_reviewer = answers["source"] == "thumb", answers["source"] == "review"
-    silent = answers[used & ~by_thumb & ~by_reviewer]
+    is_used = answers["split"] != "excluded"
+    is_by_thumb, is_by_reviewer = answers["source"] == "thumb", answers["source"] == "review"
+    unlabelled = answers[is_used & ~is_by_thumb & ~is_by_reviewer]
     conflicts = answers.loc[answers["reviews_disagree"], "interaction_id"]
-    weights = answers.loc[by_thumb & (answers["split"] == "train"), "weight"].to_numpy()
+    weights = answers.loc[is_by_thumb & (answers["split"] == "train"), "weight"].to_numpy()
     return {
         "labels": {
-            "reviewed": int(by_reviewer.sum()),
-            "thumb": int(by_thumb.sum()),
-            "correct": int(answers.loc[by_reviewer | by_thumb, "correct"].sum()),
-            "unlabelled": len(silent),
-            "tied_thumbs": int(((silent["thumbs"] > 0) & (silent["balance"] == 0)).sum()),
-            "thumbs_without_weight": int((silent["balance"] != 0).sum()),
+            "reviewed": int(is_by_reviewer.sum()),
+            "thumb": int(is_by_thumb.sum()),
+            "correct": int(answers.loc[is_by_reviewer | is_by_thumb, "correct"].sum()),
+            "unlabelled": len(unlabelled),
+            "tied_thumbs": int(((unlabelled["thumbs"] > 0) & (unlabelled["balance"] == 0)).sum()),
+            "thumbs_without_weight": int((unlabelled["balance"] != 0).sum()),
             "conflicting_reviews": len(conflicts),
-            "excluded": int((~used).sum()),
+            "excluded": int((~is_used).sum()),
         },
         "splits": [
-            {"split": name, **_counts(answers[(by_reviewer | by_thumb) & (answers["split"] == name)])}
+            {"split": name, **_count_answers(answers[(is_by_reviewer | is_by_thumb) & (answers["split"] == name)])}
             for name in EVALUATED_SPLITS
         ],
         "kinds": [
-            {"kind": name, **_counts(answers[(by_reviewer | by_thumb) & (answers["refusal"] == refusal)])}
+            {"kind": name, **_count_answers(answers[(is_by_reviewer | is_by_thumb) & (answers["refusal"] == refusal)])}
             for name, refusal in (("answers", False), ("refusals", True))
         ],
         "twins": {
@@ -76,19 +79,19 @@ def data_card(
                 for name in ("holdout", "validation")
             },
         },
-        "thumbs": _thumbs(votes, weights, pool, known, largest, params),
+        "thumbs": _summarize_thumbs(training_thumbs, weights, agreement, reliability, largest_share, params),
         "conflicts": {
             "rule": params.conflicts,
-            "answers": conflicts.tolist()[:LISTED],
-            "more": max(len(conflicts) - LISTED, 0),
+            "answers": conflicts.tolist()[:MAX_LISTED],
+            "more": max(len(conflicts) - MAX_LISTED, 0),
             "thumbs_against_reviewers": int(answers["thumbs_disagree"].sum()),
         },
-        "reviewers": reviewer_agreement(last, params),
-        "contradicting": contradicting.to_dict(),
+        "reviewers": summarize_reviewer_agreement(latest_reviews, params),
+        "contradicting": contradictions.to_dict(),
     }
 
 
-def _counts(rows: pd.DataFrame) -> dict[str, Any]:
+def _count_answers(rows: pd.DataFrame) -> dict[str, Any]:
     return {
         "answers": len(rows),
         "groups": int(rows["group"].nunique()),
@@ -97,55 +100,60 @@ def _counts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _thumbs(
-    votes: pd.DataFrame,
+def _summarize_thumbs(
+    training_thumbs: pd.DataFrame,
     weights: np.ndarray,
-    pool: Agreement,
-    known: Reliability | None,
-    largest: LargestUserShare,
+    agreement: Agreement,
+    reliability: Reliability | None,
+    largest_share: LargestUserShare,
     params: LabelParams,
 ) -> dict[str, Any]:
-    """Thumbs against reviewers on the training rows, and the resulting weights and user reliabilities."""
-    incorrect, correct = (round(effective, 1) for effective in pool.n_eff_by_class)
-    down, up = pool.correct_given_thumb
-    enough = "" if known else f": {params.min_agreement} of each are needed (labels.min_agreement)"
+    """Compare thumbs with reviewers on the training rows, and give the resulting weights and user reliabilities."""
+    incorrect, correct = (round(n_eff, 1) for n_eff in agreement.n_eff_by_class)
+    down, up = agreement.correct_given_thumb
+    requirement = "" if reliability else f": {params.min_agreement} of each are needed (labels.min_agreement)"
     return {
-        "weights": f"estimated, {params.thumb_model}" if known else "fixed",
+        "weights": f"estimated, {params.thumb_model}" if reliability else "fixed",
         "why": f"{correct:g} correct and {incorrect:g} incorrect training answers (effective) have thumb and review"
-        f"{enough}",
-        "correct": _share(pool.prior),
+        f"{requirement}",
+        "correct": _format_share(agreement.prior),
         "agreement": [
             {
                 "thumb": name,
-                "correct": int(pool.votes[thumb, 1]),
-                "incorrect": int(pool.votes[thumb, 0]),
-                "reviewers_agree": _share(up if thumb == UP else down.complement()),
+                "correct": int(agreement.votes[thumb, 1]),
+                "incorrect": int(agreement.votes[thumb, 0]),
+                "reviewers_agree": _format_share(up if thumb == UP else down.complement()),
             }
             for name, thumb in (("up", UP), ("down", DOWN))
         ],
-        "liked": {"correct": _share(pool.up_given_verdict[1]), "incorrect": _share(pool.up_given_verdict[0])},
-        "users": {
-            "known": int(votes.loc[votes["user"] > 0, "user"].nunique()),
-            "anonymous_thumbs": int((votes["user"] == 0).sum()),
-            "reliability": _quantiles(known.compute_user_reliability(votes) if known else np.array([])),
+        "liked": {
+            "correct": _format_share(agreement.up_given_label[1]),
+            "incorrect": _format_share(agreement.up_given_label[0]),
         },
-        "label_weight": _quantiles(weights),
+        "users": {
+            "known": int(training_thumbs.loc[training_thumbs["user"] > 0, "user"].nunique()),
+            "anonymous_thumbs": int((training_thumbs["user"] == 0).sum()),
+            "reliability": _compute_quantiles(
+                reliability.compute_user_reliability(training_thumbs) if reliability else np.array([])
+            ),
+        },
+        "label_weight": _compute_quantiles(weights),
         "largest_share": {
-            "users": largest.users,
-            "limit": round(largest.limit, 3),
-            "before": round(largest.before, 3),
-            "after": round(largest.after, 3),
+            "users": largest_share.n_users,
+            "limit": round(largest_share.limit, 3),
+            "before": round(largest_share.before, 3),
+            "after": round(largest_share.after, 3),
         },
     }
 
 
-def _share(share: Share) -> dict[str, float]:
-    names = ("value", "low", "high", "effective")
-    return {name: round(getattr(share, name), 3) for name in names}
+def _format_share(share: Share) -> dict[str, float]:
+    numbers = {"value": share.value, "low": share.low, "high": share.high, "effective": share.n_eff}
+    return {name: round(number, 3) for name, number in numbers.items()}
 
 
-def _quantiles(values: np.ndarray) -> dict[str, float] | None:
-    """By percent, as text."""
+def _compute_quantiles(values: np.ndarray) -> dict[str, float] | None:
+    """Return quantiles by percent, as text; None without values."""
     if not len(values):
         return None
-    return {f"{at:.0%}": round(float(np.quantile(values, at)), 3) for at in QUANTILES}
+    return {f"{quantile:.0%}": round(float(np.quantile(values, quantile)), 3) for quantile in QUANTILES}

@@ -1,19 +1,19 @@
-"""The split of each row where rows of different groups are near-duplicates (twins). Pure.
+"""The split of each row if rows of different groups are near-duplicates. Pure.
 
 Notes:
 
-* Groups that share twins are joined while together they have at most `split.max_component` of the rows; beyond that
-  the group alone decides. Joined groups have one split: that of their first group.
-* A group gets its place with the batch in which it first occurs, from the rows up to that batch, and keeps it: later
-  rows, and the growth of a component, move no group into or out of the hold-out.
-* What later twins then have on both sides is resolved at the cost of training: in a component that is small enough
-  among the rows there are now, the rows for training and validation with a twin in the hold-out are left out
-  (`excluded`). In larger ones they stay, because they could be most of the training rows;
-  `has_near_duplicate_in_training` marks the hold-out rows that they are twins of. It marks rows for validation with a
-  twin in training, too: none is left out.
-* By time, no groups are joined: one repeated question would exclude the history of a whole group. Twins of the
-  hold-out are left out in the same way.
-* Twins in the newest window change nothing: it shows what is asked now, repeated questions included.
+* Groups that share near-duplicates are joined if together they have at most `split.max_component` of the rows. Beyond
+  that, each group decides for itself. Joined groups have one split: that of their first group.
+* A group is assigned with the batch in which it first occurs, from the rows up to that batch, and keeps its split:
+  later rows, and the growth of a component, move no group into or out of the hold-out.
+* Near-duplicates that arrive later may then be on both sides. This is resolved at the cost of training: in a component
+  that is small enough among all present rows, the rows for training and validation with a near-duplicate in the
+  hold-out are left out (`excluded`). In larger components they stay, because they could be most of the training rows;
+  `has_near_duplicate_in_training` marks the corresponding hold-out rows. It also marks rows for validation with a
+  near-duplicate in training, of which none is left out.
+* If rows are split by time, no groups are joined: one repeated question would exclude the history of a whole group.
+  Near-duplicates of the hold-out are left out in the same way.
+* Near-duplicates in the newest split change nothing: it shows what is asked now, including repeated questions.
 """
 
 from __future__ import annotations
@@ -24,114 +24,127 @@ import numpy as np
 import pandas as pd
 
 from abstain.config.params import SplitParams
-from abstain.data.labels.near_duplicates import TWINS
+from abstain.data.labels.near_duplicates import DUPLICATE_COLUMNS
 from abstain.data.store.splits import assign_splits
 
-TRAINED_ON = ("train", "validation")
+TRAINING_SPLITS = ("train", "validation")
 
 
 def split_rows(rows: pd.DataFrame, params: SplitParams) -> pd.DataFrame:
     """Assign every row to a split.
 
     Args:
-        rows: group, batch, asked_at, question_twin and answer_twin (null: no twin), in the order of arrival and with
-            the index 0, 1, ...
+        rows: Columns group, batch, asked_at, question_twin and answer_twin (null without near-duplicates), in order of
+            arrival, with the index 0, 1, ...
+        params: `split` of params.yaml.
 
-    Returns, by row, `split` as of `assign_splits`; `left_out`: excluded as a twin of a hold-out row; `joined`: in a
-    group whose split is that of another group.
+    Returns:
+        By row: `split` as in `assign_splits`; `left_out`, excluded as a near-duplicate of a hold-out row; `joined`, in
+        a group whose split is that of another group.
     """
-    groups = _first_groups(rows, params.max_component) if params.by == "group" else rows["group"]
+    groups = _find_deciding_groups(rows, params.max_component) if params.by == "group" else rows["group"]
     split = assign_splits(groups, rows["asked_at"], params)
-    left_out = _must_be_left_out(rows, split, params.max_component)
+    left_out = _find_left_out(rows, split, params.max_component)
     return pd.DataFrame(
         {"split": split.mask(left_out, "excluded"), "left_out": left_out, "joined": groups != rows["group"]}
     )
 
 
 def has_near_duplicate_in_training(rows: pd.DataFrame) -> pd.Series:
-    """Whether a row of the hold-out has a twin among the rows for training and validation, or one for validation among
-    those for training.
+    """Mark rows that have near-duplicates among rows used to fit.
 
     Args:
-        rows: split, question_twin and answer_twin, with a unique index.
+        rows: Columns split, question_twin and answer_twin, with a unique index.
+
+    Returns:
+        By row: whether it is a hold-out row with a near-duplicate for training or validation, or a row for validation
+        with a near-duplicate for training.
     """
-    clusters = _clusters(rows)
+    clusters = _get_clusters(rows)
     split = rows.loc[clusters.index, "split"]
 
-    def have_twin(name: str, among: Sequence[str]) -> pd.Series:
-        twins = clusters.isin(clusters[split.isin(among).to_numpy()])
-        return (rows["split"] == name) & rows.index.isin(clusters.index[twins])
+    def has_duplicate(name: str, among: Sequence[str]) -> pd.Series:
+        is_duplicated = clusters.isin(clusters[split.isin(among).to_numpy()])
+        return (rows["split"] == name) & rows.index.isin(clusters.index[is_duplicated])
 
-    return have_twin("holdout", TRAINED_ON) | have_twin("validation", ["train"])
+    return has_duplicate("holdout", TRAINING_SPLITS) | has_duplicate("validation", ["train"])
 
 
-def _first_groups(rows: pd.DataFrame, max_component: float) -> pd.Series:
-    """The group that decides the split of each row: the first of those that its own group was joined with."""
+def _find_deciding_groups(rows: pd.DataFrame, max_component: float) -> pd.Series:
+    """Return the group that decides the split of each row: the first of those that its own group was joined with."""
     codes, names = pd.factorize(rows["group"])
-    clusters = _clusters(rows)
-    found = pd.DataFrame({"cluster": clusters.to_numpy(), "group": codes[clusters.index], "row": clusters.index})
-    pairs = {name: of.to_numpy() for name, of in found.drop_duplicates(["cluster", "group"]).items()}  # rows ascend
-    components, groups_of = _Components(len(names)), dict[int, list[int]]()
-    decides: list[int] = []
+    clusters = _get_clusters(rows)
+    memberships = pd.DataFrame({"cluster": clusters.to_numpy(), "group": codes[clusters.index], "row": clusters.index})
+    pairs = {
+        name: column.to_numpy() for name, column in memberships.drop_duplicates(["cluster", "group"]).items()
+    }  # rows ascend
+    components, groups_by_cluster = _Components(len(names)), dict[int, list[int]]()
+    deciding_groups: list[int] = []
     arrived = 0
     for size in rows.groupby("batch", sort=False).size():
         batch = slice(arrived, arrived + size)
         arrived += size
-        components.grow(codes[batch])
-        new = slice(*np.searchsorted(pairs["row"], [batch.start, batch.stop]))
-        for cluster, group in zip(pairs["cluster"][new], pairs["group"][new], strict=True):
-            groups_of.setdefault(cluster, []).append(group)
-        for cluster in dict.fromkeys(pairs["cluster"][new]):
-            components.join(groups_of[cluster], max_component * arrived)
-        for group in range(len(decides), max(len(decides), int(codes[batch].max()) + 1)):
-            first = components.first(group)
-            decides.append(group if first == group else decides[first])
-    return pd.Series(names[np.array(decides, int)[codes]], rows.index, dtype="str")
+        components.add_rows(codes[batch])
+        new_pairs = slice(*np.searchsorted(pairs["row"], [batch.start, batch.stop]))
+        for cluster, group in zip(pairs["cluster"][new_pairs], pairs["group"][new_pairs], strict=True):
+            groups_by_cluster.setdefault(cluster, []).append(group)
+        for cluster in dict.fromkeys(pairs["cluster"][new_pairs]):
+            components.join(groups_by_cluster[cluster], max_component * arrived)
+        for group in range(len(deciding_groups), max(len(deciding_groups), int(codes[batch].max()) + 1)):
+            first_group = components.get_first_group(group)
+            deciding_groups.append(group if first_group == group else deciding_groups[first_group])
+    return pd.Series(names[np.array(deciding_groups, int)[codes]], rows.index, dtype="str")
 
 
-def _must_be_left_out(rows: pd.DataFrame, split: pd.Series, max_component: float) -> pd.Series:
-    """Whether a row for training or validation has a twin in the hold-out, in a component that is small enough now."""
+def _find_left_out(rows: pd.DataFrame, split: pd.Series, max_component: float) -> pd.Series:
+    """Mark rows for training or validation with a near-duplicate in the hold-out, in a component that is small now."""
     codes, names = pd.factorize(rows["group"])
-    clusters = _clusters(rows)
+    clusters = _get_clusters(rows)
     components = _Components(len(names))
-    components.grow(codes)
-    groups_of = pd.Series(codes[clusters.index], dtype="int64").groupby(clusters.to_numpy(), sort=False).unique()
-    small = [key for key, groups in groups_of.items() if components.join(groups.tolist(), max_component * len(rows))]
-    held = clusters[(split[clusters.index] == "holdout").to_numpy()]
-    twins = clusters.index[clusters.isin(held) & clusters.isin(small)]
-    return split.isin(TRAINED_ON) & split.index.isin(twins)
+    components.add_rows(codes)
+    groups_by_cluster = (
+        pd.Series(codes[clusters.index], dtype="int64").groupby(clusters.to_numpy(), sort=False).unique()
+    )
+    small_clusters = [
+        cluster
+        for cluster, groups in groups_by_cluster.items()
+        if components.join(groups.tolist(), max_component * len(rows))
+    ]
+    holdout_clusters = clusters[(split[clusters.index] == "holdout").to_numpy()]
+    duplicates = clusters.index[clusters.isin(holdout_clusters) & clusters.isin(small_clusters)]
+    return split.isin(TRAINING_SPLITS) & split.index.isin(duplicates)
 
 
-def _clusters(rows: pd.DataFrame) -> pd.Series:
-    """The clusters of twins that each row is in, for no, one or two of its texts, by row in the order of `rows`."""
-    questions, answers = (rows[name].dropna().astype("int64") for name in TWINS)
+def _get_clusters(rows: pd.DataFrame) -> pd.Series:
+    """Return the clusters of near-duplicates by row, in the order of `rows`: none, one or two for its two texts."""
+    questions, answers = (rows[name].dropna().astype("int64") for name in DUPLICATE_COLUMNS)
     return pd.concat([2 * questions, 2 * answers + 1]).sort_index(kind="stable")
 
 
 class _Components:
-    """Groups (0, 1, ... by first occurrence) that are joined, each component known by its first group."""
+    """Joined groups; a component is identified by its first group. Groups are 0, 1, ... by first occurrence."""
 
-    def __init__(self, groups: int) -> None:
-        self._next = list(range(groups))
-        self._rows = [0] * groups
+    def __init__(self, n_groups: int) -> None:
+        self._next = list(range(n_groups))
+        self._rows = [0] * n_groups
 
-    def grow(self, groups: np.ndarray) -> None:
+    def add_rows(self, groups: np.ndarray) -> None:
         """Count one more row for each of `groups`."""
         for group, rows in zip(*np.unique(groups, return_counts=True), strict=True):
-            self._rows[self.first(int(group))] += int(rows)
+            self._rows[self.get_first_group(int(group))] += int(rows)
 
-    def first(self, group: int) -> int:
+    def get_first_group(self, group: int) -> int:
         while self._next[group] != group:
             self._next[group] = group = self._next[self._next[group]]
         return group
 
-    def join(self, groups: Iterable[int], most: float) -> bool:
-        """Join all of `groups`, or none if they would have more than `most` rows; whether they are joined."""
-        firsts = sorted({self.first(group) for group in groups})
-        rows = sum(self._rows[first] for first in firsts)
-        if len(firsts) > 1 and rows > most:
+    def join(self, groups: Iterable[int], max_rows: float) -> bool:
+        """Join all of `groups`, or none if they would have more than `max_rows` rows; return whether they are."""
+        first_groups = sorted({self.get_first_group(member) for member in groups})
+        rows = sum(self._rows[first_group] for first_group in first_groups)
+        if len(first_groups) > 1 and rows > max_rows:
             return False
-        for first in firsts:
-            self._next[first] = firsts[0]
-        self._rows[firsts[0]] = rows
+        for member in first_groups:
+            self._next[member] = first_groups[0]
+        self._rows[first_groups[0]] = rows
         return True

@@ -1,10 +1,10 @@
-"""Inter-reviewer agreement on answers with more than one reviewer. Columnar and pure.
+"""Agreement between reviewers on answers with more than one reviewer. Columnar and pure.
 
 Notes:
 
-* A reviewer counts once an answer, by the last review. A changed verdict is no disagreement.
-* Chance-corrected figures are given from `labels.min_agreement` shared answers on: Krippendorff's alpha over all
-  reviewers (crowd-kit), Cohen's kappa for two of them. Below, only the counts.
+* A reviewer counts once for an answer, by the last review. A changed review is no disagreement.
+* Chance-corrected metrics are given from `labels.min_agreement` shared answers on: Krippendorff's alpha over all
+  reviewers (crowd-kit), and Cohen's kappa for two of them. Below that, only counts are given.
 """
 
 from __future__ import annotations
@@ -17,26 +17,30 @@ from scipy.sparse import csr_array
 
 from abstain.config.params import LabelParams
 
-LISTED = 20
-"""The most entries of a list in a summary."""
+MAX_LISTED = 20
+"""Maximum number of entries of a list in a summary."""
 
 
-def reviewer_agreement(last: pd.DataFrame, params: LabelParams) -> dict[str, Any]:
-    """Shared answers, alpha, and the pairs of reviewers that disagree most often, for JSON.
+def summarize_reviewer_agreement(latest_reviews: pd.DataFrame, params: LabelParams) -> dict[str, Any]:
+    """Summarize the agreement between reviewers, for JSON.
 
     Args:
-        last: row, reviewer, label: one verdict a reviewer and answer.
+        latest_reviews: Columns row, reviewer, label: one review for each reviewer and answer.
+        params: `labels` of params.yaml.
+
+    Returns:
+        Number of shared answers, alpha, and the pairs of reviewers that disagree most often.
     """
-    shared = last[last["row"].duplicated(keep=False)]
+    shared = latest_reviews[latest_reviews["row"].duplicated(keep=False)]
     answers = int(shared["row"].nunique())
     return {
         "answers with several reviewers": answers,
-        "krippendorff alpha": _alpha(shared) if answers >= params.min_agreement else None,
-        "pairs": _pairs(shared, params.min_agreement)[:LISTED],
+        "krippendorff alpha": _compute_alpha(shared) if answers >= params.min_agreement else None,
+        "pairs": _compare_pairs(shared, params.min_agreement)[:MAX_LISTED],
     }
 
 
-def _alpha(shared: pd.DataFrame) -> float | None:
+def _compute_alpha(shared: pd.DataFrame) -> float | None:
     if shared["label"].nunique() < 2:  # not defined: nothing could have been disagreed on
         return None
     from crowdkit.metrics.data import alpha_krippendorff  # some seconds
@@ -45,28 +49,28 @@ def _alpha(shared: pd.DataFrame) -> float | None:
     return round(alpha_krippendorff(answers[["task", "worker", "label"]]), 3)
 
 
-def _pairs(shared: pd.DataFrame, enough: int) -> list[dict[str, Any]]:
-    """Every two reviewers that share answers, those with most disagreements first."""
+def _compare_pairs(shared: pd.DataFrame, min_shared: int) -> list[dict[str, Any]]:
+    """Compare every two reviewers that share answers; pairs with most disagreements come first."""
     from sklearn.metrics import cohen_kappa_score
 
     row, rows = pd.factorize(shared["row"])
-    who, names = pd.factorize(shared["reviewer"], sort=True)
+    reviewer, names = pd.factorize(shared["reviewer"], sort=True)
     label = shared["label"].to_numpy(int)
     shape = (len(rows), len(names))
-    given = [csr_array(((label == verdict).astype(int), (row, who)), shape) for verdict in (0, 1)]
-    counts = np.stack([(given[a].T @ given[b]).toarray() for a in (0, 1) for b in (0, 1)])
+    indicators = [csr_array(((label == value).astype(int), (row, reviewer)), shape) for value in (0, 1)]
+    counts = np.stack([(indicators[a].T @ indicators[b]).toarray() for a in (0, 1) for b in (0, 1)])
     pairs = []
     for a, b in zip(*np.nonzero(np.triu(counts.sum(axis=0), k=1)), strict=True):
         cells = counts[:, a, b]
-        together, differ = int(cells.sum()), int(cells[1] + cells[2])
+        n_shared, n_disagreements = int(cells.sum()), int(cells[1] + cells[2])
         # Not defined where both always give the same one verdict.
-        defined = together >= enough and cells[[0, 3]].max() < together
-        kappa = cohen_kappa_score([0, 0, 1, 1], [0, 1, 0, 1], sample_weight=cells) if defined else None
+        is_kappa_defined = n_shared >= min_shared and cells[[0, 3]].max() < n_shared
+        kappa = cohen_kappa_score([0, 0, 1, 1], [0, 1, 0, 1], sample_weight=cells) if is_kappa_defined else None
         pairs.append(
             {
                 "reviewers": [str(names[a]), str(names[b])],
-                "shared": together,
-                "disagree": differ,
+                "shared": n_shared,
+                "disagree": n_disagreements,
                 "kappa": None if kappa is None else round(float(kappa), 3),
             }
         )

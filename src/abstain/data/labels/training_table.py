@@ -1,13 +1,14 @@
-"""The joined training table: one row a labelled answer, with its split. Columnar, and pure but for reading the store.
+"""The training table: a row for each labelled answer, with its split. Columnar; pure except for reading the store.
 
 Notes:
 
-* The hold-out's labels are frozen too: feedback from `split.holdout_frozen_at` on does not change them, and its thumbs
-  count by majority with a fixed weight, because the estimated reliability of thumbs changes as reviews come in.
-* That reliability is estimated on training rows alone, so that no verdict on the validation split, the hold-out or the
-  newest window leaks into training.
-* No user's thumbs weigh more than `labels.max_user_share` of all on the training rows, the ones whose weights count.
-* The table does not depend on the order of rows: it is sorted by batch, moment and id.
+* The hold-out's labels are frozen too: feedback from `split.holdout_frozen_at` on does not change them. Its thumbs
+  count by majority with a fixed weight, because the estimated reliability of thumbs changes as reviews arrive.
+* That reliability is estimated on training rows only, so that no review of the validation split, the hold-out or the
+  newest split leaks into training.
+* No user's thumbs weigh more than `labels.max_user_share` of all on the training rows, the only rows whose weights
+  count.
+* The table does not depend on the order of rows: it is sorted by batch, time and id.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ from abstain.data.labels.answer_labels import (
     select_latest_reviews,
 )
 from abstain.data.labels.contradictions import find_contradictions
-from abstain.data.labels.data_card import data_card
+from abstain.data.labels.data_card import build_data_card
 from abstain.data.labels.near_duplicate_splits import has_near_duplicate_in_training, split_rows
-from abstain.data.labels.near_duplicates import TWINS, find_near_duplicates
+from abstain.data.labels.near_duplicates import DUPLICATE_COLUMNS, find_near_duplicates
 from abstain.data.labels.reliability import estimate_reliability, measure_agreement
 from abstain.data.labels.user_share import cap_user_weights
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import check_splits, is_asked_since
 
-INTERACTION = (
+INTERACTION_COLUMNS = (
     *("interaction_id", "asked_at", "group", "product", "line_of_business", "decision", "propensity", "batch"),
-    *("refusal", *TWINS),
+    *("refusal", *DUPLICATE_COLUMNS),
 )
-FEEDBACK = ("given_at", "thumb", "user")
-REVIEW = ("reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability", "batch")
+THUMB_COLUMNS = ("given_at", "thumb", "user")
+REVIEW_COLUMNS = ("reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability", "batch")
 COLUMNS = (
     *("interaction_id", "group", "split", "correct", "weight", "source", "product", "inclusion_probability"),
     *("drawn", "reviewers", "line_of_business", "complete", "judged_correct", "truthful"),
@@ -63,129 +64,189 @@ DATA_CARD_COLUMNS = (
 def read_training_table(
     store: DataStore, labels: LabelParams, split: SplitParams
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """`build_training_table` of everything in `store`. Raises `AbstainError` as that, and for a broken row."""
+    """Build the training table from everything in a store.
+
+    Args:
+        store: The data folder.
+        labels: `labels` of params.yaml.
+        split: `split` of params.yaml.
+
+    Returns:
+        The table and its data card, see `build_training_table`.
+
+    Raises:
+        AbstainError: As `build_training_table`, and for a broken row.
+    """
     frames = read_frames(store)
-    interactions = frames.interactions.join(_read_texts(store, labels), on="interaction_id")
+    interactions = frames.interactions.join(_derive_text_columns(store, labels), on="interaction_id")
     return build_training_table(interactions, frames.thumbs, frames.reviews, labels, split)
 
 
-def find_uncounted_reviews(store: DataStore, labels: LabelParams, split: SplitParams, at: datetime) -> dict[str, str]:
-    """The interactions of `store` of which a verdict given `at` that moment counts nowhere, each with the reason."""
-    asked = _in_order(read_frames(store).interactions.join(_read_texts(store, labels), on="interaction_id"))
-    splits = split_rows(asked, split)
-    reasons = pd.Series(None, asked.index, object)
-    if split.holdout_frozen_at is not None and at >= split.holdout_frozen_at:
+def find_uncounted_reviews(
+    store: DataStore, labels: LabelParams, split: SplitParams, reviewed_at: datetime
+) -> dict[str, str]:
+    """Find the interactions for which a new review would not count.
+
+    Args:
+        store: The data folder.
+        labels: `labels` of params.yaml.
+        split: `split` of params.yaml.
+        reviewed_at: Time of the review.
+
+    Returns:
+        Interaction id -> reason, for the interactions whose review counts nowhere.
+    """
+    ordered = _sort_interactions(
+        read_frames(store).interactions.join(_derive_text_columns(store, labels), on="interaction_id")
+    )
+    splits = split_rows(ordered, split)
+    reasons = pd.Series(None, ordered.index, object)
+    if split.holdout_frozen_at is not None and reviewed_at >= split.holdout_frozen_at:
         frozen = f"the hold-out, whose verdicts are those given before {split.holdout_frozen_at:%Y-%m-%d %H:%M} UTC"
         reasons[splits["split"] == "holdout"] = frozen
     reasons[splits["split"] == "excluded"] = "a group of the hold-out or later ones, asked about before: not trained on"
     reasons[splits["left_out"]] = "a near-duplicate of the hold-out, which is not trained on"
-    return {str(key): str(why) for key, why in reasons.set_axis(asked["interaction_id"]).dropna().items()}
+    return {
+        str(interaction_id): str(reason)
+        for interaction_id, reason in reasons.set_axis(ordered["interaction_id"]).dropna().items()
+    }
 
 
-def _in_order(interactions: pd.DataFrame) -> pd.DataFrame:
-    """The columns that decide splits, in the order of arrival."""
-    return interactions[list(INTERACTION)].sort_values(["batch", "asked_at", "interaction_id"], ignore_index=True)
+def _sort_interactions(interactions: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns that decide splits, in order of arrival."""
+    return interactions[list(INTERACTION_COLUMNS)].sort_values(
+        ["batch", "asked_at", "interaction_id"], ignore_index=True
+    )
 
 
-def _read_texts(store: DataStore, labels: LabelParams) -> pd.DataFrame:
-    """What the texts say, by interaction_id: `find_near_duplicates`, and `refusal`, of bool. They are read once."""
-    refusal: dict[str, bool] = {}
+def _derive_text_columns(store: DataStore, labels: LabelParams) -> pd.DataFrame:
+    """Return near-duplicates and `refusal` (bool) by interaction_id; the texts are read once."""
+    refusal_by_id: dict[str, bool] = {}
 
-    def noted(rows: Iterable[Interaction]) -> Iterator[Interaction]:
+    def record_refusals(rows: Iterable[Interaction]) -> Iterator[Interaction]:
         for row in rows:
-            refusal[row.interaction_id] = is_refusal(row.answer, labels.refusals)
+            refusal_by_id[row.interaction_id] = is_refusal(row.answer, labels.refusals)
             yield row
 
     twins = find_near_duplicates(
-        noted(store.iter_part_rows(part, Interaction)) for part in store.list_part_files(Interaction)
+        record_refusals(store.iter_part_rows(part, Interaction)) for part in store.list_part_files(Interaction)
     )
-    return twins.assign(refusal=pd.Series(refusal, dtype=bool))
+    return twins.assign(refusal=pd.Series(refusal_by_id, dtype=bool))
 
 
 def build_training_table(
-    interactions: pd.DataFrame, feedback: pd.DataFrame, reviews: pd.DataFrame, labels: LabelParams, split: SplitParams
+    interactions: pd.DataFrame, thumbs: pd.DataFrame, reviews: pd.DataFrame, labels: LabelParams, split: SplitParams
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table and its summary for the data card. Other columns are ignored.
+    """Build the training table and its data card.
 
     Args:
-        interactions: interaction_id, asked_at, group, product, line_of_business, decision (or null), propensity (or
-            nan), batch, refusal (`is_refusal`), question_twin, answer_twin (`find_near_duplicates`).
-        feedback: interaction_id, given_at, thumb, user (or null).
-        reviews: interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or nan),
-            batch.
+        interactions: Columns interaction_id, asked_at, group, product, line_of_business, decision (or null), propensity
+            (or nan), batch, refusal (`is_refusal`), question_twin, answer_twin (`find_near_duplicates`). Others are
+            ignored.
+        thumbs: Columns interaction_id, given_at, thumb, user (or null).
+        reviews: Columns interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or
+            nan), batch.
+        labels: `labels` of params.yaml.
+        split: `split` of params.yaml.
 
-    Returns the table, of `COLUMNS`: correct is 0 or 1, source review or thumb; the deciding review's complete,
-    judged_correct, truthful and reviewers (a list: several may decide) are null without one; inclusion_probability and
-    drawn are as by `assign_labels`; reviews_disagree where one review is for correct and another for incorrect,
-    thumbs_disagree where the thumbs' majority contradicts the reviewers, twin_in_training where a hold-out answer has a
-    near-duplicate among those for training and validation, or one for validation among those for training.
+    Returns:
+        The table, with `COLUMNS`, and the data card for JSON. `correct` is 0 or 1, `source` review or thumb. The
+        resolved review's complete, judged_correct, truthful and reviewers (a list, because several may decide) are null
+        without one. `inclusion_probability` and `drawn` are as in `assign_labels`. `reviews_disagree`: one review is
+        for correct and another for incorrect. `thumbs_disagree`: the thumbs' majority contradicts the reviewers.
+        `twin_in_training`: see `has_near_duplicate_in_training`.
 
-    Raises `AbstainError` when a needed split lacks correct or incorrect answers.
+    Raises:
+        AbstainError: A required split lacks correct or incorrect answers, or an interaction occurs twice.
     """
-    asked = _in_order(interactions)
-    ids = pd.Index(asked["interaction_id"])
+    ordered = _sort_interactions(interactions)
+    ids = pd.Index(ordered["interaction_id"])
     if not ids.is_unique:
         raise AbstainError(
             Code.FAILED_CHECK, f"interaction '{ids[ids.duplicated()][0]}' is in data/ twice: remove one of its rows"
         )
-    asked = asked.join(split_rows(asked, split))
-    thumbs = _attach_row_numbers(feedback, FEEDBACK, ids, asked["split"], split.holdout_frozen_at)
-    judged = _attach_row_numbers(reviews, REVIEW, ids, asked["split"], split.holdout_frozen_at)
-    user, names = pd.factorize(thumbs["user"], sort=True)
-    votes = select_countable_thumbs(thumbs.assign(user=user + 1))
-    last = select_latest_reviews(judged, labels)
-    verdicts = resolve_reviews(last, labels)
+    ordered = ordered.join(split_rows(ordered, split))
+    numbered_thumbs = _attach_row_numbers(thumbs, THUMB_COLUMNS, ids, ordered["split"], split.holdout_frozen_at)
+    numbered_reviews = _attach_row_numbers(reviews, REVIEW_COLUMNS, ids, ordered["split"], split.holdout_frozen_at)
+    user, user_names = pd.factorize(numbered_thumbs["user"], sort=True)
+    countable_thumbs = select_countable_thumbs(numbered_thumbs.assign(user=user + 1))
+    latest_reviews = select_latest_reviews(numbered_reviews, labels)
+    resolved_reviews = resolve_reviews(latest_reviews, labels)
 
-    train = (asked["split"] == "train").to_numpy(bool)
-    learnt = votes[train[votes["row"]]], verdicts[train[verdicts.index]]
-    pool = measure_agreement(*learnt)
-    known = estimate_reliability(*learnt, pool, len(names), labels)
-    balance = np.bincount(votes["row"], np.where(votes["up"], 1, -1), len(asked))
-    by_thumb = pd.DataFrame({"label": balance > 0, "weight": labels.thumb_weight})
-    evidence = np.where(votes["up"], 1.0, -1.0)
-    if known:
-        by_thumb = by_thumb.where(asked["split"] == "holdout", known.labels(votes, len(asked), labels))
-        evidence = known.get_vote_evidence(votes)
-    weighs = train & (balance != 0) & ~asked.index.isin(verdicts.index)
-    weight, largest = cap_user_weights(votes, evidence, by_thumb[weighs], labels.max_user_share)
-    by_thumb.loc[weighs, "weight"] = weight
+    is_train = (ordered["split"] == "train").to_numpy(bool)
+    training_feedback = (
+        countable_thumbs[is_train[countable_thumbs["row"]]],
+        resolved_reviews[is_train[resolved_reviews.index]],
+    )
+    agreement = measure_agreement(*training_feedback)
+    reliability = estimate_reliability(*training_feedback, agreement, len(user_names), labels)
+    balance = np.bincount(countable_thumbs["row"], np.where(countable_thumbs["up"], 1, -1), len(ordered))
+    thumb_labels = pd.DataFrame({"label": balance > 0, "weight": labels.thumb_weight})
+    evidence = np.where(countable_thumbs["up"], 1.0, -1.0)
+    if reliability:
+        thumb_labels = thumb_labels.where(
+            ordered["split"] == "holdout", reliability.compute_labels(countable_thumbs, len(ordered), labels)
+        )
+        evidence = reliability.get_vote_evidence(countable_thumbs)
+    has_thumb_weight = is_train & (balance != 0) & ~ordered.index.isin(resolved_reviews.index)
+    weight, largest_share = cap_user_weights(
+        countable_thumbs, evidence, thumb_labels[has_thumb_weight], labels.max_user_share
+    )
+    thumb_labels.loc[has_thumb_weight, "weight"] = weight
 
-    answers = asked.join(assign_labels(_propensity(asked), verdicts, balance, by_thumb, labels))
-    answers["reviews_disagree"] = asked.index.isin(find_disagreements(judged, labels))
-    against = verdicts["label"] != (balance > 0)[verdicts.index]
-    answers["thumbs_disagree"] = asked.index.isin(verdicts.index[against & (balance[verdicts.index] != 0)])
-    labelled = answers["source"].notna()
-    answers["twin_in_training"] = has_near_duplicate_in_training(answers[labelled]).reindex(
+    answers = ordered.join(
+        assign_labels(_get_shown_propensity(ordered), resolved_reviews, balance, thumb_labels, labels)
+    )
+    answers["reviews_disagree"] = ordered.index.isin(find_disagreements(numbered_reviews, labels))
+    is_contradicted = resolved_reviews["label"] != (balance > 0)[resolved_reviews.index]
+    answers["thumbs_disagree"] = ordered.index.isin(
+        resolved_reviews.index[is_contradicted & (balance[resolved_reviews.index] != 0)]
+    )
+    is_labelled = answers["source"].notna()
+    answers["twin_in_training"] = has_near_duplicate_in_training(answers[is_labelled]).reindex(
         answers.index, fill_value=False
     )
-    table = answers.loc[labelled, list(COLUMNS)].reset_index(drop=True)
+    table = answers.loc[is_labelled, list(COLUMNS)].reset_index(drop=True)
     check_splits(table["split"], table["correct"] == 1, split.by)
-    counted = answers[list(DATA_CARD_COLUMNS)].assign(
-        balance=balance, thumbs=np.bincount(votes["row"], minlength=len(asked))
+    card_answers = answers[list(DATA_CARD_COLUMNS)].assign(
+        balance=balance, thumbs=np.bincount(countable_thumbs["row"], minlength=len(ordered))
     )
-    contradicting = find_contradictions(_in_batches(last, judged), votes, list(names))
-    return table, data_card(counted, learnt[0], last, pool, known, largest, contradicting, labels)
+    contradictions = find_contradictions(
+        _add_batches(latest_reviews, numbered_reviews), countable_thumbs, list(user_names)
+    )
+    return table, build_data_card(
+        card_answers,
+        training_feedback[0],
+        latest_reviews,
+        agreement,
+        reliability,
+        largest_share,
+        contradictions,
+        labels,
+    )
 
 
-def _in_batches(last: pd.DataFrame, judged: pd.DataFrame) -> pd.DataFrame:
-    """The verdicts with the batch in which each came: the first, where it came again."""
-    key = ["row", "reviewer", "reviewed_at"]
-    return last.merge(judged.groupby(key, as_index=False)["batch"].min(), on=key)
+def _add_batches(latest_reviews: pd.DataFrame, reviews: pd.DataFrame) -> pd.DataFrame:
+    """Add the batch in which each review arrived: the first one if it arrived again."""
+    keys = ["row", "reviewer", "reviewed_at"]
+    return latest_reviews.merge(reviews.groupby(keys, as_index=False)["batch"].min(), on=keys)
 
 
-def _propensity(asked: pd.DataFrame) -> pd.Series:
-    """By row, the probability with which an answer was shown, at least `MIN_INCLUSION_PROBABILITY`; nan where it is not known,
-    or the answer was withheld."""
-    return asked["propensity"].where(asked["decision"] == "shown").clip(lower=MIN_INCLUSION_PROBABILITY)
+def _get_shown_propensity(interactions: pd.DataFrame) -> pd.Series:
+    """Return the probability with which an answer was shown, at least `MIN_INCLUSION_PROBABILITY`, by row.
+
+    It is nan if it is unknown or the answer was withheld.
+    """
+    return interactions["propensity"].where(interactions["decision"] == "shown").clip(lower=MIN_INCLUSION_PROBABILITY)
 
 
 def _attach_row_numbers(
     rows: pd.DataFrame, columns: Sequence[str], ids: pd.Index, splits: pd.Series, frozen_at: datetime | None
 ) -> pd.DataFrame:
-    """The thumbs or reviews that count, with the `row` of their answer; the first of `columns` is their moment."""
+    """Return the thumbs or reviews that count, with the `row` of their answer; the first of `columns` is their time."""
     row = ids.get_indexer(pd.Index(rows["interaction_id"]))
     # One more at the end, for the rows of unknown answers (-1).
-    held, left_out = (np.append(splits == name, False)[row] for name in ("holdout", "excluded"))
-    counts = (row >= 0) & ~left_out & ~(held & is_asked_since(rows[columns[0]], frozen_at))
-    placed: pd.DataFrame = rows.loc[counts, list(columns)].assign(row=row[counts])
-    return placed
+    is_holdout, is_excluded = (np.append(splits == name, False)[row] for name in ("holdout", "excluded"))
+    is_counted = (row >= 0) & ~is_excluded & ~(is_holdout & is_asked_since(rows[columns[0]], frozen_at))
+    numbered: pd.DataFrame = rows.loc[is_counted, list(columns)].assign(row=row[is_counted])
+    return numbered

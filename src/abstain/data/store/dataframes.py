@@ -1,6 +1,6 @@
 """The data folder as data frames: the columns of labels, splits, reviews and reports, without the texts.
 
-Read as a stream, part by part: a million rows are some hundred bytes each here.
+They are read as a stream, part by part: a row takes some hundred bytes here, so a million rows fit into memory.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pandas as pd
 
 from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.record_keys import Stored
+from abstain.data.store.record_keys import StoredRow
 
-INTERACTIONS = {
+INTERACTION_DTYPES = {
     "interaction_id": "str",
     "asked_at": "datetime64[us, UTC]",
     "group": "str",
@@ -25,8 +25,8 @@ INTERACTIONS = {
     "propensity": "float64",
     "batch": "str",
 }
-FEEDBACK = {"interaction_id": "str", "given_at": "datetime64[us, UTC]", "thumb": "str", "user": "str"}
-REVIEWS = {
+THUMB_DTYPES = {"interaction_id": "str", "given_at": "datetime64[us, UTC]", "thumb": "str", "user": "str"}
+REVIEW_DTYPES = {
     "interaction_id": "str",
     "reviewed_at": "datetime64[us, UTC]",
     "reviewer": "str",
@@ -40,7 +40,13 @@ REVIEWS = {
 
 @dataclass(frozen=True)
 class StoreFrames:
-    """The three tables, rows in order of arrival; `group` may not straddle splits and is never missing."""
+    """The three tables, with rows in order of arrival.
+
+    Attributes:
+        interactions: Columns `INTERACTION_DTYPES`; `group` may not straddle splits and is never missing.
+        thumbs: Columns `THUMB_DTYPES`.
+        reviews: Columns `REVIEW_DTYPES`.
+    """
 
     interactions: pd.DataFrame
     thumbs: pd.DataFrame
@@ -48,29 +54,41 @@ class StoreFrames:
 
 
 def read_frames(store: DataStore) -> StoreFrames:
-    """The columns of everything in `store`. Raises `AbstainError` naming file and line of a broken row."""
+    """Read the columns of all rows in a store.
+
+    Args:
+        store: The data folder.
+
+    Returns:
+        The tables.
+
+    Raises:
+        AbstainError: A row is broken; the message names file and line.
+    """
     return StoreFrames(
-        _frame(store, Interaction, INTERACTIONS), _frame(store, Thumb, FEEDBACK), _frame(store, Review, REVIEWS)
+        _read_frame(store, Interaction, INTERACTION_DTYPES),
+        _read_frame(store, Thumb, THUMB_DTYPES),
+        _read_frame(store, Review, REVIEW_DTYPES),
     )
 
 
-def _frame(store: DataStore, contract: type[Stored], columns: dict[str, str]) -> pd.DataFrame:
+def _read_frame(store: DataStore, contract: type[StoredRow], columns: dict[str, str]) -> pd.DataFrame:
     parts = [
-        _part(store.iter_part_rows(path, contract), columns, path.stem) for path in store.list_part_files(contract)
+        _read_part(store.iter_part_rows(path, contract), columns, path.stem) for path in store.list_part_files(contract)
     ]
     empty = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in columns.items()})
     return pd.concat(parts, ignore_index=True) if parts else empty
 
 
-def _part(rows: Iterable[Stored], columns: dict[str, str], batch: str) -> pd.DataFrame:
+def _read_part(rows: Iterable[StoredRow], columns: dict[str, str], batch: str) -> pd.DataFrame:
     values: dict[str, list[Any]] = {name: [] for name in columns}
     for row in rows:
         for name, column in values.items():
-            column.append(_value(row, name, batch))
+            column.append(_get_value(row, name, batch))
     return pd.DataFrame({name: pd.Series(column, dtype=columns[name]) for name, column in values.items()})
 
 
-def _value(row: Stored, name: str, batch: str) -> Any:
+def _get_value(row: StoredRow, name: str, batch: str) -> Any:
     if name == "batch":
         return batch
     if name == "group":

@@ -1,6 +1,6 @@
-"""Index of known rows by identity: small enough for millions of rows, exact enough to report why two differ.
+"""Index of stored rows by identity: small enough for millions of rows, exact enough to report why two differ.
 
-A row takes about 230 bytes, independent of its content: its digests, its moment, and the position of its line, which is
+A row takes about 230 bytes, independent of its content: its digests, its time, and the position of its line, which is
 read again in the rare case that a difference has to be reported.
 """
 
@@ -18,20 +18,35 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
-from abstain.data.store.record_keys import Record, RecordKey, Stored, from_microseconds, interaction_identity, parse_key
+from abstain.data.store.record_keys import (
+    Record,
+    RecordKey,
+    StoredRow,
+    from_microseconds,
+    make_interaction_identity,
+    parse_key,
+)
 
-CONTRACTS: dict[str, type[Stored]] = {"interactions": Interaction, "feedback": Thumb, "reviews": Review}
+CONTRACTS: dict[str, type[StoredRow]] = {"interactions": Interaction, "feedback": Thumb, "reviews": Review}
 
 T = TypeVar("T")
 
 BLOCK_ROWS = 20_000
-"""Rows that are in memory together."""
+"""Maximum number of rows in memory at a time."""
 
 _PACKED = struct.Struct("<16sqIQI")
 
 
 class IndexedRow(NamedTuple):
-    """A known row: digest of its content, moment (microseconds), and where its line lies."""
+    """The index entry of a row.
+
+    Attributes:
+        content: Digest of its content.
+        timestamp_us: Its time in microseconds since 1970.
+        file: Number of its file.
+        offset: Offset of its line in bytes.
+        length: Length of its line in bytes.
+    """
 
     content: bytes
     timestamp_us: int
@@ -51,37 +66,62 @@ class KeyIndex:
         return len(self._entries)
 
     def add_file(self, table: str, path: Path) -> None:
-        """Add every line of `path`. Raises `AbstainError` naming file and line of an invalid one."""
-        number = self.open_file(table, path)
+        """Add every line of a file.
+
+        Args:
+            table: Name of its table.
+            path: The file.
+
+        Raises:
+            AbstainError: A line is invalid; the message names file and line.
+        """
+        file_number = self.open_file(table, path)
         for line_number, (offset, text) in enumerate(read_lines(path), start=1):
             try:
-                found = parse_key(table, text)
+                key = parse_key(table, text)
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise AbstainError(
                     Code.DAMAGED_DATA,
                     f"{path} line {line_number}: no row of {table}: restore data/ with `dvc checkout`",
                 ) from None
-            self.add(found, number, offset, len(text))
+            self.add(key, file_number, offset, len(text))
 
     def open_file(self, table: str, path: Path) -> int:
-        """The number under which rows of `path` are added."""
+        """Register a file.
+
+        Args:
+            table: Name of its table.
+            path: The file.
+
+        Returns:
+            The number under which its rows are added.
+        """
         self._files.append((table, path))
         return len(self._files) - 1
 
     def add(self, row: RecordKey | Record, file: int, offset: int, length: int) -> None:
+        """Add a row, unless its identity is in the index already.
+
+        Args:
+            row: Its digests and its time.
+            file: Number of its file.
+            offset: Offset of its line in bytes.
+            length: Length of its line in bytes.
+        """
         self._entries.setdefault(row.identity, _PACKED.pack(row.content, row.timestamp_us, file, offset, length))
 
     def find(self, identity: bytes) -> IndexedRow | None:
+        """Return the entry of an identity; None if there is none."""
         packed = self._entries.get(identity)
         return None if packed is None else IndexedRow(*_PACKED.unpack(packed))
 
-    def asked_at(self, interaction_id: str) -> datetime | None:
-        """When an interaction was asked; None where it is not known."""
-        found = self.find(interaction_identity(interaction_id))
-        return None if found is None else from_microseconds(found.timestamp_us)
+    def get_asked_at(self, interaction_id: str) -> datetime | None:
+        """Return the time at which an interaction was asked; None if it is not in the index."""
+        entry = self.find(make_interaction_identity(interaction_id))
+        return None if entry is None else from_microseconds(entry.timestamp_us)
 
-    def read(self, entry: IndexedRow) -> Stored:
-        """The row itself, read from its file."""
+    def read_row(self, entry: IndexedRow) -> StoredRow:
+        """Read the row of an entry from its file."""
         table, path = self._files[entry.file]
         with path.open("rb") as file:
             file.seek(entry.offset)
@@ -89,7 +129,17 @@ class KeyIndex:
 
 
 class IndexedWriter:
-    """A file of one table that is being written: each row is in the index at once, and can be read after `flush`."""
+    """A file of one table that is being written: each row is in the index at once, and readable after `flush`.
+
+    Args:
+        path: The new file.
+        table: Name of its table.
+        index: Index to which its rows are added.
+
+    Attributes:
+        path: The file.
+        rows: Number of rows written.
+    """
 
     def __init__(self, path: Path, table: str, index: KeyIndex) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,22 +148,32 @@ class IndexedWriter:
         self.rows = 0
 
     def append(self, line: Record) -> None:
+        """Write a row and add it to the index."""
         self._index.add(line, self._number, self._file.tell(), len(line.line))
         self._file.write(line.line + b"\n")
         self.rows += 1
 
     def flush(self) -> None:
+        """Make the rows readable."""
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file once its bytes are on disk."""
+        """Close the file after its bytes are on disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
 
 def iter_batches(rows: Iterable[T], size: int) -> Iterator[list[T]]:
-    """`rows` in lists of at most `size`."""
+    """Divide rows into lists.
+
+    Args:
+        rows: Any rows.
+        size: Maximum length of a list.
+
+    Yields:
+        The lists.
+    """
     iterator = iter(rows)
     while block := list(islice(iterator, size)):
         yield block

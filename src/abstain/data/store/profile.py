@@ -23,7 +23,7 @@ from abstain.core.contracts import Interaction, Row
 from abstain.data.store.record_keys import Record
 
 MAX_LANGUAGE_SAMPLES = 1_000
-"""Texts of each kind whose language is detected, a batch."""
+"""Maximum number of questions, and of answers, of a batch whose language is detected."""
 
 LANGUAGE_SAMPLE_CHARS = 500
 """Characters of a text from which its language is detected."""
@@ -37,13 +37,18 @@ MEASURES = (*LENGTHS, *LANGUAGES)
 
 
 class Profile(Row):
-    """Counts of a batch's interactions by measure and class; a length's class is its lower bound."""
+    """Counts of a batch's interactions by measure and class; the class of a length is its lower bound.
+
+    Attributes:
+        rows: Number of interactions.
+        counts: Measure -> class -> number of interactions.
+    """
 
     rows: int = 0
     counts: dict[str, dict[str, int]] = Field(default_factory=dict)
 
     def get_counts(self, measure: str) -> dict[str, int]:
-        """The counts of one measure, empty where it was not taken."""
+        """Return the counts of one measure; empty if it was not taken."""
         return self.counts.get(measure, {})
 
     def __add__(self, other: Profile) -> Profile:
@@ -55,16 +60,16 @@ class Profile(Row):
 
 
 class Profiler:
-    """Takes the interactions of a batch one by one; keeps counts and a sample of texts."""
+    """Builder of a profile: takes interactions one by one, and keeps counts and a sample of texts."""
 
     def __init__(self) -> None:
         self._rows = 0
         self._lengths: dict[str, Counter[str]] = {name: Counter() for name in LENGTHS}
         self._sample: list[tuple[int, str, str]] = []
 
-    def add(self, line: Record) -> None:
-        """Count `line`, which holds an interaction."""
-        row = line.row
+    def add(self, record: Record) -> None:
+        """Count an interaction."""
+        row = record.row
         assert isinstance(row, Interaction)
         self._rows += 1
         texts = (len(row.question), len(row.answer), sum(len(context.text) for context in row.contexts))
@@ -72,7 +77,7 @@ class Profiler:
             self._lengths[name][get_length_bin(length)] += 1
         # A heap of the smallest digests, the largest of them first.
         entry = (
-            -int.from_bytes(line.identity, "big"),
+            -int.from_bytes(record.identity, "big"),
             row.question[:LANGUAGE_SAMPLE_CHARS],
             row.answer[:LANGUAGE_SAMPLE_CHARS],
         )
@@ -81,27 +86,29 @@ class Profiler:
         else:
             heapq.heappushpop(self._sample, entry)
 
-    def profile(self) -> Profile:
-        """The counts so far."""
+    def build_profile(self) -> Profile:
+        """Return the profile of the interactions so far."""
         counts: dict[str, Counter[str]] = dict(self._lengths)
         for name, position in zip(LANGUAGES, (1, 2), strict=True):
             counts[name] = Counter(detect_language(str(entry[position])) for entry in self._sample)
-        return Profile(rows=self._rows, counts={name: dict(sorted(found.items())) for name, found in counts.items()})
+        return Profile(
+            rows=self._rows, counts={name: dict(sorted(class_counts.items())) for name, class_counts in counts.items()}
+        )
 
 
 def get_length_bin(length: int) -> str:
-    """The lower bound of the half octave that `length` lies in."""
+    """Return the lower bound of the half octave that contains `length`."""
     return "0" if length < 1 else str(math.ceil(2 ** (math.floor(2 * math.log2(length)) / 2)))
 
 
 def detect_language(text: str) -> str:
-    """ISO 639 code of the likeliest language of `text`, `und` where none is."""
-    code: str = _identifier().classify(text)[0]
+    """Return the ISO 639 code of the likeliest language of `text`; `und` if none is likely."""
+    code: str = _load_identifier().classify(text)[0]
     return code
 
 
 @lru_cache(maxsize=1)
-def _identifier() -> Any:
+def _load_identifier() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True, min_confidence=MIN_LANGUAGE_PROBABILITY)

@@ -1,8 +1,8 @@
 """Stored rows: the canonical line of a row, and the digests of its identity and its content.
 
-`identity` is unique: an interaction's id; the interaction, moment and person of a thumb or a review. `content` is of
-the whole line. Equal identities with equal content are duplicates, with other content a conflict. Both are 16 bytes of
-BLAKE2b: those of a million rows fit into memory, and collisions are improbable.
+`identity` is unique: an interaction's id; or interaction, time and person of a thumb or a review. `content` is the
+digest of the complete line. Equal identities with equal content are duplicates, with other content a conflict. Both are
+16 bytes of BLAKE2b: those of a million rows fit into memory, and collisions are improbable.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from abstain.core.contracts import Interaction, Review, Row, Thumb
 
-Stored = Interaction | Thumb | Review
-"""The rows that arrive in batches and are kept in parts."""
+StoredRow = Interaction | Thumb | Review
+"""The rows that arrive in batches and are stored in parts."""
 
 TABLES: dict[type[Row], str] = {Interaction: "interactions", Thumb: "feedback", Review: "reviews"}
 
@@ -24,9 +24,17 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Record(NamedTuple):
-    """One row with its canonical line (without the line break), its digests, and its moment as in `RecordKey`."""
+    """A row with its canonical line and its digests.
 
-    row: Stored
+    Attributes:
+        row: The row.
+        line: Its canonical line, without the line break.
+        identity: Digest of its identity.
+        content: Digest of its line.
+        timestamp_us: Its time in microseconds since 1970.
+    """
+
+    row: StoredRow
     line: bytes
     identity: bytes
     content: bytes
@@ -40,61 +48,104 @@ class Record(NamedTuple):
 
 
 class RecordKey(NamedTuple):
-    """The index entry of a stored line, computed without parsing a row; `moment` in microseconds since 1970."""
+    """The digests of a stored line, computed without parsing a row.
+
+    Attributes:
+        identity: Digest of its identity.
+        content: Digest of the line.
+        timestamp_us: Its time in microseconds since 1970.
+    """
 
     identity: bytes
     content: bytes
-    moment: int
+    timestamp_us: int
 
 
-def make_record(row: Stored) -> Record:
-    """`row` as it is stored."""
+def make_record(row: StoredRow) -> Record:
+    """Return `row` with its line and digests."""
     text = row.to_json_line().encode()
     content = _digest(text)
-    key = row.interaction_id
+    interaction_id = row.interaction_id
     match row:
         case Interaction():
-            return Record(row, text, interaction_identity(key), content, to_microseconds(row.asked_at))
+            return Record(row, text, make_interaction_identity(interaction_id), content, to_microseconds(row.asked_at))
         case Thumb():
-            moment = to_microseconds(row.given_at)
-            return Record(row, text, _make_feedback_record(b"f", key, moment, row.user, content), content, moment)
+            timestamp_us = to_microseconds(row.given_at)
+            return Record(
+                row,
+                text,
+                _make_feedback_identity(b"f", interaction_id, timestamp_us, row.user, content),
+                content,
+                timestamp_us,
+            )
         case Review():
-            moment = to_microseconds(row.reviewed_at)
-            return Record(row, text, _make_feedback_record(b"r", key, moment, row.reviewer, content), content, moment)
+            timestamp_us = to_microseconds(row.reviewed_at)
+            return Record(
+                row,
+                text,
+                _make_feedback_identity(b"r", interaction_id, timestamp_us, row.reviewer, content),
+                content,
+                timestamp_us,
+            )
 
 
 def parse_key(table: str, text: bytes) -> RecordKey:
-    """The digests of a stored line of `table`. Raises `ValueError` or `KeyError` for an invalid line."""
+    """Compute the digests of a stored line.
+
+    Args:
+        table: Name of its table.
+        text: The line, without the line break.
+
+    Returns:
+        The digests and the time.
+
+    Raises:
+        ValueError: The line is invalid.
+        KeyError: A field is missing.
+    """
     fields: Mapping[str, Any] = json.loads(text)
     content = _digest(text)
-    key = fields["interaction_id"]
+    interaction_id = fields["interaction_id"]
     if table == "interactions":
         return RecordKey(
-            interaction_identity(key), content, to_microseconds(datetime.fromisoformat(fields["asked_at"]))
+            make_interaction_identity(interaction_id),
+            content,
+            to_microseconds(datetime.fromisoformat(fields["asked_at"])),
         )
-    at, who = ("given_at", "user") if table == "feedback" else ("reviewed_at", "reviewer")
-    moment = to_microseconds(datetime.fromisoformat(fields[at]))
-    return RecordKey(_make_feedback_record(table[:1].encode(), key, moment, fields[who], content), content, moment)
+    time_field, person_field = ("given_at", "user") if table == "feedback" else ("reviewed_at", "reviewer")
+    timestamp_us = to_microseconds(datetime.fromisoformat(fields[time_field]))
+    return RecordKey(
+        _make_feedback_identity(table[:1].encode(), interaction_id, timestamp_us, fields[person_field], content),
+        content,
+        timestamp_us,
+    )
 
 
-def interaction_identity(interaction_id: str) -> bytes:
+def make_interaction_identity(interaction_id: str) -> bytes:
+    """Return the identity of the interaction with this id."""
     return _digest(b"i\0" + interaction_id.encode())
 
 
-def to_microseconds(moment: datetime) -> int:
-    """Since 1970, exact."""
-    return (moment - _EPOCH) // timedelta(microseconds=1)
+def to_microseconds(timestamp: datetime) -> int:
+    """Return the exact number of microseconds since 1970."""
+    return (timestamp - _EPOCH) // timedelta(microseconds=1)
 
 
 def from_microseconds(microseconds: int) -> datetime:
+    """Return the time in UTC that is this many microseconds after 1970."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
-def _make_feedback_record(kind: bytes, interaction_id: str, moment: int, who: str | None, content: bytes) -> bytes:
-    """The content of an anonymous thumb is its identity: two equal ones may come from two people."""
-    if who is None:
+def _make_feedback_identity(
+    kind: bytes, interaction_id: str, timestamp_us: int, person: str | None, content: bytes
+) -> bytes:
+    """Return the identity of a thumb or a review.
+
+    That of an anonymous thumb is its content: two equal ones may come from two people.
+    """
+    if person is None:
         return _digest(kind + b"\0" + content)
-    return _digest(b"\0".join((kind, interaction_id.encode(), str(moment).encode(), who.encode())))
+    return _digest(b"\0".join((kind, interaction_id.encode(), str(timestamp_us).encode(), person.encode())))
 
 
 def _digest(content: bytes) -> bytes:

@@ -3,13 +3,13 @@
 Notes:
 
 * A group never straddles training and evaluation. By group, a hash of (seed, group) assigns the split, which never
-  changes as data grows; of the hold-out's groups the questions from `holdout_from` on are the hold-out, and those
-  before it are `excluded`. By time, the hold-out are the questions asked in [`holdout_from`, `holdout_frozen_at`), and
-  earlier rows of a group with questions then or later are `excluded`: used neither for training nor for evaluation.
-* The hold-out is frozen by date, with the same rows for every challenger; questions from `holdout_frozen_at` on are
-  `newest`, the window that shows drift (by group: only in the hold-out's groups). Neither is trained on. The date is
-  null until the first promotion with a guarantee, which writes it: until then no question is too new for the hold-out.
-* Too little data is an error here, with its remedy, rather than a meaningless figure later.
+  changes as data grows; in the hold-out's groups the questions from `holdout_from` on are the hold-out, and earlier
+  ones are `excluded`. By time, the hold-out consists of the questions asked in [`holdout_from`, `holdout_frozen_at`),
+  and earlier rows of a group with questions then or later are `excluded`: used neither for training nor for evaluation.
+* The hold-out is frozen by date, with the same rows for every candidate. Questions from `holdout_frozen_at` on are the
+  `newest` split, which shows drift (by group: only in the hold-out's groups). Neither is trained on. The date is null
+  until the first promotion with a guarantee, which writes it; until then no question is too new for the hold-out.
+* Too little data is an error here, with its remedy, rather than a meaningless metric later.
 """
 
 from __future__ import annotations
@@ -32,56 +32,90 @@ Split = Literal["train", "validation", "holdout", "newest", "excluded"]
 
 REQUIRED_SPLITS: tuple[Split, ...] = ("train", "validation", "holdout")
 MIN_SAMPLED = 100
-"""With fewer reviews that were drawn with known probabilities, the others count, too."""
+"""If fewer reviews were sampled with known probabilities, self-selected reviews count as well."""
 
 
 def hash_to_unit_interval(seed: int, group: str) -> float:
-    """A number in [0, 1) that depends on `seed` and `group` alone: the top 53 bits of a sha256."""
+    """Hash a group to a number in [0, 1): the top 53 bits of a SHA-256.
+
+    Args:
+        seed: Seed of the split.
+        group: Name of the group.
+
+    Returns:
+        The number, which depends only on seed and group.
+    """
     digest = hashlib.sha256(f"{seed}:{group}".encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
 def assign_splits(groups: pd.Series, asked_at: pd.Series, params: SplitParams) -> pd.Series:
-    """The split of each row, as text, with the index of `groups`.
+    """Assign a split to each row.
 
     Args:
-        groups: the group of each row, by name.
-        asked_at: timestamps in UTC, aligned with `groups`.
+        groups: Group of each row, by name.
+        asked_at: Timestamps in UTC, aligned with `groups`.
+        params: `split` of params.yaml.
+
+    Returns:
+        Name of the split, with the index of `groups`.
     """
     codes, names = pd.factorize(groups)
     position = np.array([hash_to_unit_interval(params.seed, name) for name in names], float)
     frozen = is_asked_since(asked_at, params.holdout_frozen_at)
     if params.by == "group":
-        held, drawn = position < params.holdout, position < params.holdout + params.validation
-        late = (
+        is_holdout, is_validation = position < params.holdout, position < params.holdout + params.validation
+        is_late = (
             np.ones(len(codes), bool) if params.holdout_from is None else is_asked_since(asked_at, params.holdout_from)
         )
-        of_held = np.where(frozen, "newest", np.where(late, "holdout", "excluded"))
-        split = np.where(held[codes], of_held, _train_or(drawn[codes]))
+        holdout_split = np.where(frozen, "newest", np.where(is_late, "holdout", "excluded"))
+        split = np.where(is_holdout[codes], holdout_split, _choose_train_or_validation(is_validation[codes]))
     else:
-        late = (asked_at >= params.holdout_from).to_numpy(bool)
-        held = np.zeros(len(names), bool)
-        held[codes[late]] = True
-        early = np.where(held[codes], "excluded", _train_or((position < params.validation)[codes]))
-        split = np.where(late, np.where(frozen, "newest", "holdout"), early)
+        is_late = (asked_at >= params.holdout_from).to_numpy(bool)
+        is_holdout = np.zeros(len(names), bool)
+        is_holdout[codes[is_late]] = True
+        early_split = np.where(
+            is_holdout[codes], "excluded", _choose_train_or_validation((position < params.validation)[codes])
+        )
+        split = np.where(is_late, np.where(frozen, "newest", "holdout"), early_split)
     return pd.Series(split, index=groups.index, dtype="str")
 
 
-def is_asked_since(moments: pd.Series, frozen_at: datetime | None) -> np.ndarray:
-    """Which of `moments` (UTC) are not before the date on which the hold-out froze: none where it has not frozen."""
-    return np.zeros(len(moments), bool) if frozen_at is None else (moments >= frozen_at).to_numpy(bool)
+def is_asked_since(asked_at: pd.Series, since: datetime | None) -> np.ndarray:
+    """Mark rows that are not before a date.
+
+    Args:
+        asked_at: Timestamps in UTC.
+        since: The date, such as that on which the hold-out was frozen; None marks no row.
+
+    Returns:
+        (rows,) bool.
+    """
+    return np.zeros(len(asked_at), bool) if since is None else (asked_at >= since).to_numpy(bool)
 
 
 def check_splits(splits: Sequence[str] | pd.Series, correct: Sequence[bool] | pd.Series, by: str = "group") -> None:
-    """Raise `AbstainError`, naming split and remedy, unless each needed split has correct and incorrect answers."""
+    """Check that each required split has correct and incorrect answers.
+
+    Args:
+        splits: Split of each labelled row.
+        correct: Label of each row.
+        by: `split.by` of params.yaml, for the remedy.
+
+    Raises:
+        AbstainError: A split lacks one kind; the message names split and remedy.
+        ValueError: The arguments have different lengths.
+    """
     if len(splits) != len(correct):
         raise ValueError(f"{len(splits)} splits for {len(correct)} labels")
     labelled = pd.DataFrame({"split": pd.Series(splits, dtype="str"), "correct": pd.Series(correct, dtype=bool)})
-    found = labelled.value_counts().to_dict()
+    counts = labelled.value_counts().to_dict()
     for split in REQUIRED_SPLITS:
-        correct_count, incorrect_count = found.get((split, True), 0), found.get((split, False), 0)
+        correct_count, incorrect_count = counts.get((split, True), 0), counts.get((split, False), 0)
         if not correct_count + incorrect_count:
-            raise AbstainError(Code.TOO_FEW_LABELS, f"no labelled rows in the split '{split}': {_remedy(split, by)}")
+            raise AbstainError(
+                Code.TOO_FEW_LABELS, f"no labelled rows in the split '{split}': {_suggest_remedy(split, by)}"
+            )
         if not correct_count or not incorrect_count:
             only, absent = ("correct", "incorrect") if correct_count else ("incorrect", "correct")
             raise AbstainError(
@@ -91,17 +125,25 @@ def check_splits(splits: Sequence[str] | pd.Series, correct: Sequence[bool] | pd
             )
 
 
-def holdout_digest(ids: Sequence[str], labels: Sequence[bool]) -> str:
-    """sha256 (hex) over rows and labels, independent of their order: equal digests mean the same hold-out."""
+def compute_holdout_digest(ids: Sequence[str], labels: Sequence[bool]) -> str:
+    """Compute a SHA-256 (hex) over rows and labels, independent of their order.
+
+    Args:
+        ids: Ids of the hold-out's interactions.
+        labels: Their labels.
+
+    Returns:
+        The digest; equal digests mean the same hold-out.
+    """
     pairs = sorted((key, bool(label)) for key, label in zip(ids, labels, strict=True))
     return hashlib.sha256(json.dumps(pairs, ensure_ascii=False).encode()).hexdigest()
 
 
-def _train_or(validates: np.ndarray) -> np.ndarray:
-    return np.asarray(np.where(validates, "validation", "train"))
+def _choose_train_or_validation(is_validation: np.ndarray) -> np.ndarray:
+    return np.asarray(np.where(is_validation, "validation", "train"))
 
 
-def _remedy(split: Split, by: str) -> str:
+def _suggest_remedy(split: Split, by: str) -> str:
     if by == "group":
         fraction = "" if split == "train" else f", or raise split.{split} in params.yaml"
         frozen = ", or move split.holdout_frozen_at" if split == "holdout" else ""
@@ -113,23 +155,40 @@ def _remedy(split: Split, by: str) -> str:
 
 
 def select_reviewed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The reviewed rows of the training table: thumbs indicate usefulness, not correctness, and cannot test it."""
+    """Return the reviewed rows of the training table: thumbs indicate usefulness, and cannot test correctness."""
     return frame[frame["source"] == "review"]
 
 
 def split_by_sampling(rows: pd.DataFrame, sampled_only: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The reviewed `rows` that count, and those apart from them.
+    """Divide reviewed rows into those that count and those that do not.
 
-    Where at least `MIN_SAMPLED` were `drawn` with known probabilities, these stand for all answers, and reviews that
-    chose themselves say nothing more of these. With fewer, all count, and stand for answers like them. They do so, too,
-    where they are to check a guarantee that is not `sampled_only` answers.
+    If at least `MIN_SAMPLED` rows were sampled with known probabilities, these represent all answers, and self-selected
+    reviews add nothing to that. With fewer, all rows count, and represent answers like them. They also count if they
+    are to check a guarantee that is not limited to sampled answers.
+
+    Args:
+        rows: Reviewed rows with the column `drawn`, whether they were sampled.
+        sampled_only: Whether the guarantee is limited to sampled answers.
+
+    Returns:
+        The rows that count, and the others.
     """
-    drawn = rows["drawn"]
-    if not sampled_only or drawn.sum() < MIN_SAMPLED:
+    is_sampled = rows["drawn"]
+    if not sampled_only or is_sampled.sum() < MIN_SAMPLED:
         return rows, rows.iloc[:0]
-    return rows[drawn], rows[~drawn]
+    return rows[is_sampled], rows[~is_sampled]
 
 
 def select_reviewed_holdout(frame: pd.DataFrame, rows: Sequence[Row]) -> list[Row]:
-    """The reviewed hold-out rows among `rows`, one per row of the training table."""
-    return [rows[at] for at in np.flatnonzero((frame["split"] == "holdout") & (frame["source"] == "review")).tolist()]
+    """Select the reviewed hold-out rows.
+
+    Args:
+        frame: The training table.
+        rows: One object for each of its rows.
+
+    Returns:
+        The objects of the reviewed hold-out rows.
+    """
+    return [
+        rows[index] for index in np.flatnonzero((frame["split"] == "holdout") & (frame["source"] == "review")).tolist()
+    ]

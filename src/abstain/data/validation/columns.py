@@ -15,48 +15,61 @@ from abstain.data.validation.checks import ExistingData, ValidatedRows
 Table = list[dict[str, Any]]
 
 
-def build_tables(rows: ValidatedRows, known: ExistingData, now: datetime) -> dict[str, Table]:
-    """The columns of the expectations; `row` is the key of the row they belong to."""
-    asked = {line.row.interaction_id: from_microseconds(line.timestamp_us) for line in rows.interactions}
+def build_tables(rows: ValidatedRows, existing: ExistingData, now: datetime) -> dict[str, Table]:
+    """Compute the columns of the expectations.
+
+    Args:
+        rows: Rows to check.
+        existing: Earlier data.
+        now: Current time in UTC.
+
+    Returns:
+        Table -> records; the column `row` is the key of the row.
+    """
+    asked_at_by_id = {record.row.interaction_id: from_microseconds(record.timestamp_us) for record in rows.interactions}
     chunk_counts = Counter(chunk.doc_id for chunk in rows.chunks if chunk.removed_at is None)
 
-    def reply(line: Record, at: str) -> dict[str, Any]:
-        """The common columns of feedback and reviews."""
-        row = line.row
-        asked_at = asked.get(row.interaction_id) or known.index.asked_at(row.interaction_id)
-        moment: datetime = getattr(row, at)
+    def build_feedback_columns(record: Record, time_field: str) -> dict[str, Any]:
+        """Return the common columns of thumbs and reviews."""
+        row = record.row
+        asked_at = asked_at_by_id.get(row.interaction_id) or existing.index.get_asked_at(row.interaction_id)
+        timestamp: datetime = getattr(row, time_field)
         return {
-            "row": line.key,
+            "row": record.key,
             "interaction_id": row.interaction_id,
             "interaction_known": asked_at is not None,
-            "delay_days": (moment - asked_at) / timedelta(days=1) if asked_at else math.nan,
-            "identity": line.identity.hex(),
-            "known_before": known.index.find(line.identity) is not None,
-            f"{at}_seconds_ahead": _seconds(moment, now),
+            "delay_days": (timestamp - asked_at) / timedelta(days=1) if asked_at else math.nan,
+            "identity": record.identity.hex(),
+            "known_before": existing.index.find(record.identity) is not None,
+            f"{time_field}_seconds_ahead": _compute_seconds_ahead(timestamp, now),
         }
 
     return {
-        "interactions": [_interaction(line, known, now) for line in rows.interactions],
+        "interactions": [_build_interaction_columns(record, existing, now) for record in rows.interactions],
         "feedback": [
-            {**reply(line, "given_at"), "thumb": line.row.thumb, "comment_chars": len(line.row.comment or "")}
-            for line in rows.feedback
-            if isinstance(line.row, Thumb)
+            {
+                **build_feedback_columns(record, "given_at"),
+                "thumb": record.row.thumb,
+                "comment_chars": len(record.row.comment or ""),
+            }
+            for record in rows.feedback
+            if isinstance(record.row, Thumb)
         ],
         "reviews": [
             {
-                **reply(line, "reviewed_at"),
-                "reviewer": line.row.reviewer,
-                "ideal_answer_chars": len(line.row.ideal_answer or ""),
-                "inclusion_probability": _number(line.row.inclusion_probability),
+                **build_feedback_columns(record, "reviewed_at"),
+                "reviewer": record.row.reviewer,
+                "ideal_answer_chars": len(record.row.ideal_answer or ""),
+                "inclusion_probability": _to_float(record.row.inclusion_probability),
             }
-            for line in rows.reviews
-            if isinstance(line.row, Review)
+            for record in rows.reviews
+            if isinstance(record.row, Review)
         ],
         "documents": [
             {
                 "row": f"documents/{row.doc_id}",
                 "doc_id": row.doc_id,
-                "updated_at_seconds_ahead": _seconds(row.updated_at, now),
+                "updated_at_seconds_ahead": _compute_seconds_ahead(row.updated_at, now),
                 "chunks": chunk_counts[row.doc_id],
             }
             for row in rows.documents
@@ -67,7 +80,7 @@ def build_tables(rows: ValidatedRows, known: ExistingData, now: datetime) -> dic
                 "chunk_id": row.chunk_id,
                 "kind": row.kind,
                 "text_chars": len(row.text),
-                "document_known": row.doc_id in known.doc_ids,
+                "document_known": row.doc_id in existing.doc_ids,
                 "document_named": get_document_id(row.chunk_id) == row.doc_id,
             }
             for row in rows.chunks
@@ -75,42 +88,44 @@ def build_tables(rows: ValidatedRows, known: ExistingData, now: datetime) -> dic
     }
 
 
-def _interaction(line: Record, known: ExistingData, now: datetime) -> dict[str, Any]:
-    row = line.row
+def _build_interaction_columns(record: Record, existing: ExistingData, now: datetime) -> dict[str, Any]:
+    row = record.row
     assert isinstance(row, Interaction)
-    cited = [context.chunk_id for context in row.contexts if not context.chunk_id.startswith(UNNAMED_PREFIX)]
-    unknown = [chunk_id for chunk_id in cited if get_document_id(chunk_id) not in known.doc_ids]
+    cited_ids = [context.chunk_id for context in row.contexts if not context.chunk_id.startswith(UNNAMED_PREFIX)]
+    unknown_ids = [chunk_id for chunk_id in cited_ids if get_document_id(chunk_id) not in existing.doc_ids]
     return {
-        "row": line.key,
+        "row": record.key,
         "interaction_id": row.interaction_id,
-        "known_before": known.index.find(line.identity) is not None,
-        "asked_at": line.timestamp_us,
-        "asked_at_seconds_ahead": _seconds(row.asked_at, now),
+        "known_before": existing.index.find(record.identity) is not None,
+        "asked_at": record.timestamp_us,
+        "asked_at_seconds_ahead": _compute_seconds_ahead(row.asked_at, now),
         "question_chars": len(row.question),
         "answer_chars": len(row.answer),
         "contexts": len(row.contexts),
         "longest_context_chars": max((len(context.text) for context in row.contexts), default=0),
-        "unknown_contexts": _listed(unknown),
-        "outdated_contexts": _listed(
-            chunk_id for chunk_id in cited if chunk_id not in known.chunk_ids and chunk_id not in unknown
+        "unknown_contexts": _join_quoted(unknown_ids),
+        "outdated_contexts": _join_quoted(
+            chunk_id for chunk_id in cited_ids if chunk_id not in existing.chunk_ids and chunk_id not in unknown_ids
         ),
         "model": row.model,
-        "scores_not_finite": _listed(name for name, score in (row.writer or {}).items() if not math.isfinite(score)),
-        "largest_token_log_prob": _number(max(row.token_log_probs or (), default=None)),
+        "scores_not_finite": _join_quoted(
+            name for name, score in (row.writer or {}).items() if not math.isfinite(score)
+        ),
+        "largest_token_log_prob": _to_float(max(row.token_log_probs or (), default=None)),
         "decision": row.decision,
-        "propensity": _number(row.propensity),
+        "propensity": _to_float(row.propensity),
         "decided": row.propensity is None or row.decision is not None,
     }
 
 
-def _number(value: float | None) -> float:
-    """nan where there is none, so that a column of numbers stays one."""
+def _to_float(value: float | None) -> float:
+    """Return nan for None, so that a column of numbers stays one."""
     return math.nan if value is None else value
 
 
-def _seconds(moment: datetime, now: datetime) -> float:
-    return (moment - now).total_seconds()
+def _compute_seconds_ahead(timestamp: datetime, now: datetime) -> float:
+    return (timestamp - now).total_seconds()
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_quoted(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in sorted(set(names)))

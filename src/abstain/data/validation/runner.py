@@ -1,13 +1,13 @@
-"""Run the expectations over tables, with Great Expectations: at ingest on the new batch, later on all of data/.
+"""Check expectations on tables with Great Expectations: at ingest on the new batch, later on all of data/.
 
 Notes:
 
-* One mechanism checks rows, the training table and the drift figures: a table of plain columns, a suite of
+* One mechanism checks rows, the training table and the drift statistics: a table of plain columns, a suite of
   `Expectation`s, `run_suites`.
-* Great Expectations is imported inside the one function that needs it: it costs seconds, and most commands
+* Great Expectations is imported inside the only function that needs it: the import takes seconds, and most commands
   never validate.
-* `batch.validate` on an ephemeral context, without a checkpoint: nothing is stored or sent, and the failing
-  rows come back by key. Its results are converted into plain dataclasses at once.
+* `batch.validate` runs on an ephemeral context, without a checkpoint: nothing is stored or sent, and the failing rows
+  are returned by key. Its results are converted into plain dataclasses at once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 from abstain.config.params import ValidationParams
 from abstain.core.reasons import Reason
-from abstain.data.validation.checks import ExistingData, Expectation, Severity, ValidatedRows, build_suites, percent
+from abstain.data.validation.checks import (
+    ExistingData,
+    Expectation,
+    Severity,
+    ValidatedRows,
+    build_suites,
+    format_short_percent,
+)
 from abstain.data.validation.columns import Table, build_tables
-from abstain.data.validation.results import SAMPLE, CheckResult, ValidationResult
+from abstain.data.validation.results import MAX_SAMPLE_ROWS, CheckResult, ValidationResult
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,28 +38,41 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckResult", "ValidationResult", "run_suites", "validate"]
 
-Failing = list[tuple[str, Any]]
-"""Keys of the rows that fail a check, and their values."""
+FailingRows = list[tuple[str, Any]]
+"""Keys of the rows that fail a check, with their values."""
 
 
 def validate(
     rows: ValidatedRows,
-    known: ExistingData,
+    existing: ExistingData,
     params: ValidationParams,
     now: datetime,
     *,
     unknown_contexts: Severity = "error",
 ) -> ValidationResult:
-    """Check `rows`, which come after `known`, against every suite, as seen at `now`.
+    """Check rows against every suite.
 
-    Raises `RuntimeError` where an expectation could not be evaluated: that is a bug, not bad data.
+    Args:
+        rows: Rows to check.
+        existing: Data that arrived before them.
+        params: `validation` of params.yaml.
+        now: Current time in UTC.
+        unknown_contexts: Severity of a context that no document contains.
+
+    Returns:
+        The result.
+
+    Raises:
+        RuntimeError: An expectation could not be evaluated: that is a bug, not bad data.
     """
-    checked = bool(known.doc_ids)
+    has_documents = bool(existing.doc_ids)
     notes = (
-        () if checked or not rows.interactions else ("interactions: without documents their contexts were not checked",)
+        ()
+        if has_documents or not rows.interactions
+        else ("interactions: without documents their contexts were not checked",)
     )
-    expected = build_suites(params, with_documents=checked, unknown_contexts=unknown_contexts)
-    return run_suites(build_tables(rows, known, now), expected, notes=notes)
+    suites = build_suites(params, with_documents=has_documents, unknown_contexts=unknown_contexts)
+    return run_suites(build_tables(rows, existing, now), suites, notes=notes)
 
 
 def run_suites(
@@ -62,15 +82,28 @@ def run_suites(
     notes: Sequence[str] = (),
     figures: Mapping[str, Any] | None = None,
 ) -> ValidationResult:
-    """Check each table, which has a column `row` of unique keys, against the suite of its name; skip empty ones."""
-    filled = {name: table for name, table in tables.items() if len(table)}
+    """Check each table against the suite of its name; empty tables are skipped.
+
+    Args:
+        tables: Name -> table with a column `row` of unique keys.
+        suites: Name -> expectations.
+        notes: Notes of the result.
+        figures: Data of the charts.
+
+    Returns:
+        The result.
+
+    Raises:
+        RuntimeError: An expectation could not be evaluated.
+    """
+    nonempty_tables = {name: table for name, table in tables.items() if len(table)}
     checks: list[CheckResult] = []
     reasons: dict[str, list[Reason]] = {}
-    for name, failures in _evaluate(filled, suites).items():
+    for name, failures in _evaluate(nonempty_tables, suites).items():
         for check, failing in zip(suites[name], failures, strict=True):
-            failed = [
-                _reason_of(check, row, value)
-                for row, value in failing[: SAMPLE if check.severity == "warning" else None]
+            failure_reasons = [
+                _make_reason(check, row, value)
+                for row, value in failing[: MAX_SAMPLE_ROWS if check.severity == "warning" else None]
             ]
             checks.append(
                 CheckResult(
@@ -81,29 +114,29 @@ def run_suites(
                     severity=check.severity,
                     success=not failing,
                     failed_rows=len(failing),
-                    sample=tuple(row for row, _ in failing[:SAMPLE]),
-                    messages=tuple(map(str, failed[:SAMPLE])),
-                    remark=str(_filled(check.reason, value="…", percent="…", row="…")),
+                    sample=tuple(row for row, _ in failing[:MAX_SAMPLE_ROWS]),
+                    messages=tuple(map(str, failure_reasons[:MAX_SAMPLE_ROWS])),
+                    remark=str(_fill_reason(check.reason, value="…", percent="…", row="…")),
                     code=check.reason.code,
                 )
             )
             if check.severity == "error":
-                for (row, _), reason in zip(failing, failed, strict=True):
+                for (row, _), reason in zip(failing, failure_reasons, strict=True):
                     reasons.setdefault(row, []).append(reason)
     return ValidationResult(
         rows={name: len(table) for name, table in tables.items()},
         checks=tuple(checks),
-        reasons={row: tuple(dict.fromkeys(found)) for row, found in reasons.items()},
+        reasons={row: tuple(dict.fromkeys(row_reasons)) for row, row_reasons in reasons.items()},
         notes=tuple(notes),
         figures=figures or {},
     )
 
 
 def _evaluate(
-    filled: Mapping[str, Table | pd.DataFrame], suites: Mapping[str, Sequence[Expectation]]
-) -> dict[str, list[Failing]]:
-    """For each table and check the failing rows, in the table's order."""
-    if not filled:
+    tables: Mapping[str, Table | pd.DataFrame], suites: Mapping[str, Sequence[Expectation]]
+) -> dict[str, list[FailingRows]]:
+    """Return the failing rows of each table and check, in the table's order."""
+    if not tables:
         return {}
     os.environ["GX_ANALYTICS_ENABLED"] = "False"  # read when the package is imported
     import great_expectations as gx
@@ -112,8 +145,8 @@ def _evaluate(
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     source = context.data_sources.add_pandas("rows")
-    found: dict[str, list[Failing]] = {}
-    for name, table in filled.items():
+    failures_by_table: dict[str, list[FailingRows]] = {}
+    for name, table in tables.items():
         definition = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all")
         batch = definition.get_batch({"dataframe": pd.DataFrame(table)})
         suite = gx.ExpectationSuite(
@@ -133,11 +166,13 @@ def _evaluate(
         )
         # The results' order is not the suite's, hence the position in `meta`.
         by_position = {result.expectation_config.meta["position"]: result for result in outcome.results}
-        found[name] = [_failing(by_position[position], check) for position, check in enumerate(suites[name])]
-    return found
+        failures_by_table[name] = [
+            _list_failing_rows(by_position[position], check) for position, check in enumerate(suites[name])
+        ]
+    return failures_by_table
 
 
-def _failing(result: Any, check: Expectation) -> Failing:
+def _list_failing_rows(result: Any, check: Expectation) -> FailingRows:
     indices = result.result.get("unexpected_index_list")
     if result.success:
         return []
@@ -146,17 +181,19 @@ def _failing(result: Any, check: Expectation) -> Failing:
     return [(index["row"], index[check.column]) for index in indices]
 
 
-def _reason_of(check: Expectation, row: str, value: Any) -> Reason:
-    share = percent(value) if isinstance(value, float) else ""
-    return _filled(check.reason, value=_readable(value), percent=share, row=_readable(row.partition("/")[2]))
+def _make_reason(check: Expectation, row: str, value: Any) -> Reason:
+    share = format_short_percent(value) if isinstance(value, float) else ""
+    return _fill_reason(
+        check.reason, value=_format_value(value), percent=share, row=_format_value(row.partition("/")[2])
+    )
 
 
-def _filled(reason: Reason, **values: str) -> Reason:
+def _fill_reason(reason: Reason, **values: str) -> Reason:
     return replace(reason, message=reason.message.format(**values))
 
 
-def _readable(value: Any) -> str:
-    """A value for a one-line reason: short numbers, no line breaks."""
+def _format_value(value: Any) -> str:
+    """Format a value for a one-line reason: short numbers, no line breaks."""
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:,.2f}".rstrip("0").rstrip(".") if abs(value) >= 0.01 else f"{value:.1g}"
     return " ".join(str(value).split())

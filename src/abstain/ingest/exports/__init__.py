@@ -1,5 +1,5 @@
-"""Exports of other tools as rows: which of their scores is a thumb or a verdict is said by a mapping (`mapping.py`).
+"""Turn exports of other tools into rows; a mapping (`mapping.py`) says which scores are thumbs or criteria of a review.
 
-An export is one or more files of one tool, read together: scores and the answers that they judge are often in files of
-their own. `formats.py` has what the tools' schemas fix, `rows.py` makes the rows.
+An export is one or more files of one tool, read together, because scores and the answers that they rate are often in
+different files. `formats.py` holds what the tools' schemas define, `export_rows.py` makes the rows.
 """

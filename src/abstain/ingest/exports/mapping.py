@@ -1,6 +1,6 @@
-"""The mapping file of an export: where the parts of an answer stand, which score is a thumb, which a verdict.
+"""The mapping file of an export: it locates the parts of an answer, and names scores that are thumbs or reviews.
 
-Nothing is guessed: a score, a value of one, or a reviewer that it does not name gives no row, and is counted.
+Nothing is guessed: a score, a score's value or a reviewer that the mapping does not name gives no row, and is counted.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from abstain.config.yaml_model import FrozenModel, load_yaml_model
-from abstain.core.contracts import Verdict
+from abstain.core.contracts import Criterion
 from abstain.ingest.exports.expressions import Expression, ExpressionText
 from abstain.ingest.exports.formats import FORMATS
 
 
-def value_text(value: Any) -> str:
-    """A score's value as the mapping writes it: `1` for 1 and 1.0, `true` for true, a text without its margins."""
+def format_value(value: Any) -> str:
+    """Return a score's value as the mapping writes it: `1` for 1 and 1.0, `true` for true, a text stripped."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
@@ -26,23 +26,39 @@ def value_text(value: Any) -> str:
     return str(value).strip()
 
 
-def _as_texts(keys: Any) -> Any:
-    """The keys of a mapping as texts. YAML reads yes, no, on and off as true and false, so these need quotes."""
+def _format_keys(keys: Any) -> Any:
+    """Return a mapping with texts as keys. YAML reads yes, no, on and off as true and false, so these need quotes."""
     if not isinstance(keys, Mapping):
         return keys
     for key in keys:
         if isinstance(key, bool) or key is None:
             raise ValueError(
-                f"{value_text(key)} without quotes: YAML reads yes and on as true: quote it as it is meant"
+                f"{format_value(key)} without quotes: YAML reads yes and on as true: quote it as it is meant"
             )
-    return {value_text(key): value for key, value in keys.items()}
+    return {format_value(key): value for key, value in keys.items()}
 
 
-ByText = BeforeValidator(_as_texts)
+ByText = BeforeValidator(_format_keys)
 
 
 class AnswerPaths(FrozenModel):
-    """Where the parts of an answered question stand in a record."""
+    """Expressions that locate the parts of an answered question in a record.
+
+    Attributes:
+        where: Selects the records that are answered questions; None selects all.
+        asked_at: Time of the question.
+        question: Text of the question.
+        answer: Text of the answer.
+        contexts: A list of texts, or of objects with chunk_id and text.
+        model: What wrote the answer, with its version.
+        product: Product that the question is about.
+        line_of_business: Its line of business.
+        group: Group of correlated answers.
+        writer: An object of the writer's scores by name.
+        token_log_probs: Log probabilities of the answer's tokens.
+        decision: What the assistant decided about its answer.
+        propensity: Probability with which the answer was shown.
+    """
 
     where: ExpressionText = Field(None, description="which records are answered questions; all, where it is left out")
     asked_at: ExpressionText
@@ -62,7 +78,13 @@ class AnswerPaths(FrozenModel):
 
 
 class RetrievalPaths(FrozenModel):
-    """Records of their own that hold the contexts of an answer."""
+    """Expressions for records that hold only the contexts of an answer.
+
+    Attributes:
+        where: Selects these records.
+        join: A value that is equal in the record of the answer and in the record of its contexts.
+        contexts: A list of texts, or of objects with chunk_id and text.
+    """
 
     where: ExpressionText
     join: ExpressionText = Field(description="equal in the record of the answer and in that of its contexts")
@@ -70,7 +92,14 @@ class RetrievalPaths(FrozenModel):
 
 
 class ThumbScores(FrozenModel):
-    """Scores that are thumbs. What a format fixes may be left out."""
+    """Scores that are thumbs. A path that the format defines may be left out.
+
+    Attributes:
+        given_at: Time of the thumb.
+        user: User who gave it.
+        comment: The user's comment.
+        scores: Name of a score -> its value -> up or down.
+    """
 
     given_at: ExpressionText = None
     user: ExpressionText = None
@@ -79,17 +108,34 @@ class ThumbScores(FrozenModel):
 
 
 class ReviewScores(FrozenModel):
-    """Scores that are parts of a review. What a format fixes may be left out."""
+    """Scores that are fields of a review. A path that the format defines may be left out.
+
+    Attributes:
+        reviewed_at: Time of the score.
+        reviewer: Person who gave it.
+        reviewers: Persons who count as reviewers.
+        verdicts: Name of a score -> its value -> criteria of the review with their values.
+        ideal_answer: Name of the score whose text is the ideal answer.
+    """
 
     reviewed_at: ExpressionText = None
     reviewer: ExpressionText = None
     reviewers: Literal["all"] | tuple[str, ...] = Field(description="who counts as a reviewer")
-    verdicts: Annotated[dict[str, Annotated[dict[str, dict[Verdict, bool]], ByText]], ByText] = Field(min_length=1)
+    verdicts: Annotated[dict[str, Annotated[dict[str, dict[Criterion, bool]], ByText]], ByText] = Field(min_length=1)
     ideal_answer: str | None = Field(None, description="the score whose text is the ideal answer")
 
 
 class ExportMapping(FrozenModel):
-    """The mapping of the exports of one tool."""
+    """The mapping of the exports of one tool.
+
+    Attributes:
+        format: Name of the tool's format (`formats.FORMATS`).
+        interaction_id: Id of an answer, in its record and in the records of its scores.
+        answers: Where answers are; None if the export has none.
+        retrievals: Where contexts are that have records of their own.
+        thumbs: Which scores are thumbs.
+        reviews: Which scores are fields of a review.
+    """
 
     format: Literal["argilla", "label_studio", "langfuse", "open_webui", "phoenix", "table"]
     interaction_id: ExpressionText = Field(description="of an answer, and of what a score judges")
@@ -104,49 +150,59 @@ class ExportMapping(FrozenModel):
             raise ValueError("it maps nothing: write answers, thumbs or reviews")
         if self.retrievals and not self.answers:
             raise ValueError("retrievals without answers: write answers, too")
-        if twice := sorted(self.thumb_names & self.review_names):
-            raise ValueError(f"the score '{twice[0]}' is a thumb and part of a review: decide for one")
-        for section, field, path in self._needed():
+        if duplicates := sorted(self.thumb_names & self.review_names):
+            raise ValueError(f"the score '{duplicates[0]}' is a thumb and part of a review: decide for one")
+        for section, field, path in self._iter_required():
             if path is None:
                 raise ValueError(f"{section}.{field} is missing: the format {self.format} does not fix where it stands")
         return self
 
-    def _needed(self) -> Iterator[tuple[str, str, Expression | None]]:
-        fixed = FORMATS[self.format]
+    def _iter_required(self) -> Iterator[tuple[str, str, Expression | None]]:
+        defaults = FORMATS[self.format]
         if self.thumbs:
-            yield "thumbs", "given_at", self.thumbs.given_at or fixed.at
+            yield "thumbs", "given_at", self.thumbs.given_at or defaults.scored_at
         if self.reviews:
-            yield "reviews", "reviewed_at", self.reviews.reviewed_at or fixed.at
-            yield "reviews", "reviewer", self.reviews.reviewer or fixed.reviewer
+            yield "reviews", "reviewed_at", self.reviews.reviewed_at or defaults.scored_at
+            yield "reviews", "reviewer", self.reviews.reviewer or defaults.reviewer
 
     @property
     def thumb_names(self) -> frozenset[str]:
-        """The scores that are thumbs."""
+        """The names of scores that are thumbs."""
         return frozenset(self.thumbs.scores if self.thumbs else ())
 
     @property
     def review_names(self) -> frozenset[str]:
-        """The scores that are parts of a review."""
+        """The names of scores that are fields of a review."""
         if self.reviews is None:
             return frozenset()
         return frozenset(self.reviews.verdicts) | ({self.reviews.ideal_answer} if self.reviews.ideal_answer else set())
 
     @property
     def score_names(self) -> frozenset[str]:
-        """All scores that give a row."""
+        """The names of all scores that give a row."""
         return self.thumb_names | self.review_names
 
-    def expressions(self) -> dict[str, Expression]:
-        """Every expression of the file, by its key."""
-        found: dict[str, Expression] = {"interaction_id": self.interaction_id}
+    def get_expressions(self) -> dict[str, Expression]:
+        """Return every expression of the file, by its key."""
+        expressions: dict[str, Expression] = {"interaction_id": self.interaction_id}
         for name in ("answers", "retrievals", "thumbs", "reviews"):
             section = getattr(self, name)
             for key in type(section).model_fields if section else ():
                 if isinstance(value := getattr(section, key), Expression):
-                    found[f"{name}.{key}"] = value
-        return found
+                    expressions[f"{name}.{key}"] = value
+        return expressions
 
 
 def load_mapping(path: Path) -> ExportMapping:
-    """Parse the file `path`. Raises `AbstainError` naming its first wrong key or expression."""
+    """Parse a mapping file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The mapping.
+
+    Raises:
+        AbstainError: The file has a wrong key or expression; the message names the first one.
+    """
     return load_yaml_model(path, ExportMapping, "name a mapping file (docs/howto/exports/index.md)")

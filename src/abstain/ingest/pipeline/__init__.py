@@ -1,1 +1,1 @@
-"""One batch from parsed rows to published parts."""
+"""The pipeline of one batch, from parsed rows to published parts."""

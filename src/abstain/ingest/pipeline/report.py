@@ -1,4 +1,4 @@
-"""The ingest report: counts that must add up, and the reasons for refused rows."""
+"""The ingest report: counts that must add up, and the reasons for rejected rows."""
 
 from __future__ import annotations
 
@@ -13,19 +13,34 @@ from abstain.data.validation.runner import ValidationResult
 
 # Quoted values and figures in a message distinguish rows, not reasons;
 # the hint of a misspelt field, and an example of how to write it, stay.
-_PARTICULARS = re.compile(r"(as in \S+)|(?<!mean )'[^']*'|(?<![\w.])-?\d[\d,.]*(?:e[+-]?\d+)?")
+_VALUES = re.compile(r"(as in \S+)|(?<!mean )'[^']*'|(?<![\w.])-?\d[\d,.]*(?:e[+-]?\d+)?")
 
 
 @dataclass(frozen=True)
 class IngestReport:
-    """Two levels of counts: input rows (`read` is the sum of the next four), and new rows by contract.
+    """Counts of one ingest: input rows (`read` is the sum of the next four), and new rows by contract.
 
-    `newly_refused` are the quarantined rows that were not reported before; `waiting`, those of the held ones that wait
-    for documents. `weighted` reviews brought an inclusion probability of their source's own. `joined` counts the
-    outcomes of rows held by earlier batches whose interaction, or documents, came with this one. `quarantine`, relative
-    to the data folder, is the file of the newly quarantined rows. `source_notes` are lines of the sources themselves.
-    Raises `RuntimeError` when the counts do not add up: a row would have been
-    lost.
+    Attributes:
+        read: Input rows.
+        accepted: Accepted rows.
+        duplicate: Duplicate rows.
+        held: Pending rows, and rows that await documents.
+        quarantined: Quarantined rows.
+        contracts: Contract -> number of new rows.
+        newly_refused: Quarantined rows that were not reported before.
+        waiting: Rows among `held` that await documents.
+        weighted: Reviews with an inclusion probability of their source.
+        joined: Outcome -> number of rows of earlier batches that were pending and whose interaction or documents came
+            now.
+        reasons: Reason -> number of rejected rows.
+        quarantine: File of the newly quarantined rows, relative to the data folder.
+        redacted: Entity -> number of redactions.
+        ignored: Files of no known kind.
+        source_notes: Notes of the sources themselves.
+        validation: Result of the validation; None if there was nothing to validate.
+
+    Raises:
+        RuntimeError: The counts do not add up: a row would have been lost.
     """
 
     read: int
@@ -53,11 +68,18 @@ class IngestReport:
             )
 
     def to_markdown(self) -> str:
-        """Return a short report: the counts, what was refused and why, what to look at."""
-        return document([heading(1, "Ingest"), *self.summary()])
+        """Return a short report: the counts, the reasons for rejected rows, warnings and notes."""
+        return document([heading(1, "Ingest"), *self.summarize()])
 
-    def summary(self, accepted: str = "accepted") -> list[str]:
-        """Return the blocks of the short report below its title; `accepted` names the rows that were."""
+    def summarize(self, accepted: str = "accepted") -> list[str]:
+        """Summarize the ingest below the title of the short report.
+
+        Args:
+            accepted: Label of the accepted rows.
+
+        Returns:
+            Blocks of Markdown.
+        """
         counts = {
             "read": self.read,
             accepted: self.accepted,
@@ -71,10 +93,10 @@ class IngestReport:
             where = f" in {self.quarantine}" if self.quarantine else ", all of them known"
             reasons = bullet_list(f"{count:,} x {reason}" for reason, count in self.reasons.items())
             blocks += [heading(2, "Why rows were refused"), paragraph(f"Quarantined{where}:"), reasons]
-        warnings = self.validation.warning_lines() if self.validation else []
-        return [*blocks, *list_section("Warnings", warnings), *list_section("Notes", self._notes())]
+        warnings = self.validation.format_warnings() if self.validation else []
+        return [*blocks, *list_section("Warnings", warnings), *list_section("Notes", self._make_notes())]
 
-    def _notes(self) -> list[str]:
+    def _make_notes(self) -> list[str]:
         notes = [*self.validation.notes] if self.validation else []
         if self.quarantined and not (self.accepted or self.duplicate or self.held or self.newly_refused):
             notes.append(
@@ -89,8 +111,8 @@ class IngestReport:
                 "quarantine list --rows`"
             )
         if self.joined:
-            became = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.joined.items()))
-            notes.append(f"of those that had waited: {became}")
+            outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.joined.items()))
+            notes.append(f"of those that had waited: {outcomes}")
         if self.weighted:
             notes.append(
                 f"{self.weighted:,} reviews have the inclusion probability that their source gave: it is not checked, "
@@ -103,12 +125,28 @@ class IngestReport:
         return [*notes, *self.source_notes]
 
 
-def without_particulars(reasons: Iterable[Reason]) -> list[str]:
-    """Reasons as they are counted: values are blanked, and equal ones of a row count once."""
-    return list(dict.fromkeys(_PARTICULARS.sub(lambda found: found[1] or "…", reason.coded) for reason in reasons))
+def generalize_reasons(reasons: Iterable[Reason]) -> list[str]:
+    """Generalize the reasons of a row as they are counted.
+
+    Args:
+        reasons: The reasons.
+
+    Returns:
+        Their texts with values blanked, without duplicates.
+    """
+    return list(
+        dict.fromkeys(_VALUES.sub(lambda match: match[1] or "…", reason.message_with_code) for reason in reasons)
+    )
 
 
 def count_reasons(reasons: Iterable[Iterable[Reason]]) -> dict[str, int]:
-    """The number of rows refused for each reason without its particulars, the commonest first."""
-    found = Counter(text for row in reasons for text in without_particulars(row))
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+    """Count the rows rejected for each generalized reason.
+
+    Args:
+        reasons: The reasons of each row.
+
+    Returns:
+        Reason -> number of rows, the most frequent first.
+    """
+    counts = Counter(text for row in reasons for text in generalize_reasons(row))
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

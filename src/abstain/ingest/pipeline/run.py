@@ -2,14 +2,14 @@
 
 Notes:
 
-* An input row is accepted, a duplicate, held until its interaction or documents come, or quarantined, as a whole; the
-  four counts must add up to the rows read (`IngestReport` raises where they do not).
+* An input row, as a whole, is accepted, a duplicate, pending until its interaction or documents come, or quarantined;
+  the four counts must add up to the rows read (`IngestReport` raises if they do not).
 * Documents come first, so that every row can be checked against them, and pending rows come last, once every
-  interaction is known (`batch`).
-* Everything is written beside data/ and moved in at the end, together with the sources' states. A batch in which too
-  many rows are refused leaves only its quarantine behind, and blocks the retrain until a user decides on it.
-* The failure limit counts rows that were not reported before: bad rows that stay in a drop folder do not refuse every
-  later batch, and known good ones do not hide that a new export is broken.
+  interaction is known (`ingest_pipeline`).
+* Everything is written beside data/ and moved in at the end, together with the sources' states. A batch of which too
+  many rows are rejected leaves only its quarantine behind, and blocks the retrain until a user decides on it.
+* The failure limit counts only rows that were not reported before: bad rows that stay in a drop folder do not have
+  every later batch rejected, and known good ones do not hide that a new export is broken.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ Validate = Callable[[ValidatedRows, ExistingData, ValidationParams, datetime], V
 
 
 class BatchRejected(AbstainError):
-    """Too many rows of a batch fail; `report` has the outcomes as if the other rows had been accepted."""
+    """Too many rows of a batch fail.
+
+    Args:
+        message: The problem and its remedy.
+        report: The outcomes as if the other rows had been accepted.
+    """
 
     def __init__(self, message: str, report: IngestReport) -> None:
         super().__init__(Code.BATCH_REJECTED, message)
@@ -58,60 +63,79 @@ def ingest(
     quality: QualityParams | None = None,
     validate: Validate = validate,
 ) -> IngestReport:
-    """Ingest the rows of `sources` into the folder `data`.
+    """Ingest the rows of `sources` into the data folder, as one atomic batch.
 
-    `now` is the latest moment that a timestamp may have. With `incremental`, each source continues where the last
-    ingest left it; with `quality`, the report has the drift of the batch against earlier ones. Raises `AbstainError`,
-    with nothing written, for a source that cannot be read; and `BatchRejected`, with the quarantine written but nothing
-    accepted, where more than `params.max_failed_fraction` of the new rows are refused.
+    Args:
+        sources: Where rows come from.
+        data: The data folder.
+        params: Validation limits.
+        now: Latest time that a row may have.
+        privacy: Redaction rules; None redacts nothing.
+        incremental: Continue each source where the last ingest stopped.
+        quality: Limits for drift against earlier batches; None skips that check.
+        validate: Validation function, replaceable in tests.
+
+    Returns:
+        Counts of accepted, duplicate, pending and quarantined rows, with reasons.
+
+    Raises:
+        AbstainError: A source cannot be read. Nothing is written.
+        BatchRejected: More than `params.max_failed_fraction` of the new rows were rejected. Only the quarantine is
+            written.
     """
-    store, names, privacy = DataStore(data), tuple(source.name for source in sources), privacy or Privacy.disabled()
+    store, names, privacy = DataStore(data), tuple(source.name for source in sources), privacy or Privacy.noop()
     with StagedBatch(store) as staging, _redacted_errors(privacy):
-        intake = IngestPipeline(store, staging, privacy, lambda rows, known: validate(rows, known, params, now), now)
-        readings = [source.read(store.read_source_state(source.name) if incremental else {}) for source in sources]
-        documents, rows = _split_documents(readings)
-        intake.add_documents(documents)
-        intake.add_rows(rows)
-        intake.retry_rows_awaiting_documents()
-        intake.resolve_pending()
-        present = frozenset[str]().union(*(reading.outcome.present_doc_ids or () for reading in readings))
-        for name, reading in zip(names, readings, strict=True) if incremental else ():
-            intake.remove_documents(reading.outcome.removed_doc_ids - present)  # it may have moved to another source
-            state = json.dumps(reading.outcome.state, indent=1, sort_keys=True)
+        pipeline = IngestPipeline(
+            store, staging, privacy, lambda rows, existing: validate(rows, existing, params, now), now
+        )
+        readers = [source.read(store.read_source_state(source.name) if incremental else {}) for source in sources]
+        documents, rows = _split_documents(readers)
+        pipeline.add_documents(documents)
+        pipeline.add_rows(rows)
+        pipeline.retry_rows_awaiting_documents()
+        pipeline.resolve_pending()
+        present_doc_ids = frozenset[str]().union(*(reader.outcome.present_doc_ids or () for reader in readers))
+        for name, reader in zip(names, readers, strict=True) if incremental else ():
+            pipeline.remove_documents(
+                reader.outcome.removed_doc_ids - present_doc_ids
+            )  # it may have moved to another source
+            state = json.dumps(reader.outcome.state, indent=1, sort_keys=True)
             staging.stage_file(f"sources/{name}.json", f"{state}\n".encode())
-        intake.stage()
-        profile = intake.profiler.profile()
+        pipeline.stage()
+        profile = pipeline.profiler.build_profile()
         if quality and profile.rows:
-            intake.results.append(validate_drift([*(batch.profile for batch in store.batches()), profile], quality))
-        report = _report(intake, staging, readings, privacy, is_queue=all(map(is_review_queue, names)))
-        _check_rejection_rate(report, params, names, intake, staging)
-        if rows_of := {table: count for table, count in report.contracts.items() if count}:
-            batch = IngestedBatch(batch=staging.batch, arrived_at=now, sources=names, rows=rows_of, profile=profile)
-            staging.stage_file("batches.jsonl", to_json_lines([*store.batches(), batch]))
+            pipeline.validation_results.append(
+                validate_drift([*(batch.profile for batch in store.read_batches()), profile], quality)
+            )
+        report = _make_report(pipeline, staging, readers, privacy, is_queue=all(map(is_review_queue, names)))
+        _check_rejection_rate(report, params, names, pipeline, staging)
+        if row_counts := {table: count for table, count in report.contracts.items() if count}:
+            batch = IngestedBatch(batch=staging.batch, arrived_at=now, sources=names, rows=row_counts, profile=profile)
+            staging.stage_file("batches.jsonl", to_json_lines([*store.read_batches(), batch]))
         staging.publish()
     return report
 
 
 @contextmanager
 def _redacted_errors(privacy: Privacy) -> Iterator[None]:
-    """An error may quote a line or a field's name: it ends in the log, in the run's state and at the webhook."""
+    """Redact errors, which may quote a line or a field's name: they go to the log, the run's state and the webhook."""
     try:
         yield
     except BatchRejected:  # made of redacted reasons
         raise
     except AbstainError as error:
-        shown = privacy.redact_message(str(error))
-        if shown == str(error):
+        message = privacy.redact_message(str(error))
+        if message == str(error):
             raise
-        raise AbstainError(error.code, shown) from None
+        raise AbstainError(error.code, message) from None
 
 
-def _split_documents(readings: Iterable[SourceReader]) -> tuple[list[ParsedRow], Iterator[ParsedRow]]:
-    """All documents (and unreadable ones), and the other rows: every source gives its documents first."""
+def _split_documents(readers: Iterable[SourceReader]) -> tuple[list[ParsedRow], Iterator[ParsedRow]]:
+    """Return all documents (and unreadable ones), and the other rows: every source yields its documents first."""
     documents: list[ParsedRow] = []
     rest: list[Iterator[ParsedRow]] = []
-    for reading in readings:
-        iterator = iter(reading)
+    for reader in readers:
+        iterator = iter(reader)
         for row in iterator:
             if not row.is_document:
                 rest.append(chain([row], iterator))
@@ -120,54 +144,58 @@ def _split_documents(readings: Iterable[SourceReader]) -> tuple[list[ParsedRow],
     return documents, chain.from_iterable(rest)
 
 
-def _report(
-    intake: IngestPipeline,
+def _make_report(
+    pipeline: IngestPipeline,
     staging: StagedBatch,
-    readings: Iterable[SourceReader],
+    readers: Iterable[SourceReader],
     privacy: Privacy,
     *,
     is_queue: bool,
 ) -> IngestReport:
-    outcomes = intake.outcomes
+    outcomes = pipeline.outcomes
     return IngestReport(
-        read=intake.read,
+        read=pipeline.n_read,
         accepted=outcomes["accepted"],
         duplicate=outcomes["duplicate"],
         held=outcomes["held"],
         quarantined=outcomes["quarantined"],
-        newly_refused=intake.newly_refused,
-        waiting=intake.waiting,
-        weighted=0 if is_queue else intake.weighted,
-        joined=dict(intake.joined),
-        contracts={**staging.counts, "documents": intake.new_documents},
-        reasons=dict(sorted(intake.reasons.items(), key=lambda item: (-item[1], item[0]))),
-        quarantine=f"{FOLDER}/{intake.quarantined_in}.jsonl" if intake.quarantined_in else None,
+        newly_refused=pipeline.newly_rejected,
+        waiting=pipeline.awaiting_documents,
+        weighted=0 if is_queue else pipeline.weighted_reviews,
+        joined=dict(pipeline.earlier_outcomes),
+        contracts={**staging.counts, "documents": pipeline.new_documents},
+        reasons=dict(sorted(pipeline.reasons.items(), key=lambda item: (-item[1], item[0]))),
+        quarantine=f"{FOLDER}/{pipeline.quarantine_file_id}.jsonl" if pipeline.quarantine_file_id else None,
         redacted=dict(privacy.counts),
-        ignored=tuple(privacy.redact_message(name) for reading in readings for name in reading.outcome.ignored),
-        source_notes=tuple(privacy.redact_message(note) for reading in readings for note in reading.outcome.notes),
-        validation=ValidationResult.merge(intake.results) if intake.results else None,
+        ignored=tuple(privacy.redact_message(name) for reader in readers for name in reader.outcome.ignored),
+        source_notes=tuple(privacy.redact_message(note) for reader in readers for note in reader.outcome.notes),
+        validation=ValidationResult.merge(pipeline.validation_results) if pipeline.validation_results else None,
     )
 
 
 def _check_rejection_rate(
-    report: IngestReport, params: ValidationParams, names: tuple[str, ...], intake: IngestPipeline, staging: StagedBatch
+    report: IngestReport,
+    params: ValidationParams,
+    names: tuple[str, ...],
+    pipeline: IngestPipeline,
+    staging: StagedBatch,
 ) -> None:
-    """If too many rows are refused, publish the quarantine alone, block the retrain, and raise."""
-    new = report.accepted + report.held + report.newly_refused
-    if report.newly_refused < params.min_failed_rows or report.newly_refused <= params.max_failed_fraction * new:
-        intake.clear_accepted_from_quarantine(names)
+    """If too many rows are rejected, publish only the quarantine, block the retrain, and raise `BatchRejected`."""
+    n_new = report.accepted + report.held + report.newly_refused
+    if report.newly_refused < params.min_failed_rows or report.newly_refused <= params.max_failed_fraction * n_new:
+        pipeline.clear_accepted_from_quarantine(names)
         return
-    top = "; ".join(f"{count} x {reason}" for reason, count in list(report.reasons.items())[:3])
+    common_reasons = "; ".join(f"{count} x {reason}" for reason, count in list(report.reasons.items())[:3])
     message = (
-        f"batch of {', '.join(names)} refused, nothing accepted: {report.newly_refused} of {new} new rows fail, more "
-        f"than validation.max_failed_fraction = {params.max_failed_fraction:g} allows ({top})"
+        f"batch of {', '.join(names)} refused, nothing accepted: {report.newly_refused} of {n_new} new rows fail, more "
+        f"than validation.max_failed_fraction = {params.max_failed_fraction:g} allows ({common_reasons})"
     )
-    name = intake.quarantined_in or intake.refused_before  # where all of its bad rows are stored already
-    intake.quarantine.block(name, names, message)
-    intake.quarantine.stage_blocking(staging)
+    file_id = pipeline.quarantine_file_id or pipeline.earlier_file_id  # where all of its bad rows are stored already
+    pipeline.quarantine.block(file_id, names, message)
+    pipeline.quarantine.stage_blocking(staging)
     staging.publish(FOLDER)
     raise BatchRejected(
         f"{message}: fix the rows listed by `abstain quarantine list` at the source and ingest again, or discard "
-        f"them: `abstain quarantine discard {name}`",
+        f"them: `abstain quarantine discard {file_id}`",
         report,
     )

@@ -1,13 +1,13 @@
-"""Personal data, kept out of data/: redaction and pseudonyms, between reading a row and deciding on it.
+"""Keep personal data out of data/: redaction and pseudonyms, between reading a row and deciding on it.
 
 Notes:
 
-* Question, answer, comment and ideal answer are redacted. Contexts are the handbook's text, which is not secret and
-  must stay as the base model read it; `privacy.redact_contexts` is for other retrieved content.
-* Redaction comes before deduplication, so that a row ingested again is a duplicate, and held, refused or reported rows
-  contain no more than an accepted row. Of a refused row that breaks its contract nothing is kept: a user's id in it
-  cannot be told from other text.
-* Reviewers are accountable for their verdicts, so their names stay unless `privacy.pseudonymise_reviewers` is set.
+* Question, answer, comment and ideal answer are redacted. Contexts are text of the knowledge base, which is not secret
+  and must stay as the base model read it; `privacy.redact_contexts` is for other retrieved content.
+* Redaction comes before deduplication, so that a row ingested again is a duplicate, and pending, rejected or reported
+  rows contain no more than an accepted row. Of a rejected row that breaks its contract nothing is stored: a user's id
+  in it cannot be told from other text.
+* Reviewers are accountable for their reviews, so their names stay unless `privacy.pseudonymise_reviewers` is set.
 """
 
 from __future__ import annotations
@@ -27,47 +27,67 @@ from abstain.ingest.privacy.pseudonyms import Pseudonyms, load_user_key
 from abstain.ingest.privacy.redaction import Redactor
 from abstain.ingest.privacy.search_spans import OVERLAP
 
-LONGEST_MESSAGE = 1_000
-"""Characters of a reason's message or of an error: a field's name may be as long as a row."""
+MAX_MESSAGE_CHARACTERS = 1_000
+"""Maximum length of a reason's message or of an error: a field's name may be as long as a row."""
 
 R = TypeVar("R", bound=Row)
 ReplaceText = Callable[[str], str]
 
 
 class Privacy:
-    """Redaction and pseudonymisation of each incoming row. Made by `from_params` or `disabled`."""
+    """Redacts and pseudonymises each incoming row; made by `from_params` or `noop`.
+
+    Args:
+        redactor: Redacts texts; None leaves them.
+        redact_contexts: Whether contexts are redacted, too.
+        replace_user: Returns the pseudonym of a user; None keeps the id.
+        replace_reviewer: Returns the pseudonym of a reviewer; None keeps the name.
+    """
 
     def __init__(
         self,
         redactor: Redactor | None = None,
         *,
-        contexts: bool = False,
-        user: ReplaceText | None = None,
-        reviewer: ReplaceText | None = None,
+        redact_contexts: bool = False,
+        replace_user: ReplaceText | None = None,
+        replace_reviewer: ReplaceText | None = None,
     ) -> None:
-        self._redactor, self._contexts, self._user, self._reviewer = redactor, contexts, user, reviewer
+        self._redactor, self._redact_contexts, self._replace_user, self._replace_reviewer = (
+            redactor,
+            redact_contexts,
+            replace_user,
+            replace_reviewer,
+        )
         self._counts: Counter[str] = Counter()
-        self._is_off = redactor is None and user is None and reviewer is None
+        self._is_noop = redactor is None and replace_user is None and replace_reviewer is None
 
     @classmethod
     def from_params(cls, params: PrivacyParams, settings: Settings) -> Privacy:
-        """The privacy rules of `params`. Makes the pseudonym key where there is none.
+        """Make the privacy rules of `params`; creates the pseudonym key if there is none.
 
-        Raises `AbstainError` for an entity that is unknown or can never be found, a spaCy pipeline that is missing, and
-        a key that is missing, too short or damaged.
+        Args:
+            params: Privacy parameters.
+            settings: Settings with the pseudonym key.
+
+        Returns:
+            The rules.
+
+        Raises:
+            AbstainError: An entity is unknown or can never be found, a spaCy pipeline is missing, or the key is
+                missing, too short or damaged.
         """
-        people = params.pseudonymise or params.pseudonymise_reviewers
-        pseudonyms = Pseudonyms(load_user_key(settings)) if people else None
+        has_pseudonyms = params.pseudonymise or params.pseudonymise_reviewers
+        pseudonyms = Pseudonyms(load_user_key(settings)) if has_pseudonyms else None
         return cls(
             Redactor(params) if params.redact else None,
-            contexts=params.redact_contexts,
-            user=pseudonyms.user if pseudonyms and params.pseudonymise else None,
-            reviewer=pseudonyms.reviewer if pseudonyms and params.pseudonymise_reviewers else None,
+            redact_contexts=params.redact_contexts,
+            replace_user=pseudonyms.pseudonymise_user if pseudonyms and params.pseudonymise else None,
+            replace_reviewer=pseudonyms.pseudonymise_reviewer if pseudonyms and params.pseudonymise_reviewers else None,
         )
 
     @classmethod
-    def disabled(cls) -> Privacy:
-        """Every row as it came."""
+    def noop(cls) -> Privacy:
+        """Make rules that leave every row as it came."""
         return cls()
 
     @property
@@ -76,27 +96,27 @@ class Privacy:
         return dict(sorted(self._counts.items(), key=lambda item: (-item[1], item[0])))
 
     def apply(self, row: ParsedRow) -> ParsedRow:
-        """`row` with its contents redacted; documents, `raw` and rows without contents stay as they are."""
-        if self._is_off:
+        """Return `row` with its contents redacted; documents, `raw` and rows without contents are unchanged."""
+        if self._is_noop:
             return row
-        interaction = self._interaction(row.interaction) if row.interaction else None
-        feedback = self._feedback(row.feedback) if row.feedback else None
-        review = self._review(row.review) if row.review else None
-        if interaction is row.interaction and feedback is row.feedback and review is row.review:
+        interaction = self._redact_interaction(row.interaction) if row.interaction else None
+        thumb = self._redact_thumb(row.thumb) if row.thumb else None
+        review = self._redact_review(row.review) if row.review else None
+        if interaction is row.interaction and thumb is row.thumb and review is row.review:
             return row
-        return replace(row, interaction=interaction, feedback=feedback, review=review)
+        return replace(row, interaction=interaction, thumb=thumb, review=review)
 
     def redact_row(self, row: R) -> R:
-        """An interaction, a thumb or a review as `apply` would keep it."""
+        """Return an interaction, a thumb or a review as `apply` would redact it."""
         if isinstance(row, Interaction):
-            return cast(R, self._interaction(row))
+            return cast(R, self._redact_interaction(row))
         if isinstance(row, Thumb):
-            return cast(R, self._feedback(row))
+            return cast(R, self._redact_thumb(row))
         assert isinstance(row, Review)
-        return cast(R, self._review(row))
+        return cast(R, self._redact_review(row))
 
     def redact(self, text: str) -> str:
-        """`text` without the entities; they are counted."""
+        """Return `text` without the entities, which are counted."""
         if self._redactor is None:
             return text
         redacted, removed = self._redactor.redact(text)
@@ -104,46 +124,52 @@ class Privacy:
         return redacted
 
     def redact_message(self, message: str) -> str:
-        """`message`, which may quote what somebody typed, as it may be reported: redacted, printable, on one line.
+        """Redact a message, which may quote a text that a person typed, so that it may be reported.
 
-        Of a long one no more is redacted than may be reported.
+        Args:
+            message: The message. Only the part of a long one that may be reported is redacted.
+
+        Returns:
+            The message without entities, printable, on one line.
         """
-        shown = self.redact(message[: LONGEST_MESSAGE + OVERLAP])
-        if len(message) > LONGEST_MESSAGE + OVERLAP:
-            shown = shown[:-OVERLAP]  # where something may have been cut in two, and so was not recognised
-        elif len(shown := to_single_line(shown)) <= LONGEST_MESSAGE:
-            return shown
-        return f"{to_single_line(shown)[:LONGEST_MESSAGE]}…"
+        redacted = self.redact(message[: MAX_MESSAGE_CHARACTERS + OVERLAP])
+        if len(message) > MAX_MESSAGE_CHARACTERS + OVERLAP:
+            redacted = redacted[:-OVERLAP]  # an entity at the end may have been cut in two, and so not recognised
+        elif len(redacted := to_single_line(redacted)) <= MAX_MESSAGE_CHARACTERS:
+            return redacted
+        return f"{to_single_line(redacted)[:MAX_MESSAGE_CHARACTERS]}…"
 
     def redact_reason(self, reason: Reason) -> Reason:
-        """`reason` with its field and message as they may be reported."""
+        """Return `reason` with its field and message as they may be reported."""
         return replace(reason, field=self.redact_message(reason.field), message=self.redact_message(reason.message))
 
-    def pseudonym(self, user: str) -> str:
-        """The name of `user` in data/: the id itself where `privacy.pseudonymise` is off."""
-        return self._user(user) if self._user else user
+    def get_pseudonym(self, user: str) -> str:
+        """Return the name of `user` in data/: the id itself if `privacy.pseudonymise` is off."""
+        return self._replace_user(user) if self._replace_user else user
 
-    def _interaction(self, row: Interaction) -> Interaction:
+    def _redact_interaction(self, row: Interaction) -> Interaction:
         contexts = row.contexts
-        if self._contexts and contexts:
-            redacted = tuple(_with(context, text=self.redact(context.text)) for context in contexts)
+        if self._redact_contexts and contexts:
+            redacted = tuple(_replace_values(context, text=self.redact(context.text)) for context in contexts)
             contexts = contexts if all(a is b for a, b in zip(contexts, redacted, strict=True)) else redacted
-        return _with(row, question=self.redact(row.question), answer=self.redact(row.answer), contexts=contexts)
+        return _replace_values(
+            row, question=self.redact(row.question), answer=self.redact(row.answer), contexts=contexts
+        )
 
-    def _feedback(self, row: Thumb) -> Thumb:
-        user = self.pseudonym(row.user) if row.user else None
-        return _with(row, user=user, comment=self._maybe(row.comment))
+    def _redact_thumb(self, row: Thumb) -> Thumb:
+        user = self.get_pseudonym(row.user) if row.user else None
+        return _replace_values(row, user=user, comment=self._redact_optional(row.comment))
 
-    def _review(self, row: Review) -> Review:
-        reviewer = self._reviewer(row.reviewer) if self._reviewer else row.reviewer
-        return _with(row, reviewer=reviewer, ideal_answer=self._maybe(row.ideal_answer))
+    def _redact_review(self, row: Review) -> Review:
+        reviewer = self._replace_reviewer(row.reviewer) if self._replace_reviewer else row.reviewer
+        return _replace_values(row, reviewer=reviewer, ideal_answer=self._redact_optional(row.ideal_answer))
 
-    def _maybe(self, text: str | None) -> str | None:
+    def _redact_optional(self, text: str | None) -> str | None:
         return None if text is None else self.redact(text)
 
 
-def _with(row: R, **values: str | tuple[Context, ...] | None) -> R:
-    """`row` with these values; the same object where it has them already."""
+def _replace_values(row: R, **values: str | tuple[Context, ...] | None) -> R:
+    """Return `row` with these values; the same object if it has them already."""
     if all(getattr(row, name) is value or getattr(row, name) == value for name, value in values.items()):
         return row
     return row.model_copy(update=values)

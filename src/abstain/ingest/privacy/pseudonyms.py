@@ -3,11 +3,11 @@
 Notes:
 
 * HMAC-SHA256 with a secret key, not a bare hash: user ids are few and can be guessed, so a hash of them is no secret.
-  80 bits of it are kept: collisions among a million users are unlikely.
-* An id that is a pseudonym already stays as it is, so that data can be ingested again. A source id that looks like a
+  80 bits of it are used: collisions among a million users are unlikely.
+* An id that is a pseudonym already is unchanged, so that data can be ingested again. A source id that looks like a
   pseudonym would be kept; ids come from the assistant's own log-in and are not typed by users.
-* Where one machine does all of the ingest, the key is made once in its home. Several machines would make several keys,
-  and so several names for one user, and `abstain erase-user` would miss rows: with ABSTAIN_ORIGIN the key must be set.
+* If one machine does all of the ingest, the key is made once in its home. Several machines would make several keys, and
+  so several names for one user, and `abstain erase-user` would miss rows: with ABSTAIN_ORIGIN the key must be set.
 """
 
 from __future__ import annotations
@@ -22,48 +22,72 @@ from abstain.core.errors import AbstainError
 from abstain.core.secret_file import read_or_create_secret
 from abstain.core.text import PSEUDONYM
 
-_SHORTEST = 32
+_MIN_KEY_CHARACTERS = 32
 
 
 def normalize_name(name: str) -> str:
-    """`name` without spaces around it, in NFC: typed in a terminal, it may hold its accents as characters of their own.
+    """Normalize a name to NFC, without outer spaces: typed in a terminal, its accents may be separate characters.
 
     Nothing else is folded: an id in other case is another user's.
+
+    Args:
+        name: Id or pseudonym of a user, or name of a reviewer.
+
+    Returns:
+        The normalized name.
     """
     return unicodedata.normalize("NFC", name.strip())
 
 
 def derive_seal_key(settings: Settings) -> bytes:
-    """The key of the seals in review files: derived from `user_key`, so that a seal says nothing about pseudonyms.
+    """Derive the key of seals in review files from the user key, so that a seal tells nothing about pseudonyms.
 
-    Raises `AbstainError` as `user_key` does.
+    Args:
+        settings: Settings with the user key.
+
+    Returns:
+        The key.
+
+    Raises:
+        AbstainError: See `load_user_key`.
     """
     return hmac.digest(load_user_key(settings), b"review file", "sha256")
 
 
-def log_key(settings: Settings) -> bytes:
-    """The key by which the decision log recognises a row that comes again, derived likewise.
+def derive_log_key(settings: Settings) -> bytes:
+    """Derive the key by which the decision log recognises a repeated row from the user key.
 
-    Raises `AbstainError` as `user_key` does.
+    Args:
+        settings: Settings with the user key.
+
+    Returns:
+        The key.
+
+    Raises:
+        AbstainError: See `load_user_key`.
     """
     return hmac.digest(load_user_key(settings), b"decision log", "sha256")
 
 
 class Pseudonyms:
-    """Names for users (`u-...`) and reviewers (`r-...`): a person who is both has two unlinkable names."""
+    """Names for users (`u-...`) and reviewers (`r-...`): a person who is both has two unlinkable names.
+
+    Args:
+        key: The secret key.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def user(self, name: str) -> str:
-        """`u-` and 20 hexadecimal digits; an empty name and a pseudonym stay as they are."""
-        return self._pseudonym("u", name)
+    def pseudonymise_user(self, name: str) -> str:
+        """Return `u-` and 20 hexadecimal digits for `name`; an empty name and a pseudonym are unchanged."""
+        return self._derive("u", name)
 
-    def reviewer(self, name: str) -> str:
-        """`r-` and 20 hexadecimal digits; an empty name and a pseudonym stay as they are."""
-        return self._pseudonym("r", name)
+    def pseudonymise_reviewer(self, name: str) -> str:
+        """Return `r-` and 20 hexadecimal digits for `name`; an empty name and a pseudonym are unchanged."""
+        return self._derive("r", name)
 
-    def _pseudonym(self, kind: str, name: str) -> str:
+    def _derive(self, kind: str, name: str) -> str:
         person = normalize_name(name)
         if not person or PSEUDONYM.fullmatch(person):
             return person
@@ -72,29 +96,36 @@ class Pseudonyms:
 
 
 def load_user_key(settings: Settings) -> bytes:
-    """The key: ABSTAIN_USER_KEY, else the home's own, which is made where there is none.
+    """Load the pseudonym key: ABSTAIN_USER_KEY, else the home's own, which is made if there is none.
 
-    Raises `AbstainError` for a key that is too short or damaged, and for a team (ABSTAIN_ORIGIN) without one.
+    Args:
+        settings: Settings with the key, and with the path of the home's key.
+
+    Returns:
+        The key.
+
+    Raises:
+        AbstainError: The key is too short or damaged, or a team (ABSTAIN_ORIGIN) has none.
     """
-    given = settings.user_key.get_secret_value().strip() if settings.user_key else ""
-    if given:
-        if len(given) < _SHORTEST:
+    key = settings.user_key.get_secret_value().strip() if settings.user_key else ""
+    if key:
+        if len(key) < _MIN_KEY_CHARACTERS:
             raise AbstainError(
                 Code.BAD_SETTING,
-                f"ABSTAIN_USER_KEY has {len(given)} characters, {_SHORTEST} are needed: "
+                f"ABSTAIN_USER_KEY has {len(key)} characters, {_MIN_KEY_CHARACTERS} are needed: "
                 "make one with `openssl rand -hex 32`, and keep it",
             )
-        return given.encode()
+        return key.encode()
     if settings.origin:
         raise AbstainError(
             Code.BAD_SETTING,
             "ABSTAIN_USER_KEY is not set: with ABSTAIN_ORIGIN other machines ingest, too, and must give a user the "
             "same pseudonym and know each other's review files: set one key (`openssl rand -hex 32`) on all of them",
         )
-    return _key_of(settings.user_key_file)
+    return _load_key(settings.user_key_file)
 
 
-def _key_of(file: Path) -> bytes:
+def _load_key(file: Path) -> bytes:
     try:
         key = read_or_create_secret(file)
     except OSError as error:

@@ -1,14 +1,14 @@
-"""Presidio's recognizers, one function an entity; the only module that imports Presidio and spaCy, and only on use.
+"""Presidio's recognizers, one function per entity; the only module that imports Presidio and spaCy, and only on use.
 
 Notes:
 
-* Recognizers of patterns are called by themselves. Presidio's `AnalyzerEngine` would run an NLP pipeline over every
-  text, a hundred times as slow, to raise scores by the words around; without it a score is the pattern's own.
+* Recognizers of patterns are called directly. Presidio's `AnalyzerEngine` would run an NLP pipeline over every text, a
+  hundred times as slow, to raise scores by the words around; without it a score is the pattern's own.
 * Nothing goes to the network. Presidio's e-mail recognizer lets tldextract fetch a list of domains when first used;
   here the list is the one that the package ships, kept in memory. Names of private networks count as domains, too.
 * Presidio's patterns miss two common kinds of card, which are added: Mastercards that begin with 2, and 19 digits.
-* Presidio imports torch and transformers where they are installed. Patterns need neither, so they are hidden from it
-  for that moment: 1.2 s and 110 MB instead of 7 s and 430 MB.
+* Presidio imports torch and transformers if they are installed. Patterns need neither, so they are hidden from it for
+  that moment: 1.2 s and 110 MB instead of 7 s and 430 MB.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 NAME_ENTITIES: dict[str, float] = {"LOCATION": 0.85, "NRP": 0.85, "ORGANIZATION": 0.85, "PERSON": 0.85}
-"""Found by a spaCy pipeline, which gives no scores: the score that Presidio gives all of them."""
+"""Entities that a spaCy pipeline finds, without scores; the values are the score that Presidio gives all of them."""
 
 PRIVATE_NETWORKS = ("corp", "home", "internal", "intranet", "lan", "local", "localdomain", "private")
 _MORE_CARDS = {
@@ -37,7 +37,14 @@ _MORE_CARDS = {
 
 
 class EntityHit(NamedTuple):
-    """A recognizer's hit, in characters from the beginning of its input; `score` from 0 to 1."""
+    """A recognizer's hit.
+
+    Attributes:
+        entity: Name of the entity.
+        start: First character in the recognizer's input.
+        end: Character after the last one.
+        score: Score from 0 to 1.
+    """
 
     entity: str
     start: int
@@ -49,39 +56,48 @@ FindEntities = Callable[[str], Sequence[EntityHit]]
 
 
 @cache
-def pattern_recognizers(*, with_torch: bool = False) -> dict[str, tuple[Any, float]]:
-    """Presidio's recognizers of patterns: entity -> the class, and the best score that it can give.
+def load_pattern_recognizers(*, with_torch: bool = False) -> dict[str, tuple[Any, float]]:
+    """Import Presidio's recognizers of patterns.
 
-    `with_torch`: a spaCy pipeline is to be loaded later, and may be made with torch.
+    Args:
+        with_torch: Whether a spaCy pipeline is to be loaded later, which may be made with torch.
+
+    Returns:
+        Entity -> the recognizer's class, and the best score that it can give.
     """
-    with _hidden("transformers", *(() if with_torch else ("torch",))):
+    with _hide_modules("transformers", *(() if with_torch else ("torch",))):
         from presidio_analyzer import PatternRecognizer, predefined_recognizers
 
     logging.getLogger("presidio-analyzer").setLevel(logging.CRITICAL)  # its log messages quote the text
-    found: dict[str, tuple[Any, float]] = {}
+    recognizers: dict[str, tuple[Any, float]] = {}
     for kind in (getattr(predefined_recognizers, name) for name in predefined_recognizers.__all__):
         if kind is predefined_recognizers.PhoneRecognizer:
-            found["PHONE_NUMBER"] = kind, kind.SCORE
+            recognizers["PHONE_NUMBER"] = kind, kind.SCORE
         elif isinstance(kind, type) and issubclass(kind, PatternRecognizer):
             recognizer: Any = kind()  # type: ignore[call-arg]  # each subclass knows its own entity
             # A checksum that is right makes a hit sure, whatever its pattern's score.
             is_checked = kind.validate_result is not PatternRecognizer.validate_result
-            best = 1.0 if is_checked else max(pattern.score for pattern in recognizer.patterns)
-            found[recognizer.supported_entities[0]] = kind, best
-    return found
+            best_score = 1.0 if is_checked else max(pattern.score for pattern in recognizer.patterns)
+            recognizers[recognizer.supported_entities[0]] = kind, best_score
+    return recognizers
 
 
-def pattern_finder(entity: str, phone_regions: Sequence[str] = ()) -> FindEntities:
-    """The recognizer of `entity`, one of `pattern_recognizers`.
+def make_pattern_finder(entity: str, phone_regions: Sequence[str] = ()) -> FindEntities:
+    """Make the function that finds one entity of `load_pattern_recognizers`.
 
-    Without `phone_regions` (ISO 3166 codes) only phone numbers with `+` and a country code are found.
+    Args:
+        entity: Name of the entity.
+        phone_regions: ISO 3166 codes of regions. Without any, only phone numbers with `+` and a country code are found.
+
+    Returns:
+        The function.
     """
-    kind, _ = pattern_recognizers()[entity]
+    kind, _ = load_pattern_recognizers()[entity]
     match entity:
         case "CREDIT_CARD":
-            recognizer = _cards()
+            recognizer = _make_card_recognizer()
         case "EMAIL_ADDRESS":
-            recognizer = _emails()
+            recognizer = _make_email_recognizer()
         case "IBAN_CODE":
             recognizer = kind(exact_match=True)
         case "PHONE_NUMBER":
@@ -91,18 +107,25 @@ def pattern_finder(entity: str, phone_regions: Sequence[str] = ()) -> FindEntiti
             recognizer = kind()
 
     def find(text: str) -> list[EntityHit]:
-        if entity == "IBAN_CODE":  # Presidio reads none in small letters
+        if entity == "IBAN_CODE":  # Presidio finds no IBAN in lower case
             text = text.upper()
         elif entity == "EMAIL_ADDRESS":  # nor a domain with two hyphens together, as in xn--mnchen-3ya.de
             text = text.replace("--", "-0")
-        found = recognizer.analyze(text, [entity])
-        return [EntityHit(entity, hit.start, hit.end, hit.score) for hit in found]
+        results = recognizer.analyze(text, [entity])
+        return [EntityHit(entity, hit.start, hit.end, hit.score) for hit in results]
 
     return find
 
 
-def require_regions(regions: Sequence[str]) -> None:
-    """Raise `AbstainError` for an unknown phone region."""
+def require_phone_regions(regions: Sequence[str]) -> None:
+    """Check phone regions.
+
+    Args:
+        regions: ISO 3166 codes.
+
+    Raises:
+        AbstainError: A region is unknown.
+    """
     if not regions:
         return
     import phonenumbers
@@ -116,7 +139,14 @@ def require_regions(regions: Sequence[str]) -> None:
 
 
 def require_spacy_pipeline(pipeline: str) -> None:
-    """Raise `AbstainError` where the spaCy pipeline is not installed."""
+    """Check that a spaCy pipeline is installed.
+
+    Args:
+        pipeline: Name or folder of the pipeline.
+
+    Raises:
+        AbstainError: It is not installed.
+    """
     is_package = pipeline.isidentifier() and importlib.util.find_spec(pipeline) is not None
     if not is_package and not (pipeline and Path(pipeline).is_dir()):
         raise AbstainError(
@@ -126,9 +156,20 @@ def require_spacy_pipeline(pipeline: str) -> None:
         )
 
 
-def name_finder(entities: Sequence[str], pipeline: str) -> FindEntities:
-    """One run of a spaCy pipeline for all of `entities`, each one of `NAME_ENTITIES`."""
-    with _hidden("transformers"):  # but not torch: the pipeline may be made with it
+def make_name_finder(entities: Sequence[str], pipeline: str) -> FindEntities:
+    """Make the function that finds several entities by one run of a spaCy pipeline.
+
+    Args:
+        entities: Names of `NAME_ENTITIES`.
+        pipeline: Name or folder of the pipeline.
+
+    Returns:
+        The function, which several threads may call.
+
+    Raises:
+        AbstainError: The pipeline cannot be loaded.
+    """
+    with _hide_modules("transformers"):  # but not torch: the pipeline may be made with it
         import spacy
         from presidio_analyzer.nlp_engine import SpacyNlpEngine
         from presidio_analyzer.predefined_recognizers import SpacyRecognizer
@@ -142,37 +183,37 @@ def name_finder(entities: Sequence[str], pipeline: str) -> FindEntities:
     engine: Any = SpacyNlpEngine(models=[{"lang_code": "en", "model_name": pipeline}])
     engine.nlp = {"en": loaded}  # its own load() would download a pipeline that is missing
     recognizer = SpacyRecognizer(supported_entities=list(entities))
-    running = threading.Lock()  # spaCy does not promise that a pipeline may be run by several threads
+    lock = threading.Lock()  # spaCy does not promise that a pipeline may be run by several threads
 
     def find(text: str) -> list[EntityHit]:
-        with running:
-            found = recognizer.analyze(text, list(entities), engine.process_text(text, "en"))
-        return [EntityHit(hit.entity_type, hit.start, hit.end, hit.score) for hit in found]
+        with lock:
+            results = recognizer.analyze(text, list(entities), engine.process_text(text, "en"))
+        return [EntityHit(hit.entity_type, hit.start, hit.end, hit.score) for hit in results]
 
     return find
 
 
 @contextmanager
-def _hidden(*modules: str) -> Iterator[None]:
+def _hide_modules(*modules: str) -> Iterator[None]:
     """Let imports of these modules fail, unless they are imported already."""
-    hidden = [name for name in modules if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    hidden_modules = [name for name in modules if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden_modules))  # type: ignore[arg-type]
     try:
         yield
     finally:
-        for name in hidden:
+        for name in hidden_modules:
             del sys.modules[name]
 
 
-def _cards() -> Any:
+def _make_card_recognizer() -> Any:
     from presidio_analyzer import Pattern
     from presidio_analyzer.predefined_recognizers import CreditCardRecognizer
 
-    more = [Pattern(name, regex, 0.3) for name, regex in _MORE_CARDS.items()]
-    return CreditCardRecognizer(patterns=[*CreditCardRecognizer.PATTERNS, *more])
+    patterns = [Pattern(name, regex, 0.3) for name, regex in _MORE_CARDS.items()]
+    return CreditCardRecognizer(patterns=[*CreditCardRecognizer.PATTERNS, *patterns])
 
 
-def _emails() -> Any:
+def _make_email_recognizer() -> Any:
     import tldextract
     from presidio_analyzer.predefined_recognizers import EmailRecognizer
 

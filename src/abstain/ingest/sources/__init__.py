@@ -1,8 +1,8 @@
-"""Sources of interactions, thumbs, reviews and documents: what each can do and what one reading of it gives.
+"""Sources of interactions, thumbs, reviews and documents: their protocol, and the result of reading one.
 
-A source gives rows one at a time, and after the last one the `state` from which its next reading goes on. Rows and
-state are stored in one step, so every row arrives exactly once wherever a run is killed. A source may give a row again,
-but never leaves one out; detecting duplicates is not its task.
+A source yields rows one at a time, and after the last one the `state` from which its next read goes on. Rows and state
+are stored in one step, so every row arrives exactly once, wherever a run is killed. A source may repeat a row, but
+never omits one; it does not have to detect duplicates.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from abstain.ingest.parsing import ParsedRow
 
 @dataclass(frozen=True)
 class ReadOutcome:
-    """The result of a reading that reached its end.
+    """The result of a read that reached its end.
 
-    `state` is JSON for the next `Source.read`; `ignored` names skipped files, and `notes` are lines for the report. A
-    source that mirrors a folder of documents also reports the `doc_id`s that are `present_doc_ids` (None for other
-    sources) and those given earlier that have `removed_doc_ids`.
+    Attributes:
+        state: JSON for the next `Source.read`.
+        ignored: Names of skipped files.
+        present_doc_ids: Ids of all documents in the folder that the source mirrors; None for other sources.
+        removed_doc_ids: Ids of documents that an earlier read yielded and that are gone from the mirrored folder.
+        notes: Lines for the report.
     """
 
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -36,7 +39,10 @@ class ReadOutcome:
 class SourceReader:
     """The rows of one source, documents first, to be iterated once; then its outcome.
 
-    Iterating raises `AbstainError` if the source cannot be read to its end; rows given before that do not count.
+    Iterating raises `AbstainError` if the source cannot be read to its end; rows yielded before that do not count.
+
+    Args:
+        rows: Yields the rows and returns the outcome.
     """
 
     def __init__(self, rows: Generator[ParsedRow, None, ReadOutcome]) -> None:
@@ -48,7 +54,7 @@ class SourceReader:
 
     @property
     def outcome(self) -> ReadOutcome:
-        """The outcome. Raises `RuntimeError` before the last row was taken."""
+        """The outcome. Raises `RuntimeError` before the last row was read."""
         if self._outcome is None:
             raise RuntimeError("a source's outcome is known after its last row, not before")
         return self._outcome
@@ -61,10 +67,16 @@ class Source(Protocol):
     def name(self) -> str: ...
 
     def read(self, state: Mapping[str, Any]) -> SourceReader:
-        """Read everything, or, given the `state` of an earlier reading, what that one cannot have given.
+        """Read the source from where an earlier read stopped.
+
+        Args:
+            state: State that the earlier read returned; an empty mapping reads everything.
+
+        Returns:
+            A reader that yields rows, documents first. It may repeat rows but never omits one.
 
         Raises:
-            AbstainError: there is no such folder, file, server or table.
+            AbstainError: The folder, file, server or table does not exist.
         """
 
 
@@ -74,9 +86,16 @@ class SourceModel(FrozenModel):
     name: str
 
     @abstractmethod
-    def in_home(self, home: Path, project: Path) -> Self:
-        """Return this source with its relative paths resolved: places of data against `home`, files of the project
-        against the folder `project`."""
+    def resolve_paths(self, home: Path, project: Path) -> Self:
+        """Resolve relative paths.
+
+        Args:
+            home: Folder that paths of data are relative to.
+            project: Folder that paths of the project's files are relative to.
+
+        Returns:
+            A copy of this source with absolute paths.
+        """
 
     @abstractmethod
     def read(self, state: Mapping[str, Any]) -> SourceReader:

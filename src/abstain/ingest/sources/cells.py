@@ -1,15 +1,15 @@
-"""Cells of a table (CSV, Parquet, SQL) -> the object that a JSON line would hold.
+"""Convert the cells of a table (CSV, Parquet, SQL) to the object that a JSON line would hold.
 
 In the fields that the contracts know:
 
 * an empty cell is a missing field;
 * `thumb.given_at` is the field `given_at` of the object `thumb`, which is missing if all its cells are empty;
 * `contexts`, `thumb`, `review`, `writer` and `token_log_probs` may be JSON;
-* what is in `writer` is a number, whatever its name;
+* any value in `writer` is a number, whatever its name;
 * flags are the words true and false in any case, or in a typed table the numbers 1 and 0;
 * a whole number of a typed table becomes the text of an id.
 
-All other values are left as they are, for the contracts to refuse.
+All other values are left as they are, for the contracts to reject.
 """
 
 from __future__ import annotations
@@ -24,28 +24,33 @@ from pydantic_core import from_json
 
 from abstain.core.contracts import CRITERIA
 from abstain.core.json_lines import find_duplicate_keys
-from abstain.ingest.parsing import ROW_BYTES
+from abstain.ingest.parsing import MAX_ROW_BYTES
 
-_FLAGS = frozenset(CRITERIA)
-_NUMBERS = frozenset({"inclusion_probability", "propensity"})
-_SCORE = "writer"
-_OBJECTS = frozenset({"contexts", "thumb", "review", _SCORE})
-_JSON = _OBJECTS | {"token_log_probs"}
-_IDS = frozenset({"interaction_id", "user", "reviewer", "group"})
-_TIMES = frozenset({"asked_at", "given_at", "reviewed_at"})
+_BOOLEAN_FIELDS = frozenset(CRITERIA)
+_NUMBER_FIELDS = frozenset({"inclusion_probability", "propensity"})
+_WRITER = "writer"
+_OBJECT_FIELDS = frozenset({"contexts", "thumb", "review", _WRITER})
+_JSON_FIELDS = _OBJECT_FIELDS | {"token_log_probs"}
+_ID_FIELDS = frozenset({"interaction_id", "user", "reviewer", "group"})
+_TIME_FIELDS = frozenset({"asked_at", "given_at", "reviewed_at"})
 MAX_COLUMNS = 1000
-"""The most columns of a table."""
-_WORDS = {"true": True, "false": False}
+"""The maximum number of columns of a table."""
+_BOOLEAN_BY_WORD = {"true": True, "false": False}
 
 
 class TableRecord(NamedTuple):
-    """A record of a table: its number, and its values by column, as text (CSV) or typed."""
+    """A record of a table.
+
+    Attributes:
+        number: Number of the record.
+        cells: Column name -> value, as text (CSV) or typed.
+    """
 
     number: int
     cells: Mapping[str, Any]
 
 
-def column_problem(columns: Sequence[str]) -> str | None:
+def find_column_problem(columns: Sequence[str]) -> str | None:
     """Return why no row can be read from these columns; None if rows can be read."""
     if len(columns) > MAX_COLUMNS:
         return f"{len(columns):,} columns, {MAX_COLUMNS:,} allowed: leave out those that are not needed"
@@ -55,23 +60,26 @@ def column_problem(columns: Sequence[str]) -> str | None:
             return f"column {number} has no name: name it, or leave it out"
         if columns.count(column) > 1:
             return f"the column '{column}' is there twice: rename one of them"
-        if dot and part in _OBJECTS.intersection(columns):
+        if dot and part in _OBJECT_FIELDS.intersection(columns):
             return f"the columns '{column}' and '{part}' are redundant: keep one of them"
     return None
 
 
 def make_object(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> dict[str, Any]:
-    """Return the object of one row.
+    """Make the object of one row.
 
     Args:
-        cells: column name -> value, as text (CSV) or typed.
-        naive_is_utc: read timestamps without a time zone as UTC.
+        cells: Column name -> value, as text (CSV) or typed.
+        naive_is_utc: Read timestamps without a time zone as UTC.
+
+    Returns:
+        Field name -> JSON value.
     """
     fields: dict[str, Any] = {}
     for column, cell in cells.items():
         part, dot, name = column.partition(".")
-        is_inner = bool(dot) and part in _OBJECTS
-        field = _SCORE if part == _SCORE else name if is_inner else column
+        is_inner = bool(dot) and part in _OBJECT_FIELDS
+        field = _WRITER if part == _WRITER else name if is_inner else column
         value = _convert(field, cell, naive_is_utc)
         if value is not None:
             target = fields.setdefault(part, {}) if is_inner else fields
@@ -80,12 +88,12 @@ def make_object(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> dict
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a cell of any column as JSON has it; None if it is missing."""
+    """Return a cell of any column as a JSON value; None if it is missing."""
     return _convert("", value, naive_is_utc=False)
 
 
 def _convert(field: str, value: Any, naive_is_utc: bool) -> Any:
-    """Return `value` as JSON has it; None if it is missing."""
+    """Return `value` as a JSON value; None if it is missing."""
     if isinstance(value, bytes | bytearray | memoryview):
         value = bytes(value).decode("utf-8", "surrogateescape")
     if isinstance(value, str):
@@ -93,9 +101,9 @@ def _convert(field: str, value: Any, naive_is_utc: bool) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        if field in _FLAGS and value in (0, 1):
+        if field in _BOOLEAN_FIELDS and value in (0, 1):
             return bool(value)
-        return str(value) if field in _IDS else value
+        return str(value) if field in _ID_FIELDS else value
     if isinstance(value, float | Decimal):
         return None if math.isnan(value) else float(value)
     if isinstance(value, datetime):
@@ -103,7 +111,7 @@ def _convert(field: str, value: Any, naive_is_utc: bool) -> Any:
         return datetime.isoformat(moment)  # of a pandas timestamp, without its nanoseconds
     if isinstance(value, Mapping):
         inner = {
-            str(key): _convert(_SCORE if field == _SCORE else str(key), cell, naive_is_utc)
+            str(key): _convert(_WRITER if field == _WRITER else str(key), cell, naive_is_utc)
             for key, cell in value.items()
         }
         return {key: cell for key, cell in inner.items() if cell is not None} or None
@@ -113,15 +121,15 @@ def _convert(field: str, value: Any, naive_is_utc: bool) -> Any:
 
 
 def _convert_text(field: str, value: str, naive_is_utc: bool) -> Any:
-    if field in _FLAGS:
-        return _WORDS.get(value.strip().lower(), value)
+    if field in _BOOLEAN_FIELDS:
+        return _BOOLEAN_BY_WORD.get(value.strip().lower(), value)
     try:
-        if field in _NUMBERS or (field == _SCORE and not value.lstrip().startswith("{")):
+        if field in _NUMBER_FIELDS or (field == _WRITER and not value.lstrip().startswith("{")):
             return float(value)
-        is_json = field in _JSON and len(value) <= ROW_BYTES and value.lstrip().startswith(("[", "{"))
+        is_json = field in _JSON_FIELDS and len(value) <= MAX_ROW_BYTES and value.lstrip().startswith(("[", "{"))
         if is_json and not find_duplicate_keys(value):
             return from_json(value)
-        if field in _TIMES and naive_is_utc:
+        if field in _TIME_FIELDS and naive_is_utc:
             moment = datetime.fromisoformat(value)
             return value if moment.tzinfo else moment.replace(tzinfo=UTC).isoformat()
     except (ValueError, TypeError):  # a TypeError of JSON in which a surrogate stands for a byte

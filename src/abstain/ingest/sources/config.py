@@ -39,10 +39,17 @@ class _SourcesFile(FrozenModel):
 
 
 def load_sources(path: Path, home: Path) -> tuple[AnySource, ...]:
-    """Parse the file `path`. Places of data are relative to the folder `home`, mapping files to the folder of `path`.
+    """Parse sources.yaml.
+
+    Args:
+        path: The file; paths of mapping files are relative to its folder.
+        home: Folder that paths of data are relative to.
+
+    Returns:
+        The sources, with absolute paths.
 
     Raises:
-        AbstainError: a key or URL is wrong; the message names it and, for a key, the nearest valid one.
+        AbstainError: A key or URL is wrong; the message names it and, for a key, the nearest valid one.
     """
     sources = load_yaml_model(path, _SourcesFile, "run this in the root of the project").sources
-    return tuple(source.in_home(home.resolve(), path.parent.resolve()) for source in sources)
+    return tuple(source.resolve_paths(home.resolve(), path.parent.resolve()) for source in sources)

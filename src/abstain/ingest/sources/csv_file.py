@@ -1,6 +1,6 @@
 """CSV: a header that names columns, and records that may extend over several lines.
 
-An unclosed quote would swallow all rows after it, so quoting is strict: only the line with the quote is refused, and
+An unclosed quote would swallow all rows after it, so quoting is strict: only the line with the quote is rejected, and
 reading goes on with the line after it.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from abstain.core.codes import Code
 from abstain.core.contracts import ImportedInteraction, ImportedReview, ImportedThumb, Review, Thumb
 from abstain.core.errors import AbstainError
-from abstain.ingest.parsing import ParsedRow, invalid, parse_object
-from abstain.ingest.sources.cells import TableRecord, column_problem, make_object
+from abstain.ingest.parsing import ParsedRow, make_reason, parse_object
+from abstain.ingest.sources.cells import TableRecord, find_column_problem, make_object
 from abstain.ingest.sources.lines import MAX_LINE_BYTES, OversizedLine
 
 CONTRACT_COLUMNS = frozenset(
@@ -25,36 +25,51 @@ CONTRACT_COLUMNS = frozenset(
 """Every column that a table may have."""
 
 _DELIMITERS = ",;\t"
-_REREAD = 4 * MAX_LINE_BYTES
-"""The most bytes that are read again because of unclosed quotes before the file is refused."""
+_MAX_REREAD_BYTES = 4 * MAX_LINE_BYTES
+"""The maximum number of bytes that are read again because of unclosed quotes before the file is rejected."""
 
 
-def read_csv(lines: Iterable[bytes | OversizedLine], source: str, shown: str) -> Iterator[ParsedRow]:
-    """Yield one row a record below a header of `CONTRACT_COLUMNS` columns. For arguments and errors see `csv_records`."""
-    for record in csv_records(lines, source, shown, CONTRACT_COLUMNS):
+def read_csv(lines: Iterable[bytes | OversizedLine], source: str, display_name: str) -> Iterator[ParsedRow]:
+    """Read rows below a header of `CONTRACT_COLUMNS` columns.
+
+    Args:
+        lines: The lines of the file, in UTF-8.
+        source: Source of the rows.
+        display_name: The file's name in error messages.
+
+    Yields:
+        One row per record.
+
+    Raises:
+        AbstainError: See `iter_csv_records`.
+    """
+    for record in iter_csv_records(lines, source, display_name, CONTRACT_COLUMNS):
         if isinstance(record, TableRecord):
             yield parse_object(make_object(record.cells), source, record.number)
         else:
             yield record
 
 
-def csv_records(
-    lines: Iterable[bytes | OversizedLine], source: str, shown: str, known: frozenset[str] | None = None
+def iter_csv_records(
+    lines: Iterable[bytes | OversizedLine], source: str, display_name: str, valid_columns: frozenset[str] | None = None
 ) -> Iterator[TableRecord | ParsedRow]:
-    """Yield each record below the header that has a filled cell; a refused row for one that cannot be read.
+    """Read the records below the header that have a filled cell.
 
     Args:
-        lines: the lines of the file, in UTF-8.
-        source: the source of the refused rows; records are numbered by the line in which they begin, from 1.
-        shown: the file's name in error messages.
-        known: the columns of which the header must name one; None: it may name any.
+        lines: The lines of the file, in UTF-8.
+        source: Source of the rejected rows; records are numbered by the line in which they begin, from 1.
+        display_name: The file's name in error messages.
+        valid_columns: The columns of which the header must name one; None if it may name any.
+
+    Yields:
+        A record, or a rejected row for a record that cannot be read.
 
     Raises:
-        AbstainError: the header names no known column or one twice, or too many quotes are not closed.
+        AbstainError: The header names no valid column or one twice, or too many quotes are not closed.
     """
     csv.field_size_limit(MAX_LINE_BYTES)
     feed = _NumberedLines(lines)
-    delimiter, columns = _read_header(feed, shown, known)
+    delimiter, columns = _read_header(feed, display_name, valid_columns)
     records = csv.reader(feed, delimiter=delimiter, strict=True)
     while True:
         feed.record.clear()
@@ -64,16 +79,17 @@ def csv_records(
             return
         except csv.Error as error:
             number, line = feed.give_back()
-            if feed.reread > _REREAD:
+            if feed.reread > _MAX_REREAD_BYTES:
                 raise AbstainError(
                     Code.WRONG_FORMAT,
-                    f"{shown}: too many rows open a quote and do not close it, the last in line {number}: write it "
+                    f"{display_name}: too many rows open a quote and do not close it, "
+                    f"the last in line {number}: write it "
                     'again with every text in "double quotes", and "" for a quote inside',
                 ) from None
             if isinstance(line, OversizedLine):
                 yield line.to_rejected_row(source, number)
             else:
-                yield ParsedRow(source, number, line.rstrip(b"\r\n"), (invalid("line", f"invalid CSV: {error}"),))
+                yield ParsedRow(source, number, line.rstrip(b"\r\n"), (make_reason("line", f"invalid CSV: {error}"),))
             continue
         if not any(cell.strip() for cell in cells):
             continue
@@ -83,28 +99,34 @@ def csv_records(
         else:
             raw = b"\n".join(line for _, line in feed.record if isinstance(line, bytes)).rstrip(b"\r\n")
             problem = f"{len(cells)} cells, but the header names {len(columns)} columns: they are shifted"
-            yield ParsedRow(source, number, raw, (invalid("line", problem),))
+            yield ParsedRow(source, number, raw, (make_reason("line", problem),))
 
 
-def _read_header(feed: _NumberedLines, shown: str, known: frozenset[str] | None) -> tuple[str, list[str]]:
-    """Return the delimiter by which the first line names most (known) columns, and the names of all columns."""
+def _read_header(
+    feed: _NumberedLines, display_name: str, valid_columns: frozenset[str] | None
+) -> tuple[str, list[str]]:
+    """Return the delimiter by which the first line names most (valid) columns, and the names of all columns."""
     try:
         text = next((line for line in feed if line.strip()), "")
         text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         rows = {delimiter: next(csv.reader([text], delimiter=delimiter), []) for delimiter in _DELIMITERS}
     except csv.Error as error:
-        raise AbstainError(Code.WRONG_FORMAT, f"{shown}: its first line holds no column names: {error}") from None
+        raise AbstainError(
+            Code.WRONG_FORMAT, f"{display_name}: its first line holds no column names: {error}"
+        ) from None
     headers = {delimiter: [cell.strip() for cell in row] for delimiter, row in rows.items()}
     delimiter, columns = max(
-        headers.items(), key=lambda header: len(header[1] if known is None else known.intersection(header[1]))
+        headers.items(),
+        key=lambda header: len(header[1] if valid_columns is None else valid_columns.intersection(header[1])),
     )
-    if known is not None and not known.intersection(columns):
+    if valid_columns is not None and not valid_columns.intersection(columns):
         raise AbstainError(
             Code.WRONG_FORMAT,
-            f"{shown}: its first line names no known column: begin with a line such as interaction_id,given_at,thumb",
+            f"{display_name}: its first line names no known column: "
+            "begin with a line such as interaction_id,given_at,thumb",
         )
-    if problem := column_problem(columns):
-        raise AbstainError(Code.WRONG_FORMAT, f"{shown}: {problem}")
+    if problem := find_column_problem(columns):
+        raise AbstainError(Code.WRONG_FORMAT, f"{display_name}: {problem}")
     return delimiter, columns
 
 

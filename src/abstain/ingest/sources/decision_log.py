@@ -1,6 +1,6 @@
-"""The decision log of `abstain serve` as a source: decisions that got feedback, and those that were drawn.
+"""The decision log of `abstain serve` as a source: decisions that got feedback, and those that were sampled.
 
-The log redacted its rows and has its users by pseudonym; ingest does both again, which changes nothing.
+The log has redacted its rows and stores users by pseudonym; ingest does both again, which changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from abstain.config.settings import decision_log_url, load_settings
+from abstain.config.settings import get_decision_log_url, load_settings
 from abstain.core.filesystem import expand_variables
 from abstain.data.decision_log.changes import LogChange, LogPosition, iter_changes, read_end_position
 from abstain.data.decision_log.database import LogDatabase
@@ -23,7 +23,12 @@ from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader
 
 
 class DecisionLogSource(SourceModel):
-    """The log that servers of this home write, or the one at `url`. Where none was written yet it gives nothing."""
+    """The log that servers of this home write, or the one at `url`. A log that was not written yet gives no rows.
+
+    Attributes:
+        kind: Distinguishes the sources in sources.yaml.
+        url: postgresql:// URL, with `${VARIABLE}` from the environment; None for the log of this home.
+    """
 
     kind: Literal["decisions"] = "decisions"
     url: str | None = Field(
@@ -33,19 +38,25 @@ class DecisionLogSource(SourceModel):
         description="postgresql:// URL, `${VARIABLE}` from the environment; default: where `abstain serve` writes",
     )
 
-    def in_home(self, home: Path, project: Path) -> Self:
-        """Return this source with its URL. Raises `AbstainError` for a variable that is not set."""
+    def resolve_paths(self, home: Path, project: Path) -> Self:
+        """Complete the URL; see `SourceModel.resolve_paths`. Raises `AbstainError` for a variable that is not set."""
         if self.url is None:
-            return self.model_copy(update={"url": decision_log_url(load_settings(), home)})
+            return self.model_copy(update={"url": get_decision_log_url(load_settings(), home)})
         return self.model_copy(update={"url": expand_variables(self.url, f"source '{self.name}'")})
 
     def read(self, state: Mapping[str, Any]) -> SourceReader:
-        """Read what was logged since the reading that gave `state`; all of it where this is another log.
+        """Read the rows that were logged since an earlier read; all rows if that read another log.
+
+        Args:
+            state: State that the earlier read returned.
+
+        Returns:
+            A reader that yields the rows.
 
         Raises:
-            AbstainError: the log cannot be reached, or has a layout of another release; also while iterating.
+            AbstainError: The log cannot be reached, or has a layout of another release; also while iterating.
         """
-        database = LogDatabase.existing(self.url) if self.url else None
+        database = LogDatabase.open_existing(self.url) if self.url else None
         return SourceReader(self._rows(database, state))
 
     def _rows(self, database: LogDatabase | None, state: Mapping[str, Any]) -> Generator[ParsedRow, None, ReadOutcome]:
@@ -63,7 +74,7 @@ class DecisionLogSource(SourceModel):
         return ReadOutcome(asdict(end), notes=(note,) if expired else ())
 
     def _parse(self, change: LogChange) -> ParsedRow:
-        """A row of the import format; feedback whose decision has no text is one of its own."""
+        """Make a row of the import format; feedback on a decision without text is a row of its own."""
         assert change.content is not None
         fields = json.loads(change.content)
         table = "decisions" if change.kind == "decision" else "feedback"

@@ -1,7 +1,7 @@
 """An export of another tool as a source: one or more files that a mapping explains, read together.
 
-A score and the answer that it judges may stand in different files, and so may the scores of one review. So the files
-are read as a whole as soon as one of them, or the mapping, has changed; known rows are duplicates.
+A score and the answer that it rates may be in different files, and so may the scores of one review. So all files are
+read again as soon as one of them, or the mapping, has changed; existing rows are duplicates.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from abstain.ingest.exports.mapping import load_mapping
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader
 from abstain.ingest.sources.cells import TableRecord, to_json_value
-from abstain.ingest.sources.csv_file import csv_records
+from abstain.ingest.sources.csv_file import iter_csv_records
 from abstain.ingest.sources.files import (
-    CSV,
-    JSON_LINES,
-    PARQUET,
-    known_version,
+    CSV_SUFFIXES,
+    JSON_LINES_SUFFIXES,
+    PARQUET_SUFFIXES,
+    get_failed_version,
     make_rejected_file_row,
     require_text,
-    resolved_url,
+    resolve_url,
 )
 from abstain.ingest.sources.lines import OversizedLine, read_whole, split_lines, to_utf8
-from abstain.ingest.sources.parquet_file import parquet_records
+from abstain.ingest.sources.parquet_file import iter_parquet_records
 from abstain.ingest.sources.storage import SourceFile, Storage
 
-JSON = (".json", ".json.gz")
-WHOLE = 256 * 1024 * 1024
-"""The longest JSON file, in bytes: it is in memory at once, some ten times as large."""
-SUFFIXES = JSON + JSON_LINES + CSV + PARQUET
+JSON_SUFFIXES = (".json", ".json.gz")
+MAX_JSON_BYTES = 256 * 1024 * 1024
+"""The longest JSON file, in bytes: all of it is in memory at once, at some ten times this size."""
+SUFFIXES = JSON_SUFFIXES + JSON_LINES_SUFFIXES + CSV_SUFFIXES + PARQUET_SUFFIXES
 
 _File = tuple[Storage, SourceFile]
 
@@ -50,8 +50,14 @@ _KINDS = "JSON (.json), JSON Lines (.jsonl), CSV (.csv), these packed too (.gz),
 class ExportSource(SourceModel):
     """A folder or file of exports that scheduled runs read.
 
-    A file that cannot be read is one refused row, and so is an export that the mapping does not fit: who writes here
-    does not hold up other sources.
+    A file that cannot be read gives one rejected row, and so does an export that the mapping does not fit, so that the
+    writer of this folder does not block other sources.
+
+    Attributes:
+        kind: Distinguishes the sources in sources.yaml.
+        url: A path, or an fsspec URL.
+        mapping: The mapping file, relative to sources.yaml.
+        scheduled: Whether scheduled runs read the source; if not, an unreadable file is an error.
     """
 
     kind: Literal["export"] = "export"
@@ -61,20 +67,26 @@ class ExportSource(SourceModel):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The places whose files are read together."""
+        """The paths or URLs whose files are read together."""
         return (self.url,)
 
-    def in_home(self, home: Path, project: Path) -> Self:
-        """Return this source with absolute paths."""
-        url = resolved_url(self.url, home, SUFFIXES)
+    def resolve_paths(self, home: Path, project: Path) -> Self:
+        """Resolve relative paths; see `SourceModel.resolve_paths`."""
+        url = resolve_url(self.url, home, SUFFIXES)
         return self.model_copy(update={"url": url, "mapping": str(project / Path(self.mapping).expanduser())})
 
     def read(self, state: Mapping[str, Any]) -> SourceReader:
-        """Read all files where one of them or the mapping has changed since the reading that gave `state`.
+        """Read all files if any of them or the mapping has changed since an earlier read.
+
+        Args:
+            state: State that the earlier read returned.
+
+        Returns:
+            A reader that yields the rows.
 
         Raises:
-            AbstainError: the place or the mapping is missing or wrong; and, while iterating, unless `scheduled`, a file
-                cannot be read to its end, the mapping does not fit the files, or nothing in them is mapped.
+            AbstainError: A path or the mapping is missing or wrong. While iterating, unless `scheduled`: a file cannot
+                be read to its end, the mapping does not fit the files, or it maps nothing in them.
         """
         path = Path(self.mapping)
         mapping = load_mapping(path)
@@ -82,24 +94,24 @@ class ExportSource(SourceModel):
         ignored: list[str] = []
         for storage in map(Storage, self.urls):
             listing = storage.list()
-            named = [file for file in listing.files if file.name.lower().endswith(SUFFIXES)]
-            others = [file.name for file in listing.files if not file.name.lower().endswith(SUFFIXES)]
-            if (not named and not self.scheduled) or (others and not listing.is_folder):
+            export_files = [file for file in listing.files if file.name.lower().endswith(SUFFIXES)]
+            other_names = [file.name for file in listing.files if not file.name.lower().endswith(SUFFIXES)]
+            if (not export_files and not self.scheduled) or (other_names and not listing.is_folder):
                 raise AbstainError(Code.WRONG_FORMAT, f"{storage.url}: no export to read: {_KINDS}")
-            files += [(storage, file) for file in named]
-            ignored += others
+            files += [(storage, file) for file in export_files]
+            ignored += other_names
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         versions = {file.name: file.version for _, file in files}
-        now = {"files": versions, "mapping": digest}
-        if now == state and None not in versions.values():
-            return SourceReader(_nothing(ReadOutcome(now, tuple(ignored))))
-        return SourceReader(self._rows(files, ExportRows(mapping, path.name), now, tuple(ignored)))
+        new_state = {"files": versions, "mapping": digest}
+        if new_state == state and None not in versions.values():
+            return SourceReader(_read_nothing(ReadOutcome(new_state, tuple(ignored))))
+        return SourceReader(self._rows(files, ExportRows(mapping, path.name), new_state, tuple(ignored)))
 
     def _rows(
         self, files: Sequence[_File], export: ExportRows, state: dict[str, Any], ignored: tuple[str, ...]
     ) -> Generator[ParsedRow, None, ReadOutcome]:
         try:
-            read = yield from self._survey(files, export, state)
+            readable = yield from self._survey_files(files, export, state)
         except AbstainError as error:
             if not self.scheduled or error.code is not Code.BAD_SETTING:
                 raise
@@ -108,118 +120,137 @@ class ExportSource(SourceModel):
             return ReadOutcome(state, ignored)
         if not self.scheduled:
             export.require_rows(self.name)
-        for storage, file in read:
-            yield from export.rows(export.parts(_records(storage, file), file.display_name))
-        yield from export.reviews()
-        return ReadOutcome(state, ignored, notes=export.notes())
+        for storage, file in readable:
+            yield from export.iter_rows(export.split_records(_iter_records(storage, file), file.display_name))
+        yield from export.iter_reviews()
+        return ReadOutcome(state, ignored, notes=export.make_notes())
 
-    def _survey(
+    def _survey_files(
         self, files: Sequence[_File], export: ExportRows, state: dict[str, Any]
     ) -> Generator[ParsedRow, None, list[_File]]:
-        """Survey `files`; yields a row for each that cannot be read, and returns the others."""
-        read: list[_File] = []
+        """Survey `files`; yields a rejected row for each one that cannot be read, and returns the others."""
+        readable: list[_File] = []
         for storage, file in files:
             try:
-                export.scan(export.parts(_records(storage, file), file.display_name))
-                read.append((storage, file))
+                export.scan(export.split_records(_iter_records(storage, file), file.display_name))
+                readable.append((storage, file))
             except AbstainError as error:
                 if not self.scheduled or error.code is Code.BAD_SETTING:
                     raise
-                state["files"][file.name] = known_version(file, error)
+                state["files"][file.name] = get_failed_version(file, error)
                 yield make_rejected_file_row(file, error)
         export.check()
-        return read
+        return readable
 
 
 class ExplicitExport(ExportSource):
-    """An export that a user named: an error if it cannot be read, or if nothing in it is mapped."""
+    """An export that a user named: it is an error if the export cannot be read, or if nothing in it is mapped."""
 
     more_urls: tuple[str, ...] = ()
     scheduled: ClassVar[bool] = False
 
     @property
     def urls(self) -> tuple[str, ...]:
+        """The paths or URLs that the user named."""
         return (self.url, *self.more_urls)
 
 
-def explicit_export(urls: Sequence[str], mapping: str) -> ExplicitExport:
-    """Return `urls` as the files of one export. Raises `AbstainError` if there are none."""
+def make_explicit_export(urls: Sequence[str], mapping: str) -> ExplicitExport:
+    """Make the source of files that a user named.
+
+    Args:
+        urls: Paths or fsspec URLs of the files of one export.
+        mapping: Path of the mapping file.
+
+    Returns:
+        The source.
+
+    Raises:
+        AbstainError: `urls` is empty.
+    """
     if not urls:
         raise AbstainError(Code.USAGE, f"--mapping explains the files that are named: name one: {_KINDS}")
     name = ", ".join(map(get_display_name, urls))
     return ExplicitExport(name=name, url=urls[0], more_urls=tuple(urls[1:]), mapping=mapping)
 
 
-def _nothing(state: ReadOutcome) -> Generator[ParsedRow, None, ReadOutcome]:
+def _read_nothing(outcome: ReadOutcome) -> Generator[ParsedRow, None, ReadOutcome]:
     yield from ()
-    return state
+    return outcome
 
 
-def _records(storage: Storage, file: SourceFile) -> Iterator[ExportRecord]:
-    """Yield every record of one file. Raises `AbstainError` where it cannot be read to its end: it was cut, then."""
+def _iter_records(storage: Storage, file: SourceFile) -> Iterator[ExportRecord]:
+    """Yield every record of one file. Raises `AbstainError` if it cannot be read to its end, because it was cut."""
 
-    def of_table(record: TableRecord) -> ExportRecord:
+    def to_export_record(record: TableRecord) -> ExportRecord:
         return ExportRecord(
             {name: to_json_value(cell) for name, cell in record.cells.items()}, file.name, record.number
         )
 
     name = file.name.lower()
-    if name.endswith(PARQUET):
-        with storage.open(file) as opened:
-            yield from map(of_table, _whole(parquet_records(opened, file.name, file.display_name), file))
+    if name.endswith(PARQUET_SUFFIXES):
+        with storage.open(file) as stream:
+            yield from map(
+                to_export_record, _require_readable(iter_parquet_records(stream, file.name, file.display_name), file)
+            )
         return
-    chunks = require_text(to_utf8(storage.chunks(file)), file)
-    if name.endswith(JSON):
-        content = read_whole(chunks, WHOLE)
+    chunks = require_text(to_utf8(storage.iter_chunks(file)), file)
+    if name.endswith(JSON_SUFFIXES):
+        content = read_whole(chunks, MAX_JSON_BYTES)
         if isinstance(content, OversizedLine):
             raise AbstainError(
                 Code.TOO_LARGE,
-                f"{file.display_name}: {content.size:,} bytes, {WHOLE:,} allowed: export JSON Lines, or less",
+                f"{file.display_name}: {content.size:,} bytes, {MAX_JSON_BYTES:,} allowed: export JSON Lines, or less",
             )
-        for number, fields in enumerate(_unwrapped(_parse(content, file.display_name)), start=1):
-            yield _object(fields, file, number)
-    elif name.endswith(CSV):
-        yield from map(of_table, _whole(csv_records(split_lines(chunks), file.name, file.display_name), file))
+        for number, fields in enumerate(_unwrap_records(_parse_json(content, file.display_name)), start=1):
+            yield _make_record(fields, file, number)
+    elif name.endswith(CSV_SUFFIXES):
+        yield from map(
+            to_export_record,
+            _require_readable(iter_csv_records(split_lines(chunks), file.name, file.display_name), file),
+        )
     else:
         for number, line in enumerate(split_lines(chunks), start=1):
             where = f"{file.display_name} line {number}"
             if isinstance(line, OversizedLine):
-                raise _damaged(where, line.to_rejected_row(file.name, number).reasons[0].message)
+                raise _make_damage_error(where, line.to_rejected_row(file.name, number).reasons[0].message)
             if line.strip():
-                yield _object(_parse(line, where), file, number)
+                yield _make_record(_parse_json(line, where), file, number)
 
 
-def _whole(records: Iterable[TableRecord | ParsedRow], file: SourceFile) -> Iterator[TableRecord]:
+def _require_readable(records: Iterable[TableRecord | ParsedRow], file: SourceFile) -> Iterator[TableRecord]:
     """Yield `records`. Raises `AbstainError` at one that cannot be read."""
     for record in records:
         if isinstance(record, ParsedRow):
-            raise _damaged(f"{file.display_name} line {record.line}", record.reasons[0].message)
+            raise _make_damage_error(f"{file.display_name} line {record.line}", record.reasons[0].message)
         yield record
 
 
-def _parse(content: bytes, where: str) -> Any:
+def _parse_json(content: bytes, where: str) -> Any:
     try:
         text = content.decode("utf-8", "surrogatepass")
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _damaged(where, f"is no JSON to its end ({error})") from None
+        raise _make_damage_error(where, f"is no JSON to its end ({error})") from None
     if keys := find_duplicate_keys(text):
-        raise _damaged(where, f"the key '{format_key(keys[0])}' comes twice in one object")
+        raise _make_damage_error(where, f"the key '{format_key(keys[0])}' comes twice in one object")
     return parsed
 
 
-def _unwrapped(content: Any) -> list[Any]:
-    """The records of a JSON file: the items of an array, or of the page of an API, else the one object."""
+def _unwrap_records(content: Any) -> list[Any]:
+    """Return the records of a JSON file: the items of an array or of a page from an API, else the one object."""
     if isinstance(content, dict) and isinstance(content.get("data"), list):
         return list(content["data"])
     return content if isinstance(content, list) else [content]
 
 
-def _object(fields: Any, file: SourceFile, number: int) -> ExportRecord:
+def _make_record(fields: Any, file: SourceFile, number: int) -> ExportRecord:
     if not isinstance(fields, dict):
-        raise _damaged(f"{file.display_name} record {number}", f"is no JSON object but {json.dumps(fields)[:40]}")
+        raise _make_damage_error(
+            f"{file.display_name} record {number}", f"is no JSON object but {json.dumps(fields)[:40]}"
+        )
     return ExportRecord(fields, file.name, number)
 
 
-def _damaged(where: str, problem: str) -> AbstainError:
+def _make_damage_error(where: str, problem: str) -> AbstainError:
     return AbstainError(Code.WRONG_FORMAT, f"{where}: {problem}: the file was cut or changed: export it again")

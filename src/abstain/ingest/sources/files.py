@@ -28,10 +28,10 @@ from abstain.ingest.sources.parquet_file import read_parquet
 from abstain.ingest.sources.storage import SourceFile, Storage
 from abstain.knowledge.documents.reader import KIND_BY_SUFFIX
 
-JSON_LINES = (".jsonl", ".jsonl.gz")
-CSV = (".csv", ".csv.gz")
-PARQUET = (".parquet",)
-SUFFIXES = JSON_LINES + CSV + PARQUET + tuple(KIND_BY_SUFFIX)
+JSON_LINES_SUFFIXES = (".jsonl", ".jsonl.gz")
+CSV_SUFFIXES = (".csv", ".csv.gz")
+PARQUET_SUFFIXES = (".parquet",)
+SUFFIXES = JSON_LINES_SUFFIXES + CSV_SUFFIXES + PARQUET_SUFFIXES + tuple(KIND_BY_SUFFIX)
 
 _KINDS = (
     "JSON Lines (.jsonl), CSV (.csv), both packed too (.gz), Parquet (.parquet), Markdown (.md) or HTML (.html, .htm)"
@@ -39,10 +39,16 @@ _KINDS = (
 
 
 class FileSource(SourceModel):
-    """A folder or file that scheduled runs read. With `mirror`, a document whose file is gone has vanished.
+    """A folder or file that scheduled runs read.
 
-    The folder may be empty. A file that cannot be read is one refused row, so that it does not hold up the others; it
-    is read again when it has changed: one that was still being written has another version when it is complete.
+    The folder may be empty. A file that cannot be read gives one rejected row, so that it does not block the others. It
+    is read again after it has changed: one that was still being written has another version when it is complete.
+
+    Attributes:
+        kind: Distinguishes the sources in sources.yaml.
+        url: A path, or an fsspec URL.
+        mirror: Remove a document when its file is gone from the folder.
+        scheduled: Whether scheduled runs read the source; if not, an unreadable file is an error.
     """
 
     kind: Literal["files"] = "files"
@@ -50,16 +56,22 @@ class FileSource(SourceModel):
     mirror: bool = Field(False, description="documents that are gone here are removed")
     scheduled: ClassVar[bool] = True
 
-    def in_home(self, home: Path, project: Path) -> Self:
-        """Return this source with an absolute path."""
-        return self.model_copy(update={"url": resolved_url(self.url, home, SUFFIXES)})
+    def resolve_paths(self, home: Path, project: Path) -> Self:
+        """Resolve a relative path; see `SourceModel.resolve_paths`."""
+        return self.model_copy(update={"url": resolve_url(self.url, home, SUFFIXES)})
 
     def read(self, state: Mapping[str, Any]) -> SourceReader:
-        """Read every file that is new or has changed since the reading that gave `state`.
+        """Read every file that is new or has changed since an earlier read.
+
+        Args:
+            state: State that the earlier read returned.
+
+        Returns:
+            A reader that yields the rows, documents first.
 
         Raises:
-            AbstainError: the place is missing, is a file of another kind, or lost all its mirrored documents; and,
-                unless `scheduled`, the folder holds no file to read or, while iterating, a file cannot be read.
+            AbstainError: The path is missing, is a file of another kind, or lost all its mirrored documents. Unless
+                `scheduled`: the folder holds no file to read or, while iterating, a file cannot be read.
         """
         storage = Storage(self.url)
         listing = storage.list()
@@ -71,25 +83,25 @@ class FileSource(SourceModel):
             raise AbstainError(
                 Code.WRONG_FORMAT, f"{storage.url}: its name is not that of {_KINDS}: rename or convert it"
             )
-        earlier: Mapping[str, Mapping[str, Any]] = state.get("files", {})
-        if self.mirror and not files and _doc_ids(earlier):
+        earlier_entries: Mapping[str, Mapping[str, Any]] = state.get("files", {})
+        if self.mirror and not files and _get_doc_ids(earlier_entries):
             raise AbstainError(
                 Code.NOT_READABLE,
                 f"{storage.url}: every document of the source '{self.name}' is gone: check that the folder is "
                 "mounted; if this is intended, remove the source from sources.yaml",
             )
-        return SourceReader(self._rows(storage, files, ignored, earlier))
+        return SourceReader(self._rows(storage, files, ignored, earlier_entries))
 
     def _rows(
         self,
         storage: Storage,
         files: Sequence[SourceFile],
         ignored: tuple[str, ...],
-        earlier: Mapping[str, Mapping[str, Any]],
+        earlier_entries: Mapping[str, Mapping[str, Any]],
     ) -> Generator[ParsedRow, None, ReadOutcome]:
         entries: dict[str, dict[str, Any]] = {}
         for file in sorted(files, key=lambda file: (not is_document(file.name), file.name)):
-            entry = earlier.get(file.name, {})
+            entry = earlier_entries.get(file.name, {})
             # A document whose new content is refused keeps its doc_id: a typing error must not remove the page.
             doc_id, version = entry.get("doc_id"), file.version
             if version is None or version != entry.get("version"):
@@ -100,33 +112,54 @@ class FileSource(SourceModel):
                 except AbstainError as error:
                     if not self.scheduled:
                         raise
-                    if file.name not in {existing.name for existing in storage.list().files}:
+                    if file.name not in {listed_file.name for listed_file in storage.list().files}:
                         continue  # the file was deleted; if the whole folder was, `list` raises
-                    version = known_version(file, error)
+                    version = get_failed_version(file, error)
                     yield make_rejected_file_row(file, error)
             entries[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
         state = {"files": entries}
         if not self.mirror:
             return ReadOutcome(state, ignored)
-        present = _doc_ids(entries)
-        return ReadOutcome(state, ignored, present, _doc_ids(earlier) - present)
+        present_doc_ids = _get_doc_ids(entries)
+        return ReadOutcome(state, ignored, present_doc_ids, _get_doc_ids(earlier_entries) - present_doc_ids)
 
 
 class ExplicitFiles(FileSource):
-    """A folder or file that a user named: an error if it is empty or cannot be read."""
+    """A folder or file that a user named: it is an error if it is empty or cannot be read."""
 
     scheduled: ClassVar[bool] = False
 
 
-def explicit_sources(urls: Sequence[str]) -> tuple[ExplicitFiles, ...]:
-    """Return a source for each of `urls`, paths or fsspec URLs. Raises `AbstainError` if there are none."""
+def make_explicit_sources(urls: Sequence[str]) -> tuple[ExplicitFiles, ...]:
+    """Make a source for each path or URL that a user named.
+
+    Args:
+        urls: Paths or fsspec URLs.
+
+    Returns:
+        The sources.
+
+    Raises:
+        AbstainError: `urls` is empty.
+    """
     if not urls:
         raise AbstainError(Code.USAGE, f"nothing to ingest: name files, or folders of them: {_KINDS}")
     return tuple(ExplicitFiles(name=get_display_name(url), url=url) for url in urls)
 
 
-def resolved_url(url: str, home: Path, suffixes: tuple[str, ...]) -> str:
-    """`url`, absolute where it is a path. A relative folder, named unlike files, is created, so that users find it."""
+def resolve_url(url: str, home: Path, suffixes: tuple[str, ...]) -> str:
+    """Make the path of a source absolute.
+
+    A relative folder is created, so that users find it.
+
+    Args:
+        url: A path or URL; a URL is unchanged.
+        home: Folder that relative paths are relative to.
+        suffixes: Suffixes of files; any other path is a folder.
+
+    Returns:
+        The absolute path, or the URL.
+    """
     if is_url(url):
         return url
     path = Path(url).expanduser()
@@ -136,18 +169,34 @@ def resolved_url(url: str, home: Path, suffixes: tuple[str, ...]) -> str:
     return str(home / path)
 
 
-def _doc_ids(entries: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+def _get_doc_ids(entries: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(entry["doc_id"] for entry in entries.values() if entry.get("doc_id"))
 
 
-def known_version(file: SourceFile, error: AbstainError) -> str | None:
-    """The version of a file that gave `error`, which is not read again; None, to try again, where it was not reached:
-    permissions and servers come back, and the file is as it was."""
+def get_failed_version(file: SourceFile, error: AbstainError) -> str | None:
+    """Return the version to remember of a file that could not be read.
+
+    Args:
+        file: The file.
+        error: The error.
+
+    Returns:
+        The file's version, so that this version is not read again. None, so that it is tried again, if the file was not
+        reached: permissions and servers come back, and the file is as it was.
+    """
     return None if error.code is Code.NOT_READABLE else file.version
 
 
 def make_rejected_file_row(file: SourceFile, error: AbstainError) -> ParsedRow:
-    """Return the row that stands for an unreadable file; its `digest` is the same for every attempt at this version."""
+    """Make the rejected row that stands for an unreadable file.
+
+    Args:
+        file: The file.
+        error: Why it cannot be read.
+
+    Returns:
+        The row; its `digest` is the same for every attempt at this version of the file.
+    """
     digest = hashlib.sha256(f"{file.name}\0{file.version}".encode("utf-8", "surrogateescape")).hexdigest()
     reason = Reason(error.code, "file", error.message.removeprefix(f"{file.display_name}: "))
     return ParsedRow(file.name, 1, b"", (reason,), digest=digest)
@@ -156,11 +205,11 @@ def make_rejected_file_row(file: SourceFile, error: AbstainError) -> ParsedRow:
 def _read_file(storage: Storage, file: SourceFile) -> Iterator[ParsedRow]:
     """Yield every row of one file. Raises `AbstainError` if it is empty, unreadable, or JSON but not JSON Lines."""
     name = file.name.lower()
-    if name.endswith(PARQUET):
-        with storage.open(file) as opened:
-            yield from read_parquet(opened, file.name, file.display_name)
+    if name.endswith(PARQUET_SUFFIXES):
+        with storage.open(file) as stream:
+            yield from read_parquet(stream, file.name, file.display_name)
         return
-    chunks = storage.chunks(file)
+    chunks = storage.iter_chunks(file)
     if KIND_BY_SUFFIX.get(PurePosixPath(name).suffix) != "html":  # an HTML page declares its own encoding
         chunks = to_utf8(chunks)
     chunks = require_text(chunks, file)
@@ -170,7 +219,7 @@ def _read_file(storage: Storage, file: SourceFile) -> Iterator[ParsedRow]:
             yield content.to_rejected_row(file.name, 1)
         else:
             yield read_document(content, file.name)
-    elif name.endswith(CSV):
+    elif name.endswith(CSV_SUFFIXES):
         yield from read_csv(split_lines(chunks), file.name, file.display_name)
     else:
         for number, line in enumerate(split_lines(_require_json_lines(chunks, file)), start=1):
@@ -181,7 +230,18 @@ def _read_file(storage: Storage, file: SourceFile) -> Iterator[ParsedRow]:
 
 
 def require_text(chunks: Iterator[bytes], file: SourceFile) -> Iterator[bytes]:
-    """Yield `chunks`. Raises `AbstainError` at the end if all of them are blank."""
+    """Check that a file is not blank.
+
+    Args:
+        chunks: The bytes of the file.
+        file: The file.
+
+    Yields:
+        The chunks, unchanged.
+
+    Raises:
+        AbstainError: At the end, if all chunks are blank.
+    """
     is_blank = True
     for chunk in chunks:
         is_blank = is_blank and not chunk.strip()
@@ -192,9 +252,9 @@ def require_text(chunks: Iterator[bytes], file: SourceFile) -> Iterator[bytes]:
 
 def _require_json_lines(chunks: Iterator[bytes], file: SourceFile) -> Iterator[bytes]:
     """Return `chunks`. Raises `AbstainError` if the first one begins a JSON array, or an object over several lines."""
-    begun = [next(chunks, b"")]
-    if detect_other_json(begun[0], is_whole=False):
-        begun.append(next(chunks, b""))
-        if problem := detect_other_json(begun[0], is_whole=not begun[1]):
+    first_chunks = [next(chunks, b"")]
+    if detect_other_json(first_chunks[0], is_whole=False):
+        first_chunks.append(next(chunks, b""))
+        if problem := detect_other_json(first_chunks[0], is_whole=not first_chunks[1]):
             raise AbstainError(Code.WRONG_FORMAT, f"{file.display_name}: {problem}")
-    return chain(begun, chunks)
+    return chain(first_chunks, chunks)

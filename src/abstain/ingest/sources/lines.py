@@ -1,4 +1,4 @@
-"""Chunks of bytes -> UTF-8 lines, in constant memory: of a line beyond `MAX_LINE_BYTES` only its hash and size are kept."""
+"""Split bytes into UTF-8 lines in constant memory: of a line beyond `MAX_LINE_BYTES` only hash and size are kept."""
 
 from __future__ import annotations
 
@@ -7,32 +7,52 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from abstain.ingest.parsing import ParsedRow, too_large_reason
+from abstain.ingest.parsing import ParsedRow, make_too_large_reason
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 """The longest line or document, in bytes."""
 
-_MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+_ENCODING_BY_MARK = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _NOT_UTF8 = b"\xff"
 
 
 @dataclass(frozen=True)
 class OversizedLine:
-    """A line or document beyond `MAX_LINE_BYTES`: its size in bytes and its sha256."""
+    """A line or document beyond `MAX_LINE_BYTES`.
+
+    Attributes:
+        size: Its size in bytes.
+        sha256: Its digest.
+    """
 
     size: int
     sha256: str
 
     def to_rejected_row(self, source: str, number: int) -> ParsedRow:
-        """The refused row that stands for it."""
-        reason = too_large_reason("line", f"{self.size:,} bytes, {MAX_LINE_BYTES:,} allowed")
+        """Make the rejected row that stands for the line.
+
+        Args:
+            source: File of the line.
+            number: Number of the line.
+
+        Returns:
+            The row, without text.
+        """
+        reason = make_too_large_reason("line", f"{self.size:,} bytes, {MAX_LINE_BYTES:,} allowed")
         return ParsedRow(source, number, b"", (reason,), digest=self.sha256, size=self.size)
 
 
 def to_utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield `chunks` in UTF-8 without a byte order mark; UTF-16 is recognized by its mark, other encodings are left.
+    """Convert text to UTF-8 without a byte order mark.
 
-    Invalid UTF-16 becomes invalid UTF-8, so that only the lines that hold it are refused.
+    UTF-16 is recognized by its mark; other encodings are left. Invalid UTF-16 becomes invalid UTF-8, so that only the
+    lines that hold it are rejected.
+
+    Args:
+        chunks: The bytes of a file.
+
+    Yields:
+        The converted chunks.
     """
     rest = iter(chunks)
     head = b""
@@ -40,7 +60,7 @@ def to_utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
         head += chunk
         if len(head) >= len(codecs.BOM_UTF8):
             break
-    encoding = _MARKS.get(head[:2])
+    encoding = _ENCODING_BY_MARK.get(head[:2])
     if encoding is None:
         yield head.removeprefix(codecs.BOM_UTF8)
         yield from rest
@@ -54,7 +74,7 @@ def to_utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | OversizedLine]:
-    """Yield every line without its `\\n`, blank lines included; the last one needs no `\\n`."""
+    r"""Yield every line of `chunks` without its `\n`, including blank lines; the last line needs no `\n`."""
     line = _Line()
     for chunk in chunks:
         *ends, rest = chunk.split(b"\n")
@@ -71,7 +91,15 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | OversizedLine]:
 
 
 def read_whole(chunks: Iterable[bytes], limit: int | None = None) -> bytes | OversizedLine:
-    """Return everything, as if it were one line."""
+    """Read everything as if it were one line.
+
+    Args:
+        chunks: The bytes of a file.
+        limit: The maximum size in bytes; by default `MAX_LINE_BYTES`.
+
+    Returns:
+        The bytes, or their hash and size if there are more than `limit`.
+    """
     line = _Line(limit)
     for chunk in chunks:
         line.add(chunk)

@@ -1,7 +1,7 @@
 """Parquet: typed columns, read by record batches.
 
-A text that many rows share stands in the file once, so a file of some kilobytes may hold gigabytes. Texts are therefore
-left in their dictionary until the size of each row is known, and what the file says of itself is checked before.
+A text that many rows share is in the file once, so a file of some kilobytes may hold gigabytes. Texts are therefore
+left in their dictionary until the size of each row is known, and the file's metadata is checked before.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import translate_errors
-from abstain.ingest.parsing import ROW_BYTES, ParsedRow, parse_object, too_large_reason
-from abstain.ingest.sources.cells import TableRecord, column_problem, make_object
+from abstain.ingest.parsing import MAX_ROW_BYTES, ParsedRow, make_too_large_reason, parse_object
+from abstain.ingest.sources.cells import TableRecord, find_column_problem, make_object
 from abstain.ingest.sources.lines import MAX_LINE_BYTES
 from abstain.ingest.sources.storage import MAX_COMPRESSION_RATIO, MAX_UNPACKED_BYTES
 
@@ -28,13 +28,16 @@ BATCH_ROWS = 1000
 """Rows held in memory at once."""
 
 MAX_LIST_VALUES = 16_000_000
-"""The most values of lists in one row group: of a list's items, equal ones cost no space in the file."""
+"""The maximum number of list values in one row group: equal items of a list take no space in the file."""
 
 MAX_SMALL_FILE_ROWS = 100_000
-"""The most rows of a file that is smaller than a tenth of a byte a row: equal rows cost no space, either."""
+"""The maximum number of rows of a file smaller than a tenth of a byte per row: equal rows take no space, either."""
 
 MAX_SMALL_FILE_BYTES = 64 * 1024 * 1024
-"""The most bytes of all rows of a small file; of a larger one, 10 * `MAX_COMPRESSION_RATIO` for each of its own: rows share texts."""
+"""The maximum size of all rows of a small file, in bytes.
+
+A larger file may hold 10 * `MAX_COMPRESSION_RATIO` times its own size, because rows share texts.
+"""
 
 MAX_FIXED_BYTES = 1024
 """The longest value of fixed length, in bytes: these have a dictionary that cannot be left packed."""
@@ -42,81 +45,102 @@ MAX_FIXED_BYTES = 1024
 _METADATA_SCRIPT = """
 import io, sys
 from pyarrow.parquet import read_metadata
-found = read_metadata(io.BytesIO(sys.stdin.buffer.read()))
-for column in range(found.num_columns):
-    found.schema.column(column).logical_type
-    for group in range(found.num_row_groups):
-        found.row_group(group).column(column)
+metadata = read_metadata(io.BytesIO(sys.stdin.buffer.read()))
+for column in range(metadata.num_columns):
+    metadata.schema.column(column).logical_type
+    for group in range(metadata.num_row_groups):
+        metadata.row_group(group).column(column)
 """
-"""Looks at all that a file says of its columns, given its first four bytes and its end."""
+"""Reads all metadata of a file's columns, given the file's first four bytes and its end."""
 
-_VALUE = 8  # bytes of a number, a moment, or an item of a list beside its text
+_VALUE_BYTES = 8  # bytes of a number, a moment, or an item of a list beside its text
 
 
-def read_parquet(file: IO[bytes], source: str, shown: str) -> Iterator[ParsedRow]:
-    """Yield one row a record of columns that are named like the fields of the contracts; see `parquet_records`."""
-    for record in parquet_records(file, source, shown, ROW_BYTES):
+def read_parquet(file: IO[bytes], source: str, display_name: str) -> Iterator[ParsedRow]:
+    """Read rows from columns that are named like the fields of the contracts.
+
+    Args:
+        file: The open Parquet file, which must be seekable.
+        source: Source of the rows.
+        display_name: The file's name in error messages.
+
+    Yields:
+        One row per record.
+
+    Raises:
+        AbstainError: See `iter_parquet_records`.
+    """
+    for record in iter_parquet_records(file, source, display_name, MAX_ROW_BYTES):
         if isinstance(record, TableRecord):
             yield parse_object(make_object(record.cells), source, record.number)
         else:
             yield record
 
 
-def parquet_records(
-    file: IO[bytes], source: str, shown: str, limit: int = MAX_LINE_BYTES
+def iter_parquet_records(
+    file: IO[bytes], source: str, display_name: str, limit: int = MAX_LINE_BYTES
 ) -> Iterator[TableRecord | ParsedRow]:
-    """Yield every record, numbered from 1; a refused row for one of more than `limit` bytes.
+    """Read every record, numbered from 1.
 
     Args:
-        file: the open Parquet file, which must be seekable.
-        source: the source of the refused rows.
-        shown: the file's name in error messages.
-        limit: at most `MAX_LINE_BYTES`.
+        file: The open Parquet file, which must be seekable.
+        source: Source of the rejected rows.
+        display_name: The file's name in error messages.
+        limit: The maximum size of a record in bytes, at most `MAX_LINE_BYTES`.
+
+    Yields:
+        A record, or a rejected row for a record of more than `limit` bytes.
 
     Raises:
-        AbstainError: the file cannot be read to its end, its columns contradict each other, or it holds far more than
+        AbstainError: The file cannot be read to its end, its columns contradict each other, or it holds far more than
             its size.
     """
     import pyarrow.parquet as pq
 
-    number = taken = 0
-    with _translate_errors(shown):
+    number = n_bytes = 0
+    with _translate_errors(display_name):
         file.seek(0, os.SEEK_END)
         size = file.tell()
         if _crashes_arrow(file, size):
             raise AbstainError(
-                Code.WRONG_FORMAT, f"{shown}: what it says of its columns is damaged: write it again, or leave it out"
+                Code.WRONG_FORMAT,
+                f"{display_name}: what it says of its columns is damaged: write it again, or leave it out",
             )
         parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
-        if problem := _problem(parquet, size):
-            raise AbstainError(Code.TOO_LARGE, f"{shown}: {problem}")
-        schema, (texts, chained) = parquet.schema_arrow, _texts(parquet)
-        parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, read_dictionary=texts)
-        batches = parquet.iter_batches(batch_size=1 if chained else BATCH_ROWS, use_threads=False)
-    if problem := column_problem(schema.names):
-        raise AbstainError(Code.WRONG_FORMAT, f"{shown}: {problem}")
+        if problem := _find_problem(parquet, size):
+            raise AbstainError(Code.TOO_LARGE, f"{display_name}: {problem}")
+        schema, (packed_columns, chained_columns) = parquet.schema_arrow, _find_text_columns(parquet)
+        parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, read_dictionary=packed_columns)
+        batches = parquet.iter_batches(batch_size=1 if chained_columns else BATCH_ROWS, use_threads=False)
+    if problem := find_column_problem(schema.names):
+        raise AbstainError(Code.WRONG_FORMAT, f"{display_name}: {problem}")
     while True:
-        with _translate_errors(shown):
+        with _translate_errors(display_name):
             batch = next(batches, None)
         if batch is None:
             return
-        for cells, bytes_of_it in _records(batch, schema, shown, limit):
+        for cells, row_bytes in _iter_records(batch, schema, display_name, limit):
             number += 1
-            taken += bytes_of_it if cells is not None else 0
-            if taken > max(MAX_SMALL_FILE_BYTES, 10 * MAX_COMPRESSION_RATIO * size):
-                problem = f"its first {number:,} rows unpack to {taken:,} bytes, {10 * MAX_COMPRESSION_RATIO:,} times the file allowed"
-                raise AbstainError(Code.TOO_LARGE, f"{shown}: {problem}: write less into one file")
+            n_bytes += row_bytes if cells is not None else 0
+            if n_bytes > max(MAX_SMALL_FILE_BYTES, 10 * MAX_COMPRESSION_RATIO * size):
+                problem = (
+                    f"its first {number:,} rows unpack to {n_bytes:,} bytes, "
+                    f"{10 * MAX_COMPRESSION_RATIO:,} times the file allowed"
+                )
+                raise AbstainError(Code.TOO_LARGE, f"{display_name}: {problem}: write less into one file")
             if cells is None:
-                problem = f"about {bytes_of_it:,} bytes, {limit:,} allowed: divide it, or leave out what is not needed"
+                problem = f"about {row_bytes:,} bytes, {limit:,} allowed: divide it, or leave out what is not needed"
                 raw = f"{source} row {number}".encode()
-                yield ParsedRow(source, number, raw, (too_large_reason("row", problem),), size=bytes_of_it)
+                yield ParsedRow(source, number, raw, (make_too_large_reason("row", problem),), size=row_bytes)
             else:
                 yield TableRecord(number, cells)
 
 
 def _crashes_arrow(file: IO[bytes], size: int) -> bool:
-    """Whether a process ends that looks at the columns' descriptions: where they are damaged, Arrow raises no error for
-    some of them, but aborts. So another process looks first."""
+    """Whether a process that reads the columns' metadata is killed.
+
+    For some kinds of damage Arrow raises no error but aborts. So another process reads the metadata first.
+    """
     file.seek(max(size - 8, 0))
     end = file.read()
     length = int.from_bytes(end[:4], "little")
@@ -124,34 +148,52 @@ def _crashes_arrow(file: IO[bytes], size: int) -> bool:
         return False  # of which Arrow says more
     file.seek(size - 8 - length)
     command = [sys.executable, "-I", "-c", _METADATA_SCRIPT]
-    looked = subprocess.run(command, input=b"PAR1" + file.read(), capture_output=True, check=False)  # noqa: S603 (ours)
-    return looked.returncode < 0
+    process = subprocess.run(command, input=b"PAR1" + file.read(), capture_output=True, check=False)  # noqa: S603 (ours)
+    return process.returncode < 0
 
 
-def _problem(parquet: Any, size: int) -> str | None:
-    """Why a file of `size` bytes is refused by what it says of itself; None if it is read."""
-    found, remedy = parquet.metadata, "write it in row groups of at most 10,000 rows"
-    if found.num_rows > max(MAX_SMALL_FILE_ROWS, 10 * size):
-        return f"{found.num_rows:,} rows in {size:,} bytes, {max(MAX_SMALL_FILE_ROWS, 10 * size):,} allowed: leave out equal rows"
-    columns = [parquet.schema.column(at) for at in range(len(parquet.schema))]
-    if wide := next((one for one in columns if one.length is not None and one.length > MAX_FIXED_BYTES), None):
-        return f"the column '{wide.path}' has values of {wide.length:,} bytes, {MAX_FIXED_BYTES:,} allowed: write it as text"
-    for at in range(found.num_row_groups):
-        group = found.row_group(at)
+def _find_problem(parquet: Any, size: int) -> str | None:
+    """Return why the metadata of a file of `size` bytes forbids to read it; None if it can be read."""
+    metadata, remedy = parquet.metadata, "write it in row groups of at most 10,000 rows"
+    if metadata.num_rows > max(MAX_SMALL_FILE_ROWS, 10 * size):
+        return (
+            f"{metadata.num_rows:,} rows in {size:,} bytes, "
+            f"{max(MAX_SMALL_FILE_ROWS, 10 * size):,} allowed: leave out equal rows"
+        )
+    columns = [parquet.schema.column(index) for index in range(len(parquet.schema))]
+    if wide_column := next(
+        (column for column in columns if column.length is not None and column.length > MAX_FIXED_BYTES), None
+    ):
+        return (
+            f"the column '{wide_column.path}' has values of {wide_column.length:,} bytes, "
+            f"{MAX_FIXED_BYTES:,} allowed: write it as text"
+        )
+    for group_index in range(metadata.num_row_groups):
+        group = metadata.row_group(group_index)
         chunks = [group.column(number) for number in range(group.num_columns)]
         unpacked = sum(chunk.total_uncompressed_size for chunk in chunks)
         if unpacked > max(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * size):
-            return f"row group {at + 1} unpacks to {unpacked:,} bytes, {MAX_COMPRESSION_RATIO} times the file allowed: {remedy}"
-        listed = sum(one.num_values for one, column in zip(chunks, columns, strict=True) if column.max_repetition_level)
-        if listed > MAX_LIST_VALUES:
-            return f"row group {at + 1} has {listed:,} values in lists, {MAX_LIST_VALUES:,} allowed: {remedy}"
+            return (
+                f"row group {group_index + 1} unpacks to {unpacked:,} bytes, "
+                f"{MAX_COMPRESSION_RATIO} times the file allowed: {remedy}"
+            )
+        n_list_values = sum(
+            chunk.num_values for chunk, column in zip(chunks, columns, strict=True) if column.max_repetition_level
+        )
+        if n_list_values > MAX_LIST_VALUES:
+            return (
+                f"row group {group_index + 1} has {n_list_values:,} values in lists, "
+                f"{MAX_LIST_VALUES:,} allowed: {remedy}"
+            )
     return None
 
 
-def _texts(parquet: Any) -> tuple[list[str], list[str]]:
-    """The columns of text, by path: those that can be left packed, and those written as differences from the text
-    before, which cannot, so that of a file with one of these one row is read at once."""
-    groups = [parquet.metadata.row_group(at) for at in range(parquet.metadata.num_row_groups)]
+def _find_text_columns(parquet: Any) -> tuple[list[str], list[str]]:
+    """Return the text columns, by path: those that can be left packed, and those that cannot.
+
+    The latter are written as differences from the text before. Of a file with such a column one row is read at once.
+    """
+    groups = [parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups)]
     packed: list[str] = []
     chained: list[str] = []
     for number in range(len(parquet.schema)):
@@ -162,62 +204,64 @@ def _texts(parquet: Any) -> tuple[list[str], list[str]]:
     return packed, chained
 
 
-def _records(batch: Any, schema: Any, shown: str, limit: int) -> Iterator[tuple[dict[str, Any] | None, int]]:
-    """Yield the cells of each row of a batch, by `schema`, and its bytes; of a row beyond `limit` the bytes alone."""
-    with _translate_errors(shown):
-        sizes = sum((_sizes(column) for column in batch.columns), np.zeros(batch.num_rows, dtype=np.int64))
+def _iter_records(
+    batch: Any, schema: Any, display_name: str, limit: int
+) -> Iterator[tuple[dict[str, Any] | None, int]]:
+    """Yield the cells of each row of a batch, by `schema`, and its bytes; for a row beyond `limit` only the bytes."""
+    with _translate_errors(display_name):
+        sizes = sum((_measure_values(column) for column in batch.columns), np.zeros(batch.num_rows, dtype=np.int64))
     if sizes.sum() <= MAX_LINE_BYTES and sizes.max(initial=0) <= limit:
-        with _translate_errors(shown):
+        with _translate_errors(display_name):
             dense = batch.cast(schema)  # which is faster to convert
-        yield from zip(_converted(dense), sizes.tolist(), strict=True)
+        yield from zip(_convert_batch(dense), sizes.tolist(), strict=True)
         return
-    for at, size in enumerate(sizes.tolist()):
+    for index, size in enumerate(sizes.tolist()):
         if size > limit:
             yield None, size
         else:
-            yield _converted(batch.slice(at, 1))[0], size
+            yield _convert_batch(batch.slice(index, 1))[0], size
 
 
-def _sizes(array: Any) -> NDArray[np.int64]:
-    """The bytes of each value of an Arrow array (n,): of its texts, and `_VALUE` for any other value."""
+def _measure_values(array: Any) -> NDArray[np.int64]:
+    """Return the size of each value of an Arrow array, (rows,): bytes of its texts, else `_VALUE_BYTES`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kind = array.type
-    own: NDArray[np.int64] = np.full(len(array), _VALUE, dtype=np.int64)
+    sizes: NDArray[np.int64] = np.full(len(array), _VALUE_BYTES, dtype=np.int64)
     if pa.types.is_dictionary(kind):
-        lengths = np.append(_sizes(array.dictionary), 0)
-        own += lengths[array.indices.fill_null(len(lengths) - 1).to_numpy(zero_copy_only=False)]
+        lengths = np.append(_measure_values(array.dictionary), 0)
+        sizes += lengths[array.indices.fill_null(len(lengths) - 1).to_numpy(zero_copy_only=False)]
     elif pa.types.is_struct(kind):
-        for at in range(kind.num_fields):
-            own += _sizes(array.field(at))
+        for index in range(kind.num_fields):
+            sizes += _measure_values(array.field(index))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
-        ends = np.concatenate([[0], np.cumsum(_sizes(array.values))])
+        ends = np.concatenate([[0], np.cumsum(_measure_values(array.values))])
         offsets = array.offsets.to_numpy(zero_copy_only=False)
-        own += ends[offsets[1:]] - ends[offsets[:-1]]
+        sizes += ends[offsets[1:]] - ends[offsets[:-1]]
     elif pa.types.is_fixed_size_list(kind):
-        inner = _sizes(array.flatten()).reshape(-1, kind.list_size)
-        own[array.is_valid().to_numpy(zero_copy_only=False)] += inner.sum(axis=1)
+        inner = _measure_values(array.flatten()).reshape(-1, kind.list_size)
+        sizes[array.is_valid().to_numpy(zero_copy_only=False)] += inner.sum(axis=1)
     elif pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind):
-        own += pc.binary_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    return own
+        sizes += pc.binary_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    return sizes
 
 
-def _converted(batch: Any) -> list[dict[str, Any]]:
+def _convert_batch(batch: Any) -> list[dict[str, Any]]:
     """Return the rows of a batch; if one value has no equivalent in Python, each value is converted by itself."""
     try:
         records: list[dict[str, Any]] = batch.to_pylist()
-    except Exception:  # of Python's types, or of the time-zone package
+    except Exception:  # raised by Python's types or by the time-zone package
         names = batch.schema.names
         records = [
-            {name: _value(column[row]) for name, column in zip(names, batch.columns, strict=True)}
+            {name: _convert_value(column[row]) for name, column in zip(names, batch.columns, strict=True)}
             for row in range(batch.num_rows)
         ]
     return records
 
 
-def _value(scalar: Any) -> Any:
-    """Convert one value; one that cannot be converted becomes an object that every contract refuses."""
+def _convert_value(scalar: Any) -> Any:
+    """Convert one value; one that cannot be converted becomes an object that every contract rejects."""
     try:
         return scalar.as_py()
     except Exception as error:
@@ -225,16 +269,17 @@ def _value(scalar: Any) -> Any:
 
 
 @contextmanager
-def _translate_errors(shown: str) -> Iterator[None]:
-    """Arrow's own errors are of the file's format; all others, which have their number or come from a server, of its
-    place."""
+def _translate_errors(display_name: str) -> Iterator[None]:
+    """Translate errors: Arrow's own concern the file's format; others, with a number or from a server, access to it."""
     import pyarrow as pa
 
-    told = f"{shown}: cannot be read", "write it again"
-    with translate_errors(Code.NOT_READABLE, *told):
+    message_and_remedy = f"{display_name}: cannot be read", "write it again"
+    with translate_errors(Code.NOT_READABLE, *message_and_remedy):
         try:
             yield
         except (pa.ArrowException, OSError, IndexError) as error:  # an IndexError of a place that a page makes up
-            is_of_place = isinstance(error, ConnectionError | TimeoutError) or getattr(error, "errno", None) is not None
-            with translate_errors(Code.NOT_READABLE if is_of_place else Code.WRONG_FORMAT, *told):
+            is_access_error = (
+                isinstance(error, ConnectionError | TimeoutError) or getattr(error, "errno", None) is not None
+            )
+            with translate_errors(Code.NOT_READABLE if is_access_error else Code.WRONG_FORMAT, *message_and_remedy):
                 raise

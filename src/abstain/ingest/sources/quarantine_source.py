@@ -1,4 +1,4 @@
-"""The quarantine as a source: refused rows that are validated again."""
+"""The quarantine as a source: rejected rows that are validated again."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from abstain.ingest.sources import ReadOutcome, SourceReader
 
 @dataclass(frozen=True)
 class QuarantineSource:
-    """The `rows` of one quarantine file; each row keeps its original source and line."""
+    """The rows of one quarantine file; each row keeps its original source and line.
+
+    Attributes:
+        name: Name of the source.
+        rows: The rows.
+    """
 
     name: str
     rows: Sequence[QuarantinedRow]
 
     def read(self, state: Mapping[str, Any]) -> SourceReader:
-        """Give every row; `state` is ignored."""
+        """Read every row; `state` is ignored."""
         return SourceReader(self._parse())
 
     def _parse(self) -> Generator[ParsedRow, None, ReadOutcome]:
         for row in sorted(self.rows, key=lambda row: not is_document(row.source)):
             yield row.reparse()
-        lost = sum(row.raw is None for row in self.rows)
-        note = f"the text of {lost:,} rows was not kept: fix these at the source and ingest that again"
-        return ReadOutcome(notes=(note,) if lost else ())
+        n_lost = sum(row.raw is None for row in self.rows)
+        note = f"the text of {n_lost:,} rows was not kept: fix these at the source and ingest that again"
+        return ReadOutcome(notes=(note,) if n_lost else ())

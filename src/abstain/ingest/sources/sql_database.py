@@ -24,54 +24,93 @@ from abstain.core.filesystem import expand_variables
 
 T = TypeVar("T")
 
-ATTEMPTS = 5
-"""The most times that a statement is sent when the connection breaks."""
+MAX_ATTEMPTS = 5
+"""How often a statement is sent at most if the connection breaks."""
 
-WAIT = wait_exponential(multiplier=0.5)
+RETRY_WAIT = wait_exponential(multiplier=0.5)
 """Seconds before the next attempt: 0.5, 1, 2, 4."""
 
-CHUNK = 50
-"""Rows held in memory at once: their size is known only when they are here."""
+CHUNK_ROWS = 50
+"""Rows held in memory at once: their size is known only after they arrived."""
 
-_SECRET = re.compile("pass|secret|token", re.IGNORECASE)
+_SECRET_KEY = re.compile("pass|secret|token", re.IGNORECASE)
 
 
 class Database:
-    """One database, for reading."""
+    """One database, for reading.
+
+    Args:
+        url: URL of the database, with its password.
+    """
 
     def __init__(self, url: URL) -> None:
-        masked = {key: "hidden" if _SECRET.search(key) else value for key, value in url.query.items()}
-        self._shown = url.set(query=masked).render_as_string(hide_password=True)
-        self._secret = url.password
-        self._reached = False
+        masked_query = {key: "hidden" if _SECRET_KEY.search(key) else value for key, value in url.query.items()}
+        self._display_url = url.set(query=masked_query).render_as_string(hide_password=True)
+        self._password = url.password
+        self._was_reached = False
         with self._translate_errors():
             self._engine = self._connect(url)
 
-    def error(self, problem: object, code: Code = Code.NOT_READABLE) -> AbstainError:
-        """The one-line error about this database, without its password."""
+    def make_error(self, problem: object, code: Code = Code.NOT_READABLE) -> AbstainError:
+        """Make a one-line error about this database, without its password.
+
+        Args:
+            problem: The problem.
+            code: Code of the error.
+
+        Returns:
+            The error.
+        """
         message = " ".join(str(problem).split())
-        return AbstainError(code, f"{self._shown}: {message.replace(self._secret, '***') if self._secret else message}")
+        return AbstainError(
+            code, f"{self._display_url}: {message.replace(self._password, '***') if self._password else message}"
+        )
 
     def query(self, run_query: Callable[[Connection], T], subject: str = "") -> T:
-        """Return the result of one query; `about` is its subject in error messages."""
-        with self._translate_errors(subject):
-            answer: T = self._retrying()(self._ask_once, run_query)
-            return answer
+        """Run one query, again if the connection breaks.
 
-    def fetch_first(self, statement: Any, about: str = "") -> Any:
-        """Return the first row of `statement`, or None."""
-        return self.query(lambda connection: connection.execute(statement).first(), about)
+        Args:
+            run_query: Runs the query on a connection.
+            subject: Subject of the query in error messages.
 
-    def stream(self, statement: Callable[[Any], Any], since: Any, about: str) -> Iterator[Any]:
-        """Yield the rows of `statement(since)`, whose last column is the watermark that they are ordered by.
-
-        After a broken connection it continues at the last watermark, so some rows may come twice, but none is left out.
+        Returns:
+            The result of `run_query`.
         """
-        with self._translate_errors(about):
-            for attempt in self._retrying():
+        with self._translate_errors(subject):
+            result: T = self._make_retrying()(self._run_once, run_query)
+            return result
+
+    def fetch_first(self, statement: Any, subject: str = "") -> Any:
+        """Fetch the first row of a statement.
+
+        Args:
+            statement: The statement.
+            subject: Subject of the statement in error messages.
+
+        Returns:
+            The row; None if there is none.
+        """
+        return self.query(lambda connection: connection.execute(statement).first(), subject)
+
+    def stream(self, make_statement: Callable[[Any], Any], since: Any, subject: str) -> Iterator[Any]:
+        """Stream rows in the order of a watermark.
+
+        After a broken connection it continues at the last watermark, so some rows may come twice, but none is omitted.
+
+        Args:
+            make_statement: Makes the statement for the rows from a watermark on. The last column is the watermark that
+                the rows are ordered by.
+            since: The watermark to begin at; None for all rows.
+            subject: Subject of the statement in error messages.
+
+        Yields:
+            The rows.
+        """
+        with self._translate_errors(subject):
+            for attempt in self._make_retrying():
                 with attempt, self._engine.connect() as connection:
-                    self._reached = True
-                    for row in connection.execution_options(yield_per=CHUNK).execute(statement(since)):
+                    self._was_reached = True
+                    for row in connection.execution_options(yield_per=CHUNK_ROWS).execute(make_statement(since)):
                         since = since if row[-1] is None else row[-1]
                         yield row
 
@@ -83,14 +122,17 @@ class Database:
             options = {"connect_args": {"connect_timeout": 10}, "execution_options": {"postgresql_readonly": True}}
         return create_engine(url, poolclass=NullPool, **options)
 
-    def _ask_once(self, question: Callable[[Connection], T]) -> T:
+    def _run_once(self, run_query: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
-            self._reached = True
-            return question(connection)
+            self._was_reached = True
+            return run_query(connection)
 
-    def _retrying(self) -> Retrying:
+    def _make_retrying(self) -> Retrying:
         return Retrying(
-            retry=retry_if_exception(self._is_broken), stop=stop_after_attempt(ATTEMPTS), wait=WAIT, reraise=True
+            retry=retry_if_exception(self._is_broken),
+            stop=stop_after_attempt(MAX_ATTEMPTS),
+            wait=RETRY_WAIT,
+            reraise=True,
         )
 
     def _is_broken(self, error: BaseException) -> bool:
@@ -98,33 +140,41 @@ class Database:
         if not isinstance(error, DBAPIError):
             return False
         is_unreachable = isinstance(error, OperationalError) and error.statement is None
-        return error.connection_invalidated or (self._reached and is_unreachable)
+        return error.connection_invalidated or (self._was_reached and is_unreachable)
 
     @contextmanager
-    def _translate_errors(self, about: str = "") -> Iterator[None]:
+    def _translate_errors(self, subject: str = "") -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
-            raise self.error("no such database file") from None
+            raise self.make_error("no such database file") from None
         except (ImportError, NoSuchModuleError) as error:
             message = f"{error}: install the package that SQLAlchemy needs for this URL"
-            raise self.error(message, Code.NO_PACKAGE) from None
+            raise self.make_error(message, Code.NO_PACKAGE) from None
         except sqlite3.Error as error:
-            raise self.error(error) from None
+            raise self.make_error(error) from None
         except DBAPIError as error:
             message = str(error.orig).strip().partition("\n")[0] or type(error.orig).__name__
             if self._is_broken(error):
-                about = f"the connection broke, and {ATTEMPTS - 1} attempts to go on failed"
+                subject = f"the connection broke, and {MAX_ATTEMPTS - 1} attempts to go on failed"
             if isinstance(error, DataError):
                 message += ": correct this value, or leave its row out by a query"
-            raise self.error(f"{about}: {message}" if about else message) from None
+            raise self.make_error(f"{subject}: {message}" if subject else message) from None
 
 
 def parse_url(url: str, name: str, home: Path = Path()) -> URL:
-    """Parse the URL of the source `name`: `${VARIABLE}` is replaced, SQLite's path is relative to `home`.
+    """Parse the URL of a source.
+
+    Args:
+        url: The URL; `${VARIABLE}` is replaced from the environment.
+        name: Name of the source in messages.
+        home: Folder that the path of an SQLite file is relative to.
+
+    Returns:
+        The URL.
 
     Raises:
-        AbstainError: a variable is not set, or SQLAlchemy cannot parse the URL.
+        AbstainError: A variable is not set, or SQLAlchemy cannot parse the URL.
     """
     try:
         parsed = make_url(expand_variables(url, f"source '{name}'"))

@@ -1,7 +1,7 @@
 """The files of a source, local or behind an fsspec URL: list them, read their bytes.
 
-A file's version is taken from the listing, before it is read: one that grows while it is read looks changed the next
-time, and is read again.
+A file's version is taken from the listing, before the file is read: one that grows while it is read looks changed the
+next time, and is read again.
 """
 
 from __future__ import annotations
@@ -15,21 +15,27 @@ from typing import IO, Any
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import BUCKET_PROTOCOLS, connect, expand_variables, redacted_url, translate_errors
+from abstain.core.filesystem import BUCKET_PROTOCOLS, connect, expand_variables, redact_url, translate_errors
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 MAX_UNPACKED_BYTES = 16 * 1024 * 1024
-"""The most bytes that a packed file unpacks to, however small it is."""
+"""The maximum size of an unpacked file, in bytes, however small the packed file is."""
 
 MAX_COMPRESSION_RATIO = 100
-"""The most bytes that a larger one unpacks to, for each of its own: texts and rows are packed some 5 to 30 times."""
+"""The maximum ratio of unpacked to packed size of a larger file: texts and rows are packed some 5 to 30 times."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file: `name` relative to the folder that was listed (its own name, where that is a file), where the backend
-    has it, its name in messages, and a version that changes with its content (None where the backend gives none)."""
+    """One file.
+
+    Attributes:
+        name: Path relative to the listed folder; if a file was listed, its own name.
+        path: Path by which the backend opens the file.
+        display_name: Name in messages.
+        version: Changes with the file's content; None if the backend has no versions.
+    """
 
     name: str
     path: str
@@ -39,38 +45,60 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files at a place, by name, hidden ones left out; `is_folder`: whether the place is a folder."""
+    """The files at a path, without hidden ones.
+
+    Attributes:
+        files: The files, sorted by name.
+        is_folder: Whether the path is a folder.
+    """
 
     files: tuple[SourceFile, ...]
     is_folder: bool
 
 
 class Storage:
-    """A local path or an fsspec URL, with `${VARIABLE}` from the environment; `url` is the redacted one."""
+    """A local path or an fsspec URL.
+
+    Args:
+        url: The path or URL, with `${VARIABLE}` from the environment.
+
+    Attributes:
+        url: The URL without its secrets.
+    """
 
     def __init__(self, url: str) -> None:
-        url = expand_variables(url, redacted_url(url))
-        self.url = redacted_url(url)
+        url = expand_variables(url, redact_url(url))
+        self.url = redact_url(url)
         self._fs, self._root = connect(url)
 
     @property
     def is_local(self) -> bool:
+        """Whether the files are on this machine."""
         return "file" in self._protocols
 
     def list(self) -> Listing:
-        """Everything at the place, folders recursively. Raises `AbstainError` where nothing is there."""
+        """List all files, in folders recursively.
+
+        Returns:
+            The files, sorted by name.
+
+        Raises:
+            AbstainError: There is nothing at the path, or it cannot be listed.
+        """
         with _translate_errors(self.url):
             if not self.is_local:
                 self._fs.invalidate_cache()
             try:
-                here = self._fs.info(self._root)
+                root_info = self._fs.info(self._root)
             except FileNotFoundError as error:
-                raise AbstainError(Code.NOT_READABLE, f"{self.url}: {self._why_not_found(error)}") from None
-            if here["type"] != "directory":
-                only = SourceFile(self.url.rstrip("/").rpartition("/")[2], self._root, self.url, _version(here))
-                return Listing((only,), is_folder=False)
+                raise AbstainError(Code.NOT_READABLE, f"{self.url}: {self._describe_missing(error)}") from None
+            if root_info["type"] != "directory":
+                file = SourceFile(
+                    self.url.rstrip("/").rpartition("/")[2], self._root, self.url, _get_version(root_info)
+                )
+                return Listing((file,), is_folder=False)
             files = []
-            for path, info in sorted(self._find()):
+            for path, info in sorted(self._iter_files()):
                 name = path[len(self._root) :].lstrip("/")
                 if any(part.startswith(".") for part in name.split("/")):
                     continue
@@ -80,11 +108,11 @@ class Storage:
                     except FileNotFoundError:
                         continue
                 if info["type"] == "file":
-                    files.append(SourceFile(name, path, f"{self.url.rstrip('/')}/{name}", _version(info)))
+                    files.append(SourceFile(name, path, f"{self.url.rstrip('/')}/{name}", _get_version(info)))
         return Listing(tuple(files), is_folder=True)
 
-    def _find(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Every file with its path; folders of a bucket are only names. One that may not be listed is an error."""
+    def _iter_files(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield every file with its path; a bucket has no folders. A folder that may not be listed is an error."""
         if set(BUCKET_PROTOCOLS) & set(self._protocols):
             yield from self._fs.find(self._root, detail=True).items()
             return
@@ -92,8 +120,8 @@ class Storage:
         while folders:
             folder = folders.pop()
             with _translate_errors(self.url.rstrip("/") + folder[len(self._root) :]):
-                listed = self._fs.ls(folder, detail=True)
-            for info in listed:
+                entries = self._fs.ls(folder, detail=True)
+            for info in entries:
                 path = info["name"].rstrip("/")
                 if info["type"] != "directory":
                     yield path, info
@@ -102,9 +130,17 @@ class Storage:
 
     @contextmanager
     def open(self, file: SourceFile) -> Iterator[IO[bytes]]:
-        """The bytes of `file`, which can be read from any place in it.
+        """Open `file` for reading from any position.
 
-        Raises `AbstainError` for a link that leaves the folder: who writes into it need not be allowed to read there.
+        Args:
+            file: A file of `list`.
+
+        Yields:
+            The open file.
+
+        Raises:
+            AbstainError: The file cannot be read, or is a link out of the folder: a person who may write into the
+                folder need not be allowed to read there.
         """
         if self.is_local and file.path != self._root and not _is_inside(file.path, self._root):
             raise AbstainError(
@@ -112,44 +148,53 @@ class Storage:
                 f"{file.display_name}: is a link out of {self.url}: put the file itself into the folder",
             )
         with _translate_errors(file.display_name):
-            opened = self._fs.open(file.path, "rb")
+            stream = self._fs.open(file.path, "rb")
         try:
-            yield opened
+            yield stream
         finally:
-            opened.close()
+            stream.close()
 
-    def chunks(self, file: SourceFile) -> Iterator[bytes]:
-        """The bytes of `file` from the first to the last, unpacked where its name ends in .gz.
+    def iter_chunks(self, file: SourceFile) -> Iterator[bytes]:
+        """Read `file` from the first to the last byte, unpacked if its name ends in .gz.
 
-        Raises `AbstainError` where it unpacks to more than `MAX_COMPRESSION_RATIO` times its size.
+        Args:
+            file: A file of `list`.
+
+        Yields:
+            Chunks of bytes.
+
+        Raises:
+            AbstainError: The file cannot be read, is damaged, or unpacks to more than `MAX_COMPRESSION_RATIO` times its
+                size.
         """
         import gzip
         import zlib
 
-        damaged = (EOFError, zlib.error, gzip.BadGzipFile)
-        is_packed, read = file.name.lower().endswith(".gz"), 0
-        with self.open(file) as opened:
-            unpacked = gzip.GzipFile(fileobj=opened) if is_packed else opened
+        damage_errors = (EOFError, zlib.error, gzip.BadGzipFile)
+        is_packed, n_bytes = file.name.lower().endswith(".gz"), 0
+        with self.open(file) as stream:
+            unpacked_stream = gzip.GzipFile(fileobj=stream) if is_packed else stream
             while True:
                 try:
-                    with _translate_errors(file.display_name, *damaged):
-                        chunk = unpacked.read(_CHUNK)
-                except damaged as error:
+                    with _translate_errors(file.display_name, *damage_errors):
+                        chunk = unpacked_stream.read(_CHUNK_BYTES)
+                except damage_errors as error:
                     raise AbstainError(
                         Code.WRONG_FORMAT, f"{file.display_name}: cannot be read: {error}: write it again"
                     ) from error
-                read += len(chunk)
-                if is_packed and read > max(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * opened.tell()):
+                n_bytes += len(chunk)
+                if is_packed and n_bytes > max(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * stream.tell()):
                     raise AbstainError(
                         Code.TOO_LARGE,
-                        f"{file.display_name}: unpacks to more than {MAX_COMPRESSION_RATIO} times its size, the most allowed: unpack it",
+                        f"{file.display_name}: unpacks to more than {MAX_COMPRESSION_RATIO} "
+                        "times its size, the most allowed: unpack it",
                     )
                 if not chunk:
                     return
                 yield chunk
 
-    def _why_not_found(self, error: FileNotFoundError) -> str:
-        """Over HTTP every failure comes as a file that was not found; its cause has the details."""
+    def _describe_missing(self, error: FileNotFoundError) -> str:
+        """Describe why a file is missing. Over HTTP every failure is a missing file; its cause has the details."""
         cause = error.__cause__
         if "http" not in self._protocols or cause is None:
             return "no such file or folder"
@@ -160,11 +205,11 @@ class Storage:
             return "no such file or folder" if status in (404, 410) else f"the server answers with HTTP status {status}"
         if isinstance(cause, ValueError):
             return "is not a valid URL: check its spelling"
-        failed = getattr(cause, "os_error", cause)  # the system's own message: others repeat the whole URL
-        number = getattr(failed, "errno", None) or 0
-        said = os.strerror(number) if number > 0 else getattr(failed, "strerror", None)
-        said = getattr(failed, "reason", None) or said or type(failed).__name__  # of TLS it is the reason
-        return f"the host could not be reached: {said}: check address and network"
+        os_error = getattr(cause, "os_error", cause)  # the system's own message: others repeat the whole URL
+        number = getattr(os_error, "errno", None) or 0
+        message = os.strerror(number) if number > 0 else getattr(os_error, "strerror", None)
+        message = getattr(os_error, "reason", None) or message or type(os_error).__name__  # of TLS it is the reason
+        return f"the host could not be reached: {message}: check address and network"
 
     @property
     def _protocols(self) -> tuple[str, ...]:
@@ -172,18 +217,18 @@ class Storage:
         return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
-def _translate_errors(name: str, *passed: type[Exception]) -> AbstractContextManager[None]:
-    """Translate errors of reading `name`. Only around reads, so that a bug in this module stays visible."""
+def _translate_errors(name: str, *untranslated: type[Exception]) -> AbstractContextManager[None]:
+    """Translate errors of reading `name`. Use it only around reads, so that a bug in this module stays visible."""
     remedy = "check its place and permissions, or write it again"
-    return translate_errors(Code.NOT_READABLE, f"{name}: cannot be read", remedy, *passed)
+    return translate_errors(Code.NOT_READABLE, f"{name}: cannot be read", remedy, *untranslated)
 
 
 def _is_inside(path: str, root: str) -> bool:
     return Path(path).resolve().is_relative_to(Path(root).resolve())
 
 
-def _version(info: Mapping[str, Any]) -> str | None:
-    """From an object store its checksum, else size and time; the inode detects a file that replaced another."""
+def _get_version(info: Mapping[str, Any]) -> str | None:
+    """Return the checksum from an object store, else size and time, with the inode, which detects a replaced file."""
     for key in ("ETag", "etag", "md5Hash", "md5"):
         if info.get(key):
             return str(info[key])

@@ -1,1 +1,1 @@
-"""Handbook pages: parsing, sections, chunks, versions."""
+"""Documents of the knowledge base: parsing, sections, chunks, versions."""

@@ -1,10 +1,10 @@
-"""The content of an HTML page -> Markdown: markdownify's converter, for text that is to be read, not drawn.
+"""Convert the content of an HTML page to Markdown: markdownify's converter, for text that is to be read, not drawn.
 
 Notes:
 
 * Emphasis, links and pictures are reduced to their text.
 * Text that would be markup at the beginning of a line of Markdown is escaped; nothing else is.
-* In a cell of a table and in a heading all is one line, as markdownify has it.
+* The text of a table cell or a heading is one line, as in markdownify.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from markdownify import ATX, MarkdownConverter, should_remove_whitespace_outside
 from abstain.knowledge.documents.html_tables import build_grid, write_grid
 
 INVISIBLE = {0xA0: " ", 0xAD: None, 0x200B: None, 0xFEFF: None}
-"""Characters that are removed or become a space: for `str.translate`."""
+"""Characters that are removed or become a space, for `str.translate`."""
 
 _BEFORE_MARKUP = re.compile(
     r"\s*(?:\d{1,9}(?=[.)](?:\s|$))"
@@ -47,8 +47,8 @@ class Converter(MarkdownConverter):  # type: ignore[misc]
         if "_noformat" in parent_tags:
             return text
         text = re.sub(" {2,}", " ", text)
-        if "_inline" not in parent_tags and (before := _BEFORE_MARKUP.match(text)) and _begins_a_line(el):
-            text = f"{before[0]}\\{text[before.end() :]}"
+        if "_inline" not in parent_tags and (match := _BEFORE_MARKUP.match(text)) and _is_line_start(el):
+            text = f"{match[0]}\\{text[match.end() :]}"
         return text
 
     def convert_hN(self, n: int, el: Tag, text: str, parent_tags: set[str]) -> str:
@@ -63,16 +63,16 @@ class Converter(MarkdownConverter):  # type: ignore[misc]
         return f"\n\n{fence}\n{text}\n{fence}\n\n" if text.strip() else ""
 
     def convert_li(self, el: Tag, text: str, parent_tags: set[str]) -> str:
-        text, mark = text.strip(), "- "
+        text, marker = text.strip(), "- "
         if not text:
             return ""
         if el.parent is not None and el.parent.name == "ol":
             # markdownify counts the items before each one, which takes minutes in a list of some ten thousand.
-            number = self._numbers.get(id(el.parent), _start(el.parent))
+            number = self._numbers.get(id(el.parent), _get_first_number(el.parent))
             self._numbers[id(el.parent)] = number + 1
-            mark = f"{number}. "
-        indent = "\n" + " " * len(mark)
-        return mark + re.sub(r"\n(?!\n|$)", indent, text) + "\n"
+            marker = f"{number}. "
+        indent = "\n" + " " * len(marker)
+        return marker + re.sub(r"\n(?!\n|$)", indent, text) + "\n"
 
     def convert_dt(self, el: Tag, text: str, parent_tags: set[str]) -> str:
         return f"\n- {' '.join(text.split())}:"
@@ -87,24 +87,24 @@ class Converter(MarkdownConverter):  # type: ignore[misc]
     convert_th = convert_td
 
     def convert_table(self, el: Tag, text: str, parent_tags: set[str]) -> str:
-        # What is left of `text` stands in no cell: the caption, and what strayed from a broken table.
+        # The rest of `text` is in no cell: the caption, and text that strayed from a broken table.
         return "\n\n".join(["", *filter(None, [text.strip(), write_grid(build_grid(el, self._cells))]), ""])
 
 
-def _start(ordered: Tag) -> int:
-    """The number of a list's first item, at most nine digits, as Markdown has it."""
+def _get_first_number(ordered: Tag) -> int:
+    """Return the number of a list's first item, at most nine digits, as Markdown requires."""
     start = str(ordered.get("start", "1"))
     return int(start) if start.isascii() and start.isdigit() and len(start) < 9 else 1
 
 
-def _begins_a_line(el: NavigableString) -> bool:
-    """Whether nothing stands before `el` in its line."""
+def _is_line_start(el: NavigableString) -> bool:
+    """Whether there is nothing before `el` in its line."""
     node: Any = el
     while node is not None and not should_remove_whitespace_outside(node):
-        for before in node.previous_siblings:
-            if isinstance(before, Tag):
-                return before.name in ("br", "hr") or bool(should_remove_whitespace_outside(before))
-            if before.strip():
+        for sibling in node.previous_siblings:
+            if isinstance(sibling, Tag):
+                return sibling.name in ("br", "hr") or bool(should_remove_whitespace_outside(sibling))
+            if sibling.strip():
                 return False
         node = node.parent
     return True

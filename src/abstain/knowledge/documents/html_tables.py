@@ -1,4 +1,4 @@
-"""The cells of an HTML table -> a grid of texts, header first -> a Markdown table."""
+"""Convert an HTML table to a grid of texts, header first, and the grid to a Markdown table."""
 
 from __future__ import annotations
 
@@ -6,79 +6,95 @@ from collections.abc import Mapping, Sequence
 
 from bs4.element import Tag
 
-MOST = 1000
-"""Columns or rows that cells may span, as in browsers."""
+MAX_SPAN = 1000
+"""The maximum number of columns or rows that a cell may span, as in browsers."""
 
 MAX_CELLS = 200_000
-"""The most places of a table, rows times columns: short rows and cells that span rows fill many from little text."""
+"""The maximum number of cells, rows times columns: short rows and spanning cells give many from little text."""
 
 
 class TooManyCells(ValueError):
-    """A table has more than `MAX_CELLS` places."""
+    """A table has more than `MAX_CELLS` cells."""
 
 
 def build_grid(table: Tag, texts: Mapping[int, str]) -> list[list[str]]:
-    """The rows of `table`, equally long, the first of them its header (empty texts where it has none).
+    """Arrange the texts of a table in a grid.
 
-    `texts`: the text of each cell by its identity. A cell that spans columns or rows is repeated in each. An
-    invalid span counts as 1, and no span is wider than the row with the most cells. Raises `TooManyCells`.
+    A cell that spans columns or rows is repeated in each of them. An invalid span counts as 1, and no span is wider
+    than the row with the most cells.
+
+    Args:
+        table: The table.
+        texts: Text of each cell, by the identity (`id`) of its tag.
+
+    Returns:
+        Rows of equal length. The first is the header, with empty texts if the table has none.
+
+    Raises:
+        TooManyCells: The grid would have more than `MAX_CELLS` cells.
     """
     rows = [row for row in table.find_all("tr") if row.find_parent("table") is table]
     cells = [row.find_all(["td", "th"], recursive=False) for row in rows]
     widest = max(map(len, cells), default=0)
     grid: list[dict[int, Tag]] = [{} for _ in rows]
     filled = 0
-    for at, row in enumerate(cells):
+    for row_index, row in enumerate(cells):
         column = 0
         for cell in row:
-            while column in grid[at]:
+            while column in grid[row_index]:
                 column += 1
-            wide = _span(cell, "colspan", min(widest, MOST - column))
-            high = _span(cell, "rowspan", min(len(rows) - at, MOST))
-            filled += wide * high
-            if max(filled, len(rows) * (column + wide)) > MAX_CELLS:
+            colspan = _span(cell, "colspan", min(widest, MAX_SPAN - column))
+            rowspan = _span(cell, "rowspan", min(len(rows) - row_index, MAX_SPAN))
+            filled += colspan * rowspan
+            if max(filled, len(rows) * (column + colspan)) > MAX_CELLS:
                 raise TooManyCells
-            for line in grid[at : at + high]:
-                for offset in range(wide):
+            for line in grid[row_index : row_index + rowspan]:
+                for offset in range(colspan):
                     line.setdefault(column + offset, cell)
-            column += wide
-    columns = _columns(grid)
-    written = [[texts.get(id(line.get(column)), "") for column in columns] for line in grid]
-    heads = _heads(rows, cells)
-    header = [_merged(texts_above) for texts_above in zip(*written[:heads], strict=True)] or [""] * len(columns)
-    body = [line for line in written[heads:] if any(line)]
+            column += colspan
+    columns = _find_used_columns(grid)
+    text_rows = [[texts.get(id(line.get(column)), "") for column in columns] for line in grid]
+    n_header_rows = _count_header_rows(rows, cells)
+    header = [_merge_texts(texts_above) for texts_above in zip(*text_rows[:n_header_rows], strict=True)] or [""] * len(
+        columns
+    )
+    body = [line for line in text_rows[n_header_rows:] if any(line)]
     return [header, *body] if any(header) or body else []
 
 
 def write_grid(grid: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, a line a row; nothing for an empty grid."""
+    """Return `grid` as a Markdown table with one line per row; an empty text for an empty grid."""
     if not grid:
         return ""
     lines = ["| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in grid]
     return "\n".join([lines[0], "|" + " --- |" * len(grid[0]), *lines[1:]])
 
 
-def _span(cell: Tag, name: str, most: int) -> int:
+def _span(cell: Tag, name: str, max_span: int) -> int:
     value = str(cell.get(name, "1")).strip()
-    return max(1, min(int(value), most)) if value.isascii() and value.isdigit() and len(value) < 6 else 1
+    return max(1, min(int(value), max_span)) if value.isascii() and value.isdigit() and len(value) < 6 else 1
 
 
-def _heads(rows: Sequence[Tag], cells: Sequence[Sequence[Tag]]) -> int:
-    """The number of header rows at the top of the table: those of `<thead>`, else rows of `<th>` only, but not all."""
-    inside = [row.parent is not None and row.parent.name == "thead" for row in rows]
-    if any(inside):
-        return inside.index(False) if False in inside else len(rows)
+def _count_header_rows(rows: Sequence[Tag], cells: Sequence[Sequence[Tag]]) -> int:
+    """Count the header rows at the top of a table: those of `<thead>`, else rows with only `<th>`, but not all rows."""
+    is_header = [row.parent is not None and row.parent.name == "thead" for row in rows]
+    if any(is_header):
+        return is_header.index(False) if False in is_header else len(rows)
     count = 0
     while count < len(cells) and cells[count] and all(cell.name == "th" for cell in cells[count]):
         count += 1
     return count if count < len(cells) else min(count, 1)
 
 
-def _merged(texts: Sequence[str]) -> str:
+def _merge_texts(texts: Sequence[str]) -> str:
     return " ".join(dict.fromkeys(filter(None, texts)))
 
 
-def _columns(grid: Sequence[Mapping[int, Tag]]) -> list[int]:
-    """The columns in use, without those in which every cell only goes on: it began in the column before."""
+def _find_used_columns(grid: Sequence[Mapping[int, Tag]]) -> list[int]:
+    """Return the columns in which at least one cell begins; in the others every cell began in the column before."""
     width = max((max(line) + 1 for line in grid if line), default=0)
-    return [at for at in range(width) if at == 0 or any(line.get(at) is not line.get(at - 1) for line in grid)]
+    return [
+        column
+        for column in range(width)
+        if column == 0 or any(line.get(column) is not line.get(column - 1) for line in grid)
+    ]

@@ -1,10 +1,10 @@
-"""Markdown -> Markdown whose tables and lists are all plain: raw HTML is converted, and block quotes are opened.
+"""Make all tables and lists of Markdown plain: raw HTML is converted, and block quotes are opened.
 
 Notes:
 
 * Raw HTML that holds a table or a list is converted like a page. It reaches to the end tag, over blank lines, which
   would end it in Markdown; without an end tag it is the one block that Markdown parses.
-* A block quote that holds a table or a list loses its `>`; one of text keeps it.
+* A block quote that holds a table or a list loses its `>`; one with only text keeps it.
 * Everything else stays unchanged: a chunk's id depends on its content.
 """
 
@@ -27,35 +27,35 @@ _QUOTE_TAB = re.compile(r"^( {0,3}>)\t")  # a tab after the mark: three columns,
 
 
 def normalize_markdown(body: str) -> str:
-    """`body` with its raw HTML tables and lists as Markdown, and those in block quotes without the quote's marks."""
+    """Return `body` with raw HTML tables and lists as Markdown, and those in block quotes without the quote's marks."""
     lines, tokens = parse_blocks(body)
-    blocks = [at for at, token in enumerate(tokens) if not token.level and token.map and token.nesting >= 0]
-    sources = [_visible(lines, tokens[at]) for at in blocks]
-    ends = _ends([sum(-1 if tag[1] else 1 for tag in _TAG.finditer(source)) for source in sources])
+    blocks = [index for index, token in enumerate(tokens) if not token.level and token.map and token.nesting >= 0]
+    sources = [_get_markup(lines, tokens[index]) for index in blocks]
+    ends = _find_ends([sum(-1 if tag[1] else 1 for tag in _TAG.finditer(source)) for source in sources])
     out: list[str] = []
-    taken = 0  # lines that stand in `out`, as they were or replaced
-    for number, at in enumerate(blocks):
-        start, end = tokens[at].map or [0, 0]
-        if start < taken:
+    n_done = 0  # lines that stand in `out`, as they were or replaced
+    for i, index in enumerate(blocks):
+        start, end = tokens[index].map or [0, 0]
+        if start < n_done:
             continue
-        found = None
-        if tokens[at].type == "blockquote_open":
-            if _holds_structure(tokens, at):
-                found = normalize_markdown("\n".join(_unquoted(line) for line in lines[start:end]))
-        elif tokens[at].type in ("html_block", "paragraph_open") and (tag := _TAG.search(sources[number])):
-            last = ends[number]
-            if tokens[at].type == "html_block" or last is not None:
+        replacement = None
+        if tokens[index].type == "blockquote_open":
+            if _holds_structure(tokens, index):
+                replacement = normalize_markdown("\n".join(_unquote(line) for line in lines[start:end]))
+        elif tokens[index].type in ("html_block", "paragraph_open") and (tag := _TAG.search(sources[i])):
+            last = ends[i]
+            if tokens[index].type == "html_block" or last is not None:
                 end = (tokens[blocks[last]].map or [0, 0])[1] if last is not None else end
-                before = tag.start() if tokens[at].type == "paragraph_open" else 0
-                found = _converted("\n".join(lines[start:end]), before)
-        if found is not None:
-            out += [*lines[taken:start], "", found, ""]
-            taken = end
-    return "\n".join([*out, *lines[taken:]]) if taken else body
+                offset = tag.start() if tokens[index].type == "paragraph_open" else 0
+                replacement = _convert_html("\n".join(lines[start:end]), offset)
+        if replacement is not None:
+            out += [*lines[n_done:start], "", replacement, ""]
+            n_done = end
+    return "\n".join([*out, *lines[n_done:]]) if n_done else body
 
 
-def _visible(lines: Sequence[str], token: Token) -> str:
-    """The source of a block with everything but HTML markup blanked; as long as the source."""
+def _get_markup(lines: Sequence[str], token: Token) -> str:
+    """Return the source of a block, at the same length, with everything blanked in which tags are no markup."""
     source = "\n".join(lines[slice(*(token.map or [0, 0]))])
     if token.type == "fence" or (token.type == "html_block" and _LITERAL.match(source)):
         return ""
@@ -67,16 +67,16 @@ def _blank(match: re.Match[str]) -> str:
     return " " * len(match[0])
 
 
-def _ends(steps: Sequence[int]) -> list[int | None]:
-    """For each block the first one, from it on, in which all that was opened since is closed again."""
+def _find_ends(steps: Sequence[int]) -> list[int | None]:
+    """Return for each block the first block, from it on, by which all tags that were opened since are closed again."""
     ends: list[int | None] = [None] * len(steps)
-    waiting: list[tuple[int, int]] = []  # the depths before blocks without an end yet, deeper and deeper
+    open_blocks: list[tuple[int, int]] = []  # the depths before blocks without an end yet, deeper and deeper
     depth = 0
-    for at, step in enumerate(steps):
-        waiting.append((depth, at))
+    for index, step in enumerate(steps):
+        open_blocks.append((depth, index))
         depth += step
-        while waiting and depth <= waiting[-1][0]:
-            ends[waiting.pop()[1]] = at
+        while open_blocks and depth <= open_blocks[-1][0]:
+            ends[open_blocks.pop()[1]] = index
     return ends
 
 
@@ -85,29 +85,31 @@ def _holds_structure(tokens: Sequence[Token], quote: int) -> bool:
         token.type in _STRUCTURE
         or (token.type == "html_block" and not _LITERAL.match(token.content) and _TAG.search(token.content))
         or (token.type == "inline" and _TAG.search(_CODE.sub(_blank, token.content)))
-        for token in _inside(tokens, quote)
+        for token in _iter_inside(tokens, quote)
     )
 
 
-def _inside(tokens: Sequence[Token], opening: int) -> Iterator[Token]:
-    for at in range(opening + 1, len(tokens)):
-        if not tokens[at].level:
+def _iter_inside(tokens: Sequence[Token], opening: int) -> Iterator[Token]:
+    for index in range(opening + 1, len(tokens)):
+        if not tokens[index].level:
             return
-        yield tokens[at]
+        yield tokens[index]
 
 
-def _unquoted(line: str) -> str:
+def _unquote(line: str) -> str:
     return _QUOTE.sub("", _QUOTE_TAB.sub(r"\1   ", line))
 
 
-def _converted(source: str, before: int) -> str | None:
-    """`source` with all from the character `before` on as Markdown; None where its tags are nested too deeply, or a
-    table is too large."""
+def _convert_html(source: str, offset: int) -> str | None:
+    """Return `source` with everything from the character `offset` on as Markdown.
+
+    It is None if tags are nested too deeply, or a table is too large.
+    """
     # Lazily: the parser costs a quarter of a second.
     from abstain.knowledge.documents.html import read_fragment
     from abstain.knowledge.documents.html_tables import TooManyCells
 
     try:
-        return f"{source[:before].rstrip()}\n\n{read_fragment(source[before:])}"
+        return f"{source[:offset].rstrip()}\n\n{read_fragment(source[offset:])}"
     except (RecursionError, TooManyCells):
         return None

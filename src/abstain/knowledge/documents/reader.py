@@ -1,4 +1,4 @@
-"""A handbook file, Markdown or HTML -> `Document`.
+"""Read a file of the knowledge base, Markdown or HTML, as a `Document`.
 
 Notes:
 
@@ -32,32 +32,51 @@ KIND_BY_SUFFIX: Mapping[str, Kind] = {".md": "markdown", ".html": "html", ".htm"
 MAX_TITLE = 300  # characters: it is repeated in every chunk
 MAX_FRONT_MATTER = 20_000  # characters: YAML needs hours for numbers of millions of digits
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
-_WINDOWS = frozenset(
+_WINDOWS_CHARSETS = frozenset(
     {"ascii", "us-ascii", "iso-8859-1", "iso8859-1", "latin-1", "latin1"}
-)  # what browsers take them for
+)  # browsers read these charsets as windows-1252
 # Errors of PyYAML's constructors and parsers for odd input: 2026-13-45, `!!bool x`, a thousand brackets or nested tags.
-_ODD = (ValueError, LookupError, AttributeError, ArithmeticError, TypeError, RecursionError)
+_YAML_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError, TypeError, RecursionError)
 
 
 def parse_document(content: bytes | str, source_name: str, kind: Kind | None = None) -> Document:
-    """Read a Markdown file with front matter, or an HTML page; `source_name` names it in messages.
+    """Parse a Markdown file with front matter, or an HTML page.
 
-    `kind`: by default the suffix of `source_name` decides (`KIND_BY_SUFFIX`), else Markdown. Fields: `doc_id`, `title`,
-    `updated_at`, and where there are any `product`, `entitlements`. Bytes of Markdown are UTF-8; a page may declare its
-    charset. Raises `AbstainError` with one line: file, problem, remedy.
+    The fields are `doc_id`, `title`, `updated_at`, and optionally `product` and `entitlements`.
+
+    Args:
+        content: The text of the file, or its bytes: Markdown is UTF-8, a page may declare its charset.
+        source_name: Name of the file, for messages.
+        kind: The kind of the file; by default the suffix of `source_name` decides (`KIND_BY_SUFFIX`), else Markdown.
+
+    Returns:
+        The document.
+
+    Raises:
+        AbstainError: The file cannot be read; the message is one line: file, problem, remedy.
     """
     kind = kind or KIND_BY_SUFFIX.get(PurePath(source_name).suffix.lower(), "markdown")
     try:
         text = content if isinstance(content, str) else _decode(content, kind)
         text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
         fields, body = _read_html(text) if kind == "html" else _read_markdown(text)
-        return _document(fields, body, kind)
+        return _make_document(fields, body, kind)
     except _Unreadable as problem:
         raise AbstainError(Code.INVALID_ROW, f"{source_name}: {problem}") from None
 
 
 def read_documents(files: Iterable[Path]) -> Iterator[Document]:
-    """The documents in `files`, each named by its document's id. Raises `AbstainError` for any other name."""
+    """Read documents from files that are named by the document's id.
+
+    Args:
+        files: Paths of the files.
+
+    Yields:
+        The documents.
+
+    Raises:
+        AbstainError: A file cannot be read or has another name.
+    """
     for path in files:
         document = parse_document(path.read_bytes(), str(path))
         if document.doc_id != path.stem:
@@ -73,16 +92,18 @@ class _Unreadable(Exception):
 
 
 def _decode(content: bytes, kind: Kind) -> str:
-    encoding, declared = "utf-8", False
+    encoding, is_declared = "utf-8", False
     if kind == "html":
         from bs4.dammit import EncodingDetector  # lazily: Markdown does not need it
 
-        content, marked = EncodingDetector.strip_byte_order_mark(content)
-        found = marked or EncodingDetector.find_declared_encoding(content, is_html=True, search_entire_document=False)
+        content, mark_charset = EncodingDetector.strip_byte_order_mark(content)
+        charset = mark_charset or EncodingDetector.find_declared_encoding(
+            content, is_html=True, search_entire_document=False
+        )
         # A declaration that is readable as ASCII cannot be in UTF-16.
-        if found and (marked or not found.lower().startswith("utf-16")):
-            encoding, declared = found, True
-            encoding = "windows-1252" if found.lower() in _WINDOWS else found
+        if charset and (mark_charset or not charset.lower().startswith("utf-16")):
+            encoding, is_declared = charset, True
+            encoding = "windows-1252" if charset.lower() in _WINDOWS_CHARSETS else charset
     try:
         text = content.decode(encoding)
         text.encode()
@@ -93,7 +114,7 @@ def _decode(content: bytes, kind: Kind) -> str:
         ) from None
     except UnicodeDecodeError as error:
         where = f"byte {error.start + 1} is 0x{content[error.start]:02x}"
-        if declared:
+        if is_declared:
             raise _Unreadable(f"not valid {encoding}, which it declares to be ({where}): correct its charset") from None
         raise _Unreadable(f"not valid UTF-8 ({where}): save it as UTF-8") from None
     except (LookupError, ValueError):
@@ -112,7 +133,7 @@ def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
         fields = yaml.load(match.group(1), _StrictLoader)  # noqa: S506 (a SafeLoader)
     except yaml.YAMLError as error:
         raise _Unreadable(f"the front matter is not valid YAML: {' '.join(str(error).split())}") from None
-    except _ODD as error:
+    except _YAML_ERRORS as error:
         raise _Unreadable(f"the front matter cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(fields, dict):
         raise _Unreadable("the front matter holds no 'name: value' lines: add doc_id, title, updated_at")
@@ -122,8 +143,11 @@ def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML's safe loader, which refuses duplicate names in one mapping, merged ones (`<<`) included, and aliases: a
-    few of them, nested, stand for gigabytes."""
+    """YAML's safe loader without duplicate names and aliases.
+
+    It rejects duplicate names in one mapping, including merged ones (`<<`), and aliases, because a few of them, nested,
+    stand for gigabytes.
+    """
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -134,8 +158,10 @@ class _StrictLoader(yaml.SafeLoader):
         if isinstance(node, yaml.MappingNode):
             self.flatten_mapping(node)
             names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            if twice := [name for name, times in Counter(names).items() if times > 1]:
-                raise _Unreadable(f"the front matter names '{' '.join(twice[0].split())}' twice: keep one of the two")
+            if duplicates := [name for name, times in Counter(names).items() if times > 1]:
+                raise _Unreadable(
+                    f"the front matter names '{' '.join(duplicates[0].split())}' twice: keep one of the two"
+                )
         return super().construct_mapping(node, deep)
 
 
@@ -156,12 +182,12 @@ def _read_html(text: str) -> tuple[dict[str, Any], str]:
         ) from None
 
 
-def _document(fields: dict[str, Any], body: str, kind: Kind) -> Document:
+def _make_document(fields: dict[str, Any], body: str, kind: Kind) -> Document:
     try:
         # As CommonMark has it for U+0000.
         document = Document.model_validate({**fields, "body": body.replace("\0", "\ufffd")})
     except ValidationError as error:
-        raise _Unreadable(_problem(error.errors()[0], kind)) from None
+        raise _Unreadable(_describe_problem(error.errors()[0], kind)) from None
     except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
         raise _Unreadable("'updated_at' lies outside the years 1 to 9999") from None
     if len(document.title) > MAX_TITLE:
@@ -171,9 +197,9 @@ def _document(fields: dict[str, Any], body: str, kind: Kind) -> Document:
     return document
 
 
-def _problem(problem: Any, kind: Kind) -> str:
+def _describe_problem(problem: Any, kind: Kind) -> str:
     name = str(problem["loc"][0])
-    known = ", ".join(field for field in Document.model_fields if field != "body")
+    valid_fields = ", ".join(field for field in Document.model_fields if field != "body")
     if kind == "html":
         where, remedy = "page", "a <title>" if name == "title" else f'<meta name="{name}" content="...">'
     else:
@@ -185,5 +211,5 @@ def _problem(problem: Any, kind: Kind) -> str:
     if problem["type"] == "missing":
         return f"the {where} lacks '{name}': add {remedy}"
     if problem["type"] == "extra_forbidden":
-        return f"unknown {where} field '{name}': use {known}"
+        return f"unknown {where} field '{name}': use {valid_fields}"
     return f"{where} field '{name}': {problem['msg']}"

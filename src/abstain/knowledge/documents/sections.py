@@ -1,6 +1,6 @@
 """Split a `Document` into sections: the content under one heading, up to the next heading of any level.
 
-Chunks never mix two sections. A heading without content makes no section: it only appears in the paths of its
+Chunks never mix two sections. A heading without content makes no section: it is only part of the paths of its
 subsections. Headings may skip levels and repeat each other.
 """
 
@@ -24,7 +24,13 @@ _PARSER.core.ruler.disable(["inline", "text_join"])  # only blocks are distingui
 
 @dataclass(frozen=True)
 class DocumentSection:
-    """`path` opens with the document's title; `body` is Markdown without the heading; `content_hash` is of both."""
+    """A section of a document.
+
+    Attributes:
+        path: The document's title, then the headings down to this section.
+        body: Markdown without the heading.
+        content_hash: The sha256 of path and body.
+    """
 
     path: tuple[str, ...]
     body: str
@@ -32,21 +38,28 @@ class DocumentSection:
 
 
 def split_sections(document: Document) -> list[DocumentSection]:
-    """The sections of `document`, in the order of the text. A first heading that repeats the title is no section."""
+    """Return the sections of `document`, in order; a first heading that repeats the title is no section."""
     return [
         DocumentSection(path, body, hashlib.sha256("\n".join([*path, "", body]).encode()).hexdigest())
-        for path, body in _parts(document)
+        for path, body in _iter_sections(document)
         if body.strip()
     ]
 
 
 def parse_blocks(text: str) -> tuple[list[str], list[Token]]:
-    """The lines of Markdown, and markdown-it's tokens of its blocks, whose `map` counts those lines."""
+    """Parse the blocks of Markdown.
+
+    Args:
+        text: The Markdown.
+
+    Returns:
+        The lines of the text, and markdown-it's tokens of its blocks, whose `map` counts those lines.
+    """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text.split("\n"), _PARSER.parse(text)
 
 
-def _parts(document: Document) -> Iterator[tuple[tuple[str, ...], str]]:
+def _iter_sections(document: Document) -> Iterator[tuple[tuple[str, ...], str]]:
     lines, tokens = parse_blocks(document.body)
     headings: list[tuple[int, str]] = []
     start = 0

@@ -8,23 +8,32 @@ from pathlib import Path
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.knowledge.retrieval.encoder import embedded_encoder_folder
+from abstain.knowledge.retrieval.encoder import find_encoder_folder
 
-CHARACTERS_A_TOKEN = 4
+CHARACTERS_PER_TOKEN = 4
 
 
-def token_counter(folder: Path | None = None) -> Callable[[str], int]:
-    """Counts the tokens of a text by the `tokenizer.json` in `folder`, by default the embedded encoder's.
+def make_token_counter(folder: Path | None = None) -> Callable[[str], int]:
+    """Make a function that counts the tokens of a text.
 
     The encoder's own marks at the beginning and the end are not counted, and nothing is cut off. Words that the encoder
-    does not tokenize (to all-MiniLM a word of more than 100 characters is one unknown token) count a token per 4
+    does not tokenize (to all-MiniLM a word of more than 100 characters is one unknown token) count one token per 4
     characters, because the language model that reads the chunk tokenizes them.
+
+    Args:
+        folder: Folder of the `tokenizer.json`; by default the embedded encoder's.
+
+    Returns:
+        The function.
+
+    Raises:
+        AbstainError: There is no tokenizer in the folder.
     """
-    return _counter(folder or embedded_encoder_folder())
+    return _make_counter(folder or find_encoder_folder())
 
 
 @cache
-def _counter(folder: Path) -> Callable[[str], int]:
+def _make_counter(folder: Path) -> Callable[[str], int]:
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
@@ -40,7 +49,7 @@ def _counter(folder: Path) -> Callable[[str], int]:
         ids = encoded.ids
         if unknown not in ids:
             return len(ids)
-        spans = (span for number, span in zip(ids, encoded.offsets, strict=True) if number == unknown)
-        return len(ids) + sum((end - start) // CHARACTERS_A_TOKEN for start, end in spans)
+        spans = (span for token_id, span in zip(ids, encoded.offsets, strict=True) if token_id == unknown)
+        return len(ids) + sum((end - start) // CHARACTERS_PER_TOKEN for start, end in spans)
 
     return count

@@ -3,8 +3,8 @@
 Notes:
 
 * An unchanged document is not cut again.
-* Chunks are never deleted: a removed chunk becomes a tombstone, which retrieval does not find but old interactions
-  still name; if its text comes back, it is the same chunk again, because the id depends on the content.
+* Chunks are never deleted: a removed chunk becomes a tombstone, which retrieval does not return but old interactions
+  still name. If its text comes back, it is the same chunk again, because the id depends on the content.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from abstain.knowledge.documents.chunks import chunk_document
 
 @dataclass(frozen=True)
 class ChunkUpdate:
-    """All chunks of one document, tombstones last; `added`, `removed`: ids that can be found now, or no longer.
+    """The chunks of one document after an update.
 
-    `rechunked` is false where nothing was cut.
+    Attributes:
+        chunks: All chunks, tombstones last.
+        rechunked: Whether the document was cut.
+        added: Ids of chunks that can be retrieved from now on.
+        removed: Ids of chunks that can no longer be retrieved.
     """
 
     chunks: tuple[Chunk, ...]
@@ -34,27 +38,37 @@ def update_chunks(
     existing: Iterable[Chunk],
     old: Document | None,
     new: Document | None,
-    at: datetime,
-    chunk: Callable[[Document], list[Chunk]] = chunk_document,
+    updated_at: datetime,
+    make_chunks: Callable[[Document], list[Chunk]] = chunk_document,
 ) -> ChunkUpdate:
-    """The chunks of a document that was `old` and is `new` from `at` on; None: there was, or is, no such document.
+    """Update the chunks of a document.
 
-    `existing`: its chunks so far, tombstones included. Entitlements and dates of chunks that stay are the new
-    document's. Raises `AbstainError` as `chunk` does.
+    Args:
+        existing: Its chunks so far, including tombstones.
+        old: The document so far; None if there was none.
+        new: The document from now on; None if it is removed. Chunks that stay get its entitlements and dates.
+        updated_at: Time of the update.
+        make_chunks: Cuts a document into chunks.
+
+    Returns:
+        All chunks, and the ids of added and removed ones.
+
+    Raises:
+        AbstainError: `make_chunks` cannot cut the document.
     """
-    before = {one.chunk_id: one for one in existing}
-    alive = [key for key, one in before.items() if one.removed_at is None]
-    if new is not None and new == old and alive:
-        return ChunkUpdate(tuple(before.values()), rechunked=False)
-    now = {one.chunk_id: one for one in chunk(new)} if new is not None else {}
-    gone = [
-        one if one.removed_at is not None else one.model_copy(update={"removed_at": at})
-        for key, one in before.items()
-        if key not in now
+    existing_by_id = {chunk.chunk_id: chunk for chunk in existing}
+    live_ids = [chunk_id for chunk_id, chunk in existing_by_id.items() if chunk.removed_at is None]
+    if new is not None and new == old and live_ids:
+        return ChunkUpdate(tuple(existing_by_id.values()), rechunked=False)
+    current_by_id = {chunk.chunk_id: chunk for chunk in make_chunks(new)} if new is not None else {}
+    tombstones = [
+        chunk if chunk.removed_at is not None else chunk.model_copy(update={"removed_at": updated_at})
+        for chunk_id, chunk in existing_by_id.items()
+        if chunk_id not in current_by_id
     ]
     return ChunkUpdate(
-        (*now.values(), *gone),
+        (*current_by_id.values(), *tombstones),
         rechunked=new is not None,
-        added=tuple(key for key in now if key not in alive),
-        removed=tuple(key for key in alive if key not in now),
+        added=tuple(chunk_id for chunk_id in current_by_id if chunk_id not in live_ids),
+        removed=tuple(chunk_id for chunk_id in live_ids if chunk_id not in current_by_id),
     )

@@ -2,10 +2,10 @@
 
 Notes:
 
-* One SQLite file per encoder, under its identity; a row's key is the sha256 of its text, independent of documents,
-  versions and runs, so a chunk that moves, comes back or is in two documents is not encoded again.
+* There is one SQLite file per encoder, named by its identity. A row's key is the sha256 of its text, independent of
+  documents, versions and runs, so a chunk that moves, comes back or is in two documents is not encoded again.
 * Texts are encoded and stored block by block: a killed run loses one block. Writers wait for each other.
-* Vectors are of unit length, so that an inner product is the cosine.
+* Vectors have unit length, so that an inner product is the cosine.
 """
 
 from __future__ import annotations
@@ -23,34 +23,53 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import create_home
 from abstain.knowledge.retrieval.encoder import Encoder, Vectors
 
-BLOCK = 512
+BLOCK_TEXTS = 512
 _WAIT_SECONDS = 60
-_AT_ONCE = 500  # SQLite's default limit of a statement's parameters is 999 in old builds
+_MAX_KEYS = 500  # SQLite's default limit of a statement's parameters is 999 in old builds
 
 
 class Embeddings:
-    """Unit-length embeddings by `encoder`, cached in `folder`, which is made when needed; None: not cached."""
+    """Unit-length embeddings, cached on disk.
+
+    Args:
+        encoder: Encodes the texts.
+        folder: Folder of the cache, created when needed; None caches nothing.
+
+    Attributes:
+        encoder: Encodes the texts.
+    """
 
     def __init__(self, encoder: Encoder, folder: Path | None = None) -> None:
         self.encoder = encoder
         self._file = folder and folder / f"{encoder.identity}.sqlite"
 
-    def embed(self, texts: Sequence[str], progress: Callable[[int, int], None] = lambda done, total: None) -> Vectors:
-        """The (n, d) float32 matrix of `texts`; only those that are not cached yet are encoded, each once.
+    def embed(
+        self, texts: Sequence[str], on_progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Vectors:
+        """Embed texts; only those that are not cached yet are encoded, each once.
 
-        `progress` is called with the number of encoded texts and their total. Raises `AbstainError` where the file
-        cannot be read or written.
+        Args:
+            texts: The texts.
+            on_progress: Called with the number of texts encoded so far and their total.
+
+        Returns:
+            Unit vectors, (texts, dimension), float32.
+
+        Raises:
+            AbstainError: The cache cannot be read or written.
         """
         keys = [hashlib.sha256(text.encode()).digest() for text in texts]
-        missing = dict(zip(keys, texts, strict=True))
+        texts_by_key = dict(zip(keys, texts, strict=True))
         vectors: dict[bytes, Vectors] = {}
         if self._file is None:
-            for block in self._encoded(missing, progress):
+            for block in self._iter_encoded_blocks(texts_by_key, on_progress):
                 vectors |= block
         else:
             with self._open(self._file) as database:
-                vectors |= _read(database, list(missing))
-                for block in self._encoded({k: t for k, t in missing.items() if k not in vectors}, progress):
+                vectors |= _read_vectors(database, list(texts_by_key))
+                for block in self._iter_encoded_blocks(
+                    {k: t for k, t in texts_by_key.items() if k not in vectors}, on_progress
+                ):
                     vectors |= block
                     with database:
                         rows = [(key, vector.astype("<f4").tobytes()) for key, vector in block.items()]
@@ -58,19 +77,28 @@ class Embeddings:
         return np.stack([vectors[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
 
     def embed_question(self, text: str) -> Vectors:
-        """The (d,) vector of a one-off question: it is not cached."""
+        """Embed a single question without caching it.
+
+        Args:
+            text: The question.
+
+        Returns:
+            Its unit vector, (dimension,), float32.
+        """
         vector: Vectors = normalize_rows(self.encoder.encode([text]))[0]
         return vector
 
-    def _encoded(self, texts: dict[bytes, str], progress: Callable[[int, int], None]) -> Iterator[dict[bytes, Vectors]]:
+    def _iter_encoded_blocks(
+        self, texts: dict[bytes, str], on_progress: Callable[[int, int], None]
+    ) -> Iterator[dict[bytes, Vectors]]:
         done = 0
         # Long ones together: a batch is as wide as its longest text.
         longest_first = sorted(texts.items(), key=lambda item: -len(item[1]))
-        for block in (longest_first[at : at + BLOCK] for at in range(0, len(texts), BLOCK)):
-            made = normalize_rows(self.encoder.encode([text for _, text in block]))
-            yield {key: vector for (key, _), vector in zip(block, made, strict=True)}
+        for block in (longest_first[start : start + BLOCK_TEXTS] for start in range(0, len(texts), BLOCK_TEXTS)):
+            vectors = normalize_rows(self.encoder.encode([text for _, text in block]))
+            yield {key: vector for (key, _), vector in zip(block, vectors, strict=True)}
             done += len(block)
-            progress(done, len(texts))
+            on_progress(done, len(texts))
 
     @contextmanager
     def _open(self, file: Path) -> Iterator[sqlite3.Connection]:
@@ -95,16 +123,23 @@ class Embeddings:
 
 
 def normalize_rows(vectors: Vectors) -> Vectors:
-    """Rows of length 1; a row of zeros stays one."""
+    """Scale rows to length 1.
+
+    Args:
+        vectors: Vectors, (rows, dimension).
+
+    Returns:
+        Unit vectors, (rows, dimension), float32; a row of zeros stays zero.
+    """
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)
 
 
-def _read(database: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Vectors]:
-    found: dict[bytes, Vectors] = {}
-    for some in (keys[at : at + _AT_ONCE] for at in range(0, len(keys), _AT_ONCE)):
-        marks = ", ".join("?" * len(some))
-        query = f"SELECT key, vector FROM embeddings WHERE key IN ({marks})"  # noqa: S608 (marks, no values)
-        rows = database.execute(query, some)
-        found |= {key: np.frombuffer(vector, "<f4") for key, vector in rows}
-    return found
+def _read_vectors(database: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Vectors]:
+    vectors: dict[bytes, Vectors] = {}
+    for batch in (keys[start : start + _MAX_KEYS] for start in range(0, len(keys), _MAX_KEYS)):
+        placeholders = ", ".join("?" * len(batch))
+        query = f"SELECT key, vector FROM embeddings WHERE key IN ({placeholders})"  # noqa: S608 (marks, no values)
+        rows = database.execute(query, batch)
+        vectors |= {key: np.frombuffer(vector, "<f4") for key, vector in rows}
+    return vectors

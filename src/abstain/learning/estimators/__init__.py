@@ -1,1 +1,1 @@
-"""Probes, correctness regressors, fusion: what is fitted, saved and exported."""
+"""Probes, correctness regressors and fusion: fitting, files and ONNX export."""

@@ -1,15 +1,15 @@
 """Correctness scores of answers against reference answers, in [0, 1]: the targets of the regressors.
 
 "An Automatic Method to Estimate Correctness of RAG" (Zhang et al.), section 4.2 and table 9: cosine similarity of
-sentence embeddings and ROUGE; with them the two of SQuAD.
+sentence embeddings and ROUGE. The two metrics of SQuAD are available as well.
 
 Notes:
 
-* Of several references the best one counts, for each metric by itself, as in SQuAD's own evaluation.
-* A reference that is empty for a metric (no text; for ROUGE no a-z or 0-9; for SQuAD's nothing but articles and
-  punctuation) is skipped, and a row without a reference is nan: a 0 would mean an incorrect answer.
-* Figures have six decimals. A threshold is a round number, and float32 gives 0.80000008 where 0.8 is meant; the last
-  bits of an embedding change with the texts beside it.
+* Of several references the best one counts, separately for each metric, as in SQuAD's own evaluation.
+* A reference that is empty for a metric (no text; for ROUGE no a-z or 0-9; for SQuAD only articles and punctuation) is
+  skipped, and a row without a reference is nan: a 0 would mean an incorrect answer.
+* Scores have six decimals. A threshold is a round number, and float32 gives 0.80000008 for 0.8; the last bits of an
+  embedding depend on the other texts of its batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ Texts = Sequence[str]
 
 @dataclass(frozen=True)
 class CorrectnessMetric:
-    """`score_pairs(answers, references, encoder)`: n answers, a reference each -> (n,), nan without a valid reference."""
+    """A correctness metric.
+
+    Attributes:
+        description: One line about it.
+        score_pairs: Function of n answers, n references and an optional encoder to (n,) scores; nan for an invalid
+            reference.
+    """
 
     description: str
     score_pairs: Callable[[Texts, Texts, Encoder | None], np.ndarray]
@@ -46,70 +52,91 @@ def compute_correctness(
     references: Sequence[Sequence[str]],
     encoder: Encoder | None = None,
 ) -> pd.DataFrame:
-    """The metrics `names` of `METRICS` of every answer: a float64 column each, a row an answer, in [0, 1] or nan.
+    """Score answers against their references with several metrics.
 
     Args:
-        references: of each row any number of correct answers; nan where there is none.
-        encoder: for `cosine`; None: the embedded one, loaded where it is needed.
+        names: Keys of `METRICS`.
+        answers: (rows,) texts.
+        references: (rows,) sequences of correct answers; the best one counts. An empty sequence gives nan.
+        encoder: Sentence encoder for `cosine`; None loads the embedded one if it is needed.
+
+    Returns:
+        float64 (rows, names) in [0, 1] or nan, a column for each metric.
 
     Raises:
-        AbstainError: a name is unknown; the message lists all names.
-        ValueError: answers and references are not of the same rows.
-        TypeError: a row's references are one string.
+        AbstainError: A name is unknown; the message lists all names.
+        ValueError: Answers and references differ in length.
+        TypeError: The references of a row are a string and not a list of strings.
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:
         raise AbstainError(Code.UNKNOWN_NAME, f"no correctness metric '{unknown[0]}': there are {', '.join(METRICS)}")
-    if any(isinstance(of_row, str) for of_row in references):
+    if any(isinstance(row_references, str) for row_references in references):
         raise TypeError("a row's references are a list of texts, and not one text")
     pairs = [
         (row, answer, reference)
-        for row, (answer, of_row) in enumerate(zip(answers, references, strict=True))
-        for reference in dict.fromkeys(of_row)
+        for row, (answer, row_references) in enumerate(zip(answers, references, strict=True))
+        for reference in dict.fromkeys(row_references)
     ]
     rows = np.array([row for row, _, _ in pairs], dtype=int)
     paired = [answer for _, answer, _ in pairs], [reference for _, _, reference in pairs]
-    found = pd.DataFrame(index=pd.RangeIndex(len(answers)))
+    table = pd.DataFrame(index=pd.RangeIndex(len(answers)))
     for name in dict.fromkeys(names):
         best = np.full(len(answers), np.nan)
         np.fmax.at(best, rows, METRICS[name].score_pairs(*paired, encoder))  # fmax ignores nan
-        found[name] = best.round(DECIMALS)
-    return found
+        table[name] = best.round(DECIMALS)
+    return table
 
 
 def cosine(answers: Texts, references: Texts, encoder: Encoder | None = None) -> np.ndarray:
-    """Cosine similarity of the sentence embeddings of each answer and its reference: (pairs,) in [0, 1].
+    """Compute the cosine similarity of the sentence embeddings of answers and references, a.r / (|a| |r|).
 
-    A negative cosine counts as 0, and so does an answer without text, of which an encoder would make a vector like any
-    other. Each distinct text is encoded once. What an encoder cuts off (the embedded one reads 256 tokens) is not
-    compared.
+    A negative cosine counts as 0, and so does an answer without text, which an encoder would embed like any other. Each
+    distinct text is encoded once. Text beyond the encoder's limit (256 tokens for the embedded one) is not compared.
+
+    Args:
+        answers: (pairs,) texts.
+        references: (pairs,) texts.
+        encoder: Sentence encoder; None loads the embedded one.
+
+    Returns:
+        float64 (pairs,) in [0, 1]; nan for a reference without text.
     """
-    found = np.array([0.0 if reference.strip() else np.nan for reference in references])
-    texts = zip(answers, references, strict=True)
-    read = [pair for pair, (answer, reference) in enumerate(texts) if answer.strip() and reference.strip()]
-    if read:
-        of_both = [answers[pair] for pair in read] + [references[pair] for pair in read]
-        vectors = Embeddings(SentenceEncoder() if encoder is None else encoder).embed(of_both).astype(float)
-        found[read] = (vectors[: len(read)] * vectors[len(read) :]).sum(axis=1).clip(0, 1)
-    return found
+    similarities = np.array([0.0 if reference.strip() else np.nan for reference in references])
+    text_pairs = zip(answers, references, strict=True)
+    readable = [index for index, (answer, reference) in enumerate(text_pairs) if answer.strip() and reference.strip()]
+    if readable:
+        both = [answers[index] for index in readable] + [references[index] for index in readable]
+        vectors = Embeddings(SentenceEncoder() if encoder is None else encoder).embed(both).astype(float)
+        similarities[readable] = (vectors[: len(readable)] * vectors[len(readable) :]).sum(axis=1).clip(0, 1)
+    return similarities
 
 
-def squad(answers: Texts, references: Texts, figure: Literal["exact_match", "f1"]) -> np.ndarray:
-    """SQuAD's exact match or F1 of words, by torchmetrics: (pairs,) in [0, 1].
+def squad(answers: Texts, references: Texts, metric: Literal["exact_match", "f1"]) -> np.ndarray:
+    """Compute SQuAD's exact match or word F1, by torchmetrics.
 
-    Both read texts without case, ASCII punctuation and the articles a, an, the (Rajpurkar et al. 2016, section 6.1); a
-    word is what stands between spaces, in any script.
+    Both ignore case, ASCII punctuation and the articles a, an, the (Rajpurkar et al. 2016, section 6.1); words are
+    separated by spaces, in any script.
+
+    Args:
+        answers: (pairs,) texts.
+        references: (pairs,) texts.
+        metric: "exact_match" or "f1".
+
+    Returns:
+        float64 (pairs,) in [0, 1]; nan for a reference without a word.
     """
-    from torchmetrics.functional.text import squad as figures_of  # lazily: importing it costs seconds
+    from torchmetrics.functional.text import squad as compute_squad  # lazily: importing it costs seconds
 
-    def score(answer: str, reference: str, figure: str) -> float:
-        found = figures_of({"prediction_text": answer, "id": ""}, {"answers": {"text": [reference]}, "id": ""})
-        return float(found[figure]) / 100
+    def score(answer: str, reference: str, metric: str) -> float:
+        percentages = compute_squad({"prediction_text": answer, "id": ""}, {"answers": {"text": [reference]}, "id": ""})
+        return float(percentages[metric]) / 100
 
-    reads = {reference: not score("", reference, "exact_match") for reference in set(references)}
+    has_words = {reference: not score("", reference, "exact_match") for reference in set(references)}
     pairs = zip(answers, references, strict=True)
     return np.array(
-        [score(answer, reference, figure) if reads[reference] else np.nan for answer, reference in pairs], dtype=float
+        [score(answer, reference, metric) if has_words[reference] else np.nan for answer, reference in pairs],
+        dtype=float,
     )
 
 
@@ -135,4 +162,4 @@ METRICS: Mapping[str, CorrectnessMetric] = {
         lambda answers, references, _: squad(answers, references, "f1"),
     ),
 }
-"""The available metrics by name, each with a one-line description."""
+"""The available metrics by name."""

@@ -1,4 +1,4 @@
-"""What all ONNX files here share: a session on one core, metadata, and bytes that depend on the content alone."""
+"""Shared functions for ONNX files: a session on one core, metadata, and bytes that depend only on the content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import onnxruntime
 
 
 def open_session(content: bytes) -> onnxruntime.InferenceSession:
-    """A session on one core, which a service's other threads leave alone."""
+    """Open an ONNX model on one core, so that it does not compete with the other threads of a service.
+
+    Args:
+        content: The ONNX file.
+
+    Returns:
+        The session.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -17,7 +24,15 @@ def open_session(content: bytes) -> onnxruntime.InferenceSession:
 
 
 def to_bytes(model: onnx.ModelProto, metadata: Mapping[str, str]) -> bytes:
-    """The file of `model`, with `metadata` in place of its own; equal ones are equal bytes."""
+    """Serialise a model; equal models and metadata give equal bytes.
+
+    Args:
+        model: The model. Its metadata is replaced.
+        metadata: The new metadata.
+
+    Returns:
+        The ONNX file.
+    """
     del model.metadata_props[:]
     onnx.helper.set_model_props(model, dict(sorted(metadata.items())))
     return bytes(model.SerializeToString(deterministic=True))

@@ -1,6 +1,6 @@
-"""Logistic regressions as ONNX files: the fusion of scores, and the one on the ranks of a writer's scores.
+"""Logistic regressions as ONNX files: the fusion of scores, and the regression on the ranks of a writer's scores.
 
-In float64, as they were fitted: there is little to compute.
+They compute in float64, as they were fitted; there is little to compute.
 """
 
 from __future__ import annotations
@@ -23,28 +23,59 @@ INPUT, OUTPUT = "inputs", "confidence"
 
 
 class OnnxLogistic:
-    """A logistic regression, run by ONNX Runtime on one core. `described`: the metadata of its file.
+    """A logistic regression, run by ONNX Runtime on one core.
 
-    Raises `KeyError`, `ValueError` or one of ONNX Runtime's own errors for a file that is none.
+    Args:
+        content: The ONNX file.
+
+    Attributes:
+        metadata: The metadata of the file.
+
+    Raises:
+        KeyError, ValueError or an error of ONNX Runtime: The file is no logistic regression.
     """
 
     def __init__(self, content: bytes) -> None:
         self._session = open_session(content)
         self.metadata: dict[str, Any] = json.loads(self._session.get_modelmeta().custom_metadata_map[HEADER])
 
-    def confidence(self, inputs: np.ndarray) -> np.ndarray:
-        """Confidences, float64 (rows,), of `inputs`, float64 (rows, columns)."""
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
+        """Compute confidences.
+
+        Args:
+            inputs: float64 (rows, columns).
+
+        Returns:
+            float64 (rows,) in [0, 1].
+        """
         return np.asarray(self._session.run([OUTPUT], {INPUT: np.ascontiguousarray(inputs, np.float64)})[0][:, 0])
 
 
 def logistic_to_onnx(coefficient: Sequence[float], intercept: float, metadata: Mapping[str, Any]) -> bytes:
-    """sigmoid(inputs @ coefficient + intercept) as an ONNX file with `described`, JSON, as its metadata."""
+    """Convert a logistic regression, sigmoid(inputs @ coefficient + intercept), to an ONNX file.
+
+    Args:
+        coefficient: (columns,) weights.
+        intercept: The intercept.
+        metadata: JSON values for the metadata of the file.
+
+    Returns:
+        The ONNX file.
+    """
     constants = {"coefficient": np.array(coefficient)[:, None], "intercept": np.array(intercept)}
-    return _file(_affine(INPUT), constants, len(coefficient), metadata)
+    return _make_file(_make_affine_nodes(INPUT), constants, len(coefficient), metadata)
 
 
 def fusion_to_onnx(fusion: Fusion) -> bytes:
-    """`fusion` as an ONNX file: its scores, nan where one is missing, in the order of `names`, to its confidence."""
+    """Convert a fusion to an ONNX file.
+
+    Args:
+        fusion: The fusion.
+
+    Returns:
+        The ONNX file. Its input are the scores in the order of `fusion.names`, nan where one is missing; its output is
+        the confidence.
+    """
     nodes = [
         helper.make_node("IsNaN", [INPUT], ["missing"]),
         helper.make_node("Where", ["missing", "half", INPUT], ["known"]),
@@ -57,7 +88,7 @@ def fusion_to_onnx(fusion: Fusion) -> bytes:
         helper.make_node("Where", ["missing", "zero", "scaled"], ["standardised"]),
         helper.make_node("Cast", ["missing"], ["indicator"], to=TensorProto.DOUBLE),
         helper.make_node("Concat", ["standardised", "indicator"], ["columns"], axis=1),
-        *_affine("columns"),
+        *_make_affine_nodes("columns"),
     ]
     constants = {
         "half": np.array(0.5),
@@ -70,10 +101,10 @@ def fusion_to_onnx(fusion: Fusion) -> bytes:
         "coefficient": np.array([*fusion.coefficient, *fusion.missing_coefficient])[:, None],
         "intercept": np.array(fusion.intercept),
     }
-    return _file(nodes, constants, len(fusion.names), {"names": list(fusion.names)})
+    return _make_file(nodes, constants, len(fusion.names), {"names": list(fusion.names)})
 
 
-def _affine(inputs: str) -> list[onnx.NodeProto]:
+def _make_affine_nodes(inputs: str) -> list[onnx.NodeProto]:
     return [
         helper.make_node("MatMul", [inputs, "coefficient"], ["product"]),
         helper.make_node("Add", ["product", "intercept"], ["logit"]),
@@ -81,8 +112,8 @@ def _affine(inputs: str) -> list[onnx.NodeProto]:
     ]
 
 
-def _file(
-    nodes: list[onnx.NodeProto], constants: Mapping[str, np.ndarray], columns: int, described: Mapping[str, Any]
+def _make_file(
+    nodes: list[onnx.NodeProto], constants: Mapping[str, np.ndarray], columns: int, metadata: Mapping[str, Any]
 ) -> bytes:
     graph = helper.make_graph(
         nodes,
@@ -92,4 +123,4 @@ def _file(
         [numpy_helper.from_array(np.asarray(value, np.float64), name) for name, value in constants.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-    return to_bytes(model, {HEADER: json.dumps(dict(described), sort_keys=True)})
+    return to_bytes(model, {HEADER: json.dumps(dict(metadata), sort_keys=True)})

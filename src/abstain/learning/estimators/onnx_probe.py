@@ -3,11 +3,12 @@
 Notes:
 
 * The graph takes one answer. Served answers come one by one, most nodes of a batched graph only mask padding, and nodes
-  are not free beside a probe's few products.
-* Computations on weights alone are done at export: by `Probe.served`, and by folding the LSTM's gate reordering.
-* `torch.onnx.export(dynamo=True)` keeps the time axis dynamic only for the first LSTM exported in a process, and
-  refuses the next: call `export_probe` once a process (a DVC stage is one). Verify an export with `measure_parity`,
-  which tries many lengths.
+  are expensive in comparison with a probe's few products.
+* Computations that depend only on weights are done at export: by `Probe.to_serving`, and by folding the LSTM's gate
+  reordering.
+* `torch.onnx.export(dynamo=True)` keeps the time axis dynamic only for the first LSTM exported in a process, and fails
+  for the next: call `export_probe` once a process (a DVC stage is one). Verify an export with `measure_parity`, which
+  tries many lengths.
 """
 
 from __future__ import annotations
@@ -35,22 +36,32 @@ INPUT, OUTPUT = "states", "confidence"
 
 
 class OnnxProbe:
-    """An exported probe: its metadata, and confidences by ONNX Runtime on one core."""
+    """An exported probe, run by ONNX Runtime on one core.
+
+    Args:
+        file: The ONNX file.
+
+    Attributes:
+        metadata: The metadata of the file.
+
+    Raises:
+        AbstainError: The file cannot be read, or is no probe of this version.
+    """
 
     def __init__(self, file: Path) -> None:
         try:
             self._session = open_session(file.read_bytes())
-        except Exception as error:  # ONNX Runtime's own kinds share no base class
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} is no readable ONNX probe ({type(error).__name__}): fetch it again"
             ) from None
         inputs = self._session.get_inputs()
-        if [(one.name, len(one.shape)) for one in inputs] != [(INPUT, 2)]:
-            reads = ", ".join(f"{one.name} ({', '.join(map(str, one.shape))})" for one in inputs)
+        if [(tensor.name, len(tensor.shape)) for tensor in inputs] != [(INPUT, 2)]:
+            described_inputs = ", ".join(f"{tensor.name} ({', '.join(map(str, tensor.shape))})" for tensor in inputs)
             raise AbstainError(
                 Code.VERSION_MISMATCH,
-                f"{file} is no ONNX probe of this version, it reads {reads}: run `abstain retrain`, or fetch a release "
-                "that this version made",
+                f"{file} is no ONNX probe of this version, it reads {described_inputs}: run `abstain retrain`, or "
+                "fetch a release that this version made",
             )
         self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
 
@@ -59,18 +70,24 @@ class OnnxProbe:
         """d, the width of the states that the probe reads."""
         return int(self._session.get_inputs()[0].shape[1])
 
-    def confidence(self, rows: Iterable[Tensor]) -> np.ndarray:
-        """Confidences, float32 (rows,), of ragged `rows` of float32 states, each (L + 1, d); one row in memory.
+    def predict(self, rows: Iterable[Tensor]) -> np.ndarray:
+        """Compute confidences, with one row in memory.
 
-        Each is scored alone: nothing is padded, an answer's states stay in the processor's cache, and its score does
-        not depend on the others.
+        Each row is scored separately: nothing is padded, an answer's states stay in the processor's cache, and its
+        score does not depend on the other rows.
+
+        Args:
+            rows: Ragged float32 states, each (L + 1, d).
+
+        Returns:
+            float32 (rows,) in [0, 1].
         """
         run = self._session.run
         return np.array([run([OUTPUT], {INPUT: row.numpy()})[0].item() for row in rows], np.float32)
 
 
 class _ServingModule(torch.nn.Module):
-    """The probe as it is served, of one answer: (tokens, d) to its confidence, (1, 1)."""
+    """The serving form of a probe, for one answer: states (tokens, d) to a confidence (1, 1)."""
 
     def __init__(self, probe: Probe) -> None:
         super().__init__()
@@ -81,12 +98,20 @@ class _ServingModule(torch.nn.Module):
 
 
 def export_probe(probe: Probe, file: Path, metadata: Mapping[str, str]) -> None:
-    """Write `probe` to `file`: input `states`, float32 (tokens, d), of one answer; output `confidence`, (1, 1)."""
-    from onnxscript.optimizer import optimize  # takes a second to import, and who serves exports nothing
+    """Export a probe as an ONNX file.
+
+    The input `states` is float32 (tokens, d), the states of one answer; the output `confidence` is (1, 1).
+
+    Args:
+        probe: The fitted probe.
+        file: Path of the new file.
+        metadata: Metadata of the file; the architecture is added.
+    """
+    from onnxscript.optimizer import optimize  # lazily: it takes a second, and serving exports nothing
 
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's own, about its own insides
+        warnings.simplefilter("ignore")  # the exporter warns about its own internals
         program = torch.onnx.export(
             _ServingModule(probe).eval(),
             (torch.zeros(5, probe.width),),
@@ -98,35 +123,54 @@ def export_probe(probe: Probe, file: Path, metadata: Mapping[str, str]) -> None:
             verbose=False,
         )
     assert program is not None
-    everything = sys.maxsize  # the largest weights are the ones to fold
-    model = optimize(program.model_proto, input_size_limit=everything, output_size_limit=everything)
-    for part in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
+    no_limit = sys.maxsize  # the largest weights are the ones to fold
+    model = optimize(program.model_proto, input_size_limit=no_limit, output_size_limit=no_limit)
+    for item in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
         # Stack traces with this machine's paths: the same probe must be the same bytes wherever it is exported.
-        part.ClearField("metadata_props")
-        part.ClearField("doc_string")
+        item.ClearField("metadata_props")
+        item.ClearField("doc_string")
     write_atomically(file, to_bytes(model, {"architecture": probe.architecture, **metadata}))
 
 
 def copy_with_metadata(source: Path, target: Path, metadata: Mapping[str, str]) -> None:
-    """Copy an ONNX file, adding `metadata` to what it carries; the graph and its weights stay as they are."""
+    """Copy an ONNX file and add metadata; the graph and its weights stay unchanged.
+
+    Args:
+        source: Path of the file.
+        target: Path of the copy.
+        metadata: Keys to add or replace.
+    """
     model = onnx.load(source)
-    carried = {entry.key: entry.value for entry in model.metadata_props}
-    write_atomically(target, to_bytes(model, {**carried, **metadata}))
+    existing = {entry.key: entry.value for entry in model.metadata_props}
+    write_atomically(target, to_bytes(model, {**existing, **metadata}))
 
 
-def measure_parity(probe: Probe, served: OnnxProbe, seed: int = 0) -> float:
-    """Largest difference between ONNX's confidences of ragged rows and torch's, in batches and alone; nan stays nan."""
+def measure_parity(probe: Probe, exported: OnnxProbe, seed: int = 0) -> float:
+    """Measure the largest difference between the confidences of an exported probe and those of torch.
+
+    Random ragged rows of many lengths are scored, by torch in batches and one by one.
+
+    Args:
+        probe: The fitted probe.
+        exported: The exported probe.
+        seed: Seed of the random states.
+
+    Returns:
+        The largest absolute difference; nan if a confidence is nan.
+    """
     generator = torch.Generator().manual_seed(seed)
     differences = []
     probe.eval()
-    for batch, longest in [(1, 1), (1, 17), (2, 5), (3, 300), (16, 50), (33, 2)]:
-        lengths = torch.randint(1, longest + 1, (batch,), generator=generator)
+    for batch, max_length in [(1, 1), (1, 17), (2, 5), (3, 300), (16, 50), (33, 2)]:
+        lengths = torch.randint(1, max_length + 1, (batch,), generator=generator)
         rows = [
             probe.mean + probe.scale * torch.randn(int(length), len(probe.mean), generator=generator)
             for length in lengths
         ]
         with torch.inference_mode():
-            together, alone = probe(*pad(rows)), torch.cat([probe(row, None) for row in rows])
-        given = served.confidence(rows)
-        differences += [np.abs(logits_to_confidence(logits).numpy() - given).max() for logits in (together, alone)]
+            batched, single = probe(*pad(rows)), torch.cat([probe(row, None) for row in rows])
+        exported_confidence = exported.predict(rows)
+        differences += [
+            np.abs(logits_to_confidence(logits).numpy() - exported_confidence).max() for logits in (batched, single)
+        ]
     return float(np.max(differences))

@@ -1,4 +1,4 @@
-"""How far an exported file may differ from what was fitted."""
+"""The allowed difference between an exported file and the fitted model."""
 
 MAX_PARITY = 1e-4
-"""The largest difference of a confidence."""
+"""The largest allowed difference of a confidence."""

@@ -1,6 +1,6 @@
-"""The model zoo: probes by name, and their files. To add one, write its module and register it here.
+"""Registry of the probe architectures, and their files. To add one, write its module and register it here.
 
-A file is safetensors; its header states architecture and shape, so nothing else is needed to load the weights.
+A file is in the safetensors format. Its header contains the architecture and shape, which is all that loading needs.
 """
 
 from __future__ import annotations
@@ -26,16 +26,37 @@ from abstain.learning.estimators.probes.pca import PCAProbe
 
 @dataclass(frozen=True)
 class ProbeSpec:
-    """A kind of probe, and the parameters that it does not take from `params.yaml`."""
+    """A probe class, and the hyperparameters that it does not take from `params.yaml`.
 
-    kind: type[Probe]
-    fixed: Mapping[str, float] = field(default_factory=dict)
+    Attributes:
+        probe_class: The class.
+        fixed_params: Parameter name -> fixed value.
+    """
 
-    def params(self, params: ProbeParams) -> ProbeParams:
-        return params.model_copy(update=dict(self.fixed))
+    probe_class: type[Probe]
+    fixed_params: Mapping[str, float] = field(default_factory=dict)
 
-    def description(self, params: ProbeParams) -> str:
-        return self.kind.description(self.params(params))
+    def apply_fixed_params(self, params: ProbeParams) -> ProbeParams:
+        """Replace the fixed parameters.
+
+        Args:
+            params: Parameters from `params.yaml`.
+
+        Returns:
+            A copy with the fixed values.
+        """
+        return params.model_copy(update=dict(self.fixed_params))
+
+    def describe(self, params: ProbeParams) -> str:
+        """Describe the probe in one line, for the model card.
+
+        Args:
+            params: Parameters from `params.yaml`.
+
+        Returns:
+            The description.
+        """
+        return self.probe_class.describe(self.apply_fixed_params(params))
 
 
 PROBES: Mapping[Architecture, ProbeSpec] = {
@@ -49,25 +70,40 @@ HEADER = "probe"
 
 
 def save_probe(probe: Probe, file: Path) -> None:
-    """Write weights, architecture and shape of `probe`; equal probes are equal bytes."""
-    described = {"architecture": probe.architecture, **probe.hyperparameters}
+    """Write the weights, architecture and shape of a probe; equal probes give equal bytes.
+
+    Args:
+        probe: The fitted probe.
+        file: Path of the new file.
+    """
+    header = {"architecture": probe.architecture, **probe.hyperparameters}
     # One entry: safetensors writes several in no fixed order.
-    write_atomically(file, save(probe.state_dict(), {HEADER: json.dumps(described, sort_keys=True)}))
+    write_atomically(file, save(probe.state_dict(), {HEADER: json.dumps(header, sort_keys=True)}))
 
 
 def load_probe(file: Path) -> Probe:
-    """The probe of `file`, in evaluation mode. Raises `AbstainError` for a file that is missing or is no probe."""
-    again = "run `abstain retrain`"
+    """Load a probe in evaluation mode.
+
+    Args:
+        file: A file of `save_probe`.
+
+    Returns:
+        The probe.
+
+    Raises:
+        AbstainError: The file is missing, or is no probe of this version.
+    """
+    hint = "run `abstain retrain`"
     try:
-        with safe_open(file, "pt") as opened:
-            described = json.loads(opened.metadata()[HEADER])
-            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        architecture = described.pop("architecture")
-        probe = PROBES[architecture].kind(**described)
+        with safe_open(file, "pt") as reader:
+            header = json.loads(reader.metadata()[HEADER])
+            weights = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
+        architecture = header.pop("architecture")
+        probe = PROBES[architecture].probe_class(**header)
         probe.load_state_dict(weights)
     except FileNotFoundError:
-        raise AbstainError(Code.BAD_ARTIFACT, f"{file} is missing: {again}") from None
+        raise AbstainError(Code.BAD_ARTIFACT, f"{file} is missing: {hint}") from None
     except (SafetensorError, TypeError, KeyError, ValueError, RuntimeError, OSError):
-        raise AbstainError(Code.VERSION_MISMATCH, f"{file} is no probe of this version: {again}") from None
+        raise AbstainError(Code.VERSION_MISMATCH, f"{file} is no probe of this version: {hint}") from None
     probe.architecture = architecture
     return probe.eval()

@@ -1,7 +1,7 @@
 """Ablations: probes of other layers and sites, and probes trained without one product.
 
-Each is evaluated like the exported probe: trained on the training split, a threshold tuned on validation, measured on
-the reviewed hold-out, weighted.
+Each is evaluated like the exported probe: trained on the training split, with a threshold tuned on validation, measured
+on the reviewed hold-out, weighted.
 """
 
 from __future__ import annotations
@@ -25,117 +25,172 @@ from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, Key, m
 from abstain.learning.metrics.weighted_metrics import auroc, effective_sample_size, row_weights
 
 ReadStates = Callable[[pd.Index], Sequence[Tensor]]
-"""The states of some rows of the data set, in their order."""
+"""Returns the states of some rows of the data set, in their order."""
 
 
 def evaluate_site(
     frame: pd.DataFrame,
-    take: ReadStates,
+    read_states: ReadStates,
     architecture: Architecture,
     probe: ProbeParams,
     threshold: ThresholdParams,
-    resamples: BootstrapConfig,
+    resampling: BootstrapConfig,
     rouge: np.ndarray,
 ) -> dict[str, Any]:
-    """One row of the paper's table 4: a probe on the states of `take`, with the threshold tuned on validation.
+    """Evaluate a probe on the states of one site, a row of the paper's table 4.
 
-    `frame`: the data set. `rouge`: of every row of `frame`, nan where there is no ideal answer. Where the target is out
-    of reach on validation, there is a `note`, and no threshold.
+    Args:
+        frame: The data set.
+        read_states: Reads the states of that site.
+        architecture: Key of `PROBES`.
+        probe: Hyperparameters of the probe.
+        threshold: Target of the threshold, which is tuned on validation.
+        resampling: Number of resamples and seed.
+        rouge: (rows of `frame`,) ROUGE-L against the ideal answer; nan without one.
+
+    Returns:
+        The out-of-fold AUROC, the hold-out AUROC with its 95 % interval, and the columns of
+        `evaluate_at_tuned_threshold`. If the target cannot be met on validation, there is a `note` and no threshold.
+
+    Raises:
+        AbstainError: The probe cannot be fitted (`fit_probe`).
     """
     train = frame[frame["split"] == "train"]
-    fitted = fit_probe(architecture, make_training_rows(train, take), train["group"].to_numpy(), probe)
-    judged, out_of_fold = _out_of_fold(train, fitted)
-    row: dict[str, Any] = {"out_of_fold": auroc(_correct(judged), out_of_fold, _weight(judged))}
-    validation, holdout = (_counted(frame, split) for split in ("validation", "holdout"))
-    confidence, on_validation = (
-        predict_confidence(fitted.probe, take(rows.index)).numpy() for rows in (holdout, validation)
+    fitted = fit_probe(architecture, make_training_rows(train, read_states), train["group"].to_numpy(), probe)
+    reviewed, out_of_fold = _get_out_of_fold(train, fitted)
+    row: dict[str, Any] = {"out_of_fold": auroc(_get_correct(reviewed), out_of_fold, _get_weights(reviewed))}
+    validation, holdout = (_select_representative(frame, split) for split in ("validation", "holdout"))
+    confidence, validation_confidence = (
+        predict_confidence(fitted.probe, read_states(rows.index)).numpy() for rows in (holdout, validation)
     )
-    row |= auroc_with_interval(holdout, confidence, resamples)
+    row |= compute_auroc_with_interval(holdout, confidence, resampling)
     return row | evaluate_at_tuned_threshold(
-        ScoredAnswers(_correct(validation), on_validation, _weight(validation)),
-        ScoredAnswers(_correct(holdout), confidence, _weight(holdout)),
+        ScoredAnswers(_get_correct(validation), validation_confidence, _get_weights(validation)),
+        ScoredAnswers(_get_correct(holdout), confidence, _get_weights(holdout)),
         threshold,
         rouge[frame.index.get_indexer(holdout.index)],
     )
 
 
-def out_of_fold_aurocs(
+def compute_out_of_fold_aurocs(
     train: pd.DataFrame,
-    takes: Mapping[Key, ReadStates],
+    read_states_by_key: Mapping[Key, ReadStates],
     architecture: Architecture,
     probe: ProbeParams,
-    resamples: BootstrapConfig,
+    resampling: BootstrapConfig,
 ) -> dict[Key, Estimate]:
-    """The out-of-fold AUROC of a probe on the states of each of `takes`, on the same resamples.
+    """Compute the out-of-fold AUROC of a probe on the states of several sites, on the same resamples.
 
-    `train`: the training split; thumbs are trained on, reviewed answers alone are judged. Raises `AbstainError` as
-    `fit_probe`.
+    Args:
+        train: The training split. Thumbs are fitted, but only reviewed answers are evaluated.
+        read_states_by_key: Key of a site -> its states.
+        architecture: Key of `PROBES`.
+        probe: Hyperparameters of the probe.
+        resampling: Number of resamples and seed.
+
+    Returns:
+        Key -> AUROC.
+
+    Raises:
+        AbstainError: A probe cannot be fitted (`fit_probe`).
     """
     groups = train["group"].to_numpy()
-    fits = {key: fit_probe(architecture, make_training_rows(train, take), groups, probe) for key, take in takes.items()}
-    judged = select_reviewed(train)
-    return compute_aurocs(judged, {key: _out_of_fold(train, fitted)[1] for key, fitted in fits.items()}, resamples)
+    fits = {
+        key: fit_probe(architecture, make_training_rows(train, take), groups, probe)
+        for key, take in read_states_by_key.items()
+    }
+    reviewed = select_reviewed(train)
+    return compute_aurocs(
+        reviewed, {key: _get_out_of_fold(train, fitted)[1] for key, fitted in fits.items()}, resampling
+    )
 
 
 def evaluate_left_out_products(
     frame: pd.DataFrame,
-    take: ReadStates,
+    read_states: ReadStates,
     architecture: Architecture,
     probe: ProbeParams,
-    resamples: BootstrapConfig,
+    resampling: BootstrapConfig,
     min_rows: int,
     confidence: pd.Series,
 ) -> list[dict[str, Any]]:
-    """One row a product of the hold-out: the AUROC there of a probe that was trained without that product.
+    """Evaluate on each product a probe that was trained without that product.
 
-    `confidence`: of the exported probe, by row of `frame`; its AUROC there is `auroc_trained_on_all`. `lost`, the
-    paired difference on the same resamples, has its own interval. Too few answers to evaluate: a `note` instead.
+    Args:
+        frame: The data set.
+        read_states: Reads the states of the exported probe's site.
+        architecture: Key of `PROBES`.
+        probe: Hyperparameters of the probe.
+        resampling: Number of resamples and seed.
+        min_rows: Smallest effective sample size of a product to evaluate.
+        confidence: Confidences of the exported probe, by row of `frame`.
+
+    Returns:
+        A row for each product of the hold-out: `auroc` without the product, `auroc_trained_on_all` of the exported
+        probe, and `lost`, the paired difference on the same resamples with its own interval. A product with too few
+        answers has a `note` instead.
     """
-    holdout = _counted(frame, "holdout")
+    holdout = _select_representative(frame, "holdout")
     rows = []
     for product in sorted(holdout["product"].dropna().unique()):
-        judged = holdout[holdout["product"] == product]
-        row: dict[str, Any] = {"product": product, "rows": len(judged)}
+        reviewed = holdout[holdout["product"] == product]
+        row: dict[str, Any] = {"product": product, "rows": len(reviewed)}
         train = frame[(frame["split"] == "train") & (frame["product"] != product)]
-        if effective_sample_size(_weight(judged)) < min_rows:
+        if effective_sample_size(_get_weights(reviewed)) < min_rows:
             rows.append({**row, "note": f"fewer than {min_rows} answers: not judged"})
             continue
-        if judged["correct"].nunique() < 2:
+        if reviewed["correct"].nunique() < 2:
             rows.append({**row, "note": "one class only: no AUROC"})
             continue
         try:
-            fitted = fit_probe(architecture, make_training_rows(train, take), train["group"].to_numpy(), probe)
+            fitted = fit_probe(architecture, make_training_rows(train, read_states), train["group"].to_numpy(), probe)
         except AbstainError as error:
             rows.append({**row, "note": str(error)})
             continue
-        of = {"without": predict_confidence(fitted.probe, take(judged.index)).numpy(), "all": confidence[judged.index]}
-        found = compute_aurocs(judged, {name: np.asarray(values) for name, values in of.items()}, resamples)
-        row |= make_interval_columns("auroc", found["without"]) | {"auroc_trained_on_all": found["all"].value}
+        confidences = {
+            "without": predict_confidence(fitted.probe, read_states(reviewed.index)).numpy(),
+            "all": confidence[reviewed.index],
+        }
+        aurocs = compute_aurocs(
+            reviewed, {name: np.asarray(values) for name, values in confidences.items()}, resampling
+        )
+        row |= make_interval_columns("auroc", aurocs["without"]) | {"auroc_trained_on_all": aurocs["all"].value}
         rows.append(
-            {**row, **make_interval_columns("lost", paired_difference(found["all"], found["without"])), "note": ""}
+            {**row, **make_interval_columns("lost", paired_difference(aurocs["all"], aurocs["without"])), "note": ""}
         )
     return rows
 
 
-def auroc_with_interval(rows: pd.DataFrame, confidence: np.ndarray, resamples: BootstrapConfig) -> dict[str, float]:
-    """`auroc`, `auroc_low` and `auroc_high`, the 95 % interval by groups, of `confidence` (rows,)."""
-    return make_interval_columns("auroc", compute_aurocs(rows, {"": confidence}, resamples)[""])
+def compute_auroc_with_interval(
+    rows: pd.DataFrame, confidence: np.ndarray, resampling: BootstrapConfig
+) -> dict[str, float]:
+    """Compute the AUROC with its 95 % interval by groups.
+
+    Args:
+        rows: Rows of the data set.
+        confidence: (rows,) confidences; nan ranks below all others.
+        resampling: Number of resamples and seed.
+
+    Returns:
+        `auroc`, `auroc_low` and `auroc_high`.
+    """
+    return make_interval_columns("auroc", compute_aurocs(rows, {"": confidence}, resampling)[""])
 
 
-def _counted(frame: pd.DataFrame, split: Split) -> pd.DataFrame:
-    """The reviewed answers of `split` that stand for all."""
+def _select_representative(frame: pd.DataFrame, split: Split) -> pd.DataFrame:
+    """Select the reviewed answers of a split that represent all of its answers."""
     return split_by_sampling(select_reviewed(frame[frame["split"] == split]))[0]
 
 
-def _out_of_fold(train: pd.DataFrame, fitted: FittedProbe) -> tuple[pd.DataFrame, np.ndarray]:
-    """The reviewed rows of the training split, and their out-of-fold confidences (rows,)."""
-    judged = select_reviewed(train)
-    return judged, pd.Series(fitted.out_of_fold, train.index)[judged.index].to_numpy()
+def _get_out_of_fold(train: pd.DataFrame, fitted: FittedProbe) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return the reviewed rows of the training split, and their out-of-fold confidences (rows,)."""
+    reviewed = select_reviewed(train)
+    return reviewed, pd.Series(fitted.out_of_fold, train.index)[reviewed.index].to_numpy()
 
 
-def _correct(rows: pd.DataFrame) -> np.ndarray:
+def _get_correct(rows: pd.DataFrame) -> np.ndarray:
     return rows["correct"].to_numpy(int)
 
 
-def _weight(rows: pd.DataFrame) -> np.ndarray:
+def _get_weights(rows: pd.DataFrame) -> np.ndarray:
     return row_weights(rows["inclusion_probability"].to_numpy(float))

@@ -1,4 +1,4 @@
-"""The tables of the report's plots and of DVC's plots: a row a point."""
+"""The tables of the report's plots and of DVC's plots, with a row for each point."""
 
 from __future__ import annotations
 
@@ -13,89 +13,160 @@ from abstain.learning.metrics import weighted_metrics as metrics
 
 BINS = 20
 SLICE_BINS = 5
-"""Bins of a slice's probabilities, which has fewer answers."""
+"""Number of bins for the probabilities of a slice, which has fewer answers."""
 MAX_SLICES_PER_PLOT = 4
-"""The most slices that remain distinguishable in one plot."""
+"""Largest number of slices that remain distinguishable in one plot."""
 
 
 def build_plot_tables(
     reviewed: ReviewedSplit, served: str, compared_scorers: Sequence[str], min_rows: int
 ) -> dict[str, pd.DataFrame]:
-    """The tables of this module by name: of the scorer `served`, and of `compared_scorers` where scorers are compared.
+    """Build the tables of this module.
 
-    A product's reliability is drawn where its effective sample size is at least `min_rows`.
+    Args:
+        reviewed: The evaluated answers.
+        served: Name of the served scorer, for the plots of one scorer.
+        compared_scorers: Names of the scorers in the plots that compare scorers.
+        min_rows: Smallest effective sample size of a product in the reliability plot.
+
+    Returns:
+        Plot name -> table.
     """
     correct, weight, scores = reviewed.correct, reviewed.weight, reviewed.scores[list(compared_scorers)]
     raw, probability = reviewed.get_raw_scores(served), reviewed.get_probabilities(served)
     return {
-        "roc": roc(correct, scores, weight),
-        "risk_coverage": risk_coverage(correct, scores, weight),
-        "reliability": reliability(correct, raw, probability, weight),
-        "reliability_by_product": reliability_by(reviewed.rows["product"], correct, probability, weight, min_rows),
-        "confidence": histogram(correct, raw, weight),
+        "roc": make_roc_table(correct, scores, weight),
+        "risk_coverage": make_risk_coverage_table(correct, scores, weight),
+        "reliability": make_reliability_table(correct, raw, probability, weight),
+        "reliability_by_product": make_slice_reliability_table(
+            reviewed.rows["product"], correct, probability, weight, min_rows
+        ),
+        "confidence": make_confidence_histogram(correct, raw, weight),
     }
 
 
-def roc(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
-    """`scorer`, `false_positive_rate`, `true_positive_rate`; an answer without a score is the last to be shown."""
-    parts = []
+def make_roc_table(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
+    """Make the table of ROC curves; an answer without a score is the last to be shown.
+
+    Args:
+        correct: (rows,) 0 or 1.
+        scores: (rows, scorers) confidences; nan without a score.
+        weight: (rows,) sampling weights.
+
+    Returns:
+        `scorer`, `false_positive_rate` and `true_positive_rate`.
+    """
+    tables = []
     for name in scores:
-        false_positive, true_positive, _ = roc_curve(correct, _known(scores[name]), sample_weight=weight)
-        parts.append(
+        false_positive, true_positive, _ = roc_curve(correct, _fill_missing(scores[name]), sample_weight=weight)
+        tables.append(
             pd.DataFrame({"scorer": name, "false_positive_rate": false_positive, "true_positive_rate": true_positive})
         )
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(tables, ignore_index=True)
 
 
-def risk_coverage(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
-    """`scorer`, `coverage`, `risk`: the share of errors among the shown answers, by rising coverage."""
-    parts = []
+def make_risk_coverage_table(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
+    """Make the table of risk-coverage curves.
+
+    Args:
+        correct: (rows,) 0 or 1.
+        scores: (rows, scorers) confidences; nan without a score.
+        weight: (rows,) sampling weights.
+
+    Returns:
+        `scorer`, `coverage` (rising) and `risk`, the share of errors among the shown answers.
+    """
+    tables = []
     for name in scores:
         coverage, risk = metrics.risk_coverage(correct, scores[name].to_numpy(), weight)
-        parts.append(pd.DataFrame({"scorer": name, "coverage": coverage, "risk": risk}))
-    return pd.concat(parts, ignore_index=True)
+        tables.append(pd.DataFrame({"scorer": name, "coverage": coverage, "risk": risk}))
+    return pd.concat(tables, ignore_index=True)
 
 
-def reliability(correct: np.ndarray, raw: np.ndarray, calibrated: np.ndarray, weight: np.ndarray) -> pd.DataFrame:
-    """`kind` (raw or calibrated) and the columns of `metrics.reliability`, a row a bin of confidence."""
+def make_reliability_table(
+    correct: np.ndarray, raw: np.ndarray, calibrated: np.ndarray, weight: np.ndarray
+) -> pd.DataFrame:
+    """Make the table of the reliability diagram before and after calibration.
+
+    Args:
+        correct: (rows,) 0 or 1.
+        raw: (rows,) raw confidences in [0, 1].
+        calibrated: (rows,) probabilities.
+        weight: (rows,) sampling weights.
+
+    Returns:
+        `kind` (raw or calibrated) and the columns of `weighted_metrics.reliability`, a row for each bin.
+    """
     bins = {"raw": raw, "calibrated": calibrated}
     return pd.DataFrame(
-        [{"kind": kind, **row} for kind, of in bins.items() for row in metrics.reliability(correct, of, weight)]
+        [
+            {"kind": kind, **row}
+            for kind, probabilities in bins.items()
+            for row in metrics.reliability(correct, probabilities, weight)
+        ]
     )
 
 
-def reliability_by(
+def make_slice_reliability_table(
     stratum: pd.Series, correct: np.ndarray, calibrated: np.ndarray, weight: np.ndarray, min_rows: int
 ) -> pd.DataFrame:
-    """`kind`, the slice of `stratum` (rows,), and the columns of `metrics.reliability`, a row each of `SLICE_BINS` bins.
+    """Make the table of the reliability diagrams of slices.
 
-    Of the slices with an effective sample size of at least `min_rows`, the `MAX_SLICES_PER_PLOT` largest.
+    Args:
+        stratum: (rows,) slice of each row.
+        correct: (rows,) 0 or 1.
+        calibrated: (rows,) probabilities.
+        weight: (rows,) sampling weights.
+        min_rows: Smallest effective sample size of a slice.
+
+    Returns:
+        `kind` (the slice) and the columns of `weighted_metrics.reliability`, with `SLICE_BINS` bins for each of the
+        `MAX_SLICES_PER_PLOT` largest slices.
     """
     slices = {str(name): (stratum == name).to_numpy() for name in stratum.value_counts().index}
-    enough = {name: of for name, of in slices.items() if metrics.effective_sample_size(weight[of]) >= min_rows}
+    large_slices = {
+        name: mask for name, mask in slices.items() if metrics.effective_sample_size(weight[mask]) >= min_rows
+    }
     rows = [
         {"kind": name, **row}
-        for name, of in list(enough.items())[:MAX_SLICES_PER_PLOT]
-        for row in metrics.reliability(correct[of], calibrated[of], weight[of], SLICE_BINS)
+        for name, mask in list(large_slices.items())[:MAX_SLICES_PER_PLOT]
+        for row in metrics.reliability(correct[mask], calibrated[mask], weight[mask], SLICE_BINS)
     ]
     return pd.DataFrame(rows, columns=["kind", "confidence", "accuracy", "rows", "share"])
 
 
-def histogram(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> pd.DataFrame:
-    """`bin_low`, `bin_high`, and the share of all answers that is `correct` and `incorrect` in it."""
+def make_confidence_histogram(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> pd.DataFrame:
+    """Make the histogram of confidences, separately for correct and incorrect answers.
+
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,) in [0, 1].
+        weight: (rows,) sampling weights.
+
+    Returns:
+        `bin_low`, `bin_high`, and `correct` and `incorrect`, the shares of all answers in the bin.
+    """
     edges = np.linspace(0, 1, BINS + 1)
     table = pd.DataFrame({"bin_low": edges[:-1], "bin_high": edges[1:]})
     for name, label in (("correct", 1), ("incorrect", 0)):
-        of = correct == label
-        table[name] = np.histogram(confidence[of], edges, weights=weight[of])[0] / weight.sum()
+        has_label = correct == label
+        table[name] = np.histogram(confidence[has_label], edges, weights=weight[has_label])[0] / weight.sum()
     return table
 
 
-def spearman(scores: pd.DataFrame, names: Sequence[str]) -> dict[str, object]:
-    """`names` and the `matrix` of their rank correlations, of the answers that all of them score."""
-    known = scores[list(names)].dropna()
-    return {"names": list(names), "matrix": known.rank().corr().to_numpy().tolist()}
+def compute_rank_correlations(scores: pd.DataFrame, names: Sequence[str]) -> dict[str, object]:
+    """Compute Spearman's rank correlations of scorers, over the answers that all of them score.
+
+    Args:
+        scores: (rows, scorers) confidences; nan without a score.
+        names: The scorers.
+
+    Returns:
+        `names`, and `matrix`, nested lists (scorers, scorers).
+    """
+    complete = scores[list(names)].dropna()
+    return {"names": list(names), "matrix": complete.rank().corr().to_numpy().tolist()}
 
 
-def _known(scores: pd.Series) -> np.ndarray:
+def _fill_missing(scores: pd.Series) -> np.ndarray:
     return np.asarray(scores.fillna(-1.0).to_numpy())

@@ -12,10 +12,18 @@ CHARACTERS = 400
 
 
 def select_examples(rows: pd.DataFrame, threshold: float) -> Mapping[str, list[dict[str, Any]]]:
-    """Up to `EXAMPLES` of each kind, the most confident ones first.
+    """Select up to `EXAMPLES` answers of each kind: withheld errors, shown errors and withheld correct answers.
 
-    `rows`: `interaction_id`, `product`, `question`, `answer`, `ideal_answer` (or None), `correct`, `confidence`,
-    `probability`. Texts are cut to `CHARACTERS`.
+    Withheld ones are those of the lowest confidence, shown errors those of the highest. Texts are truncated to
+    `CHARACTERS`.
+
+    Args:
+        rows: Answers with `interaction_id`, `product`, `question`, `answer`, `ideal_answer` (or None), `correct`,
+            `confidence` and `probability`.
+        threshold: Answers with confidence >= `threshold` are shown.
+
+    Returns:
+        "caught", "missed" and "withheld" -> rows.
     """
     ranked = rows.sort_values(["confidence", "interaction_id"])
     shown, correct = ranked["confidence"] >= threshold, ranked["correct"] == 1
@@ -25,10 +33,13 @@ def select_examples(rows: pd.DataFrame, threshold: float) -> Mapping[str, list[d
         "withheld": ranked[~shown & correct],
     }
     columns = ["interaction_id", "product", "question", "answer", "ideal_answer", "confidence", "probability"]
-    return {kind: [_cut(row) for row in of[columns].head(EXAMPLES).to_dict("records")] for kind, of in kinds.items()}
+    return {
+        kind: [_truncate_texts(row) for row in table[columns].head(EXAMPLES).to_dict("records")]
+        for kind, table in kinds.items()
+    }
 
 
-def _cut(row: dict[Any, Any]) -> dict[str, Any]:
+def _truncate_texts(row: dict[Any, Any]) -> dict[str, Any]:
     return {
         str(key): value[: CHARACTERS - 1] + "…" if isinstance(value, str) and len(value) > CHARACTERS else value
         for key, value in row.items()

@@ -1,4 +1,4 @@
-"""The leaderboard: every scorer of the same answers, by the same metrics, with paired intervals by group.
+"""The leaderboard: every scorer on the same answers, by the same metrics, with paired intervals by group.
 
 Notes:
 
@@ -42,7 +42,7 @@ RANKING_METRICS: dict[str, metrics.Metric] = {
     "abstained_at_15pct": metrics.abstained_share,
     "error_recall_over_random": metrics.error_recall_over_random,
 }
-"""Metrics of the raw confidence; the last three at an abstention rate of at most 15 %."""
+"""Metrics of the raw confidence; the last three withhold at most 15 % of the answers."""
 
 CALIBRATION_METRICS: dict[str, metrics.Metric] = {
     "brier": metrics.brier,
@@ -59,25 +59,28 @@ def build_leaderboard(
     calibrated: pd.DataFrame | Mapping[str, np.ndarray],
     groups: np.ndarray,
     weight: metrics.Weight,
-    resamples: BootstrapConfig,
+    resampling: BootstrapConfig,
     champion: str | None,
 ) -> pd.DataFrame:
-    """One row a scorer, in the order of `scores`.
+    """Build the leaderboard, with a row for each scorer in the order of `scores`.
 
     Args:
-        correct: (rows,) of 0/1. scores: name -> raw confidence (rows,), nan where the scorer has no score.
-        calibrated: name -> probability (rows,). A scorer that is not in it, or has no probability at all, has no
-            figures of `CALIBRATION_METRICS`.
-        groups: (rows,). weight: (rows,), None for equal ones.
-        champion: the scorer that the others are compared with, if any.
+        correct: (rows,) 0 or 1.
+        scores: Scorer -> raw confidence (rows,); nan where the scorer has no score.
+        calibrated: Scorer -> probability (rows,). A scorer without any probability has no `CALIBRATION_METRICS`.
+        groups: (rows,) group ids of the bootstrap.
+        weight: (rows,) sampling weights; None means equal weights.
+        resampling: Number of resamples and seed.
+        champion: The scorer that the others are compared with, or None.
 
-    Returns `scorer`, `unscored` (rows without a score), every metric of `RANKING_METRICS` and `CALIBRATION_METRICS`
-    with the bounds of its 95 % interval (`auroc`, `auroc_low`, `auroc_high`), and `auroc_difference`,
-    `auroc_difference_low`, `auroc_difference_high` and `chance_better` against the champion: the share of draws in
-    which it ranks better. What is not defined is nan; so is the champion's difference to itself.
+    Returns:
+        `scorer`, `unscored` (rows without a score), every metric with its 95 % interval (`auroc`, `auroc_low`,
+        `auroc_high`), and against the champion `auroc_difference`, its bounds, and `chance_better`, the share of
+        resamples with a higher AUROC. Undefined values are nan; so is the champion's difference to itself.
 
-    Raises `AbstainError` when the champion is not among the scorers, `ValueError` when a calibrated value is not a
-    probability.
+    Raises:
+        AbstainError: The champion is not among the scorers.
+        ValueError: A calibrated value is not a probability.
     """
     names = [str(name) for name in scores]
     if champion is not None and champion not in names:
@@ -85,36 +88,39 @@ def build_leaderboard(
             Code.UNKNOWN_NAME, f"no scorer '{champion}' to compare with: choose one of {', '.join(sorted(names))}"
         )
     unscored: dict[str, int] = {}
-    figures: dict[tuple[str, str], Statistic] = {}
+    statistics: dict[tuple[str, str], Statistic] = {}
     for name in names:
-        raw, probability = _withheld(scores[name], calibrated.get(name))
+        raw, probability = _align_missing(scores[name], calibrated.get(name))
         unscored[name] = int(np.isnan(raw).sum())
-        figures |= {(name, metric): partial(function, correct, raw) for metric, function in RANKING_METRICS.items()}
-        figures |= {
+        statistics |= {(name, metric): partial(function, correct, raw) for metric, function in RANKING_METRICS.items()}
+        statistics |= {
             (name, metric): partial(function, correct, probability) for metric, function in CALIBRATION_METRICS.items()
         }
-    found = bootstrap(figures, groups, resamples.draws, resamples.seed, weight)
+    estimates = bootstrap(statistics, groups, resampling.n_resamples, resampling.seed, weight)
     rows = []
     for name in names:
         row: dict[str, Any] = {"scorer": name, "unscored": unscored[name]}
         for metric in (*RANKING_METRICS, *CALIBRATION_METRICS):
-            row |= make_interval_columns(metric, found[name, metric])
-        other = None if champion in (None, name) else found[str(champion), "auroc"]
-        rows.append(row | _compare_with_champion(found[name, "auroc"], other))
+            row |= make_interval_columns(metric, estimates[name, metric])
+        champion_auroc = None if champion in (None, name) else estimates[str(champion), "auroc"]
+        rows.append(row | _compare_with_champion(estimates[name, "auroc"], champion_auroc))
     return pd.DataFrame(rows)
 
 
-def _withheld(raw: Column, probability: Column | None) -> tuple[np.ndarray, np.ndarray]:
-    """Both as (rows,) of floats, nan where either of them is; a scorer without a calibrator keeps its raw ones."""
+def _align_missing(raw: Column, probability: Column | None) -> tuple[np.ndarray, np.ndarray]:
+    """Convert both to float (rows,), nan where either is nan.
+
+    A scorer without a calibrator keeps its raw confidences.
+    """
     raw = np.asarray(raw, dtype=float)
     calibrated = np.full(len(raw), np.nan) if probability is None else np.asarray(probability, dtype=float)
     if np.isnan(calibrated).all():
         return raw, calibrated
-    unknown = np.isnan(raw) | np.isnan(calibrated)
-    return np.where(unknown, np.nan, raw), np.where(unknown, np.nan, calibrated)
+    is_missing = np.isnan(raw) | np.isnan(calibrated)
+    return np.where(is_missing, np.nan, raw), np.where(is_missing, np.nan, calibrated)
 
 
-def _compare_with_champion(own: Estimate, champion: Estimate | None) -> dict[str, float]:
-    difference = Estimate(np.nan, np.array([np.nan])) if champion is None else paired_difference(own, champion)
-    chance = np.nan if np.isnan(difference.value) else difference.probability_positive
-    return {**make_interval_columns("auroc_difference", difference), "chance_better": chance}
+def _compare_with_champion(estimate: Estimate, champion: Estimate | None) -> dict[str, float]:
+    difference = Estimate(np.nan, np.array([np.nan])) if champion is None else paired_difference(estimate, champion)
+    probability_better = np.nan if np.isnan(difference.value) else difference.probability_positive
+    return {**make_interval_columns("auroc_difference", difference), "chance_better": probability_better}

@@ -24,8 +24,9 @@ class ReviewedSplit:
     """Reviewed answers of one split.
 
     Attributes:
-        rows: of the data set. scores: (rows, scorers), raw confidences, nan where a scorer has no score.
-        calibrated: the same as probabilities.
+        rows: Rows of the data set.
+        scores: (rows, scorers) raw confidences; nan where a scorer has no score.
+        calibrated: (rows, scorers) probabilities; nan where there is none.
     """
 
     rows: pd.DataFrame
@@ -34,16 +35,17 @@ class ReviewedSplit:
 
     @cached_property
     def correct(self) -> np.ndarray:
-        """0/1, (rows,)."""
+        """The labels, int (rows,), 0 or 1."""
         return self.rows["correct"].to_numpy(int)
 
     @cached_property
     def weight(self) -> np.ndarray:
-        """`metrics.row_weights` of the rows."""
+        """The sampling weights, (rows,) (`weighted_metrics.row_weights`)."""
         return metrics.row_weights(self.rows["inclusion_probability"].to_numpy(float))
 
     @cached_property
     def groups(self) -> np.ndarray:
+        """The group ids, (rows,)."""
         return self.rows["group"].to_numpy()
 
     @property
@@ -55,48 +57,91 @@ class ReviewedSplit:
             "effective_sample_size": metrics.effective_sample_size(self.weight),
         }
 
-    def split_by_sampling(self, of_all: bool = True) -> tuple[ReviewedSplit, ReviewedSplit]:
-        """The answers that count, and those apart from them (`splits.by_how_chosen`)."""
-        counted, apart = (
+    def split_by_sampling(self, sampled_only: bool = True) -> tuple[ReviewedSplit, ReviewedSplit]:
+        """Separate the answers that represent all answers from self-selected ones (`splits.split_by_sampling`).
+
+        Args:
+            sampled_only: False keeps self-selected reviews in the first part, for a guarantee that does not cover all
+                answers.
+
+        Returns:
+            The answers to evaluate, and the others.
+        """
+        representative, self_selected = (
             ReviewedSplit(rows, self.scores.loc[rows.index], self.calibrated.loc[rows.index])
-            for rows in split_by_sampling(self.rows, of_all)
+            for rows in split_by_sampling(self.rows, sampled_only)
         )
-        return counted, apart
+        return representative, self_selected
 
     def get_raw_scores(self, name: str) -> np.ndarray:
-        """The raw confidences of the scorer `name`, float64 (rows,)."""
+        """Return the raw confidences of a scorer.
+
+        Args:
+            name: The scorer.
+
+        Returns:
+            float64 (rows,); nan without a score.
+        """
         return self.scores[name].to_numpy(float)
 
-    def get_confidences(self, name: str) -> ScoredAnswers:
-        """The answers with the confidences of the scorer `name`."""
+    def get_scored_answers(self, name: str) -> ScoredAnswers:
+        """Return the answers with the raw confidences of a scorer.
+
+        Args:
+            name: The scorer.
+
+        Returns:
+            The answers; the confidence is nan without a score.
+        """
         return ScoredAnswers(self.correct, self.get_raw_scores(name), self.weight)
 
     def get_scored_rows(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Raw confidence, `correct` and `weight` of the answers that the scorer `name` has a score of, each (rows,)."""
+        """Return the answers that a scorer has a score for.
+
+        Args:
+            name: The scorer.
+
+        Returns:
+            Raw confidence, label and weight, each (scored rows,).
+        """
         confidence = self.get_raw_scores(name)
-        known = ~np.isnan(confidence)
-        return confidence[known], self.correct[known], self.weight[known]
+        has_score = ~np.isnan(confidence)
+        return confidence[has_score], self.correct[has_score], self.weight[has_score]
 
     def get_probabilities(self, name: str) -> np.ndarray:
-        """The calibrated probability of the scorer `name`, float64 (rows,)."""
+        """Return the calibrated probabilities of a scorer.
+
+        Args:
+            name: The scorer.
+
+        Returns:
+            float64 (rows,); nan where there is none.
+        """
         return self.calibrated[name].to_numpy(float)
 
-    def summarize_shown(self, name: str, threshold: float, resamples: BootstrapConfig) -> dict[str, float]:
-        """The answers that `name` shows from `threshold` on: their number, `shown`, their effective sample size,
-        `shown_n_eff`, and 95 % intervals, by groups, of their precision and of the error rate: `precision_low`,
-        `precision_high`, `error_rate_low`, `error_rate_high`.
+    def summarize_shown(self, name: str, threshold: float, resampling: BootstrapConfig) -> dict[str, float]:
+        """Count the shown answers, and compute 95 % intervals of their precision and of the error rate, by groups.
 
-        An interval of width 0 is nan: where all shown answers are correct, they are in every draw.
+        An interval of width 0 is reported as nan: if all shown answers are correct, they are correct in every resample.
+
+        Args:
+            name: The scorer.
+            threshold: Answers with confidence >= `threshold` are shown.
+            resampling: Number of resamples and seed.
+
+        Returns:
+            `shown`, their effective sample size `shown_n_eff`, `precision_low`, `precision_high`, `error_rate_low` and
+            `error_rate_high`.
         """
         shown = (self.get_raw_scores(name) >= threshold).astype(float)
-        figures = {
+        statistics = {
             "precision": partial(metrics.precision, self.correct, shown, threshold=1.0),
             "error_rate": partial(metrics.weighted_mean, shown * (1 - self.correct)),
         }
-        found = bootstrap(figures, self.groups, resamples.draws, resamples.seed, self.weight)
+        estimates = bootstrap(statistics, self.groups, resampling.n_resamples, resampling.seed, self.weight)
         row = {"shown": int(shown.sum()), "shown_n_eff": metrics.effective_sample_size(self.weight[shown == 1])}
-        for metric, of in found.items():
-            low, high = of.interval if np.ptp(of.interval) > 0 else (np.nan, np.nan)
+        for metric, estimate in estimates.items():
+            low, high = estimate.interval if np.ptp(estimate.interval) > 0 else (np.nan, np.nan)
             row |= {f"{metric}_low": low, f"{metric}_high": high}
         return row
 
@@ -104,10 +149,16 @@ class ReviewedSplit:
 def calibrate_scores(
     validation: ReviewedSplit, scores: Mapping[str, pd.DataFrame], method: Method
 ) -> dict[str, pd.DataFrame]:
-    """Probabilities in place of `scores` (split -> (rows, scorers)), by calibrators fitted on the validation split.
+    """Replace confidences by probabilities, with calibrators fitted on the validation split.
 
-    An answer without a score has no probability. A scorer that scored too few of the validation split's answers to be
-    calibrated has no probabilities at all.
+    Args:
+        validation: The validation split.
+        scores: Split -> (rows, scorers) raw confidences.
+        method: The calibration method.
+
+    Returns:
+        Split -> (rows, scorers) probabilities. An answer without a score has no probability. A scorer with too few
+        scored validation answers is left out.
     """
     calibrators: dict[Any, Calibrator] = {}
     for name in validation.scores:
@@ -126,31 +177,39 @@ def compare_calibrators(
     holdout: ReviewedSplit,
     name: str,
     uncalibrated: list[str],
-    resamples: BootstrapConfig,
+    resampling: BootstrapConfig,
 ) -> list[dict[str, Any]]:
-    """ECE and Brier score of `name` on the hold-out, with 95 % intervals, a row a method that is fitted on validation.
+    """Compare the calibration methods by ECE and Brier score on the hold-out.
 
-    `uncalibrated`: scorers whose raw confidences are shown beside them.
+    Args:
+        validation: The split on which calibrators are fitted.
+        holdout: The split on which they are evaluated.
+        name: The scorer.
+        uncalibrated: Scorers whose raw confidences are listed for comparison.
+        resampling: Number of resamples and seed.
+
+    Returns:
+        A row for each method with `ece`, `brier` and their 95 % intervals; nan if the method needs more answers.
     """
     probabilities: dict[str, np.ndarray] = {}
     for method in get_args(Method):
         try:
             fitted = fit_calibrator(method, *validation.get_scored_rows(name))
             probabilities[method] = fitted.apply(holdout.get_raw_scores(name))
-        except AbstainError:  # too few answers of a kind for this one: its row stays, without figures
+        except AbstainError:  # too few answers of a class: the row of this method has no values
             probabilities[method] = np.full(len(holdout.rows), np.nan)
-    probabilities |= {f"none, {other}": holdout.get_raw_scores(other) for other in uncalibrated}
-    metric: dict[str, Callable[..., Any]] = {"ece": metrics.ece, "brier": metrics.brier}
-    figures = {
-        (method, figure): partial(function, holdout.correct, probability)
+    probabilities |= {f"none, {scorer}": holdout.get_raw_scores(scorer) for scorer in uncalibrated}
+    score_functions: dict[str, Callable[..., Any]] = {"ece": metrics.ece, "brier": metrics.brier}
+    statistics = {
+        (method, metric): partial(function, holdout.correct, probability)
         for method, probability in probabilities.items()
-        for figure, function in metric.items()
+        for metric, function in score_functions.items()
     }
-    found = bootstrap(figures, holdout.groups, resamples.draws, resamples.seed, holdout.weight)
+    estimates = bootstrap(statistics, holdout.groups, resampling.n_resamples, resampling.seed, holdout.weight)
     rows = []
     for method in probabilities:
         row: dict[str, Any] = {"method": method}
-        for figure in metric:
-            row |= make_interval_columns(figure, found[method, figure])
+        for metric in score_functions:
+            row |= make_interval_columns(metric, estimates[method, metric])
         rows.append(row)
     return rows

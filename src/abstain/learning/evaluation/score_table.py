@@ -1,4 +1,4 @@
-"""All scorers of one retrain, fitted, as one table of confidences: a row an answer, a column a scorer."""
+"""All scorers of one retrain as one table of confidences: a row for each answer, a column for each scorer."""
 
 from __future__ import annotations
 
@@ -19,46 +19,68 @@ Kind = Literal["probe", "regressor", "signal", "fusion", "baseline"]
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """The name of the served scorer, the exported probe, the zoo by architecture, the fusions by name, the training
-    answers' share of correct ones, and which of the signals are regressors of correctness.
+    """The fitted scorers of one retrain.
 
-    The zoo's probe that is exported stands in a table once, as `probe`, with the confidences of the exported file.
+    The architecture that is exported appears in a table once, as `probe`, with the confidences of the exported file.
+
+    Attributes:
+        served: Name of the served scorer.
+        exported: The exported probe.
+        probes: Architecture -> probe.
+        fusions: Name -> fusion.
+        base_rate: Share of correct training answers.
+        regressors: Names of the signals that are correctness regressors.
     """
 
     served: str
     exported: OnnxProbe
-    zoo: Mapping[str, Probe]
+    probes: Mapping[str, Probe]
     fusions: Mapping[str, Fusion]
     base_rate: float
     regressors: Collection[str] = ()
 
     @property
     def architecture(self) -> str:
-        """That of the zoo's probe that is exported."""
+        """The architecture of the exported probe."""
         return self.exported.metadata["architecture"]
 
-    def table(self, states: Sequence[Tensor], signals: pd.DataFrame) -> pd.DataFrame:
-        """Raw confidences, float64 (rows, scorers), nan where a scorer has no score, with the index of `signals`.
+    def build_table(self, states: Sequence[Tensor], signals: pd.DataFrame) -> pd.DataFrame:
+        """Compute the raw confidences of all scorers.
 
         Args:
-            states: S_in of every answer. signals: (rows, signals), as the stage `features` writes them.
+            states: S_in of every answer, each (L + 1, d).
+            signals: (rows, signals), the output of the stage `features`.
+
+        Returns:
+            float64 (rows, scorers) with the index of `signals`; nan where a scorer has no score.
         """
-        zoo = {name: predict_confidence(probe, states).numpy().astype(float) for name, probe in self.zoo.items()}
-        exported = self.exported.confidence(states).astype(float)
-        scores = signals.assign(**zoo, **{PROBE: exported})
+        probe_scores = {
+            name: predict_confidence(probe, states).numpy().astype(float) for name, probe in self.probes.items()
+        }
+        exported = self.exported.predict(states).astype(float)
+        scores = signals.assign(**probe_scores, **{PROBE: exported})
         table = {PROBE: exported} | {name: fusion.score(scores) for name, fusion in self.fusions.items()}
-        others = scores.drop(columns=[self.architecture, PROBE])
-        return pd.DataFrame(table, signals.index).join(others).assign(**{BASE_RATE: self.base_rate})
+        remaining = scores.drop(columns=[self.architecture, PROBE])
+        return pd.DataFrame(table, signals.index).join(remaining).assign(**{BASE_RATE: self.base_rate})
 
-    def kinds(self, names: Sequence[str]) -> dict[str, str]:
-        """The kind of each scorer of a table; that of the served one is, e.g., `served probe`."""
-        return {name: f"served {self._kind(name)}" if name == self.served else self._kind(name) for name in names}
+    def describe_kinds(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the kinds of scorers; that of the served one is, for example, `served probe`.
 
-    def _kind(self, name: str) -> Kind:
+        Args:
+            names: The scorers.
+
+        Returns:
+            Scorer -> kind.
+        """
+        return {
+            name: f"served {self._get_kind(name)}" if name == self.served else self._get_kind(name) for name in names
+        }
+
+    def _get_kind(self, name: str) -> Kind:
         if name in self.fusions:
             return "fusion"
         if name in (LENGTH_ONLY, BASE_RATE):
             return "baseline"
         if name in self.regressors:
             return "regressor"
-        return "probe" if name == PROBE or name in self.zoo else "signal"
+        return "probe" if name == PROBE or name in self.probes else "signal"

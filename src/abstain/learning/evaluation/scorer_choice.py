@@ -1,7 +1,7 @@
-"""Choices by out-of-fold AUROC: the cheapest of the best, and whether it replaces what is in use.
+"""Choices by out-of-fold AUROC: the cheapest of the best, and whether it replaces the one in use.
 
-An AUROC is estimated on few answers. Among candidates that these cannot tell apart, the cost decides; and what is in
-use is changed only for a gain that exceeds the error of the comparison, or else noise would change it every night.
+An AUROC is estimated on few answers. If they cannot distinguish candidates, the cost decides; and the candidate in use
+is replaced only for a gain that exceeds the error of the comparison, otherwise noise would replace it every night.
 """
 
 from __future__ import annotations
@@ -17,24 +17,40 @@ from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 
 
 def compute_aurocs(
-    rows: pd.DataFrame, confidences: Mapping[Key, np.ndarray], resamples: BootstrapConfig
+    rows: pd.DataFrame, confidences: Mapping[Key, np.ndarray], resampling: BootstrapConfig
 ) -> dict[Key, Estimate]:
-    """The AUROC on `rows` of the data set of each of `confidences` (rows,), on the same resamples of groups."""
+    """Compute AUROCs on the same resamples of groups.
+
+    Args:
+        rows: Rows of the data set.
+        confidences: Key -> confidence (rows,).
+        resampling: Number of resamples and seed.
+
+    Returns:
+        Key -> AUROC.
+    """
     correct, weight = rows["correct"].to_numpy(int), row_weights(rows["inclusion_probability"].to_numpy(float))
-    figures = {name: partial(auroc, correct, confidence) for name, confidence in confidences.items()}
-    return bootstrap(figures, rows["group"].to_numpy(), resamples.draws, resamples.seed, weight)
+    statistics = {name: partial(auroc, correct, confidence) for name, confidence in confidences.items()}
+    return bootstrap(statistics, rows["group"].to_numpy(), resampling.n_resamples, resampling.seed, weight)
 
 
 def choose_cheapest_of_best(
     estimates: Mapping[Key, Estimate], costs: Mapping[Key, float], in_use: Collection[Key] = ()
 ) -> Key:
-    """The cheapest of those whose AUROC is within one standard error, paired, of the best; of equal costs the best.
+    """Choose the cheapest candidate whose AUROC is within one paired standard error of the best.
 
-    Where any of those `in_use` is among them, the cheapest of these.
+    Args:
+        estimates: Candidate -> AUROC, all from one call of `bootstrap`.
+        costs: Candidate -> cost, for example forward tokens per answer. Ties go to the higher AUROC.
+        in_use: Candidates in production now. They are kept unless they are worse than the best by more than one
+            standard error; of several the cheapest is kept.
+
+    Returns:
+        The key of the chosen candidate.
     """
     best = max(estimates, key=lambda key: estimates[key].value)
-    lost = {key: paired_difference(estimates[best], estimate) for key, estimate in estimates.items()}
-    tied = [key for key, of in lost.items() if key == best or of.value <= of.standard_error]
-    # Where the error is not known, nothing shows that the gain exceeds it.
-    kept = [key for key, of in lost.items() if key in in_use and not of.value > of.standard_error]
-    return min(kept or tied, key=lambda key: (costs[key], lost[key].value))
+    losses = {key: paired_difference(estimates[best], estimate) for key, estimate in estimates.items()}
+    tied = [key for key, loss in losses.items() if key == best or loss.value <= loss.standard_error]
+    # With an unknown error there is no evidence that the gain exceeds it.
+    retained = [key for key, loss in losses.items() if key in in_use and not loss.value > loss.standard_error]
+    return min(retained or tied, key=lambda key: (costs[key], losses[key].value))

@@ -28,36 +28,45 @@ def evaluate_at_threshold(
     weight: metrics.Weight = None,
     rouge: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """One row of the paper's tables 2 and 4: the result of showing every answer with confidence >= `threshold`.
+    """Evaluate showing every answer with confidence >= `threshold`, a row of the paper's tables 2 and 4.
 
     Args:
-        correct: (rows,) of 0/1. confidence: (rows,), nan without a score: such an answer is withheld.
-        weight: (rows,), None for equal ones. rouge: (rows,) in [0, 1], nan where there is no ideal answer (`rouge`).
+        correct: (rows,) 0 or 1.
+        confidence: (rows,); an answer without a score, nan, is withheld.
+        threshold: The threshold.
+        weight: (rows,) sampling weights; None means equal weights.
+        rouge: (rows,) ROUGE-L against the ideal answer, in [0, 1]; nan without one. None leaves ROUGE out.
 
-    Returns `threshold`, `precision`, `recall`, `coverage`, `abstention_rate`, and `accuracy` and `f1` of taking what is
-    shown for correct; with `rouge`, also its mean over shown and over withheld answers, `rouge_shown` and
-    `rouge_withheld`, and of how many answers each is the mean, `rouge_shown_answers` and `rouge_withheld_answers`. A
-    figure of nothing is nan.
+    Returns:
+        `threshold`, `precision`, `recall`, `coverage`, `abstention_rate` = 1 - coverage, and `accuracy` and `f1` of
+        shown as the prediction of correct. With `rouge` also its means over shown and withheld answers, `rouge_shown`
+        and `rouge_withheld`, and the numbers of answers in these means, `rouge_shown_answers` and
+        `rouge_withheld_answers`. A value without any answers is nan.
     """
-    judged = (metrics.precision, metrics.recall, metrics.coverage, metrics.accuracy, metrics.f1)
+    metric_functions = (metrics.precision, metrics.recall, metrics.coverage, metrics.accuracy, metrics.f1)
     precision, recall, shown, accuracy, f1 = (
-        metric(correct, confidence, weight, threshold=threshold) for metric in judged
+        metric(correct, confidence, weight, threshold=threshold) for metric in metric_functions
     )
     row = {"threshold": threshold, "precision": precision, "recall": recall, "coverage": shown}
     row |= {"abstention_rate": 1 - shown, "accuracy": accuracy, "f1": f1}
     if rouge is None:
         return row
-    known, shown_rows = ~np.isnan(rouge), confidence >= threshold
-    for name, part in (("shown", known & shown_rows), ("withheld", known & ~shown_rows)):
-        row[f"rouge_{name}"] = metrics.weighted_mean(rouge[part], None if weight is None else weight[part])
-        row[f"rouge_{name}_answers"] = int(part.sum())
+    has_ideal_answer, shown_rows = ~np.isnan(rouge), confidence >= threshold
+    for name, mask in (("shown", has_ideal_answer & shown_rows), ("withheld", has_ideal_answer & ~shown_rows)):
+        row[f"rouge_{name}"] = metrics.weighted_mean(rouge[mask], None if weight is None else weight[mask])
+        row[f"rouge_{name}_answers"] = int(mask.sum())
     return row
 
 
 @dataclass(frozen=True)
 class ScoredAnswers:
-    """Reviewed answers and one scorer's confidence: `correct` of 0/1, `confidence`, nan without a score, and `weight`,
-    each (rows,)."""
+    """Reviewed answers with the confidences of one scorer.
+
+    Attributes:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,); nan without a score.
+        weight: (rows,) sampling weights.
+    """
 
     correct: np.ndarray
     confidence: np.ndarray
@@ -67,14 +76,22 @@ class ScoredAnswers:
 def evaluate_at_tuned_threshold(
     validation: ScoredAnswers, holdout: ScoredAnswers, params: ThresholdParams, rouge: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """`evaluate_at_threshold` of the hold-out at the heuristic threshold of `validation`, and an empty `note`.
+    """Evaluate the hold-out at the heuristic threshold of the validation split.
 
-    Where the target is out of reach on validation, the row has only a `note` that states it.
+    Args:
+        validation: Answers to tune the threshold on.
+        holdout: Answers to evaluate.
+        params: Metric, target and `min_shown` of the threshold.
+        rouge: (hold-out rows,) ROUGE-L against the ideal answer; nan without one. None leaves ROUGE out.
+
+    Returns:
+        The row of `evaluate_at_threshold` and an empty `note`; only a `note` with the reason if the target cannot be
+        met on validation.
     """
-    known = ~np.isnan(validation.confidence)
+    has_score = ~np.isnan(validation.confidence)
     try:
         tuned = tune_threshold(
-            validation.confidence[known], validation.correct[known], params, validation.weight[known]
+            validation.confidence[has_score], validation.correct[has_score], params, validation.weight[has_score]
         )
     except AbstainError as error:
         return {"note": str(error)}
@@ -85,20 +102,30 @@ def evaluate_at_tuned_threshold(
 def build_threshold_table(
     correct: np.ndarray,
     confidence: np.ndarray,
-    thresholds_marked: Mapping[str, float],
+    marked_thresholds: Mapping[str, float],
     weight: metrics.Weight = None,
     rouge: np.ndarray | None = None,
 ) -> pd.DataFrame:
-    """`evaluate_at_threshold` at 0.0, 0.1 ... 0.9 and at the marked ones, in rising order (the paper's table 2).
+    """Evaluate the thresholds 0.0, 0.1 ... 0.9 and the marked ones, in rising order (the paper's table 2).
 
-    `mark` is the name of a marked threshold, "" elsewhere. Every name has one row, two of one threshold each their own.
-    Raises `ValueError` when a marked threshold is nan: a guarantee that cannot be made has no threshold to show.
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,); nan without a score.
+        marked_thresholds: Name -> threshold. Each name has its own row, also if two have the same threshold.
+        weight: (rows,) sampling weights; None means equal weights.
+        rouge: (rows,) ROUGE-L against the ideal answer; nan without one. None leaves ROUGE out.
+
+    Returns:
+        The rows of `evaluate_at_threshold`, and `mark`, the name of a marked threshold or "".
+
+    Raises:
+        ValueError: A marked threshold is nan: a missing guarantee has no threshold to show.
     """
-    for name, threshold in thresholds_marked.items():
+    for name, threshold in marked_thresholds.items():
         if np.isnan(threshold):
             raise ValueError(f"threshold '{name}' is nan")
-    plain = [(threshold, "") for threshold in GRID if threshold not in thresholds_marked.values()]
-    rows = sorted([*plain, *((threshold, name) for name, threshold in thresholds_marked.items())])
+    grid = [(threshold, "") for threshold in GRID if threshold not in marked_thresholds.values()]
+    rows = sorted([*grid, *((threshold, name) for name, threshold in marked_thresholds.items())])
     return pd.DataFrame(
         [
             {**evaluate_at_threshold(correct, confidence, threshold, weight, rouge), "mark": mark}

@@ -1,7 +1,7 @@
 """One scorer, slice by slice: by kind of answer, product, line of business, retrieved chunks and answer length.
 
-A good overall figure may hide a product on which the scorer fails. A slice too small to evaluate is listed with the
-reason in place of its figures.
+A good overall metric may hide a product on which the scorer fails. A slice that is too small to evaluate is listed with
+the reason instead of metrics.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ KIND = "kind of answer"
 
 @dataclass(frozen=True)
 class SliceInput:
-    """Answers, and the scores of one scorer. All are (rows,).
+    """Answers with the scores of one scorer. All arrays are (rows,).
 
-    `correct` is 0/1; `confidence` raw, nan without a score; `probability` calibrated, nan there too;
-    `shown` of bool, what the threshold shows; `weight` that of `metrics.row_weights`.
+    Attributes:
+        correct: 0 or 1.
+        confidence: Raw confidence; nan without a score.
+        probability: Calibrated probability; nan without a score.
+        shown: bool, whether the threshold shows the answer.
+        groups: Group ids.
+        weight: Sampling weights (`weighted_metrics.row_weights`).
     """
 
     correct: np.ndarray
@@ -37,7 +42,14 @@ class SliceInput:
     weight: np.ndarray
 
     def subset(self, rows: pd.Series) -> SliceInput:
-        """The answers of the mask `rows`, (rows,) of bool."""
+        """Select answers.
+
+        Args:
+            rows: bool (rows,) mask.
+
+        Returns:
+            The selected answers.
+        """
         mask = rows.to_numpy(bool)
         return SliceInput(*(getattr(self, field.name)[mask] for field in fields(self)))
 
@@ -49,12 +61,21 @@ def make_strata(
     answer_characters: np.ndarray,
     refusals: np.ndarray,
 ) -> pd.DataFrame:
-    """The strata of answers, a column each, (rows,): ordered categories whose values name the slices.
+    """Divide answers into strata, each a partition into slices.
 
-    A product or line of business is a text or null; `retrieved_chunks` and `answer_characters` are counts (rows,);
-    `refusals`, (rows,) of bool, are a kind of answer apart: without any, there is no stratum of kinds.
-    Lengths fall into the quartiles of these rows, fewer than four where many answers are equally long; a slice is named
-    by the shortest and the longest of its answers.
+    Lengths are divided at the quartiles of these rows, into fewer than four slices if many answers are equally long;
+    such a slice is named by its shortest and its longest answer.
+
+    Args:
+        products: (rows,) texts, or null.
+        lines_of_business: (rows,) texts, or null.
+        retrieved_chunks: int (rows,) numbers of chunks.
+        answer_characters: int (rows,) lengths of the answers.
+        refusals: bool (rows,) "I don't know" answers, a separate kind of answer. Without any there is no stratum of
+            kinds.
+
+    Returns:
+        (rows, strata), ordered categories whose values name the slices.
     """
     quartiles = np.unique(np.quantile(answer_characters, [0.25, 0.5, 0.75])) if len(answer_characters) else np.array([])
     quartile = np.searchsorted(quartiles, answer_characters)
@@ -64,8 +85,8 @@ def make_strata(
     return pd.DataFrame(
         ({KIND: kinds} if refusals.any() else {})
         | {
-            "product": _named(products),
-            "line of business": _named(lines_of_business),
+            "product": _make_categories(products),
+            "line of business": _make_categories(lines_of_business),
             "retrieved chunks": pd.Categorical(
                 [str(count) for count in retrieved_chunks], [str(count) for count in np.unique(retrieved_chunks)]
             ),
@@ -75,53 +96,78 @@ def make_strata(
 
 
 def build_slice_table(
-    scored: SliceInput, strata: pd.DataFrame, resamples: BootstrapConfig, min_rows: int
+    scored: SliceInput, strata: pd.DataFrame, resampling: BootstrapConfig, min_rows: int
 ) -> pd.DataFrame:
-    """One row a slice, weighted; `strata` (rows, strata) is what the function of that name makes.
+    """Evaluate a scorer on every slice, weighted.
 
-    A slice with an effective sample size below `min_rows` is not judged; where that of the shown answers is below it,
-    its precision is not.
+    Args:
+        scored: Answers with the scores of one scorer.
+        strata: (rows, strata) from `make_strata`.
+        resampling: Number of resamples and seed.
+        min_rows: Smallest effective sample size. A smaller slice is not evaluated; with fewer shown answers, its
+            precision is not.
 
-    Returns `stratum`, `slice`, `rows`, `n_eff` (`metrics.effective_sample_size`), `base_rate`, `auroc` of the
-    confidence with its 95 % interval by groups of the slice, `ece` and `brier` of the probability, `shown` (rows),
-    `precision`, and `note`: why figures are nan, "" where no figure is.
+    Returns:
+        A row for each slice: `stratum`, `slice`, `rows`, `n_eff`, `base_rate`, `auroc` of the confidence with its 95 %
+        interval by groups of the slice, `ece` and `brier` of the probability, `shown` (rows), `precision`, and
+        `note`, the reason for nan values or "".
     """
     return pd.DataFrame(
         [
-            {"stratum": stratum, "slice": name} | _figures(scored.subset(strata[stratum] == name), resamples, min_rows)
+            {"stratum": stratum, "slice": name}
+            | _evaluate_slice(scored.subset(strata[stratum] == name), resampling, min_rows)
             for stratum in strata.columns
             for name in strata[stratum].cat.categories
         ]
     )
 
 
-def auroc_by_slice(
+def compute_auroc_by_slice(
     correct: np.ndarray,
     scores: pd.DataFrame,
     groups: np.ndarray,
     weight: np.ndarray,
     stratum: pd.Series,
-    resamples: BootstrapConfig,
+    resampling: BootstrapConfig,
     min_rows: int,
 ) -> list[dict[str, Any]]:
-    """A row a slice of `stratum`, one of `strata`: its name, `rows`, `n_eff`, and `scorers`: name -> AUROC with its
-    95 % interval by groups of the slice. A slice with an effective sample size below `min_rows` has no scorers.
+    """Compute the AUROC of every scorer on each slice of one stratum.
 
-    `scores`: (rows, scorers), nan without a score.
+    Args:
+        correct: (rows,) 0 or 1.
+        scores: (rows, scorers) confidences; nan without a score.
+        groups: (rows,) group ids of the bootstrap.
+        weight: (rows,) sampling weights.
+        stratum: (rows,) a column of `make_strata`.
+        resampling: Number of resamples and seed.
+        min_rows: Smallest effective sample size of a slice to evaluate.
+
+    Returns:
+        A row for each slice: `slice`, `rows`, `n_eff`, and `scorers`, scorer -> AUROC with its 95 % interval by groups
+        of the slice; empty if the slice is too small.
     """
-    found = []
+    rows = []
     for name in stratum.cat.categories:
-        at = (stratum == name).to_numpy(bool)
-        row = {"slice": name, "rows": int(at.sum()), "n_eff": metrics.effective_sample_size(weight[at]), "scorers": {}}
+        mask = (stratum == name).to_numpy(bool)
+        row = {
+            "slice": name,
+            "rows": int(mask.sum()),
+            "n_eff": metrics.effective_sample_size(weight[mask]),
+            "scorers": {},
+        }
         if row["n_eff"] >= min_rows:
-            figures = {one: partial(metrics.auroc, correct[at], scores[one].to_numpy(float)[at]) for one in scores}
-            of_draws = bootstrap(figures, groups[at], resamples.draws, resamples.seed, weight[at])
-            row["scorers"] = {str(one): make_interval_columns("auroc", estimate) for one, estimate in of_draws.items()}
-        found.append(row)
-    return found
+            statistics = {
+                scorer: partial(metrics.auroc, correct[mask], scores[scorer].to_numpy(float)[mask]) for scorer in scores
+            }
+            estimates = bootstrap(statistics, groups[mask], resampling.n_resamples, resampling.seed, weight[mask])
+            row["scorers"] = {
+                str(scorer): make_interval_columns("auroc", estimate) for scorer, estimate in estimates.items()
+            }
+        rows.append(row)
+    return rows
 
 
-def _figures(scored: SliceInput, resamples: BootstrapConfig, min_rows: int) -> dict[str, Any]:
+def _evaluate_slice(scored: SliceInput, resampling: BootstrapConfig, min_rows: int) -> dict[str, Any]:
     correct, weight, shown = scored.correct, scored.weight, scored.shown
     row = {
         "rows": len(correct),
@@ -132,12 +178,12 @@ def _figures(scored: SliceInput, resamples: BootstrapConfig, min_rows: int) -> d
     row |= {"shown": int(shown.sum()), "precision": np.nan}
     if row["n_eff"] < min_rows:
         return row | {"note": f"{_describe_too_few(row['rows'], min_rows)} answers: not judged"}
-    figure = {"": partial(metrics.auroc, correct, scored.confidence)}
-    auroc = bootstrap(figure, scored.groups, resamples.draws, resamples.seed, weight)[""]
+    statistics = {"": partial(metrics.auroc, correct, scored.confidence)}
+    auroc = bootstrap(statistics, scored.groups, resampling.n_resamples, resampling.seed, weight)[""]
     row |= make_interval_columns("auroc", auroc)
     row |= {"ece": metrics.ece(correct, scored.probability, weight)}
     row |= {"brier": metrics.brier(correct, scored.probability, weight)}
-    notes = [why for why, holds in _undefined(scored).items() if holds]
+    notes = [reason for reason, holds in _check_undefined(scored).items() if holds]
     if not notes and np.isnan(row["auroc_low"]):
         notes.append("too few groups of both classes for an interval")
     if metrics.effective_sample_size(weight[shown]) < min_rows:
@@ -147,8 +193,8 @@ def _figures(scored: SliceInput, resamples: BootstrapConfig, min_rows: int) -> d
     return row | {"note": "; ".join(notes)}
 
 
-def _undefined(scored: SliceInput) -> dict[str, bool]:
-    """Reasons for which a figure of a slice is undefined, and whether each applies."""
+def _check_undefined(scored: SliceInput) -> dict[str, bool]:
+    """Return the possible reasons for an undefined metric of a slice, and whether each applies."""
     return {
         "no answer has a score": bool(np.isnan(scored.confidence).all()),
         "no answer has a probability": bool(np.isnan(scored.probability).all()),
@@ -161,6 +207,6 @@ def _describe_too_few(rows: int, min_rows: int) -> str:
     return f"fewer than {min_rows}" if rows < min_rows else f"effective sample size below {min_rows}"
 
 
-def _named(values: Iterable[Any]) -> Any:
+def _make_categories(values: Iterable[Any]) -> Any:
     names = [NOT_GIVEN if pd.isna(value) else str(value) for value in values]
     return pd.Categorical(names, sorted(set(names), key=lambda name: (name == NOT_GIVEN, name)))

@@ -1,7 +1,7 @@
-"""Cluster bootstrap: intervals and paired differences of metrics, on the same resamples of whole groups.
+"""Cluster bootstrap: confidence intervals and paired differences of metrics, on the same resamples of whole groups.
 
 Whole groups are drawn with replacement, because errors of answers about one document are correlated; a row keeps its
-weight. A draw is a count per row, so that a figure of many draws is one computation (`metrics`).
+weight. A resample is a count per row, so the statistic of many resamples is one computation (`weighted_metrics`).
 """
 
 from __future__ import annotations
@@ -15,107 +15,155 @@ import numpy as np
 from abstain.learning.metrics.weighted_metrics import Weight
 
 Statistic = Callable[[np.ndarray], Any]
-"""From weights (rows,) to a float, and from weights (draws, rows) to (draws,), as `partial(auroc, correct, scores)`."""
+"""A function from weights (rows,) to a float, and from weights (n_resamples, rows) to (n_resamples,).
+
+For example `partial(auroc, correct, scores)`.
+"""
 
 Key = TypeVar("Key", bound=Hashable)
 
 MAX_UNDEFINED_SHARE = 0.05
-"""A figure that is undefined in more than this share of the draws has no interval: the others are a biased sample."""
+"""A statistic that is undefined in a larger share of the resamples has no interval: the others are a biased sample."""
 BLOCK_CELLS = 2**16
-"""Most weights that are held at once: 512 KiB, and what is computed of them, stay in a core's cache."""
+"""Most weights that are computed at once: 512 KiB and their intermediate results stay in the cache of a core."""
 
 
 @dataclass(frozen=True)
 class BootstrapConfig:
-    """The number of draws and their seed; equal ones give the same draws of equal groups."""
+    """Number of resamples and seed of a bootstrap.
 
-    draws: int
+    Equal configurations give equal resamples of equal groups.
+
+    Attributes:
+        n_resamples: Number of resamples.
+        seed: Seed of the random numbers.
+    """
+
+    n_resamples: int
     seed: int
 
 
-RESAMPLES = BootstrapConfig(1000, 3)
-"""Those of the report and of the gate."""
+RESAMPLING = BootstrapConfig(1000, 3)
+"""The configuration of the report and of the promotion checks."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure of the original rows, and of every draw, (draws,), some of them nan."""
+    """A statistic and its bootstrap distribution.
+
+    Attributes:
+        value: The statistic of the original rows; nan if it is undefined.
+        resamples: (n_resamples,) the statistic of each resample; nan where it is undefined.
+    """
 
     value: float
     resamples: np.ndarray
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The central 95 % percentile `interval`; nan for a value that is not defined."""
+        """The central 95 % percentile interval; (nan, nan) if the value is undefined."""
         return (float("nan"), float("nan")) if np.isnan(self.value) else percentile_interval(self.resamples)
 
     @property
     def standard_error(self) -> float:
-        """The standard deviation of the draws; nan where none is defined."""
-        known = self.resamples[~np.isnan(self.resamples)]
-        return float(known.std()) if len(known) else float("nan")
+        """The standard deviation of the resamples; nan if the statistic is undefined in all of them."""
+        finite = self.resamples[~np.isnan(self.resamples)]
+        return float(finite.std()) if len(finite) else float("nan")
 
     @property
     def probability_positive(self) -> float:
-        """The share of draws that are above 0; one that is not defined is not."""
+        """The share of resamples above 0; an undefined resample counts as not positive."""
         return float((self.resamples > 0).mean())
 
 
 def bootstrap(
     statistics: Mapping[Key, Statistic], groups: np.ndarray, n_resamples: int, seed: int, weight: Weight = None
 ) -> dict[Key, Estimate]:
-    """Every figure on the same `draws` resamples of `groups`, so that `paired_difference` differences may be taken.
+    """Estimate statistics and their sampling distribution with a cluster bootstrap.
+
+    Whole groups are drawn with replacement. All statistics are computed on the same resamples, so two of them may be
+    subtracted with `paired_difference`.
 
     Args:
-        groups: (rows,), whatever compares equal within a group. weight: (rows,), None for equal ones.
+        statistics: Name -> function of weights; (rows,) gives a float, (n_resamples, rows) gives (n_resamples,).
+        groups: (rows,) group ids. Rows with equal ids are drawn together.
+        n_resamples: Number of resamples.
+        seed: Equal seeds and groups give equal resamples.
+        weight: (rows,) sampling weights > 0; None means equal weights.
 
-    With fewer than two groups the variation between groups is unknown: all draws are nan.
+    Returns:
+        Name -> `Estimate`. With fewer than two groups the variation between groups is unknown, and all resamples are
+        nan.
     """
-    own = np.ones(len(groups)) if weight is None else np.asarray(weight, dtype=float)
-    drawn: dict[Key, list[np.ndarray]] = {key: [] for key in statistics}
-    for chunk in _resamples(groups, n_resamples, seed):
-        drawn_weight = chunk * own
-        for key, figure in statistics.items():
-            drawn[key].append(figure(drawn_weight))
+    row_weight = np.ones(len(groups)) if weight is None else np.asarray(weight, dtype=float)
+    values: dict[Key, list[np.ndarray]] = {key: [] for key in statistics}
+    for counts in _iter_resamples(groups, n_resamples, seed):
+        resample_weight = counts * row_weight
+        for key, statistic in statistics.items():
+            values[key].append(statistic(resample_weight))
     return {
-        key: Estimate(figure(own), np.concatenate(drawn[key]) if drawn[key] else np.full(n_resamples, np.nan))
-        for key, figure in statistics.items()
+        key: Estimate(compute(row_weight), np.concatenate(values[key]) if values[key] else np.full(n_resamples, np.nan))
+        for key, compute in statistics.items()
     }
 
 
 def paired_difference(first: Estimate, second: Estimate) -> Estimate:
-    """The difference `own - other`, draw by draw; both must come from one call of `bootstrap`."""
+    """Subtract two estimates resample by resample.
+
+    Args:
+        first: The minuend.
+        second: The subtrahend, from the same call of `bootstrap`.
+
+    Returns:
+        The estimate of `first - second`.
+    """
     return Estimate(first.value - second.value, first.resamples - second.resamples)
 
 
 def make_interval_columns(name: str, estimate: Estimate) -> dict[str, float]:
-    """`name`, `name_low` and `name_high`: a figure and its 95 % interval, in the reports' columns."""
+    """Make the columns of a report table for a statistic and its 95 % interval.
+
+    Args:
+        name: Name of the statistic.
+        estimate: Its value and resamples.
+
+    Returns:
+        `name`, `name_low` and `name_high` with their values.
+    """
     low, high = estimate.interval
     return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
 
 
-def percentile_interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """The central percentile interval of `draws`, nan draws left out; nan where these are more than `MAX_UNDEFINED_SHARE`.
+def percentile_interval(resamples: np.ndarray, confidence_level: float = 0.95) -> tuple[float, float]:
+    """Compute the central percentile interval of resamples.
 
-    A few groups of one class each would otherwise be sure of the figure that they have when both kinds are drawn.
+    Undefined resamples are ignored up to the share `MAX_UNDEFINED_SHARE`. Without this limit, a few groups of one class
+    each would seem certain of the value that the statistic has in the resamples with both classes.
+
+    Args:
+        resamples: (n_resamples,) values of the statistic; nan where it is undefined.
+        confidence_level: Probability content of the interval, in (0, 1).
+
+    Returns:
+        The lower and the upper bound; (nan, nan) if too many resamples are nan.
     """
-    known = draws[~np.isnan(draws)]
-    if len(known) < (1 - MAX_UNDEFINED_SHARE) * len(draws) or not len(known):
+    finite = resamples[~np.isnan(resamples)]
+    if len(finite) < (1 - MAX_UNDEFINED_SHARE) * len(resamples) or not len(finite):
         return float("nan"), float("nan")
-    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(finite, [(1 - confidence_level) / 2, (1 + confidence_level) / 2])
     return float(low), float(high)
 
 
-def _resamples(groups: np.ndarray, draws: int, seed: int) -> Iterator[np.ndarray]:
-    """The count of each row in a draw, (some draws, rows) at a time; the draws do not depend on how many at a time."""
-    names, group = np.unique(groups, return_inverse=True)
-    if len(names) < 2:
+def _iter_resamples(groups: np.ndarray, n_resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield the counts of the rows in resamples, (block, rows) at a time; the block size does not affect them."""
+    group_ids, group_index = np.unique(groups, return_inverse=True)
+    if len(group_ids) < 2:
         return
     generator = np.random.default_rng(seed)
     step = max(1, BLOCK_CELLS // len(groups))
-    for start in range(0, draws, step):
-        count = min(step, draws - start)
-        picked = generator.integers(len(names), size=(count, len(names)))
-        places = picked + len(names) * np.arange(count)[:, None]
-        times = np.bincount(places.ravel(), minlength=count * len(names)).reshape(count, len(names))
-        yield np.take(times, group, axis=1)
+    for start in range(0, n_resamples, step):
+        count = min(step, n_resamples - start)
+        sampled_groups = generator.integers(len(group_ids), size=(count, len(group_ids)))
+        cells = sampled_groups + len(group_ids) * np.arange(count)[:, None]
+        group_counts = np.bincount(cells.ravel(), minlength=count * len(group_ids)).reshape(count, len(group_ids))
+        yield np.take(group_counts, group_index, axis=1)

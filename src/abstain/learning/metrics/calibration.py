@@ -1,12 +1,12 @@
-"""Calibration: from a raw confidence to a probability of being correct.
+"""Calibration: map a raw confidence to the probability that the answer is correct.
 
 Notes:
 
-* A calibrator is a few numbers and a numpy formula: it is stored as JSON in the ONNX file and reproduces the same
-  figures to the last bit; serving needs neither the library that fitted it nor a pickle.
+* A calibrator is a few numbers and a numpy formula. It is stored as JSON in the ONNX file and reproduces the same
+  values to the last bit; serving needs neither the library that fitted it nor a pickle.
 * Every calibrator is non-decreasing, so it changes probabilities but never the ranking of answers.
-* Rows are weighted by `metrics.row_weights`. Venn-Abers' library takes no weights, so its rows are thinned to an even
-  sample.
+* Rows are weighted by `weighted_metrics.row_weights`. The library for Venn-Abers accepts no weights, so its rows are
+  thinned to an evenly weighted sample.
 """
 
 from __future__ import annotations
@@ -32,35 +32,60 @@ MIN_PER_CLASS = 10
 """With fewer correct or incorrect answers nothing is calibrated: the result would be noise."""
 THINNING_SEED = 5
 LARGEST_LOGIT = float(np.log(1e6))
-"""Confidences of 0 and 1 have no logit; they count as one in a million from it."""
+"""Confidences of 0 and 1 have infinite logits; they are treated as 1e-6 and 1 - 1e-6."""
 MAX_SLOPE = 50.0
-"""The temperature's scale stays within 1/50 and 50: confidences that separate the rows fully would have it endless."""
+"""Temperature scaling is limited to scales in [1/50, 50]: confidences that separate the classes would make it infinite.
+"""
 
 
 @dataclass(frozen=True)
 class Calibrator:
-    """Leaves confidences as they are (`none`); the base of those that do not. All arrays are (rows,), in [0, 1]."""
+    """The identity, method "none", and the base class of the other calibrators.
+
+    All arrays are (rows,) in [0, 1].
+    """
 
     method: ClassVar[Method] = "none"
 
     def apply(self, confidence: np.ndarray) -> np.ndarray:
-        """Calibrated probabilities, float64 (rows,); nan where the confidence is nan."""
+        """Calibrate confidences.
+
+        Args:
+            confidence: (rows,) raw confidences in [0, 1]; nan where there is none.
+
+        Returns:
+            float64 (rows,) probabilities; nan where the confidence is nan.
+        """
         return np.asarray(confidence, float)
 
     def interval(self, confidence: np.ndarray) -> Interval | None:
-        """The lowest and the highest probability that the method allows, each (rows,); None: it gives one alone."""
+        """Compute the range of probabilities that the method allows for each answer.
+
+        Args:
+            confidence: (rows,) raw confidences in [0, 1]; nan where there is none.
+
+        Returns:
+            The lowest and the highest probability, each (rows,); None if the method gives a single probability.
+        """
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """The input of `calibrator_from_dict`: the method's name, numbers and lists of numbers."""
+        """Return the method's name and its parameters as JSON values.
+
+        Returns:
+            The input of `calibrator_from_dict`.
+        """
         return {"method": self.method, **{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}}
 
 
 @dataclass(frozen=True)
 class Temperature(Calibrator):
-    """sigmoid(scale * logit(confidence)), scale = 1 / temperature (Guo et al. 2017): one number for all rows.
+    """Temperature scaling, one parameter for all rows: p = sigmoid(scale * logit(c)), scale = 1 / T (Guo et al. 2017).
 
     A confidence of 0.5 stays 0.5: a constant offset is not corrected.
+
+    Attributes:
+        scale: The inverse temperature 1 / T, > 0.
     """
 
     method: ClassVar[Method] = "temperature"
@@ -72,26 +97,39 @@ class Temperature(Calibrator):
 
 @dataclass(frozen=True)
 class Isotonic(Calibrator):
-    """The best non-decreasing fit: straight lines between `values` at confidences `knots`, flat outside."""
+    """Isotonic regression: the best non-decreasing fit.
+
+    Attributes:
+        knots: (n,) increasing confidences, between which the fit is linear; outside of them it is constant.
+        values: (n,) probabilities at the knots, non-decreasing.
+    """
 
     method: ClassVar[Method] = "isotonic"
     knots: Numbers
     values: Numbers
 
     def apply(self, confidence: np.ndarray) -> np.ndarray:
-        x, level = np.asarray(confidence, float), np.array(self.values)
-        above = np.minimum(np.searchsorted(self.knots, x, "right"), len(level) - 1)
-        value = np.minimum(np.interp(x, self.knots, level), level[above])  # rounding would pass the next level by a bit
-        return np.asarray(value)
+        x, values = np.asarray(confidence, float), np.array(self.values)
+        next_index = np.minimum(np.searchsorted(self.knots, x, "right"), len(values) - 1)
+        # Rounding would exceed the next value by a bit.
+        interpolated = np.minimum(np.interp(x, self.knots, values), values[next_index])
+        return np.asarray(interpolated)
 
 
 @dataclass(frozen=True)
 class VennAbers(Calibrator):
-    """Inductive Venn-Abers (Vovk, Petej and Fedorova 2015): two isotonic fits, one that counts the new answer as
-    incorrect (p0) and one that counts it as correct (p1). One of the two is perfectly calibrated for any data.
+    """Inductive Venn-Abers predictor (Vovk, Petej and Fedorova 2015).
 
-    Both are step functions, kept as their steps: p0 is `low[i]` from confidence `low_at[i - 1]` on, that one included;
-    p1 is `high[i]` above `high_at[i - 1]`, that one left out. The probability is p1 / (1 - p0 + p1).
+    Two isotonic fits, one that counts the new answer as incorrect (p0) and one that counts it as correct (p1). One of
+    the two is perfectly calibrated for any data. The probability is p = p1 / (1 - p0 + p1).
+
+    Both fits are step functions and are stored as their steps.
+
+    Attributes:
+        low_at: (n,) increasing confidences at which p0 changes. p0 is `low[i]` from `low_at[i - 1]` on, inclusive.
+        low: (n + 1,) values of p0.
+        high_at: (m,) increasing confidences at which p1 changes. p1 is `high[i]` above `high_at[i - 1]`, exclusive.
+        high: (m + 1,) values of p1.
     """
 
     method: ClassVar[Method] = "venn_abers"
@@ -103,7 +141,7 @@ class VennAbers(Calibrator):
     def apply(self, confidence: np.ndarray) -> np.ndarray:
         p0, p1 = self.interval(confidence)
         with np.errstate(divide="ignore"):
-            return np.asarray(1 / (1 + (1 - p0) / p1))  # no step of this form rounds against the order of rows
+            return np.asarray(1 / (1 + (1 - p0) / p1))  # in this form rounding cannot change the order of rows
 
     def interval(self, confidence: np.ndarray) -> Interval:
         x = np.asarray(confidence, float)
@@ -113,13 +151,21 @@ class VennAbers(Calibrator):
 
 
 def fit_calibrator(method: Method, confidence: np.ndarray, correct: np.ndarray, weight: Weight = None) -> Calibrator:
-    """A calibrator of `method`, on answers that nothing was trained on.
+    """Fit a calibrator on answers that no model was trained on.
 
     Args:
-        confidence: (rows,) in [0, 1]. correct: (rows,) of 0/1. weight: (rows,) > 0, None for equal ones.
+        method: "venn_abers", "isotonic", "temperature" or "none". "venn_abers" is fitted on a rejection sample with a
+            fixed seed if the weights differ.
+        confidence: (rows,) raw confidences in [0, 1].
+        correct: (rows,) labels, 0 or 1.
+        weight: (rows,) sampling weights > 0; None means equal weights.
 
-    Raises `AbstainError` where a value is out of these ranges, and where fewer than 10 answers are correct, or
-    incorrect; `none` fits nothing and takes any number.
+    Returns:
+        The calibrator. "none" returns confidences unchanged and accepts any number of rows.
+
+    Raises:
+        AbstainError: The method is unknown, a value is out of range, or fewer than 10 answers are correct, or
+            incorrect.
     """
     if method not in get_args(Method):
         raise AbstainError(
@@ -129,22 +175,35 @@ def fit_calibrator(method: Method, confidence: np.ndarray, correct: np.ndarray, 
     if method == "none":
         return Calibrator()
     if method == "venn_abers":
-        kept = rejection_sample(weight, THINNING_SEED)
-        _check_classes(method, correct[kept], len(correct))
-        return _fit_venn_abers(confidence[kept], correct[kept])
+        sampled = rejection_sample(weight, THINNING_SEED)
+        _check_classes(method, correct[sampled], len(correct))
+        return _fit_venn_abers(confidence[sampled], correct[sampled])
     _check_classes(method, correct, len(correct))
     fit = _fit_temperature if method == "temperature" else _fit_isotonic
     return fit(confidence, correct, weight)
 
 
 def calibrator_from_dict(stored: Mapping[str, Any]) -> Calibrator:
-    """The calibrator that `to_dict` was called on. Raises `AbstainError` where it is not whole."""
+    """Restore a calibrator from the output of `Calibrator.to_dict`.
+
+    Args:
+        stored: The method's name and its parameters.
+
+    Returns:
+        The calibrator.
+
+    Raises:
+        AbstainError: A field is missing or unknown, or the result is not a non-decreasing function.
+    """
     try:
-        kinds: dict[str, Any] = {one.method: one for one in (Calibrator, Temperature, Isotonic, VennAbers)}
-        numbers = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k != "method"}
-        calibrator: Calibrator = kinds[stored["method"]](**numbers)
-        probe = calibrator.apply(np.array([0.0, 0.5, 1.0]))
-        if not (np.diff(probe) >= 0).all():
+        classes_by_method: dict[str, Any] = {
+            calibrator_class.method: calibrator_class
+            for calibrator_class in (Calibrator, Temperature, Isotonic, VennAbers)
+        }
+        parameters = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k != "method"}
+        calibrator: Calibrator = classes_by_method[stored["method"]](**parameters)
+        probabilities = calibrator.apply(np.array([0.0, 0.5, 1.0]))
+        if not (np.diff(probabilities) >= 0).all():
             raise ValueError
     except (KeyError, TypeError, ValueError, IndexError):
         raise AbstainError(Code.BAD_ARTIFACT, "the stored calibration is not whole: export the probe again") from None
@@ -152,18 +211,37 @@ def calibrator_from_dict(stored: Mapping[str, Any]) -> Calibrator:
 
 
 def rejection_sample(weight: np.ndarray, seed: int) -> np.ndarray:
-    """The mask (rows,) of an even sample of all answers (rejection sampling), all rows for equal weights.
+    """Select an evenly weighted sample of weighted rows, for methods that accept no weights.
 
-    A row stays with probability weight / max(weight): for methods that take no weights.
+    A row is selected with probability weight / max(weight), so equal weights select all rows.
+
+    Args:
+        weight: (rows,) sampling weights > 0.
+        seed: Seed of the random numbers.
+
+    Returns:
+        bool (rows,) mask of the selected rows.
     """
-    drawn = np.random.default_rng(seed).random(len(weight))
-    return np.asarray(drawn < weight / weight.max(initial=0))
+    uniform = np.random.default_rng(seed).random(len(weight))
+    return np.asarray(uniform < weight / weight.max(initial=0))
 
 
 def validate_rows(
     confidence: np.ndarray, correct: np.ndarray, weight: Weight
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Confidences and weights as float64, `correct` as int, each (rows,). `AbstainError` names the invalid one."""
+    """Check and convert the input of a calibrator or a threshold.
+
+    Args:
+        confidence: (rows,) in [0, 1].
+        correct: (rows,) of 0 and 1.
+        weight: (rows,) finite and > 0; None means equal weights.
+
+    Returns:
+        `confidence` as float64, `correct` as int and the weights as float64, each (rows,).
+
+    Raises:
+        AbstainError: The shapes differ or a value is out of range; the message names the invalid array.
+    """
     confidence, correct = np.asarray(confidence, float), np.asarray(correct)
     weight = np.ones(len(confidence)) if weight is None else np.asarray(weight, float)
     if not confidence.shape == correct.shape == weight.shape or confidence.ndim != 1:
@@ -172,24 +250,26 @@ def validate_rows(
             f"confidences {confidence.shape}, verdicts {correct.shape} and weights {weight.shape} differ in shape: "
             "each answer needs one of each",
         )
-    for wrong, what in (
+    for is_invalid, description in (
         (~((confidence >= 0) & (confidence <= 1)), "a confidence that is not in [0, 1]: score them again"),
         (~np.isin(correct, (0, 1)), "a verdict that is neither 0 nor 1: leave unreviewed answers out"),
         (~(np.isfinite(weight) & (weight > 0)), "a weight that is not above 0: see their inclusion probabilities"),
     ):
-        if wrong.any():
-            raise AbstainError(Code.NOT_FINITE, f"{wrong.sum()} of {len(wrong)} reviewed answers have {what}")
+        if is_invalid.any():
+            raise AbstainError(
+                Code.NOT_FINITE, f"{is_invalid.sum()} of {len(is_invalid)} reviewed answers have {description}"
+            )
     return confidence, correct.astype(int), weight
 
 
-def _check_classes(method: Method, correct: np.ndarray, reviewed: int) -> None:
-    n_eff = "" if reviewed == len(correct) else f", effective sample size {len(correct)}"
+def _check_classes(method: Method, correct: np.ndarray, n_reviewed: int) -> None:
+    n_eff = "" if n_reviewed == len(correct) else f", effective sample size {len(correct)}"
     for count, name in ((int(correct.sum()), "correct"), (int(len(correct) - correct.sum()), "incorrect")):
         if count < MIN_PER_CLASS:
             raise AbstainError(
                 Code.TOO_FEW_LABELS,
                 f"calibration by {method} needs {MIN_PER_CLASS} correct and {MIN_PER_CLASS} incorrect reviewed "
-                f"answers, and only {count} are {name} (of {reviewed}{n_eff}): bring more reviews, "
+                f"answers, and only {count} are {name} (of {n_reviewed}{n_eff}): bring more reviews, "
                 "or set calibration.method to none",
             )
 
@@ -203,8 +283,8 @@ def _fit_temperature(confidence: np.ndarray, correct: np.ndarray, weight: np.nda
         return float(np.average(np.logaddexp(0, -sign * np.exp(log_scale) * logit), weights=weight))
 
     limit = np.log(MAX_SLOPE)
-    found = minimize_scalar(loss, bounds=(-limit, limit), method="bounded", options={"xatol": 1e-6})
-    return Temperature(float(np.exp(found.x)))
+    optimum = minimize_scalar(loss, bounds=(-limit, limit), method="bounded", options={"xatol": 1e-6})
+    return Temperature(float(np.exp(optimum.x)))
 
 
 def _fit_isotonic(confidence: np.ndarray, correct: np.ndarray, weight: np.ndarray) -> Isotonic:
@@ -221,13 +301,13 @@ def _fit_venn_abers(confidence: np.ndarray, correct: np.ndarray) -> VennAbers:
         from venn_abers import VennAbers as Fitter
 
         fitted = Fitter().fit(np.column_stack([1 - confidence, confidence]), correct)
-    return VennAbers(*_steps(fitted.c, fitted.p0[:, 1]), *_steps(fitted.c, fitted.p1[:, 1]))
+    return VennAbers(*_find_steps(fitted.c, fitted.p0[:, 1]), *_find_steps(fitted.c, fitted.p1[:, 1]))
 
 
-def _steps(at: np.ndarray, level: np.ndarray) -> tuple[Numbers, Numbers]:
-    """Only the places where the level changes: (steps,) and the levels around them (steps + 1,)."""
-    changes = np.diff(level) != 0
-    return tuple(at[changes].tolist()), (float(level[0]), *level[1:][changes].tolist())
+def _find_steps(knots: np.ndarray, values: np.ndarray) -> tuple[Numbers, Numbers]:
+    """Reduce a step function to its changes: their positions (steps,) and the values around them (steps + 1,)."""
+    changes = np.diff(values) != 0
+    return tuple(knots[changes].tolist()), (float(values[0]), *values[1:][changes].tolist())
 
 
 def _logit(confidence: np.ndarray) -> np.ndarray:

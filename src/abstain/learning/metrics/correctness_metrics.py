@@ -1,17 +1,18 @@
-"""Metrics of estimated correctness scores: the figures of the paper's tables 2 to 12 (section 4.2).
+"""Metrics of estimated correctness scores, as in the paper's tables 2 to 12 (section 4.2).
 
-`true` is the correctness score of each answer, nan where it is unknown, `predicted` the regressor's, both (rows,) in
-[0, 1]; t is a threshold on the true score that calls an answer correct, and on the prediction as well.
+`true` is the correctness score of each answer, nan where it is unknown; `predicted` is the regressor's estimate of it.
+Both are (rows,) in [0, 1]. t is a threshold on the true score that defines a correct answer; it is applied to the
+prediction as well.
 
 Notes:
 
 * Correct means a score of at least t, for true and predicted scores, as for shown answers. The paper's "exceeds t"
-  differs for scores of exactly t, and at t = 1 would call no verdict and no ROUGE correct.
-* Accuracy and F1 depend on the share of correct answers at t more than on the regressor: at 9 in 10, predicting correct
-  for all has an F1 of 0.95. So this share (`positive`) is reported beside them.
-* An AUROC of one class is nan, with a `note` that names the class; accuracy and F1 are still given.
-* A prediction that is nan counts as 0 and ranks below all others, where there are others (`metrics`); a row whose true
-  score is unknown is left out, and `judged` is the number of the rows that count.
+  differs for scores of exactly t, and at t = 1 no label and no ROUGE would be correct.
+* Accuracy and F1 depend on the share of correct answers at t more than on the regressor: if 9 in 10 are correct, to
+  predict correct for all has an F1 of 0.95. So this share (`positive`) is reported with them.
+* The AUROC of one class is nan, with a `note` that names the class; accuracy and F1 are still computed.
+* A nan prediction counts as 0 and ranks below all others if there are others (`weighted_metrics`). A row whose true
+  score is unknown is left out; the column `judged` is the number of rows with a true score.
 """
 
 from __future__ import annotations
@@ -31,37 +32,51 @@ from abstain.learning.metrics.bootstrap import BootstrapConfig, Statistic, boots
 def make_statistics(
     true: np.ndarray, predicted: np.ndarray, threshold: float, buffer: float | None = None
 ) -> dict[str, Statistic]:
-    """`mse`, `positive`, `auroc`, `accuracy` and `f1` by name, each of weights, as `bootstrap` wants it.
+    """Make the statistics of the paper's tables as functions of weights, the input of `bootstrap`.
 
-    With a `buffer` b, those of table 11, too: predictions within [t - b, t + b] are withheld, `withheld` is the share
-    of them, `accuracy_buffered` and `f1_buffered` are of the rest. What is not defined is nan.
+    * mse: mean of (predicted - true)^2
+    * positive: share of answers with true >= t
+    * auroc: AUROC of the predictions for true >= t
+    * accuracy, f1: of predicted >= t against true >= t
+    * with a buffer b (table 11): withheld, the share of predictions within [t - b, t + b], and accuracy_buffered and
+      f1_buffered of the other answers
 
-    Raises `ValueError` for scores outside of [0, 1] and a buffer that is negative.
+    Args:
+        true: (rows,) true correctness scores in [0, 1]; nan where they are unknown.
+        predicted: (rows,) estimated scores in [0, 1]; nan where there is none.
+        threshold: t.
+        buffer: b >= 0; None leaves the buffered statistics out.
+
+    Returns:
+        Name -> statistic; undefined values are nan.
+
+    Raises:
+        ValueError: A score is outside of [0, 1], or the buffer is negative.
     """
-    true, predicted = _scores(true), _scores(predicted)
-    known = ~np.isnan(true)
-    true, predicted = true[known], predicted[known]
+    true, predicted = _validate_scores(true), _validate_scores(predicted)
+    is_labelled = ~np.isnan(true)
+    true, predicted = true[is_labelled], predicted[is_labelled]
     correct = (true >= threshold).astype(int)
     error = (np.where(np.isnan(predicted) & ~np.isnan(predicted).all(), 0.0, predicted) - true) ** 2
-    of_known = {
+    labelled_statistics = {
         "mse": partial(metrics.weighted_mean, error),
         "positive": partial(metrics.weighted_mean, correct),
         "auroc": partial(metrics.auroc, correct, predicted),
         "accuracy": partial(metrics.accuracy, correct, predicted, threshold=threshold),
         "f1": partial(metrics.f1, correct, predicted, threshold=threshold),
     }
-    found = {name: _restrict_to(known, figure) for name, figure in of_known.items()}
+    statistics = {name: _restrict_to(is_labelled, statistic) for name, statistic in labelled_statistics.items()}
     if buffer is None:
-        return found
+        return statistics
     if buffer < 0:
         raise ValueError(f"a buffer of {buffer:g} withholds nothing: it is at least 0")
     withheld = (predicted >= threshold - buffer) & (predicted <= threshold + buffer)
-    rest = np.flatnonzero(known)[~withheld]
+    unbuffered = np.flatnonzero(is_labelled)[~withheld]
     buffered = {"accuracy": metrics.accuracy, "f1": metrics.f1}
     for name, metric in buffered.items():
-        figure = partial(metric, correct[~withheld], predicted[~withheld], threshold=threshold)
-        found[f"{name}_buffered"] = _restrict_to(rest, figure)
-    return {**found, "withheld": _restrict_to(known, partial(metrics.weighted_mean, withheld))}
+        statistic = partial(metric, correct[~withheld], predicted[~withheld], threshold=threshold)
+        statistics[f"{name}_buffered"] = _restrict_to(unbuffered, statistic)
+    return {**statistics, "withheld": _restrict_to(is_labelled, partial(metrics.weighted_mean, withheld))}
 
 
 def evaluate_estimates(
@@ -70,22 +85,35 @@ def evaluate_estimates(
     threshold: float,
     groups: np.ndarray,
     weight: metrics.Weight,
-    resamples: BootstrapConfig,
+    resampling: BootstrapConfig,
     buffer: float | None = None,
 ) -> dict[str, Any]:
-    """A row of the paper's tables: every one of `make_statistics` with its 95 % interval by bootstrap of `groups`, (rows,).
+    """Evaluate a regressor as a row of the paper's tables.
 
-    `f1`, `f1_low`, `f1_high` and so on; `threshold`, `judged` (rows whose true score is known) and `note`, None or why
-    there is no AUROC. `weight`: (rows,), None for equal ones.
+    Args:
+        true: (rows,) true correctness scores in [0, 1]; nan where they are unknown.
+        predicted: (rows,) estimated scores in [0, 1]; nan where there is none.
+        threshold: t.
+        groups: (rows,) group ids of the bootstrap.
+        weight: (rows,) sampling weights; None means equal weights.
+        resampling: Number of resamples and seed.
+        buffer: b of `make_statistics`; None leaves the buffered statistics out.
+
+    Returns:
+        Every statistic of `make_statistics` with its 95 % interval (`f1`, `f1_low`, `f1_high` and so on), `threshold`,
+        `judged` (the number of rows with a true score) and `note`, the reason for an undefined AUROC, or None.
+
+    Raises:
+        ValueError: A score is outside of [0, 1], or the buffer is negative.
     """
-    found = bootstrap(
-        make_statistics(true, predicted, threshold, buffer), groups, resamples.draws, resamples.seed, weight
+    estimates = bootstrap(
+        make_statistics(true, predicted, threshold, buffer), groups, resampling.n_resamples, resampling.seed, weight
     )
-    judged = int((~np.isnan(np.asarray(true, dtype=float))).sum())
-    row: dict[str, Any] = {"threshold": threshold, "judged": judged}
-    for name, estimate in found.items():
+    n_labelled = int((~np.isnan(np.asarray(true, dtype=float))).sum())
+    row: dict[str, Any] = {"threshold": threshold, "judged": n_labelled}
+    for name, estimate in estimates.items():
         row |= make_interval_columns(name, estimate)
-    return {**row, "note": _note(found["positive"].value, found["auroc"].value, threshold)}
+    return {**row, "note": _explain_undefined(estimates["positive"].value, estimates["auroc"].value, threshold)}
 
 
 def tune_t(
@@ -93,51 +121,64 @@ def tune_t(
     predicted: np.ndarray,
     candidates: Sequence[float],
     weight: metrics.Weight = None,
-    least_share: float = 0.2,
+    min_class_share: float = 0.2,
 ) -> float:
-    """t for one base model, by its training answers: `predicted`, (rows,), must be out of fold.
+    """Choose t for a base model on its training answers.
 
     The paper tunes t for each base model and "selected the t that gave the F1 and AUROC scores" (appendix A.2). Here it
-    is the candidate with the best mean of the two among those that leave both classes at least `least_share` of the
-    answers, by weight; the lowest of equally good ones. The share is needed because F1 rises with the number of correct
-    answers, for any regressor: of the paper's table 12 the mean alone would take t = 0.89, and the paper's other
-    tables are at 0.92 and 0.95.
+    is the candidate with the largest (F1 + AUROC) / 2 among those that leave both classes at least `min_class_share` of
+    the answers, by weight; ties go to the lowest. The share is needed because F1 rises with the number of correct
+    answers, for any regressor: in the paper's table 12 the mean would choose t = 0.89, and the paper's other tables are
+    at 0.92 and 0.95.
 
-    Raises `AbstainError` where no candidate leaves both classes that share.
+    Args:
+        true: (rows,) true correctness scores in [0, 1]; nan where they are unknown.
+        predicted: (rows,) out-of-fold estimates in [0, 1].
+        candidates: Values of t to compare.
+        weight: (rows,) sampling weights; None means equal weights.
+        min_class_share: Smallest weighted share of each class, in [0, 0.5].
+
+    Returns:
+        The chosen t.
+
+    Raises:
+        AbstainError: No candidate leaves both classes that share.
     """
-    own = np.ones(len(true)) if weight is None else np.asarray(weight, dtype=float)
-    positive: dict[float, float] = {}
-    merit: dict[float, float] = {}
+    row_weight = np.ones(len(true)) if weight is None else np.asarray(weight, dtype=float)
+    positive_shares: dict[float, float] = {}
+    mean_scores: dict[float, float] = {}
     for t in sorted(candidates):
-        found = {name: figure(own) for name, figure in make_statistics(true, predicted, t).items()}
-        positive[t] = found["positive"]
-        of_both = (found["f1"] + found["auroc"]) / 2
-        if min(positive[t], 1 - positive[t]) >= least_share and not np.isnan(of_both):
-            merit[t] = of_both
-    if not merit:
-        shares = ", ".join(f"{share:.0%} reach {t:g}" for t, share in positive.items()) or "there are no candidates"
+        values = {name: statistic(row_weight) for name, statistic in make_statistics(true, predicted, t).items()}
+        positive_shares[t] = values["positive"]
+        mean_score = (values["f1"] + values["auroc"]) / 2
+        if min(positive_shares[t], 1 - positive_shares[t]) >= min_class_share and not np.isnan(mean_score):
+            mean_scores[t] = mean_score
+    if not mean_scores:
+        shares = (
+            ", ".join(f"{share:.0%} reach {t:g}" for t, share in positive_shares.items()) or "there are no candidates"
+        )
         raise AbstainError(
             Code.NOT_TRAINABLE,
-            f"no candidate for t leaves both classes {least_share:.0%} of the training answers ({shares}): give "
+            f"no candidate for t leaves both classes {min_class_share:.0%} of the training answers ({shares}): give "
             "candidates nearer to the median of the correctness score",
         )
-    return float(max(merit, key=lambda t: merit[t]))
+    return float(max(mean_scores, key=lambda t: mean_scores[t]))
 
 
-def _restrict_to(rows: np.ndarray, figure: Statistic) -> Statistic:
-    """`figure` of `rows`, a mask or places, as a figure of all: it is given their weights alone."""
-    return lambda weight: figure(weight[..., rows])
+def _restrict_to(rows: np.ndarray, statistic: Statistic) -> Statistic:
+    """Make a statistic of some rows (a mask or indices) accept the weights of all rows."""
+    return lambda weight: statistic(weight[..., rows])
 
 
-def _scores(values: np.ndarray) -> np.ndarray:
+def _validate_scores(values: np.ndarray) -> np.ndarray:
     values = np.asarray(values, dtype=float)
-    known = values[~np.isnan(values)]
-    if len(known) and (known.min() < -1e-6 or known.max() > 1 + 1e-6):  # a cosine may be a rounding error above 1
-        raise ValueError(f"{known.min():g} to {known.max():g} is no range of correctness scores: they lie in [0, 1]")
+    finite = values[~np.isnan(values)]
+    if len(finite) and (finite.min() < -1e-6 or finite.max() > 1 + 1e-6):  # a cosine may be a rounding error above 1
+        raise ValueError(f"{finite.min():g} to {finite.max():g} is no range of correctness scores: they lie in [0, 1]")
     return np.asarray(values.clip(0, 1))
 
 
-def _note(positive: float, auroc: float, threshold: float) -> str | None:
+def _explain_undefined(positive: float, auroc: float, threshold: float) -> str | None:
     if np.isnan(positive):
         return "no answer that counts has a true score"
     if positive in (0.0, 1.0):

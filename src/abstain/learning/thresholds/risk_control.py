@@ -1,20 +1,21 @@
 """Risk control (Learn then Test): a threshold whose shown answers meet the target with a stated confidence.
 
-Learn then Test (Angelopoulos et al. 2022): each threshold tried is a hypothesis, "the guarantee is broken here", to be
-rejected by a p-value; the chance of any false rejection is at most 1 - confidence. The guarantee is for *all* answers
-like the tested ones, not only for the reviewed ones.
+Learn then Test (Angelopoulos et al. 2022): each candidate threshold is a null hypothesis, "the target is missed here",
+which a p-value may reject. The probability of any false rejection is at most 1 - confidence. The guarantee is for *all*
+answers like the tested ones, not only for the reviewed ones.
 
 Notes (each measured, docs/thresholds.md):
 
-* The p-value is exact and binomial, of as many independent answers as the tested ones are worth (`design_effect`):
-  answers about one document err together, and some weigh more than others. All reviewed answers are used whole.
-* Fixed-sequence testing: thresholds are tried one after another, each at the whole error level, until one is not
-  rejected: from the one that looks most significant on rows that do not test (the training split, out of fold)
-  downwards. Only those rows decide which thresholds are tried, and in which order. An error rate falls as the threshold
-  rises: there, from the highest down.
-* One person's word is no guarantee: the largest share of a reviewer in the counted answers is told, and may be limited
-  (`threshold.max_reviewer_share`). The limit is applied after the test, so it only ever takes a guarantee away.
-* Few documents tell too little of how their answers err together: below `MIN_GROUPS` nothing is guaranteed.
+* The p-value is exact and binomial, with the effective number of independent answers (`design_effect`): answers about
+  one document err together, and some have larger weights than others. No reviewed answer is discarded.
+* Fixed-sequence testing: thresholds are tested one after another, each at the whole alpha = 1 - confidence, until one
+  is not rejected. The sequence starts at the threshold that is most significant on rows that are not tested (the
+  training split, out of fold) and goes downwards. Only those rows decide which thresholds are tested, and in which
+  order. An error rate falls as the threshold rises; there the sequence starts at the highest threshold.
+* The labels of one person are no guarantee: the largest share of a reviewer in the counted answers is reported, and may
+  be limited (`threshold.max_reviewer_share`). The limit is applied after the test, so it can only take a guarantee
+  away.
+* A few documents say too little about how their answers err together: below `MIN_GROUPS` groups nothing is guaranteed.
 """
 
 from __future__ import annotations
@@ -30,70 +31,107 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import validate_rows
 from abstain.learning.metrics.weighted_metrics import Weight, effective_sample_size
-from abstain.learning.thresholds.design_effect import GroupTotals, compute_group_totals, intraclass_correlation
+from abstain.learning.thresholds.design_effect import GroupTotals, compute_group_totals, estimate_intraclass_correlation
 from abstain.learning.thresholds.reviewer_share import ReviewerShare, find_largest_share
 from abstain.learning.thresholds.selection import OperatingPoint, compute_operating_point
 
 Metric = Literal["precision", "error_rate"]
 
 MAX_CANDIDATES = 50
-"""Candidate thresholds, evenly spaced by coverage; 20 or 200 of them reach the same coverage."""
+"""Number of candidate thresholds, evenly spaced by coverage; 20 or 200 of them reach the same coverage."""
 POWER = 0.8
-"""The chance of a guarantee with `reviews_needed` reviews."""
+"""Probability of a guarantee with `reviews_needed` reviews."""
 MAX_REVIEWS_NEEDED = 1_000_000
 MIN_GROUPS = 10
-"""The fewest groups whose answers give a guarantee."""
+"""Smallest number of groups whose answers can give a guarantee."""
 VOID_CONDITION = "void if handbook, model or questions change"
 
 
 @dataclass(frozen=True)
 class ReviewedAnswers:
-    """Answers with a reviewer's verdict. All arrays are (rows,).
+    """Answers with a reviewer's label and one scorer's confidence.
 
-    `confidence` is in [0, 1], `correct` 0/1, `weight` that of `metrics.row_weights` (None: all answers were as likely
-    to be reviewed). `groups`: answers whose errors may be correlated; None: each answer is a group. `drawn`: whether
-    all were drawn with known probabilities, so that they stand for all answers; volunteered reviews chose themselves.
-    `reviewers` are those whose verdict decided, one or more a row; None: it is not asked who judged.
+    Attributes:
+        confidence: (rows,) in [0, 1].
+        correct: (rows,) 0 or 1.
+        weight: (rows,) sampling weights from `row_weights`; None if all answers were equally likely to be reviewed.
+        groups: (rows,) ids of answers with correlated errors, usually documents; None treats each answer as a group.
+        sampled: Whether every review was drawn with a known probability, so that the rows represent all answers. False
+            if some reviewers chose what to review.
+        reviewers: (rows,) sequences of the reviewers who decided the label; None skips the reviewer limit.
     """
 
     confidence: np.ndarray
     correct: np.ndarray
     weight: Weight = None
     groups: np.ndarray | None = None
-    drawn: bool = True
+    sampled: bool = True
     reviewers: np.ndarray | None = None
 
-    def validate(self, what: str) -> ReviewedAnswers:
-        """The same with float64 confidences, weights and groups. Raises `AbstainError` for no rows, or nan."""
+    def validate(self, purpose: str) -> ReviewedAnswers:
+        """Check the values, and convert confidences and weights to float64.
+
+        Args:
+            purpose: End of the message for no rows, for example "to test a threshold on".
+
+        Returns:
+            The same answers with weights and groups.
+
+        Raises:
+            AbstainError: There are no rows, or a value is nan or out of range.
+        """
         if not len(self.confidence):
-            raise AbstainError(Code.TOO_FEW_LABELS, f"no reviewed answers {what}: bring reviews")
+            raise AbstainError(Code.TOO_FEW_LABELS, f"no reviewed answers {purpose}: bring reviews")
         groups = np.arange(len(self.confidence)) if self.groups is None else self.groups
         rows = validate_rows(self.confidence, self.correct, self.weight)
-        return ReviewedAnswers(*rows, groups, self.drawn, self.reviewers)
+        return ReviewedAnswers(*rows, groups, self.sampled, self.reviewers)
 
-    def join(self, other: ReviewedAnswers) -> ReviewedAnswers:
-        """Both as one table, whose rows weigh as in their own (each table's heaviest 1); without groups."""
-        weights = [rows._weight / rows._weight.max() for rows in (self, other)]
+    def join(self, answers: ReviewedAnswers) -> ReviewedAnswers:
+        """Concatenate two tables, each with its largest weight scaled to 1; the result has no groups.
+
+        Args:
+            answers: The second table.
+
+        Returns:
+            The rows of both.
+        """
+        weights = [rows._weight / rows._weight.max() for rows in (self, answers)]
         return ReviewedAnswers(
-            np.concatenate([self.confidence, other.confidence]),
-            np.concatenate([self.correct, other.correct]),
+            np.concatenate([self.confidence, answers.confidence]),
+            np.concatenate([self.correct, answers.correct]),
             np.concatenate(weights),
         )
 
     def find_largest_reviewer(self, metric: Metric, threshold: float) -> ReviewerShare | None:
-        """The largest share of one reviewer in the answers that `metric` counts at `threshold`."""
+        """Find the largest share of one reviewer in the answers that the metric counts.
+
+        Args:
+            metric: "precision" counts the shown answers, "error_rate" counts all.
+            threshold: Answers with confidence >= `threshold` are shown.
+
+        Returns:
+            The largest share; None if the reviewers are not known.
+        """
         if self.reviewers is None:
             return None
-        counted = self.confidence >= threshold if metric == "precision" else np.ones(len(self.correct), bool)
-        return find_largest_share(self.reviewers[counted], self._weight[counted])
+        is_counted = self.confidence >= threshold if metric == "precision" else np.ones(len(self.correct), bool)
+        return find_largest_share(self.reviewers[is_counted], self._weight[is_counted])
 
     @property
     def n_groups(self) -> int:
         """The number of groups."""
         return len(self.correct) if self.groups is None else len(np.unique(self.groups))
 
-    def totals(self, thresholds: np.ndarray, metric: Metric) -> GroupTotals:
-        """`compute_group_totals` of these answers, which must be `validate`."""
+    def compute_totals(self, thresholds: np.ndarray, metric: Metric) -> GroupTotals:
+        """Compute `compute_group_totals` of these answers, which must be the result of `validate`.
+
+        Args:
+            thresholds: (thresholds,) ascending.
+            metric: "precision" or "error_rate".
+
+        Returns:
+            The sums, (groups, thresholds).
+        """
         assert self.groups is not None
         return compute_group_totals(self.confidence, self.correct, self._weight, self.groups, thresholds, metric)
 
@@ -104,6 +142,8 @@ class ReviewedAnswers:
 
 @dataclass(frozen=True)
 class _ThresholdResult:
+    """The fields of every outcome. `groups` counts documents; `drawn` is `ReviewedAnswers.sampled`."""
+
     metric: Metric
     target: float
     confidence: float
@@ -119,7 +159,7 @@ class _ThresholdResult:
     largest_reviewer: ReviewerShare | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, whether anything is `guaranteed`, what voids it, and its `message`."""
+        """Return every field, whether anything is `guaranteed`, the condition that voids it, and the `message`."""
         return {
             "guaranteed": isinstance(self, ControlledThreshold),
             **asdict(self),
@@ -136,15 +176,29 @@ class _ThresholdResult:
 
 @dataclass(frozen=True)
 class ControlledThreshold(_ThresholdResult):
-    """A `threshold` that keeps `metric` at `target` with `confidence`. Fractions are in [0, 1].
+    """A threshold that meets the target with the stated confidence. Fractions are in [0, 1].
 
-    It holds for all answers where the reviewed ones were `drawn` with known probabilities, else for answers like these.
+    The guarantee holds for all answers if the reviewed ones were `drawn` with known probabilities, otherwise for
+    answers like the reviewed ones.
 
-    `rows` were reviewed, about `groups` documents, of which `shown` were shown (`coverage`), `precision` of those
-    correct, and `error_rate` of all shown and incorrect. The answers that `metric` counts (shown ones for a precision,
-    all for an error rate) are worth `n_eff` independent ones; `icc` is the estimated correlation of being incorrect
-    within a document. `p_value` is the chance to see as few incorrect ones, or fewer, if the guarantee were just broken
-    at this threshold. `largest_reviewer` has the largest share of the weight of the answers that `metric` counts.
+    Attributes:
+        metric: "precision" or "error_rate".
+        target: Guaranteed lower bound of the precision, or upper bound of the error rate.
+        confidence: Confidence of the guarantee, in (0, 1).
+        threshold: Answers with confidence >= `threshold` are shown.
+        precision: Estimated share of correct answers among the shown ones.
+        error_rate: Estimated share of all answers that are shown and incorrect.
+        coverage: Estimated share of all answers that are shown.
+        rows: Number of reviewed answers.
+        groups: Number of documents that they are about.
+        drawn: Whether all of them were sampled with known probabilities.
+        icc: Estimated correlation of being incorrect within a document.
+        n_eff: Number of independent answers that carry as much information as the answers that `metric` counts (the
+            shown ones for a precision, all for an error rate).
+        largest_reviewer: The reviewer with the largest share of the weight of the counted answers.
+        shown: Number of reviewed answers that are shown.
+        p_value: Probability of as few incorrect answers, or fewer, if the target were only just missed at this
+            threshold.
     """
 
     shown: int
@@ -152,25 +206,33 @@ class ControlledThreshold(_ThresholdResult):
 
     def __str__(self) -> str:
         limit = "precision of at least" if self.metric == "precision" else "error rate of at most"
-        of, drawn = ("all answers", "drawn at random") if self.drawn else ("answers like those reviewed", "not drawn")
-        counted = self.shown if self.metric == "precision" else self.rows
-        worth = f" (worth {self.n_eff:,} independent, ICC {self.icc:.2f})"
+        population, sampling = (
+            ("all answers", "drawn at random") if self.drawn else ("answers like those reviewed", "not drawn")
+        )
+        n_counted = self.shown if self.metric == "precision" else self.rows
+        effective = f" (worth {self.n_eff:,} independent, ICC {self.icc:.2f})"
         return (
-            f"{limit} {self.target:g} of {of} at confidence {self.confidence:g}: threshold {self.threshold:.3f} shows "
-            f"{self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} reviews {drawn}{self._describe_groups()}"
-            f"{'' if self.n_eff == counted else worth}{self._describe_reviewer()}; {VOID_CONDITION}"
+            f"{limit} {self.target:g} of {population} at confidence {self.confidence:g}: threshold "
+            f"{self.threshold:.3f} shows {self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} "
+            f"reviews {sampling}{self._describe_groups()}{'' if self.n_eff == n_counted else effective}"
+            f"{self._describe_reviewer()}; {VOID_CONDITION}"
         )
 
 
 @dataclass(frozen=True)
 class InfeasibleThreshold(_ThresholdResult):
-    """Why nothing is guaranteed, and what would help.
+    """The reason for a missing guarantee, and the number of reviews that would help.
 
-    `threshold` is the one nearest to the target; `precision`, `error_rate` and `coverage` are its estimates for all
-    answers. `reviews_needed` answers, sampled like these, would give a guarantee with a chance of 80 % if these
-    estimates are true. Where the estimate is not better than the target, they are those `is_lower_bound` needed if the
-    truth is the best that these answers do not exclude at 95 %; None where no number of them would do. `more_reviews`
-    are to be given for that, in all splits together; about other documents where there are fewer than `MIN_GROUPS`.
+    `threshold` is the candidate nearest to the target; `precision`, `error_rate` and `coverage` are its estimates for
+    all answers. The other fields are as in `ControlledThreshold`.
+
+    Attributes:
+        reviews_needed: Number of answers, sampled like these, that would give a guarantee with probability 80 % if the
+            estimates are true. If the estimate does not beat the target, the number if the truth is the best value that
+            these answers do not exclude at 95 %; None if no number would do.
+        more_reviews: Additional reviews for that, in all splits together; about other documents if there are fewer than
+            `MIN_GROUPS`.
+        is_lower_bound: Whether the two numbers are lower bounds, because the estimate does not beat the target.
     """
 
     reviews_needed: int | None
@@ -178,10 +240,10 @@ class InfeasibleThreshold(_ThresholdResult):
     is_lower_bound: bool
 
     def __str__(self) -> str:
-        chosen = "" if self.drawn else " that were not drawn at random"
+        sampling = "" if self.drawn else " that were not drawn at random"
         message = (
             f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at confidence {self.confidence:g} "
-            f"with {self.rows:,} reviewed answers{self._describe_groups()}{chosen}"
+            f"with {self.rows:,} reviewed answers{self._describe_groups()}{sampling}"
         )
         if self.groups < min(MIN_GROUPS, self.rows):
             return (
@@ -190,14 +252,14 @@ class InfeasibleThreshold(_ThresholdResult):
             )
         change = "lower" if self.metric == "precision" else "raise"
         if self.more_reviews is not None:
-            about = "at least" if self.is_lower_bound else "about"
+            qualifier = "at least" if self.is_lower_bound else "about"
             return (
-                f"{message}; {about} {self.reviews_needed:,} would be needed: bring {about} {self.more_reviews:,} more "
-                f"reviews, or {change} threshold.target"
+                f"{message}; {qualifier} {self.reviews_needed:,} would be needed: bring {qualifier} "
+                f"{self.more_reviews:,} more reviews, or {change} threshold.target"
             )
-        reached = self.precision if self.metric == "precision" else self.error_rate
+        best_value = self.precision if self.metric == "precision" else self.error_rate
         return (
-            f"{message}, and more of them will not help: within reach is {reached:.3f} while showing "
+            f"{message}, and more of them will not help: within reach is {best_value:.3f} while showing "
             f"{self.coverage:.0%} (threshold {self.threshold:.3f}): {change} threshold.target, "
             "or train a better probe"
         )
@@ -205,26 +267,29 @@ class InfeasibleThreshold(_ThresholdResult):
 
 @dataclass(frozen=True)
 class ReviewerShareExceeded(InfeasibleThreshold):
-    """A threshold passes the test, but one reviewer judged more than `max_reviewer_share` of what the test is of.
+    """A threshold that passes the test, but one reviewer has more than `max_reviewer_share` of the counted weight.
 
-    `reviews_needed` bring that share down to the limit if others review all that are more.
+    `reviews_needed` reviews reduce that share to the limit if others write all the additional ones.
+
+    Attributes:
+        max_reviewer_share: The limit, in (0, 1].
     """
 
     max_reviewer_share: float
 
     def __str__(self) -> str:
-        fewest = math.ceil(1 / self.max_reviewer_share - 1e-9)
+        min_reviewers = math.ceil(1 / self.max_reviewer_share - 1e-9)
         return (
             f"{self.metric.replace('_', ' ')} {self.target:g} is reached at confidence {self.confidence:g} with "
             f"{self.rows:,} reviewed answers{self._describe_reviewer()}, {self.max_reviewer_share:.0%} allowed "
             f"(threshold.max_reviewer_share): have other reviewers review about {self.more_reviews:,} more answers, by "
-            f"{fewest} reviewers or more in all"
+            f"{min_reviewers} reviewers or more in all"
         )
 
 
 @dataclass(frozen=True)
-class _Tests:
-    """The thresholds tried, in the order in which they are tested, and what the tested answers say of each."""
+class _ThresholdTests:
+    """The tested thresholds in the order of testing, with the intraclass correlation, n_eff and p-value of each."""
 
     thresholds: np.ndarray
     icc: np.ndarray
@@ -235,37 +300,44 @@ class _Tests:
 def control_risk(
     validation: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams, validation_share: float = 1.0
 ) -> ControlledThreshold | InfeasibleThreshold:
-    """The threshold that shows most among those that keep `params.metric` at `params.target`, guaranteed.
+    """Find the threshold with the largest coverage that meets the target with a guarantee (Learn then Test).
 
     Args:
-        tested: the validation split, on which neither the probe nor a calibrator was fitted, so these are raw
-            confidences.
-        training: other answers, on the same scale (out of fold), which decide where testing starts. The guarantee does
-            not depend on them; the more they resemble the tested ones, the higher the coverage.
-        tested_share: how many of all reviews are of tested answers, for the number of reviews that are to be given.
+        validation: Reviewed answers of the validation split, on which neither the scorer nor the calibrator was fitted;
+            raw confidences.
+        training: Labelled training answers with out-of-fold confidences on the same scale. They decide which thresholds
+            are tested and in which order, so they affect the coverage but not the guarantee. The more they resemble the
+            validation answers, the larger the coverage.
+        params: Metric ("precision" or "error_rate"), target and confidence in (0, 1), and the reviewer limit.
+        validation_share: Share of all reviews that are in the validation split, in (0, 1]; it converts the number of
+            missing validation reviews into reviews of all splits.
 
-    Raises `AbstainError` where there is no row, where a value is nan or out of range, and where every confidence of the
-    training answers is above every tested one.
+    Returns:
+        A `ControlledThreshold`, or an `InfeasibleThreshold` with the number of additional reviews that would help.
+
+    Raises:
+        AbstainError: There are no rows, a value is nan or out of range, or all training confidences are above all
+            validation confidences.
     """
     validation = validation.validate("to test a threshold on")
     training = training.validate("in the training split, to learn from which threshold to try first")
     tests = _test_thresholds(validation, training, params)
-    passed = int(np.cumprod(tests.p_values <= 1 - params.confidence).sum())
-    last = passed - 1
-    if not passed or not (validation.confidence >= tests.thresholds[last]).any() or validation.n_groups < MIN_GROUPS:
-        return _no_guarantee(tests, validation, training, params, validation_share)
+    n_passed = int(np.cumprod(tests.p_values <= 1 - params.confidence).sum())
+    last = n_passed - 1
+    if not n_passed or not (validation.confidence >= tests.thresholds[last]).any() or validation.n_groups < MIN_GROUPS:
+        return _make_infeasible(tests, validation, training, params, validation_share)
     point = compute_operating_point(
         validation.confidence, validation.correct, float(tests.thresholds[last]), validation.weight
     )
-    figures = _figures(point, tests, last, validation, params)
-    largest, limit = figures["largest_reviewer"], params.max_reviewer_share
+    fields = _make_fields(point, tests, last, validation, params)
+    largest, limit = fields["largest_reviewer"], params.max_reviewer_share
     if limit is not None and largest is not None and largest.share > limit:
         needed = math.ceil(len(validation.correct) * largest.share / limit)
-        more = math.ceil((needed - len(validation.correct)) / validation_share)
+        additional = math.ceil((needed - len(validation.correct)) / validation_share)
         return ReviewerShareExceeded(
-            **figures, reviews_needed=needed, more_reviews=more, is_lower_bound=False, max_reviewer_share=limit
+            **fields, reviews_needed=needed, more_reviews=additional, is_lower_bound=False, max_reviewer_share=limit
         )
-    return ControlledThreshold(**figures, shown=point.shown, p_value=float(tests.p_values[last]))
+    return ControlledThreshold(**fields, shown=point.shown, p_value=float(tests.p_values[last]))
 
 
 def estimate_reviews_needed(
@@ -276,124 +348,151 @@ def estimate_reviews_needed(
     coverage: float,
     effective_share: float = 1.0,
 ) -> int | None:
-    """The number of reviewed answers needed for a guarantee with a chance of 80 %, to within two percent.
+    """Estimate how many reviewed answers a guarantee needs (power 80 %, accurate to 2 %).
 
     Args:
-        reached: the precision (error rate) at the threshold; coverage: the share of all answers that it shows.
-        effective_share: independent answers that a counted one is worth.
+        metric: "precision" or "error_rate".
+        target: Required precision, or highest error rate, in (0, 1).
+        confidence: Confidence of the guarantee, in (0, 1).
+        estimated_value: Estimated precision (or error rate) at the threshold.
+        coverage: Share of all answers that the threshold shows, in (0, 1].
+        effective_share: Effective sample size per counted answer, in (0, 1].
 
-    None where `reached` is not better than the target, or not by enough for a million reviews.
+    Returns:
+        The number of reviewed answers; None if the estimate does not beat the target, or not by enough for a million
+        reviews.
     """
     from scipy.stats import binom
 
-    tolerated, wrong = (1 - target, 1 - estimated_value) if metric == "precision" else (target, estimated_value)
-    if not wrong < tolerated:
+    max_error, error = (1 - target, 1 - estimated_value) if metric == "precision" else (target, estimated_value)
+    if not error < max_error:
         return None
-    size = np.unique(np.geomspace(1, MAX_REVIEWS_NEEDED, 1000).astype(int))
-    most = binom.ppf(1 - confidence, size, tolerated)
-    most = np.where(binom.cdf(most, size, tolerated) <= 1 - confidence, most, most - 1)  # incorrect ones allowed
-    short = np.flatnonzero(binom.cdf(most, size, wrong) < POWER)
-    enough = short[-1] + 1 if len(short) else 0
-    if enough == len(size):
+    sizes = np.unique(np.geomspace(1, MAX_REVIEWS_NEEDED, 1000).astype(int))
+    max_incorrect = binom.ppf(1 - confidence, sizes, max_error)
+    max_incorrect = np.where(
+        binom.cdf(max_incorrect, sizes, max_error) <= 1 - confidence, max_incorrect, max_incorrect - 1
+    )  # incorrect ones allowed
+    underpowered = np.flatnonzero(binom.cdf(max_incorrect, sizes, error) < POWER)
+    first_powered = underpowered[-1] + 1 if len(underpowered) else 0
+    if first_powered == len(sizes):
         return None
-    needed = size[enough] / (effective_share * (coverage if metric == "precision" else 1))
+    needed = sizes[first_powered] / (effective_share * (coverage if metric == "precision" else 1))
     return int(np.ceil(needed)) if needed <= MAX_REVIEWS_NEEDED else None
 
 
-def candidate_thresholds(training: ReviewedAnswers) -> np.ndarray:
-    """Up to `MAX_CANDIDATES` thresholds, ascending, evenly spaced by their coverage of the training answers."""
+def choose_candidate_thresholds(training: ReviewedAnswers) -> np.ndarray:
+    """Choose the candidate thresholds, evenly spaced by their coverage of the training answers.
+
+    Args:
+        training: Training answers with out-of-fold confidences.
+
+    Returns:
+        Up to `MAX_CANDIDATES` distinct thresholds, ascending.
+    """
     shares = np.arange(MAX_CANDIDATES) / MAX_CANDIDATES
     return np.unique(np.quantile(training.confidence, shares, weights=training.weight, method="inverted_cdf"))
 
 
-def _test_thresholds(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> _Tests:
-    thresholds = candidate_thresholds(training)
-    counted, learnt = (rows.totals(thresholds, params.metric) for rows in (tested, training))
-    icc, safe_icc = intraclass_correlation(counted, learnt)
-    n_eff = counted.effective_size(safe_icc)
-    p_values = _p_values(counted.incorrect_share, n_eff, params)
+def _test_thresholds(
+    validation: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams
+) -> _ThresholdTests:
+    """Test candidate thresholds on the validation answers in the order that the training answers decide."""
+    thresholds = choose_candidate_thresholds(training)
+    validation_totals, training_totals = (
+        rows.compute_totals(thresholds, params.metric) for rows in (validation, training)
+    )
+    icc, safe_icc = estimate_intraclass_correlation(validation_totals, training_totals)
+    n_eff = validation_totals.compute_effective_size(safe_icc)
+    p_values = _compute_p_values(validation_totals.incorrect_share, n_eff, params)
     start = len(thresholds) - 1
     if params.metric == "precision":
-        start = int(np.argmin(_p_values(learnt.incorrect_share, learnt.effective_size(safe_icc), params)))
+        training_n_eff = training_totals.compute_effective_size(safe_icc)
+        training_p_values = _compute_p_values(training_totals.incorrect_share, training_n_eff, params)
+        start = int(np.argmin(training_p_values))
     order = np.arange(start, -1, -1)
-    return _Tests(thresholds[order], icc[order], n_eff[order], p_values[order])
+    return _ThresholdTests(thresholds[order], icc[order], n_eff[order], p_values[order])
 
 
-def _p_values(wrong_share: np.ndarray, n_eff: np.ndarray, params: ThresholdParams) -> np.ndarray:
-    """P(as few incorrect answers or fewer | guarantee just broken), binomial, of `n_eff` answers; 1 of none."""
+def _compute_p_values(incorrect_share: np.ndarray, n_eff: np.ndarray, params: ThresholdParams) -> np.ndarray:
+    """Compute P(as few incorrect answers or fewer | target only just missed), binomial; 1 without any answer."""
     from scipy.special import betainc
 
-    wrong, some = wrong_share * n_eff, wrong_share < 1
-    right = np.where(some, n_eff - wrong, 1.0)
-    of_some = betainc(
-        np.maximum(right, 1e-12), wrong + 1, 1 - _get_tolerated_error(params)
-    )  # binom.cdf, of any real numbers
-    return np.where(some & (n_eff > 0), of_some, 1.0)
+    incorrect, has_correct = incorrect_share * n_eff, incorrect_share < 1
+    correct = np.where(has_correct, n_eff - incorrect, 1.0)
+    # binom.cdf for real numbers
+    cdf = betainc(np.maximum(correct, 1e-12), incorrect + 1, 1 - _get_tolerated_error(params))
+    return np.where(has_correct & (n_eff > 0), cdf, 1.0)
 
 
-def _no_guarantee(
-    tests: _Tests, tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams, tested_share: float
+def _make_infeasible(
+    tests: _ThresholdTests,
+    validation: ReviewedAnswers,
+    training: ReviewedAnswers,
+    params: ThresholdParams,
+    validation_share: float,
 ) -> InfeasibleThreshold:
-    """The outcome without a guarantee, with the number of reviews needed, estimated at the first threshold tried at
-    which a tested answer is shown.
+    """Describe a missing guarantee, with the number of reviews needed.
 
-    The tested rows alone overestimate it, because this is reached where they looked bad by chance; the training rows,
-    which chose the threshold, underestimate it. So both are joined. Where by both the available reviews should have
-    been enough, the tested rows decide.
+    It is estimated at the first tested threshold that shows a validation answer. The validation rows alone overestimate
+    it, because this code is reached if they looked bad by chance; the training rows, which chose the threshold,
+    underestimate it. So both are joined. If by both the available reviews should have been enough, the validation rows
+    decide.
     """
-    rows, groups = len(tested.correct), tested.n_groups
-    showing = np.flatnonzero(tests.thresholds <= tested.confidence.max())
-    at = int(showing[0]) if len(showing) else 0
-    threshold = float(tests.thresholds[at])
-    shown = compute_operating_point(tested.confidence, tested.correct, threshold).shown
-    counted = shown if params.metric == "precision" else rows
-    effective_share = tests.n_eff[at] / counted if counted and tests.n_eff[at] else 1.0
+    rows, groups = len(validation.correct), validation.n_groups
+    showing_indices = np.flatnonzero(tests.thresholds <= validation.confidence.max())
+    index = int(showing_indices[0]) if len(showing_indices) else 0
+    threshold = float(tests.thresholds[index])
+    shown = compute_operating_point(validation.confidence, validation.correct, threshold).shown
+    n_counted = shown if params.metric == "precision" else rows
+    effective_share = tests.n_eff[index] / n_counted if n_counted and tests.n_eff[index] else 1.0
 
-    def needed_for(reached: float, coverage: float) -> int | None:
+    def estimate_needed(estimated_value: float, coverage: float) -> int | None:
         return estimate_reviews_needed(
-            params.metric, params.target, params.confidence, reached, coverage, effective_share
+            params.metric, params.target, params.confidence, estimated_value, coverage, effective_share
         )
 
-    def judge(answers: ReviewedAnswers) -> tuple[dict[str, Any], int | None]:
+    def summarize(answers: ReviewedAnswers) -> tuple[dict[str, Any], int | None]:
         point = compute_operating_point(answers.confidence, answers.correct, threshold, answers.weight)
-        figures = _figures(point, tests, at, tested, params)
-        return figures, needed_for(figures[params.metric], point.coverage)
+        fields = _make_fields(point, tests, index, validation, params)
+        return fields, estimate_needed(fields[params.metric], point.coverage)
 
-    joined = tested.join(training)
-    figures, needed = judge(joined)
+    joined = validation.join(training)
+    fields, needed = summarize(joined)
     if needed is not None and needed <= rows:
-        if not len(showing):
+        if not len(showing_indices):
             raise AbstainError(
                 Code.NO_THRESHOLD,
                 "no reviewed answer of the validation split has a confidence of "
                 f"{tests.thresholds[-1]:.3f} or more, as every training answer has: score both on one scale, the "
                 "training split out of fold",
             )
-        figures, needed = judge(tested)
-    at_least = needed is None
-    if at_least:
-        needed = needed_for(_best_plausible_value(joined, figures, params), figures["coverage"])
+        fields, needed = summarize(validation)
+    is_lower_bound = needed is None
+    if is_lower_bound:
+        needed = estimate_needed(_find_best_plausible_value(joined, fields, params), fields["coverage"])
     if needed is not None and groups < MIN_GROUPS:
         needed = max(needed, math.ceil(rows * MIN_GROUPS / groups))
-    more = None if needed is None else max(1, math.ceil((needed - rows) / tested_share))
-    return InfeasibleThreshold(**figures, reviews_needed=needed, more_reviews=more, is_lower_bound=at_least)
+    additional = None if needed is None else max(1, math.ceil((needed - rows) / validation_share))
+    return InfeasibleThreshold(**fields, reviews_needed=needed, more_reviews=additional, is_lower_bound=is_lower_bound)
 
 
-def _best_plausible_value(answers: ReviewedAnswers, figures: dict[str, Any], params: ThresholdParams) -> float:
-    """The best precision (error rate) under which `answers` could be as bad as `figures` with a chance of 5 % (Clopper
-    and Pearson)."""
+def _find_best_plausible_value(answers: ReviewedAnswers, fields: dict[str, Any], params: ThresholdParams) -> float:
+    """Find the best precision (error rate) that would give a result as bad as `fields` with probability 5 %.
+
+    The bound is that of Clopper and Pearson.
+    """
     from scipy.stats import beta
 
     rows = effective_sample_size(answers._weight)
-    wrong, counted = figures["error_rate"] * rows, rows
+    n_incorrect, n_counted = fields["error_rate"] * rows, rows
     if params.metric == "precision":
-        counted = figures["coverage"] * rows
-    least = float(beta.ppf(0.05, wrong, counted - wrong + 1)) if wrong > 0 else 0.0
-    return 1 - least if params.metric == "precision" else least
+        n_counted = fields["coverage"] * rows
+    min_error = float(beta.ppf(0.05, n_incorrect, n_counted - n_incorrect + 1)) if n_incorrect > 0 else 0.0
+    return 1 - min_error if params.metric == "precision" else min_error
 
 
-def _figures(
-    point: OperatingPoint, tests: _Tests, at: int, tested: ReviewedAnswers, params: ThresholdParams
+def _make_fields(
+    point: OperatingPoint, tests: _ThresholdTests, index: int, validation: ReviewedAnswers, params: ThresholdParams
 ) -> dict[str, Any]:
     return {
         "metric": params.metric,
@@ -403,15 +502,15 @@ def _figures(
         "precision": point.precision,
         "error_rate": point.error_rate,
         "coverage": point.coverage,
-        "rows": len(tested.correct),
-        "groups": tested.n_groups,
-        "drawn": tested.drawn,
-        "icc": float(tests.icc[at]),
-        "n_eff": round(float(tests.n_eff[at])),
-        "largest_reviewer": tested.find_largest_reviewer(params.metric, point.threshold),
+        "rows": len(validation.correct),
+        "groups": validation.n_groups,
+        "drawn": validation.sampled,
+        "icc": float(tests.icc[index]),
+        "n_eff": round(float(tests.n_eff[index])),
+        "largest_reviewer": validation.find_largest_reviewer(params.metric, point.threshold),
     }
 
 
 def _get_tolerated_error(params: ThresholdParams) -> float:
-    """The largest share of incorrect answers that keeps the guarantee."""
+    """Return the largest share of incorrect answers that meets the target."""
     return 1 - params.target if params.metric == "precision" else params.target

@@ -1,1 +1,1 @@
-"""One way through the base model: requests, planner, prefix tree, decoder, generation."""
+"""The engine that runs requests through the base model: requests, planner, prefix tree, decoder, generation."""

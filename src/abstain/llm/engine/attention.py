@@ -16,90 +16,117 @@ from abstain.llm.engine.prefix_tree import Node
 
 NAME = "abstain_packed"
 QUERY_BLOCK = {"cpu": 128, "cuda": 1024}
-"""Queries whose scores are one matrix: small enough for a CPU's cache, large enough to keep a GPU busy."""
+"""Number of queries whose scores are one matrix: small enough for a CPU's cache, large enough to keep a GPU busy."""
 
 KeysValues = list[tuple[Tensor, Tensor]]
-"""Layer by layer, keys and values of one run, each (key/value heads, tokens, head width)."""
+"""Keys and values of one node, layer by layer, each (key/value heads, tokens, head width)."""
 
 
 class _KeysCaptured(Exception):
-    """Raised to leave a block once its keys and values are known."""
+    """Raised to leave a block once its keys and values are captured."""
 
 
 class PackedBatch:
-    """The runs of one forward pass, in the order in which their tokens stand in the packed row.
+    """The nodes of one forward pass, in the order in which their tokens stand in the packed row.
 
-    `kept` holds keys and values of runs of earlier forward passes; those of `keep` are added to it.
+    Args:
+        nodes: Nodes of the prefix tree whose tokens are run.
+        kv_cache: Keys and values of nodes of earlier forward passes. Those of `nodes_to_cache` are added to it.
+        nodes_to_cache: Nodes of this batch whose keys and values are needed later.
     """
 
-    def __init__(self, runs: Sequence[Node], kept: dict[Node, KeysValues], keep: set[Node]) -> None:
-        self.runs = runs
+    def __init__(self, nodes: Sequence[Node], kv_cache: dict[Node, KeysValues], nodes_to_cache: set[Node]) -> None:
+        self.nodes = nodes
         self.offsets: dict[Node, int] = {}
         self.tokens = 0
-        for run in runs:
-            self.offsets[run] = self.tokens
-            self.tokens += len(run)
-        self._kept = kept
-        self._keep = keep
-        self._queries = {run: (0, len(run)) for run in runs}
-        self._keys_only = False
-        self._seen: tuple[Tensor, Tensor] | None = None
+        for node in nodes:
+            self.offsets[node] = self.tokens
+            self.tokens += len(node)
+        self._kv_cache = kv_cache
+        self._nodes_to_cache = nodes_to_cache
+        self._queries = {node: (0, len(node)) for node in nodes}
+        self._is_capturing = False
+        self._captured: tuple[Tensor, Tensor] | None = None
         self._masks: dict[tuple[int, int, int], Tensor] = {}
 
     @contextmanager
-    def keys_only(self) -> Iterator[None]:
-        """In the block, attention stops at the keys and values, and remembers them for the block's second call."""
-        self._keys_only = True
+    def capture_keys_values(self) -> Iterator[None]:
+        """Stop attention at the keys and values within the block, and keep them for the block's second call.
+
+        Yields:
+            None.
+        """
+        self._is_capturing = True
         try:
             yield
         except _KeysCaptured:
             pass
         finally:
-            self._keys_only = False
+            self._is_capturing = False
 
     def restrict_queries(self, queries: Mapping[Node, tuple[int, int]]) -> None:
-        """From now on the queries are tokens first..last of each run; the keys are the remembered ones."""
-        self._queries = {run: queries.get(run, (0, 0)) for run in self.runs}
+        """Compute attention for some tokens only, over the captured keys and values.
+
+        Args:
+            queries: Node -> (first, past the last) of the tokens that are queries. Nodes that are missing have none.
+        """
+        self._queries = {node: queries.get(node, (0, 0)) for node in self.nodes}
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
-        """Attention of `q` (heads, queries, width) over `k`, `v` (key/value heads, tokens, width): shaped like `q`."""
-        if self._seen is None:
-            for run in self.runs:
-                if run in self._keep:
-                    here = slice(self.offsets[run], self.offsets[run] + len(run))
-                    self._kept.setdefault(run, []).append((k[:, here].clone(), v[:, here].clone()))
-            if self._keys_only:
-                self._seen = k, v
+        """Compute the attention of the queries of all nodes.
+
+        Args:
+            layer: Index of the layer, from 0.
+            q: Queries, (heads, queries, head width).
+            k: Keys, (key/value heads, tokens, head width).
+            v: Values, shaped like `k`.
+            scale: Factor of the scores.
+            window: Number of tokens that a query may see, itself included; None for all.
+            softcap: Bound of the scores, which are squashed by tanh; None for no bound.
+
+        Returns:
+            The attention output, shaped like `q`.
+
+        Raises:
+            _KeysCaptured: The pass stops at the keys and values (`capture_keys_values`).
+        """
+        if self._captured is None:
+            for node in self.nodes:
+                if node in self._nodes_to_cache:
+                    span = slice(self.offsets[node], self.offsets[node] + len(node))
+                    self._kv_cache.setdefault(node, []).append((k[:, span].clone(), v[:, span].clone()))
+            if self._is_capturing:
+                self._captured = k, v
                 raise _KeysCaptured
         else:
-            k, v = self._seen
+            k, v = self._captured
         out = q.new_empty(q.shape[1], q.shape[0], v.shape[2]).transpose(0, 1)
-        at = 0
-        for run in self.runs:
-            first, last = self._queries[run]
+        offset = 0
+        for node in self.nodes:
+            first, last = self._queries[node]
             if first < last:
-                here = slice(at, at + last - first)
-                keys, values = self._of_path(run, layer, k, v)
-                self._one(q[:, here], keys, values, run.start + first, scale, window, softcap, out[:, here])
-                at = here.stop
+                span = slice(offset, offset + last - first)
+                keys, values = self._gather_path(node, layer, k, v)
+                self._attend_node(q[:, span], keys, values, node.start + first, scale, window, softcap, out[:, span])
+                offset = span.stop
         return out
 
-    def _of_path(self, run: Node, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of all tokens of a pass up to the end of `run`."""
+    def _gather_path(self, node: Node, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of all tokens of a prompt up to the end of `node`."""
         parts = []
-        for node in run.path:
-            if node in self.offsets:
-                here = slice(self.offsets[node], self.offsets[node] + len(node))
-                parts.append((k[:, here], v[:, here]))
+        for path_node in node.path:
+            if path_node in self.offsets:
+                span = slice(self.offsets[path_node], self.offsets[path_node] + len(path_node))
+                parts.append((k[:, span], v[:, span]))
             else:
-                parts.append(self._kept[node][layer])
+                parts.append(self._kv_cache[path_node][layer])
         if len(parts) == 1:
             return parts[0]
         return torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts], 1)
 
-    def _one(
+    def _attend_node(
         self,
         q: Tensor,
         k: Tensor,
@@ -110,50 +137,52 @@ class PackedBatch:
         softcap: float | None,
         out: Tensor,
     ) -> None:
-        """Write to `out` the attention of queries at positions `start`... over the keys of positions 0..."""
+        """Write the attention of queries at positions `start`... over the keys of positions 0... to `out`."""
         plain = q.device.type == "cpu" or softcap is not None
-        block = QUERY_BLOCK.get(q.device.type, 128) if plain or window else q.shape[1]
-        for at in range(0, q.shape[1], block):
-            part = q[:, at : at + block]
-            first, last = start + at, start + at + part.shape[1]
-            low = max(0, first - window + 1) if window else 0
-            keys, values = k[:, low:last], v[:, low:last]
-            here = slice(at, at + part.shape[1])
+        block_size = QUERY_BLOCK.get(q.device.type, 128) if plain or window else q.shape[1]
+        for offset in range(0, q.shape[1], block_size):
+            queries = q[:, offset : offset + block_size]
+            first, last = start + offset, start + offset + queries.shape[1]
+            first_key = max(0, first - window + 1) if window else 0
+            keys, values = k[:, first_key:last], v[:, first_key:last]
+            span = slice(offset, offset + queries.shape[1])
             if plain:
-                out[:, here] = _by_products(part, keys, values, self._mask(first, last, low, window, q), scale, softcap)
+                out[:, span] = _attend_by_matmul(
+                    queries, keys, values, self._mask(first, last, first_key, window, q), scale, softcap
+                )
                 continue
             from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler along: seconds
 
-            mask: Any = causal_lower_right(last - first, last - low)
-            if window and last - low > window:
-                mask = self._mask(first, last, low, window, q)
+            mask: Any = causal_lower_right(last - first, last - first_key)
+            if window and last - first_key > window:
+                mask = self._mask(first, last, first_key, window, q)
             rows = scaled_dot_product_attention(
-                part[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=len(q) != len(k)
+                queries[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=len(q) != len(k)
             )
-            out[:, here] = rows[0]
+            out[:, span] = rows[0]
 
-    def _mask(self, first: int, last: int, low: int, window: int | None, like: Tensor) -> Tensor:
-        """0 or -inf, added to the scores of queries first..last over the last of keys low..last.
+    def _mask(self, first: int, last: int, first_key: int, window: int | None, like: Tensor) -> Tensor:
+        """Return 0 or -inf, to be added to the scores of queries first..last over the last of keys low..last.
 
-        Without a window, keys before the first query are seen by all, so the mask is that of the others alone.
+        Without a window, all queries see the keys before the first query, so the mask covers only the other keys.
         """
-        banded = window if window and last - low > window else 0
-        low = low if banded else first
-        key = (last - first, first - low, banded)
-        if key not in self._masks:
+        banded = window if window and last - first_key > window else 0
+        first_key = first_key if banded else first
+        mask_key = (last - first, first - first_key, banded)
+        if mask_key not in self._masks:
             queries = torch.arange(first, last, device=like.device)[:, None]
-            keys = torch.arange(low, last, device=like.device)[None, :]
+            keys = torch.arange(first_key, last, device=like.device)[None, :]
             hidden = keys > queries
             if banded:
                 hidden |= keys <= queries - banded
-            self._masks[key] = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(
+            self._masks[mask_key] = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(
                 hidden, float("-inf")
             )
-        return self._masks[key]
+        return self._masks[mask_key]
 
 
-def _by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """softmax(q k' scale + mask) v; the query heads that share a key/value head are rows of one product."""
+def _attend_by_matmul(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Compute softmax(q k' scale + mask) v; the query heads that share a key/value head are rows of one product."""
     heads, queries, _ = q.shape
     groups, keys, _ = k.shape
     scores = torch.bmm((q * scale).reshape(groups, -1, q.shape[2]), k.transpose(1, 2))
@@ -166,23 +195,35 @@ def _by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, so
 
 
 def shared_prompt_attention(
-    q: Tensor, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], window: int | None, softcap: float | None
+    q: Tensor,
+    prompt_kv: tuple[Tensor, Tensor],
+    row_kv: tuple[Tensor, Tensor],
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
-    """Attention of one query a row, `q` (heads, rows, width) and scaled, over a prompt that all rows share and over
-    each row's own tokens, its last the query's.
+    """Compute the attention of one query per row over a prompt that all rows share and over the row's own tokens.
 
-    `prompt`: keys and values (key/value heads, tokens, width); `own`: (rows, key/value heads, tokens, width). Shaped
-    like `q`.
+    The last of a row's own tokens is the query's.
+
+    Args:
+        q: Scaled queries, (heads, rows, head width).
+        prompt_kv: Keys and values of the prompt, each (key/value heads, tokens, head width).
+        row_kv: Keys and values of each row's own tokens, each (rows, key/value heads, tokens, head width).
+        window: Number of tokens that a query may see, itself included; None for all.
+        softcap: Bound of the scores, which are squashed by tanh; None for no bound.
+
+    Returns:
+        The attention output, shaped like `q`.
     """
-    low = prompt[0].shape[1] + own[0].shape[2] - window if window else 0
-    of_prompt, of_row = max(low, 0), max(low - prompt[0].shape[1], 0)
-    prompt_keys, prompt_values = (one[:, of_prompt:] for one in prompt)
-    keys, values = (one[:, :, of_row:] for one in own)
+    low = prompt_kv[0].shape[1] + row_kv[0].shape[2] - window if window else 0
+    prompt_start, row_start = max(low, 0), max(low - prompt_kv[0].shape[1], 0)
+    prompt_keys, prompt_values = (tensor[:, prompt_start:] for tensor in prompt_kv)
+    keys, values = (tensor[:, :, row_start:] for tensor in row_kv)
     (heads, rows, width), groups, shared = q.shape, prompt_keys.shape[0], prompt_keys.shape[1]
     query = q.view(groups, heads // groups, rows, width)
-    by_prompt = torch.bmm(query.reshape(groups, -1, width), prompt_keys.transpose(1, 2))
-    by_row = torch.matmul(query.permute(2, 0, 1, 3), keys.transpose(2, 3))  # (rows, groups, heads a group, tokens)
-    scores = torch.cat([by_prompt.view(groups, -1, rows, shared), by_row.permute(1, 2, 0, 3)], -1)
+    prompt_scores = torch.bmm(query.reshape(groups, -1, width), prompt_keys.transpose(1, 2))
+    row_scores = torch.matmul(query.permute(2, 0, 1, 3), keys.transpose(2, 3))  # (rows, groups, heads a group, tokens)
+    scores = torch.cat([prompt_scores.view(groups, -1, rows, shared), row_scores.permute(1, 2, 0, 3)], -1)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     weights = scores.softmax(-1)
@@ -192,11 +233,25 @@ def shared_prompt_attention(
 
 
 class AttentionBackend(Protocol):
-    """What takes the place of a model's attention during a forward pass of one row of tokens; see `PackedBatch`."""
+    """A replacement for a model's attention during a forward pass of one row of tokens, such as `PackedBatch`."""
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Compute the attention of all queries; see `PackedBatch.attend`.
+
+        Args:
+            layer: Index of the layer, from 0.
+            q: Queries, (heads, queries, head width).
+            k: Keys, (key/value heads, tokens, head width).
+            v: Values, shaped like `k`.
+            scale: Factor of the scores.
+            window: Number of tokens that a query may see; None for all.
+            softcap: Bound of the scores; None for no bound.
+
+        Returns:
+            The attention output, shaped like `q`.
+        """
 
 
 _packed_batch: ContextVar[AttentionBackend] = ContextVar("packed_batch")
@@ -215,7 +270,10 @@ def _attention(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function for transformers: query (1, heads, queries, width), result (1, queries, heads, width)."""
+    """Adapt the backend's attention to transformers.
+
+    The query is (1, heads, queries, head width), the result (1, queries, heads, head width).
+    """
     if s_aux is not None or position_bias is not None:
         raise TypeError("attention sinks and position biases are not for packed passes")
     layer: Any = module.layer_idx
@@ -233,13 +291,21 @@ def _register() -> None:
 
 @contextmanager
 def packed_attention(config: Any, batch: AttentionBackend) -> Iterator[None]:
-    """Within the block, the model of `config` uses the attention of `batch`; afterwards it is as before."""
+    """Let a model use the attention of a backend within the block.
+
+    Args:
+        config: The model's configuration. Its attention implementation is restored afterwards.
+        batch: Backend that computes the attention.
+
+    Yields:
+        None.
+    """
     _register()
-    before = config._attn_implementation
+    previous = config._attn_implementation
     token = _packed_batch.set(batch)
     config._attn_implementation = NAME
     try:
         yield
     finally:
-        config._attn_implementation = before
+        config._attn_implementation = previous
         _packed_batch.reset(token)

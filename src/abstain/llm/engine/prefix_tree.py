@@ -1,4 +1,4 @@
-"""A tree of prompts over token ids: what two prompts share from the beginning is one node, computed once.
+"""A prefix tree of prompts over token ids: the common beginning of two prompts is one node, computed once.
 
 A shared node has at least `MIN_SHARED` tokens (or is a whole prompt): a shorter one would cost more in extra attention
 calls than its tokens do.
@@ -15,7 +15,15 @@ MIN_SHARED = 8
 
 @dataclass(eq=False)
 class Node:
-    """A run of tokens. `start`: position of its first token in its passes; `passes`: those that end with it."""
+    """Adjacent tokens of one or more prompts.
+
+    Attributes:
+        ids: Token ids.
+        start: Position of the first token in the prompts.
+        parent: Node that precedes it; None for a root.
+        children: Nodes that continue it.
+        prompt_indices: Indices of the prompts that end with it.
+    """
 
     ids: list[int]
     start: int = 0
@@ -33,32 +41,44 @@ class Node:
 
     @property
     def path(self) -> list[Node]:
-        """From the root to this node, itself included."""
+        """The nodes from the root to this node, itself included."""
         nodes = [self]
         while nodes[-1].parent is not None:
             nodes.append(nodes[-1].parent)
         return nodes[::-1]
 
 
-def build_tree(passes: Sequence[Sequence[int]], longest_run: int) -> list[Node]:
-    """The roots of the tree of `passes`, none of which may be empty; `node.passes` are indices into them.
+def build_tree(prompts: Sequence[Sequence[int]], max_node_tokens: int) -> list[Node]:
+    """Build the prefix tree of prompts.
 
-    No run is longer than `longest_run` tokens: a longer one becomes a chain.
+    Args:
+        prompts: Token ids of each prompt. None may be empty.
+        max_node_tokens: Limit of the tokens of a node. A longer node becomes a chain.
+
+    Returns:
+        The roots. Their `prompt_indices` are indices into `prompts`.
     """
     top = Node([])
-    for index, ids in enumerate(passes):
+    for index, ids in enumerate(prompts):
         _insert(top, list(ids), index)
     for root in top.children:
         root.parent = None
     for node in walk(top.children):
-        if len(node) > longest_run:
-            _split(node, longest_run)
+        if len(node) > max_node_tokens:
+            _split(node, max_node_tokens)
         node.start = node.parent.end if node.parent else 0
     return top.children
 
 
 def walk(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Every node, depth first, parents before children; a node may be split while it is visited."""
+    """Visit every node, depth first, parents before children. A node may be split during its visit.
+
+    Args:
+        nodes: Roots.
+
+    Yields:
+        The nodes.
+    """
     stack = list(reversed(nodes))
     while stack:
         node = stack.pop()
@@ -66,26 +86,41 @@ def walk(nodes: Sequence[Node]) -> Iterator[Node]:
         stack.extend(reversed(node.children))
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of the common prefix of `one` and `other`."""
-    shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:
+def count_common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the length of the common prefix of two sequences of token ids.
+
+    Args:
+        first: Token ids.
+        second: Token ids.
+
+    Returns:
+        The number of tokens.
+    """
+    shorter = min(len(first), len(second))
+    if first[:shorter] == second[:shorter]:
         return shorter
-    return next(at for at in range(shorter) if one[at] != other[at])
+    return next(i for i in range(shorter) if first[i] != second[i])
 
 
-def distinct_tokens(passes: Iterable[list[int]]) -> int:
-    """The tokens of `passes`, what two have in common from the beginning counted once."""
-    ordered = sorted(passes)
-    shared = sum(common_prefix(one, other) for one, other in itertools.pairwise(ordered))
+def count_distinct_tokens(prompts: Iterable[list[int]]) -> int:
+    """Count the tokens of prompts, with common prefixes counted once.
+
+    Args:
+        prompts: Token ids of each prompt.
+
+    Returns:
+        The number of tokens.
+    """
+    ordered = sorted(prompts)
+    shared = sum(count_common_prefix(previous, current) for previous, current in itertools.pairwise(ordered))
     return sum(map(len, ordered)) - shared
 
 
 def _insert(top: Node, ids: list[int], index: int) -> None:
     node = top
     while ids:
-        nearest = max(node.children, key=lambda child: common_prefix(child.ids, ids), default=None)
-        shared = common_prefix(nearest.ids, ids) if nearest else 0
+        nearest = max(node.children, key=lambda child: count_common_prefix(child.ids, ids), default=None)
+        shared = count_common_prefix(nearest.ids, ids) if nearest else 0
         if nearest is None or not _should_share(shared, nearest, ids):
             child = Node(ids, parent=node)
             node.children.append(child)
@@ -98,13 +133,13 @@ def _insert(top: Node, ids: list[int], index: int) -> None:
 
 
 def _should_share(shared: int, child: Node, ids: list[int]) -> bool:
-    """Whether to share: the run is long enough, or it is one already, or a pass ends with it."""
+    """Return whether to share: the node is long enough, or it is one already, or a prompt ends with it."""
     return shared >= MIN_SHARED or (shared > 0 and shared in (len(ids), len(child)))
 
 
-def _split(node: Node, at: int) -> None:
-    """Cut `node` after `at` tokens; the rest becomes its only child."""
-    rest = Node(node.ids[at:], parent=node, children=node.children, prompt_indices=node.prompt_indices)
+def _split(node: Node, length: int) -> None:
+    """Cut `node` after `length` tokens; the rest becomes its only child."""
+    rest = Node(node.ids[length:], parent=node, children=node.children, prompt_indices=node.prompt_indices)
     for child in rest.children:
         child.parent = rest
-    node.ids, node.children, node.prompt_indices = node.ids[:at], [rest], []
+    node.ids, node.children, node.prompt_indices = node.ids[:length], [rest], []

@@ -1,11 +1,11 @@
-"""Prompt layouts: named, versioned files that turn an interaction into a pass of named text segments.
+"""Prompt layouts: named, versioned files that turn an interaction into a prompt of named text segments.
 
 Notes:
 
-* Segments are tokenized one by one and joined as ids, so a segment's token span is known exactly and
-  equal segments are equal prefixes.
-* Only the layout's own literals may contain special tokens. Text that people wrote (question, contexts,
-  answer) is tokenized with special tokens split, so a handbook page cannot end the model's turn.
+* Segments are tokenized one by one and joined as ids, so a segment's token span is known exactly and equal segments
+  are equal prefixes.
+* Only the layout's own literals may contain special tokens. Text that people wrote (question, contexts, answer) is
+  tokenized with special tokens split, so a document cannot end the model's turn.
 * A layout's text is part of every feature's cache key: to change a layout, add a file.
 * `{segment: bos}` and `{segment: eos}` are the tokenizer's own. An `eos` with a literal is for a model that was not
   trained to generate EOS: that text ends its answers, and the states are read there.
@@ -31,9 +31,16 @@ from abstain.core.errors import AbstainError
 
 @dataclass(frozen=True)
 class Segment:
-    """A named piece of a pass. `literal` text may hold special tokens; `eos` stands for the tokenizer's own.
+    """A named piece of a prompt.
 
-    One named `bos`, without a text, is the BOS with which the tokenizer begins a text, if it does (tokenization.py).
+    A segment named `bos` without a text is the BOS with which the tokenizer begins a text, if it does
+    (tokenization.py).
+
+    Attributes:
+        name: Name of the segment.
+        text: Its text.
+        literal: Whether the text may hold special tokens.
+        eos: Whether it stands for the tokenizer's EOS.
     """
 
     name: str
@@ -43,7 +50,7 @@ class Segment:
 
     @property
     def bos(self) -> bool:
-        """Whether it is the tokenizer's BOS. Recognised by its name, so that no other segment's cache key changed."""
+        """Whether it is the tokenizer's BOS. Recognized by its name, so that no other segment's cache key changed."""
         return self.name == "bos" and not self.text
 
 
@@ -52,14 +59,19 @@ PromptSegments = tuple[Segment, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """A prompt layout, read from `engine/layouts/NAME.yaml`, or a question from `engine/questions/NAME.yaml`."""
+    """A prompt layout from `engine/layouts/NAME.yaml`, or a question from `engine/questions/NAME.yaml`.
+
+    Attributes:
+        name: Name of the file, without its suffix.
+        source: Text of the file.
+    """
 
     name: str
     source: str
 
     @cached_property
     def digest(self) -> str:
-        """sha256 (hex) of the layout's entries; comments do not count."""
+        """The sha256 (hex) of the layout's entries; comments do not count."""
         return hashlib.sha256(repr(self._entries).encode()).hexdigest()
 
     @cached_property
@@ -73,7 +85,16 @@ class Layout:
         return any(entry.get("field") == "contexts" for entry in self._entries)
 
     def render(self, question: str, contexts: Sequence[str], answer: str | None) -> PromptSegments:
-        """The segments in order. With `answer=None` the pass ends where the base model begins to answer."""
+        """Render an interaction as segments, in order.
+
+        Args:
+            question: The question.
+            contexts: Retrieved chunks.
+            answer: The answer; with None the prompt ends where the base model begins to answer.
+
+        Returns:
+            The segments.
+        """
         fields = {"question": question, "contexts": contexts, "answer": answer}
         segments: list[Segment] = []
         for entry in self._entries:
@@ -90,21 +111,36 @@ class Layout:
                 segments.append(Segment(name, entry.get("lead", "") + text))
         return tuple(segments)
 
-    def extract_answer(self, written: str) -> str:
-        """The answer in generated text: up to the end-of-answer text, where this layout names one."""
+    def extract_answer(self, text: str) -> str:
+        """Return the answer in generated text: up to the end-of-answer text, if this layout has one.
+
+        Args:
+            text: Generated text.
+
+        Returns:
+            The answer.
+        """
         end = next((entry.get("literal") for entry in self._entries if entry["segment"] == "eos"), None)
-        return written.partition(end)[0].strip() if end else written
+        return text.partition(end)[0].strip() if end else text
 
 
 @lru_cache
 def load_layout(name: str, folder: str = "layouts") -> Layout:
-    """The layout called `name`, or the question where `folder="questions"`.
+    """Load a prompt layout or a question.
 
-    Raises `AbstainError`, listing the available ones.
+    Args:
+        name: Name of the file, without its suffix.
+        folder: `layouts`, or `questions` for a question.
+
+    Returns:
+        The layout.
+
+    Raises:
+        AbstainError: There is no such file. The message lists the available ones.
     """
     files = resources.files("abstain.llm.engine") / folder
     file = files / f"{name}.yaml"
     if not file.is_file():
-        known = sorted(item.name.removesuffix(".yaml") for item in files.iterdir() if item.name.endswith(".yaml"))
-        raise AbstainError(Code.UNKNOWN_NAME, f"no prompt layout '{name}' in {files}: there are {', '.join(known)}")
+        available = sorted(item.name.removesuffix(".yaml") for item in files.iterdir() if item.name.endswith(".yaml"))
+        raise AbstainError(Code.UNKNOWN_NAME, f"no prompt layout '{name}' in {files}: there are {', '.join(available)}")
     return Layout(name, file.read_text(encoding="utf-8"))

@@ -1,8 +1,7 @@
-"""The kinds of requests to the base model about a pass. A new method is a new declaration here, not a new loop.
+"""The operations that a request to the base model may ask for. A new method is a new declaration here, not a new loop.
 
-A request kind (`Operation`) names segments of its pass. Text after the last of them cannot change the result under
-causal attention, so it is cut off (`cut_to_operation`): two methods that share the beginning of a pass share its
-computation.
+An operation names segments of its prompt. Under causal attention, text after the last of them cannot change the
+result, so it is cut off (`cut_to_operation`): two methods that share the beginning of a prompt share its computation.
 """
 
 from __future__ import annotations
@@ -17,11 +16,21 @@ from abstain.llm.engine.prompts import PromptSegments
 
 Site = Literal["residual", "mlp"]
 EOS = "eos"
-"""The segment of what ends an answer."""
+"""Name of the segment that ends an answer."""
 
 
 def get_chosen_layer(llm: LLMParams) -> int:
-    """`llm.layer`. Raises `AbstainError` where it is not chosen yet."""
+    """Return `llm.layer`.
+
+    Args:
+        llm: Parameters of the base model.
+
+    Returns:
+        The layer, counted from 1.
+
+    Raises:
+        AbstainError: The layer is `auto`, so none is chosen yet.
+    """
     if llm.layer == "auto":
         raise AbstainError(
             Code.BAD_SETTING,
@@ -33,11 +42,13 @@ def get_chosen_layer(llm: LLMParams) -> int:
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """Hidden states of the tokens of adjacent `segments` at `layer` (decoder blocks counted from 1).
+    """Hidden states of the tokens of adjacent segments. Result: (tokens, d) in the model's dtype.
 
-    `site="residual"` is the residual stream after the block, equal to Hugging Face's `hidden_states[layer]`
-    (for the last layer that is after the final norm); `"mlp"` is the output of the block's feed-forward part.
-    Result: (tokens, d), the model's dtype.
+    Attributes:
+        layer: Decoder block, counted from 1.
+        site: "residual" is the residual stream after the block, equal to Hugging Face's `hidden_states[layer]` (after
+            the final norm for the last block); "mlp" is the output of the block's feed-forward part.
+        segments: Names of the adjacent prompt segments.
     """
 
     layer: int
@@ -46,14 +57,23 @@ class HiddenStates:
 
     @property
     def includes_eos(self) -> bool:
-        """Whether the states of what ends the answer are among them."""
+        """Whether the states of the segment that ends the answer are included."""
         return EOS in self.segments
 
 
 def make_probe_operation(llm: LLMParams, layer: int | None = None, site: Site | None = None) -> HiddenStates:
-    """The states that a probe reads: of the answer, and of EOS where `llm.includes_eos`, by default at `llm`'s place.
+    """Make the operation for the states that a probe reads: of the answer, and of EOS if `llm.includes_eos`.
 
-    Raises `AbstainError` where `llm.layer` is wanted and not chosen yet.
+    Args:
+        llm: Parameters of the base model.
+        layer: Layer, counted from 1; None for `llm.layer`.
+        site: Site; None for `llm.site`.
+
+    Returns:
+        The operation.
+
+    Raises:
+        AbstainError: `llm.layer` is needed and not chosen yet.
     """
     segments = ("answer", EOS) if llm.includes_eos else ("answer",)
     return HiddenStates(get_chosen_layer(llm) if layer is None else layer, site or llm.site, segments)
@@ -61,9 +81,13 @@ def make_probe_operation(llm: LLMParams, layer: int | None = None, site: Site | 
 
 @dataclass(frozen=True)
 class NLL:
-    """Per-token surprise of adjacent `segments`: -log p(token | all before it), and the entropy of that p, in nats.
+    """Surprise of the tokens of adjacent segments. Result: (tokens, 2), float32.
 
-    Result: (tokens, 2), float32. The first token of a pass has nothing before it: nan.
+    For each token: -log p(token | all before it), and the entropy of that p, in nats. The first token of a prompt has
+    nothing before it: nan.
+
+    Attributes:
+        segments: Names of the adjacent prompt segments.
     """
 
     segments: tuple[str, ...]
@@ -71,9 +95,10 @@ class NLL:
 
 @dataclass(frozen=True)
 class NextTokenProbs:
-    """Next-token probabilities of `tokens` at the end of the pass; each is one token of the tokenizer, e.g. "Yes".
+    """Next-token probabilities at the end of the prompt. Result: (len(tokens), 1), float32.
 
-    Result: (len(tokens), 1), float32.
+    Attributes:
+        tokens: Texts, each of which is one token of the tokenizer, e.g. "Yes".
     """
 
     tokens: tuple[str, ...]
@@ -85,13 +110,17 @@ class NextTokenProbs:
 
 @dataclass(frozen=True)
 class Generate:
-    """An answer that continues the pass, ended by EOS or by `max_new_tokens`.
+    """An answer that continues the prompt, ended by EOS or by `max_new_tokens`. Result: a list of `GeneratedText`.
 
-    Greedy by default. With `temperature` > 0 sampled: `temperature` and `top_p` shape the distribution, `samples`
-    answers are drawn for a pass, under `seed`. With `states`, the hidden states of the answer's tokens, and of the EOS
-    after it where `states` includes it, are kept on the way. With `tracked_tokens`, the probability of each of these
-    tokens is kept at every step, before temperature and `top_p`; each is one token of the tokenizer.
-    Result: a list of at most `samples` `GeneratedText`.
+    Attributes:
+        max_new_tokens: Limit of the tokens of an answer.
+        temperature: 0 for greedy decoding, above 0 for sampling.
+        top_p: Share of the probability from which tokens are sampled.
+        samples: Number of answers to sample per prompt. The result may have fewer.
+        seed: Seed of sampling.
+        states: Hidden states of the answer's tokens to keep, and of the EOS after it if its segments include EOS.
+        tracked_tokens: Texts, each one token of the tokenizer, whose probabilities are kept at every step, before
+            temperature and `top_p`.
     """
 
     max_new_tokens: int = 48
@@ -120,12 +149,18 @@ class Generate:
 
 @dataclass(frozen=True)
 class ConstrainedGenerate:
-    """The likeliest answer that contains a text: that of the pass's last segment, which the model does not read.
+    """The likeliest answer that contains the text of the prompt's last segment, which the model does not read.
 
-    Found by a search with `beams` beams (beams.py), ended by EOS or by `max_new_tokens`; likeliest is the highest mean
-    log-probability of a token. The text may be in lower or upper case, or capitalised.
-    Result: (steps, 2), float32: token and log-probability of every step, EOS included where it ended so; no steps
-    where the text has more than `max_new_tokens` tokens in every form.
+    It is found by a beam search (beams.py) and ended by EOS or by `max_new_tokens`; the likeliest answer has the
+    highest mean log-probability of a token. The text may be in lower or upper case, or capitalized.
+
+    Result: token and log-probability of every step, (steps, 2), float32, including EOS if it ended the answer. There
+        are
+    no steps if the text has more than `max_new_tokens` tokens in every form.
+
+    Attributes:
+        beams: Number of beams.
+        max_new_tokens: Limit of the tokens of the answer.
     """
 
     beams: int = 30
@@ -138,12 +173,17 @@ class ConstrainedGenerate:
 
 @dataclass(frozen=True)
 class Perturb:
-    """Replace `tokens` tokens of a text by what the model would have written there instead (llm/perturbation).
+    """Replace tokens of a text by those that the model would have written there instead (llm/perturbation).
 
-    `where`: `entropy`, the tokens that it finds least likely, or `random`, under `seed`. `when`: `single_shot`, all in
-    the text as it was, or `iterative`, each in a text where those before it are changed. Literals of the pass stay.
-    Result: (replacements, 7), float32: the fields of `perturbation.text.Step`. There are fewer than `tokens` where the
-    text has fewer that may be replaced.
+    Literals of the prompt stay. Result: (replacements, 7), float32, the fields of `perturbation.text.PerturbationStep`.
+    There are fewer than `tokens` if fewer may be replaced.
+
+    Attributes:
+        where: `entropy` replaces the tokens that the model finds least likely, `random` random ones.
+        when: `single_shot` chooses all replacements in the original text; with `iterative`, each is chosen in a text
+            where the previous ones are made.
+        tokens: Number of tokens to replace.
+        seed: Seed of `random`.
     """
 
     where: Literal["entropy", "random"]
@@ -161,34 +201,61 @@ Operation = HiddenStates | NLL | NextTokenProbs | Generate | ConstrainedGenerate
 
 @dataclass(frozen=True)
 class Request:
-    """One request: a kind and its pass. `name` identifies the row in error messages."""
+    """A request to the base model.
+
+    Attributes:
+        prompt: Segments of the prompt.
+        operation: What is computed.
+        name: Identifies the row in error messages.
+    """
 
     prompt: PromptSegments
     operation: Operation
     name: str
 
 
-def cut_to_operation(pass_: PromptSegments, ask: Operation) -> PromptSegments:
-    """`pass_` up to the last segment that `ask` needs. Raises `AbstainError` for a segment the pass does not have."""
-    if isinstance(ask, NextTokenProbs | Generate | ConstrainedGenerate | Perturb):
-        return pass_
-    names = [segment.name for segment in pass_]
-    for wanted in ask.segments:
-        if wanted not in names:
+def cut_to_operation(prompt: PromptSegments, operation: Operation) -> PromptSegments:
+    """Cut a prompt after the last segment that an operation needs.
+
+    Args:
+        prompt: Segments of the prompt.
+        operation: The operation.
+
+    Returns:
+        The segments that are needed.
+
+    Raises:
+        AbstainError: The prompt lacks a segment of the operation, or the segments are not adjacent.
+    """
+    if isinstance(operation, NextTokenProbs | Generate | ConstrainedGenerate | Perturb):
+        return prompt
+    names = [segment.name for segment in prompt]
+    for name in operation.segments:
+        if name not in names:
             raise AbstainError(
                 Code.MODEL_UNSUITABLE,
-                f"no segment '{wanted}' in the prompt layout: it has {', '.join(dict.fromkeys(names))}",
+                f"no segment '{name}' in the prompt layout: it has {', '.join(dict.fromkeys(names))}",
             )
-    start = names.index(ask.segments[0])
-    if tuple(names[start : start + len(ask.segments)]) != ask.segments:
+    start = names.index(operation.segments[0])
+    if tuple(names[start : start + len(operation.segments)]) != operation.segments:
         raise AbstainError(
             Code.MODEL_UNSUITABLE,
-            f"{', '.join(ask.segments)} are not adjacent in the prompt layout: request one by one",
+            f"{', '.join(operation.segments)} are not adjacent in the prompt layout: request one by one",
         )
-    return pass_[: names.index(ask.segments[-1]) + 1]
+    return prompt[: names.index(operation.segments[-1]) + 1]
 
 
 def get_prompt_segments(request: Request) -> PromptSegments:
-    """What the model reads of the request's pass: all that is `cut_to_operation` but the text that is to be guessed."""
-    pass_ = cut_to_operation(request.prompt, request.operation)
-    return pass_[:-1] if isinstance(request.operation, ConstrainedGenerate) else pass_
+    """Return the part of a request's prompt that the model reads, without the target of a constrained answer.
+
+    Args:
+        request: The request.
+
+    Returns:
+        The segments.
+
+    Raises:
+        AbstainError: As in `cut_to_operation`.
+    """
+    prompt = cut_to_operation(request.prompt, request.operation)
+    return prompt[:-1] if isinstance(request.operation, ConstrainedGenerate) else prompt

@@ -1,4 +1,4 @@
-"""What the decoder finds out about a model at its start, remembered on the machine where it was found out.
+"""The decoder's checks of a model, with their results stored on the machine on which they were made.
 
 The checks are forward passes through the whole model: several times the work of scoring one answer.
 """
@@ -23,21 +23,33 @@ from abstain.llm.engine.loading import LoadedModel
 
 @dataclass(frozen=True)
 class SelfCheckResult:
-    """`packing_ok`: packed passes give the states of a plain forward. `projection_ok`: the logits are those of the states."""
+    """The result of the decoder's checks of a model.
+
+    Attributes:
+        packing_ok: Whether packed prompts give the states of a plain forward pass.
+        projection_ok: Whether the logits are those of the projected states.
+    """
 
     packing_ok: bool
     projection_ok: bool
 
 
 def load_or_run_self_check(loaded: LoadedModel, check: Callable[[], SelfCheckResult]) -> SelfCheckResult:
-    """The result of `check` for this model, code and machine, from `loaded.checks`, or else found out and kept there.
+    """Load the stored result of the self-check, or run the check and store its result.
 
-    It is found out anew where the weights, the dtype, the device, the processor's instruction set, torch, transformers
+    The check is run again if the weights, the dtype, the device, the processor's instruction set, torch, transformers
     or the code of this package differ.
+
+    Args:
+        loaded: The model. Its `self_check_folder` holds the results.
+        check: Runs the check.
+
+    Returns:
+        The result for this model, code and machine.
     """
-    if loaded.checks is None:
+    if loaded.self_check_folder is None:
         return check()
-    file = loaded.checks / f"{_key(loaded)}.json"
+    file = loaded.self_check_folder / f"{_make_key(loaded)}.json"
     if file.is_file():
         return SelfCheckResult(**json.loads(file.read_text()))
     result = check()
@@ -46,7 +58,7 @@ def load_or_run_self_check(loaded: LoadedModel, check: Callable[[], SelfCheckRes
     return result
 
 
-def _key(loaded: LoadedModel) -> str:
+def _make_key(loaded: LoadedModel) -> str:
     import transformers
 
     device: torch.device = loaded.model.device

@@ -1,4 +1,4 @@
-"""Prompts as token ids, with the span of every segment, and whether they fit the base model's window."""
+"""Prompts as token ids, with the span of every segment, and whether they fit the base model's context length."""
 
 from __future__ import annotations
 
@@ -13,80 +13,121 @@ from abstain.llm.engine.loading import ModelRef, load_tokenizer, read_context_le
 from abstain.llm.engine.prompts import PromptSegments
 
 TOKENIZER_LOCK = threading.Lock()
-"""A tokenizer keeps how it splits special tokens as a state: another thread's choice must not come in between."""
+"""How a tokenizer splits special tokens is a state of it: another thread's choice must not come in between."""
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """`ids`: the pass as token ids; `spans`: segment name -> (first, past the last) index into `ids`."""
+    """A prompt as token ids.
+
+    Attributes:
+        ids: Token ids.
+        spans: Segment name -> (first, past the last) index into `ids`.
+    """
 
     ids: list[int]
     spans: dict[str, tuple[int, int]]
 
     def span(self, *segments: str) -> tuple[int, int]:
-        """The span from the first to past the last of adjacent `segments`."""
+        """Return the span of adjacent segments.
+
+        Args:
+            *segments: Names of the segments, in order.
+
+        Returns:
+            Index of the first token, and index past the last.
+        """
         return self.spans[segments[0]][0], self.spans[segments[-1]][1]
 
 
-def encode_prompt(tokenizer: Any, pass_: PromptSegments) -> EncodedPrompt:
-    """Tokenize `pass_` segment by segment.
+def encode_prompt(tokenizer: Any, prompt: PromptSegments) -> EncodedPrompt:
+    """Tokenize a prompt segment by segment.
 
-    A literal keeps its special tokens; in text that people wrote they are split into plain characters, so it
-    cannot end a turn. A segment named `bos` may be empty (`get_bos_tokens`). Raises `AbstainError` when the pass needs
-    an EOS token that the tokenizer does not have.
+    A literal keeps its special tokens; in text that people wrote they are split into plain characters, so it cannot end
+    a turn. A segment named `bos` may be empty (`get_bos_tokens`).
+
+    Args:
+        tokenizer: Tokenizer of the base model.
+        prompt: Segments of the prompt.
+
+    Returns:
+        The token ids with the spans of the segments.
+
+    Raises:
+        AbstainError: The prompt needs an EOS token that the tokenizer does not have.
     """
     ids: list[int] = []
     spans: dict[str, tuple[int, int]] = {}
-    for segment in pass_:
+    for segment in prompt:
         if segment.eos:
             if tokenizer.eos_token_id is None:
                 raise AbstainError(
                     Code.MODEL_UNSUITABLE,
                     "the base model's tokenizer has no EOS token: choose a layout without an eos segment",
                 )
-            new = [tokenizer.eos_token_id]
+            segment_ids = [tokenizer.eos_token_id]
         elif segment.bos:
-            new = get_bos_tokens(tokenizer)
+            segment_ids = get_bos_tokens(tokenizer)
         else:
             with TOKENIZER_LOCK:
-                new = tokenizer.encode(segment.text, add_special_tokens=False, split_special_tokens=not segment.literal)
-        spans[segment.name] = (len(ids), len(ids) + len(new))
-        ids += new
+                segment_ids = tokenizer.encode(
+                    segment.text, add_special_tokens=False, split_special_tokens=not segment.literal
+                )
+        spans[segment.name] = (len(ids), len(ids) + len(segment_ids))
+        ids += segment_ids
     return EncodedPrompt(ids, spans)
 
 
 def get_bos_tokens(tokenizer: Any) -> list[int]:
-    """BOS, where the tokenizer itself begins a text with it; empty otherwise.
+    """Return BOS if the tokenizer itself begins a text with it, and no tokens otherwise.
 
     That a tokenizer has a BOS does not mean that its model was trained to see one first: SmolLM2's is `<|im_start|>`,
     with which it reads plain text worse than without.
+
+    Args:
+        tokenizer: Tokenizer of the base model.
+
+    Returns:
+        One token id, or none.
     """
     with TOKENIZER_LOCK:
         first: list[int] = tokenizer.encode("")[:1]
     return first if first == [tokenizer.bos_token_id] else []
 
 
-class ContextWindow:
-    """The most tokens that the model `ref` reads in one pass."""
+class ContextLimit:
+    """The limit of the tokens of a model's prompts.
+
+    Args:
+        ref: Reference to the model. Its configuration and its tokenizer are read when they are needed.
+    """
 
     def __init__(self, ref: ModelRef) -> None:
         self._ref = ref
 
     @cached_property
-    def _tokens(self) -> int | None:
+    def _limit(self) -> int | None:
         return read_context_length(self._ref)
 
     @cached_property
     def _tokenizer(self) -> Any:
         return load_tokenizer(self._ref)
 
-    def describe_overflow(self, pass_: PromptSegments, more: int = 0) -> str:
-        """Why `pass_`, and `more` tokens after it, do not fit; empty where they do."""
-        # A token is at least a byte: for most passes the byte count alone decides.
-        at_most = sum(len(segment.text.encode()) for segment in pass_) + len(pass_) + more
-        if self._tokens is None or at_most <= self._tokens:
+    def describe_overflow(self, prompt: PromptSegments, extra_tokens: int = 0) -> str:
+        """Describe why a prompt does not fit into the context length.
+
+        Args:
+            prompt: Segments of the prompt.
+            extra_tokens: Number of tokens to follow it.
+
+        Returns:
+            The reason; empty if it fits.
+        """
+        # A token is at least a byte: for most prompts the byte count is enough to decide.
+        upper_bound = sum(len(segment.text.encode()) for segment in prompt) + len(prompt) + extra_tokens
+        if self._limit is None or upper_bound <= self._limit:
             return ""
-        length = len(encode_prompt(self._tokenizer, pass_).ids) + more
-        if length <= self._tokens:
+        length = len(encode_prompt(self._tokenizer, prompt).ids) + extra_tokens
+        if length <= self._limit:
             return ""
-        return f"{length} tokens are more than the {self._tokens} that {self._ref.name} reads"
+        return f"{length} tokens are more than the {self._limit} that {self._ref.name} reads"

@@ -1,5 +1,4 @@
-"""Self-Familiarity (Luo et al., "Zero-Resource Hallucination Prevention for Large Language Models"): whether the base
-model knows the concepts of an instruction, before it answers.
+"""Self-Familiarity: whether the base model knows the concepts of an instruction, before it answers.
 
-See docs/methods/self-familiarity.md.
+Luo et al., "Zero-Resource Hallucination Prevention for Large Language Models"; see docs/methods/self-familiarity.md.
 """

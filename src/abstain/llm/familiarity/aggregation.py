@@ -1,7 +1,7 @@
 """The familiarity of an instruction from those of its concepts (eqs. 6 and 7), and the threshold below which it is low.
 
-The paper's ranks begin at no stated number; eq. 7 is the same whichever it is. Concepts whose frequency scores are
-equal are ranked in the order of the instruction.
+The paper does not say at which number ranks begin; eq. 7 is the same for any. Concepts with equal frequency scores are
+ranked in the order of the instruction.
 """
 
 from __future__ import annotations
@@ -11,36 +11,56 @@ from typing import Literal
 
 import numpy as np
 
-from abstain.llm.familiarity.words import log_frequency
+from abstain.llm.familiarity.words import compute_log_frequency
 
 Aggregation = Literal["weighted", "minimum", "rarest"]
 """`weighted`: eq. 7; `minimum`: the lowest familiarity; `rarest`: that of the concept of the most infrequent words."""
 R = 2.0
-"""The ratio of two weights of eq. 7 that follow each other."""
-_DRAWS, _SEED = 1000, 42
+"""r of eq. 7: the ratio of the weights of one rank and the next."""
+_RESAMPLES, _SEED = 1000, 42
 
 
-def aggregate(concepts: Sequence[str], scores: Sequence[float], how: Aggregation, *, ranking: bool = True) -> float:
-    """s_f of eq. 7 from s_i, at least one, in the order of the instruction.
+def aggregate(
+    concepts: Sequence[str], scores: Sequence[float], aggregation: Aggregation, *, ranking: bool = True
+) -> float:
+    """Compute the familiarity s_f of an instruction.
 
-    Without `ranking`, the order of the instruction takes the place of the order of frequency scores.
+    Eq. 7 is the mean of s_i with weights r ** -rank, where concepts are ranked by f of eq. 6, the rarest first.
+
+    Args:
+        concepts: Concepts in the order of the instruction, at least one.
+        scores: s_i of each concept, (concepts,).
+        aggregation: How scores are combined.
+        ranking: Whether to rank by frequency score; otherwise the order of the instruction is the ranking.
+
+    Returns:
+        s_f.
     """
-    if how == "minimum":
+    if aggregation == "minimum":
         return min(scores)
     order = (
-        sorted(range(len(concepts)), key=lambda at: log_frequency(concepts[at])) if ranking else range(len(concepts))
+        sorted(range(len(concepts)), key=lambda index: compute_log_frequency(concepts[index]))
+        if ranking
+        else range(len(concepts))
     )
-    ranked = [scores[at] for at in order]
-    if how == "rarest":
+    ranked = [scores[index] for index in order]
+    if aggregation == "rarest":
         return ranked[0]
     return float(np.average(ranked, weights=R ** -np.arange(len(ranked))))
 
 
 def compute_threshold(scores: Sequence[float]) -> float:
-    """h from the scores of basic concepts: the midpoint of the 95 % interval, by bootstrap, of their 5th percentile.
+    """Compute the threshold h from the scores of basic concepts.
 
-    So about one in twenty instructions on what everybody knows has a lower score. The paper does not say of which
-    figure the interval is; its authors' code takes this one.
+    h is the midpoint of the 95 % bootstrap interval of their 5th percentile, so about one in twenty instructions on
+    what everybody knows has a lower score. The paper does not name the statistic of the interval; its authors' code
+    takes this one.
+
+    Args:
+        scores: s_i of the basic concepts, (concepts,).
+
+    Returns:
+        h.
     """
-    drawn = np.random.default_rng(_SEED).choice(np.asarray(scores), (_DRAWS, len(scores)))
-    return float(np.quantile(np.quantile(drawn, 0.05, axis=1), (0.025, 0.975)).mean())
+    resamples = np.random.default_rng(_SEED).choice(np.asarray(scores), (_RESAMPLES, len(scores)))
+    return float(np.quantile(np.quantile(resamples, 0.05, axis=1), (0.025, 0.975)).mean())

@@ -12,7 +12,7 @@ from abstain.llm.engine.requests import ConstrainedGenerate, Generate
 from abstain.llm.familiarity.aggregation import Aggregation, aggregate, compute_threshold
 from abstain.llm.familiarity.concepts import Span, parse_listed_concepts, recognize_concepts, select_concepts
 from abstain.llm.familiarity.guessing import ConceptGuesser, GuessedConcept
-from abstain.llm.familiarity.words import log_frequency
+from abstain.llm.familiarity.words import compute_log_frequency
 from abstain.llm.features.feature_store import FeatureStore, OnProgress
 from abstain.llm.features.shard_job import JobStats
 
@@ -23,10 +23,18 @@ MAX_CONCEPTS = 20
 
 @dataclass(frozen=True)
 class FamiliarityConfig:
-    """How concepts are found, guessed and weighed; the defaults are the paper's, but for `extraction`.
+    """Options of concept extraction, guessing and aggregation. Except `extraction`, the defaults are the paper's.
 
-    `domain`: what the base model is told to look for, with `extraction="llm"`, such as "medical". `explanation_tokens`
-    is l_F, `beams` T_B and `guess_tokens` l_B.
+    Attributes:
+        extraction: `ner` finds concepts with spaCy, `llm` lets the base model list them.
+        domain: Domain of the entities that the base model lists, such as "medical"; for `llm` only.
+        grouping: Whether to merge adjacent concepts.
+        filtering: Whether to drop concepts of common words only.
+        ranking: Whether to rank concepts by frequency score.
+        aggregation: How the scores of concepts are combined.
+        explanation_tokens: l_F, the limit of the tokens of an explanation.
+        beams: T_B, the number of beams of a guess.
+        guess_tokens: l_B, the limit of the tokens of a guess.
     """
 
     extraction: Extraction = "ner"
@@ -42,94 +50,153 @@ class FamiliarityConfig:
 
 @dataclass(frozen=True)
 class Familiarity:
-    """An instruction's concepts, guessed, in its order, and its score s_f, from 0 to 1.
+    """The familiarity of an instruction.
 
-    None where no concept was found, or none that has a score. `left_out`: concepts beyond `MAX_CONCEPTS`.
+    Attributes:
+        concepts: The guessed concepts, in the order of the instruction.
+        score: s_f, from 0 to 1; None if no concept has a score.
+        left_out: Number of concepts beyond `MAX_CONCEPTS`.
     """
 
     concepts: tuple[GuessedConcept, ...]
     score: float | None
     left_out: int = 0
 
-    def unfamiliar(self, threshold: float) -> list[str]:
-        """The concepts whose own familiarity is below `threshold`, the least familiar first."""
-        known = sorted((one.score, one.concept) for one in self.concepts if one.score is not None)
-        return [concept for score, concept in known if score < threshold]
+    def find_unfamiliar(self, threshold: float) -> list[str]:
+        """Return the concepts whose own familiarity is below a threshold, the least familiar first.
+
+        Args:
+            threshold: The threshold, such as h.
+
+        Returns:
+            The concepts.
+        """
+        scored = sorted((guess.score, guess.concept) for guess in self.concepts if guess.score is not None)
+        return [concept for score, concept in scored if score < threshold]
 
 
 class SelfFamiliarity:
-    """The base model `model`, as `llm.model` names it, prompted as `layout` is: with ChatML or in plain text."""
+    """Self-Familiarity with one base model.
 
-    def __init__(self, model: str, layout: str, settings: Settings, method: FamiliarityConfig | None = None) -> None:
-        self.method = method or FamiliarityConfig()
+    Args:
+        model: Name of the base model, as in `llm.model`.
+        layout: Name of the prompt layout. Prompts are in ChatML if the layout is, and in plain text otherwise.
+        settings: Settings of the model and the feature cache.
+        config: Options; None for the defaults.
+    """
+
+    def __init__(self, model: str, layout: str, settings: Settings, config: FamiliarityConfig | None = None) -> None:
+        self.config = config or FamiliarityConfig()
         self.guesser = ConceptGuesser(
             FeatureStore(model, settings),
             "chatml" if "chatml" in layout else "plain",
-            Generate(self.method.explanation_tokens),
-            ConstrainedGenerate(self.method.beams, self.method.guess_tokens),
+            Generate(self.config.explanation_tokens),
+            ConstrainedGenerate(self.config.beams, self.config.guess_tokens),
         )
 
     @property
     def cost(self) -> JobStats:
-        """What the base model read and wrote so far; the rest came from the cache."""
+        """The work of the base model so far; other results came from the cache."""
         return self.guesser.cost
 
     def score(self, instructions: Sequence[str], progress: OnProgress = lambda done, total: None) -> list[Familiarity]:
-        """The familiarity of each instruction. A concept that several name is guessed once.
+        """Score the familiarity of instructions. A concept of several instructions is guessed once.
 
-        Raises `AbstainError` where a package of the extra `familiarity` is missing, and where an instruction or an
-        explanation does not fit the base model's window.
+        Args:
+            instructions: The instructions.
+            progress: Called with (done, total) requests.
+
+        Returns:
+            The familiarity of each instruction.
+
+        Raises:
+            AbstainError: A package of the extra `familiarity` is missing, or an instruction or an explanation exceeds
+                the context length.
         """
-        of_each = [self._rarest(concepts) for concepts in self.concepts(instructions, progress)]
-        guessed = self.guesser.guess([concept for kept, _ in of_each for concept in kept], progress)
-        return [self._aggregate([guessed[concept] for concept in kept], left_out) for kept, left_out in of_each]
-
-    def forward_tokens(self, instructions: Sequence[str]) -> float:
-        """The most tokens that the base model runs for an instruction, in the mean, if it knows none of its concepts
-        from before."""
-        most = [sum(map(self.guesser.most_tokens, self._rarest(of)[0])) for of in self.concepts(instructions)]
-        return sum(most) / max(len(most), 1)
-
-    def concepts(self, instructions: Sequence[str], progress: OnProgress = lambda done, total: None) -> list[list[str]]:
-        """The concepts of each instruction, in its order."""
-        how = self.method
-        spans: list[list[Span]]
-        if how.extraction == "ner":
-            spans = recognize_concepts(instructions)
-        else:
-            answers = self.guesser.list_concepts(instructions, how.domain, progress)
-            spans = [parse_listed_concepts(text, answer) for text, answer in zip(instructions, answers, strict=True)]
+        selections = [self._select_rarest(concepts) for concepts in self.extract_concepts(instructions, progress)]
+        guesses = self.guesser.guess([concept for selected, _ in selections for concept in selected], progress)
         return [
-            select_concepts(text, found, grouping=how.grouping, filtering=how.filtering)
-            for text, found in zip(instructions, spans, strict=True)
+            self._aggregate([guesses[concept] for concept in selected], left_out) for selected, left_out in selections
         ]
 
-    def threshold(self, progress: OnProgress = lambda done, total: None) -> float:
-        """h: below it, an instruction is less familiar than what everybody knows (`basic_concepts`)."""
-        guessed = self.guesser.guess(basic_concepts(), progress).values()
-        return compute_threshold([one.score for one in guessed if one.score is not None])
+    def estimate_forward_tokens(self, instructions: Sequence[str]) -> float:
+        """Return the mean over instructions of the most tokens that are run for one, if none of its concepts is cached.
 
-    def known_threshold(self) -> float | None:
-        """`threshold`, where the cache has every basic concept: computing it anew takes minutes."""
-        return self.threshold() if self.guesser.is_known(basic_concepts()) else None
+        Args:
+            instructions: The instructions.
 
-    def _rarest(self, concepts: Sequence[str]) -> tuple[list[str], int]:
-        """At most `MAX_CONCEPTS` of `concepts`, in their order, and the number of those left out."""
-        rarest = set(sorted(concepts, key=log_frequency)[:MAX_CONCEPTS])
-        kept = [concept for concept in concepts if concept in rarest]
-        return kept, len(concepts) - len(kept)
+        Returns:
+            The number of tokens per instruction.
+        """
+        max_tokens = [
+            sum(map(self.guesser.count_max_tokens, self._select_rarest(concepts)[0]))
+            for concepts in self.extract_concepts(instructions)
+        ]
+        return sum(max_tokens) / max(len(max_tokens), 1)
 
-    def _aggregate(self, guessed: Sequence[GuessedConcept], left_out: int) -> Familiarity:
-        scored = [(one.concept, one.score) for one in guessed if one.score is not None]
+    def extract_concepts(
+        self, instructions: Sequence[str], progress: OnProgress = lambda done, total: None
+    ) -> list[list[str]]:
+        """Extract the concepts of instructions.
+
+        Args:
+            instructions: The instructions.
+            progress: Called with (done, total) requests, with `extraction="llm"`.
+
+        Returns:
+            The concepts of each instruction, in its order.
+        """
+        config = self.config
+        spans: list[list[Span]]
+        if config.extraction == "ner":
+            spans = recognize_concepts(instructions)
+        else:
+            answers = self.guesser.list_concepts(instructions, config.domain, progress)
+            spans = [parse_listed_concepts(text, answer) for text, answer in zip(instructions, answers, strict=True)]
+        return [
+            select_concepts(text, text_spans, grouping=config.grouping, filtering=config.filtering)
+            for text, text_spans in zip(instructions, spans, strict=True)
+        ]
+
+    def estimate_threshold(self, progress: OnProgress = lambda done, total: None) -> float:
+        """Estimate the threshold h, below which an instruction is less familiar than what everybody knows.
+
+        Args:
+            progress: Called with (done, total) requests.
+
+        Returns:
+            h, from the scores of `load_basic_concepts`.
+        """
+        guesses = self.guesser.guess(load_basic_concepts(), progress).values()
+        return compute_threshold([guess.score for guess in guesses if guess.score is not None])
+
+    def get_cached_threshold(self) -> float | None:
+        """Return the threshold h if the cache has every basic concept, else None: computing it anew takes minutes."""
+        return self.estimate_threshold() if self.guesser.is_cached(load_basic_concepts()) else None
+
+    def _select_rarest(self, concepts: Sequence[str]) -> tuple[list[str], int]:
+        """Return the `MAX_CONCEPTS` rarest of `concepts`, in their order, and the number of those left out."""
+        rarest = set(sorted(concepts, key=compute_log_frequency)[:MAX_CONCEPTS])
+        selected = [concept for concept in concepts if concept in rarest]
+        return selected, len(concepts) - len(selected)
+
+    def _aggregate(self, guesses: Sequence[GuessedConcept], left_out: int) -> Familiarity:
+        scored = [(guess.concept, guess.score) for guess in guesses if guess.score is not None]
         if not scored:
-            return Familiarity(tuple(guessed), None, left_out)
+            return Familiarity(tuple(guesses), None, left_out)
         concepts, scores = zip(*scored, strict=True)
-        how = self.method
-        score = aggregate(concepts, scores, how.aggregation, ranking=how.ranking)
-        return Familiarity(tuple(guessed), score, left_out)
+        config = self.config
+        score = aggregate(concepts, scores, config.aggregation, ranking=config.ranking)
+        return Familiarity(tuple(guesses), score, left_out)
 
 
-def basic_concepts() -> list[str]:
-    """Things that every base model is taken to know; an instruction about one alone has its score."""
+def load_basic_concepts() -> list[str]:
+    """Load the names of things that every base model is assumed to know.
+
+    An instruction about one of them has its score.
+
+    Returns:
+        The concepts.
+    """
     file = resources.files("abstain.llm.familiarity") / "basic_concepts.txt"
     return file.read_text(encoding="utf-8").splitlines()

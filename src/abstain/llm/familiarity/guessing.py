@@ -1,7 +1,7 @@
-"""Concept guessing (eqs. 2 to 5): the base model explains a concept, and guesses it from the explanation without it.
+"""Concept guessing (eqs. 2 to 5): the base model explains a concept, and guesses it from the masked explanation.
 
 Every request goes through the feature cache, so a concept is guessed once by a base model with the same prompts and
-lengths, and a warm cache needs the model's tokenizer alone.
+lengths, and a warm cache only needs the model's tokenizer.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from abstain.llm.features.feature_store import FeatureStore, OnProgress
 from abstain.llm.features.shard_job import JobStats
 
 LIST_TOKENS = 64
-"""The most tokens of a list of concepts."""
+"""Limit of the tokens of a list of concepts."""
 
 
 @dataclass(frozen=True)
 class GuessedConcept:
-    """A concept, what the base model says of it, and how well it guesses the concept from that.
+    """A concept, the base model's explanation of it, and how well the model guesses the concept from that.
 
-    `explanation`: masked. `guess`: the likeliest answer that contains the concept. `score`: s_i of eq. 5, from 0 to 1;
-    0 where the explanation says nothing, None where the concept has more tokens than a guess.
+    Attributes:
+        concept: The concept.
+        explanation: Its explanation, with the concept masked.
+        guess: The likeliest answer that contains the concept.
+        score: s_i of eq. 5, from 0 to 1; 0 if the explanation says nothing, None if the concept has more tokens than a
+            guess.
     """
 
     concept: str
@@ -40,9 +44,14 @@ class GuessedConcept:
 
 @dataclass
 class ConceptGuesser:
-    """The base model of `store`, asked with the prompts of `template`, "chatml" or "plain" (engine/questions).
+    """A base model that guesses concepts.
 
-    `cost`: what was computed so far; the rest came from the cache.
+    Attributes:
+        store: Feature store of the base model.
+        template: Prompts to use, "chatml" or "plain" (engine/questions).
+        explanation: Operation that explains a concept.
+        search: Operation that guesses a concept.
+        cost: Work of the base model so far; other results came from the cache.
     """
 
     store: FeatureStore
@@ -54,57 +63,98 @@ class ConceptGuesser:
     def guess(
         self, concepts: Sequence[str], progress: OnProgress = lambda done, total: None
     ) -> dict[str, GuessedConcept]:
-        """Each of `concepts`, guessed. Raises `AbstainError` where the base model's window is too short for it."""
-        asked = list(dict.fromkeys(concepts))
-        found = {one.concept: one for one in _explained(asked, self._written(self._explanations(asked), progress))}
-        meant = [one for one in found.values() if has_content_word(one.explanation)]
-        requests = self._guesses(meant)
+        """Guess concepts from the base model's own explanations of them.
+
+        Args:
+            concepts: The concepts.
+            progress: Called with (done, total) requests.
+
+        Returns:
+            Concept -> its guess.
+
+        Raises:
+            AbstainError: The base model's context length is too short for a prompt.
+        """
+        unique_concepts = list(dict.fromkeys(concepts))
+        texts = self._generate_texts(self._make_explanation_requests(unique_concepts), progress)
+        guesses = {guess.concept: guess for guess in _mask_explanations(unique_concepts, texts)}
+        guessable = [guess for guess in guesses.values() if has_content_word(guess.explanation)]
+        requests = self._make_guess_requests(guessable)
         self._compute(requests, progress)
-        for at, row in self.store.read(requests):
-            one = meant[at]
+        for index, row in self.store.read(requests):
+            guess = guessable[index]
             score = exp(float(row[:, 1].double().mean())) if len(row) else None
-            found[one.concept] = GuessedConcept(one.concept, one.explanation, _text(self._tokenizer, row[:, 0]), score)
-        return found
+            text = _decode_text(self._tokenizer, row[:, 0])
+            guesses[guess.concept] = GuessedConcept(guess.concept, guess.explanation, text, score)
+        return guesses
 
-    def is_known(self, concepts: Sequence[str]) -> bool:
-        """Whether the cache has all that `guess` needs of `concepts`."""
-        prompts = self._explanations(concepts)
-        if self.store.missing(prompts):
+    def is_cached(self, concepts: Sequence[str]) -> bool:
+        """Return whether the cache has all results that `guess` needs.
+
+        Args:
+            concepts: The concepts.
+
+        Returns:
+            Whether nothing must be computed.
+        """
+        prompts = self._make_explanation_requests(concepts)
+        if self.store.count_missing(prompts):
             return False
-        written = read_texts(self.store, self._tokenizer, prompts)
-        meant = [one for one in _explained(concepts, written) if has_content_word(one.explanation)]
-        return not self.store.missing(self._guesses(meant))
+        texts = read_texts(self.store, self._tokenizer, prompts)
+        guessable = [guess for guess in _mask_explanations(concepts, texts) if has_content_word(guess.explanation)]
+        return not self.store.count_missing(self._make_guess_requests(guessable))
 
-    def _explanations(self, concepts: Sequence[str]) -> list[Request]:
-        return [self._request("explain", concept, self.explanation, concept) for concept in concepts]
+    def _make_explanation_requests(self, concepts: Sequence[str]) -> list[Request]:
+        return [self._make_request("explain", concept, self.explanation, concept) for concept in concepts]
 
-    def _guesses(self, explained: Sequence[GuessedConcept]) -> list[Request]:
-        return [self._request("guess", one.explanation, self.search, one.concept) for one in explained]
+    def _make_guess_requests(self, guesses: Sequence[GuessedConcept]) -> list[Request]:
+        return [self._make_request("guess", guess.explanation, self.search, guess.concept) for guess in guesses]
 
-    def most_tokens(self, concept: str) -> int:
-        """The most tokens that the base model runs to guess `concept`: both prompts, l_F twice, and T_B times l_B."""
-        prompts = (self._request("explain", concept, self.explanation, concept).prompt, self._prompt("guess", ""))
-        read = sum(len(encode_prompt(self._tokenizer, prompt).ids) for prompt in prompts)
-        return read + 2 * self.explanation.max_new_tokens + self.search.beams * self.search.max_new_tokens
+    def count_max_tokens(self, concept: str) -> int:
+        """Return the most tokens that are run to guess a concept: both prompts, l_F twice, and T_B times l_B.
+
+        Args:
+            concept: The concept.
+
+        Returns:
+            The number of tokens.
+        """
+        prompts = (
+            self._make_request("explain", concept, self.explanation, concept).prompt,
+            self._render_prompt("guess", ""),
+        )
+        prompt_tokens = sum(len(encode_prompt(self._tokenizer, prompt).ids) for prompt in prompts)
+        return prompt_tokens + 2 * self.explanation.max_new_tokens + self.search.beams * self.search.max_new_tokens
 
     def list_concepts(self, instructions: Sequence[str], domain: str, progress: OnProgress) -> list[str]:
-        """What the base model writes when asked for the named entities of each instruction."""
+        """Let the base model list the named entities of instructions.
+
+        Args:
+            instructions: The instructions.
+            domain: Domain of the entities; empty for any.
+            progress: Called with (done, total) requests.
+
+        Returns:
+            The model's answer to each instruction.
+        """
         contexts = [f" in {domain} domain"] if domain else []
         layout = load_layout(f"concept-list-{self.template}-v1", "questions")
         requests = [
             Request(layout.render(text, contexts, None), Generate(LIST_TOKENS), f"instruction {text[:40]!r}")
             for text in instructions
         ]
-        return self._written(requests, progress)
+        return self._generate_texts(requests, progress)
 
-    def _request(self, question: str, text: str, ask: Generate | ConstrainedGenerate, concept: str) -> Request:
-        target = (Segment("target", concept),) if isinstance(ask, ConstrainedGenerate) else ()
-        return Request(self._prompt(question, text) + target, ask, f"concept {concept!r}")
+    def _make_request(
+        self, question: str, text: str, operation: Generate | ConstrainedGenerate, concept: str
+    ) -> Request:
+        target = (Segment("target", concept),) if isinstance(operation, ConstrainedGenerate) else ()
+        return Request(self._render_prompt(question, text) + target, operation, f"concept {concept!r}")
 
-    def _prompt(self, question: str, text: str) -> PromptSegments:
+    def _render_prompt(self, question: str, text: str) -> PromptSegments:
         return load_layout(f"concept-{question}-{self.template}-v1", "questions").render(text, (), None)
 
-    def _written(self, requests: Sequence[Request], progress: OnProgress) -> list[str]:
+    def _generate_texts(self, requests: Sequence[Request], progress: OnProgress) -> list[str]:
         self._compute(requests, progress)
         return read_texts(self.store, self._tokenizer, requests)
 
@@ -116,19 +166,28 @@ class ConceptGuesser:
         return load_tokenizer(find_model(self.store.model, self.store.settings))
 
 
-def _explained(concepts: Sequence[str], written: Sequence[str]) -> list[GuessedConcept]:
-    """`concepts` with what was written about each, and not yet guessed."""
+def _mask_explanations(concepts: Sequence[str], texts: Sequence[str]) -> list[GuessedConcept]:
+    """Return `concepts` with their masked explanations, not yet guessed."""
     return [
         GuessedConcept(concept, mask_concept(text, concept), "", 0.0)
-        for text, concept in zip(written, concepts, strict=True)
+        for text, concept in zip(texts, concepts, strict=True)
     ]
 
 
 def read_texts(store: FeatureStore, tokenizer: Any, requests: Sequence[Request]) -> list[str]:
-    """What the base model wrote for each of `requests`, which are computed already."""
+    """Read generated texts from the cache.
+
+    Args:
+        store: Feature store of the base model.
+        tokenizer: Its tokenizer.
+        requests: Requests whose results are already computed.
+
+    Returns:
+        The text generated for each request.
+    """
     rows = dict(store.read(requests))
-    return [_text(tokenizer, rows[at][:, 0]) for at in range(len(requests))]
+    return [_decode_text(tokenizer, rows[index][:, 0]) for index in range(len(requests))]
 
 
-def _text(tokenizer: Any, tokens: Any) -> str:
+def _decode_text(tokenizer: Any, tokens: Any) -> str:
     return str(tokenizer.decode(tokens.int().tolist(), skip_special_tokens=True)).strip()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from abstain.llm.familiarity.words import words_of
+from abstain.llm.familiarity.words import split_words
 
 MASK = "..."
 _FUNCTION_WORDS = (
@@ -19,36 +19,50 @@ _SHORTEST_STEM = 3
 
 
 def mask_concept(explanation: str, concept: str) -> str:
-    """`explanation` with every word of `concept`, in any case and inflection, replaced by the mask.
+    """Replace every word of a concept in an explanation, in any case and inflection, by the mask.
 
-    Function words are not masked, unless the concept has no others. In scripts without spaces the concept is masked
-    as a whole.
+    Function words are not masked, unless the concept has no others. In scripts without spaces the concept is masked as
+    a whole.
+
+    Args:
+        explanation: The explanation.
+        concept: The concept.
+
+    Returns:
+        The masked explanation.
     """
     if _UNSPACED.search(concept):
         explanation = re.sub(re.escape(concept), MASK, explanation, flags=re.IGNORECASE)
-    content = [word for word in words_of(concept) if word.casefold() not in _NOT_MASKED]
-    stems = {_stem(word) for word in content or words_of(concept)}
-    for word in sorted(set(words_of(explanation)), key=len, reverse=True):
+    content = [word for word in split_words(concept) if word.casefold() not in _NOT_MASKED]
+    stems = {_stem(word) for word in content or split_words(concept)}
+    for word in sorted(set(split_words(explanation)), key=len, reverse=True):
         if _stem(word) in stems:
             explanation = re.sub(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])", MASK, explanation)
     return explanation
 
 
 def has_content_word(explanation: str) -> bool:
-    """Whether a masked explanation has a word left from which the concept could be guessed."""
-    return any(word.casefold() not in _NOT_MASKED for word in words_of(explanation))
+    """Return whether a masked explanation has a word left from which the concept could be guessed.
+
+    Args:
+        explanation: The masked explanation.
+
+    Returns:
+        Whether it has a word that is neither masked nor a function word.
+    """
+    return any(word.casefold() not in _NOT_MASKED for word in split_words(explanation))
 
 
 def _stem(word: str) -> str:
-    """`word` without the ending of a plural, a possessive or a verb's form: equal for the forms of one word.
+    """Return `word` without the ending of a plural, a possessive or a verb's form: equal for the forms of one word.
 
-    It need not be a word. Derived words keep theirs: "photosynthetic" is no form of "photosynthesis".
+    The stem need not be a word. Derived words keep their ending: "photosynthetic" is no form of "photosynthesis".
     """
     word = re.sub(r"['’]s?$", "", word.casefold().replace("’", "'"))
-    for ending, instead in (("ies", "y"), ("ied", "y"), ("ing", ""), ("ed", ""), ("is", ""), ("s", "")):
-        cut = word.removesuffix(ending) + instead
-        if word.endswith(ending) and not word.endswith("ss") and len(cut) >= _SHORTEST_STEM:
-            word = cut
+    for ending, replacement in (("ies", "y"), ("ied", "y"), ("ing", ""), ("ed", ""), ("is", ""), ("s", "")):
+        shortened = word.removesuffix(ending) + replacement
+        if word.endswith(ending) and not word.endswith("ss") and len(shortened) >= _SHORTEST_STEM:
+            word = shortened
             break
     word = word.removesuffix("e")
     return word[:-1] if len(word) > _SHORTEST_STEM and word[-1:] == word[-2:-1] else word

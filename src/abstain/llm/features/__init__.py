@@ -1,1 +1,1 @@
-"""The content-addressed feature cache, and the shards of work that fill it."""
+"""Content-addressed feature cache, and the shards of work that fill it."""

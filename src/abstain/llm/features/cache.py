@@ -1,12 +1,12 @@
-"""The content-addressed feature cache: the key of a row of states is a digest of its inputs.
+"""Content-addressed feature cache: the key of a row of states is a digest of its inputs.
 
 Notes:
 
-* A *space* fixes everything that is equal for many rows (base model and tokenizer, dtype, request kind,
-  engine version); a *key* is the digest of one pass's text. Nothing about runs or hosts is in either.
-* Any number of hosts write at the same time without a lock: a shard appears whole, and is named by its rows, so
-  two writers of one row store it twice at most.
-* Rows are read shard by shard, so memory holds one shard, and a damaged one costs a recomputation, never a run.
+* A namespace fixes the properties that many rows share (base model and tokenizer, dtype, operation, engine version). A
+  key is the digest of the text of one prompt. Neither depends on a run or a host.
+* Any number of hosts can write at the same time without a lock. A shard appears whole and is named by its rows, so two
+  writers of one row store it twice at most.
+* Rows are read shard by shard, so memory holds one shard, and a damaged shard costs a recomputation, never a run.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from abstain.llm.features.shard import (
     CacheNamespace,
     DamagedShard,
     Header,
-    encode,
+    encode_shard,
+    list_shards,
     load_shard,
     parse_header,
     quarantine,
-    shards,
 )
 
 __all__ = ["CacheNamespace", "FeatureCache", "prompt_key", "write_rows"]
@@ -37,121 +37,165 @@ __all__ = ["CacheNamespace", "FeatureCache", "prompt_key", "write_rows"]
 log = logging.getLogger(__name__)
 
 
-def prompt_key(pass_: PromptSegments) -> str:
-    """sha256 (hex) of a pass's segments: equal text in equal segments, equal key."""
-    return hashlib.sha256(repr([(s.name, s.text, s.literal, s.eos) for s in pass_]).encode()).hexdigest()
+def prompt_key(prompt: PromptSegments) -> str:
+    """Return the sha256 (hex) of the segments of a prompt: equal text in equal segments gives an equal key."""
+    return hashlib.sha256(
+        repr([(segment.name, segment.text, segment.literal, segment.eos) for segment in prompt]).encode()
+    ).hexdigest()
 
 
 def write_rows(store: FileStore, namespace: CacheNamespace, rows: Mapping[str, Tensor]) -> Header:
-    """Write `rows`, key -> (n, w), as one shard, without reading the index."""
-    header, content = encode(namespace, rows)
+    """Write rows as one shard without reading the index.
+
+    Args:
+        store: Storage of the cache.
+        namespace: Namespace of the rows.
+        rows: Key -> row `(n, width)`; at least one.
+
+    Returns:
+        The header of the new shard.
+
+    Raises:
+        ValueError: The rows differ in width or dtype, or the dtype is not a float.
+        AbstainError: The storage cannot be written.
+    """
+    header, content = encode_shard(namespace, rows)
     store.write(header.name, content)
     return header
 
 
 class FeatureCache:
-    """Rows of one `CacheNamespace` under `root`, a local path or an fsspec URL.
+    """Rows of one `CacheNamespace`, stored below a root.
 
-    Sees the shards that were there when it was opened or refreshed, and its own. Opening writes nothing, unless a
-    shard with a damaged header is there to be moved. Every method raises `AbstainError` where the root cannot be
-    read or written.
+    The cache sees the shards that existed when it was opened or refreshed, and those that it writes. Opening it writes
+    nothing, unless a shard with a damaged header has to be moved.
+
+    Args:
+        root: A local path or an fsspec URL.
+        namespace: Namespace of the rows.
+
+    Raises:
+        AbstainError: The root cannot be read or written; this applies to every method.
     """
 
-    def __init__(self, root: str | Path, space: CacheNamespace) -> None:
-        self.space = space
+    def __init__(self, root: str | Path, namespace: CacheNamespace) -> None:
+        self.namespace = namespace
         self._store = FileStore(root)
         self._shards: dict[str, Header] = {}
-        self._holders: dict[str, list[str]] = {}  # key -> the shards that hold it
+        self._shards_by_key: dict[str, list[str]] = {}  # names of the shards that hold a key
         self.refresh()
 
     def refresh(self) -> None:
-        """List the shards again: other writers' new ones are seen, and pruned ones forgotten."""
-        there = {entry.name: entry for entry in shards(self._store, self.space.digest)}
-        for name in self._shards.keys() - there.keys():
-            self._forget(name)
-        for entry, head in self._store.heads([there[name] for name in there.keys() - self._shards.keys()]):
+        """List the shards again: add the new ones of other writers, and drop those that were pruned."""
+        entries_by_name = {entry.name: entry for entry in list_shards(self._store, self.namespace.digest)}
+        for name in self._shards.keys() - entries_by_name.keys():
+            self._remove_shard(name)
+        for entry, head in self._store.read_heads(
+            [entries_by_name[name] for name in entries_by_name.keys() - self._shards.keys()]
+        ):
             if head is None:
                 continue
             try:
                 header = parse_header(head, entry.size)
                 if header.name != entry.name:
                     raise DamagedShard("its name is another shard's")
-            except DamagedShard as damage:
+            except DamagedShard as error:
                 quarantine(self._store, entry.name)
-                self._quarantine_shard(entry.name, damage)
+                self._quarantine_shard(entry.name, error)
             else:
-                self._remember(header)
+                self._add_shard(header)
 
-    def missing(self, keys: Iterable[str]) -> list[str]:
-        """The `keys` that are not in the cache, each once, in order."""
-        return [key for key in dict.fromkeys(keys) if key not in self._holders]
+    def find_missing(self, keys: Iterable[str]) -> list[str]:
+        """Return the keys that are not in the cache, each once, in the order of `keys`."""
+        return [key for key in dict.fromkeys(keys) if key not in self._shards_by_key]
 
-    def put(self, rows: Mapping[str, Tensor]) -> None:
-        """Write `rows`, key -> (n, w), as one shard; nothing where there are none.
+    def write(self, rows: Mapping[str, Tensor]) -> None:
+        """Write rows as one shard; do nothing if there are none.
 
-        ValueError for rows that are not of the space's one width and float dtype.
+        Args:
+            rows: Key -> row `(n, width)`.
+
+        Raises:
+            ValueError: The rows differ from the width or the float dtype of the namespace.
         """
         if not rows:
             return
-        kind = next((row.shape[-1], row.dtype) for row in rows.values())
-        if self.width_dtype() not in (None, kind):
-            raise ValueError(f"rows of this space are {self.width_dtype()}, not {kind}")
-        self._remember(write_rows(self._store, self.space, rows))
+        width_and_dtype = next((row.shape[-1], row.dtype) for row in rows.values())
+        if self.get_width_and_dtype() not in (None, width_and_dtype):
+            raise ValueError(f"rows of this space are {self.get_width_and_dtype()}, not {width_and_dtype}")
+        self._add_shard(write_rows(self._store, self.namespace, rows))
 
-    def lengths(self, keys: Iterable[str]) -> list[int]:
-        """The number of vectors of each of `keys`, from the index alone. KeyError for one that is missing."""
-        places = [self._shards[self._holders[key][0]].rows[key] for key in keys]
-        return [last - first for first, last in places]
+    def get_lengths(self, keys: Iterable[str]) -> list[int]:
+        """Return the number of vectors of each key, read from the index only.
 
-    def width_dtype(self) -> tuple[int, torch.dtype] | None:
-        """Width and dtype of all rows, from the index alone; None while there are none."""
+        Args:
+            keys: Keys of cached rows.
+
+        Returns:
+            One number per key, in order.
+
+        Raises:
+            KeyError: A key is not in the cache.
+        """
+        spans = [self._shards[self._shards_by_key[key][0]].rows[key] for key in keys]
+        return [last - first for first, last in spans]
+
+    def get_width_and_dtype(self) -> tuple[int, torch.dtype] | None:
+        """Return width and dtype of all rows, read from the index only; None if there are no rows."""
         return next(((header.width, header.dtype) for header in self._shards.values()), None)
 
     def read(self, keys: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield every cached one of `keys` once, with its row (n, w), shard by shard, in no guaranteed order.
+        """Yield each cached row once, shard by shard, in no guaranteed order.
 
-        A shard's checksum is verified before any of its rows is given. Rows of a damaged shard come from another
-        shard that holds them; otherwise they are not given and are `missing` again: compute them, and read again.
+        The checksum of a shard is verified before any of its rows is yielded. Rows of a damaged shard come from another
+        shard that holds them. If there is none, they are not yielded, and `find_missing` reports them again: compute
+        them, then read again.
+
+        Args:
+            keys: Keys of the rows to read; those that are not cached are ignored.
+
+        Yields:
+            Key and row `(n, width)`.
         """
-        todo = list(dict.fromkeys(keys))
-        while todo := [key for key in todo if key in self._holders]:
-            again: list[str] = []
-            for name, wanted in self._by_shard(todo).items():
+        remaining = list(dict.fromkeys(keys))
+        while remaining := [key for key in remaining if key in self._shards_by_key]:
+            retry: list[str] = []
+            for name, shard_keys in self._group_by_shard(remaining).items():
                 try:
                     header, states = load_shard(self._store, name)
-                except (DamagedShard, FileNotFoundError) as damage:
-                    self._quarantine_shard(name, damage)
-                    again += wanted
+                except (DamagedShard, FileNotFoundError) as error:
+                    self._quarantine_shard(name, error)
+                    retry += shard_keys
                     continue
-                for key in wanted:
+                for key in shard_keys:
                     first, last = header.rows[key]
                     yield key, states[first:last].clone()  # a row must not keep its shard in memory
                 del states  # before the next one is read
-            todo = again
+            remaining = retry
 
-    def _by_shard(self, keys: Iterable[str]) -> dict[str, list[str]]:
-        """The shard from which to read each of `keys`; where there is a choice, one that is read anyway."""
-        chosen: dict[str, list[str]] = {}
+    def _group_by_shard(self, keys: Iterable[str]) -> dict[str, list[str]]:
+        """Choose a shard for each key: if several hold it, one that is read anyway."""
+        keys_by_shard: dict[str, list[str]] = {}
         for key in keys:
-            holders = self._holders[key]
-            name = next((name for name in holders if name in chosen), holders[0])
-            chosen.setdefault(name, []).append(key)
-        return chosen
+            shard_names = self._shards_by_key[key]
+            name = next((name for name in shard_names if name in keys_by_shard), shard_names[0])
+            keys_by_shard.setdefault(name, []).append(key)
+        return keys_by_shard
 
-    def _remember(self, header: Header) -> None:
-        self._forget(header.name)
+    def _add_shard(self, header: Header) -> None:
+        self._remove_shard(header.name)
         self._shards[header.name] = header
         for key in header.rows:
-            self._holders.setdefault(key, []).append(header.name)
+            self._shards_by_key.setdefault(key, []).append(header.name)
 
-    def _quarantine_shard(self, name: str, damage: Exception) -> None:
-        self._forget(name)
-        if isinstance(damage, DamagedShard):
-            log.warning("%s/%s: %s; it is in quarantine/ now, its rows are missing", self._store.url, name, damage)
+    def _quarantine_shard(self, name: str, error: Exception) -> None:
+        self._remove_shard(name)
+        if isinstance(error, DamagedShard):
+            log.warning("%s/%s: %s; it is in quarantine/ now, its rows are missing", self._store.url, name, error)
 
-    def _forget(self, name: str) -> None:
+    def _remove_shard(self, name: str) -> None:
         header = self._shards.pop(name, None)
         for key in header.rows if header else ():
-            self._holders[key].remove(name)
-            if not self._holders[key]:
-                del self._holders[key]
+            self._shards_by_key[key].remove(name)
+            if not self._shards_by_key[key]:
+                del self._shards_by_key[key]

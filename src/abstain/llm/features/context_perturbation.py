@@ -3,9 +3,9 @@
 Notes:
 
 * A context is perturbed as a whole: K of the tokens of all its chunks. The text between chunks and the number of chunks
-  stay, so that prompt layouts need no special case for a perturbed interaction.
-* The perturbation model uses the same cache and shards as the base model: a context that many questions share is
-  perturbed once, by workers where there are any.
+  stay the same, so prompt layouts need no special case for a perturbed interaction.
+* The perturbation model uses the same cache and shards as the base model. A context that many questions share is
+  perturbed once, by workers if there are any.
 """
 
 from __future__ import annotations
@@ -20,21 +20,26 @@ from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import Perturb, Request
-from abstain.llm.engine.tokenization import ContextWindow
+from abstain.llm.engine.tokenization import ContextLimit
 from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, OnProgress
 from abstain.llm.features.shard_job import JobStats, ShardRunner, row_key
-from abstain.llm.perturbation.engines import AROUND
-from abstain.llm.perturbation.text import DiffPart, PerturbationStep, TokenTexts, apply_steps, diff, to_steps
+from abstain.llm.perturbation.engines import SURROUNDING_TOKENS
+from abstain.llm.perturbation.text import DiffPart, PerturbationStep, TokenTexts, apply_steps, make_diff, to_steps
 
 JOIN = Segment("join", "\n\n", literal=True)
 
 
 @dataclass(frozen=True)
 class ContextPerturber:
-    """The perturbation model `model`, as `llm.model` names one, and how it perturbs.
+    """A perturbation model, and how it perturbs the contexts of interactions.
 
-    `max_perturbed_tokens`: the most tokens that any set-up perturbs of the same texts. Iteratively by entropy, fewer
-    replacements are the first steps of more, so one request serves both.
+    Attributes:
+        params: Which tokens are replaced, in which order, how many, and in how many copies.
+        model: The perturbation model, named as in `llm.model`.
+        settings: Settings of this machine.
+        max_perturbed_tokens: The largest number of tokens that any configuration perturbs in the same texts. In
+            iterative replacement by entropy, fewer replacements are the first steps of more, so one request serves
+            both.
     """
 
     params: PerturbationParams
@@ -44,117 +49,153 @@ class ContextPerturber:
 
     @cached_property
     def operations(self) -> tuple[Perturb, ...]:
-        """One a copy, each under a seed of its own."""
-        how = self.params
-        begins = (how.where, how.when) == ("entropy", "iterative")
-        tokens = max(how.tokens, self.max_perturbed_tokens) if begins else how.tokens
-        return tuple(Perturb(how.where, how.when, tokens, how.seed + copy) for copy in range(how.copies))
+        """One operation per copy, each with its own seed."""
+        params = self.params
+        is_nested = (params.where, params.when) == ("entropy", "iterative")
+        tokens = max(params.tokens, self.max_perturbed_tokens) if is_nested else params.tokens
+        return tuple(Perturb(params.where, params.when, tokens, params.seed + copy) for copy in range(params.copies))
 
     def compute_missing(
         self,
         rows: Sequence[Interaction],
-        progress: OnProgress = lambda done, total: None,
+        on_progress: OnProgress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> JobStats:
-        """Compute the missing rows; the result is what that cost, as of `FeatureStore.compute_missing`."""
-        return self._rows.compute_missing(
-            ConcatRequests([self._requests(rows, ask) for ask in self.operations]), progress, runner
+        """Compute the perturbations that are not in the cache.
+
+        Args:
+            rows: Interactions whose contexts are perturbed.
+            on_progress: Called with (computed rows, missing rows).
+            runner: Where shards are computed; None computes them in this process.
+
+        Returns:
+            The cost, as from `FeatureStore.compute_missing`.
+        """
+        return self._store.compute_missing(
+            ConcatRequests([self._requests(rows, operation) for operation in self.operations]), on_progress, runner
         )
 
-    def run(self, rows: Sequence[Interaction]) -> None:
-        """Perturb without reading or writing the cache, as `FeatureStore.run`."""
-        self._rows.compute_uncached(ConcatRequests([self._requests(rows, ask) for ask in self.operations]))
+    def compute_uncached(self, rows: Sequence[Interaction]) -> None:
+        """Perturb the contexts of `rows` without using the cache, as `FeatureStore.compute_uncached` does."""
+        self._store.compute_uncached(ConcatRequests([self._requests(rows, operation) for operation in self.operations]))
 
-    def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
-        """The number of contexts to be perturbed, copies counted, and the number of distinct ones not cached."""
-        requests = ConcatRequests([self._requests(rows, ask) for ask in self.operations])
-        return sum(requests[at] is not None for at in range(len(requests))), self._rows.missing(requests)
+    def count_missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
+        """Count the contexts to perturb and those that are not cached.
 
-    def keys(self, rows: Sequence[Interaction]) -> dict[str, set[str]]:
-        """Digest of a cache space -> the keys of `rows` in it."""
+        Args:
+            rows: Interactions whose contexts are perturbed.
+
+        Returns:
+            The number of contexts to perturb, where each copy counts, and the number of distinct ones that are not
+            cached.
+        """
+        requests = ConcatRequests([self._requests(rows, operation) for operation in self.operations])
+        return sum(requests[index] is not None for index in range(len(requests))), self._store.count_missing(requests)
+
+    def collect_keys(self, rows: Sequence[Interaction]) -> dict[str, set[str]]:
+        """Return the cache keys of `rows` by the digest of their namespace."""
         return {
-            self._rows.get_namespace(ask).digest: {row_key(request) for request in self._requests(rows, ask) if request}
-            for ask in self.operations
+            self._store.get_namespace(operation).digest: {
+                row_key(request) for request in self._requests(rows, operation) if request
+            }
+            for operation in self.operations
         }
 
     def perturb(self, rows: Sequence[Interaction]) -> list[list[Interaction]]:
-        """Every copy of `rows` with perturbed contexts. A row without chunks, or whose context the perturbation model
-        cannot read at once, is as it was."""
+        """Return every copy of `rows` with perturbed contexts.
+
+        Args:
+            rows: Interactions to perturb.
+
+        Returns:
+            One list per copy, in the order of `rows`. A row stays unchanged if it has no chunks, or if the perturbation
+            model cannot read its context at once.
+        """
         return [
-            [self._changed(row, steps) for row, steps in zip(rows, self._steps(rows, ask), strict=True)]
-            for ask in self.operations
+            [self._replace_contexts(row, steps) for row, steps in zip(rows, self._steps(rows, operation), strict=True)]
+            for operation in self.operations
         ]
 
-    def diffs(self, row: Interaction) -> list[list[DiffPart]]:
-        """The first copy of every chunk of `row`, beside what it was."""
+    def diff_contexts(self, row: Interaction) -> list[list[DiffPart]]:
+        """Return the differences between each chunk of `row` and its first copy."""
         (steps,) = self._steps([row], self.operations[0])
-        return [diff(one.text, 2 * at, steps, self._pieces) for at, one in enumerate(row.contexts)]
+        return [
+            make_diff(context.text, 2 * index, steps, self._token_texts) for index, context in enumerate(row.contexts)
+        ]
 
     def list_replacements(self, row: Interaction) -> list[tuple[str, str, PerturbationStep]]:
-        """Old text, new text and step of each replacement in the first copy of `row`, in the order of replacement."""
+        """Return old text, new text and step of each replacement in the first copy of `row`, in replacement order."""
         (steps,) = self._steps([row], self.operations[0])
-        olds = [row.contexts[step.segment // 2].text[step.start : step.end] for step in steps]
+        old_texts = [row.contexts[step.segment // 2].text[step.start : step.end] for step in steps]
         return [
-            (old, self._pieces.replacement(old, step.new, step.start == 0), step)
-            for old, step in zip(olds, steps, strict=True)
+            (old_text, self._token_texts.make_replacement(old_text, step.new, step.start == 0), step)
+            for old_text, step in zip(old_texts, steps, strict=True)
         ]
 
     def count_remarks(self, rows: Sequence[Interaction]) -> dict[str, int]:
-        """The number of `rows` with each remark, by the first copy.
+        """Count the rows with each remark, by the first copy.
 
-        `empty`: nothing was retrieved, so P_c is B_c. `too_long`: more than the perturbation model reads at once, so
-        P_c is N_c. `fewer`: the context had fewer than K tokens that could be replaced, and all of these were.
-        `not_reproduced`: the tokenizer does not write back what it read; only the places that were replaced differ
-        all the same.
+        Args:
+            rows: Interactions to perturb.
+
+        Returns:
+            Remark -> number of rows. `empty`: nothing was retrieved, so P_c is B_c. `too_long`: the perturbation model
+            cannot read the context at once, so P_c is N_c. `fewer`: the context had fewer than K replaceable tokens,
+            and all of them were replaced. `not_reproduced`: the tokenizer does not write back the text that it read;
+            still, only the replaced places differ.
         """
-        found = dict.fromkeys(("empty", "too_long", "fewer", "not_reproduced"), 0)
+        counts = dict.fromkeys(("empty", "too_long", "fewer", "not_reproduced"), 0)
         for row, steps in zip(rows, self._steps(rows, self.operations[0]), strict=True):
             if not row.contexts:
-                found["empty"] += 1
-            elif self._excess(_pass(row)):
-                found["too_long"] += 1
+                counts["empty"] += 1
+            elif self._describe_overflow(_build_prompt(row)):
+                counts["too_long"] += 1
             else:
-                found["fewer"] += len(steps) < self.params.tokens
-                found["not_reproduced"] += not all(self._pieces.reproduces(one.text) for one in row.contexts)
-        return found
+                counts["fewer"] += len(steps) < self.params.tokens
+                counts["not_reproduced"] += not all(
+                    self._token_texts.can_reproduce(context.text) for context in row.contexts
+                )
+        return counts
 
     @cached_property
-    def _rows(self) -> FeatureStore:
+    def _store(self) -> FeatureStore:
         return FeatureStore(self.model, self.settings)
 
     @cached_property
-    def _pieces(self) -> TokenTexts:
+    def _token_texts(self) -> TokenTexts:
         return TokenTexts.from_tokenizer(load_tokenizer(find_model(self.model, self.settings)))
 
     @cached_property
-    def _window(self) -> ContextWindow:
-        return ContextWindow(find_model(self.model, self.settings))
+    def _context_window(self) -> ContextLimit:
+        return ContextLimit(find_model(self.model, self.settings))
 
-    def _excess(self, pass_: PromptSegments) -> str:
-        return self._window.describe_overflow(pass_, AROUND)
+    def _describe_overflow(self, prompt: PromptSegments) -> str:
+        return self._context_window.describe_overflow(prompt, SURROUNDING_TOKENS)
 
-    def _requests(self, rows: Sequence[Interaction], ask: Perturb) -> list[Request | None]:
-        passes = [(_pass(row), row.interaction_id) for row in rows]
+    def _requests(self, rows: Sequence[Interaction], operation: Perturb) -> list[Request | None]:
+        prompts = [(_build_prompt(row), row.interaction_id) for row in rows]
         return [
-            Request(pass_, ask, f"interaction {name}") if pass_ and not self._excess(pass_) else None
-            for pass_, name in passes
+            Request(prompt, operation, f"interaction {interaction_id}")
+            if prompt and not self._describe_overflow(prompt)
+            else None
+            for prompt, interaction_id in prompts
         ]
 
-    def _steps(self, rows: Sequence[Interaction], ask: Perturb) -> list[list[PerturbationStep]]:
-        found: list[list[PerturbationStep]] = [[] for _ in rows]
-        for at, result in self._rows.read(self._requests(rows, ask)):
-            found[at] = to_steps(result)[: self.params.tokens]
-        return found
+    def _steps(self, rows: Sequence[Interaction], operation: Perturb) -> list[list[PerturbationStep]]:
+        steps_by_row: list[list[PerturbationStep]] = [[] for _ in rows]
+        for index, result in self._store.read(self._requests(rows, operation)):
+            steps_by_row[index] = to_steps(result)[: self.params.tokens]
+        return steps_by_row
 
-    def _changed(self, row: Interaction, steps: Sequence[PerturbationStep]) -> Interaction:
+    def _replace_contexts(self, row: Interaction, steps: Sequence[PerturbationStep]) -> Interaction:
         contexts = tuple(
-            one.model_copy(update={"text": apply_steps(one.text, 2 * at, steps, self._pieces)})
-            for at, one in enumerate(row.contexts)
+            context.model_copy(update={"text": apply_steps(context.text, 2 * index, steps, self._token_texts)})
+            for index, context in enumerate(row.contexts)
         )
         return row.model_copy(update={"contexts": contexts})
 
 
-def _pass(row: Interaction) -> PromptSegments:
-    """The chunks of `row`, which are the even segments, and what stands between them."""
-    chunks = [Segment("chunk", one.text) for one in row.contexts]
-    return tuple(part for chunk in chunks for part in (JOIN, chunk))[1:]
+def _build_prompt(row: Interaction) -> PromptSegments:
+    """Return the chunks of `row`, which are the even segments, with the text between them."""
+    chunks = [Segment("chunk", context.text) for context in row.contexts]
+    return tuple(segment for chunk in chunks for segment in (JOIN, chunk))[1:]

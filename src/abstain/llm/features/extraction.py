@@ -1,7 +1,7 @@
-"""From interactions to the probe's input, and from chunks of the knowledge base to context-free features.
+"""From interactions to the input of the probe, and from chunks of the knowledge base to context-free features.
 
-A prompt that does not fit the base model's window is refused, or loses its lowest-ranked chunks (`llm.too_long`),
-before its key is made: the cache holds results for the prompt that was really read.
+A prompt that exceeds the context length of the base model makes the interaction unreadable, or loses its lowest-ranked
+chunks (`llm.too_long`). This happens before its key is made, so the cache holds results for the prompt that was read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import ModelRef, find_model, load_tokenizer, read_layer_count, require_layer
 from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
 from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Operation, Request, make_probe_operation
-from abstain.llm.engine.tokenization import ContextWindow, EncodedPrompt, encode_prompt
+from abstain.llm.engine.tokenization import ContextLimit, EncodedPrompt, encode_prompt
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import FeatureStore, OnProgress
@@ -33,7 +33,12 @@ NOTHING_FITS = "no answer fits the base model's window: take a model that reads 
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """The request for one interaction; `dropped` of its chunks did not fit."""
+    """Request for one interaction.
+
+    Attributes:
+        request: The prompt and the operation on it.
+        dropped_chunks: Number of chunks that did not fit into the context length.
+    """
 
     request: Request
     dropped_chunks: int = 0
@@ -41,16 +46,19 @@ class PreparedRequest:
 
 @dataclass(frozen=True)
 class UnreadableInteraction:
-    """An interaction that the base model cannot read, and why."""
+    """An interaction that the base model cannot read, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """One feature of answered questions on this machine: its cache and how to compute it.
+    """One feature of answered questions on this machine: its cache and its computation.
 
-    Without a `reading`, the probe's input: the states of `make_probe_operation(params)`.
+    Attributes:
+        params: Base model, prompt layout and layer.
+        settings: Settings of this machine.
+        request: The feature; None for the input of the probe, the states of `make_probe_operation(params)`.
     """
 
     params: LLMParams
@@ -74,104 +82,169 @@ class FeatureSource:
         return find_model(self.params.model, self.settings)
 
     @cached_property
-    def _window(self) -> ContextWindow:
-        return _window(self._ref)
+    def _context_window(self) -> ContextLimit:
+        return _load_context_window(self._ref)
 
     @cached_property
     def cache(self) -> FeatureCache:
         """The cache, for a service that reads often: the shards listed at its first read are enough."""
-        return self.store.cache(self.operation)
+        return self.store.open_cache(self.operation)
 
     def get_namespace(self) -> CacheNamespace:
-        """The cache space of these parameters. Raises `AbstainError` where the base model is not found."""
+        """Return the cache namespace of this feature.
+
+        Raises:
+            AbstainError: The base model is not found.
+        """
         return self.store.get_namespace(self.operation)
 
-    def engine(self) -> Engine:
-        """The base model, loaded once a process."""
-        return self.store.engine()
+    def load_engine(self) -> Engine:
+        """Return the base model, loaded once per process."""
+        return self.store.load_engine()
 
     def prepare(self, interaction: Interaction) -> PreparedRequest | UnreadableInteraction:
-        """The pass of an answered question (eq. 3 of the probe's paper), cut to the window by `llm.too_long`."""
+        """Build the request for an answered question (eq. 3 of the probe's paper), cut by `llm.too_long`.
+
+        Args:
+            interaction: The answered question.
+
+        Returns:
+            The request, or the reason why the base model cannot read the interaction.
+        """
         return self._fit(self.feature_request, interaction, interaction.answer)
 
     def encode(self, interaction: Interaction) -> EncodedPrompt | UnreadableInteraction:
-        """That pass as the token ids that the base model reads."""
+        """Return the prompt of an interaction as the token ids that the base model reads.
+
+        Args:
+            interaction: The answered question.
+
+        Returns:
+            The encoded prompt, or the reason why the base model cannot read the interaction.
+        """
         prepared = self.prepare(interaction)
         if isinstance(prepared, UnreadableInteraction):
             return prepared
         return encode_prompt(load_tokenizer(self._ref), prepared.request.prompt)
 
-    def prepare_question(self, question: Question, ask: Generate) -> PreparedRequest | UnreadableInteraction:
-        """The pass of an unanswered question, cut so that the answer fits the window too."""
-        return self._fit(FeatureRequest(ask), question, None)
+    def prepare_question(self, question: Question, operation: Generate) -> PreparedRequest | UnreadableInteraction:
+        """Build the request for an unanswered question, cut so that the answer fits too.
+
+        Args:
+            question: The question with its contexts.
+            operation: Generation of the answer.
+
+        Returns:
+            The request, or the reason why the base model cannot read the question.
+        """
+        return self._fit(FeatureRequest(operation), question, None)
 
     def append_answer(self, prompt: PromptSegments, answer: str) -> PromptSegments:
-        """`prompt` with an answer and the layout's text after it."""
-        whole = load_layout(self.params.layout).render("", [], answer)
-        return (*prompt, *whole[[segment.name for segment in whole].index("answer") :])
+        """Append an answer, and the text of the layout that follows it.
 
-    def requests(self, interactions: Sequence[Interaction]) -> _LazyRequests:
-        """The requests for `interactions`, built on access.
+        Args:
+            prompt: Prompt of a question without an answer.
+            answer: Text of the answer.
 
-        Raises `AbstainError` where the base model has no such layer: here, before the first shard is computed.
+        Returns:
+            The extended prompt.
+        """
+        rendered = load_layout(self.params.layout).render("", [], answer)
+        return (*prompt, *rendered[[segment.name for segment in rendered].index("answer") :])
+
+    def build_requests(self, interactions: Sequence[Interaction]) -> _LazyRequests:
+        """Return the requests for `interactions`, built on access.
+
+        Args:
+            interactions: Answered questions.
+
+        Returns:
+            One request per interaction; None for one that the base model cannot read.
+
+        Raises:
+            AbstainError: The base model has no such layer. The check comes here, before the first shard is computed.
         """
         if isinstance(self.operation, HiddenStates):
             require_layer(self.operation.layer, self._ref, read_layer_count(self._ref))
         return _LazyRequests(self, interactions)
 
-    def keys(self, interactions: Sequence[Interaction]) -> list[str | None]:
-        """The cache key of every interaction; None for one that is refused."""
+    def build_keys(self, interactions: Sequence[Interaction]) -> list[str | None]:
+        """Return the cache key of each interaction; None for one that the base model cannot read."""
         prepared = map(self.prepare, interactions)
-        return [row_key(p.request) if isinstance(p, PreparedRequest) else None for p in prepared]
+        return [row_key(result.request) if isinstance(result, PreparedRequest) else None for result in prepared]
 
-    def missing(self, interactions: Sequence[Interaction]) -> int:
-        """The number of distinct rows of `interactions` that would need a forward pass."""
-        return self.store.missing(self.requests(interactions))
+    def count_missing(self, interactions: Sequence[Interaction]) -> int:
+        """Return the number of distinct rows of `interactions` that need a forward pass."""
+        return self.store.count_missing(self.build_requests(interactions))
 
-    def shards(self, interactions: Sequence[Interaction]) -> Iterator[ShardJob]:
-        """The missing rows of `interactions`, cut into shards."""
-        return self.store.shards(self.requests(interactions))
+    def iter_shards(self, interactions: Sequence[Interaction]) -> Iterator[ShardJob]:
+        """Return the missing rows of `interactions`, cut into shards."""
+        return self.store.iter_shards(self.build_requests(interactions))
 
     def compute_missing(
         self,
         interactions: Sequence[Interaction],
-        progress: OnProgress = lambda done, total: None,
+        on_progress: OnProgress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> JobStats:
-        """Compute the missing rows of `interactions`; the result is as of `FeatureStore.compute_missing`."""
-        return self.store.compute_missing(self.requests(interactions), progress, runner)
+        """Compute the rows of the interactions that are not in the cache.
+
+        Args:
+            interactions: Answered questions.
+            on_progress: Called with (computed rows, missing rows).
+            runner: Where shards are computed; None computes them in this process.
+
+        Returns:
+            The cost, as from `FeatureStore.compute_missing`.
+        """
+        return self.store.compute_missing(self.build_requests(interactions), on_progress, runner)
 
     def read(self, interactions: Sequence[Interaction]) -> Iterator[tuple[int, Tensor]]:
-        """`(index, result)` of every interaction that is not refused; without a `reading`, the result is S_in of the
-        probe's paper (eq. 5), (L + 1, d), or (L, d) where the probe reads no EOS."""
-        return self.store.read(self.requests(interactions))
+        """Yield the result of each readable interaction; missing ones are computed first.
+
+        Args:
+            interactions: Answered questions.
+
+        Yields:
+            Index and result. Without a `request`, the result is S_in of the probe's paper (eq. 5), `(L + 1, d)`, or
+            `(L, d)` if the probe reads no EOS.
+        """
+        return self.store.read(self.build_requests(interactions))
 
     def save(self, interactions: Sequence[Interaction], file: Path) -> None:
-        """Write the states of `interactions` to `file` (table.py), in order; of a refused one, none."""
-        cache = self.store.cache(self.operation)
-        kind = cache.width_dtype()
-        assert kind is not None, "fill first"
+        """Write the states of interactions to a file, in order.
+
+        Args:
+            interactions: Answered questions whose states are cached; one that the base model cannot read gets an empty
+                row.
+            file: File of state_table.py.
+        """
+        cache = self.store.open_cache(self.operation)
+        width_and_dtype = cache.get_width_and_dtype()
+        assert width_and_dtype is not None, "fill first"
         lengths = np.zeros(len(interactions), np.int64)
-        known = [(at, key) for at, key in enumerate(self.keys(interactions)) if key]
-        lengths[[at for at, _ in known]] = cache.lengths(key for _, key in known)
-        write_table(file, lengths.tolist(), *kind, self.read(interactions), self.get_namespace().model)
+        readable = [(i, key) for i, key in enumerate(self.build_keys(interactions)) if key]
+        lengths[[index for index, _ in readable]] = cache.get_lengths(key for _, key in readable)
+        write_table(file, lengths.tolist(), *width_and_dtype, self.read(interactions), self.get_namespace().model)
 
     def _fit(
-        self, reading: FeatureRequest, asked: Question | Interaction, answer: str | None
+        self, feature_request: FeatureRequest, question: Question | Interaction, answer: str | None
     ) -> PreparedRequest | UnreadableInteraction:
-        texts = reading.contexts(asked)
-        for dropped in range(len(texts) + 1 if self.params.too_long == "drop_chunks" else 1):
-            pass_ = reading.render(self.params.layout, asked.question, texts[: len(texts) - dropped], answer)
-            excess = self._window.describe_overflow(pass_, reading.reserved_tokens)
-            if not excess:
+        texts = feature_request.select_contexts(question)
+        for dropped_chunks in range(len(texts) + 1 if self.params.too_long == "drop_chunks" else 1):
+            prompt = feature_request.render(
+                self.params.layout, question.question, texts[: len(texts) - dropped_chunks], answer
+            )
+            overflow = self._context_window.describe_overflow(prompt, feature_request.reserved_tokens)
+            if not overflow:
                 return PreparedRequest(
-                    Request(pass_, reading.operation, f"interaction {asked.interaction_id}"), dropped
+                    Request(prompt, feature_request.operation, f"interaction {question.interaction_id}"), dropped_chunks
                 )
-        return UnreadableInteraction(excess)
+        return UnreadableInteraction(overflow)
 
 
 class _LazyRequests:
-    """The requests of interactions, built on access; None for a refused one."""
+    """Requests for interactions, built on access; None for one that the base model cannot read."""
 
     def __init__(self, source: FeatureSource, interactions: Sequence[Interaction]) -> None:
         self._source, self._interactions = source, interactions
@@ -179,20 +252,27 @@ class _LazyRequests:
     def __len__(self) -> int:
         return len(self._interactions)
 
-    def __getitem__(self, at: int, /) -> Request | None:
-        prepared = self._source.prepare(self._interactions[at])
+    def __getitem__(self, index: int, /) -> Request | None:
+        prepared = self._source.prepare(self._interactions[index])
         return prepared.request if isinstance(prepared, PreparedRequest) else None
 
 
 @lru_cache(maxsize=4)
-def _window(ref: ModelRef) -> ContextWindow:
-    return ContextWindow(ref)  # its tokenizer is loaded once for all readings
+def _load_context_window(ref: ModelRef) -> ContextLimit:
+    return ContextLimit(ref)  # its tokenizer is loaded once for all readings
 
 
 def make_chunk_nll_requests(texts: Sequence[str]) -> list[Request]:
-    """Context-free features of chunks: NLL and entropy of a chunk's tokens, read by themselves.
+    """Return requests for context-free features of chunks: NLL and entropy of the tokens of a chunk, read by itself.
 
-    Such a pass has no layout, so a row's key is the chunk's text, independent of the context and question for which
-    the chunk was retrieved: `FeatureStore(model, settings).read(chunk_nll(texts))` computes a chunk once.
+    Such a prompt has no layout, so the key of a row is the text of the chunk, independent of the question for which it
+    was
+    retrieved: `FeatureStore(model, settings).read(make_chunk_nll_requests(texts))` computes a chunk once.
+
+    Args:
+        texts: Texts of the chunks.
+
+    Returns:
+        One request per chunk.
     """
     return [Request((Segment("chunk", text),), NLL(("chunk",)), f"chunk {text[:40]!r}") for text in texts]

@@ -1,10 +1,11 @@
-"""A feature request about an answered question: a request kind and its prompt.
+"""Feature request about an answered question: an operation and its prompt.
 
 Notes:
 
-* Feature requests are values: scorers name those that they need, equal ones are merged, and all are computed together,
+* Feature requests are values. Scorers name those that they need, equal ones are merged, and all are computed together,
   sharing common prefixes of their prompts (llm/engine/planner.py).
-* The prompt is cut to the window here: every request whose question does not fit loses chunks in the same way.
+* The prompt is cut to the context length here, so every request whose question does not fit loses chunks in the same
+  way.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ QUESTION_LAYOUTS = {"yes_score": "yes-score-v1", "probability": "probability-v1"
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """`operation` about `prompt_kind` with the best `chunks` retrieved chunks in it; None: with all, 0: with none (B_c)."""
+    """One feature of an answered question: an operation on a prompt.
+
+    Attributes:
+        operation: Computation of the base model, such as `HiddenStates` or `NLL`.
+        prompt_kind: Which prompt it reads; "answered" is the layout of `llm.layout` with question, contexts and answer.
+        chunks: Number of best retrieved chunks in the prompt; None for all, 0 for none (B_c).
+    """
 
     operation: Operation
     prompt_kind: PromptKind = "answered"
@@ -32,18 +39,31 @@ class FeatureRequest:
 
     @property
     def reserved_tokens(self) -> int:
-        """Tokens that the window must have room for after the prompt."""
+        """Number of tokens that the context length must leave free after the prompt."""
         return self.operation.max_new_tokens + 1 if isinstance(self.operation, Generate) else 0
 
-    def contexts(self, asked: Question | Interaction) -> list[str]:
-        """The texts of the chunks that are in the prompt, best first."""
-        return [context.text for context in asked.contexts[: self.chunks]]
+    def select_contexts(self, question: Question | Interaction) -> list[str]:
+        """Return the texts of the chunks of `question` that are in the prompt, best first."""
+        return [context.text for context in question.contexts[: self.chunks]]
 
     def render(self, layout: str, question: str, contexts: list[str], answer: str | None) -> PromptSegments:
-        """The prompt as segments. Raises `AbstainError` where no follow-up question exists for `layout`."""
+        """Build the prompt as segments.
+
+        Args:
+            layout: Name of the prompt layout.
+            question: Text of the question.
+            contexts: Texts of the chunks, best first.
+            answer: Text of the answer; None if there is none yet.
+
+        Returns:
+            The segments of the prompt.
+
+        Raises:
+            AbstainError: No follow-up question exists for `layout`.
+        """
         if self.prompt_kind in QUESTION_LAYOUTS:
             return load_layout(QUESTION_LAYOUTS[self.prompt_kind], "questions").render(question, contexts, answer)
-        pass_ = load_layout(layout).render(question, contexts, answer)
+        prompt = load_layout(layout).render(question, contexts, answer)
         if self.prompt_kind == "asked_after":
-            pass_ += load_layout(f"after-{layout}", "questions").render(question, contexts, answer)
-        return pass_
+            prompt += load_layout(f"after-{layout}", "questions").render(question, contexts, answer)
+        return prompt

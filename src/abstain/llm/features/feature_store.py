@@ -1,10 +1,10 @@
-"""Results of requests to the base model: read from the cache, and computed where they are missing.
+"""Results of requests to the base model: read from the cache, and computed if they are missing.
 
 Notes:
 
-* Requests may be built on access: only the keys of all answers are in memory, never all passes.
-* Shards are cut in an order that puts passes with a common prefix together, so that the prefix is computed once; a
-  shard's content depends only on which rows are missing.
+* Requests may be built on access: only the keys of all answers are in memory, never all prompts.
+* Shards are cut in an order that puts prompts with a common prefix together, so the prefix is computed once. The
+  content of a shard depends only on which rows are missing.
 """
 
 from __future__ import annotations
@@ -25,18 +25,26 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import find_model, load_tokenizer
-from abstain.llm.engine.prefix_tree import distinct_tokens
+from abstain.llm.engine.prefix_tree import count_distinct_tokens
 from abstain.llm.engine.requests import ConstrainedGenerate, Generate, Operation, Request, get_prompt_segments
 from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
-from abstain.llm.features.shard_job import SHARD_ROWS, JobStats, LocalRunner, ShardJob, ShardRunner, engine_for, row_key
+from abstain.llm.features.shard_job import (
+    SHARD_ROWS,
+    JobStats,
+    LocalRunner,
+    ShardJob,
+    ShardRunner,
+    load_job_engine,
+    row_key,
+)
 
 ATTEMPTS = 3
 
 OnProgress = Callable[[int, int], None]
 COUNTED_SHARDS = 32
 BLOCK = 128
-"""Characters of a pass by which common prefixes are found when passes are put in order."""
+"""Block length, in characters, of the digests by which prompts are sorted so that common prefixes meet."""
 
 
 class RequestList(Protocol):
@@ -44,26 +52,46 @@ class RequestList(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, at: int, /) -> Request | None: ...
+    def __getitem__(self, index: int, /) -> Request | None: ...
 
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """One base model, as `llm.model` names it, and the cache of its results."""
+    """A base model and the cache of its results.
+
+    Attributes:
+        model: The base model, named as in `llm.model`.
+        settings: Settings of this machine.
+    """
 
     model: str
     settings: Settings
 
-    def get_namespace(self, ask: Operation) -> CacheNamespace:
-        """The cache space of `ask`. Raises `AbstainError` where the base model is not found."""
-        return self._work(()).space(ask)
+    def get_namespace(self, operation: Operation) -> CacheNamespace:
+        """Return the cache namespace of an operation.
 
-    def cache(self, ask: Operation) -> FeatureCache:
-        return FeatureCache(self.settings.features, self.get_namespace(ask))
+        Args:
+            operation: Computation of the base model.
 
-    def engine(self) -> Engine:
-        """The base model, loaded once a process. Raises `AbstainError` for one that can only perturb contexts."""
-        engine = engine_for(self._work(()), self.settings)
+        Returns:
+            The namespace.
+
+        Raises:
+            AbstainError: The base model is not found.
+        """
+        return self._make_job(()).get_namespace(operation)
+
+    def open_cache(self, operation: Operation) -> FeatureCache:
+        """Open the cache of the results of `operation`."""
+        return FeatureCache(self.settings.features, self.get_namespace(operation))
+
+    def load_engine(self) -> Engine:
+        """Return the base model, loaded once per process.
+
+        Raises:
+            AbstainError: The model can only perturb contexts.
+        """
+        engine = load_job_engine(self._make_job(()), self.settings)
         if not isinstance(engine, Engine):
             raise AbstainError(
                 Code.MODEL_UNSUITABLE, f"{self.model} is no causal language model, as a base model is: change llm.model"
@@ -72,108 +100,136 @@ class FeatureStore:
 
     def compute_uncached(self, requests: RequestList) -> None:
         """Compute `requests` without reading or writing the cache, as a service does for one-off answers."""
-        asked = (requests[at] for at in range(len(requests)))
-        numbered = {str(at): request for at, request in enumerate(filter(None, asked))}
-        for _ in engine_for(self._work(()), self.settings).run(numbered):
+        possible_requests = (requests[index] for index in range(len(requests)))
+        requests_by_name = {str(i): request for i, request in enumerate(filter(None, possible_requests))}
+        for _ in load_job_engine(self._make_job(()), self.settings).run(requests_by_name):
             pass
 
-    def missing(self, requests: RequestList) -> int:
-        """The number of distinct rows of `requests` that would need a forward pass."""
-        return len(self._uncached(requests))
+    def count_missing(self, requests: RequestList) -> int:
+        """Return the number of distinct rows of `requests` that need a forward pass."""
+        return len(self._find_uncached(requests))
 
-    def missing_tokens(self, requests: RequestList) -> int:
-        """The tokens that the missing rows of `requests` would have the base model read; no model is loaded.
+    def count_missing_tokens(self, requests: RequestList) -> int:
+        """Estimate the tokens that the base model would read for the missing rows; no model is loaded.
 
-        What passes of one shard have in common is read once. Of many shards, about `COUNTED_SHARDS` stand for all.
+        Common prefixes of the prompts of one shard count once. If there are many shards, about `COUNTED_SHARDS` of them
+        stand for all.
+
+        Args:
+            requests: Requests by index; None entries are skipped.
+
+        Returns:
+            The number of tokens.
         """
-        uncached = self._uncached(requests)
-        step = max(1, len({beginning for beginning, _ in uncached}) // (SHARD_ROWS * COUNTED_SHARDS))
-        tokens = shards = counted = 0
-        for shards, shard in enumerate(self._cut(requests, uncached), 1):
-            if (shards - 1) % step == 0:
-                tokens += _tokens_of(shard, load_tokenizer(find_model(self.model, self.settings)))
-                counted += 1
-        return round(tokens * shards / max(counted, 1))
+        uncached = self._find_uncached(requests)
+        step = max(1, len({prefix for prefix, _ in uncached}) // (SHARD_ROWS * COUNTED_SHARDS))
+        tokens = n_shards = n_counted = 0
+        for n_shards, shard in enumerate(self._cut_shards(requests, uncached), 1):
+            if (n_shards - 1) % step == 0:
+                tokens += _count_tokens(shard, load_tokenizer(find_model(self.model, self.settings)))
+                n_counted += 1
+        return round(tokens * n_shards / max(n_counted, 1))
 
-    def shards(self, requests: RequestList) -> Iterator[ShardJob]:
-        """The missing rows of `requests`, cut into shards."""
-        return self._cut(requests, self._uncached(requests))
+    def iter_shards(self, requests: RequestList) -> Iterator[ShardJob]:
+        """Return the missing rows of `requests`, cut into shards."""
+        return self._cut_shards(requests, self._find_uncached(requests))
 
     def compute_missing(
         self,
         requests: RequestList,
-        progress: OnProgress = lambda done, total: None,
+        on_progress: OnProgress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> JobStats:
-        """Compute the missing rows of `requests`; the result is what that cost.
+        """Compute all requests that are not in the cache and write them to it.
 
-        Shards are written as they are done: after a kill, only unfinished ones are repeated. The base model is not
-        loaded where nothing is missing.
+        Shards are written as they finish, so an interrupted run only repeats unfinished shards. The base model is not
+        loaded if nothing is missing.
+
+        Args:
+            requests: Requests by index; None entries are skipped.
+            on_progress: Called with (computed rows, missing rows).
+            runner: Where shards are computed; None computes them in this process.
+
+        Returns:
+            Rows, prompt tokens and forward tokens that were computed.
         """
-        uncached, cost = self._uncached(requests), JobStats(0, 0, 0)
+        uncached, stats = self._find_uncached(requests), JobStats(0, 0, 0)
         if uncached:
-            progress(0, len(uncached))
-            for done in (runner or LocalRunner(self.settings)).run(self._cut(requests, uncached)):
-                cost += done
-                progress(cost.rows, len(uncached))
-        return cost
+            on_progress(0, len(uncached))
+            for shard_stats in (runner or LocalRunner(self.settings)).run(self._cut_shards(requests, uncached)):
+                stats += shard_stats
+                on_progress(stats.rows, len(uncached))
+        return stats
 
     def read(self, requests: RequestList) -> Iterator[tuple[int, Tensor]]:
-        """`(index, row)` of every request, in the order in which they lie in the cache.
+        """Yield the result of each request; missing and damaged rows are computed first.
 
-        Missing and damaged rows are computed first.
+        Args:
+            requests: Requests by index; None entries are skipped.
+
+        Yields:
+            Index of the request and its row, in the order of the rows in the cache.
+
+        Raises:
+            AbstainError: Rows were damaged again after they had been computed anew.
         """
-        places: defaultdict[tuple[Operation, str], list[int]] = defaultdict(list)
-        for at, (ask, key) in _keys(requests):
-            places[ask, key].append(at)
+        indices_by_row: defaultdict[tuple[Operation, str], list[int]] = defaultdict(list)
+        for index, (operation, key) in _iter_row_ids(requests):
+            indices_by_row[operation, key].append(index)
         for _ in range(ATTEMPTS):
-            if not places:
+            if not indices_by_row:
                 return
-            self.compute_missing(_RequestSubset(requests, [at[0] for at in places.values()]))
-            for ask in {ask for ask, _ in places}:
-                for key, row in self.cache(ask).read([key for of, key in places if of == ask]):
-                    for at in places.pop((ask, key)):
-                        yield at, row
-        if places:
+            self.compute_missing(_RequestSubset(requests, [indices[0] for indices in indices_by_row.values()]))
+            for operation in {operation for operation, _ in indices_by_row}:
+                keys = [key for row_operation, key in indices_by_row if row_operation == operation]
+                for key, row in self.open_cache(operation).read(keys):
+                    for index in indices_by_row.pop((operation, key)):
+                        yield index, row
+        if indices_by_row:
             raise AbstainError(
                 Code.BAD_ARTIFACT,
-                f"{len(places)} rows of {self.settings.features} were damaged again after they had been computed anew: "
+                f"{len(indices_by_row)} rows of {self.settings.features} were damaged again after they had been "
+                "computed anew: "
                 "check that disk, or set ABSTAIN_FEATURES to another",
             )
 
-    def _uncached(self, requests: RequestList) -> list[tuple[bytes, int]]:
-        """(beginning of the pass, index of the first request) for each missing row, in the order of beginnings."""
-        first: dict[tuple[Operation, str], int] = {}
-        for at, asked in _keys(requests):
-            first.setdefault(asked, at)
-        by_ask: defaultdict[Operation, list[str]] = defaultdict(list)
-        for ask, key in first:
-            by_ask[ask].append(key)
-        missing = [first[ask, key] for ask, keys in by_ask.items() for key in self.cache(ask).missing(keys)]
-        return sorted((_prefix_digest(requests[at]), at) for at in missing)
+    def _find_uncached(self, requests: RequestList) -> list[tuple[bytes, int]]:
+        """Return (prefix digest, index of the first request) of each missing row, sorted by digest."""
+        first_index: dict[tuple[Operation, str], int] = {}
+        for index, row_id in _iter_row_ids(requests):
+            first_index.setdefault(row_id, index)
+        keys_by_operation: defaultdict[Operation, list[str]] = defaultdict(list)
+        for operation, key in first_index:
+            keys_by_operation[operation].append(key)
+        missing = [
+            first_index[operation, key]
+            for operation, keys in keys_by_operation.items()
+            for key in self.open_cache(operation).find_missing(keys)
+        ]
+        return sorted((_digest_prefix(requests[i]), i) for i in missing)
 
-    def _cut(self, requests: RequestList, uncached: Sequence[tuple[bytes, int]]) -> Iterator[ShardJob]:
-        """Shards of `SHARD_ROWS` passes, or up to twice that where it would part some that have most in common.
+    def _cut_shards(self, requests: RequestList, uncached: Sequence[tuple[bytes, int]]) -> Iterator[ShardJob]:
+        """Yield shards of `SHARD_ROWS` prompts, or up to twice as many to keep prompts with a common prefix together.
 
-        All requests about one pass are in one shard, however many they are.
+        All requests about one prompt are in one shard, whatever their number.
         """
-        shard: list[int] = []
-        passes, last = 0, b""
-        for beginning, index in uncached:
-            if beginning != last:
-                full = passes >= SHARD_ROWS and not _share_prefix(last, beginning)
-                if full or passes == 2 * SHARD_ROWS:
-                    yield self._shard(requests, shard)
-                    shard, passes = [], 0
-                passes, last = passes + 1, beginning
-            shard.append(index)
-        if shard:
-            yield self._shard(requests, shard)
+        indices: list[int] = []
+        n_prompts, previous_prefix = 0, b""
+        for prefix, index in uncached:
+            if prefix != previous_prefix:
+                is_full = n_prompts >= SHARD_ROWS and not _has_common_prefix(previous_prefix, prefix)
+                if is_full or n_prompts == 2 * SHARD_ROWS:
+                    yield self._make_shard_job(requests, indices)
+                    indices, n_prompts = [], 0
+                n_prompts, previous_prefix = n_prompts + 1, prefix
+            indices.append(index)
+        if indices:
+            yield self._make_shard_job(requests, indices)
 
-    def _shard(self, requests: RequestList, indices: Sequence[int]) -> ShardJob:
-        return self._work(tuple(request for at in indices if (request := requests[at])))
+    def _make_shard_job(self, requests: RequestList, indices: Sequence[int]) -> ShardJob:
+        return self._make_job(tuple(request for index in indices if (request := requests[index])))
 
-    def _work(self, requests: tuple[Request, ...]) -> ShardJob:
+    def _make_job(self, requests: tuple[Request, ...]) -> ShardJob:
         return ShardJob(
             model=self.model,
             revision=str(find_model(self.model, self.settings)),
@@ -184,18 +240,22 @@ class FeatureStore:
 
 
 class ConcatRequests:
-    """The requests of several parts, one after the other: computed together, they share common prefixes."""
+    """Concatenation of request lists: computed together, they share common prefixes.
 
-    def __init__(self, parts: Sequence[RequestList]) -> None:
-        self._parts = [part for part in parts if len(part)]
-        self._ends = list(itertools.accumulate(map(len, self._parts)))
+    Args:
+        request_lists: The lists, in order.
+    """
+
+    def __init__(self, request_lists: Sequence[RequestList]) -> None:
+        self._request_lists = [requests for requests in request_lists if len(requests)]
+        self._ends = list(itertools.accumulate(map(len, self._request_lists)))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, at: int, /) -> Request | None:
-        which = bisect.bisect_right(self._ends, range(len(self))[at])
-        return self._parts[which][at - self._ends[which]]
+    def __getitem__(self, index: int, /) -> Request | None:
+        list_index = bisect.bisect_right(self._ends, range(len(self))[index])
+        return self._request_lists[list_index][index - self._ends[list_index]]
 
 
 class _RequestSubset:
@@ -207,39 +267,44 @@ class _RequestSubset:
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitem__(self, at: int, /) -> Request | None:
-        return self._requests[self._indices[at]]
+    def __getitem__(self, index: int, /) -> Request | None:
+        return self._requests[self._indices[index]]
 
 
-def _tokens_of(shard: ShardJob, tokenizer: Any) -> int:
-    passes = {get_prompt_segments(request) for request in shard.requests}
-    written = sum(one.operation.max_new_tokens for one in shard.requests if isinstance(one.operation, Generate))
-    written += sum(
-        one.operation.beams * one.operation.max_new_tokens
-        for one in shard.requests
-        if isinstance(one.operation, ConstrainedGenerate)
+def _count_tokens(shard: ShardJob, tokenizer: Any) -> int:
+    prompts = {get_prompt_segments(request) for request in shard.requests}
+    generated_tokens = sum(
+        request.operation.max_new_tokens for request in shard.requests if isinstance(request.operation, Generate)
     )
-    return distinct_tokens([encode_prompt(tokenizer, pass_).ids for pass_ in passes]) + written
+    generated_tokens += sum(
+        request.operation.beams * request.operation.max_new_tokens
+        for request in shard.requests
+        if isinstance(request.operation, ConstrainedGenerate)
+    )
+    return count_distinct_tokens([encode_prompt(tokenizer, prompt).ids for prompt in prompts]) + generated_tokens
 
 
-def _keys(requests: RequestList) -> Iterator[tuple[int, tuple[Operation, str]]]:
-    for at in range(len(requests)):
-        if request := requests[at]:
-            yield at, (request.operation, row_key(request))
+def _iter_row_ids(requests: RequestList) -> Iterator[tuple[int, tuple[Operation, str]]]:
+    for index in range(len(requests)):
+        if request := requests[index]:
+            yield index, (request.operation, row_key(request))
 
 
-def _prefix_digest(request: Request | None) -> bytes:
-    """Two bytes for each block of the text so far: texts with a common prefix are sorted together, in little memory."""
+def _digest_prefix(request: Request | None) -> bytes:
+    """Return two bytes per block of the text so far, by which texts with a common prefix are sorted together.
+
+    This takes little memory.
+    """
     assert request is not None
     text = "\0".join(segment.text for segment in request.prompt).encode()
-    digest, marks = hashlib.sha256(), bytearray()
-    for at in range(0, len(text), BLOCK):
-        digest.update(text[at : at + BLOCK])
-        marks += digest.digest()[:2]
-    return bytes(marks)
+    digest, digests = hashlib.sha256(), bytearray()
+    for start in range(0, len(text), BLOCK):
+        digest.update(text[start : start + BLOCK])
+        digests += digest.digest()[:2]
+    return bytes(digests)
 
 
-def _share_prefix(one: bytes, other: bytes) -> bool:
-    """Whether two beginnings have more than half in common."""
-    half = 2 * (min(len(one), len(other)) // 4 + 1)
-    return one[:half] == other[:half]
+def _has_common_prefix(first: bytes, second: bytes) -> bool:
+    """Return whether two prefix digests share more than half of the shorter one."""
+    half = 2 * (min(len(first), len(second)) // 4 + 1)
+    return first[:half] == second[:half]

@@ -1,13 +1,13 @@
-"""Storage of the feature cache: a local folder, an object store, or another host: any place that fsspec supports.
+"""Storage of the feature cache in any place that fsspec supports: a local folder, an object store, or another host.
 
 Notes:
 
-* A file is seen whole or not at all. An object store's own PUT is atomic (a multipart upload, too, shows nothing before
-  it is completed). Elsewhere (a folder, sftp, smb, hdfs) a temporary file is written and renamed.
-* No listing is cached, because other hosts write at the same time; the connection belongs to one process, because a
-  forked one must not use its parent's.
-* I/O failures are raised as `AbstainError`, naming folder or URL and the remedy. Only FileNotFoundError passes: another
-  process moved or pruned the file, which is no fault.
+* A file is visible as a whole or not at all. The PUT of an object store is atomic (a multipart upload, too, shows
+  nothing before it is completed). Elsewhere (a folder, sftp, smb, hdfs) a temporary file is written and renamed.
+* No listing is cached, because other hosts write at the same time. The connection belongs to one process, because a
+  forked process must not use the connection of its parent.
+* I/O failures are raised as `AbstainError`, which names the folder or URL and the remedy. Only FileNotFoundError
+  passes: another process moved or pruned the file, which is no error.
 """
 
 from __future__ import annotations
@@ -27,115 +27,155 @@ from abstain.core.filesystem import (
     BUCKET_PROTOCOLS,
     S3,
     connect,
+    get_local_path,
     get_modified_time,
     get_protocol,
-    local_path,
-    redacted_url,
+    redact_url,
     translate_errors,
 )
 
-FIRST_BYTES = 16 * 1024  # holds the header of a shard of 64 rows twice over
-AT_ONCE = 512  # headers requested at once: bounds memory, not concurrency
-ATOMIC = (*BUCKET_PROTOCOLS, "memory")
+FIRST_BYTES = 16 * 1024  # twice the header of a shard of 64 rows
+HEADER_BATCH = 512  # headers requested at once: bounds memory, not concurrency
+ATOMIC_PROTOCOLS = (*BUCKET_PROTOCOLS, "memory")
 """Protocols with an atomic PUT."""
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file: `name` relative to the root, its size in bytes, when it was last written (UTC)."""
+    """A file in the store.
+
+    Attributes:
+        name: Path relative to the root.
+        size: Size in bytes.
+        written_at: Time of the last write (UTC).
+    """
 
     name: str
     size: int
-    written: datetime
+    written_at: datetime
 
 
-def header_end(head: bytes) -> int:
-    """Return the end of the header of a safetensors file that begins with `head`: 8 bytes hold its length."""
+def get_header_end(head: bytes) -> int:
+    """Return the end of the header of a safetensors file that begins with `head`: its first 8 bytes hold the length."""
     return 8 + int.from_bytes(head[:8], "little")
 
 
 class FileStore:
-    """Files under one root, by names relative to it with `/` between their parts. Opening it makes no folder.
+    """Files below one root, named relative to it with `/` between the parts. Opening it creates no folder.
 
     Args:
-        root: a local path or fsspec URL.
+        root: A local path or an fsspec URL.
 
     Attributes:
-        url: the root as it may be shown, without a password.
+        url: The root without a password, for messages.
 
     Raises:
-        AbstainError: the URL is not supported; and from every method, the root cannot be read or written.
+        AbstainError: The URL is not supported; from every method, the root cannot be read or written.
     """
 
     def __init__(self, root: str | Path) -> None:
-        self._folder = local_path(str(root))
+        self._folder = get_local_path(str(root))
         self._address = str(self._folder or root).rstrip("/")
-        self.url = redacted_url(self._address)
+        self.url = redact_url(self._address)
         self._protocol = get_protocol(self._address)
         self._process = 0
         self._connect()
 
     def list(self, folder: str = "") -> list[StoredFile]:
-        """Return all files below `folder`, by name; none where it does not exist."""
+        """Return all files below `folder`, by name; an empty list if it does not exist."""
         fs, base = self._connect()
-        place, entries = f"{base}/{folder}".rstrip("/"), []
+        path, entries = f"{base}/{folder}".rstrip("/"), []
         with self._translate_errors("read"):
             fs.invalidate_cache()
-            for info in _bucket_files(fs, place) if self._protocol in BUCKET_PROTOCOLS else _folder_files(fs, place):
+            for info in (
+                _list_bucket_files(fs, path) if self._protocol in BUCKET_PROTOCOLS else _iter_folder_files(fs, path)
+            ):
                 with suppress(FileNotFoundError):  # a link to nothing
                     if info.get("islink"):  # the listing describes the link
                         info = fs.info(info["name"])
                     if info["type"] == "file":
-                        # One without a time is new: too young to be pruned.
-                        written = get_modified_time(info) or datetime.now(UTC)
-                        entries.append(StoredFile(info["name"][len(base) :].lstrip("/"), info["size"], written))
+                        # A file without a time is new: too young to be pruned.
+                        written_at = get_modified_time(info) or datetime.now(UTC)
+                        entries.append(StoredFile(info["name"][len(base) :].lstrip("/"), info["size"], written_at))
         return sorted(entries, key=lambda entry: entry.name)
 
-    def heads(self, entries: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, bytes | None]]:
-        """Yield the first bytes of each safetensors file, at least to the header's end; None where it is gone."""
-        for at in range(0, len(entries), AT_ONCE):
-            some = entries[at : at + AT_ONCE]
-            heads = self._ranges([(entry, 0, FIRST_BYTES) for entry in some])
-            longer = [
-                (entry, FIRST_BYTES, header_end(head))
+    def read_heads(self, entries: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, bytes | None]]:
+        """Yield the first bytes of safetensors files, at least up to the end of the header.
+
+        Args:
+            entries: The files.
+
+        Yields:
+            File and first bytes; None if the file no longer exists.
+        """
+        for start in range(0, len(entries), HEADER_BATCH):
+            batch = entries[start : start + HEADER_BATCH]
+            heads = self._read_ranges([(entry, 0, FIRST_BYTES) for entry in batch])
+            incomplete = [
+                (entry, FIRST_BYTES, get_header_end(head))
                 for entry, head in heads.items()
-                if head is not None and len(head) == FIRST_BYTES < header_end(head) <= entry.size
+                if head is not None and len(head) == FIRST_BYTES < get_header_end(head) <= entry.size
             ]
-            for entry, rest in self._ranges(longer).items():
+            for entry, rest in self._read_ranges(incomplete).items():
                 heads[entry] = (heads[entry] or b"") + rest if rest is not None else None
             yield from heads.items()
 
     def read(self, name: str) -> bytes:
-        """Return the whole file. FileNotFoundError where it is gone."""
+        """Return the whole content of a file.
+
+        Args:
+            name: Path relative to the root.
+
+        Returns:
+            The content.
+
+        Raises:
+            FileNotFoundError: The file no longer exists.
+        """
         fs, base = self._connect()
         with self._translate_errors("read"):
             return bytes(fs.cat_file(f"{base}/{name}"))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write the file, whole or not at all, in place of one that has the name."""
+        """Write a file atomically; it replaces a file of the same name.
+
+        Args:
+            name: Path relative to the root.
+            content: The content.
+        """
         fs, base = self._connect()
         target = f"{base}/{name}"
         with self._translate_errors("write"):
             try:
                 if self._folder:
                     write_atomically(self._folder / name, content)
-                elif self._protocol in ATOMIC:
+                elif self._protocol in ATOMIC_PROTOCOLS:
                     fs.pipe_file(target, content)
                 else:
                     self._write_and_rename(fs, target, content)
             except FileNotFoundError as error:
                 raise PermissionError("no such bucket or folder") from error
 
-    def move(self, name: str, to: str) -> None:
-        """Rename, replacing. FileNotFoundError where it is gone."""
+    def move(self, name: str, new_name: str) -> None:
+        """Rename a file; it replaces a file of the new name.
+
+        Args:
+            name: Path relative to the root.
+            new_name: New path relative to the root.
+
+        Raises:
+            FileNotFoundError: The file no longer exists.
+        """
         fs, base = self._connect()
         with self._translate_errors("write"):
-            if self._protocol not in ATOMIC:  # there are no folders in a bucket, and s3fs would make the bucket
-                fs.makedirs(f"{base}/{to}".rpartition("/")[0], exist_ok=True)
-            fs.mv(f"{base}/{name}", f"{base}/{to}")
+            if (
+                self._protocol not in ATOMIC_PROTOCOLS
+            ):  # there are no folders in a bucket, and s3fs would make the bucket
+                fs.makedirs(f"{base}/{new_name}".rpartition("/")[0], exist_ok=True)
+            fs.mv(f"{base}/{name}", f"{base}/{new_name}")
 
     def delete(self, name: str) -> None:
-        """Remove the file if it is still there."""
+        """Remove the file `name` if it still exists."""
         fs, base = self._connect()
         with self._translate_errors("delete"), suppress(FileNotFoundError):
             fs.rm_file(f"{base}/{name}")
@@ -152,26 +192,26 @@ class FileStore:
                 fs.rm_file(temporary)
             raise
 
-    def _ranges(self, wanted: Sequence[tuple[StoredFile, int, int]]) -> dict[StoredFile, bytes | None]:
-        """Bytes first..last of each entry, all requested at the same time; None where it is gone."""
+    def _read_ranges(self, ranges: Sequence[tuple[StoredFile, int, int]]) -> dict[StoredFile, bytes | None]:
+        """Read the bytes first..last of each entry, all requested at once; None if the file no longer exists."""
         fs, base = self._connect()
-        result: dict[StoredFile, bytes | None] = {entry: b"" for entry, _, _ in wanted}
-        asked = [(entry, first, min(last, entry.size)) for entry, first, last in wanted if entry.size > first]
-        if not asked:  # an empty object has no range to request
+        result: dict[StoredFile, bytes | None] = {entry: b"" for entry, _, _ in ranges}
+        nonempty = [(entry, first, min(last, entry.size)) for entry, first, last in ranges if entry.size > first]
+        if not nonempty:  # an empty object has no range to request
             return result
         names, firsts, lasts = zip(
-            *((f"{base}/{entry.name}", first, last) for entry, first, last in asked), strict=True
+            *((f"{base}/{entry.name}", first, last) for entry, first, last in nonempty), strict=True
         )
         with self._translate_errors("read"):
-            answers = fs.cat_ranges(list(names), list(firsts), list(lasts), on_error="return")
-            for (entry, _, _), got in zip(asked, answers, strict=True):
-                if isinstance(got, BaseException) and not isinstance(got, FileNotFoundError):
-                    raise got
-                result[entry] = None if isinstance(got, BaseException) else bytes(got)
+            contents = fs.cat_ranges(list(names), list(firsts), list(lasts), on_error="return")
+            for (entry, _, _), content in zip(nonempty, contents, strict=True):
+                if isinstance(content, BaseException) and not isinstance(content, FileNotFoundError):
+                    raise content
+                result[entry] = None if isinstance(content, BaseException) else bytes(content)
         return result
 
     def _connect(self) -> tuple[Any, str]:
-        """This process's own connection, and the root's path in it."""
+        """Return the connection of this process, and the path of the root in it."""
         if self._process != os.getpid():
             remedy = "set ABSTAIN_FEATURES to a folder, or to a URL such as s3://bucket/prefix"
             self._fs, self._base = connect(self._address, remedy)
@@ -192,21 +232,21 @@ class FileStore:
         )
 
 
-def _bucket_files(fs: Any, prefix: str) -> Iterable[dict[str, Any]]:
+def _list_bucket_files(fs: Any, prefix: str) -> Iterable[dict[str, Any]]:
     try:
         return list(fs.find(prefix, detail=True).values())
     except (FileNotFoundError, NotADirectoryError) as error:  # a prefix without objects is none: it is the bucket
         raise PermissionError("no such bucket") from error
 
 
-def _folder_files(fs: Any, folder: str) -> Iterator[dict[str, Any]]:
-    """Yield what is below `folder` and no folder. fsspec's `find` takes a subfolder that may not be read for empty."""
+def _iter_folder_files(fs: Any, folder: str) -> Iterator[dict[str, Any]]:
+    """Yield the files below `folder`. The `find` of fsspec takes an unreadable subfolder for an empty one."""
     try:
         listing = fs.ls(folder, detail=True)
     except (FileNotFoundError, NotADirectoryError):  # another process removed it
         return
     for info in listing:
         if info["type"] == "directory":
-            yield from _folder_files(fs, info["name"])
+            yield from _iter_folder_files(fs, info["name"])
         else:
             yield info

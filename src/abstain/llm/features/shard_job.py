@@ -1,12 +1,12 @@
-"""A shard of work: rows that are computed together and written together, on this machine or on another.
+"""Shard of work: rows that are computed together and written together, on this machine or on another.
 
 Notes:
 
-* A shard's content is fixed before it is computed, and each shard is computed by itself. So a row's neighbours, and
-  with them the last bits of its numbers, do not depend on the runner: every runner writes the same bytes on one kind of
-  hardware.
-* A shard carries texts and names, no tensors: it is JSON that any host with the same base model and the
-  same cache can work on. Its results are in the cache.
+* The content of a shard is fixed before it is computed, and each shard is computed by itself. So the neighbours of a
+  row, and with them the last bits of its numbers, do not depend on the runner: every runner writes the same bytes on
+  one kind of hardware.
+* A shard carries texts and names, no tensors. It is JSON that any host with the same base model and the same cache can
+  process. Its results are in the cache.
 """
 
 from __future__ import annotations
@@ -53,9 +53,15 @@ OPERATION_TYPES: dict[str, Callable[..., Operation]] = {
 
 @dataclass(frozen=True)
 class ShardJob:
-    """Requests to the base model `model` (as `llm.model` names it), whose found revision is `revision`, in `dtype`.
+    """Requests to a base model that are computed as one shard.
 
-    `batch_tokens` is part of it: the size of a forward pass may decide the last bits of a result.
+    Attributes:
+        model: The base model, named as in `llm.model`.
+        revision: Its revision on the machine that made the job, as name@revision.
+        dtype: Data type of the computation.
+        batch_tokens: Most tokens in one forward pass; part of the job, because the size of a forward pass may decide
+            the last bits of a result.
+        requests: The requests.
     """
 
     model: str
@@ -64,32 +70,34 @@ class ShardJob:
     batch_tokens: int
     requests: tuple[Request, ...]
 
-    def space(self, ask: Operation) -> CacheNamespace:
-        """The cache space of the results of `ask`."""
-        return CacheNamespace(self.revision, self.dtype, repr(ask), ENGINE_VERSION)
+    def get_namespace(self, operation: Operation) -> CacheNamespace:
+        """Return the cache namespace of the results of `operation`."""
+        return CacheNamespace(self.revision, self.dtype, repr(operation), ENGINE_VERSION)
 
     @property
     def name(self) -> str:
-        """Digest of everything in it: equal work, equal name."""
+        """Digest of the whole job: equal work gives an equal name."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
-        asks = list(dict.fromkeys(request.operation for request in self.requests))
+        """Return the job as JSON."""
+        operations = list(dict.fromkeys(request.operation for request in self.requests))
         rows = [
             [
-                asks.index(request.operation),
+                operations.index(request.operation),
                 request.name,
                 [list(asdict(segment).values()) for segment in request.prompt],
             ]
             for request in self.requests
         ]
-        declared = [[type(ask).__name__, asdict(ask)] for ask in asks]
+        declared = [[type(operation).__name__, asdict(operation)] for operation in operations]
         return json.dumps({**asdict(self), "requests": rows, "asks": declared}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ShardJob:
+        """Build the job from the `text` of `to_json`."""
         content: dict[str, Any] = json.loads(text)
-        asks = [
+        operations = [
             OPERATION_TYPES[kind](
                 **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
             )
@@ -97,14 +105,21 @@ class ShardJob:
         ]
         rows = content.pop("requests")
         requests = tuple(
-            Request(tuple(Segment(*segment) for segment in segments), asks[ask], name) for ask, name, segments in rows
+            Request(tuple(Segment(*segment) for segment in segments), operations[index], name)
+            for index, name, segments in rows
         )
         return cls(**content, requests=requests)
 
 
 @dataclass(frozen=True)
 class JobStats:
-    """The cost of a finished shard: rows, tokens of their passes, and tokens that were run through the base model."""
+    """Cost of a finished shard.
+
+    Attributes:
+        rows: Number of rows.
+        pass_tokens: Number of tokens of their prompts.
+        forward_tokens: Number of tokens that went through the base model.
+    """
 
     rows: int
     pass_tokens: int
@@ -121,67 +136,99 @@ class JobStats:
 class ShardRunner(Protocol):
     """Computes shards, in this process or in others."""
 
-    def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
-        """Yield what each shard cost once it is in the cache. Raises `AbstainError` where one cannot be computed."""
+    def run(self, jobs: Iterable[ShardJob]) -> Iterator[JobStats]:
+        """Compute shards and write their rows to the cache.
+
+        Args:
+            jobs: The shards.
+
+        Yields:
+            The cost of each shard, once it is in the cache.
+
+        Raises:
+            AbstainError: A shard cannot be computed.
+        """
 
 
 class LocalRunner:
-    """Computes in this process, one shard after the other."""
+    """Computes shards in this process, one after the other.
+
+    Args:
+        settings: Settings of this machine.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
-        for work in shards:
-            yield compute_shard(work, self._settings)
+    def run(self, jobs: Iterable[ShardJob]) -> Iterator[JobStats]:
+        """Compute each shard of `jobs` and yield its cost."""
+        for job in jobs:
+            yield compute_shard(job, self._settings)
 
 
 def compute_shard(job: ShardJob, settings: Settings) -> JobStats:
-    """Compute `work` and write its rows to the cache, a file for each ask."""
-    engine = engine_for(job, settings)
-    before = engine.stats.pass_tokens, engine.stats.forward_tokens
-    requests = {str(at): request for at, request in enumerate(job.requests)}
-    rows: defaultdict[Operation, dict[str, Tensor]] = defaultdict(dict)
-    for at, result in engine.run(requests):
-        row = result if isinstance(result, Tensor) else _steps(result, engine.loaded.tokenizer)
-        rows[requests[at].operation][row_key(requests[at])] = row
+    """Compute a shard and write its rows to the cache, one file per operation.
+
+    Args:
+        job: The shard.
+        settings: Settings of this machine.
+
+    Returns:
+        The cost.
+    """
+    engine = load_job_engine(job, settings)
+    start_tokens = engine.stats.pass_tokens, engine.stats.forward_tokens
+    requests = {str(index): request for index, request in enumerate(job.requests)}
+    rows_by_operation: defaultdict[Operation, dict[str, Tensor]] = defaultdict(dict)
+    for name, result in engine.run(requests):
+        row = result if isinstance(result, Tensor) else _get_steps(result, engine.loaded.tokenizer)
+        rows_by_operation[requests[name].operation][row_key(requests[name])] = row
     store = FileStore(settings.features)
-    for ask, found in rows.items():
-        write_rows(store, job.space(ask), dict(sorted(found.items())))
-    return JobStats(len(requests), engine.stats.pass_tokens - before[0], engine.stats.forward_tokens - before[1])
+    for operation, rows_by_key in rows_by_operation.items():
+        write_rows(store, job.get_namespace(operation), dict(sorted(rows_by_key.items())))
+    return JobStats(
+        len(requests), engine.stats.pass_tokens - start_tokens[0], engine.stats.forward_tokens - start_tokens[1]
+    )
 
 
-def _steps(answers: list[GeneratedText], tokenizer: Any) -> Tensor:
-    """The one answer of a `Generate`: its tokens and choices, without its states."""
+def _get_steps(answers: list[GeneratedText], tokenizer: Any) -> Tensor:
+    """Return the single answer of a `Generate`: its tokens and choices, without its states."""
     (answer,) = answers
-    return answer.steps(tokenizer.eos_token_id)
+    return answer.to_cache_row(tokenizer.eos_token_id)
 
 
 def row_key(request: Request) -> str:
-    """The key of a request's row in the space of its kind: the text up to the last segment that matters."""
+    """Return the key of the row of a request in its namespace: the text up to the last segment that matters."""
     return prompt_key(cut_to_operation(request.prompt, request.operation))
 
 
-def engine_for(work: ShardJob, settings: Settings) -> CausalEngine | PerturbationEngine:
-    """The engine for the model of `work`, loaded once a process; for a model other than a causal LM, one that can only
-    perturb.
+def load_job_engine(job: ShardJob, settings: Settings) -> CausalEngine | PerturbationEngine:
+    """Return the engine for the model of a job, loaded once per process.
 
-    Raises `AbstainError` where this machine has another revision.
+    Args:
+        job: The shard.
+        settings: Settings of this machine.
+
+    Returns:
+        The engine; for a model other than a causal LM, one that can only perturb.
+
+    Raises:
+        AbstainError: This machine has another revision of the model.
     """
-    found = find_model(work.model, settings)
-    if str(found) != work.revision:
+    model_ref = find_model(job.model, settings)
+    if str(model_ref) != job.revision:
         raise AbstainError(
             Code.VERSION_MISMATCH,
-            f"the shard wants {work.revision}, but this machine has {found}: fetch that revision here",
+            f"the shard wants {job.revision}, but this machine has {model_ref}: fetch that revision here",
         )
-    return _engine(work.model, work.revision, work.dtype, work.batch_tokens, settings)
+    return _load_engine(job.model, job.revision, job.dtype, job.batch_tokens, settings)
 
 
 @lru_cache(maxsize=1)
-def _engine(
+def _load_engine(
     model: str, _revision: str, dtype: str, batch_tokens: int, settings: Settings
 ) -> CausalEngine | PerturbationEngine:
     loaded = load_model(find_model(model, settings), choose_device(settings), getattr(torch, dtype))
-    loaded = replace(loaded, checks=settings.home.resolve() / "decoder-checks")
-    kind = CausalEngine if get_model_kind(loaded.model.config) == "causal" else PerturbationEngine
-    return kind(loaded, batch_tokens)
+    loaded = replace(loaded, self_check_folder=settings.home.resolve() / "decoder-checks")
+    engine_type = CausalEngine if get_model_kind(loaded.model.config) == "causal" else PerturbationEngine
+    return engine_type(loaded, batch_tokens)

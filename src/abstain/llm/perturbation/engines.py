@@ -16,39 +16,52 @@ from abstain.llm.engine.generation import OnAnswerText
 from abstain.llm.engine.loading import LoadedModel, get_context_length
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation.causal import CausalProposer
-from abstain.llm.perturbation.loop import EncodedText, TokenProposer, allowed_tokens, encode_text, perturb_texts
+from abstain.llm.perturbation.loop import EncodedText, TokenProposer, make_allowed_mask, encode_text, perturb_texts
 from abstain.llm.perturbation.masked import MaskedProposer
 from abstain.llm.perturbation.seq2seq import Seq2SeqProposer
 from abstain.llm.perturbation.text import TokenTexts, to_rows
 
-AROUND = 2
-"""Tokens that a model may read beside the text: one before, one after it."""
-BATCHES = 4
-"""The number of batches of texts perturbed side by side: after a replacement only a part of each is read."""
+SURROUNDING_TOKENS = 2
+"""Number of tokens that a model may read beside the text: one before it, one after it."""
+PARALLEL_BATCHES = 4
+"""Number of batches of texts perturbed side by side: after a replacement only a part of each text is read."""
 
 MakeProposer = Callable[[Sequence[Sequence[int]], Tensor], TokenProposer]
-"""From texts of token ids, and which tokens may take a place."""
+"""Makes a proposer from texts of token ids and a mask of the tokens that may take a place."""
 
 
 def run_perturbations(
     requests: Mapping[str, Request],
     loaded: LoadedModel,
     batch_tokens: int,
-    work: ComputeStats,
+    stats: ComputeStats,
     make_proposer: MakeProposer,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield `(key, steps)` for every request, all of them `Perturb`: (replacements, 7) each, none of a text in which
-    nothing may be replaced. Raises `AbstainError` for a tokenizer without character offsets of its tokens in the text,
-    and, naming the row, for a text longer than the model's window and for probabilities that are not finite."""
+    """Run perturbation requests and yield their replacements.
+
+    Args:
+        requests: Key -> request. All operations are `Perturb`.
+        loaded: The perturbation model.
+        batch_tokens: Limit of the tokens of one forward pass.
+        stats: Counts of the work done, updated in place.
+        make_proposer: Makes the model's proposer for some texts.
+
+    Yields:
+        (key, steps): (replacements, 7), float32. There are none if nothing in a text may be replaced.
+
+    Raises:
+        AbstainError: The tokenizer gives no character offsets of its tokens, no token may replace another, a text
+            exceeds the context length, or probabilities are not finite. The message of the last two names the row.
+    """
     tokenizer, config = loaded.tokenizer, loaded.model.config.get_text_config()
     if not tokenizer.is_fast:
         raise AbstainError(
             Code.MODEL_UNSUITABLE,
             f"{loaded.ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one",
         )
-    pieces, allowed, window = (
+    token_texts, allowed, context_length = (
         TokenTexts.from_tokenizer(tokenizer),
-        allowed_tokens(tokenizer, config.vocab_size),
+        make_allowed_mask(tokenizer, config.vocab_size),
         get_context_length(config),
     )
     if not allowed.any():
@@ -57,44 +70,59 @@ def run_perturbations(
             f"{loaded.ref.name}: no token of its tokenizer may take another's place: save the tokenizer's files beside "
             "the model",
         )
-    by_ask: defaultdict[Perturb, list[tuple[str, EncodedText]]] = defaultdict(list)
+    rows_by_operation: defaultdict[Perturb, list[tuple[str, EncodedText]]] = defaultdict(list)
     for key, request in requests.items():
         assert isinstance(request.operation, Perturb)
-        text = encode_text(pieces, request.prompt, allowed)
-        if window is not None and len(text.ids) + AROUND > window:
+        text = encode_text(token_texts, request.prompt, allowed)
+        if context_length is not None and len(text.ids) + SURROUNDING_TOKENS > context_length:
             raise AbstainError(
                 Code.TOO_LONG,
-                f"{request.name}: a context of {len(text.ids)} tokens is more than the {window} that {loaded.ref.name} "
-                "reads: perturb with a model that reads more, or retrieve fewer chunks",
+                f"{request.name}: a context of {len(text.ids)} tokens is more than the {context_length} that "
+                f"{loaded.ref.name} reads: perturb with a model that reads more, or retrieve fewer chunks",
             )
-        work.prompts += 1
-        work.pass_tokens += len(text.ids)
-        by_ask[request.operation].append((key, text))
-    for ask, rows in by_ask.items():
-        for some in _side_by_side(rows, BATCHES * batch_tokens):
-            texts = [text for _, text in some]
-            steps = perturb_texts(make_proposer([text.ids for text in texts], allowed), texts, ask)
-            for (key, _), of_row in zip(some, steps, strict=True):
-                if not all(math.isfinite(step.before + step.after) for step in of_row):
+        stats.prompts += 1
+        stats.pass_tokens += len(text.ids)
+        rows_by_operation[request.operation].append((key, text))
+    for operation, rows in rows_by_operation.items():
+        for batch in _iter_batches(rows, PARALLEL_BATCHES * batch_tokens):
+            texts = [text for _, text in batch]
+            steps = perturb_texts(make_proposer([text.ids for text in texts], allowed), texts, operation)
+            for (key, _), row_steps in zip(batch, steps, strict=True):
+                if not all(math.isfinite(step.old_log_likelihood + step.new_log_likelihood) for step in row_steps):
                     raise AbstainError(
                         Code.NOT_FINITE,
                         f"{requests[key].name}: the perturbation model's probabilities are not finite; "
                         "try ABSTAIN_DTYPE=float32, or take it out",
                     )
-                yield key, to_rows(of_row)
+                yield key, to_rows(row_steps)
 
 
 class CausalEngine(Engine):
     """An `Engine` that also runs `Perturb` requests, through the same decoder."""
 
-    def run(self, requests: Mapping[str, Request], tell: OnAnswerText | None = None) -> Iterator[tuple[str, Result]]:
-        """As `Engine.run`; perturbation requests are done first."""
+    def run(
+        self, requests: Mapping[str, Request], on_answer_text: OnAnswerText | None = None
+    ) -> Iterator[tuple[str, Result]]:
+        """Run requests as `Engine.run` does, with perturbation requests first.
+
+        Args:
+            requests: Key -> request.
+            on_answer_text: Called with (key, text so far) after each generated token of a `Generate` request.
+
+        Yields:
+            (key, result).
+
+        Raises:
+            AbstainError: As in `Engine.run` and `run_perturbations`, or the tokenizer has neither BOS nor EOS.
+        """
         perturbed = {key: request for key, request in requests.items() if isinstance(request.operation, Perturb)}
         if perturbed:
-            yield from run_perturbations(perturbed, self.loaded, self.batch_tokens, self.stats, self._proposer)
-        yield from super().run({key: request for key, request in requests.items() if key not in perturbed}, tell)
+            yield from run_perturbations(perturbed, self.loaded, self.batch_tokens, self.stats, self._make_proposer)
+        yield from super().run(
+            {key: request for key, request in requests.items() if key not in perturbed}, on_answer_text
+        )
 
-    def _proposer(self, texts: Sequence[Sequence[int]], allowed: Tensor) -> TokenProposer:
+    def _make_proposer(self, texts: Sequence[Sequence[int]], allowed: Tensor) -> TokenProposer:
         tokenizer = self.loaded.tokenizer
         start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         if start is None:
@@ -106,16 +134,31 @@ class CausalEngine(Engine):
 
 
 class PerturbationEngine:
-    """A masked or a sequence-to-sequence language model as an engine for perturbation requests only."""
+    """A masked or sequence-to-sequence language model as an engine that only runs perturbation requests.
+
+    Args:
+        loaded: The perturbation model.
+        batch_tokens: Limit of the tokens of one forward pass, padding included.
+    """
 
     def __init__(self, loaded: LoadedModel, batch_tokens: int) -> None:
         self.loaded = loaded
         self.batch_tokens = batch_tokens
-        self.work = ComputeStats()
+        self.stats = ComputeStats()
 
     def run(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Tensor]]:
-        """As `Engine.run`, for `Perturb` alone."""
-        kind = Seq2SeqProposer if self.loaded.model.config.is_encoder_decoder else MaskedProposer
+        """Run `Perturb` requests and yield results as they are computed.
+
+        Args:
+            requests: Key -> request.
+
+        Yields:
+            (key, steps) as in `run_perturbations`.
+
+        Raises:
+            AbstainError: A request is not a `Perturb`, or as in `run_perturbations`.
+        """
+        proposer_class = Seq2SeqProposer if self.loaded.model.config.is_encoder_decoder else MaskedProposer
         for request in requests.values():
             if not isinstance(request.operation, Perturb):
                 raise AbstainError(
@@ -123,21 +166,21 @@ class PerturbationEngine:
                     f"{self.loaded.ref.name} is no causal language model: it can only perturb contexts",
                 )
 
-        def proposer(texts: Sequence[Sequence[int]], allowed: Tensor) -> TokenProposer:
-            return kind(self.loaded, texts, allowed, self.batch_tokens, self.work)
+        def make_proposer(texts: Sequence[Sequence[int]], allowed: Tensor) -> TokenProposer:
+            return proposer_class(self.loaded, texts, allowed, self.batch_tokens, self.stats)
 
-        yield from run_perturbations(requests, self.loaded, self.batch_tokens, self.work, proposer)
+        yield from run_perturbations(requests, self.loaded, self.batch_tokens, self.stats, make_proposer)
 
 
-def _side_by_side(rows: Sequence[tuple[str, EncodedText]], tokens: int) -> Iterator[list[tuple[str, EncodedText]]]:
-    """Rows in their order, as many at a time as have together no more than `tokens`, at least one."""
-    some: list[tuple[str, EncodedText]] = []
+def _iter_batches(rows: Sequence[tuple[str, EncodedText]], tokens: int) -> Iterator[list[tuple[str, EncodedText]]]:
+    """Yield rows in their order, as many at a time as fit into `tokens`, at least one."""
+    batch: list[tuple[str, EncodedText]] = []
     room = tokens
     for key, text in rows:
-        if some and len(text.ids) > room:
-            yield some
-            some, room = [], tokens
-        some.append((key, text))
+        if batch and len(text.ids) > room:
+            yield batch
+            batch, room = [], tokens
+        batch.append((key, text))
         room -= len(text.ids)
-    if some:
-        yield some
+    if batch:
+        yield batch

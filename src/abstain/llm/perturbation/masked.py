@@ -1,4 +1,4 @@
-"""A masked language model as perturbation model: what it reads behind its mask token, from both sides."""
+"""A masked language model as perturbation model: it predicts the token behind its mask token from both sides."""
 
 from __future__ import annotations
 
@@ -16,16 +16,25 @@ from abstain.llm.perturbation.loop import TokenProposal
 
 STRIDE = 7
 """To score a text, every 7th token is masked at once, and so on 7 times: about the 15 % that these models and T5's kin
-were trained on. To mask each by itself would take as many passes as there are tokens."""
+were trained on. Masking each token by itself would take as many forward passes as there are tokens.
+"""
 
-Masked = tuple[int, Sequence[int]]
-"""Text number, and the places of it that are masked."""
+MaskedText = tuple[int, Sequence[int]]
+"""Index of a text, and the places in it that are masked."""
 
 
 class MaskedProposer:
-    """Texts of token ids, each between the tokens that the model was trained to see around a text.
+    """Texts of token ids for a masked model, each between the tokens that the model was trained to see around a text.
 
-    Raises `AbstainError` for a model without a mask token.
+    Args:
+        loaded: The perturbation model.
+        texts: Token ids of each text.
+        allowed: Mask of the tokens that may take a place, bool (vocabulary,).
+        batch_tokens: Limit of the tokens of one forward pass, padding included.
+        stats: Counts of the work done, updated in place.
+
+    Raises:
+        AbstainError: The tokenizer has no mask token.
     """
 
     def __init__(
@@ -34,7 +43,7 @@ class MaskedProposer:
         texts: Sequence[Sequence[int]],
         allowed: Tensor,
         batch_tokens: int,
-        work: ComputeStats,
+        stats: ComputeStats,
     ) -> None:
         tokenizer = loaded.tokenizer
         if tokenizer.mask_token_id is None:
@@ -42,70 +51,91 @@ class MaskedProposer:
                 Code.MODEL_UNSUITABLE,
                 f"{loaded.ref.name} has no mask token, which a masked language model needs to fill a place",
             )
-        self._model, self._mask, self._pad = loaded.model, tokenizer.mask_token_id, tokenizer.pad_token_id or 0
-        self._before = [token for token in (tokenizer.cls_token_id,) if token is not None]
-        self._after = [token for token in (tokenizer.sep_token_id,) if token is not None]
+        self._model, self._mask_id, self._pad_id = loaded.model, tokenizer.mask_token_id, tokenizer.pad_token_id or 0
+        self._prefix = [token for token in (tokenizer.cls_token_id,) if token is not None]
+        self._suffix = [token for token in (tokenizer.sep_token_id,) if token is not None]
         self._texts = [list(ids) for ids in texts]
         self._allowed = allowed.to(self._model.device)
-        self._work = work
+        self._stats = stats
         # A model of this kind writes the logits of every token, requested or not.
         self._batch_tokens = min(batch_tokens, LOGIT_BYTES // (4 * len(allowed)))
 
-    def log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
-        found = {row: torch.zeros(len(self._texts[row])) for row in rows}
-        wanted = [(row, range(first, len(found[row]), STRIDE)) for row in rows for first in range(STRIDE)]
-        for (row, places), logits in self._logits([one for one in wanted if one[1]]):
-            old = torch.tensor([self._texts[row][at] for at in places], device=logits.device)
-            found[row][list(places)] = logits.log_softmax(-1).gather(1, old[:, None])[:, 0].cpu()
-        return list(found.values())
+    def compute_log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
+        """Compute the log-likelihoods of the tokens of some texts (`TokenProposer.compute_log_likelihoods`)."""
+        log_likelihoods = {row: torch.zeros(len(self._texts[row])) for row in rows}
+        masked = [(row, range(first, len(log_likelihoods[row]), STRIDE)) for row in rows for first in range(STRIDE)]
+        for (row, places), logits in self._compute_logits([item for item in masked if item[1]]):
+            old = torch.tensor([self._texts[row][place] for place in places], device=logits.device)
+            log_likelihoods[row][list(places)] = logits.log_softmax(-1).gather(1, old[:, None])[:, 0].cpu()
+        return list(log_likelihoods.values())
 
-    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
+    def propose(self, places_by_row: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
+        """Propose the likeliest other token for each place, given both sides of it (`TokenProposer.propose`)."""
         filled: dict[int, list[TokenProposal]] = {}
-        for (row, of_row), logits in self._logits(list(places.items())):
-            old = torch.tensor([self._texts[row][at] for at in of_row])
+        for (row, row_places), logits in self._compute_logits(list(places_by_row.items())):
+            old = torch.tensor([self._texts[row][place] for place in row_places])
             filled[row] = get_best_alternatives(logits, old, self._allowed)
         return filled
 
     def replace(self, row: int, places: Sequence[int], tokens: Sequence[int]) -> None:
-        for at, token in zip(places, tokens, strict=True):
-            self._texts[row][at] = token
+        """Replace tokens of a text (`TokenProposer.replace`)."""
+        for place, token in zip(places, tokens, strict=True):
+            self._texts[row][place] = token
 
-    def _logits(self, masked: Sequence[Masked]) -> Iterator[tuple[Masked, Tensor]]:
-        """The logits of each one's places, float32 (places, vocabulary)."""
-        for batch in iter_batches(masked, self._length, self._batch_tokens):
-            ids, seen = pad_ids([self._whole(*one) for one in batch], self._pad)
+    def _compute_logits(self, masked: Sequence[MaskedText]) -> Iterator[tuple[MaskedText, Tensor]]:
+        """Yield each text with the logits of its places, (places, vocabulary), float32."""
+        for batch in iter_batches(masked, self._count_tokens, self._batch_tokens):
+            ids, attention_mask = pad_ids([self._mask_places(*item) for item in batch], self._pad_id)
             device = self._model.device
             with torch.inference_mode():
-                logits = self._model(input_ids=ids.to(device), attention_mask=seen.to(device)).logits
-            self._work.forward_tokens += ids.numel()
-            for at, (row, places) in enumerate(batch):
-                yield (row, places), logits[at, [len(self._before) + place for place in places]].float()
+                logits = self._model(input_ids=ids.to(device), attention_mask=attention_mask.to(device)).logits
+            self._stats.forward_tokens += ids.numel()
+            for index, (row, places) in enumerate(batch):
+                yield (row, places), logits[index, [len(self._prefix) + place for place in places]].float()
 
-    def _length(self, row: int) -> int:
-        return len(self._before) + len(self._texts[row]) + len(self._after)
+    def _count_tokens(self, row: int) -> int:
+        return len(self._prefix) + len(self._texts[row]) + len(self._suffix)
 
-    def _whole(self, row: int, places: Sequence[int]) -> list[int]:
+    def _mask_places(self, row: int, places: Sequence[int]) -> list[int]:
         text = list(self._texts[row])
         for place in places:
-            text[place] = self._mask
-        return [*self._before, *text, *self._after]
+            text[place] = self._mask_id
+        return [*self._prefix, *text, *self._suffix]
 
 
-def iter_batches(masked: Sequence[Masked], length: Callable[[int], int], tokens: int) -> Iterator[list[Masked]]:
-    """The longest first, as many at a time as have together no more than `tokens` tokens, padding included, at least
-    one; `length`: of text number ..."""
-    order = sorted(masked, key=lambda one: length(one[0]))
+def iter_batches(
+    masked: Sequence[MaskedText], count_tokens: Callable[[int], int], tokens: int
+) -> Iterator[list[MaskedText]]:
+    """Yield batches of texts, the longest first.
+
+    Args:
+        masked: Texts with their masked places.
+        count_tokens: Returns the number of tokens of a text, given its index.
+        tokens: Limit of the tokens of a batch, padding included. A batch has at least one text.
+
+    Yields:
+        The texts of a batch.
+    """
+    order = sorted(masked, key=lambda item: count_tokens(item[0]))
     while order:
-        rows = max(1, tokens // length(order[-1][0]))
+        rows = max(1, tokens // count_tokens(order[-1][0]))
         order, batch = order[:-rows], order[-rows:]
         yield batch
 
 
-def pad_ids(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Token ids and which of them are seen, int64 (rows, tokens of the longest) both, `pad` on the right."""
-    ids = torch.full((len(rows), max(map(len, rows))), pad)
-    seen = torch.zeros_like(ids)
-    for at, row in enumerate(rows):
-        ids[at, : len(row)] = torch.tensor(row)
-        seen[at, : len(row)] = 1
-    return ids, seen
+def pad_ids(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Pad token ids on the right to the length of the longest row.
+
+    Args:
+        rows: Token ids of each row.
+        pad_id: Token id of the padding.
+
+    Returns:
+        Token ids and attention mask, each (rows, tokens), int64.
+    """
+    ids = torch.full((len(rows), max(map(len, rows))), pad_id)
+    attention_mask = torch.zeros_like(ids)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.tensor(row)
+        attention_mask[index, : len(row)] = 1
+    return ids, attention_mask

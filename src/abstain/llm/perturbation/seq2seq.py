@@ -14,13 +14,21 @@ from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.perturbation.causal import get_best_alternatives
 from abstain.llm.perturbation.loop import TokenProposal
-from abstain.llm.perturbation.masked import STRIDE, Masked, iter_batches, pad_ids
+from abstain.llm.perturbation.masked import STRIDE, MaskedText, iter_batches, pad_ids
 
 
 class Seq2SeqProposer:
     """Texts of token ids, each before EOS, for an encoder and a decoder that were trained on corrupted spans.
 
-    Raises `AbstainError` for a model without T5's sentinels, `<extra_id_0>` and so on.
+    Args:
+        loaded: The perturbation model.
+        texts: Token ids of each text.
+        allowed: Mask of the tokens that may take a place, bool (vocabulary,).
+        batch_tokens: Limit of the tokens of one forward pass of the encoder, padding included.
+        stats: Counts of the work done, updated in place.
+
+    Raises:
+        AbstainError: The model lacks T5's sentinels, `<extra_id_0>` and so on.
     """
 
     def __init__(
@@ -29,7 +37,7 @@ class Seq2SeqProposer:
         texts: Sequence[Sequence[int]],
         allowed: Tensor,
         batch_tokens: int,
-        work: ComputeStats,
+        stats: ComputeStats,
     ) -> None:
         tokenizer = loaded.tokenizer
         vocabulary = tokenizer.get_vocab()
@@ -41,82 +49,100 @@ class Seq2SeqProposer:
                 "choose a model of T5's kind",
             )
         self._name, self._model = loaded.ref.name, loaded.model
-        self._pad, self._eos = tokenizer.pad_token_id or 0, tokenizer.eos_token_id
-        self._start = self._model.config.decoder_start_token_id
+        self._pad_id, self._eos_id = tokenizer.pad_token_id or 0, tokenizer.eos_token_id
+        self._start_id = self._model.config.decoder_start_token_id
         self._texts = [list(ids) for ids in texts]
         self._allowed = allowed.to(self._model.device)
-        self._batch_tokens, self._work = batch_tokens, work
+        self._batch_tokens, self._stats = batch_tokens, stats
 
-    def log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
-        found = {row: torch.zeros(len(self._texts[row])) for row in rows}
-        wanted: list[Masked] = []
-        for row, likely in found.items():
-            stride = max(STRIDE, -(-len(likely) // len(self._sentinels)))
-            wanted += [(row, range(first, len(likely), stride)) for first in range(min(stride, len(likely)))]
-        for batch, encoded, seen in self._encoded(wanted):
-            olds = [[self._texts[row][at] for at in places] for row, places in batch]
-            logits = self._decode(encoded, seen, [self._head(old) for old in olds]).logits
-            for at, (row, places) in enumerate(batch):
-                at_sentinels = logits[at, 1 : 2 * len(places) : 2].float()
-                old = torch.tensor(olds[at], device=logits.device)
-                found[row][list(places)] = at_sentinels.log_softmax(-1).gather(1, old[:, None])[:, 0].cpu()
-        return list(found.values())
+    def compute_log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
+        """Compute the log-likelihoods of the tokens of some texts (`TokenProposer.compute_log_likelihoods`)."""
+        log_likelihoods = {row: torch.zeros(len(self._texts[row])) for row in rows}
+        masked: list[MaskedText] = []
+        for row, values in log_likelihoods.items():
+            stride = max(STRIDE, -(-len(values) // len(self._sentinels)))
+            masked += [(row, range(first, len(values), stride)) for first in range(min(stride, len(values)))]
+        for batch, encoded, attention_mask in self._iter_encoded(masked):
+            old_ids = [[self._texts[row][place] for place in places] for row, places in batch]
+            logits = self._decode(encoded, attention_mask, [self._make_target(ids) for ids in old_ids]).logits
+            for index, (row, places) in enumerate(batch):
+                sentinel_logits = logits[index, 1 : 2 * len(places) : 2].float()
+                old = torch.tensor(old_ids[index], device=logits.device)
+                log_likelihoods[row][list(places)] = sentinel_logits.log_softmax(-1).gather(1, old[:, None])[:, 0].cpu()
+        return list(log_likelihoods.values())
 
-    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
-        """The decoder's tokens, place by place, each after its tokens for the places before."""
-        most = max(map(len, places.values()))
-        if most > len(self._sentinels):
+    def propose(self, places_by_row: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
+        """Propose tokens place by place, each after the decoder's tokens for the places before it.
+
+        Args:
+            places_by_row: Index of a text -> places in it.
+
+        Returns:
+            Index of a text -> a proposal for each place.
+
+        Raises:
+            AbstainError: A text has more places than the model has sentinels.
+        """
+        n_places = max(map(len, places_by_row.values()))
+        if n_places > len(self._sentinels):
             raise AbstainError(
                 Code.MODEL_UNSUITABLE,
-                f"{most} places at once are more than the {len(self._sentinels)} sentinels of {self._name}: "
+                f"{n_places} places at once are more than the {len(self._sentinels)} sentinels of {self._name}: "
                 "lower perturbation.tokens, or perturb iteratively",
             )
-        filled: dict[int, list[TokenProposal]] = {row: [] for row in places}
-        for batch, encoded, seen in self._encoded(list(places.items())):
-            last, past = [self._start] * len(batch), None
-            for number in range(max(len(of_row) for _, of_row in batch)):
-                out = self._decode(encoded, seen, [[token, self._sentinels[number]] for token in last], past)
+        filled: dict[int, list[TokenProposal]] = {row: [] for row in places_by_row}
+        for batch, encoded, attention_mask in self._iter_encoded(list(places_by_row.items())):
+            last, past = [self._start_id] * len(batch), None
+            for position in range(max(len(row_places) for _, row_places in batch)):
+                out = self._decode(
+                    encoded, attention_mask, [[token, self._sentinels[position]] for token in last], past
+                )
                 past = out.past_key_values
-                for at, (row, of_row) in enumerate(batch):
-                    if number < len(of_row):
-                        old = torch.tensor([self._texts[row][of_row[number]]])
-                        filled[row] += get_best_alternatives(out.logits[at, -1:], old, self._allowed)
-                        last[at] = filled[row][-1].new
+                for index, (row, row_places) in enumerate(batch):
+                    if position < len(row_places):
+                        old = torch.tensor([self._texts[row][row_places[position]]])
+                        filled[row] += get_best_alternatives(out.logits[index, -1:], old, self._allowed)
+                        last[index] = filled[row][-1].new
         return filled
 
     def replace(self, row: int, places: Sequence[int], tokens: Sequence[int]) -> None:
-        for at, token in zip(places, tokens, strict=True):
-            self._texts[row][at] = token
+        """Replace tokens of a text (`TokenProposer.replace`)."""
+        for place, token in zip(places, tokens, strict=True):
+            self._texts[row][place] = token
 
-    def _head(self, tokens: Sequence[int]) -> list[int]:
-        """The decoder's target sequence: a sentinel, its token, and so on."""
-        return [self._start, *(one for pair in zip(self._sentinels, tokens, strict=False) for one in pair)]
+    def _make_target(self, tokens: Sequence[int]) -> list[int]:
+        """Return the decoder's target sequence: a sentinel, its token, and so on."""
+        return [self._start_id, *(token for pair in zip(self._sentinels, tokens, strict=False) for token in pair)]
 
-    def _encoded(self, masked: Sequence[Masked]) -> Iterator[tuple[list[Masked], Any, Tensor]]:
-        """Batches of texts whose places have become sentinels, read by the encoder, and which tokens are padding."""
+    def _iter_encoded(self, masked: Sequence[MaskedText]) -> Iterator[tuple[list[MaskedText], Any, Tensor]]:
+        """Yield batches of texts whose places are sentinels, with the encoder's output and the attention mask."""
         device = self._model.device
         for batch in iter_batches(masked, lambda row: len(self._texts[row]) + 1, self._batch_tokens):
-            ids, seen = (part.to(device) for part in pad_ids([self._whole(*one) for one in batch], self._pad))
+            ids, attention_mask = (
+                tensor.to(device) for tensor in pad_ids([self._mask_places(*item) for item in batch], self._pad_id)
+            )
             with torch.inference_mode():
-                encoded = self._model.get_encoder()(input_ids=ids, attention_mask=seen)
-            self._work.forward_tokens += ids.numel()
-            yield batch, encoded, seen
+                encoded = self._model.get_encoder()(input_ids=ids, attention_mask=attention_mask)
+            self._stats.forward_tokens += ids.numel()
+            yield batch, encoded, attention_mask
 
-    def _whole(self, row: int, places: Sequence[int]) -> list[int]:
+    def _mask_places(self, row: int, places: Sequence[int]) -> list[int]:
         text = list(self._texts[row])
         for place, sentinel in zip(places, self._sentinels, strict=False):
             text[place] = sentinel
-        return [*text, self._eos]
+        return [*text, self._eos_id]
 
-    def _decode(self, encoded: Any, seen: Tensor, heads: Sequence[list[int]], past: Any = None) -> Any:
-        """The decoder's logits after every token of `heads`, which continue `past`, (rows, tokens, vocabulary), and the
-        keys and values of all tokens."""
-        ids, _ = pad_ids(heads, self._pad)
-        self._work.forward_tokens += ids.numel()
+    def _decode(self, encoded: Any, attention_mask: Tensor, targets: Sequence[list[int]], past: Any = None) -> Any:
+        """Run the decoder on `targets`, which continue `past`.
+
+        The output has the logits after every token, (rows, tokens, vocabulary), and the keys and values of all tokens.
+        """
+        ids, _ = pad_ids(targets, self._pad_id)
+        self._stats.forward_tokens += ids.numel()
         with torch.inference_mode():
             return self._model(
                 encoder_outputs=encoded,
-                attention_mask=seen,
+                attention_mask=attention_mask,
                 decoder_input_ids=ids.to(self._model.device),
                 past_key_values=past,
                 use_cache=True,

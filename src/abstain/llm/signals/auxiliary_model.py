@@ -26,28 +26,37 @@ OUTPUTS: Mapping[Head, tuple[str, ...]] = {
 }
 BLOCK = 512
 """Rows that are computed and written to the cache together."""
-WINDOW = 512
-"""Tokens of a window where a model names no limit."""
-HINT = "name another model in params.yaml"
-ROOM = 16
-"""Fewer tokens than this of a long text beside the short one are not worth reading."""
+DEFAULT_CONTEXT_LENGTH = 512
+"""Tokens of a window if a model names no limit."""
+REMEDY = "name another model in params.yaml"
+MIN_LONG_TEXT_TOKENS = 16
+"""Least number of tokens of the long text that must fit next to the short one."""
 
 
 @dataclass(frozen=True)
 class TextWindow:
-    """Both texts as a model reads them, the long one perhaps cut. Lists of one entry a token.
+    """Both texts as a model reads them, the long one possibly cut. Each list has one entry per token.
 
-    `places`: first and past the last character in its text; `texts`: 0 or 1, which text it is of, None: special.
+    Attributes:
+        inputs: Inputs of the model by name.
+        offsets: First and last (exclusive) character of each token in its text.
+        sequence_ids: Index of the text of each token, 0 or 1; None for a special token.
     """
 
     inputs: Mapping[str, list[int]]
-    places: Sequence[tuple[int, int]]
-    texts: Sequence[int | None]
+    offsets: Sequence[tuple[int, int]]
+    sequence_ids: Sequence[int | None]
 
 
 @dataclass(frozen=True)
 class AuxiliaryModel:
-    """A model that has been found; its weights are loaded when something has to be computed."""
+    """A model that was found; its weights are loaded at the first computation.
+
+    Attributes:
+        ref: Folder and revision of the model.
+        head: Type of its output layer.
+        settings: Settings of this machine.
+    """
 
     ref: ModelRef
     head: Head
@@ -57,87 +66,122 @@ class AuxiliaryModel:
     def tokenizer(self) -> Any:
         return _load(self.ref, self.head, self.settings).tokenizer
 
-    def cached(
+    def compute_cached(
         self,
-        ask: str,
+        operation: str,
         version: str,
-        passes: Sequence[PromptSegments],
+        prompts: Sequence[PromptSegments],
         compute: Callable[[list[PromptSegments]], list[Tensor]],
     ) -> list[Tensor]:
-        """`compute` of each of `passes`, float32 (n, w), in order; only missing ones are computed."""
-        dtype = str(_dtype(self.settings)).removeprefix("torch.")
-        cache = FeatureCache(self.settings.features, CacheNamespace(str(self.ref), dtype, ask, version))
-        keys = [prompt_key(pass_) for pass_ in passes]
+        """Compute a function of prompts; results in the cache are not computed again.
+
+        Args:
+            operation: Name of the computation, part of the cache namespace.
+            version: Version of the computation, part of the cache namespace.
+            prompts: Texts that the model reads.
+            compute: Function of a list of prompts; one float32 result `(n, width)` per prompt, in order.
+
+        Returns:
+            The results, in the order of `prompts`.
+        """
+        dtype = str(_get_dtype(self.settings)).removeprefix("torch.")
+        cache = FeatureCache(self.settings.features, CacheNamespace(str(self.ref), dtype, operation, version))
+        keys = [prompt_key(prompt) for prompt in prompts]
         rows = dict(cache.read(keys))
-        missing = [(key, pass_) for key, pass_ in dict(zip(keys, passes, strict=True)).items() if key not in rows]
-        for at in range(0, len(missing), BLOCK):
-            block = missing[at : at + BLOCK]
-            found = compute([pass_ for _, pass_ in block])
-            new = {key: row for (key, _), row in zip(block, found, strict=True)}
-            cache.put(new)
-            rows |= new
+        missing = [(key, prompt) for key, prompt in dict(zip(keys, prompts, strict=True)).items() if key not in rows]
+        for start in range(0, len(missing), BLOCK):
+            block = missing[start : start + BLOCK]
+            results = compute([prompt for _, prompt in block])
+            computed = {key: row for (key, _), row in zip(block, results, strict=True)}
+            cache.write(computed)
+            rows |= computed
         return [rows[key] for key in keys]
 
-    def windows(self, first: str, second: str, split: Literal["first", "second"]) -> list[TextWindow]:
-        """Both texts for the model, the `split` one in as many windows as it needs, each of which shares a quarter with
-        the next; none where the other leaves it no room."""
+    def build_windows(self, first: str, second: str, split: Literal["first", "second"]) -> list[TextWindow]:
+        """Encode two texts, one of them in as many windows as it needs.
+
+        Args:
+            first: Text before the separator.
+            second: Text after the separator.
+            split: Which text is cut into windows. Each window shares a quarter of it with the next.
+
+        Returns:
+            The windows; none if the other text leaves too little space.
+        """
         loaded = _load(self.ref, self.head, self.settings)
         tokenizer = loaded.tokenizer
         short = tokenizer(second if split == "first" else first, add_special_tokens=False)["input_ids"]
-        room = loaded.window - tokenizer.num_special_tokens_to_add(pair=True) - len(short)
-        if room < ROOM:
+        available_tokens = loaded.context_length - tokenizer.num_special_tokens_to_add(pair=True) - len(short)
+        if available_tokens < MIN_LONG_TEXT_TOKENS:
             return []
         encoded = tokenizer(
             first,
             second,
             truncation=f"only_{split}",
-            max_length=loaded.window,
-            stride=room // 4,
+            max_length=loaded.context_length,
+            stride=available_tokens // 4,
             return_overflowing_tokens=True,
         )
         return [
             TextWindow(
-                {name: encoded[name][at] for name in tokenizer.model_input_names if name in encoded},
+                {name: encoded[name][index] for name in tokenizer.model_input_names if name in encoded},
                 window.offsets,
                 window.sequence_ids,
             )
-            for at, window in enumerate(encoded.encodings)
+            for index, window in enumerate(encoded.encodings)
         ]
 
     def run(self, windows: Sequence[TextWindow]) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """`(index, logits)` of each window, the longest first: its `OUTPUTS`, float32 on the CPU, with padding behind.
+        """Run the model on windows, the longest first.
 
-        At most `ABSTAIN_BATCH_TOKENS` go through at once, padding included, or one window. Raises `AbstainError` where
-        logits are not finite.
+        A batch has at most `ABSTAIN_BATCH_TOKENS` tokens, padding included, or one window.
+
+        Args:
+            windows: Encoded texts.
+
+        Yields:
+            Index of the window and its `OUTPUTS`, float32 on the CPU, with padding at the end.
+
+        Raises:
+            AbstainError: Logits are not finite.
         """
         from transformers import DataCollatorWithPadding
 
         if not windows:
             return
         loaded = _load(self.ref, self.head, self.settings)
-        alone = loaded.tokenizer.pad_token is None  # nothing to fill a shorter one up with
-        pad = DataCollatorWithPadding(loaded.tokenizer, padding=not alone)
-        lengths = [len(window.places) for window in windows]
-        order = sorted(range(len(windows)), key=lambda at: (-lengths[at], at))
+        cannot_pad = loaded.tokenizer.pad_token is None  # there is no token to fill up a shorter window
+        pad = DataCollatorWithPadding(loaded.tokenizer, padding=not cannot_pad)
+        lengths = [len(window.offsets) for window in windows]
+        order = sorted(range(len(windows)), key=lambda i: (-lengths[i], i))
         while order:
-            rows = 1 if alone else max(1, self.settings.batch_tokens // lengths[order[0]])
+            rows = 1 if cannot_pad else max(1, self.settings.batch_tokens // lengths[order[0]])
             batch, order = order[:rows], order[rows:]
             with torch.inference_mode():
-                out = loaded.model(**pad([dict(windows[at].inputs) for at in batch]).to(loaded.model.device))
+                out = loaded.model(**pad([dict(windows[i].inputs) for i in batch]).to(loaded.model.device))
             logits = [out[name].float().cpu() for name in OUTPUTS[self.head]]
-            if not all(torch.isfinite(one).all() for one in logits):
+            if not all(torch.isfinite(output).all() for output in logits):
                 raise AbstainError(
                     Code.NOT_FINITE, f"{self.ref.name}: its logits are not finite; try ABSTAIN_DTYPE=float32"
                 )
-            for row, at in enumerate(batch):
-                yield at, tuple(one[row] for one in logits)
+            for row, index in enumerate(batch):
+                yield index, tuple(output[row] for output in logits)
 
 
 def find_auxiliary_model(name: str | None, setting: str, head: Head, settings: Settings) -> tuple[AuxiliaryModel, Any]:
-    """The model that `setting` of params.yaml names, a folder or a Hugging Face `id[@revision]`, and its configuration.
+    """Find the model that a setting of params.yaml names; no weights are loaded.
 
-    No weights are loaded. Raises `ScorerUnavailable` where none is set or found, it has another head, or it has no
-    usable tokenizer.
+    Args:
+        name: A folder or a Hugging Face `id[@revision]`; None if it is not set.
+        setting: Name of the setting, for messages.
+        head: Type of output layer that the model must have.
+        settings: Settings of this machine.
+
+    Returns:
+        The model and its configuration.
+
+    Raises:
+        ScorerUnavailable: No model is set or found, it has another head, or it has no usable tokenizer.
     """
     from transformers import AutoConfig
 
@@ -150,11 +194,13 @@ def find_auxiliary_model(name: str | None, setting: str, head: Head, settings: S
             config = AutoConfig.from_pretrained(ref.path, trust_remote_code=False)
     except AbstainError as error:
         raise ScorerUnavailable(error.code, error.message) from None
-    trained = config.architectures or []
-    if trained and not any(head in architecture for architecture in trained):
-        raise ScorerUnavailable(Code.MODEL_UNSUITABLE, f"{name} is a {', '.join(trained)}: {setting} needs a ...{head}")
+    architectures = config.architectures or []
+    if architectures and not any(head in architecture for architecture in architectures):
+        raise ScorerUnavailable(
+            Code.MODEL_UNSUITABLE, f"{name} is a {', '.join(architectures)}: {setting} needs a ...{head}"
+        )
     try:
-        tokenizer = _tokenizer(ref)
+        tokenizer = _load_tokenizer(ref)
     except AbstainError as error:
         raise ScorerUnavailable(error.code, error.message) from None
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # transformers' errors for missing files
@@ -169,26 +215,29 @@ def find_auxiliary_model(name: str | None, setting: str, head: Head, settings: S
 class _Loaded:
     model: Any
     tokenizer: Any
-    window: int
+    context_length: int
 
 
 @lru_cache(maxsize=2)
 def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
-    """Weights and tokenizer. Raises `AbstainError` where the head's weights are missing, or the tokenizer has no
-    character offsets of its tokens."""
+    """Load weights and tokenizer.
+
+    Raises:
+        AbstainError: The weights of the head are missing, or the tokenizer has no character offsets of its tokens.
+    """
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    tokenizer = _tokenizer(ref)
+    tokenizer = _load_tokenizer(ref)
     if not tokenizer.is_fast:
         raise AbstainError(
             Code.MODEL_UNSUITABLE, f"{ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one"
         )
     tokenizer.padding_side = tokenizer.truncation_side = "right"
-    with translate_load_errors(ref, HINT):
+    with translate_load_errors(ref, REMEDY):
         model, info = getattr(transformers, f"AutoModel{head}").from_pretrained(
             ref.path,
-            dtype=_dtype(settings),
+            dtype=_get_dtype(settings),
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -200,17 +249,19 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
             "choose a model that was trained for this",
         )
     model = model.to(choose_device(settings)).eval().requires_grad_(False)
-    window = min(tokenizer.model_max_length, get_context_length(model.config.get_text_config()) or WINDOW)
-    return _Loaded(model, tokenizer, int(window))
+    context_length = min(
+        tokenizer.model_max_length, get_context_length(model.config.get_text_config()) or DEFAULT_CONTEXT_LENGTH
+    )
+    return _Loaded(model, tokenizer, int(context_length))
 
 
 @lru_cache(maxsize=2)
-def _tokenizer(ref: ModelRef) -> Any:
+def _load_tokenizer(ref: ModelRef) -> Any:
     from transformers import AutoTokenizer
 
-    with translate_load_errors(ref, HINT):
+    with translate_load_errors(ref, REMEDY):
         return AutoTokenizer.from_pretrained(ref.path, split_special_tokens=True, trust_remote_code=False)
 
 
-def _dtype(settings: Settings) -> torch.dtype:
+def _get_dtype(settings: Settings) -> torch.dtype:
     return torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32

@@ -1,8 +1,8 @@
-"""The protocol of all scorers: declare feature requests, fit, score.
+"""Protocol of all scorers: declare feature requests, fit, score.
 
 A scorer never runs the base model: the feature requests of all scorers are computed together
 (`features/feature_store.py`).
-A score is a confidence from 0 to 1, higher means more likely correct, and nan where the scorer has none.
+A score is a confidence from 0 to 1: higher means more likely correct, nan means that the scorer has none.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ Feature = Tensor | None
 
 @dataclass(frozen=True)
 class FeatureBatch:
-    """Answered questions, and the base model's results for each.
+    """Interactions with the features of the base model for each of them.
 
-    `results`: feature request -> a result an interaction, in order; None where the base model could not read it.
-    `derived`: what several scorers make of these, computed once.
+    Attributes:
+        interactions: The answered questions.
+        features: Feature request -> one result per interaction, in the same order; None if the base model cannot read
+            the interaction.
+        derived: Cache of values that several scorers derive from these features.
     """
 
     interactions: Sequence[Interaction]
@@ -38,14 +41,16 @@ class FeatureBatch:
         return len(self.interactions)
 
     def take(self, indices: Sequence[int]) -> FeatureBatch:
-        """The answers of `indices`, in their order."""
-        results = {reading: [found[at] for at in indices] for reading, found in self.features.items()}
-        return FeatureBatch([self.interactions[at] for at in indices], results)
+        """Return the rows of `indices`, in their order."""
+        features = {request: [values[index] for index in indices] for request, values in self.features.items()}
+        return FeatureBatch([self.interactions[index] for index in indices], features)
 
-    def iter_rows(self, readings: Sequence[FeatureRequest]) -> list[tuple[Interaction, list[Feature]]]:
-        """Each interaction with its results of `readings`, in their order."""
-        found = [self.features[reading] for reading in readings]
-        return [(one, [of[at] for of in found]) for at, one in enumerate(self.interactions)]
+    def iter_rows(self, requests: Sequence[FeatureRequest]) -> list[tuple[Interaction, list[Feature]]]:
+        """Return each interaction with its results of `requests`, in their order."""
+        columns = [self.features[request] for request in requests]
+        return [
+            (interaction, [column[index] for column in columns]) for index, interaction in enumerate(self.interactions)
+        ]
 
 
 class Scorer(Protocol):
@@ -57,39 +62,60 @@ class Scorer(Protocol):
     @property
     def requires(self) -> tuple[FeatureRequest, ...]: ...
 
-    def fit(self, answers: FeatureBatch, labels: Labels) -> Scorer:
-        """The scorer, fitted to training answers; itself where there is nothing to fit.
+    def fit(self, batch: FeatureBatch, labels: Labels) -> Scorer:
+        """Fit the scorer to training answers.
 
-        Raises `ScorerUnavailable` where these answers lack what it learns from.
+        Args:
+            batch: Training answers with the features that `requires` names.
+            labels: Labels, weights and groups of the same rows.
+
+        Returns:
+            The fitted scorer; the scorer itself if there is nothing to fit.
+
+        Raises:
+            ScorerUnavailable: The answers lack what the scorer learns from. The leaderboard shows the message.
         """
 
-    def score(self, answers: FeatureBatch) -> np.ndarray:
-        """Confidences, float64 (rows,) in [0, 1]; nan where it has no score."""
+    def score(self, batch: FeatureBatch) -> np.ndarray:
+        """Score answers.
+
+        Args:
+            batch: Answers with the features that `requires` names.
+
+        Returns:
+            Confidences in [0, 1], float64 `(rows,)`; nan if there is no score.
+        """
 
 
 @dataclass(frozen=True)
 class Signal:
-    """A scorer that needs no fit: a function of the base model's results for one answer.
+    """A scorer that needs no fit: a function of the features of one answer.
 
-    `score_row` takes the interaction and its results, in the order of `readings`; nan where it has no score.
+    Attributes:
+        name: Name on the leaderboard.
+        requires: The feature requests.
+        score_row: Function of an interaction and its features, in the order of `requires`; returns nan if there is no
+            score.
     """
 
     name: str
     requires: tuple[FeatureRequest, ...]
     score_row: Callable[[Interaction, Sequence[Tensor]], float]
 
-    def fit(self, answers: FeatureBatch, labels: Labels) -> Signal:
+    def fit(self, batch: FeatureBatch, labels: Labels) -> Signal:
+        """Return the signal itself; there is nothing to fit."""
         return self
 
-    def score(self, answers: FeatureBatch) -> np.ndarray:
+    def score(self, batch: FeatureBatch) -> np.ndarray:
+        """Score each answer whose features are complete; the others get nan."""
         values = [
-            self.score_row(one, [result for result in found if result is not None])
-            if all(result is not None for result in found)
+            self.score_row(interaction, [result for result in features if result is not None])
+            if all(result is not None for result in features)
             else float("nan")
-            for one, found in answers.iter_rows(self.requires)
+            for interaction, features in batch.iter_rows(self.requires)
         ]
         return np.array(values, float)
 
 
 class ScorerUnavailable(AbstainError):
-    """Raised for a scorer that is not available; the leaderboard shows the message, the reason, in its place."""
+    """A scorer is not available; the leaderboard shows the message, the reason, in its place."""

@@ -12,7 +12,7 @@ from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import find_model, load_tokenizer, read_layer_count
-from abstain.llm.engine.prefix_tree import distinct_tokens
+from abstain.llm.engine.prefix_tree import count_distinct_tokens
 from abstain.llm.engine.requests import Generate, HiddenStates, Request, cut_to_operation
 from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.extraction import FeatureSource, PreparedRequest, UnreadableInteraction
@@ -22,24 +22,37 @@ from abstain.llm.features.shard_job import JobStats, ShardRunner, row_key
 from abstain.llm.signals.base import Feature, FeatureBatch, Scorer
 
 FeatureWork = tuple[Sequence[Interaction], Sequence[FeatureRequest]]
-"""Answers, and the feature requests for each of them."""
+"""Answers, and the feature requests about each of them."""
 ProvidedFeatures = Mapping[FeatureRequest, Tensor]
-"""Results of one answer that something else than this base model computed."""
+"""Features of one answer that were not computed by this base model here."""
 OnComputed = Callable[[str, FeatureSource, str, Tensor], None]
-"""Is given the id of an answer and what was computed for it: its source, its key in the cache, and the result."""
+"""Called with the id of an answer and its newly computed feature: source, key in the cache, and result."""
 COST_SAMPLE_SIZE = 256
 """Answers whose tokens are counted to estimate a scorer's cost."""
 
 
 def collect_feature_requests(scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:
-    """The feature requests of `scorers`, each once."""
-    return tuple(dict.fromkeys(reading for scorer in scorers for reading in scorer.requires))
+    """Return the feature requests of `scorers`, each once."""
+    return tuple(dict.fromkeys(request for scorer in scorers for request in scorer.requires))
 
 
 def expand_requests(params: LLMParams, settings: Settings, work: Sequence[FeatureWork]) -> RequestList:
-    """All of `work` as requests, built on access."""
+    """Expand feature work into single requests, built on access.
+
+    Args:
+        params: Base model and prompt layout.
+        settings: Settings of this machine.
+        work: Answers and the feature requests about them.
+
+    Returns:
+        All requests, in order.
+    """
     return ConcatRequests(
-        [FeatureSource(params, settings, reading).requests(rows) for rows, readings in work for reading in readings]
+        [
+            FeatureSource(params, settings, request).build_requests(rows)
+            for rows, requests in work
+            for request in requests
+        ]
     )
 
 
@@ -47,12 +60,23 @@ def compute_missing(
     params: LLMParams,
     settings: Settings,
     work: Sequence[FeatureWork],
-    progress: OnProgress = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
     runner: ShardRunner | None = None,
 ) -> JobStats:
-    """`FeatureStore.compute_missing` of all requests in `work`: passes that begin alike are computed once."""
+    """Compute the features that are not in the cache; prompts with a common prefix share its computation.
+
+    Args:
+        params: Base model and prompt layout.
+        settings: Settings of this machine.
+        work: Answers and the feature requests about them.
+        on_progress: Called with (computed rows, missing rows).
+        runner: Where shards are computed; None computes them in this process.
+
+    Returns:
+        The cost, as from `FeatureStore.compute_missing`.
+    """
     return FeatureStore(params.model, settings).compute_missing(
-        expand_requests(params, settings, work), progress, runner
+        expand_requests(params, settings, work), on_progress, runner
     )
 
 
@@ -62,21 +86,35 @@ def read_features(
     interactions: Sequence[Interaction],
     feature_requests: Sequence[FeatureRequest],
 ) -> FeatureBatch:
-    """`interactions` with the base model's results for each, all in memory; missing ones are computed."""
+    """Read the features of interactions into memory; missing ones are computed.
+
+    Args:
+        params: Base model and prompt layout.
+        settings: Settings of this machine.
+        interactions: Answered questions.
+        feature_requests: Features to read.
+
+    Returns:
+        The interactions with their features.
+    """
     compute_missing(params, settings, [(interactions, feature_requests)])
-    results: dict[FeatureRequest, list[Feature]] = {}
-    for reading in feature_requests:
-        results[reading] = [None] * len(interactions)
-        for at, result in FeatureSource(params, settings, reading).read(interactions):
-            results[reading][at] = result
-    return FeatureBatch(interactions, results)
+    features: dict[FeatureRequest, list[Feature]] = {}
+    for request in feature_requests:
+        features[request] = [None] * len(interactions)
+        for index, result in FeatureSource(params, settings, request).read(interactions):
+            features[request][index] = result
+    return FeatureBatch(interactions, features)
 
 
 @dataclass(frozen=True)
 class ReadResult:
-    """Answers with what was read of each. `unreadable`: why the base model cannot read one, None where it can.
+    """Result of `FeatureReader.read`.
 
-    `forward_tokens`: the tokens that it read for one, as in the function `forward_tokens`; 0 where all was cached.
+    Attributes:
+        batch: The answers with their features.
+        unreadable: Per answer, the reason why the base model cannot read it; None if it can.
+        forward_tokens: Per answer, the tokens that the base model read, as `estimate_forward_tokens` counts them; 0 if
+            all features were cached or provided.
     """
 
     batch: FeatureBatch
@@ -86,89 +124,115 @@ class ReadResult:
 
 @dataclass(frozen=True)
 class FeatureReader:
-    """Reads a few answers at a time for a service: what is not cached is computed, and given to `on_computed`, if any.
+    """Reads the features of a few answers at a time, for a service.
 
-    `sources`: one a feature request, of one base model.
+    Attributes:
+        sources: One source per feature request, all of one base model.
+        on_computed: Called for each feature that was not cached; None for no call.
     """
 
     sources: tuple[FeatureSource, ...]
     on_computed: OnComputed | None = None
 
     def read(self, interactions: Sequence[Interaction], provided: Sequence[ProvidedFeatures] = ()) -> ReadResult:
-        """`interactions` with the base model's results for each.
+        """Read the features of a few answers: from the cache, else from the base model.
 
-        `provided`: the results that are there already, of each of them; the base model is not asked for these.
+        Args:
+            interactions: Answers to read.
+            provided: One mapping per interaction with features that the caller already has; they are not computed
+                again.
+
+        Returns:
+            The feature batch, the reason for each unreadable answer (else None), and the forward tokens per answer.
         """
-        there = provided or [{}] * len(interactions)
+        provided_features = provided or [{}] * len(interactions)
         prepared = [
             [
-                None if source.feature_request in of else source.prepare(one)
-                for one, of in zip(interactions, there, strict=True)
+                None if source.feature_request in features else source.prepare(interaction)
+                for interaction, features in zip(interactions, provided_features, strict=True)
             ]
             for source in self.sources
         ]
-        found: dict[tuple[int, str], Tensor] = {}
+        rows: dict[tuple[int, str], Tensor] = {}  # by index of the source and key
         uncached: dict[str, Request] = {}
-        for at, (source, of) in enumerate(zip(self.sources, prepared, strict=True)):
-            requests = {row_key(one.request): one.request for one in of if isinstance(one, PreparedRequest)}
-            found |= {(at, key): row for key, row in source.cache.read(list(requests))}
-            uncached |= {f"{at}/{key}": request for key, request in requests.items() if (at, key) not in found}
+        for i, (source, items) in enumerate(zip(self.sources, prepared, strict=True)):
+            requests = {row_key(item.request): item.request for item in items if isinstance(item, PreparedRequest)}
+            rows |= {(i, key): row for key, row in source.cache.read(list(requests))}
+            uncached |= {f"{i}/{key}": request for key, request in requests.items() if (i, key) not in rows}
         if uncached:
-            engine = self.sources[0].engine()
+            engine = self.sources[0].load_engine()
             for name, row in engine.run(uncached):
-                of_source, _, key = name.partition("/")
-                found |= {(int(of_source), key): row} if isinstance(row, Tensor) else {}
-        results = {
+                source_index, _, key = name.partition("/")
+                rows |= {(int(source_index), key): row} if isinstance(row, Tensor) else {}
+        features_by_request = {
             source.feature_request: [
-                found[at, row_key(one.request)]
-                if isinstance(one, PreparedRequest)
-                else known.get(source.feature_request)
-                for one, known in zip(of, there, strict=True)
+                rows[i, row_key(item.request)]
+                if isinstance(item, PreparedRequest)
+                else features.get(source.feature_request)
+                for item, features in zip(items, provided_features, strict=True)
             ]
-            for at, (source, of) in enumerate(zip(self.sources, prepared, strict=True))
+            for i, (source, items) in enumerate(zip(self.sources, prepared, strict=True))
         }
-        reasons: list[UnreadableInteraction | None] = [None] * len(interactions)
-        for of in prepared:
-            reasons = [
-                one if isinstance(one, UnreadableInteraction) else why for one, why in zip(of, reasons, strict=True)
+        unreadable: list[UnreadableInteraction | None] = [None] * len(interactions)
+        for items in prepared:
+            unreadable = [
+                item if isinstance(item, UnreadableInteraction) else reason
+                for item, reason in zip(items, unreadable, strict=True)
             ]
-        computed: list[list[FeatureSource]] = [[] for _ in interactions]
-        for at, (source, of) in enumerate(zip(self.sources, prepared, strict=True)):
-            for number, one in enumerate(of):
-                if isinstance(one, PreparedRequest) and f"{at}/{(key := row_key(one.request))}" in uncached:
-                    computed[number].append(source)
+        computed_sources: list[list[FeatureSource]] = [[] for _ in interactions]
+        for i, (source, items) in enumerate(zip(self.sources, prepared, strict=True)):
+            for row_index, item in enumerate(items):
+                if isinstance(item, PreparedRequest) and f"{i}/{(key := row_key(item.request))}" in uncached:
+                    computed_sources[row_index].append(source)
                     if self.on_computed is not None:
-                        self.on_computed(interactions[number].interaction_id, source, key, found[at, key])
-        tokens = [_cost(of, [one]) for one, of in zip(interactions, computed, strict=True)]
-        return ReadResult(FeatureBatch(interactions, results), reasons, tokens)
+                        self.on_computed(interactions[row_index].interaction_id, source, key, rows[i, key])
+        forward_tokens = [
+            _estimate_cost(sources, [interaction])
+            for interaction, sources in zip(interactions, computed_sources, strict=True)
+        ]
+        return ReadResult(FeatureBatch(interactions, features_by_request), unreadable, forward_tokens)
 
 
 def estimate_forward_tokens(
-    params: LLMParams, settings: Settings, interactions: Sequence[Interaction], readings: Sequence[FeatureRequest]
+    params: LLMParams,
+    settings: Settings,
+    interactions: Sequence[Interaction],
+    feature_requests: Sequence[FeatureRequest],
 ) -> float:
-    """Tokens that the base model runs for one answer by itself, in the mean of the first `COST_SAMPLE_SIZE`.
+    """Estimate the tokens that the base model runs for one answer by itself.
 
-    Shared prefixes of one answer's passes count once. Where no request goes deeper than layer l of n, a token counts as
-    l / n: the unit is a token that went through the whole model.
+    Common prefixes of the prompts of one answer count once. If no request goes deeper than layer l of n, a token counts
+    as l / n: the unit is a token that goes through the whole model.
+
+    Args:
+        params: Base model and prompt layout.
+        settings: Settings of this machine.
+        interactions: Answered questions, of which the first `COST_SAMPLE_SIZE` are counted.
+        feature_requests: Features that are read.
+
+    Returns:
+        The mean number of tokens.
     """
-    return _cost([FeatureSource(params, settings, reading) for reading in readings], interactions[:COST_SAMPLE_SIZE])
+    return _estimate_cost(
+        [FeatureSource(params, settings, request) for request in feature_requests], interactions[:COST_SAMPLE_SIZE]
+    )
 
 
-def _cost(sources: Sequence[FeatureSource], rows: Sequence[Interaction]) -> float:
+def _estimate_cost(sources: Sequence[FeatureSource], rows: Sequence[Interaction]) -> float:
     if not sources or not rows:
         return 0.0
     ref = find_model(sources[0].params.model, sources[0].settings)
     tokenizer, depth = load_tokenizer(ref), read_layer_count(ref)
-    asks = [source.operation for source in sources]
-    share = max(ask.layer / depth if isinstance(ask, HiddenStates) else 1.0 for ask in asks)
-    return share * sum(_tokens(sources, tokenizer, row) for row in rows) / len(rows)
+    operations = [source.operation for source in sources]
+    share = max(operation.layer / depth if isinstance(operation, HiddenStates) else 1.0 for operation in operations)
+    return share * sum(_count_tokens(sources, tokenizer, row) for row in rows) / len(rows)
 
 
-def _tokens(sources: Sequence[FeatureSource], tokenizer: Any, row: Interaction) -> int:
-    passes: list[list[int]] = []
-    written = 0
+def _count_tokens(sources: Sequence[FeatureSource], tokenizer: Any, row: Interaction) -> int:
+    prompts: list[list[int]] = []
+    generated_tokens = 0
     for source in sources:
         if isinstance(prepared := source.prepare(row), PreparedRequest):
-            passes.append(encode_prompt(tokenizer, cut_to_operation(prepared.request.prompt, source.operation)).ids)
-            written += source.operation.max_new_tokens if isinstance(source.operation, Generate) else 0
-    return distinct_tokens(passes) + written
+            prompts.append(encode_prompt(tokenizer, cut_to_operation(prepared.request.prompt, source.operation)).ids)
+            generated_tokens += source.operation.max_new_tokens if isinstance(source.operation, Generate) else 0
+    return count_distinct_tokens(prompts) + generated_tokens

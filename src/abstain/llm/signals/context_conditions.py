@@ -1,7 +1,8 @@
 """Inputs of the correctness regressors: every answer under B_c, N_c and P_c (Zhang et al., section 3).
 
-The scored output is, under all three, the answer that was given with the original context. The perturbation model runs
-first, because its output is part of the prompts of P_c; then the base model's features are computed together.
+Under all three conditions, the scored output is the answer that was given with the original context. The perturbation
+model runs first, because its output is part of the prompts of P_c; then the features of the base model are computed
+together.
 """
 
 from __future__ import annotations
@@ -37,110 +38,163 @@ from abstain.llm.signals.compute_features import (
 
 
 def make_normal_requests(layout: str) -> dict[str, FeatureRequest]:
-    """The feature requests of N_c, and of P_c where contexts are perturbed, by segment."""
+    """Return the feature requests of N_c by segment; P_c uses the same on perturbed contexts."""
     names = [segment.name for segment in load_layout(layout).render("", [], "")]
     answer = names.index("answer")
-    of = {"prompt": tuple(names[:answer]), "output": tuple(names[answer:])}
-    return {name: FeatureRequest(NLL(of.get(name, (name,)))) for name in SEGMENTS}
+    layout_segments = {"prompt": tuple(names[:answer]), "output": tuple(names[answer:])}
+    return {name: FeatureRequest(NLL(layout_segments.get(name, (name,)))) for name in SEGMENTS}
 
 
 def make_baseline_requests(layout: str) -> dict[str, FeatureRequest]:
-    """The feature requests of B_c, which has no context."""
+    """Return the feature requests of B_c, which has no context, by segment."""
     return {
-        name: FeatureRequest(one.operation, chunks=0)
-        for name, one in make_normal_requests(layout).items()
+        name: FeatureRequest(request.operation, chunks=0)
+        for name, request in make_normal_requests(layout).items()
         if name != "context"
     }
 
 
 @dataclass(frozen=True)
 class ContextConditions:
-    """The base model of `llm` under the three conditions, contexts perturbed as `perturbation` says.
+    """A base model that reads answers under the three conditions.
 
-    `longest`: see `ContextPerturber`.
+    Attributes:
+        llm: Base model and prompt layout.
+        perturbation: How contexts are perturbed.
+        settings: Settings of this machine.
+        max_perturbed_tokens: As in `ContextPerturber`.
     """
 
     llm: LLMParams
     perturbation: PerturbationParams
     settings: Settings
-    longest: int = 0
+    max_perturbed_tokens: int = 0
 
     @cached_property
     def perturber(self) -> ContextPerturber:
         return ContextPerturber(
-            self.perturbation, self.perturbation.model or self.llm.model, self.settings, self.longest
+            self.perturbation, self.perturbation.model or self.llm.model, self.settings, self.max_perturbed_tokens
         )
 
     def compute_missing(
         self,
         rows: Sequence[Interaction],
-        progress: OnProgress = lambda done, total: None,
+        on_progress: OnProgress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> tuple[JobStats, JobStats]:
-        """Compute the missing rows; the result is the cost of the perturbation model and of the base model."""
-        perturbing = self.perturber.compute_missing(rows, progress, runner)
-        asked = self.get_work(rows, self.perturber.perturb(rows))
-        return perturbing, compute_missing(self.llm, self.settings, asked, progress, runner)
+        """Compute the rows that are not in the cache.
 
-    def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
-        """The number of requests to both models, and how many of them are not cached: where contexts are still to be
-        perturbed, all requests about the perturbed ones."""
-        contexts, unknown = self.perturber.missing(rows)
+        Args:
+            rows: Answered questions.
+            on_progress: Called with (computed rows, missing rows), first for the perturbation model, then for the base
+                model.
+            runner: Where shards are computed; None computes them in this process.
+
+        Returns:
+            The cost of the perturbation model, and of the base model.
+        """
+        perturbing = self.perturber.compute_missing(rows, on_progress, runner)
+        work = self.get_work(rows, self.perturber.perturb(rows))
+        return perturbing, compute_missing(self.llm, self.settings, work, on_progress, runner)
+
+    def count_missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
+        """Count the requests to both models.
+
+        Args:
+            rows: Answered questions.
+
+        Returns:
+            The number of requests, and how many of them are not cached. If contexts are still to be perturbed, all
+            requests about perturbed contexts count as not cached.
+        """
+        n_contexts, n_uncached_contexts = self.perturber.count_missing(rows)
         requests = expand_requests(self.llm, self.settings, self.get_known_work(rows))
-        later = len(rows) * len(self._normal) * len(self.perturber.operations) if unknown else 0
-        uncached = FeatureStore(self.llm.model, self.settings).missing(requests)
-        return contexts + len(requests) + later, unknown + uncached + later
+        n_later = len(rows) * len(self._normal) * len(self.perturber.operations) if n_uncached_contexts else 0
+        n_uncached = FeatureStore(self.llm.model, self.settings).count_missing(requests)
+        return n_contexts + len(requests) + n_later, n_uncached_contexts + n_uncached + n_later
 
-    def missing_tokens(self, rows: Sequence[Interaction]) -> int:
-        """The tokens that the base model would read of perturbed contexts; one that is still to be perturbed counts as
-        long as it is. Those of the perturbation model are not among them."""
+    def count_missing_tokens(self, rows: Sequence[Interaction]) -> int:
+        """Estimate the tokens that the base model would read of perturbed contexts.
+
+        A context that is still to be perturbed counts with its current length. Tokens of the perturbation model are not
+        included.
+
+        Args:
+            rows: Answered questions.
+
+        Returns:
+            The number of tokens.
+        """
         normal, copies = tuple(self._normal.values()), len(self.perturber.operations)
-        if self.perturber.missing(rows)[1]:
+        if self.perturber.count_missing(rows)[1]:
             return round(copies * len(rows) * estimate_forward_tokens(self.llm, self.settings, rows, normal))
-        asked = [(copy, normal) for copy in self.perturber.perturb(rows)]
-        return FeatureStore(self.llm.model, self.settings).missing_tokens(
-            expand_requests(self.llm, self.settings, asked)
+        work = [(copy, normal) for copy in self.perturber.perturb(rows)]
+        return FeatureStore(self.llm.model, self.settings).count_missing_tokens(
+            expand_requests(self.llm, self.settings, work)
         )
 
     def get_known_work(self, rows: Sequence[Interaction]) -> list[FeatureWork]:
-        """The known requests to the base model: none about contexts that are still to be perturbed."""
-        return self.get_work(rows, [] if self.perturber.missing(rows)[1] else self.perturber.perturb(rows))
+        """Return the known requests to the base model: none about contexts that are still to be perturbed."""
+        return self.get_work(rows, [] if self.perturber.count_missing(rows)[1] else self.perturber.perturb(rows))
 
     def get_work(self, rows: Sequence[Interaction], perturbed: Sequence[Sequence[Interaction]]) -> list[FeatureWork]:
-        """The requests to the base model about `rows` and `perturbed`, the perturbed copies of all rows."""
+        """Return the requests to the base model.
+
+        Args:
+            rows: Answered questions.
+            perturbed: The perturbed copies of all rows.
+
+        Returns:
+            The feature work about rows and copies.
+        """
         normal, baseline = tuple(self._normal.values()), tuple(self._baseline.values())
         return [(rows, (*normal, *baseline)), *((copy, normal) for copy in perturbed)]
 
     def build_table(self, rows: Sequence[Interaction]) -> pd.DataFrame:
-        """The features (features/nll.py) of `rows`, float64, nan where there is nothing to measure.
+        """Build the table of features (features/nll.py).
 
         Missing rows are computed, with less work if `compute_missing` ran before.
+
+        Args:
+            rows: Answered questions.
+
+        Returns:
+            One row per answer, float64; nan if there is nothing to measure.
         """
-        normal, baseline = self._found(rows, self._normal), self._found(rows, self._baseline)
-        perturbed = [self._found(copy, self._normal) for copy in self.perturber.perturb(rows)]
+        normal, baseline = self._read_token_stats(rows, self._normal), self._read_token_stats(rows, self._baseline)
+        perturbed = [self._read_token_stats(copy, self._normal) for copy in self.perturber.perturb(rows)]
         copies = zip(*perturbed, strict=True) if perturbed else itertools.repeat((), len(rows))
-        of_rows = zip(normal, baseline, copies, strict=True)
-        return pd.DataFrame([compute_nll_features(*of_row) for of_row in of_rows])
+        row_stats = zip(normal, baseline, copies, strict=True)
+        return pd.DataFrame([compute_nll_features(*stats) for stats in row_stats])
 
     def count_remarks(self, rows: Sequence[Interaction]) -> dict[str, int]:
-        """Rows by what is special about them: the counts of `ContextPerturber.count`, and `other_chunks`: the perturbed
-        context needs other room in the base model's window, so that P_c has fewer or more chunks than N_c, or none.
-        Empty where nothing is perturbed."""
+        """Count the rows with each remark.
+
+        Args:
+            rows: Answered questions.
+
+        Returns:
+            The counts of `ContextPerturber.count_remarks`, and `other_chunks`: the perturbed context needs more or less
+            of the context length of the base model, so P_c has fewer or more chunks than N_c, or none. Empty if nothing
+            is perturbed.
+        """
         if not self.perturber.operations:
             return {}
         source = FeatureSource(self.llm, self.settings)
         (copy, *_) = self.perturber.perturb(rows)
-        dropped = [[_dropped(source.prepare(row)) for row in of] for of in (rows, copy)]
-        others = sum(one != other for one, other in zip(*dropped, strict=True))
-        return {**self.perturber.count_remarks(rows), "other_chunks": others}
+        dropped = [[_count_dropped_chunks(source.prepare(row)) for row in variant] for variant in (rows, copy)]
+        n_changed = sum(normal != perturbed for normal, perturbed in zip(*dropped, strict=True))
+        return {**self.perturber.count_remarks(rows), "other_chunks": n_changed}
 
-    def forward_tokens(self, rows: Sequence[Interaction]) -> float:
-        """Tokens that the base model runs for one answer by itself; the perturbation model's are not among them."""
-        own = (*self._normal.values(), *self._baseline.values())
-        return estimate_forward_tokens(self.llm, self.settings, rows, own) + self.perturbed_forward_tokens(rows)
+    def estimate_forward_tokens(self, rows: Sequence[Interaction]) -> float:
+        """Estimate the tokens that the base model (not the perturbation model) runs for one answer of `rows`."""
+        requests = (*self._normal.values(), *self._baseline.values())
+        return estimate_forward_tokens(
+            self.llm, self.settings, rows, requests
+        ) + self.estimate_perturbed_forward_tokens(rows)
 
-    def perturbed_forward_tokens(self, rows: Sequence[Interaction]) -> float:
-        """Those of `forward_tokens` that are of perturbed contexts, which no other scorer reads."""
+    def estimate_perturbed_forward_tokens(self, rows: Sequence[Interaction]) -> float:
+        """Estimate the part of `estimate_forward_tokens` for perturbed contexts, which no other scorer reads."""
         copies, normal = self.perturber.perturb(rows[:COST_SAMPLE_SIZE]), tuple(self._normal.values())
         return sum(estimate_forward_tokens(self.llm, self.settings, copy, normal) for copy in copies)
 
@@ -152,30 +206,45 @@ class ContextConditions:
     def _baseline(self) -> dict[str, FeatureRequest]:
         return make_baseline_requests(self.llm.layout)
 
-    def _found(self, rows: Sequence[Interaction], readings: dict[str, FeatureRequest]) -> list[TokenStatsBySegment]:
-        return _by_segment(read_features(self.llm, self.settings, rows, tuple(readings.values())), readings)
+    def _read_token_stats(
+        self, rows: Sequence[Interaction], requests_by_segment: dict[str, FeatureRequest]
+    ) -> list[TokenStatsBySegment]:
+        return _group_by_segment(
+            read_features(self.llm, self.settings, rows, tuple(requests_by_segment.values())), requests_by_segment
+        )
 
 
-def compute_nll_table(answers: FeatureBatch, layout: str) -> pd.DataFrame:
-    """The features (features/nll.py) of `answers` under N_c and B_c alone, float64, by the results that they hold."""
-    if "nll_features" not in answers.derived:
-        of_rows = zip(
-            _by_segment(answers, make_normal_requests(layout)),
-            _by_segment(answers, make_baseline_requests(layout)),
+def compute_nll_table(batch: FeatureBatch, layout: str) -> pd.DataFrame:
+    """Compute the features (features/nll.py) under N_c and B_c only, from the features of the batch.
+
+    Args:
+        batch: Answers with the features of both conditions; the table is kept in `derived`.
+        layout: Name of the prompt layout.
+
+    Returns:
+        One row per answer, float64.
+    """
+    if "nll_features" not in batch.derived:
+        row_stats = zip(
+            _group_by_segment(batch, make_normal_requests(layout)),
+            _group_by_segment(batch, make_baseline_requests(layout)),
             strict=True,
         )
-        rows = [compute_nll_features(of_normal, of_baseline, ()) for of_normal, of_baseline in of_rows]
-        # As one block: of an answer alone, a column each would take longer than all that is computed.
+        rows = [compute_nll_features(normal, baseline, ()) for normal, baseline in row_stats]
+        # In one block: for a single answer, building each column by itself would take longer than computing the values.
         values = np.array([list(row.values()) for row in rows])
-        answers.derived["nll_features"] = pd.DataFrame(values, columns=list(rows[0]) if rows else None)
-    found: pd.DataFrame = answers.derived["nll_features"]
-    return found
+        batch.derived["nll_features"] = pd.DataFrame(values, columns=list(rows[0]) if rows else None)
+    table: pd.DataFrame = batch.derived["nll_features"]
+    return table
 
 
-def _by_segment(answers: FeatureBatch, readings: dict[str, FeatureRequest]) -> list[TokenStatsBySegment]:
-    return [dict(zip(readings, found, strict=True)) for _, found in answers.iter_rows(tuple(readings.values()))]
+def _group_by_segment(batch: FeatureBatch, requests_by_segment: dict[str, FeatureRequest]) -> list[TokenStatsBySegment]:
+    return [
+        dict(zip(requests_by_segment, features, strict=True))
+        for _, features in batch.iter_rows(tuple(requests_by_segment.values()))
+    ]
 
 
-def _dropped(found: PreparedRequest | UnreadableInteraction) -> int | None:
-    """The number of chunks that did not fit; None where the answer cannot be read at all."""
-    return found.dropped_chunks if isinstance(found, PreparedRequest) else None
+def _count_dropped_chunks(prepared: PreparedRequest | UnreadableInteraction) -> int | None:
+    """Return the number of chunks that did not fit; None if the answer cannot be read at all."""
+    return prepared.dropped_chunks if isinstance(prepared, PreparedRequest) else None

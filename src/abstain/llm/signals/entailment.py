@@ -1,16 +1,16 @@
-"""Entailment: does a retrieved chunk support the answer, as judged by a cross-encoder that reads both?
+"""Entailment: does a retrieved chunk support the answer, according to a cross-encoder that reads both?
 
-The probe's paper compares itself with HHEM (Bao et al. 2024). Any sequence-classification model of transformers' own
-will do; one that brings its own code, as later versions of HHEM do, is not run.
+The paper of the probe compares it with HHEM (Bao et al. 2024). Any sequence-classification model of transformers itself
+can be used. A model with its own code, such as later versions of HHEM, is not run.
 
 Notes:
 
-* The hypothesis is question and answer: an answer is often a fragment ("5 euros") that no text entails, and that many
+* The hypothesis is question and answer. An answer is often a fragment ("5 euros") that no text entails and that many
   chunks contain; with the question before it, it is a claim.
-* One chunk at a time, in windows where it is long, and the best of them counts: these models were trained on short
-  premises, and support that stands in one place is enough. So an answer that needs two chunks together scores low.
-* The label that means "supported" is read from the model's configuration, not guessed from its order. Exception: of two
-  labels without names it is the second, by convention.
+* The model reads one chunk at a time, in windows if it is long, and the best chunk counts. These models were trained on
+  short premises, and support in one place is enough. So an answer that needs two chunks together scores low.
+* The label that means "supported" is read from the configuration of the model, not guessed from the order of labels.
+  Exception: of two labels without names it is the second, by convention.
 """
 
 from __future__ import annotations
@@ -40,68 +40,109 @@ SUPPORTED = ("entailment", "entailed", "entails", "support", "supported", "suppo
 
 @dataclass(frozen=True)
 class Entailment:
-    """p(supported) of the chunk that supports the answer best; `supported`: the label's index, None for one logit.
+    """p(supported) of the chunk that supports the answer best.
 
-    nan without chunks, and where question and answer alone fill the model's window.
+    The score is nan without chunks, and if question and answer alone fill the window of the model.
+
+    Attributes:
+        model: The entailment model.
+        supported_index: Index of the label "supported"; None for a model with one logit.
+        name: Name on the leaderboard.
+        requires: No features of the base model.
     """
 
     model: AuxiliaryModel
     supported_index: int | None
     name: str = "entailment"
-    readings: tuple[FeatureRequest, ...] = ()
+    requires: tuple[FeatureRequest, ...] = ()
 
-    def fit(self, answers: FeatureBatch, labels: Labels) -> Entailment:
+    def fit(self, batch: FeatureBatch, labels: Labels) -> Entailment:
+        """Return the scorer itself; there is nothing to fit."""
         return self
 
-    def score(self, answers: FeatureBatch) -> np.ndarray:
+    def score(self, batch: FeatureBatch) -> np.ndarray:
+        """Compute p(supported) of the best chunk of each answer."""
         pairs = [
             [
-                (Segment("premise", context.text), Segment("hypothesis", f"{one.question} {one.answer}"))
-                for context in one.contexts
+                (
+                    Segment("premise", context.text),
+                    Segment("hypothesis", f"{interaction.question} {interaction.answer}"),
+                )
+                for context in interaction.contexts
             ]
-            for one in answers.interactions
+            for interaction in batch.interactions
         ]
-        found = iter(self.model.cached("entailment", SCORER_VERSION, list(chain.from_iterable(pairs)), self._compute))
-        return np.array([max((float(next(found)) for _ in of_row), default=float("nan")) for of_row in pairs], float)
+        probabilities = iter(
+            self.model.compute_cached("entailment", SCORER_VERSION, list(chain.from_iterable(pairs)), self._compute)
+        )
+        return np.array(
+            [max((float(next(probabilities)) for _ in row_pairs), default=float("nan")) for row_pairs in pairs], float
+        )
 
     def _compute(self, pairs: list[PromptSegments]) -> list[Tensor]:
-        """p(supported), (1, 1), of each premise and hypothesis: the maximum over the premise's windows."""
+        """Return p(supported), `(1, 1)`, of each premise and hypothesis: the maximum over windows of the premise."""
         windows = [
-            (at, window)
-            for at, (premise, hypothesis) in enumerate(pairs)
-            for window in self.model.windows(premise.text, hypothesis.text, "first")
+            (index, window)
+            for index, (premise, hypothesis) in enumerate(pairs)
+            for window in self.model.build_windows(premise.text, hypothesis.text, "first")
         ]
         best: dict[int, float] = {}
-        for number, (logits,) in self.model.run([window for _, window in windows]):
-            at = windows[number][0]
-            best[at] = max(best.get(at, 0.0), compute_support_probability(logits, self.supported_index))
-        return [torch.tensor([[best.get(at, float("nan"))]]) for at in range(len(pairs))]
+        for window_index, (logits,) in self.model.run([window for _, window in windows]):
+            pair_index = windows[window_index][0]
+            best[pair_index] = max(best.get(pair_index, 0.0), compute_support_probability(logits, self.supported_index))
+        return [torch.tensor([[best.get(i, float("nan"))]]) for i in range(len(pairs))]
 
 
-def entailment_scorer(model: str | None, settings: Settings) -> Entailment:
-    """The scorer for the model of that folder or Hugging Face `id[@revision]`. Raises `ScorerUnavailable`."""
-    found, config = find_auxiliary_model(model, SETTING, "ForSequenceClassification", settings)
+def make_entailment_scorer(model: str | None, settings: Settings) -> Entailment:
+    """Make the entailment scorer.
+
+    Args:
+        model: A folder or a Hugging Face `id[@revision]`; None if it is not set.
+        settings: Settings of this machine.
+
+    Returns:
+        The scorer.
+
+    Raises:
+        ScorerUnavailable: The model is not set, not found or not suitable, or its label "supported" is ambiguous.
+    """
+    auxiliary_model, config = find_auxiliary_model(model, SETTING, "ForSequenceClassification", settings)
     try:
-        return Entailment(found, find_supported_label(config.id2label))
+        return Entailment(auxiliary_model, find_supported_label(config.id2label))
     except ValueError as error:
         raise ScorerUnavailable(Code.MODEL_UNSUITABLE, f"{model}: {error}; change {SETTING}") from None
 
 
 def find_supported_label(id2label: Mapping[int, str]) -> int | None:
-    """The label that means that the premise supports the hypothesis; None where there is one logit, its log-odds.
+    """Find the label that means that the premise supports the hypothesis.
 
-    Raises ValueError, listing the labels, where none of them is known to mean it.
+    Args:
+        id2label: Labels of the model by index.
+
+    Returns:
+        The index of the label; None if there is one logit, the log-odds of this label.
+
+    Raises:
+        ValueError: None of the labels, or several, are known to mean it; the message lists them.
     """
     if len(id2label) == 1:
         return None
-    means = [at for at, label in id2label.items() if re.sub(r"[\W_]+", "", label.lower()) in SUPPORTED]
-    if len(means) == 1:
-        return means[0]
-    if len(id2label) == 2 and all(label.upper() == f"LABEL_{at}" for at, label in id2label.items()):
+    matches = [index for index, label in id2label.items() if re.sub(r"[\W_]+", "", label.lower()) in SUPPORTED]
+    if len(matches) == 1:
+        return matches[0]
+    if len(id2label) == 2 and all(label.upper() == f"LABEL_{index}" for index, label in id2label.items()):
         return 1
     raise ValueError(f"the label that means 'supported' is ambiguous among {', '.join(id2label.values())}")
 
 
-def compute_support_probability(logits: Tensor, supported: int | None) -> float:
-    """p(supported) from logits (labels,): their softmax, or of one logit the sigmoid."""
-    return float(logits[0].sigmoid() if supported is None else logits.softmax(-1)[supported])
+def compute_support_probability(logits: Tensor, supported_index: int | None) -> float:
+    """Compute p(supported): the softmax of the logits, or the sigmoid of a single one.
+
+    Args:
+        logits: Logits `(labels,)`.
+        supported_index: Index of the label; None for a single logit.
+
+    Returns:
+        The probability.
+    """
+    return float(logits[0].sigmoid() if supported_index is None else logits.softmax(-1)[supported_index])

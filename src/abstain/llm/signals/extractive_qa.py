@@ -1,4 +1,4 @@
-"""Extractive question answering: how much of the answer is in the spans that a QA model would take from the context.
+"""Extractive question answering: how much of the answer is in the spans that a QA model would take from the context?
 
 Baak (2024) compares the Yes-score with the probability that such a model gives to its own best span. Here another model
 gave the answer, so the score is its agreement with the answer that the QA model expects.
@@ -6,11 +6,11 @@ gave the answer, so the score is its agreement with the answer that the QA model
 Notes:
 
 * p(span) is softmax(start + end) over the spans of all chunks together, and over "no answer" (Devlin et al. 2019,
-  section 4.3), so that chunks compete as they do before the base model.
+  section 4.3), so chunks compete as they do in the prompt of the base model.
 * The score is the expected token F1 of the answer, sum of p(span) * F1(answer, span) over the `MAX_SPANS` most probable
-  spans. So a sentence around the correct span counts by the span's share of it; "no answer" and less probable spans add
-  nothing. An answer that is one span and shares no word with the others scores that span's probability.
-* The spans are kept in the feature cache, not the score: another answer to the same question costs nothing.
+  spans. So a sentence around the correct span counts by the share of the span in it; "no answer" and less probable
+  spans add nothing. An answer that is one span and shares no word with the others scores the probability of that span.
+* The feature cache holds the spans, not the score: another answer to the same question costs nothing.
 """
 
 from __future__ import annotations
@@ -37,120 +37,177 @@ SCORER_VERSION = "extractive-1"
 MAX_SPANS = 20
 MAX_SPAN_TOKENS = 30
 """Tokens of the longest span."""
-FAR = 2**24
-"""Characters that no chunk has: a span is one number. It is also as far as float32 counts, in which spans are kept."""
+SPAN_BASE = 2**24
+"""More characters than any chunk has: a span is encoded as one number. Spans are float32, which is exact up to this."""
 WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
 class WindowLogits:
-    """The model's output for one window of chunk number `chunk`.
+    """Output of the model for one window of a chunk.
 
-    `start`, `end`: logits, float64 (tokens,), of the chunk's tokens; `places`: first and past the last character in the
-    chunk of each, int (tokens, 2); `none`: logit of "no answer"; None where the model has no such output.
+    Attributes:
+        chunk: Index of the chunk.
+        start: Start logits of the tokens of the chunk, float64 `(tokens,)`.
+        end: End logits, float64 `(tokens,)`.
+        offsets: First and last (exclusive) character of each token in the chunk, int `(tokens, 2)`.
+        no_answer_logit: Logit of "no answer"; None if the model has no such output.
     """
 
     chunk: int
     start: np.ndarray
     end: np.ndarray
-    places: np.ndarray
+    offsets: np.ndarray
     no_answer_logit: float | None = None
 
 
 @dataclass(frozen=True)
 class ExtractiveQA:
-    """The expected token F1 of the answer.
+    """Expected token F1 of the answer.
 
-    nan without chunks, for an answer without words, and where the question alone fills the model's window.
+    The score is nan without chunks, for an answer without words, and if the question alone fills the window of the
+    model.
+
+    Attributes:
+        model: The QA model.
+        name: Name on the leaderboard.
+        requires: No features of the base model.
     """
 
     model: AuxiliaryModel
     name: str = "extractive_qa"
-    readings: tuple[FeatureRequest, ...] = ()
+    requires: tuple[FeatureRequest, ...] = ()
 
-    def fit(self, answers: FeatureBatch, labels: Labels) -> ExtractiveQA:
+    def fit(self, batch: FeatureBatch, labels: Labels) -> ExtractiveQA:
+        """Return the scorer itself; there is nothing to fit."""
         return self
 
-    def score(self, answers: FeatureBatch) -> np.ndarray:
-        asked = [
-            (Segment("question", one.question), *(Segment("context", context.text) for context in one.contexts))
-            for one in answers.interactions
+    def score(self, batch: FeatureBatch) -> np.ndarray:
+        """Compute the expected token F1 of each answer."""
+        prompts = [
+            (
+                Segment("question", interaction.question),
+                *(Segment("context", context.text) for context in interaction.contexts),
+            )
+            for interaction in batch.interactions
         ]
-        found = self.model.cached(
-            f"spans top={MAX_SPANS} longest={MAX_SPAN_TOKENS}", SCORER_VERSION, asked, self._compute
+        span_tables = self.model.compute_cached(
+            f"spans top={MAX_SPANS} longest={MAX_SPAN_TOKENS}", SCORER_VERSION, prompts, self._compute
         )
         scores = []
-        for one, rows in zip(answers.interactions, found, strict=True):
-            spans = [(one.contexts[int(at)].text[int(first) : int(last)], p) for at, first, last, p in rows.tolist()]
-            scores.append(expected_f1(one.answer, spans))
+        for interaction, span_table in zip(batch.interactions, span_tables, strict=True):
+            spans = [
+                (interaction.contexts[int(chunk)].text[int(first) : int(last)], p)
+                for chunk, first, last, p in span_table.tolist()
+            ]
+            scores.append(compute_expected_f1(interaction.answer, spans))
         return np.array(scores, float)
 
-    def _compute(self, asked: list[PromptSegments]) -> list[Tensor]:
-        """The spans of each question and its chunks: `best_spans`, float32."""
+    def _compute(self, prompts: list[PromptSegments]) -> list[Tensor]:
+        """Return the spans of each question and its chunks: `find_best_spans`, float32."""
         windows = [
             (row, chunk, window)
-            for row, (question, *contexts) in enumerate(asked)
+            for row, (question, *contexts) in enumerate(prompts)
             for chunk, context in enumerate(contexts)
-            for window in self.model.windows(question.text, context.text, "second")
+            for window in self.model.build_windows(question.text, context.text, "second")
         ]
-        readouts: list[list[WindowLogits]] = [[] for _ in asked]
-        for number, (start, end) in self.model.run([window for _, _, window in windows]):
-            row, chunk, window = windows[number]
-            readouts[row].append(self._readout(chunk, window, start, end))
-        return [torch.from_numpy(best_spans(of_row)).float() for of_row in readouts]
+        logits_by_row: list[list[WindowLogits]] = [[] for _ in prompts]
+        for window_index, (start, end) in self.model.run([window for _, _, window in windows]):
+            row, chunk, window = windows[window_index]
+            logits_by_row[row].append(self._make_window_logits(chunk, window, start, end))
+        return [torch.from_numpy(find_best_spans(row_logits)).float() for row_logits in logits_by_row]
 
-    def _readout(self, chunk: int, window: TextWindow, start: Tensor, end: Tensor) -> WindowLogits:
-        of_chunk = [at for at, text in enumerate(window.texts) if text == 1]
+    def _make_window_logits(self, chunk: int, window: TextWindow, start: Tensor, end: Tensor) -> WindowLogits:
+        chunk_tokens = [index for index, text in enumerate(window.sequence_ids) if text == 1]
         ids, cls = window.inputs["input_ids"], self.model.tokenizer.cls_token_id
-        none = ids.index(cls) if cls in ids else None
+        cls_index = ids.index(cls) if cls in ids else None
         return WindowLogits(
             chunk,
-            start[of_chunk].double().numpy(),
-            end[of_chunk].double().numpy(),
-            np.array([window.places[at] for at in of_chunk], int).reshape(-1, 2),
-            None if none is None else float(start[none].double() + end[none].double()),
+            start[chunk_tokens].double().numpy(),
+            end[chunk_tokens].double().numpy(),
+            np.array([window.offsets[index] for index in chunk_tokens], int).reshape(-1, 2),
+            None if cls_index is None else float(start[cls_index].double() + end[cls_index].double()),
         )
 
 
-def extractive_scorer(model: str | None, settings: Settings) -> ExtractiveQA:
-    """The scorer for the model of that folder or Hugging Face `id[@revision]`. Raises `ScorerUnavailable`."""
-    found, _ = find_auxiliary_model(model, SETTING, "ForQuestionAnswering", settings)
-    return ExtractiveQA(found)
+def make_extractive_scorer(model: str | None, settings: Settings) -> ExtractiveQA:
+    """Make the scorer by extractive question answering.
+
+    Args:
+        model: A folder or a Hugging Face `id[@revision]`; None if it is not set.
+        settings: Settings of this machine.
+
+    Returns:
+        The scorer.
+
+    Raises:
+        ScorerUnavailable: The model is not set, not found or not suitable.
+    """
+    auxiliary_model, _ = find_auxiliary_model(model, SETTING, "ForQuestionAnswering", settings)
+    return ExtractiveQA(auxiliary_model)
 
 
-def best_spans(readouts: Sequence[WindowLogits], top: int = MAX_SPANS, longest: int = MAX_SPAN_TOKENS) -> np.ndarray:
-    """The `top` most probable spans, best first: float64 (spans, 4), chunk, first and past the last character, p.
+def find_best_spans(
+    windows: Sequence[WindowLogits], max_spans: int = MAX_SPANS, max_tokens: int = MAX_SPAN_TOKENS
+) -> np.ndarray:
+    """Find the most probable spans.
 
-    A span that two windows hold counts once, with the better score. Of "no answer" the window counts that is least sure
-    of it: there is none in the whole only if there is none in any part.
+    A span in two windows counts once, with the better score. For "no answer" the window counts that is least sure of
+    it: the whole has no answer only if no part has one.
+
+    Args:
+        windows: Output of the model for all windows of all chunks.
+        max_spans: Most spans to return.
+        max_tokens: Tokens of the longest span.
+
+    Returns:
+        Float64 `(spans, 4)`, best first: chunk, first and last (exclusive) character, probability.
     """
     scores, spans = [], []
-    for one in readouts:
-        first = np.repeat(np.arange(len(one.start)), longest)
-        last = first + np.tile(np.arange(longest), len(one.start))
-        first, last = first[last < len(one.start)], last[last < len(one.start)]
-        scores.append(one.start[first] + one.end[last])
-        spans.append((one.chunk * FAR + one.places[first, 0]) * FAR + one.places[last, 1])
+    for window in windows:
+        first = np.repeat(np.arange(len(window.start)), max_tokens)
+        last = first + np.tile(np.arange(max_tokens), len(window.start))
+        first, last = first[last < len(window.start)], last[last < len(window.start)]
+        scores.append(window.start[first] + window.end[last])
+        spans.append((window.chunk * SPAN_BASE + window.offsets[first, 0]) * SPAN_BASE + window.offsets[last, 1])
     if not sum(map(len, scores)):
         return np.empty((0, 4))
-    distinct, which = np.unique(np.concatenate(spans), return_inverse=True)
+    distinct, span_index = np.unique(np.concatenate(spans), return_inverse=True)
     best = np.full(len(distinct), -np.inf)
-    np.maximum.at(best, which, np.concatenate(scores))
-    none = min((one.no_answer_logit for one in readouts if one.no_answer_logit is not None), default=-np.inf)
-    p = np.exp(best - np.logaddexp.reduce(np.append(best, none)))
-    order = np.argsort(-p, kind="stable")[:top]
-    found = distinct[order]
-    return np.column_stack([found // FAR**2, found // FAR % FAR, found % FAR, p[order]])
+    np.maximum.at(best, span_index, np.concatenate(scores))
+    no_answer = min(
+        (window.no_answer_logit for window in windows if window.no_answer_logit is not None), default=-np.inf
+    )
+    p = np.exp(best - np.logaddexp.reduce(np.append(best, no_answer)))
+    order = np.argsort(-p, kind="stable")[:max_spans]
+    codes = distinct[order]
+    return np.column_stack([codes // SPAN_BASE**2, codes // SPAN_BASE % SPAN_BASE, codes % SPAN_BASE, p[order]])
 
 
-def expected_f1(answer: str, spans: Sequence[tuple[str, float]]) -> float:
-    """sum of p * `token_f1`(answer, span) over `spans` of (text, p); nan without any, or without a word in `answer`."""
+def compute_expected_f1(answer: str, spans: Sequence[tuple[str, float]]) -> float:
+    """Compute the expected token F1, sum of p * `token_f1`(answer, span).
+
+    Args:
+        answer: Text of the answer.
+        spans: Text and probability of each span.
+
+    Returns:
+        The expected F1; nan without spans, or without a word in the answer.
+    """
     if not spans or not WORD.search(answer):
         return float("nan")
     return min(1.0, sum(p * token_f1(answer, text) for text, p in spans))
 
 
 def token_f1(answer: str, span: str) -> float:
-    """Harmonic mean of precision and recall of the words that both have, in any case (Rajpurkar et al. 2016)."""
-    one, other = (Counter(WORD.findall(text.casefold())) for text in (answer, span))
-    return 2 * (one & other).total() / max(one.total() + other.total(), 1)
+    """Return the harmonic mean of precision and recall of the common words, ignoring case (Rajpurkar et al. 2016).
+
+    Args:
+        answer: Text of the answer.
+        span: Text of the span.
+
+    Returns:
+        The F1 in [0, 1].
+    """
+    answer_words, span_words = (Counter(WORD.findall(text.casefold())) for text in (answer, span))
+    return 2 * (answer_words & span_words).total() / max(answer_words.total() + span_words.total(), 1)

@@ -1,8 +1,8 @@
-"""Self-Familiarity of the question (Luo et al.): how well the base model knows what the question names, before it
-answers.
+"""Self-Familiarity of the question (Luo et al.): how well the base model knows the concepts of a question.
 
-The concepts of all questions are guessed together, and each once for a base model: the feature cache holds them. A
-question without a concept names nothing that the model could not know; its score is 1.
+It is measured before the model answers. The concepts of all questions are guessed together, and each once per base
+model: the feature cache holds them. A question without a concept names nothing that the model could fail to know; its
+score is 1.
 """
 
 from __future__ import annotations
@@ -24,30 +24,49 @@ from abstain.llm.signals.base import FeatureBatch, ScorerUnavailable
 
 @dataclass(frozen=True)
 class QuestionFamiliarity:
-    """s_f of eq. 7 of each question; nan where no concept of it can be guessed."""
+    """s_f of eq. 7 of each question; nan if none of its concepts can be guessed.
+
+    Attributes:
+        familiarity: Computation for the base model.
+        name: Name on the leaderboard.
+        requires: No feature requests; it has its own prompts.
+    """
 
     familiarity: SelfFamiliarity
     name: str = FAMILIARITY
-    readings: tuple[FeatureRequest, ...] = ()
+    requires: tuple[FeatureRequest, ...] = ()
 
-    def fit(self, answers: FeatureBatch, labels: Labels) -> QuestionFamiliarity:
+    def fit(self, batch: FeatureBatch, labels: Labels) -> QuestionFamiliarity:
+        """Return the scorer itself; there is nothing to fit."""
         return self
 
-    def score(self, answers: FeatureBatch) -> np.ndarray:
-        found = self.familiarity.score([one.question for one in answers.interactions])
-        return np.array([_score(one) for one in found])
+    def score(self, batch: FeatureBatch) -> np.ndarray:
+        """Compute the familiarity of each question."""
+        familiarities = self.familiarity.score([interaction.question for interaction in batch.interactions])
+        return np.array([_get_score(familiarity) for familiarity in familiarities])
 
 
-def _score(found: Familiarity) -> float:
-    if not found.concepts:
+def _get_score(familiarity: Familiarity) -> float:
+    if not familiarity.concepts:
         return 1.0
-    return np.nan if found.score is None else found.score
+    return np.nan if familiarity.score is None else familiarity.score
 
 
-def familiarity_scorer(llm: LLMParams, settings: Settings) -> QuestionFamiliarity:
-    """The scorer for the base model. Raises `ScorerUnavailable` without the extra `familiarity`."""
+def make_familiarity_scorer(llm: LLMParams, settings: Settings) -> QuestionFamiliarity:
+    """Make the familiarity scorer for the base model.
+
+    Args:
+        llm: Base model and prompt layout.
+        settings: Settings of this machine.
+
+    Returns:
+        The scorer.
+
+    Raises:
+        ScorerUnavailable: The extra `familiarity` is not installed.
+    """
     try:
         require_packages()
-    except AbstainError as why:
-        raise ScorerUnavailable(why.code, why.message) from None
+    except AbstainError as error:
+        raise ScorerUnavailable(error.code, error.message) from None
     return QuestionFamiliarity(SelfFamiliarity(llm.model, llm.layout, settings))

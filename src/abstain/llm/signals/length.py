@@ -1,4 +1,4 @@
-"""Length baseline: a scorer of the answer's length alone, which every useful scorer must beat."""
+"""Length baseline: a scorer that reads only the length of the answer, which every useful scorer must beat."""
 
 from __future__ import annotations
 
@@ -15,29 +15,47 @@ from abstain.llm.signals.base import FeatureBatch
 
 @dataclass(frozen=True)
 class LengthOnly:
-    """Logistic regression on the answer's length in characters, and its logarithm."""
+    """Logistic regression on the length of the answer in characters, and its logarithm.
+
+    Attributes:
+        name: Name on the leaderboard.
+        requires: No feature requests.
+        model: The fitted scikit-learn pipeline; None before the fit.
+    """
 
     name: str = LENGTH_ONLY
-    readings: tuple[FeatureRequest, ...] = ()
+    requires: tuple[FeatureRequest, ...] = ()
     model: Any = None
 
-    def fit(self, answers: FeatureBatch, labels: Labels) -> LengthOnly:
-        """Fitted to training answers. Raises `AbstainError` where all of them are correct, or all incorrect."""
+    def fit(self, batch: FeatureBatch, labels: Labels) -> LengthOnly:
+        """Fit the regression to training answers.
+
+        Args:
+            batch: Training answers.
+            labels: Labels and weights of the same rows.
+
+        Returns:
+            The fitted scorer.
+
+        Raises:
+            AbstainError: All answers are correct, or all are incorrect.
+        """
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
         labels.require_both_classes()
         model = make_pipeline(StandardScaler(), LogisticRegression())
-        model.fit(_lengths(answers), labels.correct, logisticregression__sample_weight=labels.weight)
+        model.fit(_measure_lengths(batch), labels.correct, logisticregression__sample_weight=labels.weight)
         return LengthOnly(model=model)
 
-    def score(self, answers: FeatureBatch) -> np.ndarray:
-        if not len(answers):
+    def score(self, batch: FeatureBatch) -> np.ndarray:
+        """Predict the probability of correctness of each answer, float64 `(rows,)`."""
+        if not len(batch):
             return np.empty(0)
-        return np.asarray(self.model.predict_proba(_lengths(answers))[:, 1])
+        return np.asarray(self.model.predict_proba(_measure_lengths(batch))[:, 1])
 
 
-def _lengths(answers: FeatureBatch) -> np.ndarray:
-    characters = np.array([len(one.answer) for one in answers.interactions], float)
+def _measure_lengths(batch: FeatureBatch) -> np.ndarray:
+    characters = np.array([len(interaction.answer) for interaction in batch.interactions], float)
     return np.column_stack([characters, np.log1p(characters)])

@@ -1,6 +1,6 @@
-"""Which scorers can decide in a service, and what the fusions of them read.
+"""Which scorers can decide in a service, and which scorers their fusions read.
 
-A service reads an answer under its own prompt: with the context (N_c), which gives states and log-probabilities, and
+A service reads an answer with its own prompt: with the context (N_c), which gives states and log-probabilities, and
 without it (B_c). A scorer that needs another prompt, generated text or another model cannot be served.
 """
 
@@ -13,13 +13,13 @@ from abstain.core.scorer_names import FAMILIARITY, ONE_PASS, PROBE, REGRESSORS, 
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Scorer
 from abstain.llm.signals.context_conditions import make_baseline_requests, make_normal_requests
-from abstain.llm.signals.feature_plan import get_served_site, wants_regressors
+from abstain.llm.signals.feature_plan import get_served_site, should_fit_regressors
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
 
 FUSIONS: Mapping[int, str] = {1: ONE_PASS, 2: TWO_PASSES}
-"""By the most passes, N_c and B_c, that an answer takes."""
-LOG_PROBS = {one.name: one for one in LIKELIHOOD_SIGNALS if one.name != "joint_log_prob"}
+"""Fusion by the largest number of prompts, N_c and B_c, that an answer takes."""
+LOG_PROBS = {signal.name: signal for signal in LIKELIHOOD_SIGNALS if signal.name != "joint_log_prob"}
 
 _OTHER_PROMPT = "it reads a prompt of its own, and a service reads an answer under its own prompt alone"
 _OTHER_MODEL = "it needs another model than the base model"
@@ -31,36 +31,66 @@ _PERTURBED = (
 
 
 def get_servable_kind(name: str) -> ServableKind:
-    """The kind of a scorer that can be served."""
-    known: dict[str, ServableKind] = {PROBE: "probe", WRITER: "writer", ONE_PASS: "fusion", TWO_PASSES: "fusion"}
-    return known.get(name, "log_prob" if name in LOG_PROBS else "regressor")
+    """Return the kind of the servable scorer `name`."""
+    kinds: dict[str, ServableKind] = {PROBE: "probe", WRITER: "writer", ONE_PASS: "fusion", TWO_PASSES: "fusion"}
+    return kinds.get(name, "log_prob" if name in LOG_PROBS else "regressor")
 
 
 def list_servable_components(params: Params, scorers: Iterable[Scorer]) -> dict[str, tuple[FeatureRequest, ...]]:
-    """The feature requests of the probe, of `scorers` that can be served, and of the `REGRESSORS`, if they can be."""
-    parts = {one.name: one.requires for one in scorers if not _reason(one)}
-    if wants_regressors(params) and not params.perturbation.copies:
-        parts[REGRESSORS] = (
+    """List the scorers that can be served, with their feature requests.
+
+    Args:
+        params: Parameters of the project.
+        scorers: Available scorers.
+
+    Returns:
+        Name -> feature requests of the probe, of the servable ones of `scorers`, and of the `REGRESSORS` if they can be
+        served.
+    """
+    components = {scorer.name: scorer.requires for scorer in scorers if not _explain(scorer)}
+    if should_fit_regressors(params) and not params.perturbation.copies:
+        components[REGRESSORS] = (
             *make_normal_requests(params.llm.layout).values(),
             *make_baseline_requests(params.llm.layout).values(),
         )
-    return {PROBE: (get_served_site(params).make_feature_request(params.llm),), **parts}
+    return {PROBE: (get_served_site(params).make_feature_request(params.llm),), **components}
 
 
-def list_servable_fusions(parts: Mapping[str, Sequence[FeatureRequest]]) -> dict[str, list[str]]:
-    """The parts of each fusion: all that an answer's passes give. One part alone is none."""
-    passes = {name: len({(one.prompt_kind, one.chunks) for one in readings}) for name, readings in parts.items()}
-    found = {of: [name for name in parts if passes[name] <= most] for most, of in FUSIONS.items()}
-    return {of: of_fusion for of, of_fusion in found.items() if len(of_fusion) > 1}
+def list_servable_fusions(components: Mapping[str, Sequence[FeatureRequest]]) -> dict[str, list[str]]:
+    """Return the components of each fusion: all that its prompts give. A single component is no fusion.
+
+    Args:
+        components: Name -> feature requests of the servable scorers.
+
+    Returns:
+        Name of the fusion -> names of its components.
+    """
+    n_prompts = {
+        name: len({(request.prompt_kind, request.chunks) for request in requests})
+        for name, requests in components.items()
+    }
+    names_by_fusion = {
+        fusion: [name for name in components if n_prompts[name] <= max_prompts]
+        for max_prompts, fusion in FUSIONS.items()
+    }
+    return {fusion: names for fusion, names in names_by_fusion.items() if len(names) > 1}
 
 
 def explain_not_servable(params: Params, scorers: Iterable[Scorer]) -> dict[str, str]:
-    """Why those of `scorers`, and the `REGRESSORS`, that cannot be served cannot."""
-    reasons = {one.name: why for one in scorers if (why := _reason(one))}
-    return reasons | ({REGRESSORS: _PERTURBED} if wants_regressors(params) and params.perturbation.copies else {})
+    """Explain which scorers cannot be served.
+
+    Args:
+        params: Parameters of the project.
+        scorers: Available scorers.
+
+    Returns:
+        Name -> reason for each of `scorers`, and for the `REGRESSORS`, that cannot be served.
+    """
+    reasons = {scorer.name: reason for scorer in scorers if (reason := _explain(scorer))}
+    return reasons | ({REGRESSORS: _PERTURBED} if should_fit_regressors(params) and params.perturbation.copies else {})
 
 
-def _reason(scorer: Scorer) -> str:
+def _explain(scorer: Scorer) -> str:
     if scorer.name in LOG_PROBS or scorer.name == WRITER:
         return ""
     if isinstance(scorer, LengthOnly):

@@ -1,6 +1,6 @@
-"""The verbalised probability: the base model is asked for a number from 0 to 1 (Tian et al. 2023, in Baak 2024).
+"""Verbalised probability: the base model is asked for a number from 0 to 1 (Tian et al. 2023, in Baak 2024).
 
-A reply that holds no such number has no score: it is counted by the leaderboard (`unscored`), and withheld.
+A reply without such a number has no score: the leaderboard counts it (`unscored`), and the answer is withheld.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from abstain.llm.signals.base import Signal
 
 TOKENS = 12
 CUT_OFF = re.compile(r"[\d.,]+ *\Z")
-"""A number at which a reply was cut off may have gone on: "0." is not 0."""
+"""A number at the cut of a reply may be incomplete: "0." is not 0."""
 ASKED_FOR = re.compile(r"\(?\b0(?:\.0)?\s*(?:to|and|or|[-–])\s*1(?:\.0)?\b(?![.,]\d)\)?", re.IGNORECASE)
 """The range that the question names: a reply that repeats it has not answered yet."""
 COUNTED = re.compile(r"[.)]?[ \t]+[^\W\d]|:")
@@ -32,26 +32,31 @@ PROBABILITY = re.compile(
 )
 
 
-def verbalized_signal(tokenizer: Any) -> Signal:
-    """The scorer for a base model that writes by `tokenizer`."""
+def make_verbalized_signal(tokenizer: Any) -> Signal:
+    """Return the scorer for a base model with the tokenizer `tokenizer`."""
 
-    def of_row(_: Interaction, found: Sequence[Tensor]) -> float:
-        tokens = [int(token) for token in found[0][:, 0]]
+    def score_row(_: Interaction, features: Sequence[Tensor]) -> float:
+        tokens = [int(token) for token in features[0][:, 0]]
         reply = tokenizer.decode(tokens, skip_special_tokens=True)
         ended = tokens[-1] == tokenizer.eos_token_id
         return parse_probability(reply if ended else CUT_OFF.sub("", reply))
 
-    return Signal("verbalised", (FeatureRequest(Generate(TOKENS), "probability"),), of_row)
+    return Signal("verbalised", (FeatureRequest(Generate(TOKENS), "probability"),), score_row)
 
 
 def parse_probability(reply: str) -> float:
-    """The first number of `reply`: "0.85", "0,85", "85 %", "8/10", "8 out of 10", and of a range its beginning.
+    """Parse the first number of a reply: "0.85", "0,85", "85 %", "8/10", "8 out of 10", or the start of a range.
 
-    The requested range, and whole numbers that count something, are skipped. nan where no number is left, or it is not
-    from 0 to 1.
+    The requested range, and whole numbers that count something, are skipped.
+
+    Args:
+        reply: Text of the base model.
+
+    Returns:
+        The probability; nan if no number is left, or it is not from 0 to 1.
     """
     reply = ASKED_FOR.sub(" ", reply)
-    match = next((one for one in PROBABILITY.finditer(reply) if not _is_enumeration(one)), None)
+    match = next((candidate for candidate in PROBABILITY.finditer(reply) if not _is_enumeration(candidate)), None)
     if match is None:
         return float("nan")
     value, whole = (float((number or "1").replace(",", ".")) for number in (match[1], match[3]))
@@ -60,6 +65,6 @@ def parse_probability(reply: str) -> float:
 
 
 def _is_enumeration(number: re.Match[str]) -> bool:
-    whole = number[1].isdigit() and not number[2] and not number[3]
-    before, text = number.string[: number.start()], number.string
-    return whole and bool(COUNTED.match(text, number.end()) or COUNTING.search(before))
+    is_whole = number[1].isdigit() and not number[2] and not number[3]
+    preceding, text = number.string[: number.start()], number.string
+    return is_whole and bool(COUNTED.match(text, number.end()) or COUNTING.search(preceding))

@@ -1,1 +1,1 @@
-"""What ingest and validation found, as one HTML page that needs no network and no script."""
+"""Results of ingest and validation, as one HTML page that needs no network and no script."""

@@ -1,4 +1,4 @@
-"""The report about one batch: what was accepted, what was refused and why, how far it is from the batches before."""
+"""Report about one batch: accepted rows, rejected rows with reasons, and drift against the batches before."""
 
 from __future__ import annotations
 
@@ -20,27 +20,32 @@ FIX_AT_SOURCE = ("abstain ingest FILE...", "once the rows are fixed at their sou
 
 
 def ingest_report(
-    report: IngestReport, about: str, rows: Iterable[QuarantinedRow] = (), refused: str | None = None
+    report: IngestReport, about: str, rows: Iterable[QuarantinedRow] = (), rejection: str | None = None
 ) -> tuple[str, str]:
-    """Return what became of a batch as Markdown, and as an HTML page.
+    """Render the result of an ingest.
 
     Args:
-        report: what the ingest did.
-        about: which batch it was.
-        rows: those in the quarantine. Their raw text is not shown: more people may read the report than the data.
-        refused: why the batch was refused whole; None where it was not.
+        report: Result of the ingest.
+        about: Name of the batch, as a sentence.
+        rows: Rows in the quarantine. Their raw text is not shown: more people may read the report than the data.
+        rejection: Reason why the whole batch was rejected; None if it was not.
+
+    Returns:
+        The report as Markdown, and as an HTML page.
     """
-    failing = ((f"{row.source}, line {row.line:,}", [reason.coded for reason in row.reasons]) for row in rows)
+    failing = (
+        (f"{row.source}, line {row.line:,}", [reason.message_with_code for reason in row.reasons]) for row in rows
+    )
     result = report.validation.to_dict() if report.validation else None
     drift = result["figures"].get("drift") if result else None
     markdown = document(
         [
             heading(1, "Ingest"),
             paragraph(about),
-            *_verdict(report, refused),
-            *report.summary("accepted" if refused is None else "valid, not accepted"),
+            *_headline(report, rejection),
+            *report.summarize("accepted" if rejection is None else "valid, not accepted"),
             *failing_section(failing, report.quarantined),
-            *_next_steps(report, refused),
+            *_next_steps(report, rejection),
             *(drift_section(drift) if drift else ()),
             *(suite_sections([result]) if result else ()),
         ]
@@ -48,19 +53,19 @@ def ingest_report(
     return markdown, render_html(markdown, drift_images(drift) if drift else {})
 
 
-def _verdict(report: IngestReport, refused: str | None) -> list[str]:
-    if refused is not None:
-        return headline_section("failed", "Batch refused, nothing accepted", [refused])
+def _headline(report: IngestReport, rejection: str | None) -> list[str]:
+    if rejection is not None:
+        return headline_section("failed", "Batch refused, nothing accepted", [rejection])
     if report.quarantined:
         return headline_section("warned", f"{report.accepted:,} rows accepted, {report.quarantined:,} quarantined", [])
     warned = report.validation is not None and bool(report.validation.warnings)
     return headline_section("warned" if warned else "passed", f"{report.accepted:,} rows accepted", [])
 
 
-def _next_steps(report: IngestReport, refused: str | None) -> list[str]:
+def _next_steps(report: IngestReport, rejection: str | None) -> list[str]:
     if not report.quarantined:
         return []
-    steps = STEPS if refused is None else (FIX_AT_SOURCE, *STEPS)
+    steps = STEPS if rejection is None else (FIX_AT_SOURCE, *STEPS)
     return [
         heading(2, "What to do"),
         table(("command", "what it does"), steps, "On the command line", ("what it does",)),

@@ -1,4 +1,4 @@
-"""The sections that the reports about data share: rows that fail, expectations, the balance of labels, drift."""
+"""Common sections of the reports about data: rows that fail, expectations, the balance of labels, drift."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from abstain.core.formatting import format_percent
 from abstain.core.markdown import bold, heading, paragraph, table
-from abstain.data.validation.results import SHOWN, UNITS, describe_condition
+from abstain.data.validation.results import MAX_REPORTED_ROWS, UNITS, describe_condition
 from abstain.reports.page import State, status_heading
 
 OUTCOMES: dict[tuple[bool, str], tuple[str, State]] = {
@@ -18,56 +18,77 @@ OUTCOMES: dict[tuple[bool, str], tuple[str, State]] = {
     (False, "warning"): ("warning", "warned"),
 }
 BAR = 20
-"""Characters of a bar that stands for all answers."""
+"""Length, in characters, of a bar for all answers."""
 
 
 def failing_section(rows: Iterable[tuple[str, Sequence[str]]], failing: int) -> list[str]:
-    """Return the first of the rows that fail, with all reasons of each.
+    """Render the first rows that fail, with all reasons of each.
 
     Args:
-        rows: what a row is called, and why it fails, in the order in which they are listed.
-        failing: the number of rows that fail, listed here or not.
+        rows: Name and reasons of each row, in the order in which they are listed.
+        failing: Number of rows that fail, listed here or not.
+
+    Returns:
+        Markdown blocks; none if no row fails.
     """
-    first = [(name, "; ".join(reasons)) for name, reasons in islice(rows, SHOWN)]
+    first = [(name, "; ".join(reasons)) for name, reasons in islice(rows, MAX_REPORTED_ROWS)]
     if not first:
         return []
-    more = [paragraph(f"and {failing - len(first):,} more")] if failing > len(first) else []
-    return [heading(2, "Rows that fail"), table(("row", "because"), first, "With all reasons", ("because",)), *more]
+    remainder = [paragraph(f"and {failing - len(first):,} more")] if failing > len(first) else []
+    return [
+        heading(2, "Rows that fail"),
+        table(("row", "because"), first, "With all reasons", ("because",)),
+        *remainder,
+    ]
 
 
 def suite_sections(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return every expectation by suite, of results (`ValidationResult.to_dict`) of different suites."""
+    """Render every expectation by suite.
+
+    Args:
+        results: Results of different suites (`ValidationResult.to_dict`).
+
+    Returns:
+        Markdown blocks; none if there are no expectations.
+    """
     blocks = []
     for result in results:
         for name, rows in result["rows"].items():
             checks = [check for check in result["expectations"] if check["suite"] == name]
             if checks:
-                blocks += _suite(f"{name}: {rows:,} {UNITS.get(name, 'rows')}", checks)
+                blocks += _render_suite(f"{name}: {rows:,} {UNITS.get(name, 'rows')}", checks)
     return [heading(2, "What was checked"), *blocks] if blocks else []
 
 
 def balance_section(splits: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return how many answers of each split are correct, and reviewed (`splits` of a result's figures)."""
+    """Render how many answers of each split are correct, and how many are reviewed.
+
+    Args:
+        splits: The statistics `splits` of a validation result.
+
+    Returns:
+        Markdown blocks; none if there are no splits.
+    """
     columns = ("split", "answers", "correct", "of all, correct", "reviewed", "of all, reviewed")
     words = ("of all, correct", "of all, reviewed")
     caption = "Labels of each split; a full bar: all of its answers"
-    rows = map(_balance, splits)
+    rows = map(_format_balance, splits)
     return [heading(2, "Labels by split"), table(columns, rows, caption, words)] if splits else []
 
 
-def _suite(title: str, checks: Sequence[Mapping[str, Any]]) -> list[str]:
+def _render_suite(title: str, checks: Sequence[Mapping[str, Any]]) -> list[str]:
     states = [OUTCOMES[check["success"], check["severity"]][1] for check in checks]
     state: State = "failed" if "failed" in states else "warned" if "warned" in states else "passed"
-    holding = f"{sum(check['success'] for check in checks)} of {len(checks)} expectations hold"
+    summary = f"{sum(check['success'] for check in checks)} of {len(checks)} expectations hold"
     columns = ("column", "must be", "outcome", "failing", "for example", "why")
     words = ("must be", "outcome", "for example", "why")
     return [
-        status_heading(3, state, f"{title}, {holding}"),
-        table(columns, map(_check, checks), "Each expectation of a column", words),
+        status_heading(3, state, f"{title}, {summary}"),
+        table(columns, map(_format_check, checks), "Each expectation of a column", words),
     ]
 
 
-def _check(check: Mapping[str, Any]) -> Sequence[str]:
+def _format_check(check: Mapping[str, Any]) -> Sequence[str]:
     outcome, state = OUTCOMES[check["success"], check["severity"]]
     return [
         check["column"],
@@ -79,14 +100,14 @@ def _check(check: Mapping[str, Any]) -> Sequence[str]:
     ]
 
 
-def _balance(split: Mapping[str, Any]) -> Sequence[str]:
+def _format_balance(split: Mapping[str, Any]) -> Sequence[str]:
     row = [split["split"], f"{split['answers']:,}"]
     if not split["answers"]:
         return [*row, "no answers"]
     shares = (split[name] / split["answers"] for name in ("correct", "reviewed"))
-    return [*row, *(text for share in shares for text in (format_percent(share), _bar(share)))]
+    return [*row, *(text for share in shares for text in (format_percent(share), _draw_bar(share)))]
 
 
-def _bar(share: float) -> str:
+def _draw_bar(share: float) -> str:
     full = round(BAR * share)
     return "█" * full + "░" * (BAR - full)

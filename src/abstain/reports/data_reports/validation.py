@@ -1,4 +1,4 @@
-"""The report about everything that was accepted, and the training table that was made of it."""
+"""Report about all accepted rows, and the training table that was built from them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from abstain.reports.page import headline_section, render_html
 
 
 def validation_report(results: Sequence[Mapping[str, Any]], about: str) -> tuple[str, str]:
-    """Return what was validated as Markdown, and as an HTML page.
+    """Render the results of a validation.
 
     Args:
-        results: the results of different suites (`ValidationResult.to_dict`).
-        about: which run it was.
+        results: Results of different suites (`ValidationResult.to_dict`).
+        about: Name of the run, as a sentence.
+
+    Returns:
+        The report as Markdown, and as an HTML page.
     """
     rows = {name: number for result in results for name, number in result["rows"].items()}
     checks = [check for result in results for check in result["expectations"]]
     failing = sum(result["failing"] for result in results)
     reasons = {key: value for result in results for key, value in result["reasons"].items()}
-    figures = {name: value for result in results for name, value in result["figures"].items()}
-    drift = figures.get("drift")
+    statistics = {name: value for result in results for name, value in result["figures"].items()}
+    drift = statistics.get("drift")
     blocks = [
         heading(1, "Data validation"),
         paragraph(about),
-        *_verdict(checks, rows, failing),
+        *_headline(checks, rows, failing),
         key_metrics_table((f"{rows[name]:,}", name) for name in (*TABLES, "labels") if name in rows),
         *failing_section(sorted(reasons.items()), failing),
         *list_section("Warnings", [line for result in results for line in result["warnings"]]),
-        *balance_section(figures.get("splits", ())),
+        *balance_section(statistics.get("splits", ())),
         *(drift_section(drift) if drift else ()),
         *suite_sections(results),
         *list_section("Notes", list(dict.fromkeys(note for result in results for note in result["notes"]))),
@@ -42,7 +45,7 @@ def validation_report(results: Sequence[Mapping[str, Any]], about: str) -> tuple
     return markdown, render_html(markdown, drift_images(drift) if drift else {})
 
 
-def _verdict(checks: Sequence[Mapping[str, Any]], rows: Mapping[str, int], failing: int) -> list[str]:
+def _headline(checks: Sequence[Mapping[str, Any]], rows: Mapping[str, int], failing: int) -> list[str]:
     errors = [check for check in checks if check["severity"] == "error" and not check["success"]]
     warnings = sum(check["severity"] == "warning" and not check["success"] for check in checks)
     accepted = sum(rows.get(name, 0) for name in TABLES)

@@ -1,4 +1,4 @@
-"""The report of one candidate, for who runs it and who answers for the risk, as Markdown."""
+"""Report of one candidate as Markdown, for its operators and for those who are responsible for the risk."""
 
 from abstain.reports.evaluation.builder import render_evaluation
 from abstain.reports.evaluation.evaluation_result import EvaluationResult

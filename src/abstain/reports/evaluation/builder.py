@@ -1,4 +1,4 @@
-"""From what was measured to what is said: the answer first, then its reasons, what it was made of last."""
+"""Order of the report: first the result, then the reasons, and last what the candidate was made of."""
 
 from __future__ import annotations
 
@@ -15,24 +15,31 @@ from abstain.reports.evaluation.ranking import ranking_section
 from abstain.reports.evaluation.thresholds import ablation_section, threshold_section
 
 
-def render_evaluation(evaluated: EvaluationResult) -> str:
-    """Return the report of one candidate."""
-    served, holdout = evaluated.served, evaluated.holdout
+def render_evaluation(result: EvaluationResult) -> str:
+    """Render the report of one candidate.
+
+    Args:
+        result: Measurements of the candidate.
+
+    Returns:
+        Markdown.
+    """
+    served, holdout = result.served_scorer, result.holdout
     return document(
         [
             heading(1, "Confidence model: evaluation"),
             paragraph(f"{served['model']}, {format_count(holdout['rows'], 'reviewed answer')} of the frozen hold-out"),
-            *guarantee_section(evaluated),
-            *threshold_section(evaluated),
-            *ranking_section(evaluated),
-            *calibration_section(evaluated),
-            *slice_section(evaluated),
-            *audit_section(evaluated),
-            *example_section(evaluated),
-            *ablation_section(evaluated),
-            *correctness_section(evaluated),
-            *model_card(evaluated),
-            *data_card(evaluated),
+            *guarantee_section(result),
+            *threshold_section(result),
+            *ranking_section(result),
+            *calibration_section(result),
+            *slice_section(result),
+            *audit_section(result),
+            *example_section(result),
+            *ablation_section(result),
+            *correctness_section(result),
+            *model_card(result),
+            *data_card(result),
             *glossary(),
         ]
     )

@@ -1,4 +1,4 @@
-"""What is served and what it was made of: the model card and the data card; and what the figures mean."""
+"""Model card and data card of the served version, and definitions of the metrics."""
 
 from __future__ import annotations
 
@@ -11,15 +11,26 @@ from abstain.core.markdown import bullet_list, format_labelled, heading, paragra
 from abstain.reports.evaluation.evaluation_result import EvaluationResult
 
 
-def model_card(evaluated: EvaluationResult) -> list[str]:
-    served, probe, threshold = evaluated.served, evaluated.evaluation["probe"], evaluated.threshold
-    train = next((row for row in evaluated.dataset["splits"] if row["split"] == "train"), None)
-    limit = "precision of at least" if evaluated.is_precision else "error rate (shown and incorrect, of all) of at most"
-    guarantee = f"{limit} {format_configured_share(threshold['target'])}, confidence {format_configured_share(threshold['confidence'])}"
+def model_card(result: EvaluationResult) -> list[str]:
+    """Render the model card.
+
+    Args:
+        result: Measurements of the candidate.
+
+    Returns:
+        Markdown blocks.
+    """
+    served, probe, threshold = result.served_scorer, result.evaluation["probe"], result.threshold
+    train = next((row for row in result.dataset["splits"] if row["split"] == "train"), None)
+    limit = "precision of at least" if result.is_precision else "error rate (shown and incorrect, of all) of at most"
+    guarantee = (
+        f"{limit} {format_configured_share(threshold['target'])}, confidence "
+        f"{format_configured_share(threshold['confidence'])}"
+    )
     if not threshold["guaranteed"]:
         guarantee = f"none ({guarantee}: asked for)"
-    elif evaluated.too_few_shown:
-        guarantee += f", not checked yet: {evaluated.too_few_shown}"
+    elif result.too_few_shown:
+        guarantee += f", not checked yet: {result.too_few_shown}"
     rows = {
         "base model": served["model"],
         "scorer": served["name"] + (f", of {join_words(served['parts'])}" if served["kind"] == "fusion" else ""),
@@ -27,35 +38,50 @@ def model_card(evaluated: EvaluationResult) -> list[str]:
         "prompt layout": served["layout"],
         "probe": f"{probe['exported']}: {probe['description']}",
         "trained on": f"{train['answers']:,} answers of {train['groups']:,} groups" if train else "not known",
-        "calibration": f"{evaluated.evaluation['calibration']['method']}, on the validation split",
-        "threshold": format_number(evaluated.at_threshold["threshold"], ".6f"),
+        "calibration": f"{result.evaluation['calibration']['method']}, on the validation split",
+        "threshold": format_number(result.at_threshold["threshold"], ".6f"),
         "guarantee": guarantee,
         "forward tokens": format_number(served["forward_tokens"], ",.0f") + " for one answer",
         "use": "show an answer when its confidence is at or above the threshold, withhold it otherwise",
         "not for": "answers of another base model, another prompt layout, or another language than it was trained on",
     }
-    return [heading(2, "Model card"), table(("what", "value"), rows.items(), "The served version", words=("value",))]
+    return [
+        heading(2, "Model card"),
+        table(("what", "value"), rows.items(), "The served version", text_columns=("value",)),
+    ]
 
 
-def data_card(evaluated: EvaluationResult) -> list[str]:
-    dataset = evaluated.dataset
+def data_card(result: EvaluationResult) -> list[str]:
+    """Render the data card.
+
+    Args:
+        result: Measurements of the candidate.
+
+    Returns:
+        Markdown blocks.
+    """
+    dataset = result.dataset
     labels = join_words([f"{number:,} {name.replace('_', ' ')}" for name, number in dataset["labels"].items()])
     return [
         heading(2, "Data card"),
-        _counts("split", dataset["splits"], "Labelled answers by split"),
-        *_kinds(dataset["kinds"]),
-        paragraph(f"Labels: {labels}. {_rules()}"),
-        paragraph(_twins(dataset["twins"])),
-        *_thumbs(dataset),
-        paragraph(_weights(evaluated.holdout)),
+        _make_count_table("split", dataset["splits"], "Labelled answers by split"),
+        *_make_kind_table(dataset["kinds"]),
+        paragraph(f"Labels: {labels}. {_describe_label_rules()}"),
+        paragraph(_describe_near_duplicates(dataset["twins"])),
+        *_describe_thumbs(dataset),
+        paragraph(_describe_weights(result.holdout)),
     ]
 
 
 def glossary() -> list[str]:
-    return [heading(2, "Definitions"), bullet_list(format_labelled(what, meaning) for what, meaning in WORDS.items())]
+    """Render the definitions of the metrics."""
+    return [
+        heading(2, "Definitions"),
+        bullet_list(format_labelled(what, meaning) for what, meaning in DEFINITIONS.items()),
+    ]
 
 
-WORDS = {
+DEFINITIONS = {
     "AUROC": "how often a correct answer has a higher confidence than an incorrect one; 0.5 is guessing, 1 is perfect.",
     "AUPRC": "precision averaged over all thresholds; guessing has the share of correct answers.",
     "Precision": "the share of the shown answers that is correct. Recall: the share of correct answers that is shown.",
@@ -69,7 +95,7 @@ WORDS = {
 }
 
 
-def _counts(by: str, parts: list[Mapping[str, Any]], caption: str) -> str:
+def _make_count_table(by: str, parts: list[Mapping[str, Any]], caption: str) -> str:
     rows = [
         (row[by], f"{row['answers']:,}", f"{row['groups']:,}", format_percent(row["correct"]), f"{row['reviewed']:,}")
         for row in parts
@@ -77,38 +103,45 @@ def _counts(by: str, parts: list[Mapping[str, Any]], caption: str) -> str:
     return table((by, "answers", "groups", "correct", "reviewed"), rows, caption)
 
 
-def _kinds(kinds: list[Mapping[str, Any]]) -> list[str]:
-    """Refusals apart: one text for many questions, which is correct where there is no answer."""
+def _make_kind_table(kinds: list[Mapping[str, Any]]) -> list[str]:
+    """Return the counts of answers and refusals separately: a refusal is one text for many questions.
+
+    It is correct if there is no answer.
+    """
     caption = "Labelled answers by kind; refusals begin with one of labels.refusals"
-    return [_counts("kind", kinds, caption)] if all(row["answers"] for row in kinds) else []
+    return [_make_count_table("kind", kinds, caption)] if all(row["answers"] for row in kinds) else []
 
 
-def _rules() -> str:
+def _describe_label_rules() -> str:
     return (
         "A label is the reviewer's where there is one, else the thumb's; only reviewed answers are tested on. No group "
         "stands in two splits."
     )
 
 
-def _twins(twins: Mapping[str, int]) -> str:
-    """Near-duplicates: equal questions or long answers, but for names and numbers."""
+def _describe_near_duplicates(twins: Mapping[str, int]) -> str:
+    """Describe near-duplicates: questions or long answers that are equal except for names and numbers."""
     return (
-        f"Near-duplicates (equal but for names and numbers): {format_count(twins['joined_groups'], 'group')} joined with "
+        f"Near-duplicates (equal but for names and numbers): {format_count(twins['joined_groups'], 'group')} joined "
+        "with "
         f"another one, {format_count(twins['left_out'], 'answer')} left out of training, "
         f"{twins['holdout_in_training']:,} in the hold-out that have one in the training data, "
         f"{twins['validation_in_training']:,} in the validation split."
     )
 
 
-def _thumbs(dataset: Mapping[str, Any]) -> list[str]:
-    """How far thumbs can be trusted, and what reviewers disagree about."""
+def _describe_thumbs(dataset: Mapping[str, Any]) -> list[str]:
+    """Describe how reliable thumbs are, and what reviewers disagree about."""
     thumbs, conflicts = dataset["thumbs"], dataset["conflicts"]
     disagreeing = len(conflicts["answers"]) + conflicts["more"]
     blocks = [
-        paragraph(f"Weights of thumbs: {thumbs['weights']} ({thumbs['why']}). {_largest(thumbs['largest_share'])}")
+        paragraph(
+            f"Weights of thumbs: {thumbs['weights']} ({thumbs['why']}). "
+            f"{_describe_largest_share(thumbs['largest_share'])}"
+        )
     ]
     rows = [
-        (row["thumb"], f"{row['correct']:,}", f"{row['incorrect']:,}", _share(row["reviewers_agree"]))
+        (row["thumb"], f"{row['correct']:,}", f"{row['incorrect']:,}", _format_rate(row["reviewers_agree"]))
         for row in thumbs.get("agreement", ())
     ]
     if rows:
@@ -118,20 +151,20 @@ def _thumbs(dataset: Mapping[str, Any]) -> list[str]:
         f"Reviews disagree on {format_count(disagreeing, 'answer')} (rule: {conflicts['rule']}); thumbs contradict the "
         f"reviewers on {conflicts['thumbs_against_reviewers']:,}."
     )
-    return [*blocks, paragraph(text), *_contradicting(dataset["contradicting"])]
+    return [*blocks, paragraph(text), *_describe_contradictions(dataset["contradicting"])]
 
 
-def _contradicting(found: Mapping[str, Any]) -> list[str]:
-    """Who contradicts the others beyond chance."""
-    if found["named"]:
+def _describe_contradictions(contradictions: Mapping[str, Any]) -> list[str]:
+    """Describe who contradicts the others beyond chance."""
+    if contradictions["named"]:
         title = f"{Code.CONTRADICTS_OTHERS} Judgements that contradict the others' beyond chance:"
-        return [paragraph(title), bullet_list(one["message"] for one in found["named"])]
-    enough = f"{found['judged']:,} users, reviewers and reviewers' batches with answers enough to tell"
-    return [paragraph(f"Nobody contradicts the others beyond chance, of {enough}.")]
+        return [paragraph(title), bullet_list(party["message"] for party in contradictions["named"])]
+    checked = f"{contradictions['judged']:,} users, reviewers and reviewers' batches with answers enough to tell"
+    return [paragraph(f"Nobody contradicts the others beyond chance, of {checked}.")]
 
 
-def _largest(largest: Mapping[str, Any]) -> str:
-    """The user whose thumbs weigh most in training."""
+def _describe_largest_share(largest: Mapping[str, Any]) -> str:
+    """Describe the user whose thumbs have the largest weight in training."""
     if not largest["users"]:
         return "No training label is by thumbs."
     text = (
@@ -143,13 +176,16 @@ def _largest(largest: Mapping[str, Any]) -> str:
     return f"{text}, cut to {format_percent(largest['after'])} (labels.max_user_share)."
 
 
-def _share(rate: Mapping[str, float]) -> str:
+def _format_rate(rate: Mapping[str, float]) -> str:
     return f"{format_percent(rate['value'])} ({format_percent(rate['low'])} to {format_percent(rate['high'])})"
 
 
-def _weights(holdout: Mapping[str, Any]) -> str:
-    apart = f" (and {holdout['volunteered']['rows']:,} apart)" if holdout["volunteered"] else ""
-    text = f"The hold-out has {format_count(holdout['rows'], 'answer')}{apart}, labelled by: {holdout['label_source']}."
+def _describe_weights(holdout: Mapping[str, Any]) -> str:
+    self_selected = f" (and {holdout['volunteered']['rows']:,} apart)" if holdout["volunteered"] else ""
+    text = (
+        f"The hold-out has {format_count(holdout['rows'], 'answer')}{self_selected}, labelled by: "
+        f"{holdout['label_source']}."
+    )
     if not holdout["drawn_unevenly"]:
         return f"{text} All of them were equally likely to be reviewed."
     return (

@@ -1,4 +1,4 @@
-"""How well correctness is estimated from NLLs, and of how many answers something has to be said about that."""
+"""How well correctness is estimated from NLLs, and how many answers have a remark about that."""
 
 from __future__ import annotations
 
@@ -18,21 +18,29 @@ REMARKS = {
 }
 
 
-def correctness_section(evaluated: EvaluationResult) -> list[str]:
-    found = evaluated.evaluation["regressors"]
-    regressors: Mapping[str, Mapping[str, Any]] = found["regressors"]
+def correctness_section(result: EvaluationResult) -> list[str]:
+    """Render the evaluation of the correctness regressors.
+
+    Args:
+        result: Measurements of the candidate.
+
+    Returns:
+        Markdown blocks; none without regressors.
+    """
+    correctness = result.evaluation["regressors"]
+    regressors: Mapping[str, Mapping[str, Any]] = correctness["regressors"]
     if not regressors:
         return []
     notes = [f"{name}: {row['note']}" for name, row in sorted(regressors.items()) if row.get("note")]
     return [
         heading(2, "Correctness estimated from log-likelihoods"),
-        paragraph(_summary(found["perturbed"])),
-        _table(regressors),
-        bullet_list([*_counted(found["perturbed"]), *notes, _dropped(regressors)]),
+        paragraph(_summarize(correctness["perturbed"])),
+        _make_table(regressors),
+        bullet_list([*_list_remarks(correctness["perturbed"]), *notes, _describe_dropped_features(regressors)]),
     ]
 
 
-def _summary(perturbed: Mapping[str, Any]) -> str:
+def _summarize(perturbed: Mapping[str, Any]) -> str:
     model = perturbed["perturbation_model"]
     conditions = (
         f"without the context, with it, and with it perturbed by {model}" if model else "with and without the context"
@@ -45,35 +53,42 @@ def _summary(perturbed: Mapping[str, Any]) -> str:
     )
 
 
-def _table(regressors: Mapping[str, Mapping[str, Any]]) -> str:
+def _make_table(regressors: Mapping[str, Mapping[str, Any]]) -> str:
     columns = ("regressor", "t", "answers", "correct at t", "MSE", "AUROC", "accuracy", "F1", "file", "ONNX parity")
     rows: list[tuple[str, ...]] = []
     for name, row in sorted(regressors.items()):
-        of = row["holdout"]
-        if of is None:
+        holdout = row["holdout"]
+        if holdout is None:
             rows.append((name, "no t could be tuned"))
             continue
-        figures = (format_with_interval(of, metric) for metric in ("mse", "auroc", "accuracy", "f1"))
-        counted = (format_number(of["threshold"], ".2f"), f"{of['judged']:,}", format_percent(of["positive"]))
+        metrics = (format_with_interval(holdout, metric) for metric in ("mse", "auroc", "accuracy", "f1"))
+        counts = (
+            format_number(holdout["threshold"], ".2f"),
+            f"{holdout['judged']:,}",
+            format_percent(holdout["positive"]),
+        )
         stored = (f"{row['bytes'] / 1e3:,.0f} kB", f"{row['parity']:.1e}")
-        rows.append((name, *counted, *figures, *stored))
+        rows.append((name, *counts, *metrics, *stored))
     return table(columns, rows, "Regressors on the reviewed hold-out, with 95 % intervals")
 
 
-def _counted(perturbed: Mapping[str, Any]) -> list[str]:
+def _list_remarks(perturbed: Mapping[str, Any]) -> list[str]:
     counts = {name: number for name, number in perturbed["perturbed"].items() if number}
     return [
         f"{format_count(number, 'answer')} of {perturbed['rows']:,} {REMARKS[name]}." for name, number in counts.items()
     ]
 
 
-def _dropped(regressors: Mapping[str, Mapping[str, Any]]) -> str:
-    """The columns that no regressor was given, or only those whose target is known for few."""
+def _describe_dropped_features(regressors: Mapping[str, Mapping[str, Any]]) -> str:
+    """Describe the dropped columns of the regressor that dropped most.
+
+    These are the columns that no regressor reads, or also those of a target that is known for few answers.
+    """
     dropped = max((row["dropped"] for row in regressors.values()), key=len)
     if not dropped:
         return "No feature was dropped."
     names = sorted(dropped)
     missing = sum(reason.startswith("missing") for reason in dropped.values())
-    few = join_words([*names[:3], f"{len(names) - 3:,} more"] if len(names) > 4 else names)
+    listed = join_words([*names[:3], f"{len(names) - 3:,} more"] if len(names) > 4 else names)
     reasons = f"{len(dropped) - missing:,} are constant, {missing:,} are missing everywhere"
-    return f"{format_count(len(dropped), 'feature')} do not vary in training and were dropped: {reasons} ({few})."
+    return f"{format_count(len(dropped), 'feature')} do not vary in training and were dropped: {reasons} ({listed})."

@@ -1,4 +1,4 @@
-"""What was measured, as the stages before wrote it: all that a report is made of."""
+"""Measurements of a candidate, as the stages before wrote them: the only input of a report."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from abstain.core.markdown import bold_row, is_defined, table
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """`metrics`, `evaluation` and `dataset` are the parsed JSON files of these names; null is what is not defined.
+    """Measurements of a candidate; null is a value that is not defined.
 
-    `tables`: what `plots.plot_tables` makes of the tables behind the plots.
+    Attributes:
+        metrics: Parsed JSON file of this name.
+        evaluation: Parsed JSON file of this name.
+        dataset: Parsed JSON file of this name.
+        tables: The tables of `plots.plot_tables`.
     """
 
     metrics: Mapping[str, Any]
@@ -34,17 +38,17 @@ class EvaluationResult:
 
     @property
     def served_row(self) -> Mapping[str, Any]:
-        """The leaderboard's row of the served scorer."""
-        return self.scorers[self.served["name"]]
+        """Row of the served scorer in the leaderboard."""
+        return self.scorers[self.served_scorer["name"]]
 
     @property
     def at_threshold(self) -> Mapping[str, Any]:
-        """The hold-out at the served threshold."""
+        """Metrics of the hold-out at the served threshold."""
         return self.holdout["at_threshold"]  # type: ignore[no-any-return]
 
     @property
-    def served(self) -> Mapping[str, Any]:
-        """The served scorer, and what was to be chosen from."""
+    def served_scorer(self) -> Mapping[str, Any]:
+        """The served scorer, and the candidates for serving."""
         return self.evaluation["served"]  # type: ignore[no-any-return]
 
     @property
@@ -62,12 +66,16 @@ class EvaluationResult:
 
     @property
     def too_few_shown(self) -> str:
-        """Where the hold-out shows too few answers for the gate to check a guarantee, how many; else ""."""
-        rows, n_eff, least = self.at_threshold["shown"], self.at_threshold["shown_n_eff"], self.evaluation["min_rows"]
-        if n_eff >= least:
+        """How many answers the hold-out shows, if these are too few to check a guarantee; else ""."""
+        rows, n_eff, min_rows = (
+            self.at_threshold["shown"],
+            self.at_threshold["shown_n_eff"],
+            self.evaluation["min_rows"],
+        )
+        if n_eff >= min_rows:
             return ""
-        evenly = "" if rows < least else f", effective sample size {n_eff:.0f},"
-        return f"the hold-out has {format_count(rows, 'shown answer')}{evenly} where {least} are needed"
+        evenly = "" if rows < min_rows else f", effective sample size {n_eff:.0f},"
+        return f"the hold-out has {format_count(rows, 'shown answer')}{evenly} where {min_rows} are needed"
 
 
 def highlighted_table(
@@ -77,18 +85,46 @@ def highlighted_table(
     words: Container[str] = (),
     marked: str = "",
 ) -> str:
-    """A table whose row that begins with `marked` is bold: the one in use, among others that it is compared with."""
+    """Render a table with one bold row: the one in use, among others that it is compared with.
+
+    Args:
+        columns: Names of the columns.
+        rows: Texts of the cells.
+        caption: Caption of the table.
+        words: Columns with text, not numbers.
+        marked: First cell of the bold row.
+
+    Returns:
+        Markdown.
+    """
     return table(columns, [bold_row(row) if row[0] == marked else row for row in rows], caption, words)
 
 
 def get_metric_value(metric: str, row: Mapping[str, Any]) -> float | None:
-    """What a row of figures at a threshold has of `metric`; an error rate of nothing shown is 0."""
-    precision, shown = row["precision"], row["coverage"]
-    if metric == "precision" or not is_defined(shown):
+    """Return the value of a metric at a threshold.
+
+    Args:
+        metric: `precision` or `error_rate`.
+        row: Metrics at a threshold.
+
+    Returns:
+        The value; None if it is not defined. The error rate is 0 if nothing is shown.
+    """
+    precision, coverage = row["precision"], row["coverage"]
+    if metric == "precision" or not is_defined(coverage):
         return precision if metric == "precision" and is_defined(precision) else None
-    return float(shown * (1 - precision)) if is_defined(precision) else 0.0
+    return float(coverage * (1 - precision)) if is_defined(precision) else 0.0
 
 
 def meets_target(metric: str, target: float, value: float) -> bool:
-    """Whether `value` is as good as `target`, but for rounding."""
+    """Return whether a value is as good as the target, except for rounding.
+
+    Args:
+        metric: `precision` or `error_rate`.
+        target: Target of the guarantee.
+        value: Measured value.
+
+    Returns:
+        Whether the target is met.
+    """
     return value >= target - 1e-9 if metric == "precision" else value <= target + 1e-9

@@ -1,4 +1,4 @@
-"""Answers of the hold-out that say more than a figure: errors caught, errors shown, correct answers withheld."""
+"""Informative answers of the hold-out: errors caught, errors shown, correct answers withheld."""
 
 from __future__ import annotations
 
@@ -16,20 +16,28 @@ KINDS = {
 }
 
 
-def example_section(evaluated: EvaluationResult) -> list[str]:
+def example_section(result: EvaluationResult) -> list[str]:
+    """Render example answers.
+
+    Args:
+        result: Measurements of the candidate.
+
+    Returns:
+        Markdown blocks.
+    """
     blocks = [heading(2, "Examples")]
     for kind, (title, caption) in KINDS.items():
-        found = evaluated.evaluation["examples"][kind]
-        blocks += [heading(3, title), paragraph(caption if found else "None on the hold-out.")]
-        if found:
-            blocks.append(numbered_list(map(_example, found)))
+        examples = result.evaluation["examples"][kind]
+        blocks += [heading(3, title), paragraph(caption if examples else "None on the hold-out.")]
+        if examples:
+            blocks.append(numbered_list(map(_format_example, examples)))
     return blocks
 
 
-def _example(row: Mapping[str, Any]) -> tuple[str, Iterable[str]]:
-    about = [f"Confidence {format_number(row['confidence'])}", f"{format_percent(row['probability'])} likely correct"]
+def _format_example(row: Mapping[str, Any]) -> tuple[str, Iterable[str]]:
+    facts = [f"Confidence {format_number(row['confidence'])}", f"{format_percent(row['probability'])} likely correct"]
     if row["product"] is not None:
-        about.append(row["product"])
+        facts.append(row["product"])
     texts = {"Question": row["question"], "Answer": row["answer"], "Reviewer's answer": row["ideal_answer"]}
     lines = [format_labelled(what, text) for what, text in texts.items() if text is not None]
-    return " · ".join([*about, row["interaction_id"]]), lines
+    return " · ".join([*facts, row["interaction_id"]]), lines

@@ -1,6 +1,7 @@
-"""Every scorer side by side: which ranks answers best, how sure that is, what it costs.
+"""All scorers side by side: which one ranks answers best, how certain that is, and its cost.
 
-With the choice of what is served, the weights of the fusion, and whether the variants of the Yes-score agree.
+The section also has the choice of the served scorer, the weights of the fusion, and whether the variants of the
+Yes-score agree.
 """
 
 from __future__ import annotations
@@ -18,71 +19,93 @@ from abstain.reports.evaluation.evaluation_result import EvaluationResult, highl
 from abstain.reports.page import plot
 
 BY_CHANCE = 0.025
-"""How often the whole 95 % interval of a difference that is none lies above 0."""
-FIGURES = {"auprc": "AUPRC", "brier": "Brier", "ece": "ECE", "accuracy": "accuracy", "f1": "F1", "aurc": "AURC"}
+"""Probability that the whole 95 % interval lies above 0 if there is no difference."""
+OTHER_METRICS = {"auprc": "AUPRC", "brier": "Brier", "ece": "ECE", "accuracy": "accuracy", "f1": "F1", "aurc": "AURC"}
 
 
 def leaderboard_table(metrics: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
-    """The leaderboard as Markdown: `metrics` and `evaluation` are the parsed files of these names."""
+    """Render the leaderboard.
+
+    Args:
+        metrics: Parsed file of this name.
+        evaluation: Parsed file of this name.
+
+    Returns:
+        Markdown.
+    """
     return document(_leaderboard(metrics["holdout"]["scorers"], evaluation))
 
 
 def rank_scorers(scorers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Names, best AUROC first; where it is not defined, last."""
-    known = {name: row["auroc"] if is_defined(row["auroc"]) else -math.inf for name, row in scorers.items()}
-    return sorted(known, key=lambda name: (-known[name], name))
+    """Return the names of `scorers`, best AUROC first; those without an AUROC come last."""
+    aurocs = {name: row["auroc"] if is_defined(row["auroc"]) else -math.inf for name, row in scorers.items()}
+    return sorted(aurocs, key=lambda name: (-aurocs[name], name))
 
 
-def ranking_section(evaluated: EvaluationResult) -> list[str]:
+def ranking_section(result: EvaluationResult) -> list[str]:
+    """Render the ranking of the scorers.
+
+    Args:
+        result: Measurements of the candidate.
+
+    Returns:
+        Markdown blocks.
+    """
     return [
         heading(2, "Ranking of the scorers"),
-        paragraph(*_summary(evaluated)),
-        *_leaderboard_plot(evaluated),
-        *_roc_plot(evaluated),
-        *_leaderboard(evaluated.scorers, evaluated.evaluation),
-        paragraph(_counted(evaluated)),
-        *_by_kind(evaluated),
-        *_describe_choice(evaluated),
-        *_describe_fusion(evaluated.evaluation["fusion"]),
-        *_yes_scores(evaluated.evaluation["rank_correlation"]),
+        paragraph(*_summarize(result)),
+        *_leaderboard_plot(result),
+        *_roc_plot(result),
+        *_leaderboard(result.scorers, result.evaluation),
+        paragraph(_describe_unscored(result)),
+        *_tabulate_kinds(result),
+        *_describe_choice(result),
+        *_describe_fusion(result.evaluation["fusion"]),
+        *_describe_yes_scores(result.evaluation["rank_correlation"]),
     ]
 
 
-def _summary(evaluated: EvaluationResult) -> list[str]:
-    """The table in words: the best, what is clearly better or worse than the served scorer."""
-    scorers = evaluated.scorers
+def _summarize(result: EvaluationResult) -> list[str]:
+    """Summarize the table in words: the best scorer, and those that are clearly better or worse than the served one."""
+    scorers = result.scorers
     names = [name for name in rank_scorers(scorers) if is_defined(scorers[name]["auroc"])]
     if not names:
         return ["AUROC is not defined on this hold-out: its answers are all correct, or all incorrect."]
-    runs: list[str] = ["Best on the hold-out: ", bold(f"{names[0]}, AUROC {format_number(scorers[names[0]]['auroc'])}")]
-    served = evaluated.served["name"]
+    parts: list[str] = [
+        "Best on the hold-out: ",
+        bold(f"{names[0]}, AUROC {format_number(scorers[names[0]]['auroc'])}"),
+    ]
+    served = result.served_scorer["name"]
     if names[0] != served and served in names:
-        runs.append(f"; {served}, which is served, has {format_number(evaluated.served_row['auroc'])}")
-    runs.append(". ")
-    compared = {name: scorers[name] for name in names if is_defined(scorers[name]["auroc_difference_low"])}
-    better = [name for name, row in compared.items() if row["auroc_difference_low"] > 0]
-    worse = [name for name, row in compared.items() if row["auroc_difference_high"] < 0]
-    alike = len(compared) - len(better) - len(worse)
-    if compared:
-        runs.append(
-            f"Clearly better than the served one (the whole interval of the difference): {join_words(better) or 'none'}. "
+        parts.append(f"; {served}, which is served, has {format_number(result.served_row['auroc'])}")
+    parts.append(". ")
+    comparable = {name: scorers[name] for name in names if is_defined(scorers[name]["auroc_difference_low"])}
+    better = [name for name, row in comparable.items() if row["auroc_difference_low"] > 0]
+    worse = [name for name, row in comparable.items() if row["auroc_difference_high"] < 0]
+    alike = len(comparable) - len(better) - len(worse)
+    if comparable:
+        parts.append(
+            "Clearly better than the served one (the whole interval of the difference): "
+            f"{join_words(better) or 'none'}. "
         )
-        runs.append(
-            f"Clearly worse: {len(worse)} of {len(compared)}; {alike} do not differ clearly from it on these answers. "
+        parts.append(
+            f"Clearly worse: {len(worse)} of {len(comparable)}; {alike} do not differ clearly from it on these "
+            "answers. "
         )
-        runs.append(
-            f"Of {len(compared)} that are as good as it, {BY_CHANCE * len(compared):.1f} would look clearly better by "
+        parts.append(
+            f"Of {len(comparable)} that are as good as it, {BY_CHANCE * len(comparable):.1f} would look clearly "
+            "better by "
             "chance. "
         )
     length = scorers.get("length_only")
     if length is not None and is_defined(length["auroc"]):
-        runs.append(f"The answer's length alone has {format_number(length['auroc'])}: a signal has to beat that.")
-    return runs
+        parts.append(f"The answer's length alone has {format_number(length['auroc'])}: a signal has to beat that.")
+    return parts
 
 
 def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[str, Any]) -> list[str]:
     names, tokens, served = rank_scorers(scorers), evaluation["forward_tokens"], evaluation["served"]["name"]
-    first = (
+    columns = (
         "scorer",
         "kind",
         "AUROC",
@@ -96,11 +119,11 @@ def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[s
     rows = []
     for name in names:
         row = scorers[name]
-        difference, chance = _difference(row) if name != served else ("", "")
+        difference, chance = _format_difference(row) if name != served else ("", "")
         rows.append(
             [
                 name,
-                _kind(name, evaluation),
+                _format_kind(name, evaluation),
                 format_with_interval(row, "auroc"),
                 difference,
                 chance,
@@ -110,42 +133,42 @@ def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[s
                 f"{row['unscored']:,}",
             ]
         )
-    rows += [[name, f"skipped: {why}"] for name, why in sorted(evaluation["skipped"].items())]
-    every = [[name, *(format_with_interval(scorers[name], metric) for metric in FIGURES)] for name in names]
+    rows += [[name, f"skipped: {reason}"] for name, reason in sorted(evaluation["skipped"].items())]
+    other_rows = [[name, *(format_with_interval(scorers[name], metric) for metric in OTHER_METRICS)] for name in names]
     caption = "All scorers on the hold-out, best AUROC first, with 95 % intervals"
-    others = "The other figures; Brier, ECE, accuracy and F1 are of probabilities calibrated on validation"
+    other_caption = "The other figures; Brier, ECE, accuracy and F1 are of probabilities calibrated on validation"
     return [
-        highlighted_table(first, rows, caption, words=("kind",), marked=served),
-        highlighted_table(("scorer", *FIGURES.values()), every, others, marked=served),
+        highlighted_table(columns, rows, caption, words=("kind",), marked=served),
+        highlighted_table(("scorer", *OTHER_METRICS.values()), other_rows, other_caption, marked=served),
     ]
 
 
-def _kind(name: str, evaluation: Mapping[str, Any]) -> str:
+def _format_kind(name: str, evaluation: Mapping[str, Any]) -> str:
     kind = str(evaluation["kinds"].get(name, ""))
     return f"{kind}: {evaluation['probe']['exported']}" if name == PROBE else kind
 
 
-def _difference(row: Mapping[str, Any]) -> tuple[str, str]:
+def _format_difference(row: Mapping[str, Any]) -> tuple[str, str]:
     if not is_defined(row["auroc_difference"]):
         return format_number(None), format_number(None)
     return format_with_interval(row, "auroc_difference", "+.3f"), format_percent(row["chance_better"], 0)
 
 
-def _counted(evaluated: EvaluationResult) -> str:
-    """What has no score: answers without one, replies that were neither yes nor no, scorers that were skipped."""
-    rows = evaluated.holdout["rows"]
-    silent = [
-        f"{name} {evaluated.scorers[name]['unscored']:,}"
-        for name in rank_scorers(evaluated.scorers)
-        if evaluated.scorers[name]["unscored"]
+def _describe_unscored(result: EvaluationResult) -> str:
+    """Describe missing scores: answers without one, replies that were neither yes nor no, scorers that were skipped."""
+    rows = result.holdout["rows"]
+    unscored = [
+        f"{name} {result.scorers[name]['unscored']:,}"
+        for name in rank_scorers(result.scorers)
+        if result.scorers[name]["unscored"]
     ]
-    improbable = evaluated.evaluation["improbable"]
+    improbable = result.evaluation["improbable"]
     neither = [f"{name} {number:,}" for name, number in sorted(improbable.items()) if number]
-    skipped = evaluated.evaluation["skipped"]
+    skipped = result.evaluation["skipped"]
     parts = [
-        f"Answers without a score, of {rows:,}, which count as withheld: {join_words(silent) or 'none'}.",
-        *([f"In all splits, {unranked}."] if (unranked := evaluated.evaluation["unranked"]) else []),
-        *_replies(evaluated.evaluation["neither"]),
+        f"Answers without a score, of {rows:,}, which count as withheld: {join_words(unscored) or 'none'}.",
+        *([f"In all splits, {unranked}."] if (unranked := result.evaluation["unranked"]) else []),
+        *_describe_replies(result.evaluation["neither"]),
         f"Answers for which neither Yes nor No was probable, which count as 0.5: {join_words(neither) or 'none'}.",
         f"{format_count(len(skipped), 'scorer')} skipped." if skipped else "No scorer was skipped.",
         "Forward tokens: those of one answer that go through the whole base model, without those that perturb the "
@@ -154,27 +177,27 @@ def _counted(evaluated: EvaluationResult) -> str:
     return " ".join(parts)
 
 
-def _by_kind(evaluated: EvaluationResult) -> list[str]:
-    """Refusals apart, where there are any: their likelihoods and their share of correct ones are other ones."""
-    kinds = evaluated.evaluation["by_kind"]
+def _tabulate_kinds(result: EvaluationResult) -> list[str]:
+    """Return AUROCs for refusals separately: their likelihoods and their share of correct ones differ."""
+    kinds = result.evaluation["by_kind"]
     if not kinds:
         return []
     rows = [
         [
             name,
             *(
-                format_with_interval(of["scorers"][name], "auroc") if of["scorers"] else "too few to judge"
-                for of in kinds
+                format_with_interval(kind["scorers"][name], "auroc") if kind["scorers"] else "too few to judge"
+                for kind in kinds
             ),
         ]
-        for name in rank_scorers(evaluated.scorers)
+        for name in rank_scorers(result.scorers)
     ]
-    columns = ("scorer", *(f"{of['slice']} ({of['rows']:,})" for of in kinds))
+    columns = ("scorer", *(f"{kind['slice']} ({kind['rows']:,})" for kind in kinds))
     caption = "AUROC by kind of answer, with 95 % intervals; refusals begin with one of labels.refusals"
-    return [highlighted_table(columns, rows, caption, marked=evaluated.served["name"])]
+    return [highlighted_table(columns, rows, caption, marked=result.served_scorer["name"])]
 
 
-def _replies(neither: Mapping[str, int] | None) -> list[str]:
+def _describe_replies(neither: Mapping[str, int] | None) -> list[str]:
     if neither is None:
         return []
     return [
@@ -183,10 +206,10 @@ def _replies(neither: Mapping[str, int] | None) -> list[str]:
     ]
 
 
-def _describe_choice(evaluated: EvaluationResult) -> list[str]:
-    """What can be served, and the zoo, out of fold."""
-    served, probe = evaluated.served, evaluated.evaluation["probe"]
-    asked = (
+def _describe_choice(result: EvaluationResult) -> list[str]:
+    """Describe the scorers that can be served, and the probe architectures, out of fold."""
+    served, probe = result.served_scorer, result.evaluation["probe"]
+    choice = (
         f"the cheapest within one standard error of the best is asked for{_budget(served)}; the kind in production "
         "stays unless another gains more than that error"
         if served["asked_for"] == "best"
@@ -194,7 +217,7 @@ def _describe_choice(evaluated: EvaluationResult) -> list[str]:
     )
     text = (
         "Scorers are compared on reviewed training answers, each scored by one that saw no answer of its group (out of "
-        f"fold), so that the hold-out chooses nothing; {asked} (serve.scorer)."
+        f"fold), so that the hold-out chooses nothing; {choice} (serve.scorer)."
     )
     rows = [
         [
@@ -209,23 +232,27 @@ def _describe_choice(evaluated: EvaluationResult) -> list[str]:
     columns = ("scorer", "kind", "forward tokens", "AUROC out of fold", "")
     caption = "What can be served, cheapest first, with 95 % intervals"
     candidates = highlighted_table(columns, rows, caption, words=("kind", ""), marked=served["name"])
-    others = [[name, why] for name, why in sorted(served["not_servable"].items()) if name in evaluated.scorers]
-    found = probe["out_of_fold"]
-    order = sorted(found, key=lambda name: (-(found[name] if is_defined(found[name]) else -math.inf), name))
-    zoo = [[name, format_number(found[name]), "exported" if name == probe["exported"] else DASH] for name in order]
+    not_servable = [[name, reason] for name, reason in sorted(served["not_servable"].items()) if name in result.scorers]
+    aurocs = probe["out_of_fold"]
+    order = sorted(aurocs, key=lambda name: (-(aurocs[name] if is_defined(aurocs[name]) else -math.inf), name))
+    architectures = [
+        [name, format_number(aurocs[name]), "exported" if name == probe["exported"] else DASH] for name in order
+    ]
     caption = "Probes by AUROC out of fold; the one in probe.export is exported, whatever is served"
     blocks = [heading(3, "Choice of what is served"), paragraph(text), candidates]
-    if others:
-        blocks.append(table(("scorer", "why"), others, "Not servable", words=("why",)))
+    if not_servable:
+        blocks.append(table(("scorer", "why"), not_servable, "Not servable", text_columns=("why",)))
     return [
         *blocks,
-        highlighted_table(("probe", "AUROC out of fold", ""), zoo, caption, words=("",), marked=probe["exported"]),
+        highlighted_table(
+            ("probe", "AUROC out of fold", ""), architectures, caption, words=("",), marked=probe["exported"]
+        ),
     ]
 
 
 def _budget(served: Mapping[str, Any]) -> str:
-    most = served["max_tokens"]
-    return "" if most is None else f", with at most {most:,} forward tokens an answer"
+    max_tokens = served["max_tokens"]
+    return "" if max_tokens is None else f", with at most {max_tokens:,} forward tokens an answer"
 
 
 def _describe_fusion(fusion: Mapping[str, Any] | None) -> list[str]:
@@ -244,7 +271,8 @@ def _describe_fusion(fusion: Mapping[str, Any] | None) -> list[str]:
     ]
     text = (
         "Fusion is a logistic regression on all scores' log-odds, each in units of its own spread "
-        f"(C = {format_number(fusion['strength'], '.2g')}), in which no score counts against an answer by being higher. A "
+        f"(C = {format_number(fusion['strength'], '.2g')}), in which no score counts against an answer by being "
+        "higher. A "
         "coefficient of 0: the others say as much, it says nothing, or it would have counted the other way round. Odds "
         "times: by what the odds of being correct are multiplied for one unit more. If missing: what is added to the "
         "log-odds where a score is missing."
@@ -256,7 +284,7 @@ def _describe_fusion(fusion: Mapping[str, Any] | None) -> list[str]:
     return [heading(3, "Weights of the fusion"), paragraph(text), weights]
 
 
-def _yes_scores(correlation: Mapping[str, Any]) -> list[str]:
+def _describe_yes_scores(correlation: Mapping[str, Any]) -> list[str]:
     names = list(correlation["names"])
     if len(names) < 2:
         return []
@@ -269,8 +297,8 @@ def _yes_scores(correlation: Mapping[str, Any]) -> list[str]:
     return [heading(3, "Agreement of the Yes-score's variants"), paragraph(text), correlations]
 
 
-def _leaderboard_plot(evaluated: EvaluationResult) -> list[str]:
-    scorers = evaluated.scorers
+def _leaderboard_plot(result: EvaluationResult) -> list[str]:
+    scorers = result.scorers
     items = [f"{name} {format_number(scorers[name]['auroc'])}" for name in rank_scorers(scorers)]
     return plot(
         "leaderboard",
@@ -280,14 +308,14 @@ def _leaderboard_plot(evaluated: EvaluationResult) -> list[str]:
     )
 
 
-def _roc_plot(evaluated: EvaluationResult) -> list[str]:
+def _roc_plot(result: EvaluationResult) -> list[str]:
     items = []
-    for name, curve in evaluated.tables["roc"].groupby("scorer", sort=False):
-        known = curve.dropna()
-        if len(known):
-            shown = np.interp(0.2, known["false_positive_rate"], known["true_positive_rate"])
-            items.append(f"{name} {format_percent(float(shown))}")
-    shows = (
+    for name, curve in result.tables["roc"].groupby("scorer", sort=False):
+        points = curve.dropna()
+        if len(points):
+            recall = np.interp(0.2, points["false_positive_rate"], points["true_positive_rate"])
+            items.append(f"{name} {format_percent(float(recall))}")
+    text = (
         f"Where 20 % of the incorrect answers get through, of the correct ones are shown by {join_words(items)}."
         if items
         else ""
@@ -295,6 +323,6 @@ def _roc_plot(evaluated: EvaluationResult) -> list[str]:
     return plot(
         "roc",
         "Correct answers shown against incorrect ones (ROC)",
-        shows or "Not defined: the answers are all correct, or all incorrect.",
+        text or "Not defined: the answers are all correct, or all incorrect.",
         "The nearer to the upper left corner, the better; the dotted line is guessing.",
     )

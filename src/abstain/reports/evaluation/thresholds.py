@@ -1,4 +1,4 @@
-"""What every threshold gives (the paper's table 2), and other layers, sites and numbers of chunks (its table 4)."""
+"""Metrics at each threshold (the paper's table 2), and other layers, sites and numbers of chunks (its table 4)."""
 
 from __future__ import annotations
 
@@ -26,34 +26,44 @@ HALF = 0.5
 TUNED = ("threshold", "precision", "recall", "withheld", "ROUGE-L shown", "ROUGE-L withheld")
 
 
-def threshold_section(evaluated: EvaluationResult) -> list[str]:
+def threshold_section(result: EvaluationResult) -> list[str]:
+    """Render coverage and precision by threshold.
+
+    Args:
+        result: Measurements of the candidate.
+
+    Returns:
+        Markdown blocks.
+    """
     return [
         heading(2, "Thresholds: coverage and precision"),
         paragraph(
             "An answer is shown when its confidence is at or above the threshold, and withheld otherwise. "
             "A higher threshold shows fewer answers; of these, more are correct."
         ),
-        _comparison(evaluated),
-        *_threshold_plot(evaluated),
-        *_risk_coverage_plot(evaluated),
-        threshold_table(evaluated.tables["threshold"]),
-        _scorers_table(evaluated),
+        _threshold_comparison(result),
+        *_threshold_plot(result),
+        *_risk_coverage_plot(result),
+        threshold_table(result.tables["threshold"]),
+        _scorers_table(result),
     ]
 
 
-def _comparison(evaluated: EvaluationResult) -> str:
-    """The served threshold beside the heuristic one and beside showing everything."""
-    threshold, holdout = evaluated.threshold, evaluated.holdout
+def _threshold_comparison(result: EvaluationResult) -> str:
+    """Compare the served threshold with the heuristic one and with showing everything."""
+    threshold, holdout = result.threshold, result.holdout
     everything = {"coverage": 1.0, "precision": holdout["base_rate"], "recall": 1.0}
-    rows = [["everything shown", "none", "", "", *_gives(everything)]]
+    rows = [["everything shown", "none", "", "", *_format_rates(everything)]]
     if threshold["guaranteed"] and threshold["heuristic"]:
         rows.append(
-            _compared("heuristic: just good enough on validation", threshold["heuristic"], holdout["at_heuristic"])
+            _format_comparison(
+                "heuristic: just good enough on validation", threshold["heuristic"], holdout["at_heuristic"]
+            )
         )
     served = "served: heuristic, without a guarantee"
     if threshold["guaranteed"]:
-        served = f"served: guaranteed{', not checked yet' if evaluated.too_few_shown else ''}"
-    rows.append(bold_row(_compared(served, threshold, evaluated.at_threshold)))
+        served = f"served: guaranteed{', not checked yet' if result.too_few_shown else ''}"
+    rows.append(bold_row(_format_comparison(served, threshold, result.at_threshold)))
     columns = (
         "what is shown",
         "threshold",
@@ -67,55 +77,62 @@ def _comparison(evaluated: EvaluationResult) -> str:
     return table(columns, rows, "Each threshold on the answers that it was chosen on, and on the hold-out")
 
 
-def _gives(at: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    wrong = get_metric_value("error_rate", at)
+def _format_rates(point: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    error_rate = get_metric_value("error_rate", point)
     return (
-        format_percent(at["coverage"]),
-        format_percent(at["precision"]),
-        format_percent(wrong),
-        format_percent(at["recall"]),
+        format_percent(point["coverage"]),
+        format_percent(point["precision"]),
+        format_percent(error_rate),
+        format_percent(point["recall"]),
     )
 
 
-def _compared(name: str, tuned: Mapping[str, Any], at: Mapping[str, Any]) -> list[str]:
+def _format_comparison(name: str, tuned: Mapping[str, Any], point: Mapping[str, Any]) -> list[str]:
     on_validation = format_percent(tuned["coverage"]), format_percent(tuned["precision"])
-    return [name, format_number(at["threshold"]), *on_validation, *_gives(at)]
+    return [name, format_number(point["threshold"]), *on_validation, *_format_rates(point)]
 
 
 def threshold_table(thresholds: pd.DataFrame) -> str:
-    """The rows of `threshold.csv`; the marked thresholds are said to be guaranteed, or heuristic."""
+    """Render the rows of `threshold.csv`; the mark of a threshold is guaranteed or heuristic.
+
+    Args:
+        thresholds: The table, one row per threshold.
+
+    Returns:
+        Markdown.
+    """
     has_rouge = _has_rouge(thresholds)
     columns = ["threshold", "mark", "precision", "recall", "coverage", "withheld", "accuracy", "F1"]
     if has_rouge:
         columns += ["ROUGE-L shown", "ROUGE-L withheld"]
     rows = []
-    for at in thresholds.to_dict("records"):
+    for point in thresholds.to_dict("records"):
         rates = (
-            format_percent(at[name]) for name in ("precision", "recall", "coverage", "abstention_rate", "accuracy")
+            format_percent(point[name]) for name in ("precision", "recall", "coverage", "abstention_rate", "accuracy")
         )
-        cells = [format_number(at["threshold"]), at["mark"], *rates, format_number(at["f1"])]
+        cells = [format_number(point["threshold"]), point["mark"], *rates, format_number(point["f1"])]
         if has_rouge:
-            cells += [_rouge(at, part) for part in ("shown", "withheld")]
-        rows.append(bold_row(cells) if at["mark"] else cells)
+            cells += [_format_rouge(point, part) for part in ("shown", "withheld")]
+        rows.append(bold_row(cells) if point["mark"] else cells)
     caption = "Thresholds on the hold-out (the paper's table 2)"
     if has_rouge:
         caption += "; ROUGE-L is the likeness to the reviewer's ideal answer, where there is one"
-    return table(columns, rows, caption, words=("mark",))
+    return table(columns, rows, caption, text_columns=("mark",))
 
 
-def _scorers_table(evaluated: EvaluationResult) -> str:
-    """The coverage of every scorer at its own threshold tuned on validation, best AUROC first."""
-    own = evaluated.evaluation["at_own_threshold"]
-    names = [name for name in rank_scorers(evaluated.scorers) if name in own]
-    columns = ("scorer", *(TUNED if _has_rouge(evaluated.tables["threshold"]) else TUNED[:-2]))
-    rows = [[name, *_tuned(own[name])][: len(columns)] for name in names]
+def _scorers_table(result: EvaluationResult) -> str:
+    """Render the metrics of every scorer at its own threshold, tuned on validation, best AUROC first."""
+    tuned = result.evaluation["at_own_threshold"]
+    names = [name for name in rank_scorers(result.scorers) if name in tuned]
+    columns = ("scorer", *(TUNED if _has_rouge(result.tables["threshold"]) else TUNED[:-2]))
+    rows = [[name, *_format_tuned(tuned[name])][: len(columns)] for name in names]
     caption = (
         "Every scorer at a threshold of its own, just good enough on validation (heuristic: nothing is guaranteed)"
     )
-    return highlighted_table(columns, rows, caption, marked=evaluated.served["name"])
+    return highlighted_table(columns, rows, caption, marked=result.served_scorer["name"])
 
 
-def _tuned(row: Mapping[str, Any]) -> list[str]:
+def _format_tuned(row: Mapping[str, Any]) -> list[str]:
     if not is_defined(row.get("threshold")):  # out of reach on validation
         return [row["note"]]
     shares = (format_percent(row[name]) for name in ("precision", "recall", "abstention_rate"))
@@ -126,10 +143,17 @@ def _tuned(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def ablation_section(evaluated: EvaluationResult) -> list[str]:
-    """Layers, sites and numbers of chunks; empty where nothing was swept."""
-    swept = evaluated.evaluation["ablations"]
-    if not swept:
+def ablation_section(result: EvaluationResult) -> list[str]:
+    """Render the comparison of layers, sites and numbers of chunks.
+
+    Args:
+        result: Measurements of the candidate.
+
+    Returns:
+        Markdown blocks; none if there was no sweep.
+    """
+    ablations = result.evaluation["ablations"]
+    if not ablations:
         return []
     caption = "Probe sites: layer, site, and how many of the best chunks are in the prompt (the paper's table 4)"
     columns = (
@@ -140,40 +164,42 @@ def ablation_section(evaluated: EvaluationResult) -> list[str]:
         "AUROC on the hold-out",
         *TUNED,
     )
-    places = table(columns, map(_site_row, swept), caption, words=("layer", "site", "chunks"))
-    return [heading(2, "Other layers, sites and numbers of chunks"), paragraph(*_best_site(swept)), places]
+    sites = table(columns, map(_format_site, ablations), caption, text_columns=("layer", "site", "chunks"))
+    return [heading(2, "Other layers, sites and numbers of chunks"), paragraph(*_describe_best_site(ablations)), sites]
 
 
-def _best_site(swept: list[Mapping[str, Any]]) -> list[str]:
+def _describe_best_site(ablations: list[Mapping[str, Any]]) -> list[str]:
     text = ["A probe of one architecture is trained for each place, and its threshold is set on validation alone. "]
-    known = [row for row in swept if is_defined(row["out_of_fold"])]
-    if not known:
+    defined = [row for row in ablations if is_defined(row["out_of_fold"])]
+    if not defined:
         return text
-    best = max(known, key=lambda row: row["out_of_fold"])
-    here = next((row for row in known if row["served"]), None)
-    found = f"Best out of fold: {_place(best)} with {format_number(best['out_of_fold'])}"
+    best = max(defined, key=lambda row: row["out_of_fold"])
+    served = next((row for row in defined if row["served"]), None)
+    finding = f"Best out of fold: {_describe_site(best)} with {format_number(best['out_of_fold'])}"
     if best["served"]:
-        return [*text, f"{found}, the site of the exported probe."]
-    if here is None:
-        return [*text, f"{found}."]
-    text.append(f"{found}; the exported probe reads {_place(here)} with {format_number(here['out_of_fold'])}. ")
-    own = here["auroc_low"], here["auroc_high"]
-    if is_defined(best["auroc"]) and all(is_defined(value) for value in own):
-        within = own[0] <= best["auroc"] <= own[1]
+        return [*text, f"{finding}, the site of the exported probe."]
+    if served is None:
+        return [*text, f"{finding}."]
+    text.append(
+        f"{finding}; the exported probe reads {_describe_site(served)} with {format_number(served['out_of_fold'])}. "
+    )
+    interval = served["auroc_low"], served["auroc_high"]
+    if is_defined(best["auroc"]) and all(is_defined(value) for value in interval):
+        is_within = interval[0] <= best["auroc"] <= interval[1]
         text.append(
             f"On the hold-out that place has {format_number(best['auroc'])}, "
-            + ("within" if within else "outside")
-            + f" the interval of the served one ({format_interval(here, 'auroc')})."
+            + ("within" if is_within else "outside")
+            + f" the interval of the served one ({format_interval(served, 'auroc')})."
         )
     return text
 
 
-def _place(row: Mapping[str, Any]) -> str:
+def _describe_site(row: Mapping[str, Any]) -> str:
     chunks = "" if row["chunks"] is None else f", {format_count(row['chunks'], 'chunk')}"
     return f"layer {row['layer']}, {row['site']}{chunks}"
 
 
-def _site_row(row: Mapping[str, Any]) -> list[str]:
+def _format_site(row: Mapping[str, Any]) -> list[str]:
     layer = f"{row['layer']} (served)" if row["served"] else str(row["layer"])
     cells = [
         layer,
@@ -181,7 +207,7 @@ def _site_row(row: Mapping[str, Any]) -> list[str]:
         "all" if row["chunks"] is None else str(row["chunks"]),
         format_number(row["out_of_fold"]),
         format_with_interval(row, "auroc"),
-        *_tuned(row),
+        *_format_tuned(row),
     ]
     return bold_row(cells) if row["served"] else cells
 
@@ -190,41 +216,43 @@ def _has_rouge(table: pd.DataFrame) -> bool:
     return any(is_defined(value) for value in table["rouge_shown"])
 
 
-def _rouge(at: Mapping[Any, Any], part: str) -> str:
-    return f"{format_number(at[f'rouge_{part}'])} ({format_count(int(at[f'rouge_{part}_answers']), 'answer')})"
+def _format_rouge(point: Mapping[Any, Any], part: str) -> str:
+    return f"{format_number(point[f'rouge_{part}'])} ({format_count(int(point[f'rouge_{part}_answers']), 'answer')})"
 
 
-def _threshold_plot(evaluated: EvaluationResult) -> list[str]:
-    table = evaluated.tables["threshold"]
+def _threshold_plot(result: EvaluationResult) -> list[str]:
+    table = result.tables["threshold"]
     items = [
-        f"at the {row['mark']} threshold {format_number(row['threshold'])}, {format_percent(row['coverage'])} of the answers are "
+        f"at the {row['mark']} threshold {format_number(row['threshold'])}, {format_percent(row['coverage'])} of the "
+        "answers are "
         f"shown and {format_percent(row['precision'])} of these are correct"
         for row in table.to_dict("records")
         if row["mark"]
     ]
-    base = format_percent(evaluated.holdout["base_rate"])
+    base = format_percent(result.holdout["base_rate"])
     return plot(
         "threshold",
         "Precision and coverage",
         f"With no threshold all answers are shown and {base} are correct; {'; '.join(items)}.",
-        f"Vertical lines: the thresholds; horizontal: the {format_configured_share(evaluated.threshold['target'])} aimed at.",
+        f"Vertical lines: the thresholds; horizontal: the {format_configured_share(result.threshold['target'])} aimed "
+        "at.",
     )
 
 
-def _risk_coverage_plot(evaluated: EvaluationResult) -> list[str]:
+def _risk_coverage_plot(result: EvaluationResult) -> list[str]:
     items = []
-    for name, curve in evaluated.tables["risk_coverage"].groupby("scorer", sort=False):
-        known = curve.dropna().sort_values("coverage")
-        if len(known):
-            first = int(np.searchsorted(known["coverage"].to_numpy(), HALF))
-            at = known["risk"].iloc[min(first, len(known) - 1)]
-            items.append(f"{name} {format_percent(float(at))}")
-    base = evaluated.holdout["base_rate"]
+    for name, curve in result.tables["risk_coverage"].groupby("scorer", sort=False):
+        points = curve.dropna().sort_values("coverage")
+        if len(points):
+            first = int(np.searchsorted(points["coverage"].to_numpy(), HALF))
+            risk = points["risk"].iloc[min(first, len(points) - 1)]
+            items.append(f"{name} {format_percent(float(risk))}")
+    base = result.holdout["base_rate"]
     everything = format_percent(1 - base) if is_defined(base) else format_number(None)
-    shows = f"Where the most confident half is shown, of these are incorrect: {join_words(items)}. " if items else ""
+    text = f"Where the most confident half is shown, of these are incorrect: {join_words(items)}. " if items else ""
     return plot(
         "risk_coverage",
         "Risk against coverage",
-        f"{shows}Where everything is shown, {everything} are incorrect.",
+        f"{text}Where everything is shown, {everything} are incorrect.",
         "The lower a line, the better is what the scorer shows first.",
     )

@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.serving.api.callers import current_caller
+from abstain.serving.api.callers import get_current_caller
 from abstain.serving.api.decision_inputs import RawStates
 from abstain.serving.api.keys import ApiKey, ApiKeys, Role
 from abstain.serving.api.middleware import (
@@ -30,14 +30,14 @@ from abstain.serving.api.middleware import (
     BodyLimitMiddleware,
     ResponseMetricsMiddleware,
     SameOriginMiddleware,
-    count_values,
+    check_value_count,
+    estimate_value_count,
     make_unauthorized_problem,
-    require_few_values,
 )
 from abstain.serving.api.problems import Problem, handle_problems
 from abstain.serving.api.recording import RecordedDecision
 from abstain.serving.api.schemas import (
-    ANSWERS,
+    MAX_ANSWERS,
     AnswerRequest,
     AnswerResponse,
     ConceptResponse,
@@ -53,33 +53,33 @@ from abstain.serving.api.schemas import (
     VersionResponse,
 )
 from abstain.serving.api.service import GateService
-from abstain.serving.api.streaming import answer_events, answer_response
-from abstain.serving.api.telemetry import extract_trace_context, trace_headers
+from abstain.serving.api.streaming import make_answer_response, stream_answer_events
+from abstain.serving.api.telemetry import extract_trace_context, make_trace_headers
 from abstain.serving.engine_states import StatesDescription, parse_embedded_request
-from abstain.serving.gateways.kgateway import kgateway_routes
-from abstain.serving.gateways.litellm import litellm_routes
-from abstain.serving.gateways.portkey import portkey_routes
+from abstain.serving.gateways.kgateway import make_kgateway_routes
+from abstain.serving.gateways.litellm import make_litellm_routes
+from abstain.serving.gateways.portkey import make_portkey_routes
 
 API_PATHS = ("/v1/", "/beta/", "/gateways/", "/request", "/response")
-"""What begins so is for programs, which send their key with each request."""
+"""Prefixes of the paths for programs, which send their key with each request."""
 STATES_PATH = "/v1/gate/states"
-STATES_BYTES = 64 * 1024 * 1024
-"""The longest body of `STATES_PATH`, which are states."""
-ROW_BYTES, ROW_VALUES = 64 * 1024, 1000
-"""So many bytes, and values, of JSON count as a row of the log: they take time even if they are refused."""
+MAX_STATES_BYTES = 64 * 1024 * 1024
+"""Maximum body size of `STATES_PATH`, whose body is states."""
+BYTES_PER_ROW, VALUES_PER_ROW = 64 * 1024, 1000
+"""Each such number of bytes, and of values, of JSON counts as a row of the log: it takes time even if rejected."""
 TEXT_FORMS = ("/try", "/review")
 FORMS = (*TEXT_FORMS, "/login", "/logout")
-"""The forms of the page (serving/status_page): of all that needs no key, they alone have a body."""
-FORM_BYTES = 64 * 1024
-"""The longest form, but for the texts in `TEXT_FORMS` of who may send some."""
-CHARACTER_BYTES = 9
-"""Of a character in a form: most of those beyond Latin have three bytes, each written as three."""
-REFRESH_S = 15.0
+"""The forms of the page (serving/status_page): the only requests without a key that have a body."""
+MAX_FORM_BYTES = 64 * 1024
+"""Maximum size of a form, without the texts in `TEXT_FORMS` of visitors who may send some."""
+MAX_CHARACTER_BYTES = 9
+"""Size of a character in a form: most characters beyond Latin have three bytes, each written as three."""
+REFRESH_INTERVAL_S = 15.0
 """How often the registry is asked for a new version."""
 _bearer = HTTPBearer(auto_error=False, description="a key of `abstain key`; none on a server without keys")
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"description": what, "content": {"application/problem+json": {}}}
-    for status, what in (
+    status: {"description": description, "content": {"application/problem+json": {}}}
+    for status, description in (
         (400, "no UTF-8, or JSON that is nested too deep"),
         (401, "no valid key"),
         (403, "the key lacks the role"),
@@ -95,17 +95,26 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(service: GateService, keys: ApiKeys, hosts: tuple[str, ...] | None = None) -> FastAPI:
-    """The server's app. `hosts`: the only names it answers to, for one without keys; None: any."""
+    """Build the server's app.
+
+    Args:
+        service: The gate service.
+        keys: Keys of the callers.
+        hosts: The only host names that it answers to, for a server without keys; None for any.
+
+    Returns:
+        The app.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        following = asyncio.create_task(_poll_registry(service))
+        polling = asyncio.create_task(_poll_registry(service))
         try:
             yield
         finally:
-            following.cancel()
+            polling.cancel()
             with suppress(asyncio.CancelledError):
-                await following
+                await polling
             await service.close()
 
     app = FastAPI(
@@ -118,42 +127,48 @@ def make_app(service: GateService, keys: ApiKeys, hosts: tuple[str, ...] | None 
         responses=PROBLEMS,
     )
     handle_problems(app)
-    app.include_router(_gate_routes(service, keys))
-    for gateway_routes in (litellm_routes, kgateway_routes, portkey_routes):
+    app.include_router(_make_gate_routes(service, keys))
+    for gateway_routes in (make_litellm_routes, make_kgateway_routes, make_portkey_routes):
         app.include_router(gateway_routes(service, require_caller(keys, "ask")))
-    app.include_router(_health_routes(service))
+    app.include_router(_make_health_routes(service))
     app.state.connections = service.settings.caller.connections
     # The page sets both, for its forms.
     app.state.has_visitor = lambda scope: not keys.required
-    app.state.problem_page = Problem.response
+    app.state.problem_page = Problem.to_response
 
-    def body_limit(scope: Scope) -> int:
+    def get_body_limit(scope: Scope) -> int:
         path = scope["path"]
         if scope["method"] != "POST":
             return 0
         if path == STATES_PATH:
-            return STATES_BYTES
+            return MAX_STATES_BYTES
         if path.startswith(API_PATHS):
             return service.settings.body_limit
         if path in TEXT_FORMS and app.state.has_visitor(scope):
-            return FORM_BYTES + CHARACTER_BYTES * service.settings.text_limit
-        return FORM_BYTES if path in FORMS else 0
+            return MAX_FORM_BYTES + MAX_CHARACTER_BYTES * service.settings.text_limit
+        return MAX_FORM_BYTES if path in FORMS else 0
 
-    def check(scope: Scope, content: bytes) -> None:
+    def check_body(scope: Scope, content: bytes) -> None:
         if not scope["path"].startswith(API_PATHS) or scope["path"] == STATES_PATH:
             return
-        values = count_values(content)
-        if rows := len(content) // ROW_BYTES + values // ROW_VALUES:
-            service.rows.take(current_caller(), rows)
-        require_few_values(values)
+        n_values = estimate_value_count(content)
+        if n_rows := len(content) // BYTES_PER_ROW + n_values // VALUES_PER_ROW:
+            service.row_quota.take(get_current_caller(), n_rows)
+        check_value_count(n_values)
 
-    def refusal(scope: Scope, problem: Problem) -> Response:
-        told: Response = app.state.problem_page(problem) if scope["path"] in FORMS else problem.response()
-        return told
+    def make_rejection(scope: Scope, problem: Problem) -> Response:
+        response: Response = app.state.problem_page(problem) if scope["path"] in FORMS else problem.to_response()
+        return response
 
-    of_caller = service.settings.caller.bodies
-    app.add_middleware(BodyLimitMiddleware, limit_of=body_limit, of_caller=of_caller, check=check, refusal=refusal)
-    app.add_middleware(ApiKeyMiddleware, keys=keys, paths=API_PATHS, limit_of=body_limit)
+    max_bytes_per_caller = service.settings.caller.bodies
+    app.add_middleware(
+        BodyLimitMiddleware,
+        get_limit=get_body_limit,
+        max_bytes_per_caller=max_bytes_per_caller,
+        check_body=check_body,
+        make_response=make_rejection,
+    )
+    app.add_middleware(ApiKeyMiddleware, keys=keys, paths=API_PATHS, get_limit=get_body_limit)
     if hosts is not None:
         app.add_middleware(SameOriginMiddleware, hosts=hosts)
     app.add_middleware(ResponseMetricsMiddleware, problems=service.metrics.problems)
@@ -161,58 +176,78 @@ def make_app(service: GateService, keys: ApiKeys, hosts: tuple[str, ...] | None 
 
 
 def require_caller(keys: ApiKeys, role: Role | None = None) -> Callable[..., Awaitable[ApiKey]]:
-    """A dependency: the caller, who has the role, or with None any."""
+    """Return a FastAPI dependency that authenticates the caller.
 
-    async def caller(sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> ApiKey:
+    Args:
+        keys: Keys of the callers.
+        role: Role that the caller needs; None for any.
+
+    Returns:
+        The dependency; its value is the caller's key.
+    """
+
+    async def caller(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> ApiKey:
         # Without `async` each request would wait for a thread.
-        holder = keys.authenticate(sent.credentials if sent else None)
-        if holder is None:
+        api_key = keys.authenticate(credentials.credentials if credentials else None)
+        if api_key is None:
             raise make_unauthorized_problem()
         if role is not None:
-            require_role(holder, role)
-        return holder
+            require_role(api_key, role)
+        return api_key
 
     return caller
 
 
-def require_role(holder: ApiKey, role: Role) -> None:
-    """Raises `Problem` where the holder of a key lacks `role`."""
-    if role not in holder.roles:
-        raise Problem(403, Code.NO_ACCESS, f"the key {holder.name} lacks the role {role}")
+def require_role(api_key: ApiKey, role: Role) -> None:
+    """Check that a key has a role.
+
+    Args:
+        api_key: Key of the caller.
+        role: The required role.
+
+    Raises:
+        Problem: The key lacks the role.
+    """
+    if role not in api_key.roles:
+        raise Problem(403, Code.NO_ACCESS, f"the key {api_key.name} lacks the role {role}")
 
 
 async def _poll_registry(service: GateService) -> None:
     """Follow the registry until the server ends."""
     while True:
         await asyncio.to_thread(service.refresh)
-        await asyncio.sleep(REFRESH_S)
+        await asyncio.sleep(REFRESH_INTERVAL_S)
 
 
-def _gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
+def _make_gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
     routes = APIRouter(prefix="/v1")
-    Asker = Annotated[ApiKey, Depends(require_caller(keys, "ask"))]
-    Teller = Annotated[ApiKey, Depends(require_caller(keys))]
+    AskKey = Annotated[ApiKey, Depends(require_caller(keys, "ask"))]
+    AnyKey = Annotated[ApiKey, Depends(require_caller(keys))]
 
     @routes.post("/gate", operation_id="gate", response_model=DecisionResponse | list[DecisionResponse])
-    async def gate(asked: GateRequest | GateRequests, _: Asker, request: Request) -> Response:
-        """Decide about one answer or several: show it, abstain, or `unavailable`, which is never clean."""
-        many = asked if isinstance(asked, list) else [asked]
-        if len(many) > ANSWERS:
-            raise AbstainError(Code.TOO_LARGE, f"{len(many)} answers in one request, {ANSWERS} are allowed")
-        for each in many:  # before any is decided about
-            service.gatherer.validate_texts(each)
-        service.require_room(many)
-        service.rows.take(current_caller(), len(many))
+    async def gate(body: GateRequest | GateRequests, _: AskKey, request: Request) -> Response:
+        """Decide about one answer or several: "show", "abstain", or "unavailable" if there is no decision."""
+        gate_requests = body if isinstance(body, list) else [body]
+        if len(gate_requests) > MAX_ANSWERS:
+            raise AbstainError(
+                Code.TOO_LARGE, f"{len(gate_requests)} answers in one request, {MAX_ANSWERS} are allowed"
+            )
+        for gate_request in gate_requests:  # before any is decided about
+            service.gatherer.validate_texts(gate_request)
+        service.check_capacity(gate_requests)
+        service.row_quota.take(get_current_caller(), len(gate_requests))
         trace = extract_trace_context(request.headers)
-        deciding = (service.decide(one, trace=trace) for one in many)
-        found = await asyncio.gather(*deciding, return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
-        done = [one for one in found if isinstance(one, RecordedDecision)]
-        decisions = [DecisionResponse(**vars(one.decision)).model_dump_json() for one in done]
-        content = f"[{','.join(decisions)}]" if isinstance(asked, list) else decisions[0]
-        return _make_decision_response(request, content, max((one.log_s for one in done), default=0.0), trace)
+        decisions_under_way = (service.decide(gate_request, trace=trace) for gate_request in gate_requests)
+        outcomes = await asyncio.gather(*decisions_under_way, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        recorded_decisions = [outcome for outcome in outcomes if isinstance(outcome, RecordedDecision)]
+        contents = [DecisionResponse(**vars(recorded.decision)).model_dump_json() for recorded in recorded_decisions]
+        content = f"[{','.join(contents)}]" if isinstance(body, list) else contents[0]
+        return _make_decision_response(
+            request, content, max((recorded.log_s for recorded in recorded_decisions), default=0.0), trace
+        )
 
     states: dict[str, Any] = {"content": {"application/octet-stream": {}}, "required": True}
 
@@ -222,70 +257,71 @@ def _gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
         response_model=DecisionResponse,
         openapi_extra={"requestBody": states},
     )
-    async def gate_states(_: Asker, request: Request) -> Response:
-        """Decide by states that are the body: a safetensors file of `hidden_states` and `token_ids`.
+    async def gate_states(_: AskKey, request: Request) -> Response:
+        """Decide by states in the body: a safetensors file of `hidden_states` and `token_ids`.
 
         Its `__metadata__` hold, under `request`, the fields of `/v1/gate` as JSON, whose `states` describe the file.
         """
         content: bytes = request.scope["state"][BODY]
-        asked, described = parse_states_request(content)
-        service.rows.take(current_caller())
+        gate_request, description = parse_states_request(content)
+        service.row_quota.take(get_current_caller())
         trace = extract_trace_context(request.headers)
-        timed = await service.decide(asked, trace=trace, body=RawStates(content, described))
-        told = DecisionResponse(**vars(timed.decision)).model_dump_json()
-        return _make_decision_response(request, told, timed.log_s, trace)
+        recorded = await service.decide(gate_request, trace=trace, raw_states=RawStates(content, description))
+        response_content = DecisionResponse(**vars(recorded.decision)).model_dump_json()
+        return _make_decision_response(request, response_content, recorded.log_s, trace)
 
     events: dict[str, Any] = {"content": {"text/event-stream": {}}}
 
     @routes.post("/answer", operation_id="answer", response_model=AnswerResponse, responses={200: events})
-    async def answer(asked: AnswerRequest, holder: Asker, request: Request) -> Response:
-        """Let the base model answer and decide about its answer, in one pass where the scorer is a probe."""
-        if asked.stream == "optimistic":
-            require_role(holder, "withheld")
-        service.rows.take(current_caller())
+    async def answer(body: AnswerRequest, api_key: AskKey, request: Request) -> Response:
+        """Let the base model answer and decide about its answer, in one generation if the scorer is a probe."""
+        if body.stream == "optimistic":
+            require_role(api_key, "withheld")
+        service.row_quota.take(get_current_caller())
         trace = extract_trace_context(request.headers)
-        if asked.stream is not None:
-            sent = answer_events(service, asked, holder, trace)
-            return StreamingResponse(sent, media_type="text/event-stream", headers=trace_headers(trace))
-        text, timed = await service.answer(asked, partial(leaving, request), trace)
+        if body.stream is not None:
+            event_stream = stream_answer_events(service, body, api_key, trace)
+            return StreamingResponse(event_stream, media_type="text/event-stream", headers=make_trace_headers(trace))
+        text, recorded = await service.answer(body, partial(wait_for_disconnect, request), trace)
         return _make_decision_response(
-            request, answer_response(text, timed.decision, holder).model_dump_json(), timed.log_s, trace
+            request, make_answer_response(text, recorded.decision, api_key).model_dump_json(), recorded.log_s, trace
         )
 
     @routes.post("/feedback", operation_id="feedback")
-    async def feedback(given: FeedbackRequest, holder: Teller) -> FeedbackResponse:
-        """Record a thumb or a review, once by its id; with keys, the reviewer is the key's name."""
-        require_role(holder, "review" if given.is_review else "feedback")
-        if keys.required and given.reviewer not in (None, holder.name):
+    async def feedback(body: FeedbackRequest, api_key: AnyKey) -> FeedbackResponse:
+        """Record a thumb or a review, once per id; with keys, the reviewer is the key's name."""
+        require_role(api_key, "review" if body.is_review else "feedback")
+        if keys.required and body.reviewer not in (None, api_key.name):
             raise Problem(
-                403, Code.NO_ACCESS, f"reviewer: with the key {holder.name} it is {holder.name}: leave it out"
+                403, Code.NO_ACCESS, f"reviewer: with the key {api_key.name} it is {api_key.name}: leave it out"
             )
-        if given.is_review and given.reviewer is None:
-            given = given.model_copy(update={"reviewer": holder.name})
-        service.rows.take(current_caller())
-        return FeedbackResponse(feedback_id=given.feedback_id, outcome=await service.record_feedback(given))
+        if body.is_review and body.reviewer is None:
+            body = body.model_copy(update={"reviewer": api_key.name})
+        service.row_quota.take(get_current_caller())
+        return FeedbackResponse(feedback_id=body.feedback_id, outcome=await service.record_feedback(body))
 
     @routes.post("/contexts", operation_id="contexts", status_code=204)
-    async def contexts(given: ContextsRequest, _: Asker) -> Response:
-        """Register what an answer will rest on, by the id of its call: for requests with the same key."""
-        service.rows.take(current_caller())
-        await service.register_contexts(given)
+    async def contexts(body: ContextsRequest, _: AskKey) -> Response:
+        """Register the contexts of an answer by the id of its call, for requests with the same key."""
+        service.row_quota.take(get_current_caller())
+        await service.register_contexts(body)
         return Response(status_code=204)
 
     @routes.post("/familiarity", operation_id="familiarity")
-    async def familiarity(asked: FamiliarityRequest, _: Asker, request: Request) -> FamiliarityResponse:
-        """Whether the base model knows the concepts of an instruction, before it answers."""
-        found, threshold = await service.familiarity(asked.instruction, partial(leaving, request))
+    async def familiarity(body: FamiliarityRequest, _: AskKey, request: Request) -> FamiliarityResponse:
+        """Return whether the base model knows the concepts of an instruction, before it answers."""
+        result, threshold = await service.measure_familiarity(body.instruction, partial(wait_for_disconnect, request))
         concepts = tuple(
-            ConceptResponse(concept=one.concept, familiarity=one.score, guess=one.guess) for one in found.concepts
+            ConceptResponse(concept=concept.concept, familiarity=concept.score, guess=concept.guess)
+            for concept in result.concepts
         )
         return FamiliarityResponse(
-            familiarity=found.score, threshold=threshold, concepts=concepts, left_out=found.left_out
+            familiarity=result.score, threshold=threshold, concepts=concepts, left_out=result.left_out
         )
 
     @routes.get("/version", operation_id="version")
-    async def version(_: Asker) -> VersionResponse:
-        """What is live, and what it promises."""
+    async def version(_: AskKey) -> VersionResponse:
+        """Return the live version and its guarantee."""
         live = service.live.current
         predictor = live.gate.predictor if live else None
         return VersionResponse(
@@ -305,55 +341,66 @@ def _gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
     return routes
 
 
-def _health_routes(service: GateService) -> APIRouter:
+def _make_health_routes(service: GateService) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/healthz", operation_id="healthz")
     async def healthz() -> HealthResponse:
-        """Whether the process answers."""
+        """Return whether the process answers."""
         return HealthResponse(status="alive")
 
     @routes.get("/readyz", operation_id="readyz")
     async def readyz() -> HealthResponse:
-        """Whether a version is live, and its decisions can be logged."""
+        """Return whether a version is live and its decisions can be logged."""
         if service.live.current is None:
             raise AbstainError(Code.NO_VERSION, service.live.last_error or "the first version is being opened")
-        if service.log.trouble is not None:
-            raise AbstainError(Code.NO_SERVICE, service.log.trouble)
+        if service.log.last_error is not None:
+            raise AbstainError(Code.NO_SERVICE, service.log.last_error)
         return HealthResponse(status="ready")
 
     @routes.get("/metrics", operation_id="metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Figures for Prometheus."""
+        """Return metrics for Prometheus."""
         service.update_gauges()
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
 
 
-async def leaving(request: Request) -> None:
-    """Return once who sent `request`, which has been read, has left."""
+async def wait_for_disconnect(request: Request) -> None:
+    """Return once the caller of `request`, which has been read, has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _make_decision_response(request: Request, content: str, log_s: float, trace: TraceContext) -> Response:
-    """The response with `content`, JSON as its model wrote it: validating it again would take as long as deciding.
+    """Return the response with `content`, JSON as its model wrote it.
 
-    `Server-Timing`: what was ours, from the last byte of the body on, and what the log took.
+    Validating it again would take as long as deciding. The header `Server-Timing` has the time from the last byte of
+    the body on without the log, and the time of the log.
     """
-    took = time.perf_counter() - request.scope["state"][BODY_RECEIVED_AT]
-    timing = f"gate;dur={1000 * (took - log_s):.2f}, log;dur={1000 * log_s:.2f}"
-    headers = {"Server-Timing": timing, **trace_headers(trace)}
+    duration_s = time.perf_counter() - request.scope["state"][BODY_RECEIVED_AT]
+    timing = f"gate;dur={1000 * (duration_s - log_s):.2f}, log;dur={1000 * log_s:.2f}"
+    headers = {"Server-Timing": timing, **make_trace_headers(trace)}
     return Response(content, media_type="application/json", headers=headers)
 
 
 def parse_states_request(content: bytes) -> tuple[GateRequest, StatesDescription]:
-    """What the metadata of a safetensors file ask. Raises `AbstainError` for a field that is wrong."""
+    """Parse the request in the metadata of a safetensors file.
+
+    Args:
+        content: Bytes of the file.
+
+    Returns:
+        The request, and the description of the states in the file.
+
+    Raises:
+        AbstainError: There is no request, or a field of it is invalid.
+    """
     fields = parse_embedded_request(content)
     try:
-        described = StatesDescription.model_validate_json(json.dumps(fields.pop("states", None)))
-        return GateRequest.model_validate_json(json.dumps(fields)), described
+        description = StatesDescription.model_validate_json(json.dumps(fields.pop("states", None)))
+        return GateRequest.model_validate_json(json.dumps(fields)), description
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))

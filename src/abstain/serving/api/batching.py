@@ -1,11 +1,11 @@
-"""Micro-batches for the base model: what waits while it is busy is read together next.
+"""Micro-batches for the base model: requests that wait while it is busy run together next.
 
-Nothing waits for company: a request that finds the model idle is run at once, alone. There is one model and one thread
-for it; the queue is bounded, for all and for each caller, so that a burst is refused instead of becoming a wait that
-nobody stays for.
+A request that finds the model idle runs at once and does not wait for others. There is one model and one thread for it.
+The queue is bounded, in total and for each caller, so that a burst is rejected instead of becoming a wait that outlasts
+the callers.
 
-Decisions go first: before all else that waits, and in the pauses of what runs, between two of its tokens. There, too,
-ends what nobody waits for any more, because its time is up or its caller has left.
+Decisions have priority: they run before everything else in the queue, and in the pauses of a running job, between two
+of its tokens. A job that nobody waits for any more, because it timed out or its caller has left, ends there, too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.pauses import Unwanted, pausing
-from abstain.serving.api.callers import REMEMBERED
+from abstain.llm.engine.pauses import WorkCancelled, call_on_pause
+from abstain.serving.api.callers import MAX_CALLERS
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,6 +30,8 @@ Run = Callable[[Sequence[T]], Sequence[R]]
 
 @dataclass(frozen=True, eq=False)
 class _Job(Generic[T, R]):
+    """A job in the queue; `future` gets its result."""
+
     batch_key: Hashable
     run: Run
     item: T
@@ -39,39 +41,55 @@ class _Job(Generic[T, R]):
 
 
 class Batcher:
-    """Runs jobs in one thread of its own, those of one kind together, at most `size` at once.
+    """Runs jobs in one thread of its own; jobs with the same batch key run together.
 
-    `max_queued`: jobs that may wait, `of_caller`: those of one caller; one more raises `AbstainError`.
+    Args:
+        size: Maximum number of jobs in a batch.
+        max_queued: Maximum number of jobs in the queue; one more raises `AbstainError`.
+        max_queued_per_caller: Maximum number of one caller's jobs in the queue; one more raises `AbstainError`.
     """
 
-    def __init__(self, size: int, max_queued: int, of_caller: int) -> None:
-        self._size, self._most, self._of_caller = size, max_queued, of_caller
-        self._waiting: deque[_Job[Any, Any]] = deque()
-        self._served: dict[str, None] = {}  # callers whose answers were begun, the one served last at the end
+    def __init__(self, size: int, max_queued: int, max_queued_per_caller: int) -> None:
+        self._size, self._max_queued, self._max_queued_per_caller = size, max_queued, max_queued_per_caller
+        self._queue: deque[_Job[Any, Any]] = deque()
+        self._served_callers: dict[str, None] = {}  # callers whose answers were begun, the one served last at the end
         self._lock = threading.Lock()  # of what waits: the thread takes decisions from it in its pauses
         self._thread = ThreadPoolExecutor(1, "base-model")
         self._runner: asyncio.Task | None = None
 
     def __len__(self) -> int:
-        """Jobs that wait."""
-        return len(self._waiting)
+        """Return the number of jobs in the queue."""
+        return len(self._queue)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs or waits."""
+        """Whether no job runs or waits."""
         return self._runner is None or self._runner.done()
 
     async def run(self, batch_key: Hashable, run: Run[T, R], item: T, *, caller: str, is_decision: bool = False) -> R:
-        """The result of `item`; `run` may be given those of others of the same `batch_key`, too.
+        """Run one job and return its result.
 
-        Who is cancelled leaves the queue, and what runs for nobody else ends. Raises what `run` raises: if it does for
-        several, each is run alone, so that one caller's bad input is not another's error.
+        A cancelled job leaves the queue, and a running batch ends if nobody waits for it any more. If `run` fails for
+        several jobs, each of them runs singly, so that one caller's bad input is not another's error.
+
+        Args:
+            batch_key: Jobs with equal keys may run in one batch.
+            run: Computes the results of a batch, in order.
+            item: Input of this job.
+            caller: Name of the caller, for limits and turns.
+            is_decision: Whether the job is a decision, which has priority.
+
+        Returns:
+            The result for `item`.
+
+        Raises:
+            AbstainError: The queue is full, in total or for this caller; and whatever `run` raises.
         """
         self.check_capacity(caller)
-        done = asyncio.get_running_loop().create_future()
-        job: _Job[T, R] = _Job(batch_key, run, item, caller, is_decision, done)
+        future = asyncio.get_running_loop().create_future()
+        job: _Job[T, R] = _Job(batch_key, run, item, caller, is_decision, future)
         with self._lock:
-            self._waiting.append(job)
+            self._queue.append(job)
         if self.is_idle:
             self._runner = asyncio.create_task(self._run_all())
         try:
@@ -79,77 +97,85 @@ class Batcher:
             return result
         finally:
             with self._lock:
-                if job in self._waiting:
-                    self._waiting.remove(job)
+                if job in self._queue:
+                    self._queue.remove(job)
 
-    def check_capacity(self, caller: str, jobs: int = 1) -> None:
-        """Raise `AbstainError` where, with `jobs` more of `caller`, more would wait than may, of all or of `caller`."""
+    def check_capacity(self, caller: str, n_jobs: int = 1) -> None:
+        """Check that the queue has room for more jobs of a caller.
+
+        Args:
+            caller: Name of the caller.
+            n_jobs: Number of further jobs.
+
+        Raises:
+            AbstainError: There is no room, in total or for this caller.
+        """
         with self._lock:
-            of_caller = sum(job.caller == caller for job in self._waiting)
-        if len(self._waiting) + jobs > self._most:
+            n_queued_of_caller = sum(job.caller == caller for job in self._queue)
+        if len(self._queue) + n_jobs > self._max_queued:
             raise AbstainError(
                 Code.BUSY,
-                f"{len(self._waiting)} requests wait for the base model, {self._most} may: ask again in a moment",
+                f"{len(self._queue)} requests wait for the base model, {self._max_queued} may: ask again in a moment",
             )
-        if of_caller + jobs > self._of_caller:
+        if n_queued_of_caller + n_jobs > self._max_queued_per_caller:
             raise AbstainError(
                 Code.BUSY,
-                f"{of_caller} requests of {caller} wait for the base model, {self._of_caller} of one caller may: ask "
-                "for less at once, or again in a moment",
+                f"{n_queued_of_caller} requests of {caller} wait for the base model, {self._max_queued_per_caller} of "
+                "one caller may: ask for less at once, or again in a moment",
             )
 
     async def close(self) -> None:
-        """Finish what runs and waits."""
+        """Finish all jobs that run or wait."""
         if self._runner is not None:
             await self._runner
         self._thread.shutdown()
 
     async def _run_all(self) -> None:
         loop = asyncio.get_running_loop()
-        while jobs := self._next():
+        while jobs := self._take_next():
             await loop.run_in_executor(self._thread, self._run, jobs, loop)
 
-    def _next(self, *, decisions_only: bool = False) -> list[_Job[Any, Any]]:
-        """Take what is run next from the queue: the decisions, else what the caller served least recently asks for.
+    def _take_next(self, *, decisions_only: bool = False) -> list[_Job[Any, Any]]:
+        """Take the next batch from the queue: the decisions, else the job of the caller who was served least recently.
 
-        Others of its kind are run with it; callers take turns there, too.
+        Other jobs with the same batch key are taken with it; callers take turns there, too.
         """
-        before = Counter[str]()
+        turns = Counter[str]()
 
-        def turn(job: _Job[Any, Any]) -> tuple[int, int]:
-            before[job.caller] += 1
-            return before[job.caller], last_served.get(job.caller, -1)
+        def get_priority(job: _Job[Any, Any]) -> tuple[int, int]:
+            turns[job.caller] += 1
+            return turns[job.caller], last_served.get(job.caller, -1)
 
         with self._lock:
-            last_served = {caller: at for at, caller in enumerate(self._served)}
-            first = next((job for job in self._waiting if job.is_decision), None)
-            if first is None and self._waiting and not decisions_only:
-                first = min(self._waiting, key=lambda job: last_served.get(job.caller, -1))
-            of_kind = [job for job in self._waiting if first is not None and job.batch_key == first.batch_key]
-            chosen = sorted(of_kind, key=turn)[: self._size]
-            for job in chosen:
-                self._waiting.remove(job)
+            last_served = {caller: index for index, caller in enumerate(self._served_callers)}
+            first = next((job for job in self._queue if job.is_decision), None)
+            if first is None and self._queue and not decisions_only:
+                first = min(self._queue, key=lambda job: last_served.get(job.caller, -1))
+            same_batch = [job for job in self._queue if first is not None and job.batch_key == first.batch_key]
+            jobs = sorted(same_batch, key=get_priority)[: self._size]
+            for job in jobs:
+                self._queue.remove(job)
                 if not job.is_decision:
-                    self._served.pop(job.caller, None)
-                    self._served[job.caller] = None
-            while len(self._served) > REMEMBERED:
-                del self._served[next(iter(self._served))]
-        return chosen
+                    self._served_callers.pop(job.caller, None)
+                    self._served_callers[job.caller] = None
+            while len(self._served_callers) > MAX_CALLERS:
+                del self._served_callers[next(iter(self._served_callers))]
+        return jobs
 
     def _run(self, jobs: list[_Job[Any, Any]], loop: asyncio.AbstractEventLoop) -> None:
-        """Run `jobs` in the thread of the base model, and tell `loop` what came of them."""
+        """Run `jobs` in the thread of the base model, and set their results in `loop`."""
 
-        def pause() -> None:
+        def on_pause() -> None:
             if all(job.future.done() for job in jobs):
-                raise Unwanted
-            if not jobs[0].is_decision and (decisions := self._next(decisions_only=True)):
+                raise WorkCancelled
+            if not jobs[0].is_decision and (decisions := self._take_next(decisions_only=True)):
                 self._run(decisions, loop)
 
         outcomes: Sequence[Any]
         try:
-            with pausing(pause):
+            with call_on_pause(on_pause):
                 outcomes = jobs[0].run([job.item for job in jobs])
-        except Unwanted:
+        except WorkCancelled:
             return
         except Exception as error:
             if len(jobs) > 1:
@@ -158,14 +184,14 @@ class Batcher:
                 return
             outcomes = [error]
         for job, outcome in zip(jobs, outcomes, strict=True):
-            loop.call_soon_threadsafe(_format_reason, job.future, outcome)
+            loop.call_soon_threadsafe(_set_outcome, job.future, outcome)
 
 
-def _format_reason(done: asyncio.Future, outcome: Any) -> None:
-    """Give `outcome`, a result or an error, to who waits for it, if anybody still does."""
-    if done.done():
+def _set_outcome(future: asyncio.Future, outcome: Any) -> None:
+    """Set a result or an error if somebody still waits for it."""
+    if future.done():
         return
     if isinstance(outcome, Exception):
-        done.set_exception(outcome)
+        future.set_exception(outcome)
     else:
-        done.set_result(outcome)
+        future.set_result(outcome)

@@ -1,15 +1,34 @@
-"""Figures of the server for Prometheus. Labels have few values: none of them is a text or an id."""
+"""Metrics of the server for Prometheus. Labels have few values: none of them is a text or an id."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-"""Seconds: from a probe on given states to a long answer on a slow CPU."""
+"""Seconds: from a probe on provided states to a long answer on a slow CPU."""
 
 
 class Metrics:
-    """The figures of one server, in a registry of its own."""
+    """The metrics of one server, in a registry of its own.
+
+    Attributes:
+        registry: The registry.
+        decisions: Decisions, by decision, display, code, source and version.
+        passed: What a gateway let pass without a decision, by source and reason.
+        seconds: Time of a decision with its log, by source.
+        tokens: Tokens that the base model read for decisions.
+        feedback: Thumbs and reviews, by outcome.
+        problems: Rejected requests, by status.
+        waiting: Requests that wait for the base model.
+        writable: Whether the decision log took the last rows.
+        replaced: How often the file of the decision log was removed or replaced.
+        live: The live version.
+        swaps: Versions that took over.
+        refused: Versions that failed to load.
+        shadow: Answers offered to the shadow, by outcome.
+        shadow_tokens: Tokens that the base model read for the shadow.
+        shadowing: The candidate that runs as a shadow.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -73,5 +92,5 @@ class Metrics:
         )
 
     def render(self) -> bytes:
-        """The exposition format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)

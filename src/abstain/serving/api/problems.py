@@ -1,4 +1,4 @@
-"""Errors of the server as problem details (RFC 9457): `application/problem+json` with the code of the cause."""
+"""Errors of the server as problem details (RFC 9457): `application/problem+json` with the code of the error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from starlette.exceptions import HTTPException
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.markdown import to_single_line
-from abstain.serving.api.callers import OverQuota
+from abstain.serving.api.callers import QuotaExceeded
 
 MEDIA_TYPE = "application/problem+json"
-STATUS = {
+STATUS_BY_CODE = {
     Code.INVALID_ROW: 422,
     Code.WRONG_FORMAT: 422,
     Code.TOO_LARGE: 413,
@@ -38,12 +38,19 @@ STATUS = {
     Code.NO_ACCESS: 403,
     Code.USAGE: 422,
 }
-"""Code of the cause -> status; 500 for any other."""
+"""HTTP status by code of the error; 500 for any other."""
 MAX_DETAIL_CHARS = 600
 
 
 class Problem(Exception):
-    """A response other than the one that was asked for."""
+    """An error response.
+
+    Attributes:
+        status: HTTP status.
+        code: Code of the error.
+        detail: Message.
+        headers: Headers of the response.
+    """
 
     def __init__(self, status: int, code: Code, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -51,26 +58,41 @@ class Problem(Exception):
 
     @classmethod
     def from_error(cls, error: AbstainError) -> Problem:
-        status = STATUS.get(error.code, 500)
-        later = error.retry_after if isinstance(error, OverQuota) else 1
-        return cls(status, error.code, error.message, {"Retry-After": str(later)} if status in (429, 503) else None)
+        """Return the problem for an error."""
+        status = STATUS_BY_CODE.get(error.code, 500)
+        retry_after_s = error.retry_after if isinstance(error, QuotaExceeded) else 1
+        return cls(
+            status, error.code, error.message, {"Retry-After": str(retry_after_s)} if status in (429, 503) else None
+        )
 
-    def response(self) -> JSONResponse:
-        return problem_response(self.status, self.code, self.detail, self.headers)
+    def to_response(self) -> JSONResponse:
+        """Return the response."""
+        return make_problem_response(self.status, self.code, self.detail, self.headers)
 
 
-def problem_response(
-    status: int, code: Code, detail: str, headers: Mapping[str, str] | None = None, **more: Any
+def make_problem_response(
+    status: int, code: Code, detail: str, headers: Mapping[str, str] | None = None, **extra_fields: Any
 ) -> JSONResponse:
-    """The response. `detail` may quote what a caller sent: it is made printable, and cut."""
-    shown = to_single_line(detail)
+    """Build the response of a problem.
+
+    Args:
+        status: HTTP status.
+        code: Code of the error.
+        detail: Message. It may quote what a caller sent, so it is made printable and cut.
+        headers: Headers of the response.
+        extra_fields: Further fields of the body.
+
+    Returns:
+        The response.
+    """
+    text = to_single_line(detail)
     content = {
         "type": f"urn:abstain:{code}",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": shown if len(shown) <= MAX_DETAIL_CHARS else f"{shown[:MAX_DETAIL_CHARS]}…",
+        "detail": text if len(text) <= MAX_DETAIL_CHARS else f"{text[:MAX_DETAIL_CHARS]}…",
         "code": str(code),
-        **more,
+        **extra_fields,
     }
     return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
 
@@ -78,46 +100,51 @@ def problem_response(
 def handle_problems(app: FastAPI) -> None:
     """Answer every error of `app` with a problem."""
 
-    async def of_problem(_: Request, error: Exception) -> JSONResponse:
+    async def handle_problem(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, Problem)
-        return error.response()
+        return error.to_response()
 
-    async def of_abstain(_: Request, error: Exception) -> JSONResponse:
+    async def handle_abstain_error(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, AbstainError)
-        return Problem.from_error(error).response()
+        return Problem.from_error(error).to_response()
 
-    async def of_validation(_: Request, error: Exception) -> JSONResponse:
+    async def handle_validation_error(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         problems = _select_deepest_errors(error.errors())
-        errors = [{"loc": ".".join(map(str, one["loc"][1:])), "msg": _message(one)} for one in problems[:20]]
+        errors = [
+            {"loc": ".".join(map(str, problem["loc"][1:])), "msg": _format_message(problem)}
+            for problem in problems[:20]
+        ]
         first = errors[0]
         detail = f"{first['loc']}: {first['msg']}" if first["loc"] else first["msg"]
-        return problem_response(422, Code.INVALID_ROW, detail, errors=errors)
+        return make_problem_response(422, Code.INVALID_ROW, detail, errors=errors)
 
-    async def of_http(_: Request, error: Exception) -> JSONResponse:
+    async def handle_http_error(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         code = Code.UNKNOWN_NAME if error.status_code in (404, 405) else Code.WRONG_FORMAT
-        return problem_response(error.status_code, code, str(error.detail), error.headers)
+        return make_problem_response(error.status_code, code, str(error.detail), error.headers)
 
-    async def of_bug(_: Request, error: Exception) -> JSONResponse:
-        return problem_response(500, Code.PROCESS_DIED, f"an unexpected error ({type(error).__name__}): see the log")
+    async def handle_unexpected_error(_: Request, error: Exception) -> JSONResponse:
+        return make_problem_response(
+            500, Code.PROCESS_DIED, f"an unexpected error ({type(error).__name__}): see the log"
+        )
 
-    app.add_exception_handler(Problem, of_problem)
-    app.add_exception_handler(Exception, of_bug)  # uvicorn logs its traceback
-    app.add_exception_handler(AbstainError, of_abstain)
-    app.add_exception_handler(RequestValidationError, of_validation)
-    app.add_exception_handler(HTTPException, of_http)
+    app.add_exception_handler(Problem, handle_problem)
+    app.add_exception_handler(Exception, handle_unexpected_error)  # uvicorn logs its traceback
+    app.add_exception_handler(AbstainError, handle_abstain_error)
+    app.add_exception_handler(RequestValidationError, handle_validation_error)
+    app.add_exception_handler(HTTPException, handle_http_error)
 
 
 def _select_deepest_errors(problems: Sequence[Any]) -> list[Any]:
-    """Of the problems of a body that may have several shapes, those of the one that it has: the deepest."""
-    deepest = max(problems, key=lambda one: len(one["loc"]))
-    return [one for one in problems if one["loc"][:2] == deepest["loc"][:2]]
+    """Return the errors of the shape that the body has, if it may have several: the deepest ones."""
+    deepest = max(problems, key=lambda problem: len(problem["loc"]))
+    return [problem for problem in problems if problem["loc"][:2] == deepest["loc"][:2]]
 
 
-def _message(problem: Mapping[str, Any]) -> str:
-    """What is wrong, in words for who sends JSON."""
+def _format_message(problem: Mapping[str, Any]) -> str:
+    """Return the message of a validation error for callers who send JSON."""
     if problem["type"] == "model_attributes_type":
         return "no JSON object: send one, with Content-Type: application/json"
-    told = str(problem["msg"]).removeprefix("Value error, ")
-    return told.replace("valid tuple", "list").replace("valid dictionary", "object")
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return message.replace("valid tuple", "list").replace("valid dictionary", "object")

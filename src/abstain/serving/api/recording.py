@@ -1,4 +1,4 @@
-"""What happens to a decision before it is answered: it is logged, counted, and told as an event."""
+"""Recording of a decision before it is answered: it is logged, counted, and emitted as an event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from abstain.core.errors import parse_error_line
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.decision_inputs import PendingRequest, length_of
+from abstain.serving.api.decision_inputs import PendingRequest, count_characters
 from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.redactions import Redactions
 from abstain.serving.api.telemetry import emit_decision_event
@@ -23,7 +23,13 @@ from abstain.serving.decision import Decision
 
 @dataclass(frozen=True)
 class RecordedDecision:
-    """A decision, the seconds that its log took, and whether it is one that was there before."""
+    """A decision that is in the log.
+
+    Attributes:
+        decision: The decision.
+        log_s: Time that logging took, in seconds.
+        is_repeat: Whether it repeats an earlier decision.
+    """
 
     decision: Decision
     log_s: float
@@ -31,20 +37,44 @@ class RecordedDecision:
 
 
 class Recorder:
-    """Records decisions in `log` and `metrics`."""
+    """Records decisions in a log and in metrics.
+
+    Args:
+        log: The decision log.
+        metrics: Metrics of the server.
+        redactions: Redacts texts before the log takes them.
+    """
 
     def __init__(self, log: DecisionLog, metrics: Metrics, redactions: Redactions) -> None:
         self._log, self._metrics, self._redactions = log, metrics, redactions
 
     async def record(
-        self, pending: PendingRequest[Any], decision: Decision, source: str, trace: TraceContext | None, seconds: float
+        self,
+        pending: PendingRequest[Any],
+        decision: Decision,
+        source: str,
+        trace: TraceContext | None,
+        timeout_s: float,
     ) -> RecordedDecision:
-        """Log `decision`, count it, and emit its event; one that the log knew is answered as it was, and not counted.
+        """Log a decision, count it, and emit its event.
 
-        Raises `AbstainError` where the log cannot take it, and `TimeoutError` where its texts are not redacted within
-        `seconds`.
+        If the log has the decision already, the earlier one is returned, and it is not counted again.
+
+        Args:
+            pending: The request.
+            decision: The decision.
+            source: "api" or the gateway's name.
+            trace: Trace context of the request.
+            timeout_s: Maximum time for redacting the texts.
+
+        Returns:
+            The recorded decision.
+
+        Raises:
+            AbstainError: The log cannot take it.
+            TimeoutError: The texts are not redacted in time.
         """
-        before_log = time.perf_counter()
+        logging_started_at = time.perf_counter()
         logged = LoggedDecision(
             interaction_id=decision.interaction_id,
             decided_at=datetime.now(UTC),
@@ -58,17 +88,19 @@ class Recorder:
             version=decision.version or None,
             scorer="+".join(decision.signals) or None,
             forward_tokens=decision.forward_tokens,
-            took_ms=1000 * (before_log - pending.started_at),
+            took_ms=1000 * (logging_started_at - pending.started_at),
             source=source,
             product=pending.request.product,
             user=pending.request.user,
-            interaction=pending.row,
-            input_sha256=pending.given_sha256,
+            interaction=pending.interaction,
+            input_sha256=pending.input_sha256,
         )
-        row = pending.row
-        characters = length_of(row.question, row.answer, row.contexts) if row else 0
-        outcome = await self._redactions.bring(characters, seconds, self._log.record_decision, logged)
-        log_s = time.perf_counter() - before_log
+        interaction = pending.interaction
+        n_characters = (
+            count_characters(interaction.question, interaction.answer, interaction.contexts) if interaction else 0
+        )
+        outcome = await self._redactions.redact_and_write(n_characters, timeout_s, self._log.record_decision, logged)
+        log_s = time.perf_counter() - logging_started_at
         if outcome == "known":
             return RecordedDecision(await self._load_previous(decision), log_s, is_repeat=True)
         self.update_metrics(decision, source, pending.started_at)
@@ -76,34 +108,40 @@ class Recorder:
         return RecordedDecision(decision, log_s)
 
     async def _load_previous(self, decision: Decision) -> Decision:
-        """The decision that the log has for a request that came again, whatever would be decided now."""
-        found = await asyncio.to_thread(queries.get_decision, self._log.database, decision.interaction_id)
-        if found is None:  # it was there a moment ago
+        """Return the logged decision of a repeated request, whatever would be decided now."""
+        details = await asyncio.to_thread(queries.get_decision, self._log.database, decision.interaction_id)
+        if details is None:  # it was there a moment ago
             return replace(decision, show=False)
-        before = found.decision
-        same = before.version == decision.version and before.confidence == decision.confidence
+        previous = details.decision
+        is_same = previous.version == decision.version and previous.confidence == decision.confidence
         return replace(
-            decision if same else replace(decision, probability_low=None, probability_high=None, feature_spec=None),
-            decision=before.decision,
-            show=before.shown,
-            confidence=before.confidence,
-            probability=before.probability,
-            threshold=before.threshold,
-            version=before.version or "",
-            signals=tuple((before.scorer or "").split("+")) if before.scorer else (),
-            forward_tokens=before.forward_tokens,
-            reason=before.reason,
+            decision if is_same else replace(decision, probability_low=None, probability_high=None, feature_spec=None),
+            decision=previous.decision,
+            show=previous.shown,
+            confidence=previous.confidence,
+            probability=previous.probability,
+            threshold=previous.threshold,
+            version=previous.version or "",
+            signals=tuple((previous.scorer or "").split("+")) if previous.scorer else (),
+            forward_tokens=previous.forward_tokens,
+            reason=previous.reason,
         )
 
     def update_metrics(self, decision: Decision, source: str, started_at: float) -> None:
-        """Count `decision` in the figures; `started_at`: when its request came, by `time.perf_counter`."""
-        shown, code = "yes" if decision.show else "no", _get_reason_code(decision) or ""
-        self._metrics.decisions.labels(decision.decision, shown, code, source, decision.version).inc()
+        """Count a decision in the metrics.
+
+        Args:
+            decision: The decision.
+            source: "api" or the gateway's name.
+            started_at: When its request came, by `time.perf_counter`.
+        """
+        show_label, code = "yes" if decision.show else "no", _get_reason_code(decision) or ""
+        self._metrics.decisions.labels(decision.decision, show_label, code, source, decision.version).inc()
         self._metrics.seconds.labels(source).observe(time.perf_counter() - started_at)
         self._metrics.tokens.inc(decision.forward_tokens)
 
 
 def _get_reason_code(decision: Decision) -> str | None:
-    """The code of its reason, None where it has none."""
-    found = parse_error_line(decision.reason) if decision.reason else None
-    return str(found.code) if found else None
+    """Return the code of the decision's reason; None if it has none."""
+    error_line = parse_error_line(decision.reason) if decision.reason else None
+    return str(error_line.code) if error_line else None

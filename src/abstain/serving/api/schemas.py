@@ -1,4 +1,4 @@
-"""What the server's requests and responses hold. Unknown fields are refused with their name."""
+"""Requests and responses of the server. Unknown fields are rejected with their name."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from abstain.serving.engine_states import StatesInput
 from abstain.serving.feature_spec import FeatureSpec
 
 MAX_LIST_ITEMS = 1000
-"""Items of a list in a request. A list is given up at its first wrong item: there may be a million of them."""
-SCORES = 100
-"""Scores of one answer that the assistant gives."""
-ANSWERS = 64
-"""Answers in one request; of a gateway, too."""
-INSTRUCTION = 2000
-"""Characters of an instruction whose familiarity is asked for."""
-Label = Annotated[Text, StringConstraints(max_length=200)]
-"""A name, not a text: it is stored as it comes, and some of them for good."""
-ScoreName = Annotated[ScoreName, StringConstraints(max_length=200)]
+"""Items of a list in a request. Parsing ends at a list's first invalid item: there may be a million of them."""
+MAX_SCORES = 100
+"""Scores of one answer that the assistant sends."""
+MAX_ANSWERS = 64
+"""Answers in one request, of a gateway, too."""
+MAX_INSTRUCTION_CHARACTERS = 2000
+"""Length of an instruction whose familiarity is requested."""
+ShortText = Annotated[Text, StringConstraints(max_length=200)]
+"""A name, not a text: it is stored unchanged, and some of them permanently."""
+LimitedScoreName = Annotated[ScoreName, StringConstraints(max_length=200)]
 Contexts = Annotated[tuple[Context | Text, ...], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)]
 
 
 class RequestMetadata(Row):
-    """What a question belongs to. `user` is stored as a pseudonym."""
+    """Metadata of a question. `user` is stored as a pseudonym."""
 
     interaction_id: Id | None = Field(
         None, description="yours, for feedback and repeats; one is made where it is absent"
     )
     conversation: Id | None = Field(None, description="in which the tries of one question are limited; not stored")
-    user: Label | None = Field(None, description="who asked; stored as a pseudonym")
-    product: Label | None = None
-    line_of_business: Label | None = None
-    group: Label | None = Field(None, description="what may not straddle train and test, such as a document")
+    user: ShortText | None = Field(None, description="who asked; stored as a pseudonym")
+    product: ShortText | None = None
+    line_of_business: ShortText | None = None
+    group: ShortText | None = Field(None, description="what may not straddle train and test, such as a document")
 
 
 class GateRequest(RequestMetadata):
-    """One answer to decide about, by its texts, by what an engine has computed of it, or by both.
+    """One answer to decide about: its texts, what an engine has computed for it, or both.
 
     Its contexts are `contexts`, else what `/v1/contexts` registered for `call_id`, else the chunks of the knowledge
     index that a user with `entitlements` may read. With none of these, and without `no_context`, the decision is
@@ -52,15 +52,15 @@ class GateRequest(RequestMetadata):
     answer: Text | None = None
     no_context: bool = Field(False, description="an answer without any context is meant to be decided on")
     call_id: Id | None = Field(None, description="of contexts that were registered before")
-    entitlements: Annotated[tuple[Label, ...], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)] | None = Field(
+    entitlements: Annotated[tuple[ShortText, ...], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)] | None = Field(
         None, description="of the asker, to retrieve contexts from the index"
     )
     states: StatesInput | None = Field(None, description="hidden states that the engine has computed of the answer")
     response: dict[str, Any] | None = Field(
         None, description="of an OpenAI-style API, whose log-probabilities are used for scorers that read these alone"
     )
-    model: Label | None = Field(None, description="the model that wrote the answer, id@revision")
-    writer: Annotated[dict[ScoreName, Number], Field(max_length=SCORES)] | None = Field(
+    model: ShortText | None = Field(None, description="the model that wrote the answer, id@revision")
+    writer: Annotated[dict[LimitedScoreName, Number], Field(max_length=MAX_SCORES)] | None = Field(
         None, description="scores that the assistant gave its answer"
     )
     token_log_probs: Annotated[tuple[LogProbability, ...], Field(max_length=100_000, fail_fast=True)] | None = None
@@ -70,7 +70,7 @@ GateRequests = Annotated[list[GateRequest], Field(max_length=MAX_LIST_ITEMS, fai
 
 
 class AnswerRequest(RequestMetadata):
-    """A question for the base model to answer, and how."""
+    """A question for the base model, with generation settings."""
 
     question: Text
     contexts: Contexts = ()
@@ -85,17 +85,18 @@ class AnswerRequest(RequestMetadata):
     )
 
     @property
-    def to_operation(self) -> Generate:
+    def operation(self) -> Generate:
+        """The generation settings."""
         return Generate(self.max_new_tokens, self.temperature, self.top_p, seed=self.seed)
 
     @model_validator(mode="after")
-    def _check_ask(self) -> AnswerRequest:
-        assert self.to_operation  # raises where the values do not go together
+    def _check_operation(self) -> AnswerRequest:
+        assert self.operation  # raises if the values do not go together
         return self
 
 
 class DecisionResponse(Row):
-    """The decision about one answer: `show` is what to do, `decision` what was found."""
+    """The decision about one answer: `show` says what to do, `decision` is the result."""
 
     interaction_id: str
     decision: Literal["show", "abstain", "unavailable"]
@@ -116,7 +117,7 @@ class DecisionResponse(Row):
 class AnswerResponse(DecisionResponse):
     """An answer with the decision about it.
 
-    `answer` is null where there is none, and where it is withheld and the key may not see such.
+    `answer` is null if there is none, or if it is withheld and the key may not see withheld answers.
     """
 
     answer: str | None
@@ -128,9 +129,9 @@ class FeedbackRequest(Row):
     feedback_id: Id
     interaction_id: Id
     thumb: Literal["up", "down"] | None = None
-    user: Label | None = Field(None, description="who gave the thumb; stored as a pseudonym")
+    user: ShortText | None = Field(None, description="who gave the thumb; stored as a pseudonym")
     comment: Text | None = None
-    reviewer: Label | None = Field(None, description="on a server without keys; with keys it is the key's name")
+    reviewer: ShortText | None = Field(None, description="on a server without keys; with keys it is the key's name")
     complete: StrictBool | None = None
     correct: StrictBool | None = None
     truthful: StrictBool | None = None
@@ -138,10 +139,10 @@ class FeedbackRequest(Row):
 
     @model_validator(mode="after")
     def _check_kind(self) -> FeedbackRequest:
-        verdicts = (self.complete, self.correct, self.truthful)
-        if self.thumb is None and None in verdicts:
+        criteria = (self.complete, self.correct, self.truthful)
+        if self.thumb is None and None in criteria:
             raise ValueError("give a thumb, or a review: complete, correct and truthful")
-        if self.thumb is not None and {*verdicts, self.reviewer, self.ideal_answer} != {None}:
+        if self.thumb is not None and {*criteria, self.reviewer, self.ideal_answer} != {None}:
             raise ValueError("a thumb and a review are two requests, with an id each")
         if self.thumb is None and (self.user is not None or self.comment is not None):
             raise ValueError("user and comment belong to a thumb")
@@ -149,6 +150,7 @@ class FeedbackRequest(Row):
 
     @property
     def is_review(self) -> bool:
+        """Whether the feedback is a review."""
         return self.thumb is None
 
 
@@ -158,18 +160,18 @@ class FeedbackResponse(Row):
 
 
 class ContextsRequest(Row):
-    """What an answer will rest on, under the id of its call; forgotten after `ttl_s` seconds."""
+    """Contexts of an answer, under the id of its call; deleted after `ttl_s` seconds."""
 
     call_id: Id
     question: Text | None = None
     contexts: Contexts
-    user: Label | None = None
-    product: Label | None = None
+    user: ShortText | None = None
+    product: ShortText | None = None
     ttl_s: Annotated[float, Field(gt=0, le=3600)] = 300.0
 
 
 class FamiliarityRequest(Row):
-    instruction: Annotated[Text, StringConstraints(max_length=INSTRUCTION)] = Field(
+    instruction: Annotated[Text, StringConstraints(max_length=MAX_INSTRUCTION_CHARACTERS)] = Field(
         description="is searched for concepts in one step, for which decisions wait"
     )
 
@@ -181,7 +183,7 @@ class ConceptResponse(Row):
 
 
 class FamiliarityResponse(Row):
-    """How familiar the base model is with an instruction. `threshold`: h, null while it was not computed."""
+    """The familiarity of the base model with an instruction. `threshold`: h, null until it is computed."""
 
     familiarity: float | None
     threshold: float | None
@@ -190,7 +192,7 @@ class FamiliarityResponse(Row):
 
 
 class VersionResponse(Row):
-    """What is live. `trouble`: why the newest version is not, or why the registry cannot be read."""
+    """The live version. `trouble`: why the newest version is not live, or why the registry cannot be read."""
 
     version: str | None
     since: datetime | None

@@ -1,6 +1,6 @@
-"""The gate as a service, apart from HTTP: decide, log, count. The API's routes and the gateways' adapters call it.
+"""The gate as a service, independent of HTTP: it decides, logs and counts for the API's routes and the gateways.
 
-A decision is acknowledged once it is in the log. Where the log cannot take it, the caller gets an error instead.
+A decision is acknowledged once it is in the log. If the log cannot take it, the caller gets an error instead.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Question, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.calls import RegisteredCall
-from abstain.data.decision_log.decisions import Recorded
+from abstain.data.decision_log.decisions import RecordOutcome
 from abstain.data.decision_log.log import DecisionLog
 from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
 from abstain.serving.api.batching import Batcher
-from abstain.serving.api.callers import Quota, current_caller
-from abstain.serving.api.decision_inputs import InputGatherer, PendingRequest, RawStates, RetrieveChunks, length_of
+from abstain.serving.api.callers import Quota, get_current_caller
+from abstain.serving.api.decision_inputs import (
+    InputGatherer,
+    PendingRequest,
+    RawStates,
+    RetrieveChunks,
+    count_characters,
+)
 from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.recording import RecordedDecision, Recorder
 from abstain.serving.api.redactions import Redactions
@@ -35,32 +41,43 @@ from abstain.serving.api.schemas import AnswerRequest, ContextsRequest, Feedback
 from abstain.serving.api.shadow import ShadowGate
 from abstain.serving.api.tries import Tries
 from abstain.serving.api.version_follower import LoadedVersion, VersionFollower
-from abstain.serving.decision import Decision, no_decision
+from abstain.serving.decision import Decision, make_no_decision
 from abstain.serving.explanation import Explanation
 from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, make_interaction_id, to_contexts
 from abstain.serving.generate import explain_no_room, generate_answers
 
-Leaving = Callable[[], Awaitable[object]]
-"""What it returns ends when nobody waits any more for what was asked."""
+WaitForDisconnect = Callable[[], Awaitable[object]]
+"""Returns an awaitable that ends when the caller does not wait any more."""
 OnText = Callable[[str], None]
-"""Is given more and more of an answer while it is written."""
+"""Called with the answer so far while it is written."""
 CALLER_ERROR_CODES = frozenset(
     {
         *(Code.BUSY, Code.TOO_LONG, Code.TOO_LARGE, Code.INVALID_ROW, Code.WRONG_FORMAT, Code.STATES_MISMATCH),
         *(Code.NOT_FINITE, Code.NOT_READABLE, Code.NO_ACCESS, Code.FAILED_CHECK),
     }
 )
-"""What a caller can do something about is an error; whatever else goes wrong makes the decision `unavailable`."""
-LEAST_S = 0.25
-"""How long the texts of a decision may be redacted that has come at the end of its time."""
+"""Errors that a caller can correct are raised; any other makes the decision `unavailable`."""
+MIN_REDACTION_S = 0.25
+"""Minimum time for redacting the texts of a decision that came at the end of its time."""
 T = TypeVar("T")
 _log = logging.getLogger("abstain.serve")
 
 
 class GateService:
-    """Decisions of the live version, logged and counted.
+    """Decides by the live version, and logs and counts the decisions.
 
-    `rows`: how many the log takes of one caller; who brings some asks there first.
+    Args:
+        live: Follows the production version.
+        log: The decision log.
+        settings: Settings of the server.
+        retrieve: Retrieves chunks; None if there is no index.
+        shadow: Follows the shadowed candidate; None without a shadow.
+
+    Attributes:
+        metrics: Metrics of the server.
+        gatherer: Gathers the inputs of decisions.
+        row_quota: Number of log rows that one caller may write; whoever writes rows takes from it first.
+        shadow: The shadow gate; None without a shadow.
     """
 
     def __init__(
@@ -74,32 +91,39 @@ class GateService:
         self.live, self.log, self.settings = live, log, settings
         self.metrics = Metrics()
         self.gatherer = InputGatherer(log, settings, retrieve)
-        self.rows = Quota(settings.caller.rows_a_minute, "rows of the decision log")
+        self.row_quota = Quota(settings.caller.rows_a_minute, "rows of the decision log")
         self._tries = Tries(settings.caller.tries)
-        self._redactions = Redactions(self.rows)
+        self._redactions = Redactions(self.row_quota)
         self._recorder = Recorder(log, self.metrics, self._redactions)
         self._batcher = Batcher(settings.batch, settings.waiting, settings.caller.waiting)
-        own_passes = self._batcher if settings.shadow == "full" else None
-        self.shadow = None if shadow is None else ShadowGate(shadow, log, self.metrics, own_passes)
+        shadow_batcher = self._batcher if settings.shadow == "full" else None
+        self.shadow = None if shadow is None else ShadowGate(shadow, log, self.metrics, shadow_batcher)
         self._familiarity: tuple[LoadedVersion, SelfFamiliarity] | None = None
-        self._started: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that is finished even where nobody waits for it any more."""
+        """Start a task that is finished even if nobody waits for it any more.
+
+        Args:
+            work: The coroutine.
+
+        Returns:
+            The task.
+        """
         task = asyncio.create_task(work)
-        self._started.add(task)
-        task.add_done_callback(self._ended)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._started.discard(task)
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, AbstainError):  # such a one was told to who asked
             _log.error("an answer has failed", exc_info=error)
 
     async def close(self) -> None:
-        """Finish what is running, then the log."""
-        await asyncio.gather(*self._started, return_exceptions=True)
+        """Finish what is running, then close the log."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.shadow is not None:
             await self.shadow.close()
         await self._batcher.close()
@@ -112,68 +136,81 @@ class GateService:
         request: GateRequest,
         source: str = "api",
         trace: TraceContext | None = None,
-        body: RawStates | None = None,
+        raw_states: RawStates | None = None,
         timeout_s: float | None = None,
     ) -> RecordedDecision:
-        """The decision about an answer, logged.
+        """Decide about one answer and log the decision.
 
         Args:
-            source: `api` or the gateway's name, for the log.
-            body: states that came as the body of the request.
-            timeout_s: a shorter time than that of the settings.
+            request: Parsed request.
+            source: "api" or the gateway's name, for the log.
+            trace: Trace context of the request.
+            raw_states: Hidden states that were sent as the request body.
+            timeout_s: Time limit in seconds; the configured limit if that is lower.
+
+        Returns:
+            The decision, the seconds that logging took, and whether it repeats an earlier decision.
 
         Raises:
-            AbstainError: Texts are missing or too long, states are refused, the queue is full, the id was used for
+            AbstainError: Texts are missing or too long, states are rejected, the queue is full, the id was used for
                 another answer, or the log cannot be written.
         """
         pending = PendingRequest(request.interaction_id or make_interaction_id(), request)
-        self.gatherer.validate_texts(request, has_body=body is not None)
+        self.gatherer.validate_texts(request, has_raw_states=raw_states is not None)
 
         async def gather_and_score(live: LoadedVersion | None) -> Decision | None:
-            decision_input = await self._gather(pending, live, body)
+            decision_input = await self._gather_input(pending, live, raw_states)
             if live is None or decision_input is None:
                 return None
             pending.live, pending.scored = live, await self._score(live, decision_input)
-            return self.gatherer.explain_lack_of_context(pending, pending.scored.decision)
+            return self.gatherer.explain_missing_context(pending, pending.scored.decision)
 
-        within = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
-        return await self._decide_and_record(pending, gather_and_score, source, trace, within)
+        time_limit_s = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
+        return await self._decide_and_record(pending, gather_and_score, source, trace, time_limit_s)
 
-    def require_room(self, requests: Sequence[GateRequest]) -> None:
-        """Raise `AbstainError` where not all of several requests find room to wait for the base model.
+    def check_capacity(self, requests: Sequence[GateRequest]) -> None:
+        """Check that all requests of a batch fit into the queue of the base model; those with states need no room.
 
-        So none of them is decided about, and logged, that its caller is not told of. Those with states need none.
+        Otherwise some of them would be decided about and logged although the caller gets an error.
+
+        Args:
+            requests: The requests of one batch.
+
+        Raises:
+            AbstainError: There is not enough room.
         """
         live = self.live.current
         if live is None or len(requests) < 2 or not live.gate.predictor.scorer.requires:
             return
         unread = sum(request.answer is not None and request.states is None for request in requests)
-        self._batcher.check_capacity(current_caller(), unread)
+        self._batcher.check_capacity(get_current_caller(), unread)
 
-    async def _gather(
-        self, pending: PendingRequest[GateRequest], live: LoadedVersion | None, body: RawStates | None
+    async def _gather_input(
+        self, pending: PendingRequest[GateRequest], live: LoadedVersion | None, raw_states: RawStates | None
     ) -> DecisionInput | None:
-        """What the decision rests on; None where nothing is live."""
+        """Return the input of the decision; None if no version is live."""
         await self.gatherer.gather_texts(pending)
-        if pending.row is not None:
-            self._begin_try(pending, pending.row.question)
+        if pending.interaction is not None:
+            self._begin_try(pending, pending.interaction.question)
         states = pending.request.states
         if live is None:
             await self.gatherer.discard_states_file(states)
             return None
         if states and states.path:
-            self._batcher.check_capacity(current_caller())  # else the file would be gone when the caller asks again
-        return await self.gatherer.gather_given(pending, live.gate, body)
+            self._batcher.check_capacity(get_current_caller())  # else the file would be gone when the caller asks again
+        return await self.gatherer.build_decision_input(pending, live.gate, raw_states)
 
     def _begin_try(self, pending: PendingRequest[Any], question: str) -> None:
-        pending.end_try = self._tries.begin(current_caller(), pending.request.conversation, question, pending.key)
+        pending.end_try = self._tries.begin(
+            get_current_caller(), pending.request.conversation, question, pending.interaction_id
+        )
 
     async def _score(self, live: LoadedVersion, decision_input: DecisionInput) -> ScoredAnswer:
-        """The decision of the version that is live, by the base model where it has to read the answer."""
+        """Return the decision of the live version; the base model reads the answer if it has to."""
         scored = live.gate.score_without_model(decision_input)
         if isinstance(scored, UnreadAnswer):
             scored = await self._batcher.run(
-                ("gate", live), live.gate.score_with_model, scored, caller=current_caller(), is_decision=True
+                ("gate", live), live.gate.score_with_model, scored, caller=get_current_caller(), is_decision=True
             )
         return scored
 
@@ -185,171 +222,243 @@ class GateService:
         trace: TraceContext | None,
         timeout_s: float,
     ) -> RecordedDecision:
-        """Log the decision, and give the shadow what production has just decided about.
+        """Log the decision, and submit the answer to the shadow.
 
-        An answer whose texts are not redacted in what is left of `timeout_s` is withheld, and logged without them.
+        An answer whose texts are not redacted in the rest of `timeout_s` is withheld, and logged without them.
         """
-        left = max(LEAST_S, timeout_s - (time.perf_counter() - pending.started_at))
+        remaining_s = max(MIN_REDACTION_S, timeout_s - (time.perf_counter() - pending.started_at))
         try:
-            timed = await self._recorder.record(pending, decision, source, trace, left)
+            recorded = await self._recorder.record(pending, decision, source, trace, remaining_s)
         except TimeoutError:
             reason = f"{Code.BUSY}: its texts were not redacted within {timeout_s:g} s"
-            withheld = replace(self._unavailable(self.live.current, pending.key, reason), show=False)
-            unread = replace(pending, row=None, given_sha256=None)
-            return await self._recorder.record(unread, withheld, source, trace, left)
-        if self.shadow is not None and pending.live and pending.scored and not timed.is_repeat:
-            self.shadow.submit(pending.live, replace(pending.scored, decision=timed.decision), pending.row)
-        return timed
+            withheld = replace(
+                self._make_unavailable_decision(self.live.current, pending.interaction_id, reason), show=False
+            )
+            without_texts = replace(pending, interaction=None, input_sha256=None)
+            return await self._recorder.record(without_texts, withheld, source, trace, remaining_s)
+        if self.shadow is not None and pending.live and pending.scored and not recorded.is_repeat:
+            self.shadow.submit(pending.live, replace(pending.scored, decision=recorded.decision), pending.interaction)
+        return recorded
 
     async def record_failure(
         self, request: GateRequest, error: AbstainError, source: str, *, may_show: bool = True
     ) -> Decision:
-        """`unavailable`, for an answer that `decide` raised `error` about: logged without texts, if it can be.
+        """Record an "unavailable" decision after `decide` failed. No texts are stored.
 
-        An id that was used before does not make another answer one that may be shown: it is withheld, whatever
-        `on_unavailable` says, since its decision is not known. So is one that the log cannot take, and any without
-        `may_show`.
+        The answer is withheld, whatever `on_unavailable` says, if its id was used before, since its decision is
+        unknown, or if the log cannot be written: nothing is shown that is not on record.
+
+        Args:
+            request: The failed request.
+            error: Error that `decide` raised.
+            source: "api" or the gateway's name.
+            may_show: False withholds the answer in any case.
+
+        Returns:
+            The decision, logged if possible.
         """
-        used = error.code is Code.FAILED_CHECK
-        key = request.interaction_id if request.interaction_id and not used else make_interaction_id()
-        pending = PendingRequest(key, request)
-        decision = self._unavailable(self.live.current, pending.key, error.message_with_code)
-        decision = replace(decision, show=decision.show and may_show and not used)
+        is_used_id = error.code is Code.FAILED_CHECK
+        interaction_id = request.interaction_id if request.interaction_id and not is_used_id else make_interaction_id()
+        pending = PendingRequest(interaction_id, request)
+        decision = self._make_unavailable_decision(self.live.current, pending.interaction_id, error.message_with_code)
+        decision = replace(decision, show=decision.show and may_show and not is_used_id)
         try:
-            return (await self._recorder.record(pending, decision, source, None, LEAST_S)).decision
+            return (await self._recorder.record(pending, decision, source, None, MIN_REDACTION_S)).decision
         except AbstainError as failure:
             _log.warning("a decision of %s is not in the log: %s", source, failure.message_with_code)
-            return self.withhold(pending.key, error, source)
+            return self.withhold(pending.interaction_id, error, source)
 
-    def withhold(self, key: str, error: AbstainError, source: str) -> Decision:
-        """`unavailable`, for an answer whose decision the log does not take: what is not in it is not shown."""
-        decision = replace(self._unavailable(self.live.current, key, error.message_with_code), show=False)
+    def withhold(self, interaction_id: str, error: AbstainError, source: str) -> Decision:
+        """Withhold an answer whose decision the log does not take: nothing is shown that is not on record.
+
+        Args:
+            interaction_id: Id of the answer.
+            error: Why there is no logged decision.
+            source: "api" or the gateway's name.
+
+        Returns:
+            The "unavailable" decision.
+        """
+        decision = replace(
+            self._make_unavailable_decision(self.live.current, interaction_id, error.message_with_code), show=False
+        )
         self._recorder.update_metrics(decision, source, time.perf_counter())
         return decision
 
     async def answer(
         self,
         request: AnswerRequest,
-        leaving: Leaving,
+        wait_for_disconnect: WaitForDisconnect,
         trace: TraceContext | None = None,
         on_text: OnText | None = None,
     ) -> tuple[str, RecordedDecision]:
-        """The base model's answer and the decision about it, logged.
+        """Let the base model answer a question, decide about its answer, and log the decision.
 
         Args:
-            leaving: what ends when nobody waits for the answer any more: it is not written to its end then.
-            on_text: called from another thread.
+            request: Parsed request.
+            wait_for_disconnect: Ends when the caller has left; the answer is not finished then.
+            trace: Trace context of the request.
+            on_text: Called from another thread with the answer so far.
+
+        Returns:
+            The answer, empty if there is none, and its decision.
 
         Raises:
-            AbstainError: As `decide` does.
+            AbstainError: As in `decide`.
         """
         pending = PendingRequest(request.interaction_id or make_interaction_id(), request)
         question = Question(
-            interaction_id=pending.key, question=request.question, contexts=to_contexts(request.contexts)
+            interaction_id=pending.interaction_id, question=request.question, contexts=to_contexts(request.contexts)
         )
-        self.gatherer.check_text_length(length_of(question.question, None, question.contexts))
+        self.gatherer.check_text_length(count_characters(question.question, None, question.contexts))
 
         async def generate(live: LoadedVersion | None) -> Decision | None:
             self._begin_try(pending, question.question)
             if live is None:
                 return None
-            if excess := explain_no_room(live.gate.predictor, request.to_operation):
-                raise AbstainError(Code.TOO_LONG, f"max_new_tokens {request.max_new_tokens} leaves no room: {excess}")
+            if reason := explain_no_room(live.gate.predictor, request.operation):
+                raise AbstainError(Code.TOO_LONG, f"max_new_tokens {request.max_new_tokens} leaves no room: {reason}")
             settings: dict[str, Any] = {
-                "ask": request.to_operation,
+                "operation": request.operation,
                 "no_context": request.no_context,
                 "on_text": on_text,
             }
             run = partial(generate_answers, live.gate, **settings)
-            asked = self._batcher.run(("answer", live, *settings.values()), run, question, caller=current_caller())
-            generated = await _unless_left(asked, leaving)
+            job = self._batcher.run(("answer", live, *settings.values()), run, question, caller=get_current_caller())
+            generated = await _cancel_on_disconnect(job, wait_for_disconnect)
             pending.live, pending.scored = live, generated.scored
-            if generated.row is not None:
-                more = {name: getattr(request, name) for name in ("product", "line_of_business", "group")}
-                pending.row = generated.row.model_copy(update=more)
+            if generated.interaction is not None:
+                metadata = {name: getattr(request, name) for name in ("product", "line_of_business", "group")}
+                pending.interaction = generated.interaction.model_copy(update=metadata)
             return generated.decision
 
-        timed = await self._decide_and_record(pending, generate, "answer", trace, self.settings.answer_timeout_s)
-        return pending.row.answer if pending.row else "", timed
+        recorded = await self._decide_and_record(pending, generate, "answer", trace, self.settings.answer_timeout_s)
+        return pending.interaction.answer if pending.interaction else "", recorded
 
-    async def explain(self, row: Interaction, no_context: bool = False) -> Explanation:
-        """The decision about an answer that somebody tries, with its parts: neither logged nor counted.
+    async def explain(self, interaction: Interaction, no_context: bool = False) -> Explanation:
+        """Decide about an answer that somebody tries, and explain the decision. It is neither logged nor counted.
 
-        Raises `AbstainError` for texts that are too long, where nothing is live, and where there is no decision in
-        time.
+        Args:
+            interaction: Texts of the answer.
+            no_context: Decide even if nothing was retrieved.
+
+        Returns:
+            The decision with its explanation.
+
+        Raises:
+            AbstainError: The texts are too long, no version is live, or there is no decision in time.
         """
-        self.gatherer.check_text_length(length_of(row.question, row.answer, row.contexts))
+        self.gatherer.check_text_length(
+            count_characters(interaction.question, interaction.answer, interaction.contexts)
+        )
         live = self._require_live()
         run = partial(_explain_all, live.gate)
-        asked = self._batcher.run(("explain", live), run, (row, no_context), caller=current_caller())
-        return await _run_with_timeout(self.settings.timeout_s, asked)
+        job = self._batcher.run(("explain", live), run, (interaction, no_context), caller=get_current_caller())
+        return await _run_with_timeout(self.settings.timeout_s, job)
 
-    async def record_feedback(self, given: FeedbackRequest) -> str:
-        """Record a thumb or a review: `recorded`, or `is_repeat` where it was before.
+    async def record_feedback(self, request: FeedbackRequest) -> str:
+        """Record a thumb or a review.
 
-        Raises `AbstainError` where the id was used for another one, for a text that is too long or is not redacted in
-        time, and where the log cannot be written.
+        Args:
+            request: The feedback.
+
+        Returns:
+            "recorded", or "known" if the same feedback was recorded before.
+
+        Raises:
+            AbstainError: The id was used for other feedback, a text is too long or not redacted in time, or the log
+                cannot be written.
         """
-        now, row = datetime.now(UTC), None
-        if given.thumb is not None:
-            row = Thumb(
-                interaction_id=given.interaction_id,
+        now, thumb = datetime.now(UTC), None
+        if request.thumb is not None:
+            thumb = Thumb(
+                interaction_id=request.interaction_id,
                 given_at=now,
-                thumb=given.thumb,
-                user=given.user,
-                comment=given.comment,
+                thumb=request.thumb,
+                user=request.user,
+                comment=request.comment,
             )
-        verdicts = given.model_dump(include={"reviewer", "complete", "correct", "truthful", "ideal_answer"})
-        outcome = await self._bring(
-            len(given.comment or "") + len(given.ideal_answer or ""),
+        review_fields = request.model_dump(include={"reviewer", "complete", "correct", "truthful", "ideal_answer"})
+        outcome = await self._write_row(
+            len(request.comment or "") + len(request.ideal_answer or ""),
             self.log.record_feedback,
-            given.feedback_id,
-            row or Review(interaction_id=given.interaction_id, reviewed_at=now, **verdicts),
+            request.feedback_id,
+            thumb or Review(interaction_id=request.interaction_id, reviewed_at=now, **review_fields),
         )
-        self.metrics.feedback.labels("review" if given.is_review else "thumb", outcome).inc()
+        self.metrics.feedback.labels("review" if request.is_review else "thumb", outcome).inc()
         return outcome
 
-    async def review(self, row: Review) -> str:
-        """Record a review that was given on the page: `recorded`, or `is_repeat` where it is its reviewer's last one.
+    async def record_review(self, review: Review) -> str:
+        """Record a review that was given on the page.
 
-        Raises `AbstainError` where its answer is neither in the queue nor in the log, and as `record_feedback`.
+        Args:
+            review: The review.
+
+        Returns:
+            "recorded", or "known" if it equals its reviewer's last one.
+
+        Raises:
+            AbstainError: Its answer is neither in the queue nor in the log; and as in `record_feedback`.
         """
-        outcome = await self._bring(len(row.ideal_answer or ""), self.log.review, row)
+        outcome = await self._write_row(len(review.ideal_answer or ""), self.log.record_review, review)
         self.metrics.feedback.labels("review", outcome).inc()
         return outcome
 
-    async def register_contexts(self, given: ContextsRequest) -> None:
-        """Remember what an answer of this caller will rest on. Raises `AbstainError` as `record_feedback`."""
-        length = length_of(given.question, None, to_contexts(given.contexts))
+    async def register_contexts(self, request: ContextsRequest) -> None:
+        """Store the contexts that an answer of the current caller will use.
+
+        Args:
+            request: Call id and contexts.
+
+        Raises:
+            AbstainError: As in `record_feedback`.
+        """
+        length = count_characters(request.question, None, to_contexts(request.contexts))
         content = RegisteredCall(
-            question=given.question, contexts=given.contexts, user=given.user, product=given.product
+            question=request.question, contexts=request.contexts, user=request.user, product=request.product
         )
-        await self._bring(length, self.log.register_call, current_caller(), given.call_id, content, given.ttl_s)
+        await self._write_row(
+            length, self.log.register_call, get_current_caller(), request.call_id, content, request.ttl_s
+        )
 
-    async def _bring(self, characters: int, put: Callable[..., Future[Recorded]], *given: Any) -> Recorded:
-        """What becomes of a row that is no decision, as `Redactions.bring` says."""
-        self.gatherer.check_text_length(characters)
-        within = self.settings.timeout_s
+    async def _write_row(
+        self, n_characters: int, write_row: Callable[..., Future[RecordOutcome]], *args: Any
+    ) -> RecordOutcome:
+        """Write a row that is no decision, as in `Redactions.redact_and_write`."""
+        self.gatherer.check_text_length(n_characters)
+        timeout_s = self.settings.timeout_s
         try:
-            return await self._redactions.bring(characters, within, put, *given)
+            return await self._redactions.redact_and_write(n_characters, timeout_s, write_row, *args)
         except TimeoutError:
-            late = f"the texts were not redacted within {within:g} s: send less text, or the same again later"
-            raise AbstainError(Code.NO_SERVICE, late) from None
+            reason = f"the texts were not redacted within {timeout_s:g} s: send less text, or the same again later"
+            raise AbstainError(Code.NO_SERVICE, reason) from None
 
-    async def familiarity(self, instruction: str, leaving: Leaving) -> tuple[Familiarity, float | None]:
-        """How familiar the live version's base model is with an instruction, and h where it is known already.
+    async def measure_familiarity(
+        self, instruction: str, wait_for_disconnect: WaitForDisconnect
+    ) -> tuple[Familiarity, float | None]:
+        """Measure how familiar the live version's base model is with an instruction.
 
-        `leaving`: as of `answer`. Raises `AbstainError` where nothing is live, where the extra `familiarity` is not
-        installed, and where it is not known in time, or nobody waits for it any more.
+        Args:
+            instruction: The instruction.
+            wait_for_disconnect: As in `answer`.
+
+        Returns:
+            The familiarity, and the threshold h if it is already known.
+
+        Raises:
+            AbstainError: No version is live, the extra `familiarity` is not installed, there is no result in time, or
+                the caller has left.
         """
         live = self._require_live()
         if self._familiarity is None or self._familiarity[0] is not live:
             llm, source = live.gate.predictor.source.params, live.gate.predictor.source
             self._familiarity = live, SelfFamiliarity(llm.model, llm.layout, source.settings)
         scorer = self._familiarity[1]
-        asked = self._batcher.run(("familiarity", live), scorer.score, instruction, caller=current_caller())
-        found: Familiarity = await _run_with_timeout(self.settings.answer_timeout_s, _unless_left(asked, leaving))
-        return found, await asyncio.to_thread(scorer.known_threshold)
+        job = self._batcher.run(("familiarity", live), scorer.score, instruction, caller=get_current_caller())
+        familiarity: Familiarity = await _run_with_timeout(
+            self.settings.answer_timeout_s, _cancel_on_disconnect(job, wait_for_disconnect)
+        )
+        return familiarity, await asyncio.to_thread(scorer.get_cached_threshold)
 
     def _require_live(self) -> LoadedVersion:
         live = self.live.current
@@ -365,21 +474,24 @@ class GateService:
         trace: TraceContext | None,
         timeout_s: float,
     ) -> RecordedDecision:
-        """The decision, logged; where there is none, whatever the reason, no try of its conversation is used up."""
+        """Return the logged decision; without one, whatever the reason, no try of its conversation is used up."""
         is_decided = False
         try:
-            decision = await self._decide_in_time(pending.key, decide, timeout_s)
-            timed = await self._record(pending, decision, source, trace, timeout_s)
-            is_decided = timed.decision.decision != "unavailable"
-            return timed
+            decision = await self._decide_in_time(pending.interaction_id, decide, timeout_s)
+            recorded = await self._record(pending, decision, source, trace, timeout_s)
+            is_decided = recorded.decision.decision != "unavailable"
+            return recorded
         finally:
             if pending.end_try is not None:
                 pending.end_try(is_decided)
 
     async def _decide_in_time(
-        self, key: str, decide: Callable[[LoadedVersion | None], Awaitable[Decision | None]], timeout_s: float
+        self,
+        interaction_id: str,
+        decide: Callable[[LoadedVersion | None], Awaitable[Decision | None]],
+        timeout_s: float,
     ) -> Decision:
-        """The decision of the live version: `unavailable`, with the reason, where there is none in time."""
+        """Return the decision of the live version; it is "unavailable", with the reason, if there is none in time."""
         live = self.live.current
         try:
             async with asyncio.timeout(timeout_s):
@@ -395,18 +507,18 @@ class GateService:
             if error.code in CALLER_ERROR_CODES:
                 raise
             reason = error.message_with_code
-        return self._unavailable(live, key, reason)
+        return self._make_unavailable_decision(live, interaction_id, reason)
 
-    def _unavailable(self, live: LoadedVersion | None, key: str, reason: str) -> Decision:
+    def _make_unavailable_decision(self, live: LoadedVersion | None, interaction_id: str, reason: str) -> Decision:
         if live is None:
-            return no_decision(key, reason, show=self.settings.on_unavailable == "show")
-        return live.gate.unavailable(key, reason)
+            return make_no_decision(interaction_id, reason, show=self.settings.on_unavailable == "show")
+        return live.gate.make_unavailable_decision(interaction_id, reason)
 
     def update_gauges(self) -> None:
-        """Bring the figures up to date that are read, not counted."""
+        """Update the gauges, which are read instead of counted."""
         self.metrics.waiting.set(len(self._batcher))
-        self.metrics.writable.set(self.log.trouble is None)
-        self.metrics.replaced.set(self.log.database.replaced)
+        self.metrics.writable.set(self.log.last_error is None)
+        self.metrics.replaced.set(self.log.database.n_replaced)
         self.metrics.live.clear()
         if self.live.current:
             self.metrics.live.labels(self.live.current.version_info.version).set(1)
@@ -417,22 +529,22 @@ class GateService:
             self.metrics.shadowing.labels(self.shadow.follower.current.version_info.version).set(1)
 
     def refresh(self) -> None:
-        """Follow the registry, and what is its shadow."""
+        """Load the production version and the shadowed candidate if they have changed."""
         self.live.refresh()
         if self.shadow is not None:
             self.shadow.follower.refresh()
 
 
 class CallerLeft(AbstainError):
-    """Nobody waits any more for what was asked."""
+    """The caller does not wait for the result any more."""
 
     def __init__(self) -> None:
         super().__init__(Code.BUSY, "who asked has left before the end")
 
 
-async def _unless_left(work: Coroutine[Any, Any, T], leaving: Leaving) -> T:
-    """The result of `work`, which is cancelled where that of `leaving` ends before it. Raises `CallerLeft` then."""
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(leaving())
+async def _cancel_on_disconnect(work: Coroutine[Any, Any, T], wait_for_disconnect: WaitForDisconnect) -> T:
+    """Return the result of `work`; if the caller leaves before, cancel it and raise `CallerLeft`."""
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect())
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
@@ -443,12 +555,12 @@ async def _unless_left(work: Coroutine[Any, Any, T], leaving: Leaving) -> T:
             task.cancel()
 
 
-async def _run_with_timeout(seconds: float, work: Awaitable[T]) -> T:
-    """The result of `work`. Raises `AbstainError` where there is none within `seconds`."""
+async def _run_with_timeout(timeout_s: float, work: Awaitable[T]) -> T:
+    """Return the result of `work`. Raises `AbstainError` if there is none within `timeout_s`."""
     try:
-        return await asyncio.wait_for(work, seconds)
+        return await asyncio.wait_for(work, timeout_s)
     except TimeoutError:
-        raise AbstainError(Code.BUSY, f"there was no result within {seconds:g} s: ask again later") from None
+        raise AbstainError(Code.BUSY, f"there was no result within {timeout_s:g} s: ask again later") from None
 
 
 def _explain_all(gate: Gate, jobs: Sequence[tuple[Interaction, bool]]) -> list[Explanation]:

@@ -18,53 +18,73 @@ from abstain.serving.api.service import GateService
 from abstain.serving.decision import Decision
 
 
-def answer_response(text: str, decision: Decision, holder: ApiKey) -> AnswerResponse:
-    """The response about an answer: its text only where it is shown, or `holder` may see withheld ones."""
-    visible = decision.show or "withheld" in holder.roles
+def make_answer_response(text: str, decision: Decision, api_key: ApiKey) -> AnswerResponse:
+    """Build the response about an answer.
+
+    Args:
+        text: The answer.
+        decision: Its decision.
+        api_key: Key of the caller.
+
+    Returns:
+        The response. It has the text only if the answer is shown or the key has the role `withheld`.
+    """
+    visible = decision.show or "withheld" in api_key.roles
     return AnswerResponse(**vars(decision), answer=(text or None) if visible else None)
 
 
-async def answer_events(
-    service: GateService, asked: AnswerRequest, holder: ApiKey, trace: TraceContext
+async def stream_answer_events(
+    service: GateService, request: AnswerRequest, api_key: ApiKey, trace: TraceContext
 ) -> AsyncIterator[bytes]:
-    """Server-sent events: `text` (the whole answer so far), then `decision`; `retract` where text that was sent is not
-    shown, also because of a `problem`.
+    """Yield the server-sent events of an answer.
 
-    `buffered` sends text only after the decision to show it. Who leaves before that ends the answer: it is logged as
-    `unavailable`.
+    Events are `text` (the whole answer so far), then `decision`; and `retract` if text that was sent is not shown, also
+    after a `problem`. `buffered` sends text only after the decision to show it. A caller who leaves before that ends
+    the answer, which is logged as `unavailable`.
+
+    Args:
+        service: The gate service.
+        request: Parsed request.
+        api_key: Key of the caller.
+        trace: Trace context of the request.
+
+    Yields:
+        The encoded events.
     """
     loop = asyncio.get_running_loop()
-    written: asyncio.Queue[str | None] = asyncio.Queue()
-    optimistic = asked.stream == "optimistic"
+    texts: asyncio.Queue[str | None] = asyncio.Queue()
+    optimistic = request.stream == "optimistic"
 
     def on_text(text: str) -> None:
-        loop.call_soon_threadsafe(written.put_nowait, text)
+        loop.call_soon_threadsafe(texts.put_nowait, text)
 
-    left = asyncio.Event()
-    running = service.start_task(service.answer(asked, left.wait, trace, on_text if optimistic else None))
-    running.add_done_callback(lambda _: written.put_nowait(None))
-    sent = False
+    has_left = asyncio.Event()
+    task = service.start_task(service.answer(request, has_left.wait, trace, on_text if optimistic else None))
+    task.add_done_callback(lambda _: texts.put_nowait(None))
+    has_sent_text = False
     try:
-        while (text := await written.get()) is not None:
-            yield _event("text", {"text": text})
-            sent = True
+        while (text := await texts.get()) is not None:
+            yield _format_event("text", {"text": text})
+            has_sent_text = True
     finally:
-        left.set()
+        has_left.set()
     try:
-        text, timed = running.result()
+        text, recorded = task.result()
     except Exception as error:  # an unexpected one is logged by the service
-        if sent:
-            yield _event("retract", {"interaction_id": asked.interaction_id})
-        told = error if isinstance(error, AbstainError) else AbstainError(Code.PROCESS_DIED, "an unexpected error")
-        yield _event("problem", json.loads(bytes(Problem.from_error(told).response().body)))
+        if has_sent_text:
+            yield _format_event("retract", {"interaction_id": request.interaction_id})
+        reported_error = (
+            error if isinstance(error, AbstainError) else AbstainError(Code.PROCESS_DIED, "an unexpected error")
+        )
+        yield _format_event("problem", json.loads(bytes(Problem.from_error(reported_error).to_response().body)))
         return
-    answered = answer_response(text, timed.decision, holder)
-    if not optimistic and timed.decision.show:
-        yield _event("text", {"text": answered.answer})
-    yield _event("decision", answered.model_dump(mode="json"))
-    if optimistic and not timed.decision.show:
-        yield _event("retract", {"interaction_id": timed.decision.interaction_id})
+    response = make_answer_response(text, recorded.decision, api_key)
+    if not optimistic and recorded.decision.show:
+        yield _format_event("text", {"text": response.answer})
+    yield _format_event("decision", response.model_dump(mode="json"))
+    if optimistic and not recorded.decision.show:
+        yield _format_event("retract", {"interaction_id": recorded.decision.interaction_id})
 
 
-def _event(name: str, content: Any) -> bytes:
+def _format_event(name: str, content: Any) -> bytes:
     return f"event: {name}\ndata: {json.dumps(content)}\n\n".encode()

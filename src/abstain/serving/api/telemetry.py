@@ -1,7 +1,7 @@
-"""OpenTelemetry: trace context in and out, and one event `gen_ai.evaluation.result` a decision.
+"""OpenTelemetry: incoming and outgoing trace context, and one event `gen_ai.evaluation.result` per decision.
 
-Events go where `OTEL_EXPORTER_OTLP_ENDPOINT` (or `..._LOGS_ENDPOINT`) says, with the extra `otel`. Without these
-variables only the API is imported, and an event costs microseconds and goes nowhere. It carries no text.
+Events are exported to `OTEL_EXPORTER_OTLP_ENDPOINT` (or `..._LOGS_ENDPOINT`) with the extra `otel`. Without these
+variables only the API is imported, and an event costs microseconds and is dropped. Events contain no text.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from abstain.core.errors import AbstainError
 from abstain.serving.decision import Decision
 
 EVENT = "gen_ai.evaluation.result"
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT")
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT")
 _logger = get_logger("abstain.serve")  # follows the provider that is set later
 
 
 @contextmanager
 def export_events() -> Iterator[None]:
-    """Within the block, events are exported where one of `ENDPOINTS` is set; at its end what waits is sent.
+    """Export events within the block if one of `ENDPOINT_VARIABLES` is set; leaving the block sends the remaining ones.
 
-    Raises `AbstainError` where the exporter is not installed.
+    Yields:
+        None.
+
+    Raises:
+        AbstainError: The exporter is not installed.
     """
-    if not any(map(os.environ.get, ENDPOINTS)):
+    if not any(map(os.environ.get, ENDPOINT_VARIABLES)):
         yield
         return
     try:
@@ -37,7 +41,8 @@ def export_events() -> Iterator[None]:
         from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
     except ImportError:
         raise AbstainError(
-            Code.NO_PACKAGE, f"{ENDPOINTS[0]} is set, and no exporter is installed: pip install 'abstain[otel]'"
+            Code.NO_PACKAGE,
+            f"{ENDPOINT_VARIABLES[0]} is set, and no exporter is installed: pip install 'abstain[otel]'",
         ) from None
     provider = LoggerProvider()
     provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
@@ -49,19 +54,25 @@ def export_events() -> Iterator[None]:
 
 
 def extract_trace_context(headers: Mapping[str, str]) -> context.Context:
-    """The trace context that a request brings (W3C `traceparent`, `tracestate`, `baggage`)."""
+    """Return the trace context in a request's headers (W3C `traceparent`, `tracestate`, `baggage`)."""
     return propagate.extract(headers)
 
 
-def trace_headers(of: context.Context) -> dict[str, str]:
-    """The headers that carry the trace context on; none where the request brought none."""
+def make_trace_headers(trace: context.Context) -> dict[str, str]:
+    """Return the headers that pass on a trace context; none if the request had none."""
     carrier: MutableMapping[str, str] = {}
-    propagate.inject(carrier, of)
+    propagate.inject(carrier, trace)
     return dict(carrier)
 
 
-def emit_decision_event(decision: Decision, source: str, of: context.Context | None) -> None:
-    """The event of one decision, as a child of the span in `of`, where there is one."""
+def emit_decision_event(decision: Decision, source: str, trace: context.Context | None) -> None:
+    """Emit the event of one decision.
+
+    Args:
+        decision: The decision.
+        source: "api" or the gateway's name.
+        trace: Context of the parent span, if there is one.
+    """
     attributes: dict[str, str | float | bool] = {
         "gen_ai.evaluation.name": "abstain.confidence",
         "gen_ai.evaluation.score.label": decision.decision,
@@ -76,4 +87,4 @@ def emit_decision_event(decision: Decision, source: str, of: context.Context | N
         attributes["abstain.threshold"] = decision.threshold
     if decision.reason:
         attributes["gen_ai.evaluation.explanation"] = decision.reason
-    _logger.emit(LogRecord(event_name=EVENT, severity_number=SeverityNumber.INFO, attributes=attributes, context=of))
+    _logger.emit(LogRecord(event_name=EVENT, severity_number=SeverityNumber.INFO, attributes=attributes, context=trace))

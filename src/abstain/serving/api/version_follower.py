@@ -1,9 +1,9 @@
 """The version that the server decides by, and its exchange while requests run.
 
-Where versions come from is not known here: `VersionSource` is given by who starts the server. A new version is fetched,
-opened, smoke-tested and warmed beside the old one, and takes over between two requests. One that fails is refused, and
-the old one goes on. It is tried again once its files here are others, and after a pause: one that doubles, or the
-longest where its files are what is wrong.
+This module does not know where versions come from: the caller that starts the server passes a `VersionSource`. A new
+version is fetched, opened, smoke-tested and warmed up while the old one decides, and takes over between two requests.
+If it fails to load, the old one stays. It is tried again once its files here have changed, and after a pause: the pause
+doubles each time, or is the longest one at once if the error is in the files.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from abstain.serving.gate import Gate
 
 _log = logging.getLogger("abstain.serve")
 PERMANENT_ERROR_CODES = frozenset({Code.BAD_ARTIFACT, Code.VERSION_MISMATCH, Code.EXPORT_DIFFERS})
-"""What is wrong with the files of a version: another try would read the same ones."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 600.0
+"""Errors in the files of a version: another try would read the same files."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 15.0, 600.0
 
 _Files = tuple[tuple[str, int, int, int], ...]
 """Name, inode, size and time of each file."""
@@ -32,8 +32,14 @@ _Files = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True)
 class VersionInfo:
-    """A version that the registry names. `digest`: of its files, since a version may be repaired in place; `notice`: what
-    users should know about it, such as that it guarantees nothing."""
+    """A version that the registry names.
+
+    Attributes:
+        version: Name of the version.
+        digest: Digest of its files, since a version may be repaired in place.
+        since: When it went live.
+        notice: What users should know about it, such as that it guarantees nothing.
+    """
 
     version: str
     digest: str
@@ -42,118 +48,153 @@ class VersionInfo:
 
 
 class VersionSource(Protocol):
-    """Where released versions come from."""
+    """A source of versions."""
 
     def get_production(self) -> VersionInfo | None:
-        """What decides; None where nothing is meant to.
+        """Return the version that should decide; None if none should.
 
-        Raises `AbstainError` with `Code.NO_VERSION` where no version may decide, and where the registry cannot be read.
+        Returns:
+            The version.
+
+        Raises:
+            AbstainError: No version may decide (`Code.NO_VERSION`), or the registry cannot be read.
         """
 
-    def folder(self, release: VersionInfo) -> Path:
-        """Where the files of `release` are once they were fetched."""
+    def get_folder(self, version_info: VersionInfo) -> Path:
+        """Return the folder of a version's files, which exists once they are fetched."""
 
-    def fetch_bundle(self, release: VersionInfo) -> Path:
-        """`folder`, complete, verified and smoke-tested. Raises `AbstainError` for a bad one."""
+    def fetch_bundle(self, version_info: VersionInfo) -> Path:
+        """Fetch, verify and smoke-test the files of a version.
+
+        Args:
+            version_info: The version.
+
+        Returns:
+            The folder of its bundle.
+
+        Raises:
+            AbstainError: The bundle is damaged or fails the test.
+        """
 
 
 @dataclass(frozen=True)
 class LoadedVersion:
-    """A version with its gate."""
+    """A version with its gate.
+
+    Attributes:
+        version_info: The version.
+        gate: Its gate.
+    """
 
     version_info: VersionInfo
     gate: Gate
 
 
 class VersionFollower:
-    """The live version; `refresh` follows the registry. Reading `current` needs no lock.
+    """Loads the version that a `VersionSource` names and swaps it in while requests run.
 
-    `warm`: what is done with a gate before it takes over.
+    `refresh` polls the source. Reading `current` needs no lock.
+
+    Args:
+        source: Where versions come from.
+        open_gate: Opens the gate of a bundle folder.
+        warm_up: Called with a new gate before it takes over.
+
+    Attributes:
+        current: The live version; None if there is none.
+        last_error: Why the newest version is not live, or why the registry cannot be read; None if there is no error.
+        n_swaps: Number of versions that took over from another one.
+        n_failed_loads: Number of failed loads.
     """
 
     def __init__(
         self,
-        releases: VersionSource,
+        source: VersionSource,
         open_gate: Callable[[Path], Gate],
-        warm: Callable[[Gate], None] = Gate.warm_up,
+        warm_up: Callable[[Gate], None] = Gate.warm_up,
     ) -> None:
-        self._releases, self._open, self._warm = releases, open_gate, warm
+        self._source, self._open, self._warm_up = source, open_gate, warm_up
         self._refreshing = threading.Lock()
         self.current: LoadedVersion | None = None
         self.last_error: str | None = None
-        """Why the newest version is not the live one, or why the registry cannot be read; None where all is well."""
         self.n_swaps, self.n_failed_loads = 0, 0
         self._failed: _FailedLoad | None = None
 
     def refresh(self) -> None:
-        """Follow the registry. It never raises: what goes wrong is in `last_error`, and the version so far stays, unless
-        the registry says that none may decide."""
+        """Load the version that the source names, if it is not the live one. Never raises.
+
+        Errors are in `last_error`. The current version stays live unless the registry says that none may decide.
+        """
         with self._refreshing:
             try:
-                release = self._releases.get_production()
+                version_info = self._source.get_production()
             except Exception as error:  # whatever it is, the next time may be better
                 if isinstance(error, AbstainError) and error.code is Code.NO_VERSION:
                     self.current = None
                 self._set_error(_format_error(error))
                 return
-            if release is None:
+            if version_info is None:
                 self.current = None
                 self._set_error(None)
-            elif self.current and release == self.current.version_info:
+            elif self.current and version_info == self.current.version_info:
                 self._set_error(None)
-            elif self._failed and self._failed.is_backing_off(release, _state(self._releases.folder(release))):
+            elif self._failed and self._failed.is_backing_off(
+                version_info, _read_file_stats(self._source.get_folder(version_info))
+            ):
                 self._set_error(self._failed.message)
             else:
-                self._load(release)
+                self._load(version_info)
 
-    def _load(self, release: VersionInfo) -> None:
+    def _load(self, version_info: VersionInfo) -> None:
         try:
-            gate = self._open(self._releases.fetch_bundle(release))
-            self._warm(gate)
+            gate = self._open(self._source.fetch_bundle(version_info))
+            self._warm_up(gate)
         except Exception as error:  # whatever is wrong with it, the version so far must go on
             is_bad = isinstance(error, AbstainError) and error.code in PERMANENT_ERROR_CODES
-            times = self._failed.times + 1 if self._failed and self._failed.release == release else 1
-            pause = LONGEST_PAUSE_S if is_bad else min(FIRST_PAUSE_S * 2 ** (times - 1), LONGEST_PAUSE_S)
+            n_tries = self._failed.n_tries + 1 if self._failed and self._failed.version_info == version_info else 1
+            pause = MAX_PAUSE_S if is_bad else min(FIRST_PAUSE_S * 2 ** (n_tries - 1), MAX_PAUSE_S)
             files, message = (
-                _state(self._releases.folder(release)),
-                f"{release.version} is refused: {_format_error(error)}",
+                _read_file_stats(self._source.get_folder(version_info)),
+                f"{version_info.version} is refused: {_format_error(error)}",
             )
-            self._failed = _FailedLoad(release, files, message, times, time.monotonic() + pause)
+            self._failed = _FailedLoad(version_info, files, message, n_tries, time.monotonic() + pause)
             self.n_failed_loads += 1
             self._set_error(self._failed.message)
             return
-        before, self.current = self.current, LoadedVersion(release, gate)
-        self._failed, self.n_swaps = None, self.n_swaps + (before is not None)
+        previous, self.current = self.current, LoadedVersion(version_info, gate)
+        self._failed, self.n_swaps = None, self.n_swaps + (previous is not None)
         self._set_error(None)
-        _log.info("%s decides now%s", release.version, f", after {before.version_info.version}" if before else "")
+        _log.info(
+            "%s decides now%s", version_info.version, f", after {previous.version_info.version}" if previous else ""
+        )
 
-    def _set_error(self, trouble: str | None) -> None:
-        if trouble and trouble != self.last_error:
-            _log.warning("%s", trouble)
-        self.last_error = trouble
+    def _set_error(self, error: str | None) -> None:
+        if error and error != self.last_error:
+            _log.warning("%s", error)
+        self.last_error = error
 
 
 @dataclass(frozen=True)
 class _FailedLoad:
-    """A version that could not take over with these `files`, and when it is tried `retry_at`."""
+    """A version that failed to load with these `files`, and when it is tried again."""
 
-    release: VersionInfo
+    version_info: VersionInfo
     files: _Files
     message: str
-    times: int
+    n_tries: int
     retry_at: float
 
-    def is_backing_off(self, release: VersionInfo, files: _Files) -> bool:
-        return (release, files) == (self.release, self.files) and time.monotonic() < self.retry_at
+    def is_backing_off(self, version_info: VersionInfo, files: _Files) -> bool:
+        return (version_info, files) == (self.version_info, self.files) and time.monotonic() < self.retry_at
 
 
-def _state(folder: Path) -> _Files:
-    """What differs once a file in `folder` was changed; empty where there is none."""
+def _read_file_stats(folder: Path) -> _Files:
+    """Return name, inode, size and time of each file in `folder`; empty if there is none."""
     try:
-        found = [(str(file), file.stat()) for file in folder.rglob("*")]
+        file_stats = [(str(file), file.stat()) for file in folder.rglob("*")]
     except OSError:  # it is being changed
         return ()
-    return tuple(sorted((name, own.st_ino, own.st_size, own.st_mtime_ns) for name, own in found))
+    return tuple(sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in file_stats))
 
 
 def _format_error(error: Exception) -> str:

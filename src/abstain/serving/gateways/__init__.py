@@ -1,1 +1,1 @@
-"""Gateways: each brings answers to the gate by its own protocol, all through one core."""
+"""Gateways: each sends answers to the gate in its own protocol, all through one core."""

@@ -1,7 +1,7 @@
-"""What a model's response holds: answers, what cannot be decided about, and what no reader reads.
+"""Parts of a model's response: answers, parts that cannot be decided about, and fields without text for a reader.
 
-Text that is not read as an answer, such as the reasoning before it, would be shown undecided: what it stands beside
-cannot be decided about. What passes without a decision has no text for a reader.
+A choice with text that is not recognized as an answer, such as the reasoning before it, cannot be decided about:
+otherwise that text would be shown undecided. Only what has no text for a reader passes without a decision.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
-QUIET = frozenset(
+QUIET_FIELDS = frozenset(
     (
         *("role", "type", "id", "object", "index", "created", "model", "usage", "status", "signature"),
         *("finish_reason", "native_finish_reason", "stop_reason", "matched_stop", "thought_signature", "logprobs"),
@@ -21,12 +21,12 @@ QUIET = frozenset(
         *("provider", "service_tier", "system_fingerprint", "weight_version"),
     )
 )
-"""What may stand beside an answer: programs read it, and no text in it is for the reader of the answer."""
-QUIET_OF_RESPONSE = ("request_id", "metadata", "model_info")
-"""The same, beside the choices of a response alone."""
+"""Fields that may accompany an answer: programs read them, and the reader of the answer sees no text of them."""
+QUIET_RESPONSE_FIELDS = ("request_id", "metadata", "model_info")
+"""Further such fields, only next to the choices of a response."""
 
 
-class Passed(Enum):
+class PassReason(Enum):
     """Why something passes without a decision."""
 
     REQUEST = "request"
@@ -34,112 +34,138 @@ class Passed(Enum):
     NO_TEXT = "no_text"
 
 
-Answer = str | AbstainError | Passed
+Answer = str | AbstainError | PassReason
 """The text of an answer, or why it cannot be read, or why it passes."""
 
 
 def read_answers(response: Any, text: str | None = None) -> list[Answer]:
-    """The answers in a model's response of OpenAI's form: one a choice, or `text` where it has no choices.
+    """Read the answers in a model's response of OpenAI's form.
 
-    Text, or a number, at a name that is neither an answer's nor quiet makes unreadable what it stands beside: one
-    choice, or all.
+    A text or number in a field that is neither an answer nor quiet makes unreadable what it belongs to: one choice, or
+    all.
 
     Args:
-        response: a chat completion or a completion.
-        text: what the gateway found in it; it is one more answer where the choices do not hold it.
+        response: A chat completion or a completion.
+        text: Text that the gateway found in it; it is one more answer if the choices do not contain it.
+
+    Returns:
+        One answer per choice, or `text` if there are no choices.
     """
-    choices = choices_of(response)
-    if name := _name_of_text(_without(response, "choices", *QUIET_OF_RESPONSE) if choices else response):
-        return [_unreadable(name)] * max(1, len(choices))
-    answers = [_read(choice) for choice in choices]
+    choices = get_choices(response)
+    if name := _find_text_field(_drop_fields(response, "choices", *QUIET_RESPONSE_FIELDS) if choices else response):
+        return [_make_unreadable_error(name)] * max(1, len(choices))
+    answers = [_read_choice(choice) for choice in choices]
     read = "".join(answer for answer in answers if isinstance(answer, str))
-    if text and not any(isinstance(answer, AbstainError) for answer in answers) and _packed(text) not in _packed(read):
+    if (
+        text
+        and not any(isinstance(answer, AbstainError) for answer in answers)
+        and _remove_whitespace(text) not in _remove_whitespace(read)
+    ):
         answers.append(text)
-    return answers or [_passed(response)]
+    return answers or [_get_pass_reason(response)]
 
 
-def choices_of(response: Any) -> list[Any]:
-    """The choices of a model's response; none where it has none."""
+def get_choices(response: Any) -> list[Any]:
+    """Return the choices of a model's response; empty if it has none."""
     choices = response.get("choices") if isinstance(response, dict) else None
     return choices if isinstance(choices, list) else []
 
 
-def quiet(value: Any) -> dict[str, Any]:
-    """What of an object has no text for a reader, nor the tokens of one."""
+def select_quiet_fields(value: Any) -> dict[str, Any]:
+    """Return the fields of an object that have neither text for a reader nor its tokens."""
     fields = value.items() if isinstance(value, dict) else ()
-    return {name: one for name, one in fields if name != "logprobs" and not _name_of_text({name: one})}
+    return {
+        name: field_value
+        for name, field_value in fields
+        if name != "logprobs" and not _find_text_field({name: field_value})
+    }
 
 
-def with_text(choice: Any, text: str) -> dict[str, Any]:
-    """A choice with `text` in place of all that a reader may see."""
+def replace_text(choice: Any, text: str) -> dict[str, Any]:
+    """Replace everything in a choice that a reader may see.
+
+    Args:
+        choice: The choice.
+        text: The new text.
+
+    Returns:
+        The choice with `text` and its quiet fields.
+    """
     if isinstance(choice, dict) and "text" in choice and "message" not in choice:
-        return {**quiet(choice), "text": text}
+        return {**select_quiet_fields(choice), "text": text}
     message = choice.get("message") if isinstance(choice, dict) else None
-    return {**quiet(choice), "message": {"role": "assistant", **quiet(message), "content": text}}
+    return {
+        **select_quiet_fields(choice),
+        "message": {"role": "assistant", **select_quiet_fields(message), "content": text},
+    }
 
 
-def text_of(value: Any) -> str | None:
-    """The text that `value` is or has: a message's content may be a list of parts. None where there is none."""
+def extract_text(value: Any) -> str | None:
+    """Return the text that `value` is or has; None if there is none. A message's content may be a list of parts."""
     if isinstance(value, list):
         parts = [part.get("text") for part in value if isinstance(part, dict)]
         value = "\n".join(part for part in parts if isinstance(part, str))
     return value.strip() or None if isinstance(value, str) else None
 
 
-def _read(choice: Any) -> Answer:
-    """What a choice of a chat completion, or of a completion, has for its reader."""
+def _read_choice(choice: Any) -> Answer:
+    """Return the answer in a choice of a chat completion or of a completion."""
     if not isinstance(choice, dict):
-        return _unreadable("choices")
-    used = "message" if "message" in choice else "text"
-    message = choice["message"] if used == "message" else {"content": choice.get("text")}
+        return _make_unreadable_error("choices")
+    content_key = "message" if "message" in choice else "text"
+    message = choice["message"] if content_key == "message" else {"content": choice.get("text")}
     if not isinstance(message, dict):
-        return _unreadable("message")
+        return _make_unreadable_error("message")
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str | None) for part in parts):
-        return _unreadable("content")
-    beside = [_without(choice, used), _without(message, "content", "name"), *(_without(part, "text") for part in parts)]
-    if name := _name_of_text(beside):
-        return _unreadable(name)
-    return text_of(content) or _passed(message)
+        return _make_unreadable_error("content")
+    siblings = [
+        _drop_fields(choice, content_key),
+        _drop_fields(message, "content", "name"),
+        *(_drop_fields(part, "text") for part in parts),
+    ]
+    if name := _find_text_field(siblings):
+        return _make_unreadable_error(name)
+    return extract_text(content) or _get_pass_reason(message)
 
 
-def _unreadable(name: str) -> AbstainError:
+def _make_unreadable_error(name: str) -> AbstainError:
     message = (
         f"answer: what it has at {name[:40]!r} cannot be decided about: have the model or its gateway leave it out"
     )
     return AbstainError(Code.INVALID_ROW, message)
 
 
-def _passed(response: Any) -> Passed:
-    called = isinstance(response, dict) and any(_is_call(name, value) for name, value in response.items())
-    return Passed.TOOL_CALL if called else Passed.NO_TEXT
+def _get_pass_reason(response: Any) -> PassReason:
+    is_call = isinstance(response, dict) and any(_is_call(name, value) for name, value in response.items())
+    return PassReason.TOOL_CALL if is_call else PassReason.NO_TEXT
 
 
 def _is_call(name: str, value: Any) -> bool:
-    """Whether a field is a call of tools or of a function, as programs read it."""
+    """Return whether a field is a call of tools or of a function, as programs read it."""
     if name == "tool_calls" and isinstance(value, list):
-        return bool(value) and all(isinstance(one, dict) and ("function" in one or "type" in one) for one in value)
+        return bool(value) and all(isinstance(call, dict) and ("function" in call or "type" in call) for call in value)
     return name == "function_call" and isinstance(value, dict) and bool(value)
 
 
-def _name_of_text(value: Any) -> str | None:
-    """The name of a text or number in `value`, at any depth, that is not quiet; None where there is none."""
-    left = [("response", value)]
-    while left:
-        name, value = left.pop()
+def _find_text_field(value: Any) -> str | None:
+    """Return the name of a text or number in `value`, at any depth, that is not quiet; None if there is none."""
+    stack = [("response", value)]
+    while stack:
+        name, value = stack.pop()
         if isinstance(value, int | float) or (isinstance(value, str) and value.strip()):
             return name
         if isinstance(value, dict):
-            left += [pair for pair in value.items() if pair[0] not in QUIET and not _is_call(*pair)]
+            stack += [pair for pair in value.items() if pair[0] not in QUIET_FIELDS and not _is_call(*pair)]
         elif isinstance(value, list):
-            left += [(name, item) for item in value]
+            stack += [(name, item) for item in value]
     return None
 
 
-def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _drop_fields(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key not in names}
 
 
-def _packed(text: str) -> str:
+def _remove_whitespace(text: str) -> str:
     return "".join(text.split())

@@ -1,10 +1,10 @@
 """Callbacks for LangChain and LlamaIndex: the gate decides about an answer when the chain or the query ends.
 
 LangChain's callbacks may watch an answer but not change it: a withheld one is an error, `AnswerWithheld`. LlamaIndex
-hands over the response itself, whose text is replaced.
+passes the response itself, whose text is replaced.
 
-Where a callback would not see the answer, it refuses by the same error: a model runs outside of a chain or query, or a
-chain begins without its question, as one that streams does, whose answer would have been read when it ends.
+If a callback would not see the answer, it raises the same error: if a model runs outside of a chain or query, or a
+chain begins without its question. A chain that streams begins so, and its answer would have been read when it ends.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from uuid import UUID
 
 from abstain.core.codes import Code
 from abstain.core.text import WITHHELD_TEXT
-from abstain.serving.decision import Decision, no_decision
+from abstain.serving.decision import Decision, make_no_decision
 from abstain.serving.gateways.client import GateLike, decide_if_complete, make_unavailable_decision
 
 _NO_QUESTION = "none was found where the chain begins: invoke it, since a stream begins without its input"
 
 
 class AnswerWithheld(Exception):
-    """An answer is not to be shown. Its text is what to show in its place; `decision`: why, which is a note to it."""
+    """An answer must not be shown. The message is the text to show instead.
+
+    Attributes:
+        decision: The decision about the answer; its reason is a note of the exception.
+    """
 
     def __init__(self, text: str, decision: Decision) -> None:
         super().__init__(text)
@@ -34,7 +38,13 @@ class AnswerWithheld(Exception):
 
 @dataclass
 class _Chain:
-    """A chain that is running. `runs`: its own, which is the first, and those inside of it."""
+    """A running chain.
+
+    Attributes:
+        question: Its question; None if there is none.
+        runs: Ids of its own run, which is the first, and of the runs inside it.
+        contexts: Texts that its retrievers returned.
+    """
 
     question: str | None
     runs: list[UUID]
@@ -44,10 +54,16 @@ class _Chain:
 def langchain_callback(
     gate: GateLike, *, question: str = "input", answer: str = "answer", withheld_text: str = WITHHELD_TEXT
 ) -> Any:
-    """A `BaseCallbackHandler` to pass in `config={"callbacks": [...]}`. It raises `AnswerWithheld` out of `invoke`.
+    """Make a `BaseCallbackHandler` for `config={"callbacks": [...]}`; it raises `AnswerWithheld` out of `invoke`.
 
     Args:
-        question, answer: the keys of the chain's input and output; either may be a plain text instead.
+        gate: The gate.
+        question: Key of the chain's input; the input may be a plain text instead.
+        answer: Key of the chain's output; the output may be a plain text instead.
+        withheld_text: Text to show instead of a withheld answer.
+
+    Returns:
+        The callback handler.
     """
     from langchain_core.callbacks import BaseCallbackHandler
 
@@ -64,7 +80,7 @@ def langchain_callback(
         ) -> None:
             if self._follow(run_id, parent_run_id):
                 return
-            chain = _Chain(_of(inputs, question), [run_id])
+            chain = _Chain(_get_text(inputs, question), [run_id])
             if not (chain.question or "").strip():  # before anybody reads a part of the answer
                 _require_shown(
                     make_unavailable_decision(gate, f"{Code.INVALID_ROW}: question: {_NO_QUESTION}"), withheld_text
@@ -93,22 +109,22 @@ def langchain_callback(
         def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
             if chain := self._end(run_id):
                 _require_shown(
-                    decide_if_complete(gate, chain.question, chain.contexts, _of(outputs, answer)), withheld_text
+                    decide_if_complete(gate, chain.question, chain.contexts, _get_text(outputs, answer)), withheld_text
                 )
 
         def _require_chain(self, kind: str, run_id: UUID, parent: UUID | None) -> None:
             if not self._follow(run_id, parent):
-                _refuse(f"a {kind} runs outside of any chain: give the callback to the chain", withheld_text)
+                _withhold(f"a {kind} runs outside of any chain: give the callback to the chain", withheld_text)
 
         def _follow(self, run_id: UUID, parent: UUID | None) -> bool:
-            """Whether a run is inside of a chain that this callback has seen."""
+            """Return whether a run is inside of a chain that this callback has seen."""
             if chain := self._chains.get(parent) if parent else None:
                 chain.runs.append(run_id)
                 self._chains[run_id] = chain
             return chain is not None
 
         def _end(self, run_id: UUID) -> _Chain | None:
-            """The outermost chain that ends with this run, which is forgotten; None where it is no such chain."""
+            """Remove and return the outermost chain that ends with this run; None if it is no such chain."""
             chain = self._chains.get(run_id)
             if chain is None or chain.runs[0] != run_id:
                 return None
@@ -120,10 +136,17 @@ def langchain_callback(
 
 
 def llamaindex_callback(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -> Any:
-    """A `BaseCallbackHandler` for `CallbackManager([...])`: the text of a withheld response is replaced.
+    """Make a `BaseCallbackHandler` for `CallbackManager([...])` that replaces the text of a withheld response.
 
-    It raises `AnswerWithheld` for a response whose text it cannot replace, such as one that is streamed, and where a
+    It raises `AnswerWithheld` for a response whose text it cannot replace, such as one that is streamed, and if a
     model, a synthesizer or a chat engine begins outside of a query.
+
+    Args:
+        gate: The gate.
+        withheld_text: Text to show instead of a withheld answer.
+
+    Returns:
+        The callback handler.
     """
     from llama_index.core.callbacks import CBEventType
     from llama_index.core.callbacks.base import global_stack_trace
@@ -143,7 +166,7 @@ def llamaindex_callback(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -
                 return event_id
             in_query = any(event in self._asked for event in global_stack_trace.get())
             if event_type in (CBEventType.LLM, CBEventType.SYNTHESIZE) and not in_query:
-                _refuse("a model or synthesizer runs outside of any query: ask a query engine", withheld_text)
+                _withhold("a model or synthesizer runs outside of any query: ask a query engine", withheld_text)
             return event_id
 
         def on_event_end(
@@ -165,7 +188,7 @@ def llamaindex_callback(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -
 
         def start_trace(self, trace_id: str | None = None) -> None:
             if trace_id == "chat":
-                _refuse("a chat engine's answer is in no event: ask a query engine", withheld_text)
+                _withhold("a chat engine's answer is in no event: ask a query engine", withheld_text)
 
         def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None:
             """Nothing is traced."""
@@ -178,12 +201,14 @@ def _require_shown(decision: Decision, withheld_text: str) -> None:
         raise AnswerWithheld(withheld_text, decision)
 
 
-def _refuse(cause: str, withheld_text: str) -> NoReturn:
-    raise AnswerWithheld(withheld_text, no_decision("", f"{Code.USAGE}: the gate does not see the answer: {cause}"))
+def _withhold(cause: str, withheld_text: str) -> NoReturn:
+    raise AnswerWithheld(
+        withheld_text, make_no_decision("", f"{Code.USAGE}: the gate does not see the answer: {cause}")
+    )
 
 
-def _of(value: Any, key: str) -> str | None:
-    """The text of a chain's input or output: itself, that of a message, or that at `key`."""
+def _get_text(value: Any, key: str) -> str | None:
+    """Return the text of a chain's input or output: itself, that of a message, or that at `key`."""
     if isinstance(value, Mapping):
         value = value.get(key)
     value = getattr(value, "content", value)

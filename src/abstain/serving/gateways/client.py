@@ -1,6 +1,7 @@
-"""The gate as an assistant asks it: over HTTP, or in process. What keeps it from a decision is `make_unavailable_decision`.
+"""The gate as an assistant calls it: over HTTP, or in process.
 
-This module imports nothing of the base model, so that it costs a chain or a rail nothing.
+Without a decision the answer is "unavailable". This module does not import the base model, so that it costs a chain or
+a rail nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import httpx
 
 from abstain.config.serve_settings import OnUnavailable
 from abstain.core.codes import Code
-from abstain.serving.decision import Decision, no_decision
+from abstain.serving.decision import Decision, make_no_decision
 
 
 class GateLike(Protocol):
@@ -26,11 +27,19 @@ class GateLike(Protocol):
 
 
 class HttpGate:
-    """A gate server at `url`. Each of `extra_fields` (`user`, `product`, `entitlements`, ...) goes with every request.
+    """A gate server.
 
-    Contexts are retrieved under `entitlements` where an answer comes without any. `on_unavailable`: what is done where
-    the server cannot be asked; what is done where it could not decide is set on the server. What cannot be sent, or is
-    refused, is withheld in any case, since who asks could bring that about.
+    If an answer comes without contexts, the server retrieves them under `entitlements`. `on_unavailable` applies only
+    if the server cannot be reached; if it could not decide, the server's own setting applies. A request that cannot be
+    sent or that the server rejects is withheld in any case, since the asker could cause that.
+
+    Args:
+        url: Address of the server.
+        key: API key.
+        on_unavailable: What happens to an answer if the server cannot be reached: "abstain" or "show".
+        timeout_s: Time limit of a request in seconds.
+        transport: HTTP transport, for tests.
+        **extra_fields: Fields of every request (`user`, `product`, `entitlements`, ...).
     """
 
     def __init__(
@@ -45,48 +54,75 @@ class HttpGate:
     ) -> None:
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, transport=transport)
-        self.on_unavailable, self._more = on_unavailable, extra_fields
+        self.on_unavailable, self._extra_fields = on_unavailable, extra_fields
 
     def decide(self, question: str, contexts: Sequence[str], answer: str) -> Decision:
-        """The server's decision about one answer."""
+        """Ask the server to decide about one answer.
+
+        Args:
+            question: The user's question.
+            contexts: Retrieved chunks, best first.
+            answer: The answer.
+
+        Returns:
+            The decision; "unavailable" if the server gave none.
+        """
         try:
             texts = {"question": question, "answer": answer, **({"contexts": list(contexts)} if contexts else {})}
             # half a surrogate pair, which is no character, becomes a question mark
-            content = json.dumps({**self._more, **texts}, ensure_ascii=False).encode(errors="replace")
+            content = json.dumps({**self._extra_fields, **texts}, ensure_ascii=False).encode(errors="replace")
         except (TypeError, ValueError) as error:
-            return no_decision("", f"{Code.INVALID_ROW}: the request cannot be sent ({error}): give texts")
+            return make_no_decision("", f"{Code.INVALID_ROW}: the request cannot be sent ({error}): give texts")
         try:
-            sent = self._client.post("/v1/gate", content=content)
-            if sent.is_client_error:  # the server is there and refuses: nothing that may be shown unseen
-                return no_decision("", _get_rejection_reason(sent))
-            sent.raise_for_status()
-            found = sent.json()
-            decision = Decision(**{each.name: found[each.name] for each in fields(Decision)})
+            response = self._client.post("/v1/gate", content=content)
+            if response.is_client_error:  # the server is there and refuses: nothing that may be shown unseen
+                return make_no_decision("", _get_rejection_reason(response))
+            response.raise_for_status()
+            body = response.json()
+            decision = Decision(**{field.name: body[field.name] for field in fields(Decision)})
             return replace(decision, show=decision.show is True, signals=tuple(decision.signals))
         except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
             return make_unavailable_decision(self, f"{Code.NO_SERVICE}: the gate server gave no decision ({error})")
 
 
 def decide_if_complete(gate: GateLike, question: str | None, contexts: Sequence[str], answer: str | None) -> Decision:
-    """The decision about an answer: `make_unavailable_decision` where no question, or no answer, was found, or it is no text."""
+    """Decide about an answer if question and answer are there.
+
+    Args:
+        gate: The gate.
+        question: The question; None if none was found.
+        contexts: Retrieved chunks, best first.
+        answer: The answer; None if none was found.
+
+    Returns:
+        The decision; "unavailable" if a text is missing or is no text.
+    """
     for name, text in (("question", question), ("answer", answer)):
         if not isinstance(text, str | None):
-            return no_decision("", f"{Code.INVALID_ROW}: {name}: a {type(text).__name__} is no text: give a str")
+            return make_no_decision("", f"{Code.INVALID_ROW}: {name}: a {type(text).__name__} is no text: give a str")
     if not (question and question.strip()) or not (answer and answer.strip()):
-        absent = "answer" if question and question.strip() else "question"
-        return make_unavailable_decision(gate, f"{Code.INVALID_ROW}: {absent}: none was found")
+        missing = "answer" if question and question.strip() else "question"
+        return make_unavailable_decision(gate, f"{Code.INVALID_ROW}: {missing}: none was found")
     return gate.decide(question, contexts, answer)
 
 
-def _get_rejection_reason(sent: httpx.Response) -> str:
-    """Why the server refused a request, as it says so itself."""
+def _get_rejection_reason(response: httpx.Response) -> str:
+    """Return why the server rejected a request, in its own words."""
     try:
-        problem = sent.json()
+        problem = response.json()
         return f"{problem['code']}: {problem['detail']}"
     except (ValueError, TypeError, KeyError):
-        return f"{Code.NO_SERVICE}: the gate server refused the request with status {sent.status_code}"
+        return f"{Code.NO_SERVICE}: the gate server refused the request with status {response.status_code}"
 
 
 def make_unavailable_decision(gate: GateLike, reason: str) -> Decision:
-    """No decision, for `reason`."""
-    return no_decision("", reason, show=gate.on_unavailable == "show")
+    """Return an "unavailable" decision.
+
+    Args:
+        gate: The gate, whose `on_unavailable` applies.
+        reason: Why there is no decision, with its code in front.
+
+    Returns:
+        The decision.
+    """
+    return make_no_decision("", reason, show=gate.on_unavailable == "show")

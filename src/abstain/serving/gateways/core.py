@@ -1,10 +1,10 @@
-"""The core of all gateways: what a request holds, and the decisions about the answers in it.
+"""The core of all gateways: parsing of their requests, and the decisions about the answers in them.
 
-A gateway's request has question, contexts and the rest at paths (`GatewayPaths`); what is not there may have been
-registered under the id of the call, by the gateway's request before the answer or by the assistant at `/v1/contexts`,
-or be retrieved under the asker's entitlements. Contexts of the request go before registered ones, a registered question
-before the user's last message, which may not be understood alone. What none of these gives is not guessed: the decision
-is `unavailable`.
+A gateway's request has question, contexts and the other fields at paths (`GatewayPaths`). Missing ones may have been
+registered under the call's id, by the gateway's request before the answer or by the assistant at `/v1/contexts`, or be
+retrieved under the asker's entitlements. Contexts of the request precede registered ones. A registered question
+precedes the user's last message, which may not be understandable without the earlier ones. Nothing else is guessed:
+without it the decision is `unavailable`.
 """
 
 from __future__ import annotations
@@ -25,25 +25,36 @@ from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.calls import RegisteredCall
 from abstain.ingest.exports.expressions import Expression
-from abstain.serving.api.callers import OverQuota, current_caller
-from abstain.serving.api.schemas import ANSWERS, ContextsRequest, GateRequest
+from abstain.serving.api.callers import QuotaExceeded, get_current_caller
+from abstain.serving.api.schemas import MAX_ANSWERS, ContextsRequest, GateRequest
 from abstain.serving.api.service import GateService
-from abstain.serving.decision import Decision, no_decision
+from abstain.serving.decision import Decision, make_no_decision
 from abstain.serving.gate import make_interaction_id
-from abstain.serving.gateways.answers import Answer, Passed, text_of
+from abstain.serving.gateways.answers import Answer, PassReason, extract_text
 
 _log = logging.getLogger("abstain.serve")
 CALL_TTL_S = 1800.0
 """How long a question waits for its answer."""
 MAX_LIST_ITEMS = 10_000
-"""The most elements of a list in a gateway's request."""
+"""Maximum number of elements of a list in a gateway's request."""
 TEXT_KEYS = ("text", "content", "page_content")
-"""Where an object among the contexts may have its text."""
+"""Keys of the text in an object among the contexts."""
 
 
 @dataclass(frozen=True)
 class GatewayFields:
-    """What a request holds; None: nothing."""
+    """Fields of a gateway's request; None if absent.
+
+    Attributes:
+        call_id: Id of the call.
+        question: The question.
+        contexts: Retrieved chunks, best first.
+        entitlements: Entitlements of the asker.
+        conversation: Id of the conversation.
+        user: The asker.
+        product: The product.
+        model: The model that answered.
+    """
 
     call_id: str | None
     question: str | None
@@ -56,7 +67,15 @@ class GatewayFields:
 
 
 class GatewayFieldParser:
-    """Finds what the requests of one gateway hold. Raises `AbstainError`, naming the gateway, for a wrong path."""
+    """Parses the requests of one gateway.
+
+    Args:
+        gateway: Name of the gateway, for messages.
+        paths: Path of each field.
+
+    Raises:
+        AbstainError: A path is invalid.
+    """
 
     def __init__(self, gateway: str, paths: GatewayPaths) -> None:
         self._paths: dict[str, Expression] = {}
@@ -69,44 +88,66 @@ class GatewayFieldParser:
                 raise AbstainError(Code.BAD_SETTING, f"environment variable {variable}: {error}") from None
 
     def parse(self, request: Mapping[str, Any]) -> GatewayFields:
-        """What `request` holds. Raises `AbstainError` for contexts and entitlements that are no texts."""
+        """Find the fields of a request.
+
+        Args:
+            request: Body that the gateway sent.
+
+        Returns:
+            The fields.
+
+        Raises:
+            AbstainError: Contexts or entitlements are no texts.
+        """
         values = {name: path.evaluate(request) for name, path in self._paths.items()}
-        contexts = [_context(one) for one in _listed(values.get("contexts"))]
-        entitlements = [_entitlement(one) for one in _listed(values.get("entitlements"))]
+        contexts = [_parse_context(item) for item in _to_list(values.get("contexts"))]
+        entitlements = [_parse_entitlement(item) for item in _to_list(values.get("entitlements"))]
         names = ("call_id", "question", "conversation", "user", "product", "model")
-        texts = {name: text_of(values.get(name)) for name in names}
+        texts = {name: extract_text(values.get(name)) for name in names}
         return GatewayFields(contexts=tuple(contexts) or None, entitlements=tuple(entitlements) or None, **texts)
 
 
-def count_passed(service: GateService, source: str, why: Passed) -> None:
-    """Count what passes without a decision, in the figures."""
-    service.metrics.passed.labels(source, why.value).inc()
+def count_passed(service: GateService, source: str, reason: PassReason) -> None:
+    """Count in the metrics what passes without a decision.
 
-
-async def register_call(service: GateService, found: GatewayFields) -> None:
-    """Remember what a request before its answer holds, with what the assistant registered by the same key: its question
-    goes first.
-
-    Raises `AbstainError` where the log cannot be written, or the caller has sent too many rows.
+    Args:
+        service: The gate service.
+        source: Name of the gateway.
+        reason: Why it passes.
     """
-    if found.call_id is None:
+    service.metrics.passed.labels(source, reason.value).inc()
+
+
+async def register_call(service: GateService, fields: GatewayFields) -> None:
+    """Store the fields of a request before its answer, together with what the assistant registered by the same key.
+
+    The assistant's question precedes that of the request.
+
+    Args:
+        service: The gate service.
+        fields: Fields of the request; without a call id nothing is stored.
+
+    Raises:
+        AbstainError: The log cannot be written, or the caller has sent too many rows.
+    """
+    if fields.call_id is None:
         return
-    service.rows.take(current_caller())
-    known = await service.gatherer.get_registered_call(found.call_id) or RegisteredCall()
-    given = {
-        "call_id": found.call_id,
-        "question": known.question or found.question,
-        "contexts": found.contexts or known.contexts,
-        "user": found.user or known.user,
-        "product": found.product or known.product,
+    service.row_quota.take(get_current_caller())
+    registered = await service.gatherer.get_registered_call(fields.call_id) or RegisteredCall()
+    values = {
+        "call_id": fields.call_id,
+        "question": registered.question or fields.question,
+        "contexts": fields.contexts or registered.contexts,
+        "user": fields.user or registered.user,
+        "product": fields.product or registered.product,
         "ttl_s": CALL_TTL_S,
     }
-    await service.register_contexts(_validate(ContextsRequest, given))
+    await service.register_contexts(_validate(ContextsRequest, values))
 
 
 async def decide_answers(
     service: GateService,
-    finder: GatewayFieldParser,
+    parser: GatewayFieldParser,
     request: Mapping[str, Any],
     answers: Sequence[Answer],
     source: str,
@@ -114,118 +155,142 @@ async def decide_answers(
     use_call_id: bool = False,
     timeout_s: float | None = None,
 ) -> list[Decision | None]:
-    """The decision about each answer, in order; `unavailable`, with the reason, where there is none. Never raises.
+    """Decide about every answer in a gateway's request. Never raises.
 
-    What passes has None, and is counted. More answers than are allowed in one request are withheld by one decision,
-    whatever `on_unavailable` says; so are those of a caller who has sent too many rows, which are not logged.
+    An answer without a decision is "unavailable", with the reason. If there are more answers than are allowed in one
+    request, all are withheld by one decision, whatever `on_unavailable` says. So are those of a caller who has sent too
+    many rows, which are not logged.
 
     Args:
-        request: what the gateway sent.
-        answers: those to one question.
-        source: the gateway's name, for the log and the figures.
-        named: whether the call's id becomes that of the first answer's interaction, so that feedback can name it.
+        service: The gate service.
+        parser: Finds question, contexts and ids in this gateway's requests.
+        request: Body that the gateway sent.
+        answers: Answers to one question.
+        source: Name of the gateway, for the log and the metrics.
+        use_call_id: Whether the call id becomes the interaction id of the first answer, so that feedback can refer to
+            it.
+        timeout_s: Time limit per answer in seconds.
+
+    Returns:
+        One decision per answer, in order; None for what passes without a decision, which is counted.
     """
     for answer in answers:
-        if isinstance(answer, Passed):
+        if isinstance(answer, PassReason):
             count_passed(service, source, answer)
-    to_decide = [answer for answer in answers if not isinstance(answer, Passed)]
-    decided = iter(
-        await _decide(service, finder, request, to_decide, source, use_call_id, timeout_s) if to_decide else ()
+    to_decide = [answer for answer in answers if not isinstance(answer, PassReason)]
+    decisions = iter(
+        await _decide_all(service, parser, request, to_decide, source, use_call_id, timeout_s) if to_decide else ()
     )
-    return [None if isinstance(answer, Passed) else next(decided) for answer in answers]
+    return [None if isinstance(answer, PassReason) else next(decisions) for answer in answers]
 
 
-async def _decide(
+async def _decide_all(
     service: GateService,
-    finder: GatewayFieldParser,
+    parser: GatewayFieldParser,
     request: Mapping[str, Any],
     answers: Sequence[str | AbstainError],
     source: str,
-    named: bool,
+    use_call_id: bool,
     timeout_s: float | None,
 ) -> list[Decision]:
     try:
-        service.rows.take(current_caller(), len(answers))
-    except OverQuota as error:
+        service.row_quota.take(get_current_caller(), len(answers))
+    except QuotaExceeded as error:
         return [service.withhold(make_interaction_id(), error, source) for _ in answers]
-    if len(answers) > ANSWERS:
+    if len(answers) > MAX_ANSWERS:
         excess = AbstainError(
-            Code.TOO_LARGE, f"{len(answers):,} answers in one request, {ANSWERS} are allowed: ask for fewer"
+            Code.TOO_LARGE, f"{len(answers):,} answers in one request, {MAX_ANSWERS} are allowed: ask for fewer"
         )
         return [await _record_failure(service, GateRequest(), excess, source, may_show=False)] * len(answers)
     try:
-        found = finder.parse(request)
-        known = await service.gatherer.get_registered_call(found.call_id) if found.call_id and found.question else None
+        fields = parser.parse(request)
+        registered = (
+            await service.gatherer.get_registered_call(fields.call_id) if fields.call_id and fields.question else None
+        )
     except Exception as error:  # whatever it is, the gateway would show the answers
         return [await _record_failure(service, GateRequest(), error, source) for _ in answers]
 
-    question = (known.question if known else None) or found.question
+    question = (registered.question if registered else None) or fields.question
 
-    async def one(at: int, answer: str | AbstainError) -> Decision:
+    async def decide_answer(index: int, answer: str | AbstainError) -> Decision:
         if isinstance(answer, AbstainError):
             return await _record_failure(service, GateRequest(), answer, source)
-        key = (found.call_id if at == 0 else f"{found.call_id}#{at}") if named and found.call_id else None
-        asked = GateRequest()
+        interaction_id = (
+            (fields.call_id if index == 0 else f"{fields.call_id}#{index}") if use_call_id and fields.call_id else None
+        )
+        gate_request = GateRequest()
         try:
-            asked = _validate(
-                GateRequest, {**found.__dict__, "question": question, "interaction_id": key, "answer": answer}
+            gate_request = _validate(
+                GateRequest,
+                {**fields.__dict__, "question": question, "interaction_id": interaction_id, "answer": answer},
             )
-            return (await service.decide(asked, source, timeout_s=timeout_s)).decision
+            return (await service.decide(gate_request, source, timeout_s=timeout_s)).decision
         except Exception as error:
-            return await _record_failure(service, asked, error, source)
+            return await _record_failure(service, gate_request, error, source)
 
-    return list(await asyncio.gather(*(one(at, answer) for at, answer in enumerate(answers))))
+    return list(await asyncio.gather(*(decide_answer(index, answer) for index, answer in enumerate(answers))))
 
 
 async def _record_failure(
-    service: GateService, asked: GateRequest, error: Exception, source: str, *, may_show: bool = True
+    service: GateService, gate_request: GateRequest, error: Exception, source: str, *, may_show: bool = True
 ) -> Decision:
-    """`unavailable`; what is no error that a caller can mend is said in the log of the server alone."""
-    failed = AbstainError(Code.NO_SERVICE, "the decision has failed: see the server's log")
+    """Record an "unavailable" decision; an error that the caller cannot correct is only in the server's log."""
+    generic_error = AbstainError(Code.NO_SERVICE, "the decision has failed: see the server's log")
     if not isinstance(error, AbstainError):
         _log.error("%s: a decision has failed", source, exc_info=error)
-        error = failed
+        error = generic_error
     try:
-        return await service.record_failure(asked, error, source, may_show=may_show)
+        return await service.record_failure(gate_request, error, source, may_show=may_show)
     except Exception:
         _log.exception("%s: a decision that has failed cannot be logged", source)
-        return no_decision(make_interaction_id(), failed.message_with_code)
+        return make_no_decision(make_interaction_id(), generic_error.message_with_code)
 
 
-def with_headers(body: Mapping[str, Any], request: Request) -> dict[str, Any]:
-    """`body`, and the request's headers at `headers`, for the paths; the key is not among them."""
+def add_headers(body: Mapping[str, Any], request: Request) -> dict[str, Any]:
+    """Add the request's headers, without the key, to its body at `headers`, for the paths.
+
+    Args:
+        body: Body that the gateway sent.
+        request: The HTTP request.
+
+    Returns:
+        The extended body.
+    """
     return {**body, "headers": {name: value for name, value in request.headers.items() if name != "authorization"}}
 
 
 def to_valid_json(value: Any) -> Any:
-    """A copy of `value` that can be sent: half a surrogate pair, which is no character, becomes a question mark."""
+    """Return a copy of `value` that can be sent.
+
+    Half a surrogate pair, which is no character, becomes a question mark.
+    """
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
-def _listed(value: Any) -> list[Any]:
+def _to_list(value: Any) -> list[Any]:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
-def _context(value: Any) -> str | Context:
+def _parse_context(value: Any) -> str | Context:
     if isinstance(value, dict):
-        text = next((text for key in TEXT_KEYS if (text := text_of(value.get(key)))), None)
-        chunk_id = text_of(value.get("chunk_id")) or text_of(value.get("id"))
+        text = next((text for key in TEXT_KEYS if (text := extract_text(value.get(key)))), None)
+        chunk_id = extract_text(value.get("chunk_id")) or extract_text(value.get("id"))
         if text:
             return Context(chunk_id=chunk_id, text=text) if chunk_id else text
-    elif text := text_of(value):
+    elif text := extract_text(value):
         return text
     raise AbstainError(Code.INVALID_ROW, f"contexts: a {type(value).__name__} without a text: correct their path")
 
 
-def _entitlement(value: Any) -> str:
-    if text := text_of(value):
+def _parse_entitlement(value: Any) -> str:
+    if text := extract_text(value):
         return text
     raise AbstainError(Code.INVALID_ROW, f"entitlements: a {type(value).__name__} is none: correct their path")
 
 
-def _validate(schema: type[Any], given: Mapping[str, Any]) -> Any:
+def _validate(schema: type[Any], values: Mapping[str, Any]) -> Any:
     try:
-        return schema(**given)
+        return schema(**values)
     except ValidationError as error:
         problem = error.errors()[0]
         raise AbstainError(

@@ -1,8 +1,8 @@
 """The guardrail webhook of kgateway, agentgateway and Gloo AI Gateway.
 
 OpenAPI: solo-io/gloo-gateway-use-cases, ai-guardrail-webhook-server/docs. `/request` has the messages, `/response` the
-choices, and nothing in either joins them: a header that the gateway sends with both does. By this description an answer
-can be masked but not rejected, and the choices must be as many as they were.
+choices, and nothing in either joins them, except a header that the gateway sends with both. By this description an
+answer can be masked but not rejected, and the number of choices must not change.
 
 agentgateway can reject, too, and does not mask a stream. It takes an action that it cannot read for a pass, so that a
 mask has to have a text in every message.
@@ -20,20 +20,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
-from abstain.serving.gateways.answers import Answer, Passed, choices_of, read_answers, with_text
+from abstain.serving.gateways.answers import Answer, PassReason, get_choices, read_answers, replace_text
 from abstain.serving.gateways.core import (
     MAX_LIST_ITEMS,
     GatewayFieldParser,
+    add_headers,
     count_passed,
     decide_answers,
     register_call,
     to_valid_json,
-    with_headers,
 )
 
 SOURCE = "kgateway"
 PREFIX = "/gateways/kgateway"
-REFUSED = 403
+REJECTED_STATUS = 403
 """The status of a rejected answer."""
 _log = logging.getLogger("abstain.serve")
 
@@ -92,62 +92,73 @@ class ResponseResponse(BaseModel):
     action: MaskAction | RejectAction | PassAction
 
 
-def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter:
-    """The webhook. `asker`: the dependency that lets in who may ask."""
-    routes = APIRouter(dependencies=[Depends(asker)])
+def make_kgateway_routes(service: GateService, require_ask: Callable[..., Any]) -> APIRouter:
+    """Make the routes of the webhook.
+
+    Args:
+        service: The gate service.
+        require_ask: Dependency that admits callers who may ask.
+
+    Returns:
+        The routes.
+    """
+    routes = APIRouter(dependencies=[Depends(require_ask)])
     finder = GatewayFieldParser(SOURCE, service.settings.kgateway)
 
     @routes.post("/request", operation_id="kgateway_request")
-    async def prompt(asked: PromptRequest, request: Request) -> PromptResponse:
+    async def prompt(body: PromptRequest, request: Request) -> PromptResponse:
         """Remember a question; it passes."""
-        count_passed(service, SOURCE, Passed.REQUEST)
+        count_passed(service, SOURCE, PassReason.REQUEST)
         try:
-            await register_call(service, finder.parse(with_headers(asked.body.model_dump(), request)))
+            await register_call(service, finder.parse(add_headers(body.body.model_dump(), request)))
         except AbstainError as error:  # its answer will be `unavailable`
             _log.warning("%s: a question is not remembered: %s", SOURCE, error.message_with_code)
         return PromptResponse(action=PassAction(reason="decided with the answer"))
 
     @routes.post("/response", operation_id="kgateway_response")
-    async def answer(given: Annotated[dict[str, Any], Body()], request: Request) -> ResponseResponse:
+    async def answer(payload: Annotated[dict[str, Any], Body()], request: Request) -> ResponseResponse:
         """Decide about each choice; mask those to be withheld, or reject the answer.
 
         A further piece of a streamed answer comes under the id of the first one and is withheld: it is no answer.
         """
-        response, answers = _read(given)
+        response, answers = _read_response(payload)
         decisions = await decide_answers(
-            service, finder, with_headers(response, request), answers, SOURCE, use_call_id=True
+            service, finder, add_headers(response, request), answers, SOURCE, use_call_id=True
         )
-        withheld = {at: one for at, one in enumerate(decisions) if one and not one.show}
+        withheld = {index: decision for index, decision in enumerate(decisions) if decision and not decision.show}
         if not withheld:
             return ResponseResponse(action=PassAction(reason="shown"))
         text = service.settings.withheld_text
-        reason = "; ".join(one.reason or one.decision for one in withheld.values())
+        reason = "; ".join(decision.reason or decision.decision for decision in withheld.values())
         if service.settings.kgateway_withheld == "reject":
-            return ResponseResponse(action=RejectAction(body=text, status_code=REFUSED, reason=reason))
-        choices = response["choices"] or [{}]  # what has none is masked by one
-        masked = [with_text(choice, text) if at in withheld else _filled(choice) for at, choice in enumerate(choices)]
+            return ResponseResponse(action=RejectAction(body=text, status_code=REJECTED_STATUS, reason=reason))
+        choices = response["choices"] or [{}]  # a response without choices is masked by one
+        masked = [
+            replace_text(choice, text) if index in withheld else _fill_content(choice)
+            for index, choice in enumerate(choices)
+        ]
         body = ChoicesBody.model_validate(to_valid_json({"choices": masked}))
         return ResponseResponse(action=MaskAction(body=body, reason=reason))
 
-    both = APIRouter()
-    both.include_router(routes, prefix=PREFIX)
-    both.include_router(routes, include_in_schema=False)  # for a gateway that knows a host and a port only
-    return both
+    routers = APIRouter()
+    routers.include_router(routes, prefix=PREFIX)
+    routers.include_router(routes, include_in_schema=False)  # for a gateway that knows a host and a port only
+    return routers
 
 
-def _read(given: dict[str, Any]) -> tuple[dict[str, Any], list[Answer]]:
-    """The response that was sent, and its answers; of one that is none of this webhook, as many that cannot be read."""
+def _read_response(body: dict[str, Any]) -> tuple[dict[str, Any], list[Answer]]:
+    """Return the response and its answers; if it does not fit this webhook, one unreadable answer per choice."""
     try:
-        response = ResponseRequest.model_validate(given).body.model_dump()
+        response = ResponseRequest.model_validate(body).body.model_dump()
         return response, read_answers(response)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
-        unread = AbstainError(Code.INVALID_ROW, f"answer: {where}: {problem['msg']}: send what the model answered")
-        choices = choices_of(given.get("body"))[:MAX_LIST_ITEMS] or [{}]
-        return {"choices": [{} for _ in choices]}, [unread for _ in choices]
+        unreadable = AbstainError(Code.INVALID_ROW, f"answer: {where}: {problem['msg']}: send what the model answered")
+        choices = get_choices(body.get("body"))[:MAX_LIST_ITEMS] or [{}]
+        return {"choices": [{} for _ in choices]}, [unreadable for _ in choices]
 
 
-def _filled(choice: dict[str, Any]) -> dict[str, Any]:
-    """A choice that is shown, with a content in any case."""
+def _fill_content(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return a choice that is shown, with a content in any case."""
     return {**choice, "message": {**choice["message"], "content": choice["message"]["content"] or ""}}

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
-from abstain.serving.gateways.answers import Answer, Passed, read_answers
+from abstain.serving.gateways.answers import Answer, PassReason, read_answers
 from abstain.serving.gateways.core import (
     MAX_LIST_ITEMS,
     GatewayFieldParser,
@@ -32,7 +32,7 @@ _log = logging.getLogger("abstain.serve")
 
 
 class LiteLLMRequest(BaseModel):
-    """What LiteLLM sends; the paths find the rest."""
+    """Request of LiteLLM; the paths find the other fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -46,12 +46,20 @@ class LiteLLMResponse(BaseModel):
     texts: list[str] | None = None
 
 
-def litellm_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter:
-    """The guardrail. `asker`: the dependency that lets in who may ask."""
+def make_litellm_routes(service: GateService, require_ask: Callable[..., Any]) -> APIRouter:
+    """Make the route of the guardrail.
+
+    Args:
+        service: The gate service.
+        require_ask: Dependency that admits callers who may ask.
+
+    Returns:
+        The route.
+    """
     routes = APIRouter()
     finder = GatewayFieldParser(SOURCE, service.settings.litellm)
 
-    @routes.post("/beta/litellm_basic_guardrail_api", operation_id="litellm", dependencies=[Depends(asker)])
+    @routes.post("/beta/litellm_basic_guardrail_api", operation_id="litellm", dependencies=[Depends(require_ask)])
     async def guardrail(call: LiteLLMRequest) -> LiteLLMResponse:
         """Remember a question, or decide about the answers to it."""
         request = call.model_dump()
@@ -61,30 +69,30 @@ def litellm_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
                 name: value for name, value in headers.items() if value != REDACTED_HEADER_VALUE
             }
         if call.input_type == "request":
-            count_passed(service, SOURCE, Passed.REQUEST)
+            count_passed(service, SOURCE, PassReason.REQUEST)
             try:
                 await register_call(service, finder.parse(request))
             except AbstainError as error:  # its answer will be `unavailable`
                 _log.warning("%s: a question is not remembered: %s", SOURCE, error.message_with_code)
             return LiteLLMResponse(action="NONE")
-        answers = _answers(request)
+        answers = _read_response(request)
         decisions = await decide_answers(service, finder, request, answers, SOURCE, use_call_id=True)
-        withheld = {at for at, one in enumerate(decisions) if one and not one.show}
+        withheld = {index for index, decision in enumerate(decisions) if decision and not decision.show}
         if not withheld:
             return LiteLLMResponse(action="NONE")
         replacement = service.settings.withheld_text
         # a replaced text does not reach the readers of a stream, and takes the place of no image
-        if service.settings.litellm_withheld == "block" or any(isinstance(one, AbstainError) for one in answers):
+        if service.settings.litellm_withheld == "block" or any(isinstance(answer, AbstainError) for answer in answers):
             return LiteLLMResponse(action="BLOCKED", blocked_reason=replacement)
-        shown = [replacement if at in withheld else text for at, text in enumerate(call.texts or ())]
-        return LiteLLMResponse(action="GUARDRAIL_INTERVENED", texts=shown)
+        texts = [replacement if index in withheld else text for index, text in enumerate(call.texts or ())]
+        return LiteLLMResponse(action="GUARDRAIL_INTERVENED", texts=texts)
 
     return routes
 
 
-def _answers(call: Mapping[str, Any]) -> list[Answer]:
-    """What LiteLLM found in a response: its texts, and its calls of tools. It sends nothing without either."""
-    texts, others = call["texts"] or (), {name: call.get(name) for name in ("images", "tool_calls")}
-    if not texts and not others["tool_calls"]:
+def _read_response(call: Mapping[str, Any]) -> list[Answer]:
+    """Return the answers in LiteLLM's request: texts and calls of tools. LiteLLM sends nothing without either."""
+    texts, other_fields = call["texts"] or (), {name: call.get(name) for name in ("images", "tool_calls")}
+    if not texts and not other_fields["tool_calls"]:
         return [AbstainError(Code.INVALID_ROW, "answer: neither texts nor calls of tools were sent: send either")]
-    return read_answers({"choices": [{"text": text} for text in texts], **others})
+    return read_answers({"choices": [{"text": text} for text in texts], **other_fields})

@@ -1,6 +1,6 @@
 """NeMo Guardrails, 0.24 or newer: an action for an output rail, which finds the chunks in the context of the rails.
 
-`config.py` beside the rails registers it:
+`config.py` next to the rails registers it:
 
     def init(app):
         app.register_action(abstain_action(HttpGate("http://127.0.0.1:8700")), "abstain_gate")
@@ -17,25 +17,30 @@ from abstain.serving.gateways.client import GateLike, decide_if_complete
 
 
 def abstain_action(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -> Callable[..., Awaitable[Any]]:
-    """The action. Its `RailOutcome` blocks an answer that is not to be shown; its confidence is in the metadata.
+    """Make the action. Its `RailOutcome` blocks an answer that must not be shown; its metadata have the confidence.
 
-    `withheld_text`: what engines that render a block themselves say in its place; a Colang flow has its own words.
+    Args:
+        gate: The gate.
+        withheld_text: Text that engines show instead if they render a block themselves; a Colang flow has its own text.
+
+    Returns:
+        The action.
     """
     from nemoguardrails.actions.rail_outcome import RailOutcome
 
     async def abstain_gate(context: Mapping[str, Any] | None = None) -> Any:
-        known = context or {}
-        question, answer = known.get("last_user_message"), known.get("bot_message")
-        decided = await asyncio.to_thread(decide_if_complete, gate, question, _chunks(known), answer)
-        told = {name: getattr(decided, name) for name in ("decision", "confidence", "interaction_id")}
-        if decided.show:
-            return RailOutcome.allow(metadata=told)
-        return RailOutcome.block(reason=decided.reason, metadata={**told, "refusal_message": withheld_text})
+        rail_context = context or {}
+        question, answer = rail_context.get("last_user_message"), rail_context.get("bot_message")
+        decision = await asyncio.to_thread(decide_if_complete, gate, question, _get_chunks(rail_context), answer)
+        metadata = {name: getattr(decision, name) for name in ("decision", "confidence", "interaction_id")}
+        if decision.show:
+            return RailOutcome.allow(metadata=metadata)
+        return RailOutcome.block(reason=decision.reason, metadata={**metadata, "refusal_message": withheld_text})
 
     return abstain_gate
 
 
-def _chunks(context: Mapping[str, Any]) -> list[str]:
-    """The chunks one by one where the rail's context has them so, else their one text."""
-    found = context.get("relevant_chunks_sep") or context.get("relevant_chunks") or []
-    return [text for text in ([found] if isinstance(found, str) else found) if text.strip()]
+def _get_chunks(context: Mapping[str, Any]) -> list[str]:
+    """Return the chunks singly if the rail's context has them so, else their joined text."""
+    chunks = context.get("relevant_chunks_sep") or context.get("relevant_chunks") or []
+    return [text for text in ([chunks] if isinstance(chunks, str) else chunks) if text.strip()]

@@ -1,1 +1,1 @@
-"""The gate server's page for people: what is live, how it does, answers to try and to review."""
+"""The gate server's page for people: the live version, its statistics, and forms to try and to review answers."""

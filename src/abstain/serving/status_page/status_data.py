@@ -1,4 +1,4 @@
-"""The figures of the page: decisions by day, and what reviews say of the answers that the live version shows."""
+"""The statistics of the page: decisions by day, and reviews of the answers that the live version shows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.version_follower import VersionInfo
 
 DAYS = 14
-"""Days that the charts go back, today among them."""
+"""Number of days in the charts, including today."""
 MIN_REVIEWS = 30
 """Fewer reviewed answers say little: the interval is wider than 30 percentage points."""
 
 
 @dataclass(frozen=True)
 class DayStatistics:
-    """The decisions of one day (UTC), how many of the answers were shown, and the milliseconds that half of the
-    decisions and 99 in 100 took at most; None where there were none."""
+    """The decisions of one day (UTC).
+
+    Attributes:
+        date: Start of the day.
+        show: Number of decisions to show.
+        abstain: Number of decisions to abstain.
+        unavailable: Number of answers without a decision.
+        shown: Number of answers that were shown.
+        p50_ms: Median decision time in milliseconds; None without decisions.
+        p99_ms: 99th percentile of the decision time in milliseconds; None without decisions.
+    """
 
     date: datetime
     show: int = 0
@@ -33,17 +42,25 @@ class DayStatistics:
 
     @property
     def total(self) -> int:
+        """Number of answers."""
         return self.show + self.abstain + self.unavailable
 
     @property
     def coverage(self) -> float | None:
-        """The share of answers that were shown: of those without a decision, as `on_unavailable` says."""
+        """Share of answers that were shown, of all answers; `on_unavailable` says whether undecided ones are."""
         return self.shown / self.total if self.total else None
 
 
 @dataclass(frozen=True)
 class ReviewStatistics:
-    """Reviewed answers that a version showed: how many are correct, and the exact 95 % interval of their share."""
+    """Reviewed answers that a version showed.
+
+    Attributes:
+        answers: Number of reviewed answers.
+        correct: Number of correct ones.
+        low: Lower bound of the exact 95 % interval of their share.
+        high: Upper bound of the exact 95 % interval of their share.
+    """
 
     answers: int
     correct: int
@@ -52,42 +69,65 @@ class ReviewStatistics:
 
     @property
     def is_few(self) -> bool:
+        """Whether there are too few reviews for a useful interval."""
         return self.answers < MIN_REVIEWS
 
 
 def load_days(log: DecisionLog, now: datetime) -> list[DayStatistics]:
-    """The last `DAYS` days. Raises `AbstainError` where the log cannot be read."""
+    """Load the statistics of the last `DAYS` days.
+
+    Args:
+        log: The decision log.
+        now: Current time.
+
+    Returns:
+        One entry per day, oldest first.
+
+    Raises:
+        AbstainError: The log cannot be read.
+    """
     today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     first, step = today - timedelta(days=DAYS - 1), timedelta(days=1)
-    found = {one.start: one for one in queries.count_by_interval(log.database, first, today + step, step)}
+    counts_by_start = {
+        count.start: count for count in queries.count_by_interval(log.database, first, today + step, step)
+    }
     return [
-        DayStatistics(at, one.show, one.abstain, one.unavailable, one.shown, one.p50_ms, one.p99_ms)
-        if (one := found.get(at))
-        else DayStatistics(at)
-        for at in (first + number * step for number in range(DAYS))
+        DayStatistics(start, count.show, count.abstain, count.unavailable, count.shown, count.p50_ms, count.p99_ms)
+        if (count := counts_by_start.get(start))
+        else DayStatistics(start)
+        for start in (first + index * step for index in range(DAYS))
     ]
 
 
-def load_review_statistics(log: DecisionLog, release: VersionInfo, labels: LabelParams) -> ReviewStatistics | None:
-    """What reviews say of the answers that `release` showed since it went live; None where there is no review.
+def load_review_statistics(log: DecisionLog, version_info: VersionInfo, labels: LabelParams) -> ReviewStatistics | None:
+    """Load the reviews of the answers that a version has shown since it went live.
 
-    Raises `AbstainError` where the log cannot be read.
+    Args:
+        log: The decision log.
+        version_info: The version.
+        labels: Rule by which a reviewed answer counts as correct.
+
+    Returns:
+        The statistics; None if there is no review.
+
+    Raises:
+        AbstainError: The log cannot be read.
     """
-    reviews = queries.list_reviews_of_shown(log.database, release.version, release.since)
+    reviews = queries.list_reviews_of_shown(log.database, version_info.version, version_info.since)
     return _count_correct(reviews, labels) if reviews else None
 
 
 def _count_correct(reviews: Sequence[Review], labels: LabelParams) -> ReviewStatistics:
-    """An answer is correct by the project's rule, `labels`, as in training."""
-    import pandas as pd  # some seconds, for the first page alone
+    """Count the correct answers by the project's rule, `labels`, as in training."""
+    import pandas as pd  # takes some seconds, only for the first page
     from scipy.stats import binomtest
 
     from abstain.data.labels.answer_labels import resolve_reviews, select_latest_reviews
 
-    table = pd.DataFrame([one.model_dump(exclude={"ideal_answer"}) for one in reviews])
+    table = pd.DataFrame([review.model_dump(exclude={"ideal_answer"}) for review in reviews])
     table["row"] = pd.factorize(table["interaction_id"])[0]
     table["inclusion_probability"] = float("nan")
-    verdicts = resolve_reviews(select_latest_reviews(table, labels), labels)
-    correct = int(verdicts["label"].sum())
-    interval = binomtest(correct, len(verdicts)).proportion_ci(0.95, method="exact")
-    return ReviewStatistics(len(verdicts), correct, float(interval.low), float(interval.high))
+    label_table = resolve_reviews(select_latest_reviews(table, labels), labels)
+    correct = int(label_table["label"].sum())
+    interval = binomtest(correct, len(label_table)).proportion_ci(0.95, method="exact")
+    return ReviewStatistics(len(label_table), correct, float(interval.low), float(interval.high))

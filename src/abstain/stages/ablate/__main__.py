@@ -1,7 +1,7 @@
 """DVC stage `ablate`: ablations by layer, site, number of chunks, and leave-one-product-out.
 
 `sweep` lists the layers, sites and numbers of chunks (the paper's table 4), and the architecture that is trained for
-each. The stage `features` has computed all of them: here they are read from the cache.
+each. The stage `features` has computed all features: here they are read from the cache.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.evaluation.ablation import ReadStates, evaluate_left_out_products, evaluate_site
-from abstain.learning.metrics.bootstrap import RESAMPLES
+from abstain.learning.metrics.bootstrap import RESAMPLING
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.signals.feature_plan import ProbeSite, get_served_site, list_sweep_sites
 from abstain.stages.shared import artifacts
@@ -28,46 +28,51 @@ from abstain.stages.shared.states import load_labelled_states
 
 
 def stage(params: Params) -> None:
-    others, leaves_out = list_sweep_sites(params), "product_left_out" in params.audits.run
-    if not (others or leaves_out):  # the default, which needs no states
+    """Evaluate the sites of `sweep` and the left-out products.
+
+    Args:
+        params: All parameters.
+    """
+    sweep_sites, audits_products = list_sweep_sites(params), "product_left_out" in params.audits.run
+    if not (sweep_sites or audits_products):  # the default, which needs no states
         artifacts.write_json(paths.ABLATIONS, {"sites": [], "left_out": []})
         return
     frame, states = load_labelled_states()
     rouge = read_rouge(frame)
-    here = get_served_site(params)
-    places = [here, *others] if others else []
+    served_site = get_served_site(params)
+    sites = [served_site, *sweep_sites] if sweep_sites else []
     rows: list[dict[str, Any]] = []
-    for number, place in enumerate(places, start=1):
+    for number, site in enumerate(sites, start=1):
         with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".ablate-") as folder:
-            take = states.subset if place == here else _read_states_at(params, frame, place, Path(folder))
-            found = evaluate_site(
-                frame, take, params.sweep.architecture, params.probe, params.threshold, RESAMPLES, rouge
+            read_states = states.subset if site == served_site else _read_site_states(params, frame, site, Path(folder))
+            evaluation = evaluate_site(
+                frame, read_states, params.sweep.architecture, params.probe, params.threshold, RESAMPLING, rouge
             )
-        rows.append({**asdict(place), "served": place == here, **found})
-        artifacts.progress(number, len(places) + 1)
+        rows.append({**asdict(site), "served": site == served_site, **evaluation})
+        artifacts.report_progress(number, len(sites) + 1)
     left_out = []
-    if leaves_out:
+    if audits_products:
         probe = load_probe(paths.PROBE)
         left_out = evaluate_left_out_products(
             frame,
             states.subset,
             cast(Architecture, probe.architecture),
             params.probe,
-            RESAMPLES,
+            RESAMPLING,
             params.gate.min_slice,
             pd.Series(predict_confidence(probe, states).numpy(), frame.index),
         )
-    artifacts.progress(len(places) + 1, len(places) + 1)
+    artifacts.report_progress(len(sites) + 1, len(sites) + 1)
     artifacts.write_json(paths.ABLATIONS, {"sites": rows, "left_out": left_out})
 
 
-def _read_states_at(params: Params, frame: pd.DataFrame, place: ProbeSite, folder: Path) -> ReadStates:
-    """The states that a probe at `place` reads for the rows of `frame`, as a table in `folder`, read on access.
+def _read_site_states(params: Params, frame: pd.DataFrame, site: ProbeSite, folder: Path) -> ReadStates:
+    """Write the states that a probe at `site` reads to a table in `folder`, and read them on access.
 
-    A prompt that fits the window with all chunks fits with fewer, so every row has states there.
+    A prompt that fits into the context length with all chunks fits with fewer, so every row has states.
     """
-    interactions = DataStore(paths.DATA).interactions(frame["interaction_id"])
-    source = FeatureSource(params.llm, load_settings(), place.make_feature_request(params.llm))
+    interactions = DataStore(paths.DATA).read_interactions(frame["interaction_id"])
+    source = FeatureSource(params.llm, load_settings(), site.make_feature_request(params.llm))
     source.compute_missing(interactions)
     source.save(interactions, folder / "states.npy")
     return StateTable(folder / "states.npy").subset

@@ -1,7 +1,7 @@
-"""DVC stage `choose_scorer`: the scorer that is served, and its confidences of all answers.
+"""DVC stage `choose_scorer`: the served scorer, and its confidences of all answers.
 
-The cheapest of the best out of fold, among those within `serve.max_tokens`; the kind in production stays unless another
-gains more than the error of the comparison.
+It is the cheapest of the best out of fold, among those within `serve.max_tokens`; the kind in production stays unless
+another gains more than the error of the comparison.
 """
 
 import math
@@ -23,22 +23,29 @@ from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.evaluation.scorer_choice import choose_cheapest_of_best, compute_aurocs
-from abstain.learning.metrics.bootstrap import RESAMPLES, Estimate, make_interval_columns
+from abstain.learning.metrics.bootstrap import RESAMPLING, Estimate, make_interval_columns
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states
 
 
 def stage(params: Params) -> None:
+    """Choose the served scorer, and write its confidences.
+
+    Args:
+        params: All parameters.
+    """
     frame, states = load_labelled_states()
     kinds, costs, not_servable = _load_servable_scorers()
     fusions = {name: Fusion.from_dict(content) for name, content in artifacts.read_json(paths.FUSIONS).items()}
     kinds = {name: kind for name, kind in kinds.items() if kind != "fusion" or name in fusions}
-    scores = _confidences(frame, states, {name: fusions[name] for name in kinds if name in fusions})
-    judged = select_reviewed(frame[frame["split"] == "train"])
-    found = compute_aurocs(judged, {name: scores.loc[judged.index, name].to_numpy(float) for name in kinds}, RESAMPLES)
-    served = choose_served_scorer(params.serve, kinds, costs, found, not_servable)
-    print(f"served: {served}, AUROC out of fold {found[served].value:.3f}, {costs[served]:.0f} tokens an answer")
-    parts = fusions[served].names if served in fusions else (served,)
+    scores = _compute_confidences(frame, states, {name: fusions[name] for name in kinds if name in fusions})
+    reviewed = select_reviewed(frame[frame["split"] == "train"])
+    aurocs = compute_aurocs(
+        reviewed, {name: scores.loc[reviewed.index, name].to_numpy(float) for name in kinds}, RESAMPLING
+    )
+    served = choose_served_scorer(params.serve, kinds, costs, aurocs, not_servable)
+    print(f"served: {served}, AUROC out of fold {aurocs[served].value:.3f}, {costs[served]:.0f} tokens an answer")
+    components = fusions[served].names if served in fusions else (served,)
     artifacts.write_json(
         paths.SCORER_CHOICE,
         {
@@ -47,26 +54,26 @@ def stage(params: Params) -> None:
             "asked_for": params.serve.scorer,
             "max_tokens": params.serve.max_tokens,
             "forward_tokens": costs[served],
-            "parts": list(parts),
-            "kinds": {name: kinds[name] for name in (served, *parts)},
+            "parts": list(components),
+            "kinds": {name: kinds[name] for name in (served, *components)},
             "candidates": [
                 {
                     "scorer": name,
                     "kind": kinds[name],
                     "forward_tokens": costs[name],
-                    **make_interval_columns("auroc", found[name]),
+                    **make_interval_columns("auroc", aurocs[name]),
                 }
                 for name in sorted(kinds, key=lambda name: (costs[name], name))
             ],
             "not_servable": not_servable,
         },
     )
-    kept = frame[["interaction_id"]].assign(confidence=scores[served].astype(float))
-    write_atomically(paths.SERVED_SCORES, kept.to_parquet(index=False))
+    served_scores = frame[["interaction_id"]].assign(confidence=scores[served].astype(float))
+    write_atomically(paths.SERVED_SCORES, served_scores.to_parquet(index=False))
 
 
 def _load_servable_scorers() -> tuple[dict[str, str], dict[str, float], dict[str, str]]:
-    """Kind and forward tokens of every scorer that can be served, and why others cannot be."""
+    """Return kind and forward tokens of every scorer that can be served, and the reasons for which others cannot."""
     features, regressors = (artifacts.read_json(file) for file in (paths.FEATURES_SUMMARY, paths.REGRESSOR_SUMMARY))
     choice, tokens = artifacts.read_json(paths.PROBE_CHOICE), features["forward_tokens"]
     kinds, costs, reasons = dict(features["servable"]), dict(tokens), dict(features["not_servable"])
@@ -74,34 +81,34 @@ def _load_servable_scorers() -> tuple[dict[str, str], dict[str, float], dict[str
     if kinds.pop(REGRESSORS, None):
         kinds |= dict.fromkeys(fitted, "regressor")
         costs |= dict.fromkeys(fitted, tokens[REGRESSORS])
-    elif why := reasons.pop(REGRESSORS, None):
-        reasons |= dict.fromkeys(fitted, why)
+    elif reason := reasons.pop(REGRESSORS, None):
+        reasons |= dict.fromkeys(fitted, reason)
     reasons |= features["skipped_scorers"] | regressors["skipped"] | {BASE_RATE: "it is a baseline"}
-    others = [name for name in choice["out_of_fold"] if name != choice["exported"]]
-    reasons |= dict.fromkeys(others, "one probe is exported: name another in probe.export")
+    unexported = [name for name in choice["out_of_fold"] if name != choice["exported"]]
+    reasons |= dict.fromkeys(unexported, "one probe is exported: name another in probe.export")
     reasons[choice["exported"]] = f"it is the exported probe: its name is {PROBE}"
     return kinds, costs, reasons | {FUSION: "it may use scorers that cannot be served"}
 
 
-def _confidences(frame: pd.DataFrame, states: StateTable, fusions: Mapping[str, Fusion]) -> pd.DataFrame:
-    """(rows, scorers) of every row of `frame`; of training answers, out of fold."""
+def _compute_confidences(frame: pd.DataFrame, states: StateTable, fusions: Mapping[str, Fusion]) -> pd.DataFrame:
+    """Compute (rows, scorers) for every row of `frame`; out of fold for training answers."""
     train = frame["split"] == "train"
     probe = load_probe(paths.PROBE)
-    own = np.empty(len(frame))
-    own[train] = _of_train(paths.OUT_OF_FOLD, frame[train])[probe.architecture]
-    others = frame.index[~train]
-    own[others] = predict_confidence(probe, states.subset(others)).numpy()
+    probe_scores = np.empty(len(frame))
+    probe_scores[train] = _read_training_scores(paths.OUT_OF_FOLD, frame[train])[probe.architecture]
+    unfitted = frame.index[~train]
+    probe_scores[unfitted] = predict_confidence(probe, states.subset(unfitted)).numpy()
     scores = artifacts.read_signals("asked").reindex(frame["interaction_id"]).set_axis(frame.index)
-    scores[PROBE] = own
-    of_train = _of_train(paths.FUSION_OUT_OF_FOLD, frame[train])
+    scores[PROBE] = probe_scores
+    fusion_out_of_fold = _read_training_scores(paths.FUSION_OUT_OF_FOLD, frame[train])
     for name, fusion in fusions.items():
         confidence = fusion.score(scores)
-        confidence[train] = of_train[name]
+        confidence[train] = fusion_out_of_fold[name]
         scores[name] = confidence
     return scores
 
 
-def _of_train(file: Path, train: pd.DataFrame) -> pd.DataFrame:
+def _read_training_scores(file: Path, train: pd.DataFrame) -> pd.DataFrame:
     return pd.read_parquet(file).set_index("interaction_id").loc[train["interaction_id"]]
 
 
@@ -112,19 +119,30 @@ def choose_served_scorer(
     aurocs: Mapping[str, Estimate],
     not_servable: Mapping[str, str],
 ) -> str:
-    """The name of the scorer to serve, by `kinds` and forward tokens (`costs`) of those that can be, and their AUROCs.
+    """Choose the scorer to serve.
 
-    Raises `AbstainError` for a scorer that cannot be served, naming why, and for a budget below every cost.
+    Args:
+        serve: The wanted scorer, the budget and the kind in production.
+        kinds: Servable scorer -> kind.
+        costs: Scorer -> forward tokens per answer.
+        aurocs: Scorer -> out-of-fold AUROC.
+        not_servable: Scorer -> the reason for which it cannot be served.
+
+    Returns:
+        The name of the scorer.
+
+    Raises:
+        AbstainError: The wanted scorer cannot be served, or the budget is below every cost.
     """
     if serve.scorer != "best":
         if serve.scorer in kinds:
             return serve.scorer
-        why = not_servable.get(serve.scorer, "there is no such scorer in this run")
+        reason = not_servable.get(serve.scorer, "there is no such scorer in this run")
         raise AbstainError(
-            Code.UNKNOWN_NAME, f"serve.scorer: {serve.scorer} is not servable, {why}: take one of {', '.join(kinds)}"
+            Code.UNKNOWN_NAME, f"serve.scorer: {serve.scorer} is not servable, {reason}: take one of {', '.join(kinds)}"
         )
-    most = math.inf if serve.max_tokens is None else serve.max_tokens
-    affordable = [name for name in kinds if costs[name] <= most]
+    budget = math.inf if serve.max_tokens is None else serve.max_tokens
+    affordable = [name for name in kinds if costs[name] <= budget]
     if not affordable:
         cheapest = min(kinds, key=lambda name: costs[name])
         raise AbstainError(
@@ -132,11 +150,11 @@ def choose_served_scorer(
             f"serve.max_tokens: {serve.max_tokens} is less than any scorer reads for an answer: raise it to "
             f"{math.ceil(costs[cheapest])}, for {cheapest}",
         )
-    known = {name: aurocs[name] for name in affordable if not math.isnan(aurocs[name].value)}
+    comparable = {name: aurocs[name] for name in affordable if not math.isnan(aurocs[name].value)}
     in_use = [name for name in affordable if kinds[name] == serve.in_production]
-    if not known:  # the reviewed training answers are all correct, or all incorrect
+    if not comparable:  # the reviewed training answers are all correct, or all incorrect
         return next(name for name in (*in_use, PROBE, *affordable) if name in affordable)
-    return choose_cheapest_of_best(known, costs, in_use)
+    return choose_cheapest_of_best(comparable, costs, in_use)
 
 
 if __name__ == "__main__":

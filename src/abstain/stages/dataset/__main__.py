@@ -12,11 +12,16 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.labels.training_table import read_training_table
 from abstain.data.store.dataset import DataStore
-from abstain.data.validation.quality import text_digests, validate_training
+from abstain.data.validation.quality import compute_text_digests, validate_training
 from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
+    """Build and validate the training table.
+
+    Args:
+        params: All parameters.
+    """
     store = DataStore(paths.DATA).require_interactions()
     frame, summary = read_training_table(store, params.labels, params.split)
     require_quality(frame, summary, store, params.quality)
@@ -25,13 +30,22 @@ def stage(params: Params) -> None:
 
 
 def require_quality(frame: pd.DataFrame, summary: dict[str, Any], store: DataStore, params: QualityParams) -> None:
-    """Write the results of the suites of the table, whose data card is `summary`. Raises `AbstainError` where one of
-    them fails."""
-    digests = text_digests(store.iter_rows(Interaction))
+    """Validate the training table, and write the results.
+
+    Args:
+        frame: The training table.
+        summary: Its data card.
+        store: The data store.
+        params: Limits of the validation.
+
+    Raises:
+        AbstainError: A check fails.
+    """
+    digests = compute_text_digests(store.iter_rows(Interaction))
     result = validate_training(frame, digests, summary["twins"]["left_out"], summary["contradicting"], params)
     artifacts.write_json(paths.QUALITY, result.to_dict())
     if not result.success:
-        raise AbstainError(Code.LOW_QUALITY, f"the training table fails validation, {result.first_failure()}")
+        raise AbstainError(Code.LOW_QUALITY, f"the training table fails validation, {result.describe_first_failure()}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""DVC stage `evaluate`: every scorer on the frozen hold-out and on the newest window, as metrics, plots and scores."""
+"""DVC stage `evaluate`: every scorer on the frozen hold-out and on the newest split, as metrics, plots and scores."""
 
 from collections.abc import Mapping
 
@@ -27,13 +27,18 @@ from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 
-KEPT = ["interaction_id", "split", "group", "product", "correct", "source", "inclusion_probability", "drawn"]
+SCORE_COLUMNS = ["interaction_id", "split", "group", "product", "correct", "source", "inclusion_probability", "drawn"]
 
 
 def stage(params: Params) -> None:
+    """Evaluate the candidate.
+
+    Args:
+        params: All parameters.
+    """
     frame, states = load_labelled_states()
     scorers = _read_scorers(params, frame)
-    splits = _reviewed_splits(params, frame, states, scorers)
+    splits = _read_reviewed_splits(params, frame, states, scorers)
     _write(evaluate(params, _read_candidate(params, scorers, splits)), scorers.served, splits)
 
 
@@ -43,21 +48,23 @@ def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, Re
             Code.TOO_FEW_LABELS, "no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it"
         )
     threshold = artifacts.read_json(paths.THRESHOLD)
-    holdout, volunteered = splits["holdout"].split_by_sampling(threshold["drawn"])
+    holdout, self_selected = splits["holdout"].split_by_sampling(threshold["drawn"])
     newest, _ = splits["newest"].split_by_sampling(threshold["drawn"])
     rows = holdout.rows
-    ideal = read_ideal_answers()
+    ideal_answers = read_ideal_answers()
     return CandidateArtifacts(
         scorers=scorers,
         validation=splits["validation"],
         holdout=holdout,
-        self_selected=volunteered,
+        self_selected=self_selected,
         newest=newest,
-        interactions=DataStore(paths.DATA).interactions(rows["interaction_id"]),
-        ideal_answers=[ideal.get(name) for name in rows["interaction_id"]],
+        interactions=DataStore(paths.DATA).read_interactions(rows["interaction_id"]),
+        ideal_answers=[ideal_answers.get(name) for name in rows["interaction_id"]],
         rouge=read_rouge(rows),
         counterfactual_scores={
-            name: _read_changed(params, name, rows, scorers) for name in params.audits.run if name in COUNTERFACTUALS
+            name: _read_counterfactual_scores(params, name, rows, scorers)
+            for name in params.audits.run
+            if name in COUNTERFACTUALS
         },
         base_model=read_base_model(),
         calibration=artifacts.read_json(paths.CALIBRATION)["method"],
@@ -76,66 +83,69 @@ def _read_scorers(params: Params, frame: pd.DataFrame) -> ScoreTable:
     return ScoreTable(
         served=artifacts.read_json(paths.SCORER_CHOICE)["name"],
         exported=OnnxProbe(paths.ONNX),
-        zoo={name: load_probe(paths.PROBES / f"{name}.safetensors") for name in params.probe.zoo},
-        fusions={name: Fusion.from_dict(of) for name, of in artifacts.read_json(paths.FUSIONS).items()},
+        probes={name: load_probe(paths.PROBES / f"{name}.safetensors") for name in params.probe.zoo},
+        fusions={name: Fusion.from_dict(content) for name, content in artifacts.read_json(paths.FUSIONS).items()},
         base_rate=metrics.weighted_mean(train["correct"].to_numpy(float), train["weight"].to_numpy(float)),
         regressors=artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"],
     )
 
 
-def _reviewed_splits(
+def _read_reviewed_splits(
     params: Params, frame: pd.DataFrame, states: StateTable, scorers: ScoreTable
 ) -> dict[str, ReviewedSplit]:
-    """The reviewed answers by split, scored by all scorers; probabilities are calibrated on those of `validation`.
+    """Return the reviewed answers by split, scored by all scorers.
 
-    Of `validation` those that the threshold was tuned on.
+    The validation answers are those that the threshold was tuned on; probabilities are calibrated on them.
     """
     signals = artifacts.read_signals("asked").reindex(frame["interaction_id"]).set_axis(frame.index)
     rows = {split: select_reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout", "newest")}
     rows["validation"], _ = split_by_sampling(rows["validation"])
-    scores = {split: scorers.table(states.subset(of.index), signals.loc[of.index]) for split, of in rows.items()}
+    scores = {
+        split: scorers.build_table(states.subset(table.index), signals.loc[table.index])
+        for split, table in rows.items()
+    }
     validation = ReviewedSplit(rows["validation"], scores["validation"], scores["validation"])
     shipped = calibrator_from_dict(artifacts.read_json(paths.CALIBRATION))  # fitted in the same way
     probabilities = calibrate_scores(validation, scores, shipped.method)
-    for split, of in scores.items():
-        probabilities[split][scorers.served] = shipped.apply(of[scorers.served].to_numpy(float))
-    return {split: ReviewedSplit(of, scores[split], probabilities[split]) for split, of in rows.items()}
+    for split, table in scores.items():
+        probabilities[split][scorers.served] = shipped.apply(table[scorers.served].to_numpy(float))
+    return {split: ReviewedSplit(table, scores[split], probabilities[split]) for split, table in rows.items()}
 
 
-def _read_changed(params: Params, name: str, holdout: pd.DataFrame, scorers: ScoreTable) -> pd.DataFrame:
-    """All scores of the counterfactual answers `name` of the hold-out, by row of `holdout`.
+def _read_counterfactual_scores(params: Params, name: str, holdout: pd.DataFrame, scorers: ScoreTable) -> pd.DataFrame:
+    """Compute all scores of the counterfactual answers `name` of the hold-out, by row of `holdout`.
 
-    An answer whose counterfactual does not fit the base model's window is left out, and so is one without a
-    counterfactual: without any chunks, or the only answer about its product.
+    An answer is left out if its counterfactual does not fit into the base model's context length, or if it has none:
+    without any chunks, or as the only answer about its product.
     """
     # Includes unreadable answers: which answer a question gets depends on all changed ones.
     frame = artifacts.read_dataset_frame()
-    interactions = DataStore(paths.DATA).interactions(
+    interactions = DataStore(paths.DATA).read_interactions(
         select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
     )
     changed = COUNTERFACTUALS[name](interactions)
     states = {
-        changed[at].interaction_id: row.float()
-        for at, row in FeatureSource(params.llm, load_settings()).read(changed)
-        if changed[at] != interactions[at]
+        changed[index].interaction_id: row.float()
+        for index, row in FeatureSource(params.llm, load_settings()).read(changed)
+        if changed[index] != interactions[index]
     }
     names = holdout.loc[holdout["interaction_id"].isin(list(states)), "interaction_id"]
     signals = artifacts.read_signals(name).loc[names].set_axis(names.index)
-    return scorers.table([states[one] for one in names], signals)
+    return scorers.build_table([states[interaction_id] for interaction_id in names], signals)
 
 
-def _write(found: Evaluation, served: str, splits: Mapping[str, ReviewedSplit]) -> None:
-    """`splits`: every reviewed answer of the hold-out and the newest window has its scores written."""
-    artifacts.write_json(paths.METRICS, found.metrics)
-    artifacts.write_json(paths.EVALUATION, found.content)
+def _write(evaluation: Evaluation, served: str, splits: Mapping[str, ReviewedSplit]) -> None:
+    """Write metrics, report content and plots, and the scores of the reviewed hold-out and newest answers."""
+    artifacts.write_json(paths.METRICS, evaluation.metrics)
+    artifacts.write_json(paths.EVALUATION, evaluation.content)
     with artifacts.atomic_folder(paths.PLOTS) as folder:
-        for name, table in found.plots.items():
+        for name, table in evaluation.plots.items():
             artifacts.write_text(folder / f"{name}.csv", table.to_csv(index=False))
     scores = [
-        of.rows[KEPT]
-        .join(of.scores)
-        .assign(confidence=of.get_raw_scores(served), probability=of.get_probabilities(served))
-        for of in (splits["holdout"], splits["newest"])
+        split.rows[SCORE_COLUMNS]
+        .join(split.scores)
+        .assign(confidence=split.get_raw_scores(served), probability=split.get_probabilities(served))
+        for split in (splits["holdout"], splits["newest"])
     ]
     write_atomically(paths.SCORES, pd.concat(scores).to_parquet(index=False))
 

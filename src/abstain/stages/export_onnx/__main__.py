@@ -1,7 +1,8 @@
-"""DVC stage `export_onnx`: the probe and what else the served scorer needs as ONNX files, checked against their fits.
+"""DVC stage `export_onnx`: the served scorer as ONNX files, checked against the fitted models.
 
-The probe is exported whatever is served. Its file is the bundle's head: it has the metadata of the base model's inputs,
-of the served scorer, its threshold and its calibration, and the checksums of the other files.
+The probe is always exported, whichever scorer is served. Its file is the head of the bundle: it contains the metadata
+of the base model's inputs, of the served scorer, its threshold and its calibration, and the checksums of the other
+files.
 """
 
 import hashlib
@@ -31,14 +32,22 @@ from abstain.stages.shared.states import load_labelled_states, read_base_model
 
 GUARANTEE_FIELDS = ("guaranteed", "metric", "target", "confidence", "message")
 N_PARITY_ROWS = 256
-"""Rows of random inputs on which a logistic regression's file is compared with what was fitted."""
+"""Number of random rows on which the file of a logistic regression is compared with the fitted one."""
 
 
 def stage(params: Params) -> None:
+    """Export the served scorer.
+
+    Args:
+        params: All parameters.
+
+    Raises:
+        AbstainError: A file differs too much from the fitted model.
+    """
     served = artifacts.read_json(paths.SCORER_CHOICE)
-    parts, differences = _parts(served)
+    files, differences = _export_components(served)
     with artifacts.atomic_folder(paths.ONNX_PARTS) as folder:
-        for name, content in parts.items():
+        for name, content in files.items():
             write_atomically(folder / f"{name}.onnx", content)
     probe = load_probe(paths.PROBE)
     threshold = artifacts.read_json(paths.THRESHOLD)
@@ -57,7 +66,7 @@ def stage(params: Params) -> None:
         "scorer": json.dumps(
             {
                 **{key: served[key] for key in ("name", "kinds", "forward_tokens")},
-                "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in parts.items()},
+                "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
             },
             sort_keys=True,
         ),
@@ -69,11 +78,11 @@ def stage(params: Params) -> None:
     differences = {
         PROBE: measure_parity(probe, OnnxProbe(paths.ONNX)),
         **differences,
-        **_measure_fusion_parity(served, parts),
+        **_measure_fusion_parity(served, files),
     }
     name, difference = max(differences.items(), key=lambda item: item[1])
     print(f"largest difference between ONNX and what was fitted: {difference:.2g} ({name})")
-    if not all(one <= MAX_PARITY for one in differences.values()):
+    if not all(value <= MAX_PARITY for value in differences.values()):
         raise AbstainError(
             Code.EXPORT_DIFFERS,
             f"{name}: ONNX and what was fitted differ by {difference:.2g}, more than {MAX_PARITY:g}: this export "
@@ -82,11 +91,11 @@ def stage(params: Params) -> None:
     artifacts.write_json(paths.PARITY, {"max_abs_difference": difference, "by_part": differences})
 
 
-def _parts(served: dict[str, Any]) -> tuple[dict[str, bytes], dict[str, float]]:
-    """The ONNX files that the served scorer needs beside the probe, by name, and their largest differences."""
+def _export_components(served: dict[str, Any]) -> tuple[dict[str, bytes], dict[str, float]]:
+    """Return the ONNX files of the served scorer besides the probe, by name, and their largest differences."""
     files: dict[str, bytes] = {}
     differences: dict[str, float] = {}
-    drawn = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     regressors = artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]
     for name in served["parts"]:
         if name in regressors:
@@ -95,35 +104,37 @@ def _parts(served: dict[str, Any]) -> tuple[dict[str, bytes], dict[str, float]]:
         elif name == WRITER:
             writer = artifacts.read_json(paths.WRITER)
             files[name] = logistic_to_onnx(writer["coefficient"], writer["intercept"], writer)
-            inputs = drawn.uniform(-0.5, 1, (N_PARITY_ROWS, len(writer["coefficient"])))
+            inputs = generator.uniform(-0.5, 1, (N_PARITY_ROWS, len(writer["coefficient"])))
             expected = 1 / (1 + np.exp(-(inputs @ np.array(writer["coefficient"]) + writer["intercept"])))
-            differences[name] = _difference(files[name], inputs, expected)
+            differences[name] = _measure_difference(files[name], inputs, expected)
     if served["kind"] == "fusion":
         name = served["name"]
         fusion = Fusion.from_dict(artifacts.read_json(paths.FUSIONS)[name])
         files[name] = fusion_to_onnx(fusion)
-        inputs = drawn.random((N_PARITY_ROWS, len(fusion.names)))
-        inputs[drawn.random(inputs.shape) < 0.1] = np.nan
-        differences[name] = _difference(files[name], inputs, fusion.score(pd.DataFrame(inputs, columns=fusion.names)))
+        inputs = generator.random((N_PARITY_ROWS, len(fusion.names)))
+        inputs[generator.random(inputs.shape) < 0.1] = np.nan
+        differences[name] = _measure_difference(
+            files[name], inputs, fusion.score(pd.DataFrame(inputs, columns=fusion.names))
+        )
     return files, differences
 
 
-def _measure_fusion_parity(served: dict[str, Any], parts: dict[str, bytes]) -> dict[str, float]:
-    """Of a fusion: the largest difference of its confidences of real answers, with the probe's by its file, too."""
+def _measure_fusion_parity(served: dict[str, Any], files: dict[str, bytes]) -> dict[str, float]:
+    """Measure the largest difference of a fusion's confidences of real answers, by its files and the probe's file."""
     if served["kind"] != "fusion":
         return {}
     frame, states = load_labelled_states()
     rows = frame[frame["split"] != "train"]
     scores = artifacts.read_signals("asked").reindex(rows["interaction_id"])
-    scores[PROBE] = OnnxProbe(paths.ONNX).confidence(states.subset(rows.index)).astype(float)
+    scores[PROBE] = OnnxProbe(paths.ONNX).predict(states.subset(rows.index)).astype(float)
     expected = pd.read_parquet(paths.SERVED_SCORES).set_index("interaction_id").loc[scores.index, "confidence"]
-    fusion = OnnxLogistic(parts[served["name"]])
-    found = fusion.confidence(scores[fusion.metadata["names"]].to_numpy(float))
-    return {f"{served['name']}, of its files": float(np.abs(found - expected.to_numpy()).max(initial=0.0))}
+    fusion = OnnxLogistic(files[served["name"]])
+    confidences = fusion.predict(scores[fusion.metadata["names"]].to_numpy(float))
+    return {f"{served['name']}, of its files": float(np.abs(confidences - expected.to_numpy()).max(initial=0.0))}
 
 
-def _difference(content: bytes, inputs: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(OnnxLogistic(content).confidence(inputs) - expected).max())
+def _measure_difference(content: bytes, inputs: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(OnnxLogistic(content).predict(inputs) - expected).max())
 
 
 if __name__ == "__main__":

@@ -46,97 +46,119 @@ from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
+    """Compute the features and signals of all labelled answers.
+
+    Args:
+        params: All parameters.
+
+    Raises:
+        AbstainError: No answer fits into the context length, or there are too few labels.
+    """
     frame, settings = artifacts.read_dataset_frame(), load_settings()
-    rows = DataStore(paths.DATA).interactions(frame["interaction_id"])
+    rows = DataStore(paths.DATA).read_interactions(frame["interaction_id"])
     source = FeatureSource(params.llm, settings)
-    refused: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
     shortened: dict[str, int] = {}
     for row in rows:
         prepared = source.prepare(row)
         if isinstance(prepared, UnreadableInteraction):
-            refused[row.interaction_id] = prepared.reason
+            unreadable[row.interaction_id] = prepared.reason
             print(f"refused: interaction {row.interaction_id}: {Code.TOO_LONG}: {prepared.reason}", flush=True)
         elif prepared.dropped_chunks:
             shortened[row.interaction_id] = prepared.dropped_chunks
-    if len(refused) == len(rows):
+    if len(unreadable) == len(rows):
         raise AbstainError(Code.TOO_LONG, NOTHING_FITS)
     train = np.flatnonzero(frame["split"] == "train")
     labels = Labels(*(frame.iloc[train][name].to_numpy() for name in ("correct", "weight", "group")))
-    folds = labels.assign_folds(params.probe.folds, params.probe.seed)  # first of all: too few labels cost no pass
-    found = build_scorers(params, settings)
+    folds = labels.assign_folds(
+        params.probe.folds, params.probe.seed
+    )  # first of all: with too few labels no model is run
+    available = build_scorers(params, settings)
     labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), params.audits.run)
-    cost = compute_missing(params.llm, settings, plan_features(params, found.scorers, labelled), artifacts.progress)
+    cost = compute_missing(
+        params.llm, settings, plan_features(params, available.scorers, labelled), artifacts.report_progress
+    )
     print(
         f"{cost.rows} results were not in the cache: {cost.forward_tokens} tokens were run for passes of "
         f"{cost.pass_tokens}",
         flush=True,
     )
     source.save(rows, paths.FEATURES)
-    readings = collect_feature_requests(found.scorers)
-    asked = read_features(params.llm, settings, rows, readings)
-    fitted, skipped = _fit(found, asked.take(train.tolist()), labels, folds)
-    for name, why in skipped.items():
-        print(f"skipped: scorer {name}: {why}", flush=True)
-    scorers = [one.scorer for one in fitted]
-    unranked = next((one.describe_unranked(asked) for one in scorers if isinstance(one, WriterScores)), "")
+    requests = collect_feature_requests(available.scorers)
+    batch = read_features(params.llm, settings, rows, requests)
+    fitted, skipped = _fit_scorers(available, batch.take(train.tolist()), labels, folds)
+    for name, reason in skipped.items():
+        print(f"skipped: scorer {name}: {reason}", flush=True)
+    scorers = [fit.scorer for fit in fitted]
+    unranked = next((scorer.describe_unranked(batch) for scorer in scorers if isinstance(scorer, WriterScores)), "")
     if unranked:
         print(f"{WRITER}: {unranked}", flush=True)
-    audits = {name: of for name, of in labelled.variants.items() if name != "asked"}
-    answers = {name: read_features(params.llm, settings, of, readings) for name, of in audits.items()}
-    tables = [_signals(scorers, name, of) for name, of in {"asked": asked, **answers}.items()]
-    for one in fitted:
-        tables[0].loc[train, one.scorer.name] = one.out_of_fold
-    write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
-    parts = list_servable_components(params, scorers)
-    fusions = list_servable_fusions(parts)
-    costs = {one.name: one.requires for one in scorers} | parts
-    costs |= {name: tuple(dict.fromkeys(one for part in of for one in parts[part])) for name, of in fusions.items()}
-    costs[FUSION] = (*parts[PROBE], *collect_signal_requests(params, scorers))
-    tokens = {name: estimate_forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()}
-    asked_rows = [row.question for row in rows[:COST_SAMPLE_SIZE]]
-    tokens |= {
-        one.name: one.familiarity.forward_tokens(asked_rows) for one in scorers if isinstance(one, QuestionFamiliarity)
+    audited = {name: interactions for name, interactions in labelled.variants.items() if name != "asked"}
+    batches = {"asked": batch} | {
+        name: read_features(params.llm, settings, interactions, requests) for name, interactions in audited.items()
     }
-    tokens[FUSION] += tokens.get(FAMILIARITY, 0.0)  # it asks by prompts of its own
+    tables = [_make_signal_table(scorers, name, features) for name, features in batches.items()]
+    for fit in fitted:
+        tables[0].loc[train, fit.scorer.name] = fit.out_of_fold
+    write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
+    components = list_servable_components(params, scorers)
+    fusions = list_servable_fusions(components)
+    requests_by_scorer = {scorer.name: scorer.requires for scorer in scorers} | components
+    requests_by_scorer |= {
+        name: tuple(dict.fromkeys(request for component in names for request in components[component]))
+        for name, names in fusions.items()
+    }
+    requests_by_scorer[FUSION] = (*components[PROBE], *collect_signal_requests(params, scorers))
+    tokens = {
+        name: estimate_forward_tokens(params.llm, settings, rows, required)
+        for name, required in requests_by_scorer.items()
+    }
+    questions = [row.question for row in rows[:COST_SAMPLE_SIZE]]
+    tokens |= {
+        scorer.name: scorer.familiarity.estimate_forward_tokens(questions)
+        for scorer in scorers
+        if isinstance(scorer, QuestionFamiliarity)
+    }
+    tokens[FUSION] += tokens.get(FAMILIARITY, 0.0)  # it has its own prompts
     listed = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)
     print(f"tokens of an answer: {listed}", flush=True)
-    writer = next((one.to_dict() for one in scorers if isinstance(one, WriterScores)), None)
+    writer = next((scorer.to_dict() for scorer in scorers if isinstance(scorer, WriterScores)), None)
     artifacts.write_json(paths.WRITER, writer)
     artifacts.write_json(
         paths.FEATURES_SUMMARY,
         {
-            "rows": len(rows) - len(refused),
-            "refused": refused,
+            "rows": len(rows) - len(unreadable),
+            "refused": unreadable,
             "chunks_dropped": shortened,
             "skipped_scorers": skipped,
             "unranked": unranked,
-            "neither": count_neither_replies(load_tokenizer(find_model(params.llm.model, settings)), asked),
+            "neither": count_neither_replies(load_tokenizer(find_model(params.llm.model, settings)), batch),
             "forward_tokens": tokens,
             "fusions": fusions,
-            "servable": {name: get_servable_kind(name) for name in (*parts, *fusions)},
+            "servable": {name: get_servable_kind(name) for name in (*components, *fusions)},
             "not_servable": explain_not_servable(params, scorers),
         },
     )
 
 
-def _fit(
-    found: AvailableScorers, train: FeatureBatch, labels: Labels, folds: np.ndarray
+def _fit_scorers(
+    available: AvailableScorers, train: FeatureBatch, labels: Labels, folds: np.ndarray
 ) -> tuple[list[FittedScorer], dict[str, str]]:
-    """The scorers that can be fitted; of all others, by name, why they are unavailable."""
-    fitted: list[FittedScorer] = []
-    skipped = dict(found.unavailable)
-    for scorer in found.scorers:
+    """Return the scorers that can be fitted, and for all others, by name, the reason for which they are unavailable."""
+    fitted_scorers: list[FittedScorer] = []
+    skipped = dict(available.unavailable)
+    for scorer in available.scorers:
         try:
-            fitted.append(fit_scorer(scorer, train, labels, folds))
-        except ScorerUnavailable as why:
-            skipped[scorer.name] = why.message_with_code
-    return fitted, skipped
+            fitted_scorers.append(fit_scorer(scorer, train, labels, folds))
+        except ScorerUnavailable as error:
+            skipped[scorer.name] = error.message_with_code
+    return fitted_scorers, skipped
 
 
-def _signals(scorers: Sequence[Scorer], variant: str, answers: FeatureBatch) -> pd.DataFrame:
-    """One row per answer, one column per scorer."""
+def _make_signal_table(scorers: Sequence[Scorer], variant: str, answers: FeatureBatch) -> pd.DataFrame:
+    """Make a table with one row per answer and one column per scorer."""
     named = {"interaction_id": [row.interaction_id for row in answers.interactions], "variant": variant}
-    return pd.DataFrame(named | {one.name: one.score(answers) for one in scorers})
+    return pd.DataFrame(named | {scorer.name: scorer.score(answers) for scorer in scorers})
 
 
 if __name__ == "__main__":

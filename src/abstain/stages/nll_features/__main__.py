@@ -1,6 +1,7 @@
 """DVC stage `nll_features`: NLL statistics of every labelled answer under B_c, N_c and, if contexts are perturbed, P_c.
 
-The audits' counterfactuals are in it too, under the names of their variants: regressors are audited like other scorers.
+The table includes the audits' counterfactuals, under the names of their variants: regressors are audited like other
+scorers.
 """
 
 import pandas as pd
@@ -18,37 +19,42 @@ from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
+    """Compute the NLL features of all labelled answers.
+
+    Args:
+        params: All parameters.
+    """
     frame = artifacts.read_dataset_frame()
-    rows = DataStore(paths.DATA).interactions(frame["interaction_id"])
+    rows = DataStore(paths.DATA).read_interactions(frame["interaction_id"])
     labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), params.audits.run)
-    read, everyone = plan_nll_features(params, load_settings(), labelled)
-    if not everyone:
+    conditions, interactions = plan_nll_features(params, load_settings(), labelled)
+    if not interactions:
         print("no regressors are wanted: nothing is perturbed", flush=True)
-    perturbing, reading = read.compute_missing(everyone, artifacts.progress)
-    for what, cost in (
+    perturbing, reading = conditions.compute_missing(interactions, artifacts.report_progress)
+    for description, cost in (
         ("perturbing contexts", perturbing),
         ("reading answers under the conditions of contexts", reading),
     ):
-        print(f"{what}: {cost.forward_tokens} tokens were run for passes of {cost.pass_tokens}", flush=True)
-    parts = labelled.variants if everyone else {"asked": []}
-    tables = [_table(read, name, part) for name, part in parts.items()]
+        print(f"{description}: {cost.forward_tokens} tokens were run for passes of {cost.pass_tokens}", flush=True)
+    variants = labelled.variants if interactions else {"asked": []}
+    tables = [_make_table(conditions, name, variant_rows) for name, variant_rows in variants.items()]
     write_atomically(paths.NLL_FEATURES, pd.concat(tables, ignore_index=True).to_parquet(index=False))
-    asked = parts["asked"]
+    original = variants["asked"]
     artifacts.write_json(
         paths.NLL_SUMMARY,
         {
-            "rows": len(asked),
-            "perturbation_model": read.perturber.model if read.perturber.operations else None,
-            "perturbed": read.count_remarks(asked),
-            "forward_tokens": read.forward_tokens(asked),
-            "forward_tokens_of_copies": read.perturbed_forward_tokens(asked),
+            "rows": len(original),
+            "perturbation_model": conditions.perturber.model if conditions.perturber.operations else None,
+            "perturbed": conditions.count_remarks(original),
+            "forward_tokens": conditions.estimate_forward_tokens(original),
+            "forward_tokens_of_copies": conditions.estimate_perturbed_forward_tokens(original),
         },
     )
 
 
-def _table(read: ContextConditions, variant: str, rows: list[Interaction]) -> pd.DataFrame:
+def _make_table(conditions: ContextConditions, variant: str, rows: list[Interaction]) -> pd.DataFrame:
     named = pd.DataFrame({"interaction_id": [row.interaction_id for row in rows], "variant": variant})
-    return named.join(read.build_table(rows))
+    return named.join(conditions.build_table(rows))
 
 
 if __name__ == "__main__":

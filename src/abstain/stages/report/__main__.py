@@ -1,4 +1,4 @@
-"""DVC stage `report`: the evaluation as a page and as Markdown, its plots, and the page about the data."""
+"""DVC stage `report`: the evaluation as an HTML page and as Markdown, its plots, and the page about the data."""
 
 import pandas as pd
 
@@ -12,6 +12,11 @@ from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
+    """Write the reports.
+
+    Args:
+        params: All parameters.
+    """
     metrics, evaluation = artifacts.read_json(paths.METRICS), artifacts.read_json(paths.EVALUATION)
     curves = {name: pd.read_csv(paths.PLOTS / f"{name}.csv") for name in CURVES}
     tables = plot_tables(curves, metrics, evaluation)

@@ -19,7 +19,11 @@ from abstain.core.files import write_atomically
 
 
 def run_stage(stage: Callable[[Params], None]) -> None:
-    """Run `stage` with the parameters of this workspace; an `AbstainError` becomes one line and exit status 1."""
+    """Run a stage with the parameters of this workspace; an `AbstainError` becomes one line and exit status 1.
+
+    Args:
+        stage: The function of the stage.
+    """
     try:
         stage(load_params(paths.PARAMS))
     except AbstainError as error:
@@ -27,46 +31,85 @@ def run_stage(stage: Callable[[Params], None]) -> None:
         raise SystemExit(1) from None
 
 
-def progress(done: int, total: int) -> None:
-    """Print one line that a task can turn into a progress bar; nothing where there is nothing to do."""
+def report_progress(done: int, total: int) -> None:
+    """Print a line that a task can turn into a progress bar; print nothing if there is nothing to do.
+
+    Args:
+        done: Number of finished items.
+        total: Number of all items.
+    """
     if total:
         print(f"progress {done}/{total}", flush=True)
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a whole text file or none."""
+    """Write a text file atomically.
+
+    Args:
+        file: Path of the file.
+        text: Its content.
+    """
     write_atomically(file, text.encode())
 
 
 def write_json(file: Path, value: Any) -> None:
-    """JSON with sorted keys; nan is written as null, which JSON has."""
+    """Write JSON with sorted keys; nan is written as null, because JSON has no nan.
+
+    Args:
+        file: Path of the file.
+        value: Dictionaries, lists and numbers.
+    """
     files.write_json(file, _nan_to_none(value))
 
 
 def read_json(file: Path) -> Any:
+    """Read a JSON file.
+
+    Args:
+        file: Path of the file.
+
+    Returns:
+        Its content.
+    """
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 def read_dataset_frame() -> pd.DataFrame:
-    """The dataset stage's output, one row a labelled interaction."""
+    """Read the output of the stage `dataset`.
+
+    Returns:
+        One row for each labelled interaction.
+    """
     return pd.read_parquet(paths.DATASET)
 
 
 def read_signals(variant: str) -> pd.DataFrame:
-    """The scorers' signals and the regressors' estimates, by interaction: a column each, in [0, 1], nan without a
-    score; for training answers, those of scorers and regressors with parameters are out of fold.
+    """Read the scorers' signals and the regressors' estimates.
 
-    `variant`: `asked`, of the original answers, or one of the counterfactual variants.
+    For training answers, those of scorers and regressors with parameters are out of fold.
+
+    Args:
+        variant: "asked", the original answers, or a counterfactual variant.
+
+    Returns:
+        A column for each scorer, by interaction id, in [0, 1]; nan without a score.
     """
     tables = [pd.read_parquet(file) for file in (paths.SIGNALS, paths.REGRESSOR_SCORES)]
-    of_variant = [table[table["variant"] == variant].drop(columns="variant") for table in tables]
-    signals, regressors = (table.set_index("interaction_id") for table in of_variant)
+    variant_tables = [table[table["variant"] == variant].drop(columns="variant") for table in tables]
+    signals, regressors = (table.set_index("interaction_id") for table in variant_tables)
     return signals.join(regressors)
 
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder to write to, which takes the place of `folder` once all is written."""
+    """Make an empty folder that replaces another one once everything is written.
+
+    Args:
+        folder: The folder to replace.
+
+    Yields:
+        The temporary folder.
+    """
     scratch = folder.with_name(f".{folder.name}")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)

@@ -12,14 +12,25 @@ from abstain.learning.metrics.rouge import rouge_l
 
 
 def read_ideal_answers() -> dict[str, str]:
-    """Interaction id -> the ideal answer of its reviewer; of several the latest."""
+    """Read the reviewers' ideal answers.
+
+    Returns:
+        Interaction id -> ideal answer; of several the latest.
+    """
     reviews = sorted(DataStore(paths.DATA).iter_rows(Review), key=lambda review: review.reviewed_at)
     return {review.interaction_id: review.ideal_answer for review in reviews if review.ideal_answer}
 
 
 def read_rouge(frame: pd.DataFrame) -> np.ndarray:
-    """ROUGE-L of each row's answer against the reviewers' latest ideal answer; nan where there is none."""
+    """Compute the ROUGE-L of answers against the reviewers' latest ideal answers.
+
+    Args:
+        frame: Rows of the data set.
+
+    Returns:
+        float64 (rows,) in [0, 1]; nan without an ideal answer.
+    """
     store = DataStore(paths.DATA)
     ideal = read_ideal_answers()
-    answers = [row.answer for row in store.interactions(frame["interaction_id"])]
+    answers = [row.answer for row in store.read_interactions(frame["interaction_id"])]
     return rouge_l(answers, [ideal.get(name) for name in frame["interaction_id"]])

@@ -13,9 +13,15 @@ from abstain.stages.shared.artifacts import read_dataset_frame
 
 
 def load_labelled_states() -> tuple[pd.DataFrame, StateTable]:
-    """The rows of the data set that have states, numbered from 0, and these states in the same order.
+    """Load the rows of the data set that have states.
 
-    A row has none where its prompt did not fit the base model's window. States are read on access.
+    A row has no states if its prompt did not fit into the base model's context length.
+
+    Returns:
+        These rows, numbered from 0, and their states in the same order, read on access.
+
+    Raises:
+        AbstainError: The table of states does not belong to this data set.
     """
     frame, table = read_dataset_frame(), StateTable(paths.FEATURES)
     if len(frame) != len(table):
@@ -23,10 +29,14 @@ def load_labelled_states() -> tuple[pd.DataFrame, StateTable]:
             Code.BAD_ARTIFACT,
             f"{paths.FEATURES} has {len(table)} rows, {paths.DATASET} has {len(frame)}: {RETRAIN_HINT}",
         )
-    kept = np.flatnonzero(table.lengths)
-    return frame.iloc[kept].reset_index(drop=True), table.subset(kept)
+    has_states = np.flatnonzero(table.lengths)
+    return frame.iloc[has_states].reset_index(drop=True), table.subset(has_states)
 
 
 def read_base_model() -> str:
-    """`name@revision` of the base model that the features were read from."""
+    """Read which base model computed the states.
+
+    Returns:
+        `name@revision`.
+    """
     return StateTable(paths.FEATURES).model

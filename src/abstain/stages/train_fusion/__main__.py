@@ -1,6 +1,7 @@
 """DVC stage `train_fusion`: stacking of scorers, out of fold, on the training split.
 
-One fusion is of all scorers, for comparison; those that can be served are of what one or two passes give.
+One fusion combines all scorers, for comparison; those that can be served combine the scores of one or two forward
+passes.
 """
 
 from dataclasses import replace
@@ -18,6 +19,11 @@ from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
+    """Fit the fusions.
+
+    Args:
+        params: All parameters.
+    """
     frame = artifacts.read_dataset_frame().set_index("interaction_id")
     probes = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")
     scores = probes.join(artifacts.read_signals("asked"))
@@ -25,31 +31,31 @@ def stage(params: Params) -> None:
     labels = Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group")))
     fits = {FUSION: fit_fusion(scores, labels)}
     exported = artifacts.read_json(paths.PROBE_CHOICE)["exported"]
-    for name, columns in _parts().items():
+    for name, columns in _list_fusion_columns().items():
         try:
             fitted = fit_fusion(scores.assign(**{PROBE: scores[exported]})[columns], labels)
             fits[name] = replace(fitted, fusion=fitted.fusion.drop_unused())  # a service reads no more than it needs
-        except AbstainError as why:
-            print(f"skipped: {name}: {why.message_with_code}", flush=True)
+        except AbstainError as error:
+            print(f"skipped: {name}: {error.message_with_code}", flush=True)
     for name, fitted in fits.items():
-        print(_described(name, fitted), flush=True)
+        print(_describe(name, fitted), flush=True)
     artifacts.write_json(paths.FUSIONS, {name: fitted.fusion.to_dict() for name, fitted in fits.items()})
     out_of_fold = pd.DataFrame({name: fitted.out_of_fold for name, fitted in fits.items()}, scores.index)
     write_atomically(paths.FUSION_OUT_OF_FOLD, out_of_fold.reset_index().to_parquet(index=False))
 
 
-def _parts() -> dict[str, list[str]]:
-    """The scores of each fusion that can be served, those of different scores alone."""
+def _list_fusion_columns() -> dict[str, list[str]]:
+    """Return the scores of each fusion that can be served, without fusions of the same scores as an earlier one."""
     regressors = list(artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"])
-    found: dict[str, list[str]] = {}
+    columns_by_fusion: dict[str, list[str]] = {}
     for name, parts in artifacts.read_json(paths.FEATURES_SUMMARY)["fusions"].items():
-        columns = [one for part in parts for one in (regressors if part == REGRESSORS else [part])]
-        if len(columns) > 1 and columns not in found.values():
-            found[name] = columns
-    return found
+        columns = [column for part in parts for column in (regressors if part == REGRESSORS else [part])]
+        if len(columns) > 1 and columns not in columns_by_fusion.values():
+            columns_by_fusion[name] = columns
+    return columns_by_fusion
 
 
-def _described(name: str, fitted: FittedFusion) -> str:
+def _describe(name: str, fitted: FittedFusion) -> str:
     fusion = fitted.fusion
     used = sum(coefficient > 0 for coefficient in fusion.coefficient)
     return f"{name}: {len(fusion.names)} scores, {used} with non-zero weight; regularisation C = {fusion.strength:.2g}"

@@ -1,4 +1,4 @@
-"""DVC stage `train_probe`: the zoo of probes, each fitted on the training split alone, and the one that is exported."""
+"""DVC stage `train_probe`: all probe architectures, each fitted on the training split only, and the exported one."""
 
 import math
 from collections.abc import Mapping
@@ -20,21 +20,26 @@ from abstain.stages.shared.states import load_labelled_states
 
 
 def stage(params: Params) -> None:
+    """Fit the probes and choose the exported one.
+
+    Args:
+        params: All parameters.
+    """
     frame, states = load_labelled_states()
     train = frame[frame["split"] == "train"]
     rows = make_training_rows(train, states.subset)
     fits: dict[Architecture, FittedProbe] = {}
     for number, architecture in enumerate(params.probe.zoo):
 
-        def on_progress(done: int, total: int, before: int = number) -> None:
-            artifacts.progress(before * total + done, len(params.probe.zoo) * total)
+        def on_progress(done: int, total: int, n_fitted: int = number) -> None:
+            artifacts.report_progress(n_fitted * total + done, len(params.probe.zoo) * total)
 
         fits[architecture] = fit_probe(architecture, rows, train["group"].to_numpy(), params.probe, on_progress)
     out_of_fold = pd.DataFrame({name: fitted.out_of_fold.astype(float) for name, fitted in fits.items()}, train.index)
-    found = {name: _auroc(train, out_of_fold[name]) for name in fits}
-    exported = _best(found) if params.probe.export == "best" else params.probe.export
+    aurocs = {name: _compute_auroc(train, out_of_fold[name]) for name in fits}
+    exported = _choose_best(aurocs) if params.probe.export == "best" else params.probe.export
     print(
-        f"out-of-fold AUROC: {', '.join(f'{name} {value:.3f}' for name, value in found.items())}; exported: {exported}"
+        f"out-of-fold AUROC: {', '.join(f'{name} {value:.3f}' for name, value in aurocs.items())}; exported: {exported}"
     )
     with artifacts.atomic_folder(paths.PROBES) as folder:
         for name, fitted in fits.items():
@@ -48,26 +53,26 @@ def stage(params: Params) -> None:
     artifacts.write_text(
         paths.TRAINING, pd.DataFrame({**curve, "validation_loss": history.held_out_loss}).to_csv(index=False)
     )
-    description = PROBES[exported].description(params.probe)
-    choice = {"exported": exported, "description": description, "asked_for": params.probe.export, "out_of_fold": found}
+    description = PROBES[exported].describe(params.probe)
+    choice = {"exported": exported, "description": description, "asked_for": params.probe.export, "out_of_fold": aurocs}
     artifacts.write_json(paths.PROBE_CHOICE, choice)
 
 
-def _best(found: Mapping[Architecture, float]) -> Architecture:
-    if len(found) > 1 and any(math.isnan(value) for value in found.values()):
+def _choose_best(aurocs: Mapping[Architecture, float]) -> Architecture:
+    if len(aurocs) > 1 and any(math.isnan(value) for value in aurocs.values()):
         raise AbstainError(
             Code.TOO_FEW_LABELS,
             "the best probe is chosen by the reviewed training answers, and these are not of both kinds: "
-            f"bring reviews, or set probe.export to one of {', '.join(found)}",
+            f"bring reviews, or set probe.export to one of {', '.join(aurocs)}",
         )
-    return max(found, key=lambda name: found[name])
+    return max(aurocs, key=lambda name: aurocs[name])
 
 
-def _auroc(train: pd.DataFrame, out_of_fold: pd.Series) -> float:
-    """On the reviewed training answers: thumbs are used for fitting, but not for selection."""
-    judged = select_reviewed(train)
-    weight = row_weights(judged["inclusion_probability"].to_numpy(float))
-    return float(auroc(judged["correct"].to_numpy(int), out_of_fold[judged.index].to_numpy(), weight))
+def _compute_auroc(train: pd.DataFrame, out_of_fold: pd.Series) -> float:
+    """Compute the AUROC on the reviewed training answers: thumbs are used for fitting, but not for selection."""
+    reviewed = select_reviewed(train)
+    weight = row_weights(reviewed["inclusion_probability"].to_numpy(float))
+    return float(auroc(reviewed["correct"].to_numpy(int), out_of_fold[reviewed.index].to_numpy(), weight))
 
 
 if __name__ == "__main__":

@@ -17,37 +17,49 @@ from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
+    """Tune the threshold and fit the calibrator.
+
+    Args:
+        params: All parameters.
+    """
     served = pd.read_parquet(paths.SERVED_SCORES).set_index("interaction_id")["confidence"]
     frame = artifacts.read_dataset_frame()
     frame = frame[frame["interaction_id"].isin(served.index)]
-    validation, volunteered = split_by_sampling(select_reviewed(frame[frame["split"] == "validation"]))
-    tested = _answers(validation, served)
+    validation, self_selected = split_by_sampling(select_reviewed(frame[frame["split"] == "validation"]))
+    validation_answers = _make_reviewed_answers(validation, served)
     train = frame[frame["split"] == "train"]
-    if not (judged := select_reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs suffice
-        train = judged
-    found = control_risk(
-        tested,
-        _answers(train, served),  # out of fold
+    if not (reviewed := select_reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs suffice
+        train = reviewed
+    outcome = control_risk(
+        validation_answers,
+        _make_reviewed_answers(train, served),  # out of fold
         params.threshold,
         len(validation) / len(select_reviewed(frame)),
     )
     try:
-        heuristic = tune_threshold(tested.confidence, tested.correct, params.threshold, tested.weight)
-    except AbstainError:  # without it, the threshold nearest to the target is evaluated; the gate decides
+        heuristic = tune_threshold(
+            validation_answers.confidence, validation_answers.correct, params.threshold, validation_answers.weight
+        )
+    except AbstainError:  # without it, the threshold nearest to the target is evaluated; the promotion checks decide
         heuristic = None
-    print(found)
-    chosen: dict[str, Any] = found.to_dict()
-    if heuristic and not isinstance(found, ControlledThreshold):
-        chosen |= {name: getattr(heuristic, name) for name in ("threshold", "precision", "error_rate", "coverage")}
-    others = None
-    if not volunteered.empty:
-        apart = _answers(volunteered, served)
-        others = compute_operating_point(apart.confidence, apart.correct, chosen["threshold"], apart.weight).to_dict()
-    chosen |= {"heuristic": heuristic.to_dict() if heuristic else None, "volunteered": others}
-    artifacts.write_json(paths.THRESHOLD, chosen)
-    known = served[validation["interaction_id"]].notna().to_numpy()
+    print(outcome)
+    content: dict[str, Any] = outcome.to_dict()
+    if heuristic and not isinstance(outcome, ControlledThreshold):
+        content |= {name: getattr(heuristic, name) for name in ("threshold", "precision", "error_rate", "coverage")}
+    self_selected_metrics = None
+    if not self_selected.empty:
+        self_selected_answers = _make_reviewed_answers(self_selected, served)
+        self_selected_metrics = compute_operating_point(
+            self_selected_answers.confidence,
+            self_selected_answers.correct,
+            content["threshold"],
+            self_selected_answers.weight,
+        ).to_dict()
+    content |= {"heuristic": heuristic.to_dict() if heuristic else None, "volunteered": self_selected_metrics}
+    artifacts.write_json(paths.THRESHOLD, content)
+    has_score = served[validation["interaction_id"]].notna().to_numpy()
     weight = row_weights(validation["inclusion_probability"].to_numpy(float))
-    rows = tested.confidence[known], tested.correct[known], weight[known]
+    rows = validation_answers.confidence[has_score], validation_answers.correct[has_score], weight[has_score]
     try:
         calibrator = fit_calibrator(params.calibration.method, *rows)
     except AbstainError as error:
@@ -56,16 +68,16 @@ def stage(params: Params) -> None:
     artifacts.write_json(paths.CALIBRATION, calibrator.to_dict())
 
 
-def _answers(rows: pd.DataFrame, served: pd.Series) -> ReviewedAnswers:
-    # One without a confidence is withheld. Rounded down to what JSON and the ONNX metadata carry, so that no tested
-    # answer falls below its own threshold.
+def _make_reviewed_answers(rows: pd.DataFrame, served: pd.Series) -> ReviewedAnswers:
+    # An answer without a confidence is withheld. Confidences are rounded down to the digits of JSON and the ONNX
+    # metadata, so that no tested answer falls below its own threshold.
     confidence = served[rows["interaction_id"]].fillna(0.0).to_numpy(float)
     return ReviewedAnswers(
         confidence=np.floor(confidence * 1e6) / 1e6,
         correct=rows["correct"].to_numpy(int),
         weight=row_weights(rows["inclusion_probability"].to_numpy(float)),
         groups=rows["group"].to_numpy(),
-        drawn=bool(rows["drawn"].all()),
+        sampled=bool(rows["drawn"].all()),
         reviewers=rows["reviewers"].to_numpy() if rows["reviewers"].notna().all() else None,
     )
 

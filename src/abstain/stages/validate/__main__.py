@@ -12,8 +12,16 @@ from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
+    """Validate all accepted rows, and write the results.
+
+    Args:
+        params: All parameters.
+
+    Raises:
+        AbstainError: A check fails, or the record of the batches is missing.
+    """
     store = DataStore(paths.DATA).require_interactions()
-    batches = store.batches()
+    batches = store.read_batches()
     if not batches:
         raise AbstainError(
             Code.DAMAGED_DATA, "data/batches.jsonl has no record of the rows' batches: restore it with `dvc checkout`"
@@ -21,11 +29,12 @@ def stage(params: Params) -> None:
     as_of = max(batch.arrived_at for batch in batches)
     drift = validate_drift([batch.profile for batch in batches], params.quality)
     result = ValidationResult.merge([validate_store(store, params.validation, as_of), drift])
-    # Written even where it fails: the page about a failed run is made from it.
+    # Written even if it fails: the page about a failed run is made from it.
     artifacts.write_json(paths.VALIDATION, {**result.to_dict(), "as_of": as_of.isoformat()})
     if not result.success:
         raise AbstainError(
-            Code.FAILED_CHECK, f"{result.n_failed_rows} rows of data/ fail validation, {result.first_failure()}"
+            Code.FAILED_CHECK,
+            f"{result.n_failed_rows} rows of data/ fail validation, {result.describe_first_failure()}",
         )
 
 

@@ -89,14 +89,14 @@ def test_states_are_standardised_by_the_training_tokens() -> None:
         row[:, 2] = 4.0
     module = probe_of("linear")
     module.fit_standardization(rows)
-    standard = module.standardised(torch.cat(rows))
+    standard = module.standardize(torch.cat(rows))
     varying = [i for i in range(D) if i != 2]
     torch.testing.assert_close(standard.mean(0), torch.zeros(D), atol=1e-4, rtol=0)
     torch.testing.assert_close(standard[:, varying].std(0), torch.ones(len(varying)), atol=1e-4, rtol=0)
     # A dimension that never changed in training is not blown up when it does.
     changed = rows[0].clone()
     changed[:, 2] = 4.5
-    torch.testing.assert_close(module.standardised(changed)[:, 2], torch.full((7,), 0.5))
+    torch.testing.assert_close(module.standardize(changed)[:, 2], torch.full((7,), 0.5))
 
 
 @settings(deadline=None, max_examples=30)

@@ -54,7 +54,7 @@ def test_the_loss_is_equations_7_to_9(
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=80), st.integers(1, 7), st.integers(0, 99))
 def test_batches_hold_every_row_once_and_rows_of_similar_length(lengths: list[int], size: int, seed: int) -> None:
     draws = torch.Generator().manual_seed(seed)
-    made = module_under_test._batches_of_similar_length(torch.tensor(lengths), size, draws)
+    made = module_under_test._make_length_batches(torch.tensor(lengths), size, draws)
     assert sorted(torch.cat(made).tolist()) == list(range(len(lengths)))
     assert all(len(batch) <= size for batch in made)
     assert len(made) <= -(-len(lengths) // size)
@@ -65,7 +65,7 @@ def test_batches_hold_every_row_once_and_rows_of_similar_length(lengths: list[in
 
 def test_batches_differ_from_epoch_to_epoch() -> None:
     draws = torch.Generator().manual_seed(0)
-    one, other = (module_under_test._batches_of_similar_length(torch.arange(600) % 30, 32, draws) for _ in range(2))
+    one, other = (module_under_test._make_length_batches(torch.arange(600) % 30, 32, draws) for _ in range(2))
     assert [b.tolist() for b in one] != [b.tolist() for b in other]
 
 
@@ -82,7 +82,7 @@ def test_a_row_loses_the_same_dimensions_at_all_of_its_tokens() -> None:
 def test_a_path_is_the_same_whatever_is_drawn_in_between_and_leaves_torchs_numbers_alone(
     architecture: Architecture,
 ) -> None:
-    kind, train = PROBES[architecture].kind, planted(70, 1)
+    kind, train = PROBES[architecture].probe_class, planted(70, 1)
     torch.manual_seed(3)
     undisturbed = torch.rand(5)
     torch.manual_seed(3)
@@ -103,6 +103,6 @@ def test_states_are_read_once_an_epoch_and_once_for_the_deviation() -> None:
     rows = planted(80, 1)
     watched = Watched(rows.states)
     params = PARAMS.model_copy(update={"max_epochs": 3})
-    path = list(LSTMProbe.path(TrainingRows(watched, rows.correct, rows.weight), params))
-    assert len(path) == LSTMProbe.steps(params) == 3
+    path = list(LSTMProbe.fit_path(TrainingRows(watched, rows.correct, rows.weight), params))
+    assert len(path) == LSTMProbe.count_steps(params) == 3
     assert {watched.read[i] for i in range(1, 80)} == {4} and watched.read[0] == 5  # the first says the width, too

@@ -22,7 +22,7 @@ def features(rows: TrainingRows) -> np.ndarray:
 
 def fits(rows: TrainingRows) -> list[tuple[float, float, torch.Tensor]]:
     """C, training loss and weights, step by step."""
-    return [(step.value, step.train_loss, weights(step.probe).clone()) for step in LinearProbe.path(rows, PARAMS)]
+    return [(step.value, step.train_loss, weights(step.probe).clone()) for step in LinearProbe.fit_path(rows, PARAMS)]
 
 
 def test_every_step_is_scikit_learns_own_pipeline_at_that_penalty() -> None:
@@ -30,7 +30,7 @@ def test_every_step_is_scikit_learns_own_pipeline_at_that_penalty() -> None:
     rows.weight[::3] = 0.4
     correct, weight = rows.correct.numpy(), (rows.weight / rows.weight.mean()).double().numpy()
     steps = 0
-    for step in LinearProbe.path(rows, PARAMS):
+    for step in LinearProbe.fit_path(rows, PARAMS):
         plain = make_pipeline(StandardScaler(), LogisticRegression(C=step.value, tol=1e-8, max_iter=10_000))
         plain.fit(features(rows), correct, logisticregression__sample_weight=weight)
         expected = plain.predict_proba(features(rows))[:, 1]
@@ -38,7 +38,7 @@ def test_every_step_is_scikit_learns_own_pipeline_at_that_penalty() -> None:
         np.testing.assert_allclose(found, expected, atol=5e-3)
         assert step.train_loss == pytest.approx(log_loss(correct, expected, sample_weight=weight), abs=1e-3)
         steps += 1
-    assert steps == LinearProbe.steps(PARAMS)
+    assert steps == LinearProbe.count_steps(PARAMS)
 
 
 def test_along_the_path_penalties_weaken_and_the_training_loss_falls() -> None:

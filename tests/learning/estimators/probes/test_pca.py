@@ -29,7 +29,7 @@ def correlated(rows: int, seed: int = 0) -> list[Tensor]:
 def test_the_components_are_those_of_the_exact_decomposition() -> None:
     states = correlated(60)
     probe = PCAProbe(D, 4, 8, 0.0)
-    probe.prepare(rows_of(states))
+    probe.fit_preprocessing(rows_of(states))
     tokens = torch.cat(states).double()
     standard = (tokens - tokens.mean(0)) / tokens.std(0)
     _, vectors = torch.linalg.eigh(standard.T @ standard)
@@ -44,24 +44,24 @@ def test_the_components_are_those_of_the_exact_decomposition() -> None:
 def test_compressed_training_tokens_have_unit_variance_and_no_correlation() -> None:
     states = correlated(60)
     probe = PCAProbe(D, 4, 8, 0.0)
-    probe.prepare(rows_of(states))
-    compressed = probe.standardised(torch.cat(states)) @ probe.projection
+    probe.fit_preprocessing(rows_of(states))
+    compressed = probe.standardize(torch.cat(states)) @ probe.projection
     torch.testing.assert_close(torch.cov(compressed.T), torch.eye(4), atol=1e-2, rtol=0)
 
 
 def test_no_more_components_than_the_states_are_wide() -> None:
-    probe = PCAProbe.of(D, PARAMS)
+    probe = PCAProbe.from_params(D, PARAMS)
     assert module_under_test.COMPONENTS > D
     assert probe.hyperparameters["components"] == D
-    probe.prepare(rows_of(correlated(60)))
+    probe.fit_preprocessing(rows_of(correlated(60)))
     assert torch.isfinite(probe.projection).all()
 
 
 def test_fewer_tokens_than_components_compress_without_blowing_up() -> None:
     probe = PCAProbe(D, 8, 8, 0.0)
-    probe.prepare(rows_of(ragged(2, 1)))
+    probe.fit_preprocessing(rows_of(ragged(2, 1)))
     assert torch.isfinite(probe.projection).all()
-    compressed = probe.standardised(torch.cat(ragged(2, 1))) @ probe.projection
+    compressed = probe.standardize(torch.cat(ragged(2, 1))) @ probe.projection
     assert float(compressed.abs().max()) < 10
 
 
@@ -69,13 +69,13 @@ def test_of_many_tokens_evenly_spaced_rows_are_a_sample(monkeypatch: pytest.Monk
     states = correlated(60)
     watched = Watched(states)
     rows = TrainingRows(watched, torch.zeros(60, dtype=torch.int64), torch.ones(60))
-    monkeypatch.setattr(module_under_test, "SAMPLED", int(rows.lengths.sum()) // 3 + 1)
+    monkeypatch.setattr(module_under_test, "SAMPLE_TOKENS", int(rows.lengths.sum()) // 3 + 1)
     probe = PCAProbe(D, 4, 8, 0.0)
-    probe.prepare(rows)
+    probe.fit_preprocessing(rows)
     assert [i for i, reads in watched.read.items() if reads == 2] == list(range(0, 60, 3))
     whole = PCAProbe(D, 4, 8, 0.0)
     monkeypatch.undo()
-    whole.prepare(rows_of(states))
+    whole.fit_preprocessing(rows_of(states))
     directions = [p.projection / p.projection.norm(dim=0) for p in (probe, whole)]
     assert float(torch.linalg.svdvals(directions[0].T @ directions[1]).min()) > 0.99
     assert_near(probe.mean, whole.mean)  # mean and deviation are of all rows

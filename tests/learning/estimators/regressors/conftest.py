@@ -12,7 +12,7 @@ from abstain.learning.estimators.regressors import kinds
 def few_rounds() -> Iterator[None]:
     """Boosting ends after 60 rounds, not 300: what is planted is learnt by then, and a fit costs a fifth."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kinds, "ROUNDS", 60)
+        patch.setattr(kinds, "MAX_ROUNDS", 60)
         yield
 
 

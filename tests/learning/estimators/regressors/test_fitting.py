@@ -81,7 +81,7 @@ def test_what_tells_groups_apart_does_not_help_out_of_fold(kind: RegressorKind) 
     train = RegressorTrainingSet(to_matrix(features, list(features)), levels[group], np.ones(200))
     seen = (
         REGRESSOR_ALGORITHMS[kind]
-        .fit(train, REGRESSOR_ALGORITHMS[kind].steps(PARAMS)[-1], PARAMS)
+        .fit(train, REGRESSOR_ALGORITHMS[kind].list_steps(PARAMS)[-1], PARAMS)
         .predict(train.features)
     )
     assert explained(levels[group], seen) > 0.4
@@ -121,8 +121,8 @@ def test_rows_that_do_not_count_or_have_no_features_are_not_learnt_from(kind: Re
     fitted = fit_regressor(kind, "cosine", missing, target, weight, groups, PARAMS)
     counts = ~(idle | unknown | unread)
     alone = fit_regressor(kind, "cosine", features[counts], score[counts], weight[counts], groups[counts], PARAMS)
-    assert fitted.regressor.described == alone.regressor.described
-    assert fitted.regressor.described["rows"] == counts.sum()
+    assert fitted.regressor.metadata == alone.regressor.metadata
+    assert fitted.regressor.metadata["rows"] == counts.sum()
     assert np.isnan(fitted.out_of_fold).tolist() == unread.tolist()
     assert np.isnan(fitted.regressor.predict(missing)).tolist() == unread.tolist()
     # The folds' rows stand in other places of larger arrays: a library may add up in another order.
@@ -142,14 +142,14 @@ def test_the_step_of_least_weighted_loss_out_of_fold_is_kept_for_all(kind: Regre
     fitted = fit_regressor(kind, "cosine", features, score, weight, groups, PARAMS)
     values, entry = to_matrix(features, list(features)), REGRESSOR_ALGORITHMS[kind]
     fold = assign_folds("cosine", groups, np.ones(100, bool), PARAMS)
-    paths = np.empty((len(entry.steps(PARAMS)), 100))
+    paths = np.empty((len(entry.list_steps(PARAMS)), 100))
     for number in range(4):
         seen = fold != number
         train = RegressorTrainingSet(values[seen], score[seen], weight[seen])
-        paths[:, ~seen] = entry.path(train, values[~seen], PARAMS).clip(0, 1)
+        paths[:, ~seen] = entry.predict_path(train, values[~seen], PARAMS).clip(0, 1)
     best = int((weight * (paths - score) ** 2).sum(axis=1).argmin())
-    step = entry.steps(PARAMS)[best]
-    assert best > 0 and fitted.regressor.described["step"] == step
+    step = entry.list_steps(PARAMS)[best]
+    assert best > 0 and fitted.regressor.metadata["step"] == step
     assert_near(fitted.out_of_fold, paths[best], np.float32)
     whole = entry.fit(RegressorTrainingSet(values, score, weight), step, PARAMS).predict(values).clip(0, 1)
     assert np.abs(fitted.regressor.predict(features) - whole).max() == pytest.approx(fitted.parity, abs=1e-6)

@@ -21,7 +21,7 @@ def examples(rows: int, seed: int) -> RegressorTrainingSet:
 def test_a_step_of_the_path_is_the_regressor_of_that_step(kind: RegressorKind) -> None:
     train, other = examples(80, 1), examples(30, 2).features
     entry = REGRESSOR_ALGORITHMS[kind]
-    path, steps = entry.path(train, other, PARAMS), entry.steps(PARAMS)
+    path, steps = entry.predict_path(train, other, PARAMS), entry.list_steps(PARAMS)
     assert path.shape == (len(steps), 30)
     for place in (0, 7, len(steps) - 1):
         np.testing.assert_allclose(path[place], entry.fit(train, steps[place], PARAMS).predict(other), atol=1e-12)
@@ -30,8 +30,8 @@ def test_a_step_of_the_path_is_the_regressor_of_that_step(kind: RegressorKind) -
 def test_a_folds_forest_has_its_share_of_the_trees() -> None:
     train, other = examples(80, 1), examples(30, 2).features
     entry = REGRESSOR_ALGORITHMS["random_forest"]
-    (path,) = entry.path(train, other, PARAMS)
-    assert entry.steps(PARAMS) == (40,)
+    (path,) = entry.predict_path(train, other, PARAMS)
+    assert entry.list_steps(PARAMS) == (40,)
     assert_near(path, entry.fit(train, 10, PARAMS).predict(other))
     assert len(entry.fit(train, 40, PARAMS).named_steps["regressor"].estimators_) == 40
 
@@ -40,7 +40,7 @@ def test_a_folds_forest_has_its_share_of_the_trees() -> None:
 def test_missing_values_are_the_training_median(kind: RegressorKind) -> None:
     train = examples(80, 1)
     entry = REGRESSOR_ALGORITHMS[kind]
-    pipeline = entry.fit(train, entry.steps(PARAMS)[-1] if kind == "linear" else 20, PARAMS)
+    pipeline = entry.fit(train, entry.list_steps(PARAMS)[-1] if kind == "linear" else 20, PARAMS)
     missing = np.full((1, 8), np.nan, np.float32)
     median = np.nanmedian(train.features, axis=0, keepdims=True)
     assert pipeline.predict(missing) == pytest.approx(pipeline.predict(median), abs=1e-6)
@@ -66,4 +66,4 @@ def test_a_column_without_a_value_in_a_fold_is_no_problem(kind: RegressorKind) -
     train = examples(40, 1)
     train.features[:, 3] = np.nan
     entry = REGRESSOR_ALGORITHMS[kind]
-    assert np.isfinite(entry.fit(train, entry.steps(PARAMS)[0], PARAMS).predict(examples(10, 2).features)).all()
+    assert np.isfinite(entry.fit(train, entry.list_steps(PARAMS)[0], PARAMS).predict(examples(10, 2).features)).all()

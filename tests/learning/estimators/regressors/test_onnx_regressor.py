@@ -12,7 +12,12 @@ from abstain.core.errors import AbstainError
 from abstain.learning.estimators.regressors.columns import to_matrix
 from abstain.learning.estimators.regressors.fitting import FittedRegressor, fit_regressor
 from abstain.learning.estimators.regressors.kinds import REGRESSOR_ALGORITHMS, RegressorTrainingSet
-from abstain.learning.estimators.regressors.onnx_regressor import BATCH, OnnxRegressor, parity, to_onnx_regressor
+from abstain.learning.estimators.regressors.onnx_regressor import (
+    BATCH,
+    OnnxRegressor,
+    measure_parity,
+    to_onnx_regressor,
+)
 from tests.learning.estimators.regressors.builders import PARAMS, planted
 from tests.tolerance import assert_near
 
@@ -37,9 +42,9 @@ def test_a_file_says_what_it_is_and_scores_as_before(
     fitted.save(file)
     loaded = OnnxRegressor(file.read_bytes())
     assert file.stat().st_size == fitted.n_bytes
-    assert loaded.described == fitted.described
+    assert loaded.metadata == fitted.metadata
     assert (loaded.kind, loaded.target, loaded.columns) == (kind, "cosine", tuple(f"nll_{n}" for n in range(8)))
-    assert (loaded.described["rows"], set(loaded.described["versions"])) == (150, {"scikit-learn", "skl2onnx"})
+    assert (loaded.metadata["rows"], set(loaded.metadata["versions"])) == (150, {"scikit-learn", "skl2onnx"})
     others, _, _ = planted(60, 2)
     assert np.array_equal(loaded.predict(others), fitted.predict(others))
     onnx.checker.check_model(onnx.load(file), full_check=True)
@@ -53,15 +58,15 @@ def test_the_file_scores_as_scikit_learn_does_missing_values_or_not(
     assert fits[kind].parity <= 1e-6
     features, score, _ = planted(150, 1)
     train = RegressorTrainingSet(to_matrix(features, list(features)), score, np.ones(150))
-    step = fits[kind].regressor.described["step"]
+    step = fits[kind].regressor.metadata["step"]
     pipeline = REGRESSOR_ALGORITHMS[kind].fit(train, step, PARAMS)
     for missing in (0.0, 0.5, 0.9):
         others, _, _ = planted(200, 5, missing=missing)
-        assert parity(pipeline, fits[kind].regressor, others) <= 1e-6
+        assert measure_parity(pipeline, fits[kind].regressor, others) <= 1e-6
     elsewhere = REGRESSOR_ALGORITHMS[kind].fit(
         RegressorTrainingSet(train.features, 1 - score, train.weight), step, PARAMS
     )
-    assert parity(elsewhere, fits[kind].regressor, features) > 0.1
+    assert measure_parity(elsewhere, fits[kind].regressor, features) > 0.1
 
 
 @pytest.mark.parametrize("kind", ["random_forest", "gradient_boosting"])
@@ -75,7 +80,7 @@ def test_thresholds_between_neighbouring_floats_send_each_to_its_side(kind: Regr
     described = {"kind": kind, "target": "cosine", "columns": ["a"]}
     regressor = to_onnx_regressor(pipeline, described)
     features = pd.DataFrame(values, columns=["a"])
-    assert parity(pipeline, regressor, features) <= 1e-5  # 200 equal trees round alike
+    assert measure_parity(pipeline, regressor, features) <= 1e-5  # 200 equal trees round alike
     np.testing.assert_allclose(regressor.predict(features), score, atol=0.05)
 
 

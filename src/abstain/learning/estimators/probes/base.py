@@ -3,10 +3,11 @@
 Notes:
 
 * Rows are padded at the end, and the padding values do not matter. A single answer has no padding and skips masking:
-  `mean`, `masked_last` and `masked_softmax` below handle both cases, so training and serving use one forward pass.
-* States are standardised inside the module by the training tokens' mean and deviation: a few dimensions of a residual
-  stream are orders of magnitude larger than the rest, and a served model must not need a side file.
-* A fit is a *path* of probes of growing capacity, epoch by epoch or penalty by penalty. `cross_validation` chooses the
+  `masked_mean`, `masked_last` and `masked_softmax` below handle both cases, so training and serving use one forward
+  pass.
+* States are standardised inside the module by the training tokens' mean and standard deviation: a few dimensions of a
+  residual stream are orders of magnitude larger than the rest, and a served model must not need a side file.
+* A fit is a *path* of probes of growing capacity, epoch by epoch or penalty by penalty. `cross_validation` selects the
   step, by one rule for all probes.
 """
 
@@ -29,9 +30,12 @@ EVALUATION_BATCH = 128
 
 
 class TrainingStep(NamedTuple):
-    """A point of the path along which a probe is fitted; `probe` is in this state only until the next step is taken.
+    """A point of the path along which a probe is fitted.
 
-    `value` is the number of epochs, from 1 on, or the inverse strength of the penalty.
+    Attributes:
+        value: Number of epochs, from 1, or the inverse strength of the penalty.
+        train_loss: Loss on the training rows.
+        probe: The probe, in this state only until the next step is taken.
     """
 
     value: float
@@ -43,12 +47,14 @@ class Probe(nn.Module, ABC):
     """A confidence from S_in, the hidden states of the answer's tokens and EOS (paper, section 3.1).
 
     Args:
-        d: width of the base model's states.
-        hyperparameters: the constructor's other arguments; together with `d` they make an equal module.
+        d: Width of the base model's states.
+        **hyperparameters: The other arguments of the constructor; with `d` they are enough to make an equal module.
 
     Attributes:
-        architecture: its name in the zoo, set when it is fitted or loaded.
-        is_served: whether it is the equivalent reduced copy for serving (`to_serving`).
+        mean: (d,) mean of the training tokens' states.
+        scale: (d,) their standard deviation.
+        architecture: Key in `PROBES`, set when the probe is fitted or loaded.
+        is_served: Whether this is the equivalent reduced copy for serving (`to_serving`).
     """
 
     mean: Tensor
@@ -64,50 +70,95 @@ class Probe(nn.Module, ABC):
 
     @property
     def width(self) -> int:
-        """d, the width of the states that it reads."""
+        """d, the width of the states that the probe reads."""
         return len(self.mean)
 
     @classmethod
     @abstractmethod
     def from_params(cls, d: int, params: ProbeParams) -> Self:
-        """An untrained probe of states of width `d`."""
+        """Create an untrained probe.
+
+        Args:
+            d: Width of the base model's states.
+            params: Hyperparameters.
+
+        Returns:
+            The probe.
+        """
 
     @classmethod
     @abstractmethod
-    def description(cls, params: ProbeParams) -> str:
-        """What it is, with what of `params` makes it so, for the model card."""
+    def describe(cls, params: ProbeParams) -> str:
+        """Describe the probe in one line, with the relevant hyperparameters, for the model card.
+
+        Args:
+            params: Hyperparameters.
+
+        Returns:
+            The description.
+        """
 
     @classmethod
     @abstractmethod
     def count_steps(cls, params: ProbeParams) -> int:
-        """The length of `fit_path`."""
+        """Return the length of `fit_path`.
+
+        Args:
+            params: Hyperparameters.
+
+        Returns:
+            The number of steps.
+        """
 
     @classmethod
     @abstractmethod
     def fit_path(cls, train: TrainingRows, params: ProbeParams) -> Iterator[TrainingStep]:
-        """Fit on `train`, whose weights are all positive, with more capacity at every step.
+        """Fit on training rows with more capacity at every step.
 
         Deterministic for the same rows and parameters on one kind of hardware, also if other random numbers are drawn
         in between.
+
+        Args:
+            train: Rows whose weights are all positive.
+            params: Hyperparameters.
+
+        Yields:
+            The steps of the path.
         """
 
     @abstractmethod
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
-        """Logits z, float32 (B, 2), of `states`, float32 (B, T, d), of which `lengths`, int64 (B,), are valid.
+        """Compute the logits z.
 
-        Where `lengths` is None, `states` are those of one answer, (T, d), and its logits are (1, 2). Of an exported one
-        it is their difference z_1 - z_0, (B, 1) or (1, 1), whose sigmoid is the confidence.
+        Args:
+            states: float32 (B, T, d), padded at the end; (T, d) for a single answer.
+            lengths: int64 (B,) valid tokens of each row; None for a single answer.
+
+        Returns:
+            float32 (B, 2), or (1, 2) for a single answer. An exported probe returns the difference z_1 - z_0, (B, 1) or
+            (1, 1), whose sigmoid is the confidence.
         """
 
-    def standardised(self, states: Tensor) -> Tensor:
+    def standardize(self, states: Tensor) -> Tensor:
+        """Standardise states: (states - mean) / scale. In a served probe the first layer's weights contain 1 / scale.
+
+        Args:
+            states: (..., d).
+
+        Returns:
+            (..., d).
+        """
         centred = states - self.mean
         return centred if self.is_served else centred / self.scale
 
     def to_serving(self) -> Self:
-        """An equivalent probe with less arithmetic, whose only output is the difference of the logits.
+        """Make an equivalent probe with less arithmetic, whose only output is the difference of the logits.
 
         The first layer's weights are divided by `scale` instead of the states. Means are still subtracted from states:
         folded into the weights, they would leave a small difference of large numbers.
+
+        Returns:
+            A copy in evaluation mode.
         """
         probe = copy.deepcopy(self).eval()
         with torch.no_grad():
@@ -122,26 +173,36 @@ class Probe(nn.Module, ABC):
 
     @abstractmethod
     def subtract_outputs(self) -> None:
-        """Put weights of z_1 - z_0 for those of z_0 and z_1."""
+        """Replace the weights of z_0 and z_1 by those of z_1 - z_0."""
 
     def fit_preprocessing(self, train: TrainingRows) -> None:
-        """Fit what needs no labels on the training tokens: here mean and deviation."""
+        """Fit everything that needs no labels on the training tokens: here mean and standard deviation.
+
+        Args:
+            train: The training rows.
+        """
         self.fit_standardization(train.states)
 
     def fit_standardization(self, rows: Iterable[Tensor]) -> None:
-        """Take mean and deviation over all tokens of `rows`, each (L + 1, d). One pass; one row in memory.
+        """Fit mean and standard deviation over all tokens, in one pass with one row in memory.
 
         Means and squared deviations of rows are merged in float64 (Chan, Golub and LeVeque 1979): a sum of squares
-        would lose a deviation that is small against its mean. Raises `AbstainError` where a state is not finite.
+        would lose a deviation that is small in comparison with its mean.
+
+        Args:
+            rows: States, each (L + 1, d).
+
+        Raises:
+            AbstainError: A state is not finite.
         """
         tokens, mean, squares = 0, torch.zeros(()), torch.zeros(())
         for row in rows:
             states = row.to(torch.float64, copy=True)
-            of_row = states.mean(0)
-            states -= of_row
-            apart, total = of_row - mean, tokens + len(row)
-            mean = mean + apart * (len(row) / total)
-            squares = squares + states.square_().sum(0) + apart.square() * (tokens * len(row) / total)
+            row_mean = states.mean(0)
+            states -= row_mean
+            delta, total = row_mean - mean, tokens + len(row)
+            mean = mean + delta * (len(row) / total)
+            squares = squares + states.square_().sum(0) + delta.square() * (tokens * len(row) / total)
             tokens = total
         if not squares.isfinite().all():
             raise AbstainError(
@@ -156,20 +217,43 @@ class Probe(nn.Module, ABC):
 
 
 def logits_to_confidence(logits: Tensor) -> Tensor:
-    """c = softmax(z)_1, the probability of a correct answer, (B,) (eq. 6)."""
+    """Compute the confidence c = softmax(z)_1, the probability of a correct answer (eq. 6).
+
+    Args:
+        logits: (B, 2).
+
+    Returns:
+        (B,) in [0, 1].
+    """
     return logits.softmax(-1)[:, 1]
 
 
 def masked_mean(values: Tensor, lengths: Tensor | None) -> Tensor:
-    """The mean over time of the valid of `values` (B, T, n), as (B, n); of one answer's, (T, n), as (1, n)."""
+    """Compute the mean over the valid tokens.
+
+    Args:
+        values: (B, T, n), or (T, n) of a single answer.
+        lengths: int64 (B,) valid tokens of each row; None for a single answer.
+
+    Returns:
+        (B, n), or (1, n).
+    """
     if lengths is None:
         return values.mean(0, keepdim=True)
-    share = _valid(values, lengths) / lengths.unsqueeze(1)
+    share = _make_valid_mask(values, lengths) / lengths.unsqueeze(1)
     return (share.unsqueeze(1) @ values).squeeze(1)
 
 
 def masked_last(values: Tensor, lengths: Tensor | None) -> Tensor:
-    """The last valid of `values` (B, T, n), as (B, n); of one answer's, (T, n), as (1, n)."""
+    """Select the last valid token.
+
+    Args:
+        values: (B, T, n), or (T, n) of a single answer.
+        lengths: int64 (B,) valid tokens of each row; None for a single answer.
+
+    Returns:
+        (B, n), or (1, n).
+    """
     if lengths is None:
         return values[-1:]
     index = (lengths - 1).reshape(-1, 1, 1).expand(-1, 1, values.shape[2])
@@ -177,19 +261,35 @@ def masked_last(values: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, lengths: Tensor | None) -> Tensor:
-    """Shares over time, 0 where padded, of `scores` (B, T, n), or of one answer's, (T, n); of the same shape."""
+    """Compute the softmax over the valid tokens; padding gets 0.
+
+    Args:
+        scores: (B, T, n), or (T, n) of a single answer.
+        lengths: int64 (B,) valid tokens of each row; None for a single answer.
+
+    Returns:
+        A tensor of the same shape that sums to 1 over T.
+    """
     if lengths is not None:
-        scores = scores.masked_fill(~_valid(scores, lengths).unsqueeze(2), float("-inf"))
+        scores = scores.masked_fill(~_make_valid_mask(scores, lengths).unsqueeze(2), float("-inf"))
     return scores.softmax(-2)
 
 
-def _valid(values: Tensor, lengths: Tensor) -> Tensor:
-    """The mask of valid, unpadded `values` (B, T, n), bool (B, T)."""
+def _make_valid_mask(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return the mask of valid, unpadded `values` (B, T, n), bool (B, T)."""
     return torch.arange(values.shape[1]) < lengths.unsqueeze(1)
 
 
 def predict(probe: Probe, rows: Iterable[Tensor]) -> Tensor:
-    """Logits (rows, 2) of ragged `rows`, in evaluation mode; one batch in memory."""
+    """Compute the logits of ragged rows in evaluation mode, with one batch in memory.
+
+    Args:
+        probe: The probe; it is set to evaluation mode.
+        rows: States, each (L + 1, d).
+
+    Returns:
+        float32 (rows, 2).
+    """
     probe.eval()
     with torch.inference_mode():
         logits = [probe(*pad(batch)) for batch in iter_batches(rows, EVALUATION_BATCH)]
@@ -197,5 +297,13 @@ def predict(probe: Probe, rows: Iterable[Tensor]) -> Tensor:
 
 
 def predict_confidence(probe: Probe, rows: Iterable[Tensor]) -> Tensor:
-    """Confidences (rows,) of ragged `rows`."""
+    """Compute the confidences of ragged rows in evaluation mode, with one batch in memory.
+
+    Args:
+        probe: The probe; it is set to evaluation mode.
+        rows: States, each (L + 1, d).
+
+    Returns:
+        float32 (rows,) in [0, 1].
+    """
     return logits_to_confidence(predict(probe, rows))

@@ -1,7 +1,7 @@
 """The paper's probe: an LSTM over the answer's hidden states with a 2-way head (section 3.1, eq. 6).
 
 The last *valid* output is gathered by length. A unidirectional LSTM's output at a step does not depend on later ones,
-so this equals a packed sequence. Of an answer alone it is the final state.
+so this equals a packed sequence. For a single answer it is the final state.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDr
 
 
 class LSTMProbe(DescentProbe):
-    """LSTM over S_in with a classification head.
+    """LSTM over S_in with a classification head: z = W h_last + b (eq. 6).
 
     Args:
-        d: width of the base model's states.
-        hidden: width of the LSTM.
-        dropout: on the standardised states and on the LSTM's last output, in training only.
+        d: Width of the base model's states.
+        hidden: Width of the LSTM.
+        dropout: Dropout probability of the standardised states and of the LSTM's last output, in training only.
     """
 
     def __init__(self, d: int, hidden: int, dropout: float) -> None:
@@ -29,15 +29,15 @@ class LSTMProbe(DescentProbe):
         self.reader = LSTMHead(d, hidden, dropout)
 
     @classmethod
-    def of(cls, d: int, params: ProbeParams) -> Self:
+    def from_params(cls, d: int, params: ProbeParams) -> Self:
         return cls(d, params.hidden, params.dropout)
 
     @classmethod
-    def description(cls, params: ProbeParams) -> str:
+    def describe(cls, params: ProbeParams) -> str:
         return f"LSTM({params.hidden}), {cls.describe_training(params)}"
 
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
-        return self.reader(self.standardised(states), lengths)  # type: ignore[no-any-return]
+        return self.reader(self.standardize(states), lengths)  # type: ignore[no-any-return]
 
     def divide_weights(self) -> None:
         self.reader.lstm.get_parameter("weight_ih_l0").div_(self.scale)
@@ -47,9 +47,12 @@ class LSTMProbe(DescentProbe):
 
 
 class LSTMHead(nn.Module):
-    """The LSTM and its head, over sequences of any kind: (B, T, inputs) and lengths (B,) to logits (B, 2).
+    """The LSTM and its classification head, over sequences of any kind.
 
-    An answer alone, (T, inputs) and None, has logits (1, 2).
+    Args:
+        inputs: Width of the sequences.
+        hidden: Width of the LSTM.
+        dropout: Dropout probability of the inputs and of the last output, in training only.
     """
 
     def __init__(self, inputs: int, hidden: int, dropout: float) -> None:
@@ -60,12 +63,21 @@ class LSTMHead(nn.Module):
         self.head = nn.Linear(hidden, 2)
 
     def forward(self, sequences: Tensor, lengths: Tensor | None) -> Tensor:
-        # Time goes first, as in ONNX, where an answer alone has it anyway: its graph transposes nothing.
+        """Compute the logits.
+
+        Args:
+            sequences: (B, T, inputs), padded at the end; (T, inputs) for a single answer.
+            lengths: int64 (B,) valid steps of each row; None for a single answer.
+
+        Returns:
+            (B, 2), or (1, 2) for a single answer.
+        """
+        # Time is the first axis, as in ONNX and in a single answer: then the exported graph needs no transpose.
         outputs, (final, _) = self.lstm(self.drop_inputs(sequences).movedim(-2, 0))
         output = final if lengths is None else masked_last(outputs.movedim(0, 1), lengths)
         return self.head(self.drop_output(output))  # type: ignore[no-any-return]
 
     def subtract_outputs(self) -> None:
-        """Put weights of z_1 - z_0 for the head's own."""
+        """Replace the head's weights by those of z_1 - z_0."""
         head = self.head
         head.weight, head.bias = (nn.Parameter(rows.diff(dim=0)) for rows in (head.weight, head.bias))

@@ -2,9 +2,9 @@
 
 Notes:
 
-* Of many tokens the components of `SAMPLED`, of evenly spaced rows, are found: as good, and memory and time depend on
-  the width of the states alone.
-* Components are scaled to unit variance: the first ones would drown the rest.
+* The components are those of about `SAMPLE_TOKENS` tokens of evenly spaced rows: they are as good, and memory and time
+  depend only on the width of the states.
+* Components are scaled to unit variance: otherwise the first ones would dominate.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from abstain.learning.estimators.probes.lstm import LSTMHead
 from abstain.learning.estimators.training_rows import TrainingRows, iter_batches
 
 COMPONENTS = 64
-SAMPLED = 2**14
-"""Tokens whose covariance is taken, about."""
-SUMMED = 64
-"""Rows that are read at once."""
+SAMPLE_TOKENS = 2**14
+"""Approximate number of tokens in the covariance."""
+BATCH_ROWS = 64
+"""Number of rows that are read at once."""
 
 
 class PCAProbe(DescentProbe):
     """LSTM over the principal components of S_in.
 
     Args:
-        d: width of the base model's states.
-        components: to which they are compressed, at most d.
-        hidden: width of the LSTM.
-        dropout: on the components and on the LSTM's last output, in training only.
+        d: Width of the base model's states.
+        components: Number of components, at most d.
+        hidden: Width of the LSTM.
+        dropout: Dropout probability of the components and of the LSTM's last output, in training only.
     """
 
     projection: Tensor
@@ -46,15 +46,15 @@ class PCAProbe(DescentProbe):
         self.reader = LSTMHead(components, hidden, dropout)
 
     @classmethod
-    def of(cls, d: int, params: ProbeParams) -> Self:
+    def from_params(cls, d: int, params: ProbeParams) -> Self:
         return cls(d, min(COMPONENTS, d), params.hidden, params.dropout)
 
     @classmethod
-    def description(cls, params: ProbeParams) -> str:
+    def describe(cls, params: ProbeParams) -> str:
         return f"LSTM({params.hidden}) on {COMPONENTS} principal components, {cls.describe_training(params)}"
 
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
-        return self.reader(self.standardised(states) @ self.projection, lengths)  # type: ignore[no-any-return]
+        return self.reader(self.standardize(states) @ self.projection, lengths)  # type: ignore[no-any-return]
 
     def divide_weights(self) -> None:
         self.projection.div_(self.scale.unsqueeze(1))
@@ -62,19 +62,23 @@ class PCAProbe(DescentProbe):
     def subtract_outputs(self) -> None:
         self.reader.subtract_outputs()
 
-    def prepare(self, train: TrainingRows) -> None:
-        """Mean and deviation, then the components with the largest variance of the standardised training tokens."""
+    def fit_preprocessing(self, train: TrainingRows) -> None:
+        """Fit mean and standard deviation, then the components of largest variance of the standardised training tokens.
+
+        Args:
+            train: The training rows.
+        """
         super().fit_preprocessing(train)
-        spacing = math.ceil(int(train.lengths.sum()) / SAMPLED)
+        spacing = math.ceil(int(train.lengths.sum()) / SAMPLE_TOKENS)
         sample = train.subset(torch.arange(0, len(train), spacing))
         covariance = torch.zeros(self.width, self.width)
-        for batch in iter_batches(sample.states, SUMMED):
-            standard = self.standardised(torch.cat(batch))
-            covariance.addmm_(standard.T, standard)
+        for batch in iter_batches(sample.states, BATCH_ROWS):
+            standardized = self.standardize(torch.cat(batch))
+            covariance.addmm_(standardized.T, standardized)
         covariance /= int(sample.lengths.sum())
         _, variances, vectors = randomized_svd(
             covariance.numpy(), self.projection.shape[1], power_iteration_normalizer="QR", random_state=0
         )
-        # Where there are fewer tokens than components, the rest have no variance, and must not be blown up.
+        # With fewer tokens than components, the other components have no variance and must not be scaled up.
         scale = torch.from_numpy(variances).clamp_min(1e-6).rsqrt()
         self.projection.copy_(torch.from_numpy(vectors.T) * scale)

@@ -1,4 +1,4 @@
-"""Features by name as the matrix on which regressors are fitted and predict.
+"""The feature matrix on which regressors are fitted and predict, from features by name.
 
 Notes:
 
@@ -20,61 +20,86 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 MIN_RELATIVE_RANGE = 1e-5
-"""Smallest range, as a share of the largest absolute value, that is more than the last bits of float32 arithmetic."""
+"""Smallest range, as a share of the largest absolute value, that exceeds the rounding of float32 arithmetic."""
 
 
 def select_columns(features: pd.DataFrame) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The columns of `features` (training rows, columns) to fit on, and for each other one why it is dropped.
+    """Select the columns to fit on.
 
-    Raises `AbstainError` where no column is left, and for values that are not numbers (`to_matrix`).
+    Args:
+        features: (training rows, columns) of numbers; nan where a value is missing.
+
+    Returns:
+        The selected columns, and each dropped column with the reason.
+
+    Raises:
+        AbstainError: No column is left, or a value is not a number (`to_matrix`).
     """
     names = [str(name) for name in features.columns]
     values = to_matrix(features, names)
     dropped: dict[str, str] = {}
     for name, column in zip(names, values.T, strict=True):
-        known = column[~np.isnan(column)]
-        if not len(known):
+        finite = column[~np.isnan(column)]
+        if not len(finite):
             dropped[name] = "missing in all training rows"
-        elif not is_varying(known):
-            dropped[name] = f"{known[0]:g} in all training rows" + (", or missing" if len(known) < len(column) else "")
-    kept = tuple(name for name in names if name not in dropped)
-    if not kept:
+        elif not is_varying(finite):
+            dropped[name] = f"{finite[0]:g} in all training rows" + (
+                ", or missing" if len(finite) < len(column) else ""
+            )
+    selected = tuple(name for name in names if name not in dropped)
+    if not selected:
         raise AbstainError(
             Code.NOT_TRAINABLE,
             f"none of {len(names)} features varies over {len(features)} training rows: bring feedback on more answers",
         )
-    return kept, dropped
+    return selected, dropped
 
 
 def is_varying(values: np.ndarray) -> bool:
-    """Whether `values`, without nan, differ by more than rounding does."""
+    """Return whether values differ by more than rounding.
+
+    Args:
+        values: (n,) without nan.
+
+    Returns:
+        True if the range exceeds `MIN_RELATIVE_RANGE` times the largest absolute value.
+    """
     return bool(len(values)) and float(np.ptp(values)) > MIN_RELATIVE_RANGE * float(np.abs(values).max())
 
 
 def to_matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
-    """`columns` of `features`, by name and in this order: float32 (rows, columns), nan where a value is missing.
+    """Convert columns of a table, by name, to a matrix.
 
-    Raises `AbstainError` for a missing or duplicate column, and for one with values other than numbers of float32's
-    range.
+    Args:
+        features: (rows, columns) of numbers; other columns are ignored.
+        columns: Names of the columns, in the order of the result.
+
+    Returns:
+        float32 (rows, len(columns)); nan where a value is missing.
+
+    Raises:
+        AbstainError: A column is missing or duplicate, or has values that are not numbers in the range of float32.
     """
     names = [str(name) for name in features.columns]
-    counts, place_of = Counter(names), {name: at for at, name in enumerate(names)}
+    counts, index_by_name = Counter(names), {name: index for index, name in enumerate(names)}
     for name in columns:
-        if (times := counts[name]) != 1:
+        if (count := counts[name]) != 1:
             raise AbstainError(
                 Code.BAD_ARTIFACT,
-                f"the features have {times} columns '{name}', and a regressor needs one: compute them anew",
+                f"the features have {count} columns '{name}', and a regressor needs one: compute them anew",
             )
-    places = [place_of[name] for name in columns]
-    wanted = features.iloc[:, places]
+    indices = [index_by_name[name] for name in columns]
+    selected = features.iloc[:, indices]
     try:
-        with np.errstate(over="ignore"):  # too large values become infinite, and are refused
-            values = wanted.to_numpy(np.float64, na_value=np.nan).astype(np.float32)
+        with np.errstate(over="ignore"):  # too large values become infinite, and are rejected
+            values = selected.to_numpy(np.float64, na_value=np.nan).astype(np.float32)
     except (TypeError, ValueError):
-        bad = next(
-            name for name, place in zip(columns, places, strict=True) if not _is_numeric(features.iloc[:, place])
+        non_numeric = next(
+            name for name, index in zip(columns, indices, strict=True) if not _is_numeric(features.iloc[:, index])
         )
-        raise AbstainError(Code.NOT_FINITE, f"the feature '{bad}' is no number in every row: compute it anew") from None
+        raise AbstainError(
+            Code.NOT_FINITE, f"the feature '{non_numeric}' is no number in every row: compute it anew"
+        ) from None
     infinite = np.isinf(values).any(axis=0)
     if infinite.any():
         raise AbstainError(
@@ -86,7 +111,7 @@ def to_matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
 
 
 def _is_numeric(column: pd.Series) -> bool:
-    """Whether `column` holds numbers alone."""
+    """Return whether `column` contains only numbers."""
     try:
         column.to_numpy(np.float64, na_value=np.nan)
     except (TypeError, ValueError):

@@ -2,8 +2,8 @@
 
 Notes:
 
-* Fitted and loaded regressors predict through the ONNX graph alone; scikit-learn's predictions are for `parity`. The
-  graph imputes medians and ends in a clip to [0, 1], so it is complete by itself. No pickle.
+* Fitted and loaded regressors predict only through the ONNX graph; scikit-learn's predictions are for `measure_parity`.
+  The graph imputes medians and ends in a clip to [0, 1], so it is complete. No pickle.
 * The same fit gives the same bytes: the graph has no random names and no timestamp.
 """
 
@@ -26,75 +26,106 @@ from abstain.learning.estimators.regressors.columns import to_matrix
 HEADER = "regressor"
 OPSET = {"": 20, "ai.onnx.ml": 3}
 BATCH = 1024
-"""Rows that are scored at once."""
+"""Number of rows that are scored at once."""
 
 
 class OnnxRegressor:
     """A fitted regressor, run by ONNX Runtime on one core.
 
     Args:
-        content: the ONNX file.
+        content: The ONNX file.
 
-    `described` is the file's metadata: kind, target, columns, step, training rows, versions. Raises `ValueError`,
-    `KeyError` or one of ONNX Runtime's own errors for a file that is not a regressor.
+    Attributes:
+        metadata: The metadata of the file: kind, target, columns, step, training rows, versions.
+        kind: Key of `REGRESSOR_ALGORITHMS`.
+        target: Name of the correctness score.
+        columns: Names of the features, in the order of the input.
+
+    Raises:
+        KeyError, ValueError or an error of ONNX Runtime: The file is no regressor.
     """
 
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._session = open_session(content)
-        self.described: dict[str, Any] = json.loads(self._session.get_modelmeta().custom_metadata_map[HEADER])
-        self.kind: str = self.described["kind"]
-        self.target: str = self.described["target"]
-        self.columns: tuple[str, ...] = tuple(self.described["columns"])
+        self.metadata: dict[str, Any] = json.loads(self._session.get_modelmeta().custom_metadata_map[HEADER])
+        self.kind: str = self.metadata["kind"]
+        self.target: str = self.metadata["target"]
+        self.columns: tuple[str, ...] = tuple(self.metadata["columns"])
         self._input = self._session.get_inputs()[0].name
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the file."""
+        """The size of the file in bytes."""
         return len(self._content)
 
     def predict(self, features: pd.DataFrame) -> np.ndarray:
-        """Scores in [0, 1], float64 (rows,), of `features` (rows, columns), whose columns are taken by name.
+        """Predict correctness scores.
 
-        nan is a missing value, and the score of a row whose values are all missing; other columns are ignored. Raises
-        `AbstainError` for a column that is missing or holds no numbers.
+        Args:
+            features: (rows, columns) of numbers, selected by name; other columns are ignored. nan is a missing value.
+
+        Returns:
+            float64 (rows,) in [0, 1]; nan for a row whose values are all missing.
+
+        Raises:
+            AbstainError: A column is missing or has values that are not numbers.
         """
         scores = np.empty(len(features))
         for start in range(0, len(features), BATCH):
             values = to_matrix(features.iloc[start : start + BATCH], self.columns)
-            found = self._session.run(None, {self._input: values})[0][:, 0]
-            scores[start : start + BATCH] = np.where(np.isnan(values).all(axis=1), np.nan, found)
+            predictions = self._session.run(None, {self._input: values})[0][:, 0]
+            scores[start : start + BATCH] = np.where(np.isnan(values).all(axis=1), np.nan, predictions)
         return scores
 
     def save(self, file: Path) -> None:
-        """Write the ONNX file; equal regressors are equal bytes."""
+        """Write the ONNX file; equal regressors give equal bytes.
+
+        Args:
+            file: Path of the new file.
+        """
         write_atomically(file, self._content)
 
 
-def to_onnx_regressor(pipeline: Pipeline, described: dict[str, Any]) -> OnnxRegressor:
-    """`pipeline`, of float32 features (rows, columns), as a `OnnxRegressor`, with the versions that it was made with.
+def to_onnx_regressor(pipeline: Pipeline, metadata: dict[str, Any]) -> OnnxRegressor:
+    """Convert a pipeline to an ONNX regressor.
 
-    `described` is JSON: `kind`, `target`, `columns` and any other metadata of the file.
+    Args:
+        pipeline: Fitted pipeline of float32 features (rows, columns).
+        metadata: JSON values with `kind`, `target`, `columns` and any other metadata; the versions of the converter are
+            added.
+
+    Returns:
+        The regressor.
     """
     import skl2onnx  # type: ignore[import-untyped]
     import sklearn
     from skl2onnx.common.data_types import FloatTensorType  # type: ignore[import-untyped]
 
-    inputs = [("features", FloatTensorType([None, len(described["columns"])]))]
+    inputs = [("features", FloatTensorType([None, len(metadata["columns"])]))]
     model = skl2onnx.to_onnx(pipeline, initial_types=inputs, name=HEADER, target_opset=OPSET)
-    _clip(model)
+    _append_clip(model)
     versions = {"scikit-learn": sklearn.__version__, "skl2onnx": skl2onnx.__version__}
-    return OnnxRegressor(to_bytes(model, {HEADER: json.dumps({**described, "versions": versions}, sort_keys=True)}))
+    return OnnxRegressor(to_bytes(model, {HEADER: json.dumps({**metadata, "versions": versions}, sort_keys=True)}))
 
 
-def parity(pipeline: Pipeline, regressor: OnnxRegressor, features: pd.DataFrame) -> float:
-    """Largest difference between scikit-learn's and ONNX's scores of `features`, of rows that have any."""
+def measure_parity(pipeline: Pipeline, regressor: OnnxRegressor, features: pd.DataFrame) -> float:
+    """Measure the largest difference between the scores of scikit-learn and of the ONNX file.
+
+    Args:
+        pipeline: The fitted pipeline.
+        regressor: Its conversion.
+        features: (rows, columns); rows without any feature are ignored.
+
+    Returns:
+        The largest absolute difference.
+    """
     expected = np.clip(pipeline.predict(to_matrix(features, regressor.columns)), 0, 1)
     return float(np.nanmax(np.abs(expected - regressor.predict(features))))
 
 
-def _clip(model: onnx.ModelProto) -> None:
-    """End the graph in a clip to [0, 1]: boosted trees and ridge regressions go beyond."""
+def _append_clip(model: onnx.ModelProto) -> None:
+    """Append a clip to [0, 1] to the graph: boosted trees and ridge regressions exceed it."""
     graph = model.graph
     bounds = {"low": np.float32(0), "high": np.float32(1)}
     graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in bounds.items())
