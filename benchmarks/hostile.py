@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import random
@@ -135,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         subprocess.run([sys.executable, "-m", "benchmarks.serving", "--export", name], check=True)
         with server(Path(name)) as (address, _, pid):
             process = psutil.Process(pid)
+            gc.freeze()  # a collection here would count as the server's time
             at_rate(address, chosen.rate, 3.0)
             alone, resting = at_rate(address, chosen.rate, chosen.seconds), process.memory_info().rss
             only = ["--only", chosen.only] if chosen.only else []
