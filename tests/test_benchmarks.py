@@ -142,14 +142,17 @@ def test_the_study_of_familiarity_has_its_three_tables(
     rows = re.findall(r"^\| ([\w -]+?)(?: \(\d+ without a score\))? \| (?:\d\.\d{3}|nan) \(", said, re.MULTILINE)
     alone = printed(familiarity.main, str(tmp_path), "--concepts", "1", "--questions", "0")
     assert "2 of 3 are not fictional" in alone and "table 2" not in alone
-    assert rows == [familiarity.SELF_FAMILIARITY, *BASELINES] * 2 + [familiarity.SELF_FAMILIARITY, *familiarity.ABLATIONS]
+    assert rows == [familiarity.SELF_FAMILIARITY, *BASELINES] * 2 + [
+        familiarity.SELF_FAMILIARITY,
+        *familiarity.ABLATIONS,
+    ]
 
 
 @NEEDS_VERDICTS
 def test_the_familiarity_of_questions_is_compared(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(question_familiarity, "N_RESAMPLES", 100)
     monkeypatch.setattr(question_familiarity, "FamiliarityConfig", SHORT)
-    monkeypatch.setattr(question_familiarity.SelfFamiliarity, "threshold", lambda self: 0.5)
+    monkeypatch.setattr(question_familiarity.SelfFamiliarity, "estimate_threshold", lambda self: 0.5)
     said = printed(question_familiarity.main, "--verdicts", "--rows", "24")
     assert "24 answers in" in said and len(re.findall(r"AUROC of [\w -]+: 0\.\d{3} \(", said)) == 3
 

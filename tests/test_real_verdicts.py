@@ -20,16 +20,16 @@ from benchmarks.real_verdicts import (
     Feedback,
     ReplayedRound,
     ThresholdOutcome,
-    split_by_topic,
-    divide_round,
-    mean_division_ece,
-    simulate_feedback,
-    fit_writer,
-    evaluate_division,
-    format_means,
     compute_p_value,
-    replay_rounds,
+    divide_round,
+    evaluate_division,
+    fit_writer,
+    format_means,
     format_shown_metrics,
+    mean_division_ece,
+    replay_rounds,
+    simulate_feedback,
+    split_by_topic,
 )
 from benchmarks.scorers import FILE, LabelledAnswers, read_labelled_answers
 from tests.benchmarks.datasets.upstream import judged, write_records
@@ -109,7 +109,9 @@ def test_only_fresh_reviews_know_a_round(tmp_path: Path) -> None:
     guarantee = ("past", 0.8, "guaranteed")
     kept, broken = before.shown[guarantee], after.shown[guarantee]
     assert kept is not None and broken is not None and np.array_equal(kept.shown, broken.shown)
-    assert broken.p_value < real_verdicts.REJECTED_BELOW <= kept.p_value, "the test sees that the verdicts are the opposite"
+    assert broken.p_value < real_verdicts.REJECTED_BELOW <= kept.p_value, (
+        "the test sees that the verdicts are the opposite"
+    )
     assert after.shown["fresh", 0.8, "guaranteed"] is None, "and fresh reviews guarantee nothing"
 
 
@@ -120,7 +122,12 @@ def test_figures_count_withheld_answers(tmp_path: Path) -> None:
     one = ThresholdOutcome(rows, rows < 3, 1.0)
     none = ThresholdOutcome(rows, np.zeros(7, bool), 0.01)
     assert format_means(found, [one, none]) == ["0.214", "0.667", "50%"], "the mean precision is of those that show any"
-    assert [figure[:5] for figure in format_shown_metrics(found, [one], rows >= 0)] == ["0.429", "0.667", "0.667", "0.500"]
+    assert [figure[:5] for figure in format_shown_metrics(found, [one], rows >= 0)] == [
+        "0.429",
+        "0.667",
+        "0.667",
+        "0.500",
+    ]
     assert [figure[:5] for figure in format_shown_metrics(found, [one], rows < 2)] == ["1.000", "1.000", "-", "0.000"]
 
 
@@ -198,7 +205,9 @@ def test_only_what_the_gate_shows_is_liked(tmp_path: Path) -> None:
 def test_everything_is_shown_until_there_is_a_threshold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, liked = read(tmp_path, records((1, 2, 3, 4, 5))), []
 
-    def only_round_3_has_one(judged: LabelledAnswers, params: Params, known: Feedback, number: int, *_: object) -> ReplayedRound:
+    def only_round_3_has_one(
+        judged: LabelledAnswers, params: Params, known: Feedback, number: int, *_: object
+    ) -> ReplayedRound:
         liked.append((~np.isnan(known.thumb)).sum())
         ten = ThresholdOutcome(np.flatnonzero(judged.round == number)[:10], np.ones(10, bool), 1.0)
         return ReplayedRound(0, 0, {"guaranteed": None, "heuristic": ten if number == 3 else None})

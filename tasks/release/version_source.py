@@ -29,14 +29,14 @@ class OriginVersionSource:
         notices = (event.notice, str(registry.taint or ""))
         return VersionInfo(event.version, event.bundle_sha256, event.at, "; ".join(filter(None, notices)))
 
-    def folder(self, release: VersionInfo) -> Path:
+    def get_folder(self, version_info: VersionInfo) -> Path:
         """Return the folder of `release` in the local store."""
-        return get_bundle_folder(release.version)
+        return get_bundle_folder(version_info.version)
 
-    def fetch_bundle(self, release: VersionInfo) -> Path:
+    def fetch_bundle(self, version_info: VersionInfo) -> Path:
         """Fetch the version that `get_production` returned last; raises `AbstainError` if it was not promoted so."""
         event = self._event
-        assert event is not None and event.version == release.version
+        assert event is not None and event.version == version_info.version
         bundle = fetch_bundle(self._repository, event)
         smoke_test(bundle, event)
         return bundle
@@ -58,15 +58,15 @@ class OriginShadowSource:
             return None
         return VersionInfo(shadow.version, shadow.bundle_sha256, shadow.at)
 
-    def folder(self, release: VersionInfo) -> Path:
+    def get_folder(self, version_info: VersionInfo) -> Path:
         """Return the folder in the local store of the shadow that `get_production` returned last."""
         assert self._shadow is not None
         return get_bundle_folder(self._shadow.tag)
 
-    def fetch_bundle(self, release: VersionInfo) -> Path:
+    def fetch_bundle(self, version_info: VersionInfo) -> Path:
         """Fetch the shadow that `get_production` returned last. Raises `AbstainError` if it is not what was set."""
         shadow = self._shadow
-        assert shadow is not None and shadow.version == release.version
+        assert shadow is not None and shadow.version == version_info.version
         bundle = fetch_shadow(self._repository, shadow)
         smoke_test(bundle, shadow)
         return bundle

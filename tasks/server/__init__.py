@@ -12,4 +12,4 @@ Both servers keep the same SQLite database, `$ABSTAIN_HOME/prefect/prefect.db`, 
 from tasks.server.addresses import UI, find_running_server, prepare_environment, with_login
 from tasks.server.temporary import server_for_run
 
-__all__ = ["UI", "prepare_environment", "find_running_server", "server_for_run", "with_login"]
+__all__ = ["UI", "find_running_server", "prepare_environment", "server_for_run", "with_login"]

@@ -268,7 +268,7 @@ def test_a_log_that_was_deleted_is_missed(
     caplog: pytest.LogCaptureFixture,
     assert_repelled: Count,
 ) -> None:
-    monkeypatch.setattr(module, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.02)
     client, times = connect(make_worker()), 3
     for at in range(times):
         assert client.post("/v1/gate", json=asked(answers[0], interaction_id="i")).json()["show"] is True
@@ -309,7 +309,7 @@ def test_a_log_that_takes_no_rows_shows_nothing(
     monkeypatch: pytest.MonkeyPatch,
     assert_repelled: Count,
 ) -> None:
-    monkeypatch.setattr(module, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.02)
     worker = make_worker(on_unavailable="show")
     client, file = connect(worker), tmp_path / "log.sqlite"
     assert client.get("/readyz").status_code == 200

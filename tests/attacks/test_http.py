@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from abstain.serving.api.keys import ApiKeys, create_key
-from abstain.serving.api.server import MAX_LINES_PER_MINUTE, LOGGERS, LogRateFilter
+from abstain.serving.api.server import LOGGERS, MAX_LINES_PER_MINUTE, LogRateFilter
 from abstain.serving.api.service import GateService
 from tests.attacks.conftest import Count
 from tests.serving.api.test_gate_route import ASKED

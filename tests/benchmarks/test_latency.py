@@ -76,7 +76,9 @@ def test_a_scorer_with_a_model_of_its_own_is_timed_and_part_of_the_fusion(
         "_compute",
         lambda self, pairs, own=Entailment._compute: calls.append(len(pairs)) or own(self, pairs),
     )
-    found = measure_latencies(params.model_copy(update={"scorers": scorers, "regressors": none}), settings, [SHORT, SHORT])
+    found = measure_latencies(
+        params.model_copy(update={"scorers": scorers, "regressors": none}), settings, [SHORT, SHORT]
+    )
     assert list(found) == [*PLACES, "entailment", "fusion"]
     assert calls == [1] * 6, "the first answer twice and the second once, alone and in the fusion, never from the cache"
 

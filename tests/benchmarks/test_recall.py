@@ -14,11 +14,11 @@ from benchmarks.recall import (
     PAPER,
     GoldQuestion,
     Recall,
-    select_answerable,
+    compute_recall,
     find_gold_rank,
     find_gold_ranks,
     read_questions,
-    compute_recall,
+    select_answerable,
 )
 from tests.knowledge.builders import BagOfWords, chunk
 

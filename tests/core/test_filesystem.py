@@ -6,7 +6,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import expand_variables, get_display_name, redact_urls, redact_url, translate_errors
+from abstain.core.filesystem import expand_variables, get_display_name, redact_url, redact_urls, translate_errors
 
 SHOWN = [
     ("ftp://u:p@ss@host/a.jsonl", "ftp://host/a.jsonl"),

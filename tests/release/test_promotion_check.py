@@ -610,7 +610,8 @@ def test_a_candidate_without_a_guarantee_goes_live_only_where_it_may() -> None:
 
 def test_the_decision_says_as_data_whether_anything_is_guaranteed_and_what_is_missing() -> None:
     first, refused = (
-        judged(measured=replace(UNGUARANTEED, allow_missing_guarantee=may), champion=None).to_dict() for may in (True, False)
+        judged(measured=replace(UNGUARANTEED, allow_missing_guarantee=may), champion=None).to_dict()
+        for may in (True, False)
     )
     for record, approved in ((first, True), (refused, False)):
         assert (record["approved"], record["guaranteed"], record["more_reviews"]) == (approved, False, 500)

@@ -319,7 +319,9 @@ def _measured(served: float, guaranteed: float | None) -> str:
             "context_removed": audits.audit_context_removed(
                 correct, scores[few], changed[few], weight, group, BootstrapConfig(200, 1)
             ),
-            "answers_shuffled": audits.audit_answers_shuffled(correct, scores[few], changed[few], weight, {"probe": served}),
+            "answers_shuffled": audits.audit_answers_shuffled(
+                correct, scores[few], changed[few], weight, {"probe": served}
+            ),
             "product_left_out": [
                 {
                     "product": "Gold Card",
@@ -368,7 +370,9 @@ def _measured(served: float, guaranteed: float | None) -> str:
         "roc": curves.make_roc_table(correct, scores[few], weight),
         "risk_coverage": curves.make_risk_coverage_table(correct, scores[few], weight),
         "reliability": pd.DataFrame(reliability),
-        "reliability_by_product": curves.make_slice_reliability_table(pd.Series(products), correct, probability, weight, 20),
+        "reliability_by_product": curves.make_slice_reliability_table(
+            pd.Series(products), correct, probability, weight, 20
+        ),
         "confidence": curves.make_confidence_histogram(correct, own, weight),
     }
     rows = {name: table.to_dict("records") for name, table in tables.items()}

@@ -123,7 +123,7 @@ def test_where_no_row_has_scores_of_its_writer_that_scorer_is_skipped_and_named(
     bank: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = {one.interaction_id: one.model_copy(update={"writer": None}) for one in labelled()}
-    monkeypatch.setattr(DataStore, "interactions", lambda self, ids: [rows[one] for one in ids])
+    monkeypatch.setattr(DataStore, "read_interactions", lambda self, ids: [rows[one] for one in ids])
     before = artifacts.read_signals("asked")
     run_stages(bank, "features", "train_fusion", "evaluate")
     why = artifacts.read_json(paths.EVALUATION)["skipped"]["writer"]

@@ -39,7 +39,11 @@ def test_the_shipped_study_has_the_tables_of_the_paper() -> None:
     headline = study.list_table_cells("headline")
     assert len(headline) == 4 and all(study.wants_baselines(cell) for cell in headline)
     assert {(cell.size.train, cell.size.evaluation) for cell in headline} == {(2100, 900)}
-    assert {cell.regressor for cell in study.list_table_cells("regressors")} == {"random_forest", "gradient_boosting", "linear"}
+    assert {cell.regressor for cell in study.list_table_cells("regressors")} == {
+        "random_forest",
+        "gradient_boosting",
+        "linear",
+    }
     assert study.regressors.trees == 2100
 
 
@@ -139,7 +143,10 @@ def test_a_row_of_the_paper_has_what_stands_above_it_unless_it_says_otherwise() 
     table = {**DECLARED["tables"]["2"], "paper": paper}
     of = declared(tables={"2": table}).tables["2"].paper
     assert of is not None
-    assert [(row.base, row.threshold, row.auroc) for row in of.fill_rows()] == [("Big", 0.95, 0.7), ("Bigger", 0.95, 0.8)]
+    assert [(row.base, row.threshold, row.auroc) for row in of.fill_rows()] == [
+        ("Big", 0.95, 0.7),
+        ("Bigger", 0.95, 0.8),
+    ]
 
 
 def wrong(*path: Any, value: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-Model = TypeVar("Declared", bound=FrozenModel)
+Model = TypeVar("Model", bound=FrozenModel)
 
 
 def load_yaml_model(path: Path, model: type[Model], remedy: str) -> Model:

@@ -138,7 +138,9 @@ def handbook() -> list[tuple[Fact, list[Fact], list[str]]]:
 
 def test_the_handbooks_own_sentence_is_right() -> None:
     wrong = [
-        f.sentence for f, known, texts in handbook() if not review_answer(f.asks[0], f, texts, f.sentence, known).fit_to_show
+        f.sentence
+        for f, known, texts in handbook()
+        if not review_answer(f.asks[0], f, texts, f.sentence, known).fit_to_show
     ]
     assert wrong == []
 

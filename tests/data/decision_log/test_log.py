@@ -287,8 +287,8 @@ def test_another_process_recalls_what_one_has_registered(tmp_path: Path, log: De
 
 def test_contexts_are_bounded_in_number_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner who registers one call again and again, or more than its share, takes the place of nobody else's."""
-    monkeypatch.setattr(writes, "CALLS_KEPT", 5)
-    monkeypatch.setattr(module, "CALL_CHARS", 100)
+    monkeypatch.setattr(writes, "MAX_CALLS", 5)
+    monkeypatch.setattr(module, "MAX_CALL_CHARS", 100)
     log = open_log(url_of(tmp_path), calls_each=3)
 
     def kept(owner: str) -> list[int]:
@@ -499,7 +499,7 @@ def test_a_log_that_takes_no_rows_is_noticed_before_one_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Callers learn no place; the server's log has it."""
-    monkeypatch.setattr(module, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.02)
     log = open_log(url_of(tmp_path))
     file = tmp_path / "decisions.sqlite"
     for name in ("decisions.sqlite-wal", "decisions.sqlite-shm", "decisions.sqlite"):

@@ -16,7 +16,7 @@ from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.erasure import find_user_rows
 from abstain.data.decision_log.log import DecisionLog
-from abstain.data.decision_log.queue import SampledAnswer, fill_queue, hold_next_open, count_progress
+from abstain.data.decision_log.queue import SampledAnswer, count_progress, fill_queue, hold_next_open
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from tests.data.builders import feedback, interaction, review
 from tests.data.decision_log.builders import AT, decision, open_log

@@ -18,11 +18,11 @@ from abstain.data.decision_log.erasure import erase_user
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.queue import (
     SampledAnswer,
+    count_progress,
     fill_queue,
     find_queued,
-    hold_next_open,
-    count_progress,
     find_reviewed_ids,
+    hold_next_open,
 )
 from abstain.data.store.record_keys import make_interaction_identity
 from abstain.ingest.sources.decision_log import DecisionLogSource

@@ -12,7 +12,7 @@ from abstain.core.contracts import CRITERIA, ImportedInteraction
 from abstain.core.errors import AbstainError
 from abstain.data.labels.near_duplicate_splits import split_rows
 from abstain.data.labels.training_table import COLUMNS, build_training_table
-from abstain.data.store.splits import hash_to_unit_interval, compute_holdout_digest
+from abstain.data.store.splits import compute_holdout_digest, hash_to_unit_interval
 from abstain.sample.files import HISTORY
 from benchmarks.sample.handbook import build_handbook
 from benchmarks.sample.write import read_answered_questions

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.data.store.profile import MEASURES, Profile
-from abstain.data.validation.drift import select_newest_and_previous, compute_stability_index, validate_drift
+from abstain.data.validation.drift import compute_stability_index, select_newest_and_previous, validate_drift
 from tests.checkout import shipped_params
 
 QUALITY = shipped_params().quality.model_copy(update={"max_drift": 0.25, "min_drift_rows": 50})

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.llm.engine.prefix_tree import MIN_SHARED, Node, build_tree, count_common_prefix, count_distinct_tokens, walk
+from abstain.llm.engine.prefix_tree import (
+    MIN_SHARED,
+    Node,
+    build_tree,
+    count_common_prefix,
+    count_distinct_tokens,
+    walk,
+)
 
 few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 

@@ -142,7 +142,9 @@ def test_the_familiarity_of_an_instruction_is_that_of_its_concepts(
     assert one.concepts == both.concepts[1:] and one.score == both.concepts[1].score
     scores = [each.score for each in both.concepts if each.score is not None]
     assert both.score == aggregate(["Tuplet", "Fugue"], scores, "weighted")
-    assert both.find_unfamiliar(2.0) == sorted(["Tuplet", "Fugue"], key=lambda name: scores[["Tuplet", "Fugue"].index(name)])
+    assert both.find_unfamiliar(2.0) == sorted(
+        ["Tuplet", "Fugue"], key=lambda name: scores[["Tuplet", "Fugue"].index(name)]
+    )
     assert both.find_unfamiliar(0.0) == []
     assert scorer.cost.rows == 4  # two concepts, explained and guessed
 

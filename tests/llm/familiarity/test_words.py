@@ -7,7 +7,7 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.llm.familiarity import words
-from abstain.llm.familiarity.words import DICTIONARY_WORDS, H, is_common, compute_log_frequency, get_rank, split_words
+from abstain.llm.familiarity.words import DICTIONARY_WORDS, H, compute_log_frequency, get_rank, is_common, split_words
 
 pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
 

@@ -110,7 +110,9 @@ def test_tokens_of_many_shards_are_estimated_from_some(source: FeatureSource, mo
     monkeypatch.setattr(feature_store, "COUNTED_SHARDS", 4)
     counted: list[int] = []
     count = feature_store._count_tokens
-    monkeypatch.setattr(feature_store, "_count_tokens", lambda shard, tokenizer: counted.append(1) or count(shard, tokenizer))
+    monkeypatch.setattr(
+        feature_store, "_count_tokens", lambda shard, tokenizer: counted.append(1) or count(shard, tokenizer)
+    )
     assert source.store.count_missing_tokens(requests) == pytest.approx(whole, rel=0.1)
     assert len(counted) <= 5
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from abstain.llm.features import file_store
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
-from abstain.llm.features.maintenance import PruneResult, VerifyResult, prune, collect_namespace_stats, verify
+from abstain.llm.features.maintenance import PruneResult, VerifyResult, collect_namespace_stats, prune, verify
 from abstain.llm.features.shard import encode_shard
 from tests.llm.features.test_cache import DAMAGE, SPACE, files, part, rows, with_a_flipped_bit
 

@@ -25,7 +25,7 @@ from abstain.llm.engine.loading import LoadedModel, ModelRef
 from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
-from abstain.llm.perturbation.loop import EncodedText, make_allowed_mask, encode_text
+from abstain.llm.perturbation.loop import EncodedText, encode_text, make_allowed_mask
 from abstain.llm.perturbation.masked import STRIDE
 from abstain.llm.perturbation.text import PerturbationStep, TokenTexts, apply_steps, to_steps
 from tests.llm.builders import tiny_model

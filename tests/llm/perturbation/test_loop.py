@@ -12,7 +12,7 @@ from torch import Tensor
 
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import Perturb
-from abstain.llm.perturbation.loop import EncodedText, TokenProposal, make_allowed_mask, encode_text, perturb_texts
+from abstain.llm.perturbation.loop import EncodedText, TokenProposal, encode_text, make_allowed_mask, perturb_texts
 from abstain.llm.perturbation.text import TokenTexts
 from tests.llm.perturbation.builders import HOSTILE, TEXTS, bpe_tokenizer, chunk, t5_tokenizer, wordpiece_tokenizer
 

@@ -14,8 +14,8 @@ from abstain.llm.perturbation.text import (
     PerturbationStep,
     TokenTexts,
     apply_steps,
-    make_diff,
     format_diff,
+    make_diff,
     to_rows,
     to_steps,
 )

@@ -21,8 +21,8 @@ from abstain.llm.signals.base import ScorerUnavailable
 from abstain.llm.signals.entailment import (
     Entailment,
     compute_support_probability,
-    make_entailment_scorer,
     find_supported_label,
+    make_entailment_scorer,
 )
 from tests.llm.signals.builders import (
     LONG,

@@ -19,8 +19,8 @@ from abstain.llm.signals.extractive_qa import (
     MAX_SPANS,
     ExtractiveQA,
     WindowLogits,
-    find_best_spans,
     compute_expected_f1,
+    find_best_spans,
     make_extractive_scorer,
     token_f1,
 )

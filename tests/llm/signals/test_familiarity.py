@@ -26,7 +26,10 @@ def test_a_question_has_the_score_of_its_concepts(tiny_params: LLMParams, settin
     assert [one.concept for one in found.concepts] == ["Nash"] and named == found.score
     assert plain == 1.0, "it names nothing that the model could not know"
     most = scorer.familiarity.estimate_forward_tokens(asked)
-    assert scorer.familiarity.cost.forward_tokens <= 2 * most and scorer.familiarity.estimate_forward_tokens(asked[1:]) == 0
+    assert (
+        scorer.familiarity.cost.forward_tokens <= 2 * most
+        and scorer.familiarity.estimate_forward_tokens(asked[1:]) == 0
+    )
 
 
 def test_a_question_whose_concepts_are_too_long_has_no_score(

@@ -8,8 +8,8 @@ from abstain.llm.signals.context_conditions import make_baseline_requests, make_
 from abstain.llm.signals.feature_plan import (
     LabelledAnswers,
     ProbeSite,
-    list_candidate_sites,
     get_served_site,
+    list_candidate_sites,
     list_sweep_sites,
     plan_features,
     plan_nll_features,

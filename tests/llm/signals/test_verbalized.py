@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from abstain.llm.engine.requests import Generate
 from abstain.llm.signals.base import FeatureBatch
-from abstain.llm.signals.verbalized import TOKENS, parse_probability, make_verbalized_signal
+from abstain.llm.signals.verbalized import TOKENS, make_verbalized_signal, parse_probability
 from tests.llm.builders import byte_tokenizer
 from tests.llm.signals.builders import interaction
 

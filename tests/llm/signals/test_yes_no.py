@@ -21,10 +21,10 @@ from abstain.llm.signals.compute_features import collect_feature_requests, read_
 from abstain.llm.signals.yes_no import (
     MIN_PROBABILITY,
     STEPS,
+    compute_yes_score,
     count_neither_replies,
     find_first_word,
     make_yes_no_signals,
-    compute_yes_score,
 )
 from tests.llm.builders import byte_tokenizer, tiny_model
 from tests.llm.signals.builders import TEXTS, interaction, unread

@@ -41,11 +41,11 @@ class MadeUpReleases:
             raise AbstainError(Code.NO_VERSION, "nothing is in production yet")
         return self.now
 
-    def folder(self, release: VersionInfo) -> Path:
-        return Path(release.digest).parent
+    def get_folder(self, version_info: VersionInfo) -> Path:
+        return Path(version_info.digest).parent
 
-    def fetch_bundle(self, release: VersionInfo) -> Path:
-        return self.folder(release)
+    def fetch_bundle(self, version_info: VersionInfo) -> Path:
+        return self.get_folder(version_info)
 
 
 @pytest.fixture

@@ -28,11 +28,11 @@ class FolderReleases:
         version = (self.root / "live").read_text().strip()
         return VersionInfo(version, version, datetime(2026, 11, 1, tzinfo=UTC))
 
-    def folder(self, release: VersionInfo) -> Path:
-        return self.root / release.version
+    def get_folder(self, version_info: VersionInfo) -> Path:
+        return self.root / version_info.version
 
-    def fetch_bundle(self, release: VersionInfo) -> Path:
-        return self.folder(release)
+    def fetch_bundle(self, version_info: VersionInfo) -> Path:
+        return self.get_folder(version_info)
 
 
 def main(folder: Path) -> None:

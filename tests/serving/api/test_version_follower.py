@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +13,12 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from abstain.serving.api import version_follower
+from abstain.serving.api import app, version_follower
+from abstain.serving.api.app import make_app
+from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.service import GateService
 from abstain.serving.api.version_follower import VersionInfo
-from tests.serving.api.conftest import MadeUpReleases
+from tests.serving.api.conftest import BASE, MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED, ask
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
@@ -40,6 +45,32 @@ def test_a_new_version_takes_over_and_no_request_fails(
     assert ask(client)["version"] == "v1.3.0" and set(versions) <= {f"v1.{minor}.0" for minor in range(4)}
     assert "abstain_swaps 3.0" in client.get("/metrics").text
     assert client.get("/v1/version").json()["trouble"] is None
+
+
+def test_collections_spare_what_lives_with_a_version(
+    service: GateService, releases: MadeUpReleases, make_release: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "REFRESH_INTERVAL_S", 0.05)
+    cycle = type("Cycle", (), {})()
+    cycle.itself, of_first = cycle, weakref.ref(cycle)
+    gc.unfreeze()
+    objects = len(gc.get_objects())
+
+    def wait_for(is_there: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not is_there():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    with TestClient(make_app(service, ApiKeys()), BASE):
+        wait_for(lambda: gc.get_freeze_count() > objects / 2)
+        assert len(gc.get_objects()) < objects / 4
+        del cycle
+        gc.collect()
+        assert of_first() is not None
+        releases.promote("v1.1.0", make_release("v1.1.0"))
+        wait_for(lambda: of_first() is None)
+        wait_for(lambda: gc.get_freeze_count() > objects / 2)
 
 
 def test_a_bad_version_is_refused_once_and_said_and_the_old_one_goes_on(

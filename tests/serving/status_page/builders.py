@@ -60,10 +60,10 @@ class FixedReleases:
             raise AbstainError(Code.NO_VERSION, "nothing is in production yet")
         return self.now
 
-    def folder(self, release: VersionInfo) -> Path:
+    def get_folder(self, version_info: VersionInfo) -> Path:
         return self.bundle
 
-    def fetch_bundle(self, release: VersionInfo) -> Path:
+    def fetch_bundle(self, version_info: VersionInfo) -> Path:
         if self.trouble:
             raise self.trouble
         return self.bundle

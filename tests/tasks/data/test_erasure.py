@@ -361,7 +361,8 @@ def test_what_the_decision_log_has_of_the_user_goes_after_the_commit(
 
     with monkeypatch.context() as broken:
         broken.setattr(
-            "abstain.data.decision_log.erasure.erase_user", lambda *_, **__: (_ for _ in ()).throw(AbstainError(Code.NO_SERVICE, "away"))
+            "abstain.data.decision_log.erasure.erase_user",
+            lambda *_, **__: (_ for _ in ()).throw(AbstainError(Code.NO_SERVICE, "away")),
         )
         with pytest.raises(AbstainError, match="away"):
             erase_user(history, "u-ann", with_interactions=True)

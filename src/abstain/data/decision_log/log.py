@@ -38,11 +38,11 @@ from abstain.data.decision_log.decisions import (
     Redact,
     SamplingRates,
     ShadowDecision,
+    compute_feedback_digest,
     make_decision_row,
+    make_feedback_fields,
     make_feedback_row,
     make_shadow_row,
-    compute_feedback_digest,
-    make_feedback_fields,
 )
 from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, PROPERTIES, QUEUE, SHADOWS
 from abstain.data.decision_log.writes import write_rows

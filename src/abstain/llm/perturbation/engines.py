@@ -16,7 +16,7 @@ from abstain.llm.engine.generation import OnAnswerText
 from abstain.llm.engine.loading import LoadedModel, get_context_length
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation.causal import CausalProposer
-from abstain.llm.perturbation.loop import EncodedText, TokenProposer, make_allowed_mask, encode_text, perturb_texts
+from abstain.llm.perturbation.loop import EncodedText, TokenProposer, encode_text, make_allowed_mask, perturb_texts
 from abstain.llm.perturbation.masked import MaskedProposer
 from abstain.llm.perturbation.seq2seq import Seq2SeqProposer
 from abstain.llm.perturbation.text import TokenTexts, to_rows

@@ -4,6 +4,7 @@ Annotations are evaluated here: FastAPI reads them, and those of the callers are
 """
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -62,6 +63,8 @@ from abstain.serving.gateways.portkey import make_portkey_routes
 
 API_PATHS = ("/v1/", "/beta/", "/gateways/", "/request", "/response")
 """Prefixes of the paths for programs, which send their key with each request."""
+GENERATING_PATHS = ("/v1/answer", "/v1/familiarity")
+"""What these ask of the base model takes seconds: with too many of them queued, more are refused before being parsed."""
 STATES_PATH = "/v1/gate/states"
 MAX_STATES_BYTES = 64 * 1024 * 1024
 """Maximum body size of `STATES_PATH`, whose body is states."""
@@ -151,6 +154,8 @@ def make_app(service: GateService, keys: ApiKeys, hosts: tuple[str, ...] | None 
     def check_body(scope: Scope, content: bytes) -> None:
         if not scope["path"].startswith(API_PATHS) or scope["path"] == STATES_PATH:
             return
+        if scope["path"] in GENERATING_PATHS:
+            service.check_queue(get_current_caller())
         n_values = estimate_value_count(content)
         if n_rows := len(content) // BYTES_PER_ROW + n_values // VALUES_PER_ROW:
             service.row_quota.take(get_current_caller(), n_rows)
@@ -214,9 +219,24 @@ def require_role(api_key: ApiKey, role: Role) -> None:
 
 async def _poll_registry(service: GateService) -> None:
     """Follow the registry until the server ends."""
+    live = None
     while True:
         await asyncio.to_thread(service.refresh)
+        if service.live.current is not live:
+            await asyncio.to_thread(_spare_collections, after_another=live is not None)
+            live = service.live.current
         await asyncio.sleep(REFRESH_INTERVAL_S)
+
+
+def _spare_collections(*, after_another: bool) -> None:
+    """Collect what a version left, and exempt the live one, with all that is imported, from further collections.
+
+    A collection halts every request: with half a million objects for longer than a hundred decisions take.
+    """
+    if after_another:
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def _make_gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:

@@ -185,6 +185,17 @@ class GateService:
         unread = sum(request.answer is not None and request.states is None for request in requests)
         self._batcher.check_capacity(get_current_caller(), unread)
 
+    def check_queue(self, caller: str) -> None:
+        """Check that one more request of a caller may wait for the base model.
+
+        Args:
+            caller: Name of the caller.
+
+        Raises:
+            AbstainError: Too many wait, in total or of this caller.
+        """
+        self._batcher.check_capacity(caller)
+
     async def _gather_input(
         self, pending: PendingRequest[GateRequest], live: LoadedVersion | None, raw_states: RawStates | None
     ) -> DecisionInput | None:
