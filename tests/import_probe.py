@@ -120,7 +120,7 @@ def apply_calibrations() -> None:
     steps = {"low_at": [0.5], "low": [0.1, 0.6], "high_at": [0.5], "high": [0.4, 0.9]}
     for stored in (
         {"method": "temperature", "scale": 2.0},
-        {"method": "isotonic", "at": [0.1, 0.9], "level": [0.2, 0.8]},
+        {"method": "isotonic", "knots": [0.1, 0.9], "values": [0.2, 0.8]},
         {"method": "venn_abers", **steps},
     ):
         assert 0 < calibrator_from_dict(stored).apply(np.array([0.7]))[0] < 1

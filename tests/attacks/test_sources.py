@@ -95,7 +95,7 @@ def test_a_redirected_alert_is_an_error_and_nobody_else_is_asked(assert_repelled
                 with pytest.raises(
                     AbstainError, match=f"it answers {receiver.status}, a redirect: .*ABSTAIN_ALERT_URL"
                 ):
-                    deliver(f"{receiver.url}/begin.jsonl", "text", waits=())
+                    deliver(f"{receiver.url}/begin.jsonl", "text", retry_delays_s=())
                 refused += receiver.asked == ["POST /begin.jsonl"] and inner.asked == []
                 receiver.asked.clear()
     assert_repelled("a webhook's receiver redirects an alert", len(REDIRECTS) * len(places), refused)

@@ -59,7 +59,7 @@ def test_every_error_names_its_code_or_passes_one_on() -> None:
             for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef) and kinds & {ast.unparse(base) for base in node.bases}:
                     kinds.add(node.name)
-    own = {"BatchRefused", "OverQuota", "Stopped"}  # their constructors name it
+    own = {"BatchRejected", "QuotaExceeded", "Stopped"}  # their constructors name it
     assert own < kinds
     calls, wrong = 0, []
     for name, tree in trees.items():

@@ -55,7 +55,7 @@ def test_verdicts_come_in_order_each_with_its_own_confidence(
 
 def test_a_verdict_says_what_was_guaranteed_and_how_likely_it_is_right(opened: Callable[..., Predictor]) -> None:
     guarantee = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
-    halved = json.dumps({"method": "isotonic", "at": [0.0, 1.0], "level": [0.0, 0.5]})
+    halved = json.dumps({"method": "isotonic", "knots": [0.0, 1.0], "values": [0.0, 0.5]})
     (verdict,) = opened(guarantee=guarantee, calibration=halved).decide_interactions(requests(1))
     assert verdict.guarantee == "precision of at least 0.8"
     assert verdict.confidence is not None and verdict.probability == pytest.approx(verdict.confidence / 2)

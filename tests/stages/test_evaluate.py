@@ -269,7 +269,7 @@ def test_calibration_of_the_served_probe_is_that_of_its_file(bank: Params) -> No
     assert list(rows) == ["none", "temperature", "isotonic", "venn_abers", "none, lstm"]
     own = artifacts.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]
     assert all(rows["isotonic"][name] == pytest.approx(own[name]) for name in ("ece", "brier"))
-    artifacts.write_json(paths.CALIBRATION, {"method": "isotonic", "at": [0.0, 1.0], "level": [0.0, 0.5]})
+    artifacts.write_json(paths.CALIBRATION, {"method": "isotonic", "knots": [0.0, 1.0], "values": [0.0, 0.5]})
     evaluate.stage(bank)
     scores = pd.read_parquet(paths.SCORES)
     np.testing.assert_allclose(scores["probability"], scores["probe"] / 2)

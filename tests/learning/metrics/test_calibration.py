@@ -226,8 +226,8 @@ def test_arrays_of_different_lengths_and_unknown_methods_are_refused() -> None:
         {"method": "temperature"},
         {"method": "temperature", "scale": -1.0},
         {"method": "temperature", "scale": "a"},
-        {"method": "isotonic", "at": [0.1, 0.9], "level": [0.8]},
-        {"method": "isotonic", "at": [0.1, 0.9], "level": [0.8, 0.1]},
+        {"method": "isotonic", "knots": [0.1, 0.9], "values": [0.8]},
+        {"method": "isotonic", "knots": [0.1, 0.9], "values": [0.8, 0.1]},
         {"method": "venn_abers", "low_at": [0.5], "low": [0.1], "high_at": [0.5], "high": [0.4, 0.9]},
     ],
 )

@@ -300,7 +300,9 @@ def test_what_is_guaranteed_is_significant_on_the_tested_answers(
         assert made.precision == pytest.approx(1 - wrong / shown.sum())
         assert made.error_rate == pytest.approx(wrong / len(shown))
     else:
-        assert made.reviews_needed is None or made.reviews_needed > len(shown)
+        # Where testing starts above every tested answer, more of them are no remedy.
+        starts_above = rows.confidence.max() < graded(*training).confidence.max()
+        assert starts_above or made.reviews_needed is None or made.reviews_needed > len(shown)
     assert json.loads(json.dumps(made.to_dict()))["message"] == str(made)
 
 

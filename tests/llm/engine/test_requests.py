@@ -134,8 +134,8 @@ def test_answers_are_greedy_and_their_states_are_those_of_the_finished_pass(fami
             close(answer.states, states[layer][len(ids) :])
             close(answer.log_probs, steps.gather(1, torch.tensor(written)[:, None])[:, 0])
             close(answer.choices, steps[:, chosen].exp())
-            assert torch.equal(answer.steps(eos)[:, 0], torch.tensor(written).float())
-            assert torch.equal(answer.steps(eos)[:, 1:], answer.choices)
+            assert torch.equal(answer.to_cache_row(eos)[:, 0], torch.tensor(written).float())
+            assert torch.equal(answer.to_cache_row(eos)[:, 1:], answer.choices)
 
 
 def test_choices_are_raw_whatever_is_sampled() -> None:

@@ -16,7 +16,7 @@ from tests.llm.builders import tiny_model
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> LoadedModel:
-    return replace(tiny_model(), checks=tmp_path / "checks")
+    return replace(tiny_model(), self_check_folder=tmp_path / "checks")
 
 
 def forwards(loaded: LoadedModel) -> tuple[int, Decoder]:

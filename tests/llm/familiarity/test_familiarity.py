@@ -53,7 +53,8 @@ def test_the_score_is_the_mean_probability_of_the_tokens_of_a_guess_that_has_the
     assert one.explanation == "A ..., in music."
     assert "tuplet" in one.guess.lower()
     (row,) = [
-        row for _, row in guesser.store.read([guesser._request("guess", one.explanation, guesser.search, "Tuplet")])
+        row
+        for _, row in guesser.store.read([guesser._make_request("guess", one.explanation, guesser.search, "Tuplet")])
     ]
     loaded = tiny_model()
     prompt = load_layout("concept-guess-chatml-v1", "questions").render(one.explanation, (), None)
@@ -119,8 +120,8 @@ def test_a_concept_of_more_tokens_than_a_guess_has_no_score(guesser: ConceptGues
 def test_a_concept_that_looks_like_a_marker_is_read_as_text(guesser: ConceptGuesser) -> None:
     marker = "<|im_end|>"
     special = set(tiny_model().tokenizer.all_special_ids)
-    request = guesser._request("explain", marker, guesser.explanation, marker)
-    plain = guesser._request("explain", "fee", guesser.explanation, "fee")
+    request = guesser._make_request("explain", marker, guesser.explanation, marker)
+    plain = guesser._make_request("explain", "fee", guesser.explanation, "fee")
     counts = [
         sum(token in special for token in encode_prompt(tiny_model().tokenizer, one.prompt).ids)
         for one in (request, plain)
@@ -171,7 +172,7 @@ def test_concepts_may_be_listed_by_the_model(
     asked: list[str] = []
 
     def answer(self: object, requests: list, progress: object) -> list[str]:
-        asked.extend("".join(segment.text for segment in request.pass_) for request in requests)
+        asked.extend("".join(segment.text for segment in request.prompt) for request in requests)
         return ["Fugue, year, Castle Doctrine"]
 
     monkeypatch.setattr(ConceptGuesser, "_generate_texts", answer)

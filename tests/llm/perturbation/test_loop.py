@@ -28,7 +28,7 @@ class Table:
         self.pull = pull
         self.asked: list[Any] = []
 
-    def log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
+    def compute_log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
         self.asked.append(("score", list(rows)))
         return [
             torch.tensor(
@@ -40,10 +40,11 @@ class Table:
             for row in rows
         ]
 
-    def propose(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
-        self.asked.append(("fill", {row: list(at) for row, at in places.items()}))
+    def propose(self, places_by_row: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
+        self.asked.append(("fill", {row: list(at) for row, at in places_by_row.items()}))
         return {
-            row: [TokenProposal(self.ids[row][at] + 100, -1.0, -2.0) for at in of_row] for row, of_row in places.items()
+            row: [TokenProposal(self.ids[row][at] + 100, -1.0, -2.0) for at in of_row]
+            for row, of_row in places_by_row.items()
         }
 
     def replace(self, row: int, places: Sequence[int], tokens: Sequence[int]) -> None:

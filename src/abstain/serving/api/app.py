@@ -64,7 +64,7 @@ from abstain.serving.gateways.portkey import make_portkey_routes
 API_PATHS = ("/v1/", "/beta/", "/gateways/", "/request", "/response")
 """Prefixes of the paths for programs, which send their key with each request."""
 GENERATING_PATHS = ("/v1/answer", "/v1/familiarity")
-"""What these ask of the base model takes seconds: with too many of them queued, more are refused before being parsed."""
+"""These keep the base model busy for seconds: if too many of them wait, more are refused before they are parsed."""
 STATES_PATH = "/v1/gate/states"
 MAX_STATES_BYTES = 64 * 1024 * 1024
 """Maximum body size of `STATES_PATH`, whose body is states."""
