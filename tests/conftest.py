@@ -123,7 +123,9 @@ class Project:
         """A bare environment: an empty HOME, no git identity, this interpreter's tools, the project's own code."""
         kept = {key: value for key, value in os.environ.items() if key in (*INHERITED, *INSTRUCTION_SETS)}
         return kept | {
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
+            "PATH": os.pathsep.join(
+                [str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin"]
+            ),
             "HOME": str(self.empty or self.home.parent / "empty"),
             "PYTHONPATH": os.pathsep.join([str(self.root / "src"), str(self.root)]),
             "ABSTAIN_HOME": str(self.home),

@@ -49,7 +49,14 @@ def test_work_survives_json_and_its_name_is_that_of_its_content(one: ShardJob, o
 def test_a_name_is_the_same_on_every_machine() -> None:
     work = ShardJob("m", "m@1", "float32", 100, (Request((Segment("answer", "é"),), HiddenStates(2, "residual"), "i"),))
     assert work.name == "b9f271174c0d76d8d7cb44fa5d812166"
-    assert {"HiddenStates", "NLL", "NextTokenProbs", "Generate", "ConstrainedGenerate", "Perturb"} == OPERATION_TYPES.keys()
+    assert {
+        "HiddenStates",
+        "NLL",
+        "NextTokenProbs",
+        "Generate",
+        "ConstrainedGenerate",
+        "Perturb",
+    } == OPERATION_TYPES.keys()
 
 
 def test_the_local_runner_computes_one_shard_after_the_other(source: FeatureSource) -> None:
