@@ -44,11 +44,11 @@ from abstain.learning.estimators.onnx_probe import export_probe
 from abstain.llm.engine.loading import find_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.server import LOOPBACK_NAMES, listen, serve_app
-from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import VersionFollower, VersionInfo
 from abstain.serving.gate import Gate
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
+from abstain.serving.service.version_follower import VersionFollower, VersionInfo
 from benchmarks.probe import make_untrained_probe
 from benchmarks.question_familiarity import make_sample_rows
 from benchmarks.sample.handbook import build_handbook

@@ -11,7 +11,7 @@ from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.contracts import ImportedInteraction
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.report import IngestReport
 from abstain.sample.files import INCOMING
 from abstain.serving.decision import Decision
 from abstain.serving.gate import DecisionInput, Gate

@@ -12,8 +12,8 @@ from prefect import flow, get_run_logger
 
 from abstain.config.settings import load_settings
 from abstain.core import paths
-from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.quarantine import Quarantine
+from abstain.ingest.report import IngestReport
 from abstain.ingest.sources import Source
 from abstain.ingest.sources.config import load_sources
 from abstain.ingest.sources.export import make_explicit_export

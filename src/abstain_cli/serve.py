@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from abstain.core.contracts import Context
     from abstain.data.decision_log.log import DecisionLog
     from abstain.llm.signals.compute_features import OnComputed
-    from abstain.serving.api.decision_inputs import RetrieveChunks
+    from abstain.serving.service.decision_inputs import RetrieveChunks
 
 
 def serve(
@@ -43,13 +43,13 @@ def serve(
     from abstain.core import paths
     from abstain.data.decision_log import queries
     from abstain.serving.api.app import make_app
-    from abstain.serving.api.keys import ApiKeys
     from abstain.serving.api.server import get_allowed_hosts, listen, require_loopback, serve_app
-    from abstain.serving.api.service import GateService
-    from abstain.serving.api.telemetry import export_events
-    from abstain.serving.api.version_follower import VersionFollower
     from abstain.serving.feature_writer import FeatureCacheWriter
     from abstain.serving.gate import Gate
+    from abstain.serving.service.gate_service import GateService
+    from abstain.serving.service.keys import ApiKeys
+    from abstain.serving.service.telemetry import export_events
+    from abstain.serving.service.version_follower import VersionFollower
     from abstain.serving.status_page.page import add_page
     from tasks.release.version_source import OriginShadowSource, OriginVersionSource
     from tasks.runs.workspace import project_root
@@ -100,7 +100,7 @@ def key(
     """Make an API key: it is printed once, and the line for ABSTAIN_SERVE_KEYS_FILE holds only its hash."""
     from abstain.core.codes import Code
     from abstain.core.errors import AbstainError
-    from abstain.serving.api.keys import ROLES, create_key
+    from abstain.serving.service.keys import ROLES, create_key
 
     roles = [known_role for known_role in ROLES if known_role in (role or ["ask"])]
     if unknown := set(role or ()) - ROLES:

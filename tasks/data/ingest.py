@@ -12,10 +12,10 @@ from abstain.config.params import load_params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.data.store.dataset import DataStore
-from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import BatchRejected, ingest
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import Quarantine
+from abstain.ingest.report import IngestReport
 from abstain.ingest.sources import Source
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.retrieval.retriever import sync_index

@@ -7,7 +7,7 @@ from datetime import datetime
 from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.data.store.dataset import DataStore
-from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.report import IngestReport
 from abstain.release.registry import load_registry, make_version_tag
 from abstain.sample.shipped import DATA_POINTER
 from tasks.runs.events import INGESTED, REVIEWS, post_event

@@ -19,8 +19,8 @@ from prefect.cache_policies import NO_CACHE
 from abstain.core import paths
 from abstain.core.markdown import bold, paragraph
 from abstain.data.store.dataset import read_rows
-from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.quarantine import QuarantinedRow
+from abstain.ingest.report import IngestReport
 from abstain.release.registry import load_registry
 from abstain.reports.data_reports.ingest import ingest_report
 from abstain.reports.data_reports.validation import validation_report

@@ -7,7 +7,7 @@ from pathlib import Path
 from abstain.core import paths
 from abstain.release.registry import RegistryEvent, parse_registry
 from abstain.release.shadow import Shadow
-from abstain.serving.api.version_follower import VersionInfo
+from abstain.serving.service.version_follower import VersionInfo
 from tasks.release.bundles import fetch_bundle, fetch_shadow, get_bundle_folder, smoke_test
 from tasks.release.shadow import read_shadow
 from tasks.runs.shell import git
@@ -15,7 +15,7 @@ from tasks.runs.workspace import fetch_origin_snapshot
 
 
 class OriginVersionSource:
-    """The versions of the origin, as `VersionSource` of serving/api/version_follower.py."""
+    """The versions of the origin, as `VersionSource` of serving/service/version_follower.py."""
 
     def __init__(self) -> None:
         self._event: RegistryEvent | None = None

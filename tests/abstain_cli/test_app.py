@@ -20,7 +20,7 @@ from abstain.config.settings import Settings, load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import expand_variables, get_display_name
-from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.report import IngestReport
 from abstain_cli import app as cli
 from tasks.runs.shell import git
 from tasks.runs.workspace import ensure_origin

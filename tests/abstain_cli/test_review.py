@@ -18,8 +18,8 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.queue import count_progress
 from abstain.data.labels.training_table import find_uncounted_reviews
 from abstain.data.store.dataset import REVIEW_QUEUE_PREFIX, DataStore
-from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.report import IngestReport
 from abstain.ingest.sources.files import make_explicit_sources
 from abstain.review.import_reviews import REMEDIES
 from abstain.review.workbook import read_workbook

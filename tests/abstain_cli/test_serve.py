@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from abstain.core.errors import AbstainError
-from abstain.serving.api.keys import ApiKeys
+from abstain.serving.service.keys import ApiKeys
 from abstain_cli.app import app
 
 

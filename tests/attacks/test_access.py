@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from abstain.serving.api.keys import ROLES, ApiKeys, create_key
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ROLES, ApiKeys, create_key
 from tests.attacks.conftest import Count
 from tests.serving.api.conftest import BASE, MadeUpReleases
 from tests.serving.api.test_answer_and_feedback import QUESTION

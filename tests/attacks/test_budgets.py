@@ -21,8 +21,8 @@ from abstain.config.serve_settings import CallerLimits
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder
 from abstain.serving.api import middleware, server
 from abstain.serving.api.app import BYTES_PER_ROW, MAX_FORM_BYTES, VALUES_PER_ROW
-from abstain.serving.api.keys import ApiKeys, create_key
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys, create_key
 from tests.attacks.conftest import Count
 from tests.serving.api.conftest import MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED

@@ -18,8 +18,8 @@ from abstain.core.bundle_format import DIGEST_FILE, write_digest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Registry
-from abstain.serving.api.version_follower import VersionFollower
 from abstain.serving.gate import Gate
+from abstain.serving.service.version_follower import VersionFollower
 from tasks.release import bundles, version_source
 from tasks.release.bundles import fetch_production
 from tasks.release.version_source import OriginVersionSource

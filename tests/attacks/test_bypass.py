@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from httpx import Response
 
 from abstain.config.serve_settings import CallerLimits
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
 from tests.attacks.conftest import Count
 from tests.serving.conftest import model, settings  # noqa: F401
 from tests.serving.gateways.conftest import (  # noqa: F401

@@ -19,8 +19,8 @@ from abstain.data.decision_log import log as module
 from abstain.data.decision_log.log import DecisionLog
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.pseudonyms import derive_log_key
-from abstain.serving.api.keys import ApiKeys, create_key
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys, create_key
 from tests.attacks.conftest import Count
 from tests.conftest import ROOT
 from tests.data.decision_log.test_log import wait_until

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from abstain.serving.api.keys import ApiKeys, create_key
 from abstain.serving.api.server import LOGGERS, MAX_LINES_PER_MINUTE, LogRateFilter
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys, create_key
 from tests.attacks.conftest import Count
 from tests.serving.api.test_gate_route import ASKED
 from tests.serving.api.test_server import sent

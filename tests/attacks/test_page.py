@@ -11,8 +11,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from abstain.core.markdown import bullet_list, escape, paragraph, records_table, to_single_line
-from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
 from tests.attacks.conftest import Count
 from tests.serving.api.conftest import BASE
 from tests.serving.status_page.builders import make_server

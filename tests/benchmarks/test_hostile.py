@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
 from benchmarks import hostile
 from tests.serving.api.conftest import log, make_release, make_service, releases, service  # noqa: F401
 from tests.serving.conftest import model, settings  # noqa: F401

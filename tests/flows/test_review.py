@@ -23,7 +23,7 @@ from abstain.review.candidates import read_candidates
 from abstain.review.export import collect_sample, make_review_file
 from abstain.review.sampling import draw_sample
 from abstain.review.workbook import read_rows
-from abstain.serving.api.keys import create_key
+from abstain.serving.service.keys import create_key
 from tasks.data.review import add_sampling_priorities
 from tasks.runs.workspace import Workspace
 from tests.browser import headless

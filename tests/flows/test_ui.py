@@ -35,7 +35,7 @@ from tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
     from prefect import flow
-    from abstain.ingest.pipeline.report import IngestReport
+    from abstain.ingest.report import IngestReport
     from tasks.monitoring.publish import publish_ingest, publish_validation
     from tasks.runs.workspace import Workspace
 

@@ -15,10 +15,10 @@ from abstain.data.validation.checks import ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.erasure import count_erased_answers, erase_rows
 from abstain.ingest.parsing import make_reason
-from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import Quarantine
+from abstain.ingest.report import IngestReport
 from abstain.ingest.sources.files import make_explicit_sources
 from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, interaction, row, thumb, verdict, write_lines
 

@@ -15,8 +15,8 @@ from abstain.core.json_lines import to_json_lines
 from abstain.data.decision_log import queue
 from abstain.data.labels.answer_labels import resolve_reviews, select_latest_reviews
 from abstain.data.store.dataset import REVIEW_QUEUE_PREFIX, DataStore
-from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.report import IngestReport
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.ingest.sources.files import make_explicit_sources
 from abstain.review.candidates import read_candidates

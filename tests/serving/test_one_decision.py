@@ -23,11 +23,11 @@ from abstain.data.decision_log.log import DecisionLog
 from abstain.learning.estimators.onnx_logistic import logistic_to_onnx
 from abstain.llm.engine.engine import Engine
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import VersionFollower
 from abstain.serving.gate import Gate, make_interaction
 from abstain.serving.gateways.client import HttpGate, decide_if_complete
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
+from abstain.serving.service.version_follower import VersionFollower
 from abstain_cli import app as cli
 from tests.serving.api.conftest import BASE, MadeUpReleases
 from tests.serving.builders import GUARANTEE, release

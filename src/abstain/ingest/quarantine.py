@@ -36,8 +36,8 @@ from abstain.core.json_lines import to_json_lines
 from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.data.store.dataset import StagedBatch, read_rows
 from abstain.ingest.parsing import ParsedRow, reparse, serialize_row
-from abstain.ingest.pipeline.report import count_reasons
 from abstain.ingest.privacy.pseudonyms import normalize_name
+from abstain.ingest.report import count_reasons
 
 FOLDER = "quarantine"
 _USER_TEXT_FIELDS = frozenset({"question", "answer", "comment", "ideal_answer"})

@@ -75,7 +75,7 @@ class UnreadAnswer:
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """A decision with the answer's features, which a shadow uses again (serving/api/shadow.py).
+    """A decision with the answer's features, which a shadow uses again (serving/service/shadow.py).
 
     Attributes:
         decision: The decision.

@@ -18,9 +18,9 @@ from abstain.data.validation.checks import TABLES, ExistingData, ValidatedRows, 
 from abstain.data.validation.results import MAX_LISTED_ROWS, MAX_SAMPLE_ROWS, ValidationResult
 from abstain.data.validation.runner import run_suites, validate
 from abstain.data.validation.store_validation import validate_store
-from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
+from abstain.ingest.report import IngestReport
 from abstain.ingest.sources.files import make_explicit_sources
 from abstain.reports.data_reports.validation import validation_report
 from tests.data.builders import (

@@ -19,8 +19,8 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.exports.expressions import Expression, to_utc
 from abstain.ingest.exports.mapping import load_mapping
-from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.report import IngestReport
 from abstain.ingest.sources import Source, SourceReader
 from abstain.ingest.sources.config import load_sources
 from abstain.ingest.sources.export import ExportSource, make_explicit_export

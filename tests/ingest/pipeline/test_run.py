@@ -19,9 +19,9 @@ from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.validation.checks import ExistingData, ValidatedRows
 from abstain.data.validation.runner import ValidationResult, validate
 from abstain.ingest.parsing import make_reason
-from abstain.ingest.pipeline.report import IngestReport, count_reasons
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
+from abstain.ingest.report import IngestReport, count_reasons
 from abstain.ingest.sources.files import FileSource, make_explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 from abstain.knowledge.documents.reader import read_documents

@@ -18,9 +18,9 @@ from abstain.data.decision_log.log import DecisionLog
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.erasure import erase_rows
 from abstain.ingest.parsing import ParsedRow
-from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.privacy.policy import Privacy
+from abstain.ingest.report import IngestReport
 from abstain.ingest.sources import SourceReader
 from abstain.ingest.sources.config import load_sources
 from abstain.ingest.sources.decision_log import DecisionLogSource

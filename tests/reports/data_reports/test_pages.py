@@ -14,8 +14,8 @@ from abstain.core.codes import Code
 from abstain.core.reasons import Reason, Reasons
 from abstain.data.store.profile import MEASURES
 from abstain.data.validation.results import MAX_REPORTED_ROWS, CheckResult, ValidationResult
-from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.quarantine import QuarantinedRow
+from abstain.ingest.report import IngestReport
 from abstain.reports.data_reports.charts import LANGUAGES_SHOWN, drift_images, histogram
 from abstain.reports.data_reports.ingest import ingest_report
 from abstain.reports.data_reports.sections import balance_section

@@ -15,10 +15,10 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import VersionFollower, VersionInfo
 from abstain.serving.gate import Gate
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
+from abstain.serving.service.version_follower import VersionFollower, VersionInfo
 from tests.serving.builders import GUARANTEE, release
 
 BASE = "http://127.0.0.1"

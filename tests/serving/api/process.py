@@ -13,11 +13,11 @@ from abstain.config.serve_settings import load_serve_settings
 from abstain.config.settings import load_settings
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api import app
-from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.server import LOOPBACK_NAMES, listen, serve_app
-from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import VersionFollower, VersionInfo
 from abstain.serving.gate import Gate
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
+from abstain.serving.service.version_follower import VersionFollower, VersionInfo
 
 
 class FolderReleases:

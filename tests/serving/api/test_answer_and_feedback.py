@@ -13,8 +13,8 @@ from abstain.core.contracts import Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys, create_key
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys, create_key
 from tests.serving.api.conftest import BASE, MadeUpReleases
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions

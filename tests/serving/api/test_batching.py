@@ -10,7 +10,7 @@ import pytest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.pauses import pause
-from abstain.serving.api.batching import Batcher
+from abstain.serving.service.batching import Batcher
 
 
 class Model:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from abstain.serving.api.callers import MAX_CALLERS, Quota, QuotaExceeded, get_caller_name
-from abstain.serving.api.keys import LOOPBACK_KEY, ApiKey
+from abstain.serving.service.callers import MAX_CALLERS, Quota, QuotaExceeded, get_caller_name
+from abstain.serving.service.keys import LOOPBACK_KEY, ApiKey
 
 
 class Clock:

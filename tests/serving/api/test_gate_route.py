@@ -11,12 +11,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from abstain.data.decision_log import queries
-from abstain.serving.api import decision_inputs
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.schemas import MAX_ANSWERS, MAX_INSTRUCTION_CHARACTERS
-from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
+from abstain.serving.service import decision_inputs
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
+from abstain.serving.service.schemas import MAX_ANSWERS, MAX_INSTRUCTION_CHARACTERS
 from tests.serving.api.conftest import BASE, MadeUpReleases
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions

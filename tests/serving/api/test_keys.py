@@ -9,9 +9,9 @@ from fastapi.testclient import TestClient
 
 from abstain.core.errors import AbstainError
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ROLES, ApiKeys, create_key, parse_keys
 from abstain.serving.api.server import LOOPBACK_NAMES, get_allowed_hosts, require_loopback
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ROLES, ApiKeys, create_key, parse_keys
 from tests.serving.api.conftest import BASE
 from tests.serving.api.test_gate_route import ASKED
 

@@ -18,8 +18,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
 from tests.serving.api.conftest import MadeUpReleases
 
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)

@@ -18,10 +18,10 @@ from fastapi.testclient import TestClient
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.app import make_app
-from abstain.serving.api.callers import Quota, set_caller
-from abstain.serving.api.keys import ApiKey, ApiKeys
-from abstain.serving.api.redactions import CHARACTERS_PER_ROW, Redactions
-from abstain.serving.api.service import GateService
+from abstain.serving.service.callers import Quota, set_caller
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKey, ApiKeys
+from abstain.serving.service.redactions import CHARACTERS_PER_ROW, Redactions
 from tests.serving.api.conftest import BASE, MadeUpReleases
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions

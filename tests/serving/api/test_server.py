@@ -20,7 +20,6 @@ from starlette.types import Message
 from abstain.core.errors import AbstainError
 from abstain.serving.api import middleware, server
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.server import (
     LOOPBACK_NAMES,
     MAX_LINES_PER_MINUTE,
@@ -29,7 +28,8 @@ from abstain.serving.api.server import (
     listen,
     make_uvicorn_config,
 )
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
 from tests.serving.api.conftest import MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED
 

@@ -17,13 +17,13 @@ from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.schema import SHADOWS
-from abstain.serving.api import shadow as shadow_module
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import VersionFollower
 from abstain.serving.gate import Gate
 from abstain.serving.predictor import Predictor
+from abstain.serving.service import shadow as shadow_module
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
+from abstain.serving.service.version_follower import VersionFollower
 from tests.serving.api.conftest import BASE, MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED, ask
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from abstain.data.decision_log import queries
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.service import GateService
 from abstain.serving.gate import make_interaction
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
 from tests.serving.api.conftest import BASE, MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED, ask
 

@@ -15,7 +15,7 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from pytest import MonkeyPatch
 
-from abstain.serving.api import telemetry
+from abstain.serving.service import telemetry
 from tests.serving.api.test_gate_route import ask
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -60,7 +60,7 @@ def test_events_are_sent_to_a_receiver() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     script = (
-        "from abstain.serving.api.telemetry import emit, exporting\n"
+        "from abstain.serving.service.telemetry import emit, exporting\n"
         "from abstain.serving.decision import no_decision\n"
         "with exporting():\n"
         "    emit(no_decision('i-1', 'A407: nothing'), 'api', None)\n"

@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.service import GateService
-from abstain.serving.api.tries import PERIOD_S, Tries
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
+from abstain.serving.service.tries import PERIOD_S, Tries
 from tests.serving.api.conftest import BASE, MadeUpReleases
 
 FEE = ("key bot", "c1", "What is the fee?")

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from abstain.serving.api import app, version_follower
+from abstain.serving.api import app
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import VersionInfo
+from abstain.serving.service import version_follower
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
+from abstain.serving.service.version_follower import VersionInfo
 from tests.serving.api.conftest import BASE, MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED, ask
 

@@ -18,10 +18,10 @@ from abstain.core.contracts import Context
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys
-from abstain.serving.api.service import GateService, RetrieveChunks
-from abstain.serving.api.version_follower import VersionFollower
 from abstain.serving.gate import Gate
+from abstain.serving.service.gate_service import GateService, RetrieveChunks
+from abstain.serving.service.keys import ApiKeys
+from abstain.serving.service.version_follower import VersionFollower
 from tests.serving.api.conftest import MadeUpReleases
 from tests.serving.builders import GUARANTEE, release
 

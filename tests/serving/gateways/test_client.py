@@ -21,12 +21,12 @@ from fastapi.testclient import TestClient
 
 from abstain.config.serve_settings import OnUnavailable
 from abstain.data.decision_log import queries
-from abstain.serving.api.keys import ApiKeys, create_key
-from abstain.serving.api.service import GateService
 from abstain.serving.decision import Decision
 from abstain.serving.gateways.callbacks import AnswerWithheld, langchain_callback, llamaindex_callback
 from abstain.serving.gateways.client import HttpGate
 from abstain.serving.gateways.nemo import abstain_action
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys, create_key
 from tests.serving.gateways.conftest import CONTEXTS, QUESTION, WITHHELD, through
 
 Worker = Callable[..., GateService]

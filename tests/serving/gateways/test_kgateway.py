@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from abstain.data.decision_log import queries
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
 from tests.serving.gateways.conftest import QUESTION, WITHHELD, counted, nearest, registered
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions

@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 
 from abstain.core.codes import Code
 from abstain.data.decision_log import queries
-from abstain.serving.api.keys import ApiKeys, create_key
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys, create_key
 from tests.serving.gateways.conftest import CONTEXTS, QUESTION, WITHHELD, counted, nearest, registered
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions

@@ -13,9 +13,9 @@ from fastapi.testclient import TestClient
 
 from abstain.config.serve_settings import ServeSettings
 from abstain.data.decision_log import queries
-from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
 from abstain.serving.gateways.portkey import GRACE_S
+from abstain.serving.service.gate_service import GateService
 from tests.serving.gateways.conftest import WITHHELD, counted, registered
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions

@@ -20,8 +20,8 @@ import yaml
 
 from abstain.data.decision_log import queries
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys, create_key
-from abstain.serving.api.service import GateService
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys, create_key
 from tests.conftest import ROOT
 from tests.ports import free_port
 from tests.serving.gateways.conftest import QUESTION, WITHHELD, counted, registered

@@ -24,11 +24,11 @@ from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.queue import SampledAnswer, fill_queue
 from abstain.learning.estimators.onnx_logistic import fusion_to_onnx
 from abstain.serving.api.app import make_app
-from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.server import LOOPBACK_NAMES, make_uvicorn_config
-from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import VersionFollower, VersionInfo
 from abstain.serving.gate import Gate
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys
+from abstain.serving.service.version_follower import VersionFollower, VersionInfo
 from abstain.serving.status_page.page import add_page
 from tests.data.builders import cited, interaction
 from tests.data.decision_log.builders import decision, open_log, url_of

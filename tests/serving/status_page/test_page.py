@@ -27,9 +27,9 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow, write_windows
 from abstain.data.decision_log.queue import SampledAnswer, fill_queue
 from abstain.ingest.sources.decision_log import DecisionLogSource
-from abstain.serving.api.keys import ApiKeys, create_key
-from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import VersionInfo
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys, create_key
+from abstain.serving.service.version_follower import VersionInfo
 from tests.data.builders import cited, interaction
 from tests.data.decision_log.builders import decision, url_of
 from tests.serving.status_page.builders import (

@@ -16,9 +16,9 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Review
 from abstain.data.decision_log import queries
 from abstain.ingest.sources.decision_log import DecisionLogSource
-from abstain.serving.api.keys import ApiKeys, create_key
-from abstain.serving.api.service import GateService
-from abstain.serving.api.version_follower import VersionInfo
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys, create_key
+from abstain.serving.service.version_follower import VersionInfo
 from tests.browser import headless
 from tests.data.builders import cited
 from tests.data.decision_log.builders import decision, url_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from abstain.serving.api.keys import ApiKeys, create_key
+from abstain.serving.service.keys import ApiKeys, create_key
 from abstain.serving.status_page import sessions as module
 from abstain.serving.status_page.sessions import SESSION_HOURS, Sessions
 

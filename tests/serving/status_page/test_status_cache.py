@@ -13,7 +13,7 @@ import pytest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.version_follower import VersionInfo
+from abstain.serving.service.version_follower import VersionInfo
 from abstain.serving.status_page import status_cache as module
 from abstain.serving.status_page.status_cache import StatusCache
 from abstain.serving.status_page.status_data import DayStatistics

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from abstain.core import paths
-from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.report import IngestReport
 from abstain.release.registry import Registry, make_version_tag
 from tasks.data import new_reviews
 from tasks.runs.events import INGESTED, REVIEWS

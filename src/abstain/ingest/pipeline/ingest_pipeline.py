@@ -32,7 +32,6 @@ from abstain.ingest.pipeline.deduplicate import (
     resolve_documents,
     resolve_duplicates,
 )
-from abstain.ingest.pipeline.report import generalize_reasons
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import (
     Quarantine,
@@ -42,6 +41,7 @@ from abstain.ingest.quarantine import (
     is_awaiting_documents,
     is_user_caused,
 )
+from abstain.ingest.report import generalize_reasons
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.documents.versioning import update_chunks
 

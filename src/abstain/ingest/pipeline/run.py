@@ -31,9 +31,9 @@ from abstain.data.validation.drift import validate_drift
 from abstain.data.validation.runner import ValidationResult, validate
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.pipeline.ingest_pipeline import IngestPipeline
-from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import FOLDER
+from abstain.ingest.report import IngestReport
 from abstain.ingest.sources import Source, SourceReader
 
 Validate = Callable[[ValidatedRows, ExistingData, ValidationParams, datetime], ValidationResult]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from abstain.core.markdown import document, heading, paragraph, table
-from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.quarantine import QuarantinedRow
+from abstain.ingest.report import IngestReport
 from abstain.reports.data_reports.charts import drift_images, drift_section
 from abstain.reports.data_reports.sections import failing_section, suite_sections
 from abstain.reports.page import headline_section, render_html

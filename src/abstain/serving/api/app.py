@@ -21,9 +21,6 @@ from starlette.types import Scope
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.serving.api.callers import get_current_caller
-from abstain.serving.api.decision_inputs import RawStates
-from abstain.serving.api.keys import ApiKey, ApiKeys, Role
 from abstain.serving.api.middleware import (
     BODY,
     BODY_RECEIVED_AT,
@@ -36,8 +33,17 @@ from abstain.serving.api.middleware import (
     make_unauthorized_problem,
 )
 from abstain.serving.api.problems import Problem, handle_problems
-from abstain.serving.api.recording import RecordedDecision
-from abstain.serving.api.schemas import (
+from abstain.serving.api.streaming import make_answer_response, stream_answer_events
+from abstain.serving.engine_states import StatesDescription, parse_embedded_request
+from abstain.serving.gateways.kgateway import make_kgateway_routes
+from abstain.serving.gateways.litellm import make_litellm_routes
+from abstain.serving.gateways.portkey import make_portkey_routes
+from abstain.serving.service.callers import get_current_caller
+from abstain.serving.service.decision_inputs import RawStates
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKey, ApiKeys, Role
+from abstain.serving.service.recording import RecordedDecision
+from abstain.serving.service.schemas import (
     MAX_ANSWERS,
     AnswerRequest,
     AnswerResponse,
@@ -53,13 +59,7 @@ from abstain.serving.api.schemas import (
     HealthResponse,
     VersionResponse,
 )
-from abstain.serving.api.service import GateService
-from abstain.serving.api.streaming import make_answer_response, stream_answer_events
-from abstain.serving.api.telemetry import extract_trace_context, make_trace_headers
-from abstain.serving.engine_states import StatesDescription, parse_embedded_request
-from abstain.serving.gateways.kgateway import make_kgateway_routes
-from abstain.serving.gateways.litellm import make_litellm_routes
-from abstain.serving.gateways.portkey import make_portkey_routes
+from abstain.serving.service.telemetry import extract_trace_context, make_trace_headers
 
 API_PATHS = ("/v1/", "/beta/", "/gateways/", "/request", "/response")
 """Prefixes of the paths for programs, which send their key with each request."""

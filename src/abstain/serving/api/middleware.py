@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.serving.api.callers import get_current_caller, set_caller
-from abstain.serving.api.keys import ApiKeys
 from abstain.serving.api.problems import Problem, make_problem_response
+from abstain.serving.service.callers import get_current_caller, set_caller
+from abstain.serving.service.keys import ApiKeys
 
 DEFAULT_HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 """Headers of every response that does not set them itself."""

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.markdown import to_single_line
-from abstain.serving.api.callers import QuotaExceeded
+from abstain.serving.service.callers import QuotaExceeded
 
 MEDIA_TYPE = "application/problem+json"
 STATUS_BY_CODE = {

@@ -11,11 +11,11 @@ from opentelemetry.context import Context as TraceContext
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.serving.api.keys import ApiKey
 from abstain.serving.api.problems import Problem
-from abstain.serving.api.schemas import AnswerRequest, AnswerResponse
-from abstain.serving.api.service import GateService
 from abstain.serving.decision import Decision
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKey
+from abstain.serving.service.schemas import AnswerRequest, AnswerResponse
 
 
 def make_answer_response(text: str, decision: Decision, api_key: ApiKey) -> AnswerResponse:

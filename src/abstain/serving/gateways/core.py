@@ -25,12 +25,12 @@ from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.calls import RegisteredCall
 from abstain.ingest.exports.expressions import Expression
-from abstain.serving.api.callers import QuotaExceeded, get_current_caller
-from abstain.serving.api.schemas import MAX_ANSWERS, ContextsRequest, GateRequest
-from abstain.serving.api.service import GateService
 from abstain.serving.decision import Decision, make_no_decision
 from abstain.serving.gate import make_interaction_id
 from abstain.serving.gateways.answers import Answer, PassReason, extract_text
+from abstain.serving.service.callers import QuotaExceeded, get_current_caller
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.schemas import MAX_ANSWERS, ContextsRequest, GateRequest
 
 _log = logging.getLogger("abstain.serve")
 CALL_TTL_S = 1800.0

@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.serving.api.service import GateService
 from abstain.serving.gateways.answers import Answer, PassReason, get_choices, read_answers, replace_text
 from abstain.serving.gateways.core import (
     MAX_LIST_ITEMS,
@@ -30,6 +29,7 @@ from abstain.serving.gateways.core import (
     register_call,
     to_valid_json,
 )
+from abstain.serving.service.gate_service import GateService
 
 SOURCE = "kgateway"
 PREFIX = "/gateways/kgateway"

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.serving.api.service import GateService
 from abstain.serving.gateways.answers import Answer, PassReason, read_answers
 from abstain.serving.gateways.core import (
     MAX_LIST_ITEMS,
@@ -24,6 +23,7 @@ from abstain.serving.gateways.core import (
     decide_answers,
     register_call,
 )
+from abstain.serving.service.gate_service import GateService
 
 SOURCE = "litellm"
 REDACTED_HEADER_VALUE = "[present]"

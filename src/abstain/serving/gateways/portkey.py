@@ -15,7 +15,6 @@ from pydantic import BaseModel
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.serving.api.service import GateService
 from abstain.serving.gate import make_interaction_id
 from abstain.serving.gateways.answers import (
     Answer,
@@ -27,6 +26,7 @@ from abstain.serving.gateways.answers import (
     select_quiet_fields,
 )
 from abstain.serving.gateways.core import GatewayFieldParser, add_headers, count_passed, decide_answers, to_valid_json
+from abstain.serving.service.gate_service import GateService
 
 SOURCE = "portkey"
 GRACE_S = 0.5

@@ -39,11 +39,11 @@ from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.data.decision_log.queries import DecisionDetails
 from abstain.data.decision_log.queue import QueuedAnswer
 from abstain.reports.monitoring_window import format_statistics, format_title, history_rows
-from abstain.serving.api.callers import get_current_caller, set_caller
-from abstain.serving.api.keys import ApiKeys, Role
 from abstain.serving.api.problems import MAX_DETAIL_CHARS, STATUS_BY_CODE, Problem
-from abstain.serving.api.service import GateService
 from abstain.serving.gate import make_interaction
+from abstain.serving.service.callers import get_current_caller, set_caller
+from abstain.serving.service.gate_service import GateService
+from abstain.serving.service.keys import ApiKeys, Role
 from abstain.serving.status_page.charts import (
     draw_coverage_chart,
     draw_decisions_chart,

@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from abstain.serving.api.keys import LOOPBACK_KEY, ApiKey, ApiKeys, Role
+from abstain.serving.service.keys import LOOPBACK_KEY, ApiKey, ApiKeys, Role
 
 SESSION_HOURS = 12.0
 """Lifetime of a session."""

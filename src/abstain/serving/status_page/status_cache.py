@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from abstain.config.params import LabelParams
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow, read_windows
-from abstain.serving.api.version_follower import VersionInfo
+from abstain.serving.service.version_follower import VersionInfo
 from abstain.serving.status_page.status_data import DayStatistics, ReviewStatistics, load_days, load_review_statistics
 
 CACHE_TTL_S = 60.0

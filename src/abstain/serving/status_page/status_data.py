@@ -10,7 +10,7 @@ from abstain.config.params import LabelParams
 from abstain.core.contracts import Review
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.version_follower import VersionInfo
+from abstain.serving.service.version_follower import VersionInfo
 
 DAYS = 14
 """Number of days in the charts, including today."""

@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.serving.api.keys import LOOPBACK_KEY, ApiKey
+from abstain.serving.service.keys import LOOPBACK_KEY, ApiKey
 
 MAX_CALLERS = 1024
 """Number of callers above which those without a request in the last minute are forgotten."""

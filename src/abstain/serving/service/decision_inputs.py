@@ -21,12 +21,12 @@ from abstain.core.contracts import Context, Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.callers import get_current_caller
-from abstain.serving.api.schemas import GateRequest, RequestMetadata
-from abstain.serving.api.version_follower import LoadedVersion
 from abstain.serving.decision import Decision
 from abstain.serving.engine_states import StatesDescription, StatesInput, parse_states, read_states
 from abstain.serving.gate import UNKNOWN_MODEL, DecisionInput, Gate, ScoredAnswer, to_contexts
+from abstain.serving.service.callers import get_current_caller
+from abstain.serving.service.schemas import GateRequest, RequestMetadata
+from abstain.serving.service.version_follower import LoadedVersion
 from abstain.serving.state_files import read_and_delete
 
 RequestT = TypeVar("RequestT", bound=RequestMetadata)

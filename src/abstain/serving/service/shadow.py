@@ -19,11 +19,11 @@ from abstain.core.contracts import Interaction
 from abstain.data.decision_log.decisions import ShadowDecision
 from abstain.data.decision_log.log import DecisionLog, LogQueueFull
 from abstain.llm.signals.base import FeatureBatch
-from abstain.serving.api.batching import Batcher
-from abstain.serving.api.metrics import Metrics
-from abstain.serving.api.version_follower import LoadedVersion, VersionFollower
 from abstain.serving.decision import Decision
 from abstain.serving.gate import Gate, ScoredAnswer
+from abstain.serving.service.batching import Batcher
+from abstain.serving.service.metrics import Metrics
+from abstain.serving.service.version_follower import LoadedVersion, VersionFollower
 
 MAX_QUEUED = 64
 """Maximum number of answers in the queue of the shadow: each may hold a megabyte of states."""

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 
 from abstain.data.decision_log.decisions import RecordOutcome
-from abstain.serving.api.callers import Quota, get_current_caller
+from abstain.serving.service.callers import Quota, get_current_caller
 
 LANE_CHARACTERS = (1_000, 8_000, math.inf)
 """Maximum length of a row in each lane; in tests 1,000 characters took at most 40 ms of a processor."""

@@ -25,26 +25,26 @@ from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.decisions import RecordOutcome
 from abstain.data.decision_log.log import DecisionLog
 from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
-from abstain.serving.api.batching import Batcher
-from abstain.serving.api.callers import Quota, get_current_caller
-from abstain.serving.api.decision_inputs import (
+from abstain.serving.decision import Decision, make_no_decision
+from abstain.serving.explanation import Explanation
+from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, make_interaction_id, to_contexts
+from abstain.serving.generate import explain_no_room, generate_answers
+from abstain.serving.service.batching import Batcher
+from abstain.serving.service.callers import Quota, get_current_caller
+from abstain.serving.service.decision_inputs import (
     InputGatherer,
     PendingRequest,
     RawStates,
     RetrieveChunks,
     count_characters,
 )
-from abstain.serving.api.metrics import Metrics
-from abstain.serving.api.recording import RecordedDecision, Recorder
-from abstain.serving.api.redactions import Redactions
-from abstain.serving.api.schemas import AnswerRequest, ContextsRequest, FeedbackRequest, GateRequest
-from abstain.serving.api.shadow import ShadowGate
-from abstain.serving.api.tries import Tries
-from abstain.serving.api.version_follower import LoadedVersion, VersionFollower
-from abstain.serving.decision import Decision, make_no_decision
-from abstain.serving.explanation import Explanation
-from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, make_interaction_id, to_contexts
-from abstain.serving.generate import explain_no_room, generate_answers
+from abstain.serving.service.metrics import Metrics
+from abstain.serving.service.recording import RecordedDecision, Recorder
+from abstain.serving.service.redactions import Redactions
+from abstain.serving.service.schemas import AnswerRequest, ContextsRequest, FeedbackRequest, GateRequest
+from abstain.serving.service.shadow import ShadowGate
+from abstain.serving.service.tries import Tries
+from abstain.serving.service.version_follower import LoadedVersion, VersionFollower
 
 WaitForDisconnect = Callable[[], Awaitable[object]]
 """Returns an awaitable that ends when the caller does not wait any more."""

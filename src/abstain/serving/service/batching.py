@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.pauses import WorkCancelled, call_on_pause
-from abstain.serving.api.callers import MAX_CALLERS
+from abstain.serving.service.callers import MAX_CALLERS
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -14,11 +14,11 @@ from abstain.core.errors import parse_error_line
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.decision_inputs import PendingRequest, count_characters
-from abstain.serving.api.metrics import Metrics
-from abstain.serving.api.redactions import Redactions
-from abstain.serving.api.telemetry import emit_decision_event
 from abstain.serving.decision import Decision
+from abstain.serving.service.decision_inputs import PendingRequest, count_characters
+from abstain.serving.service.metrics import Metrics
+from abstain.serving.service.redactions import Redactions
+from abstain.serving.service.telemetry import emit_decision_event
 
 
 @dataclass(frozen=True)
