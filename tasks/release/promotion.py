@@ -18,7 +18,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.reasons import Reason
-from abstain.release.promotion_check import ComparisonRule, describe_failure
+from abstain.release.promotion_check import ComparisonRule, PromotionDecision, describe_failure
 from abstain.release.registry import Registry, get_next_version, load_registry, make_version_tag
 from abstain.release.shadow import should_shadow_rejected
 from tasks.release.bundles import build_bundle, fetch_bundle, smoke_test
@@ -117,11 +117,17 @@ def promote_candidate(
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
     if same and (registry.has_guarantee or not tuned["guaranteed"]):
         return _finish_unchanged(workspace, registry, base_commit)
-    for event in registry.history:
-        if event.candidate == candidate and event.version in registry.blocked:
-            _push_record(workspace, base_commit)
-            reason = f"it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
-            return _finish_rejected(registry, candidate, [Reason(Code.NO_VERSION, "not blocked", reason)])
+    if blocked := next(
+        (
+            event.version
+            for event in registry.history
+            if event.candidate == candidate and event.version in registry.blocked
+        ),
+        None,
+    ):
+        _push_record(workspace, base_commit)
+        reason = f"it is {blocked} again, which was blocked: {registry.blocked[blocked]}"
+        return _finish_rejected(registry, candidate, [Reason(Code.NO_VERSION, "not blocked", reason)])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
     params = load_params(workspace.path / paths.PARAMS)
     limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
@@ -134,7 +140,7 @@ def promote_candidate(
         "candidate_sha256": candidate,
         "inputs_sha256": hash_stage_inputs(workspace.path / LOCK),
     }
-    folder, holdout = workspace.path / paths.APPROVALS, metrics["holdout"]["digest"]
+    holdout = metrics["holdout"]["digest"]
     records = read_verified_records(workspace, registry)
     acceptance = new_holdout
     if acceptance is None and registry.production is not None and registry.production.holdout != holdout:
@@ -171,27 +177,49 @@ def promote_candidate(
         "params": params.model_dump(mode="json"),
     }
     if decision.is_approved:
-        event = build_bundle(workspace.path, record, candidate, holdout)
-        if base_commit:
-            restore_params(workspace, base_commit)  # the bundle has the run's own
-        _publish_promotion(workspace, registry.promote(event), record)
-        notify_observers("promote", "ran")
-        return PromotionResult(
-            "promoted", version, [decision.missing_guarantee_reason] if decision.missing_guarantee_reason else []
-        )
+        return _approve(workspace, registry, decision, record, base_commit)
+    return _reject(workspace, registry, decision, record, base_commit)
+
+
+def _approve(
+    workspace: Workspace,
+    registry: Registry,
+    decision: PromotionDecision,
+    record: dict[str, Any],
+    base_commit: str | None,
+) -> PromotionResult:
+    """Build and publish the approved candidate's bundle."""
+    event = build_bundle(workspace.path, record, record["candidate_sha256"], record["metrics"]["holdout"]["digest"])
+    if base_commit:
+        restore_params(workspace, base_commit)  # the bundle has the run's own
+    _publish_promotion(workspace, registry.promote(event), record)
+    notify_observers("promote", "ran")
+    reason = decision.missing_guarantee_reason
+    return PromotionResult("promoted", event.version, [reason] if reason else [])
+
+
+def _reject(
+    workspace: Workspace,
+    registry: Registry,
+    decision: PromotionDecision,
+    record: dict[str, Any],
+    base_commit: str | None,
+) -> PromotionResult:
+    """Push the record of a rejection; the candidate becomes the shadow if params.yaml says so and there is none."""
     if base_commit:
         discard_commits(workspace, base_commit)
-    write_record(folder / f"rejected-{candidate[:12]}-{holdout[:8]}.json", record)
+    candidate, holdout = record["candidate_sha256"], record["metrics"]["holdout"]["digest"]
+    write_record(workspace.path / paths.APPROVALS / f"rejected-{candidate[:12]}-{holdout[:8]}.json", record)
     message = "Record why a candidate was not promoted\n\n" + "\n".join(
         reason.message_with_code for reason in decision.reasons
     )
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
-    live = registry.production_version
+    live, shadow_params = registry.production_version, load_params(workspace.path / paths.PARAMS).shadow
     if (
         base_commit is None
         and live
-        and should_shadow_rejected(params.shadow, read_shadow(workspace.path, "HEAD"), live)
+        and should_shadow_rejected(shadow_params, read_shadow(workspace.path, "HEAD"), live)
     ):
         set_shadow(workspace)
     notify_observers("promote", "ran")

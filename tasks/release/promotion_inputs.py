@@ -72,25 +72,9 @@ def check_candidate_in_workspace(
     names = [CANDIDATE, LENGTH_ONLY, BASE_RATE]
     # A champion without a checked guarantee is no rival: the first version with one replaces it.
     champion_event = registry.production if registry.has_guarantee else None
-    champion, champion_threshold = None, None
-    if champion_event:
-        champion = champion_event.version
-        try:
-            champion_scores = score_champion(workspace, champion_event, scores["interaction_id"])
-            scores[champion], scores["champion_probability"] = (
-                champion_scores.confidences,
-                champion_scores.probabilities,
-            )
-            champion_threshold = champion_scores.threshold
-            names.append(champion)
-        except AbstainError as error:
-            if new_holdout is None:
-                raise AbstainError(
-                    Code.NEW_HOLDOUT,
-                    f"{champion} cannot be compared with: {error}; if that is expected, record why the candidate "
-                    "is to be judged as a first version: abstain promote --accept-new-holdout REASON",
-                ) from None
-            champion = None
+    champion, champion_threshold = _add_champion(workspace, champion_event, scores, new_holdout)
+    if champion:
+        names.append(champion)
     candidate = OnnxProbe(workspace.path / paths.ONNX).metadata
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
     printed = run(["python", "-m", "abstain.serving.scorer_latency", str(paths.ONNX)], workspace.path)
@@ -102,14 +86,9 @@ def check_candidate_in_workspace(
         for split in ("holdout", "newest")
     )
     allow_missing = params.threshold.on_infeasible == "heuristic"
-    missing_guarantee = None
-    if not tuned["guaranteed"]:
-        missing_guarantee = MissingGuarantee(tuned["message"], tuned["more_reviews"])
-    elif allow_missing and champion_event is None:
-        # With a champion, whose guarantee was checked, a guarantee that cannot be checked is rejected.
-        reviews = len(select_reviewed(pd.read_parquet(workspace.path / paths.DATASET, columns=["source"])))
-        frozen = params.split.holdout_frozen_at is not None
-        missing_guarantee = explain_unchecked_guarantee(holdout, threshold, params.gate, reviews, frozen)
+    missing_guarantee = _find_missing_guarantee(
+        workspace, params, tuned, holdout, threshold, champion_event is not None
+    )
     measurements = CandidateMeasurements(
         threshold=threshold,
         target_precision=tuned["precision"] if is_error_rate else params.threshold.target,
@@ -143,6 +122,52 @@ def check_candidate_in_workspace(
         budget,
         prior_coverage_loss,
     )
+
+
+def _add_champion(
+    workspace: Workspace, event: RegistryEvent | None, scores: pd.DataFrame, new_holdout: str | None
+) -> tuple[str | None, float | None]:
+    """Add the champion's confidences and probabilities to `scores`.
+
+    Returns:
+        Its version and threshold; None for both if there is none, or if it cannot be scored and `new_holdout` says why.
+
+    Raises:
+        AbstainError: The champion cannot be scored and no reason was given.
+    """
+    if event is None:
+        return None, None
+    try:
+        champion_scores = score_champion(workspace, event, scores["interaction_id"])
+    except AbstainError as error:
+        if new_holdout is None:
+            raise AbstainError(
+                Code.NEW_HOLDOUT,
+                f"{event.version} cannot be compared with: {error}; if that is expected, record why the candidate "
+                "is to be judged as a first version: abstain promote --accept-new-holdout REASON",
+            ) from None
+        return None, None
+    scores[event.version], scores["champion_probability"] = champion_scores.confidences, champion_scores.probabilities
+    return event.version, champion_scores.threshold
+
+
+def _find_missing_guarantee(
+    workspace: Workspace,
+    params: Params,
+    tuned: dict[str, Any],
+    holdout: EvaluationSet,
+    threshold: float,
+    has_champion: bool,
+) -> MissingGuarantee | None:
+    """Say why nothing is guaranteed, or why the guarantee cannot be checked; None if it can be."""
+    if not tuned["guaranteed"]:
+        return MissingGuarantee(tuned["message"], tuned["more_reviews"])
+    if params.threshold.on_infeasible == "heuristic" and not has_champion:
+        # With a champion, whose guarantee was checked, a guarantee that cannot be checked is rejected.
+        reviews = len(select_reviewed(pd.read_parquet(workspace.path / paths.DATASET, columns=["source"])))
+        frozen = params.split.holdout_frozen_at is not None
+        return explain_unchecked_guarantee(holdout, threshold, params.gate, reviews, frozen)
+    return None
 
 
 def _has_same_target(workspace: Workspace, champion: str, params: Params) -> bool:
