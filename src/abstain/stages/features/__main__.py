@@ -5,15 +5,16 @@ for training answers. The other features (of the ablation grid and of the audits
 the stages that need them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from abstain.config.params import Params
-from abstain.config.settings import load_settings
+from abstain.config.settings import Settings, load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
+from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.labels import Labels
@@ -22,6 +23,7 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import select_reviewed_holdout
 from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource, UnreadableInteraction
+from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import FeatureBatch, Scorer, ScorerUnavailable
 from abstain.llm.signals.compute_features import (
     COST_SAMPLE_SIZE,
@@ -45,6 +47,49 @@ from abstain.llm.signals.yes_no import count_neither_replies
 from abstain.stages.shared import artifacts
 
 
+def _prepare_rows(source: FeatureSource, rows: Sequence[Interaction]) -> tuple[dict[str, str], dict[str, int]]:
+    """Find, by interaction, why a row cannot be read, and how many chunks were left out of one that was too long."""
+    unreadable: dict[str, str] = {}
+    shortened: dict[str, int] = {}
+    for row in rows:
+        prepared = source.prepare(row)
+        if isinstance(prepared, UnreadableInteraction):
+            unreadable[row.interaction_id] = prepared.reason
+            print(f"refused: interaction {row.interaction_id}: {Code.TOO_LONG}: {prepared.reason}", flush=True)
+        elif prepared.dropped_chunks:
+            shortened[row.interaction_id] = prepared.dropped_chunks
+    return unreadable, shortened
+
+
+def _estimate_tokens(
+    params: Params,
+    settings: Settings,
+    rows: Sequence[Interaction],
+    scorers: Sequence[Scorer],
+    components: dict[str, tuple[FeatureRequest, ...]],
+    fusions: Mapping[str, Sequence[str]],
+) -> dict[str, float]:
+    """Estimate the tokens that each scorer, component and fusion has the base model read of an answer."""
+    requests_by_scorer = {scorer.name: scorer.requires for scorer in scorers} | components
+    requests_by_scorer |= {
+        name: tuple(dict.fromkeys(request for component in names for request in components[component]))
+        for name, names in fusions.items()
+    }
+    requests_by_scorer[FUSION] = (*components[PROBE], *collect_signal_requests(params, scorers))
+    tokens = {
+        name: estimate_forward_tokens(params.llm, settings, rows, required)
+        for name, required in requests_by_scorer.items()
+    }
+    questions = [row.question for row in rows[:COST_SAMPLE_SIZE]]
+    tokens |= {
+        scorer.name: scorer.familiarity.estimate_forward_tokens(questions)
+        for scorer in scorers
+        if isinstance(scorer, QuestionFamiliarity)
+    }
+    tokens[FUSION] += tokens.get(FAMILIARITY, 0.0)  # it has its own prompts
+    return tokens
+
+
 def stage(params: Params) -> None:
     """Compute the features and signals of all labelled answers.
 
@@ -57,15 +102,7 @@ def stage(params: Params) -> None:
     frame, settings = artifacts.read_dataset_frame(), load_settings()
     rows = DataStore(paths.DATA).read_interactions(frame["interaction_id"])
     source = FeatureSource(params.llm, settings)
-    unreadable: dict[str, str] = {}
-    shortened: dict[str, int] = {}
-    for row in rows:
-        prepared = source.prepare(row)
-        if isinstance(prepared, UnreadableInteraction):
-            unreadable[row.interaction_id] = prepared.reason
-            print(f"refused: interaction {row.interaction_id}: {Code.TOO_LONG}: {prepared.reason}", flush=True)
-        elif prepared.dropped_chunks:
-            shortened[row.interaction_id] = prepared.dropped_chunks
+    unreadable, shortened = _prepare_rows(source, rows)
     if len(unreadable) == len(rows):
         raise AbstainError(Code.TOO_LONG, NOTHING_FITS)
     train = np.flatnonzero(frame["split"] == "train")
@@ -103,23 +140,7 @@ def stage(params: Params) -> None:
     write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
     components = list_servable_components(params, scorers)
     fusions = list_servable_fusions(components)
-    requests_by_scorer = {scorer.name: scorer.requires for scorer in scorers} | components
-    requests_by_scorer |= {
-        name: tuple(dict.fromkeys(request for component in names for request in components[component]))
-        for name, names in fusions.items()
-    }
-    requests_by_scorer[FUSION] = (*components[PROBE], *collect_signal_requests(params, scorers))
-    tokens = {
-        name: estimate_forward_tokens(params.llm, settings, rows, required)
-        for name, required in requests_by_scorer.items()
-    }
-    questions = [row.question for row in rows[:COST_SAMPLE_SIZE]]
-    tokens |= {
-        scorer.name: scorer.familiarity.estimate_forward_tokens(questions)
-        for scorer in scorers
-        if isinstance(scorer, QuestionFamiliarity)
-    }
-    tokens[FUSION] += tokens.get(FAMILIARITY, 0.0)  # it has its own prompts
+    tokens = _estimate_tokens(params, settings, rows, scorers, components, fusions)
     listed = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)
     print(f"tokens of an answer: {listed}", flush=True)
     writer = next((scorer.to_dict() for scorer in scorers if isinstance(scorer, WriterScores)), None)
