@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+import abstain
 from tests.conftest import ROOT
 
 ONNX = "onnx onnxruntime"
@@ -127,3 +129,10 @@ def test_every_entry_point_is_in_the_list() -> None:
         if "__main__" in file.read_text() or file.name == "__main__.py" or name in ("abstain_cli", "flows")
     }
     assert {name for name in runnable if not name.endswith("__init__")} - EXPECTED.keys() == set()
+
+
+@pytest.mark.heavy
+def test_public_names_are_there_and_documented() -> None:
+    page = (ROOT / "docs" / "reference" / "api" / "public.md").read_text()
+    assert set(re.findall(r"`(\w+)`", page.partition("| --- |")[2])) >= set(abstain.__all__)
+    assert all(getattr(abstain, name) is not None for name in abstain.__all__)
