@@ -48,11 +48,11 @@ def fan_out():
     source, runner = source_in(Path(home), Path(model)), make_runner(load_settings())
     try:
         if revision:
-            runner = list(runner.run(replace(shard, revision=revision) for shard in source.shards(rows(int(count)))))
+            runner = list(runner.run(replace(shard, revision=revision) for shard in source.iter_shards(rows(int(count)))))
         progress = lambda done, total: print(f"progress {done}/{total}", flush=True)
         print("finished", json.dumps(asdict(source.compute_missing(rows(int(count)), progress, runner))), flush=True)
     except AbstainError as error:
-        print(f"error {error.coded}", flush=True)
+        print(f"error {error.message_with_code}", flush=True)
 
 @flow
 def run():
@@ -69,18 +69,18 @@ from prefect import flow, task
 from abstain.config.settings import load_settings
 from tasks.training.fan_out import make_runner
 from tasks.training.fan_out import shards
-from tasks.runs.stopping import stopping_together
+from tasks.runs.stopping import stop_threads_on_error
 from tests.flows.test_fan_out import hanging, rows, source_in
 home, model = map(Path, sys.argv[1:])
 shards.compute_shard = hanging
 
 @task
 def fan_out():
-    list(make_runner(load_settings()).run(source_in(home, model).shards(rows(4 * 64))))
+    list(make_runner(load_settings()).run(source_in(home, model).iter_shards(rows(4 * 64))))
 
 @flow
 def run():
-    with suppress(KeyboardInterrupt), stopping_together():
+    with suppress(KeyboardInterrupt), stop_threads_on_error():
         future = fan_out.submit()
         while not (list(home.glob("features/*.begun")) or future.state.is_final()):
             time.sleep(0.1)

@@ -34,7 +34,7 @@ prepare_environment()
 with server_for_run():
     from prefect import flow
     from flows.retrain import run_dag
-from tasks.runs.progress import observed_by
+from tasks.runs.progress import register_observer
 from tasks.runs.git_commit import commit, push
 from tasks.runs.workspace import open_workspace
 
@@ -46,7 +46,7 @@ def train():
         push(workspace)
     return stages
 
-with observed_by(lambda step, says: print(f"{step}: {says}", flush=True)):
+with register_observer(lambda step, says: print(f"{step}: {says}", flush=True)):
     for stage in train():
         print(stage.stage, stage.status, flush=True)
 """

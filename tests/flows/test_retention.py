@@ -24,8 +24,8 @@ with open_workspace() as workspace:
     simulate(workspace, nights=6, versions=3, rejected=2, until=datetime.now(UTC) - timedelta(days=200))
 """
 OPEN = """
-from tasks.release.version_source import OriginReleases
-releases = OriginReleases()
+from tasks.release.version_source import OriginVersionSource
+releases = OriginVersionSource()
 print(releases.fetch(releases.live()).name)
 """
 

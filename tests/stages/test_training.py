@@ -129,7 +129,7 @@ class LastStateProbe(LinearProbe):
     """A probe that only this test knows."""
 
     @classmethod
-    def description(cls, params: ProbeParams) -> str:
+    def describe(cls, params: ProbeParams) -> str:
         return "logistic regression on what a test made up"
 
 

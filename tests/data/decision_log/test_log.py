@@ -428,7 +428,7 @@ def test_redaction_comes_before_the_disk(tmp_path: Path) -> None:
     secret = "4111 1111 1111 1111"
 
     def redact(row: Any) -> Any:
-        text = row.canonical().replace(secret, "<CREDIT_CARD>")
+        text = row.to_json_line().replace(secret, "<CREDIT_CARD>")
         return type(row).model_validate_json(text)
 
     log = open_log(url_of(tmp_path), redact=redact)
@@ -487,7 +487,7 @@ def test_while_the_database_is_away_rows_fail_and_later_ones_are_written(
         other.execute("BEGIN EXCLUSIVE")
         away = [log.record_decision(decision("a")), log.record_feedback("f", feedback("a"))]
         assert [code_of(future) for future in away] == [Code.NO_SERVICE] * 2
-        assert log.last_error == str(away[0].exception().coded)
+        assert log.last_error == str(away[0].exception().message_with_code)
         other.execute("ROLLBACK")
         other.execute("PRAGMA locking_mode=NORMAL")
         other.execute("SELECT count(*) FROM decision_log").fetchone()
@@ -534,8 +534,8 @@ def test_threads_that_write_count_a_removed_file_once(tmp_path: Path, monkeypatc
     database = LogDatabase.open(url_of(tmp_path))
     for file in tmp_path.iterdir():
         file.unlink()
-    prepare = database._prepare
-    monkeypatch.setattr(database, "_prepare", lambda: time.sleep(0.1) or prepare())
+    prepare = database._create_tables
+    monkeypatch.setattr(database, "_create_tables", lambda: time.sleep(0.1) or prepare())
 
     def write(_: int) -> None:
         with database.write_transaction():
@@ -548,7 +548,7 @@ def test_threads_that_write_count_a_removed_file_once(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     ("often", "of", "failing"),
-    [("CHECK_EVERY_S", LogDatabase, "writing"), ("PURGE_EVERY_S", module.erasure, "purge")],
+    [("CHECK_INTERVAL_S", LogDatabase, "write_transaction"), ("PURGE_INTERVAL_S", module.erasure, "purge")],
 )
 def test_the_thread_that_writes_survives_a_defect(
     tmp_path: Path,

@@ -343,7 +343,7 @@ def watched():
         resident()
         yield state
 
-probe.standardise_by(watched())
+probe.fit_standardization(watched())
 standardised, highest[0] = highest[0], 0
 predict(probe, watched())
 print(json.dumps({"size": file.stat().st_size, "wrote": wrote - start, "walked": walked - start,

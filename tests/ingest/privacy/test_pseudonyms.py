@@ -19,13 +19,13 @@ NAMES = Pseudonyms(KEY.encode())
 SHOW_KEYS = """
 import sys, time
 from pathlib import Path
-from abstain.ingest.privacy.pseudonyms import user_key
+from abstain.ingest.privacy.pseudonyms import load_user_key
 from abstain.config.settings import Settings
 homes, go = Path(sys.argv[1]), Path(sys.argv[2])
 print("ready", flush=True)
 while not go.exists():
     time.sleep(0.001)
-print(*(user_key(Settings(home=homes / str(turn))).decode() for turn in range(50)))
+print(*(load_user_key(Settings(home=homes / str(turn))).decode() for turn in range(50)))
 """
 
 

@@ -173,8 +173,8 @@ def test_a_shard_may_be_run_by_another_process(folders: dict[str, Path], tmp_pat
     (work,) = who._store.iter_shards(who._requests(rows_of(3), who.operations[0]))
     code = (
         "import sys, torch; from pathlib import Path; torch.set_num_threads(1)\n"
-        "from abstain.llm.features.shard_job import ShardJob, compute; from abstain.config.settings import Settings\n"
-        "compute(ShardJob.from_json(sys.stdin.read()), "
+        "from abstain.llm.features.shard_job import ShardJob, compute_shard; from abstain.config.settings import Settings\n"
+        "compute_shard(ShardJob.from_json(sys.stdin.read()), "
         "Settings(home=Path(sys.argv[1]), device='cpu', dtype='float32'))\n"
     )
     command = [sys.executable, "-c", code, str(there.home)]

@@ -44,7 +44,7 @@ class Stuck:
         self.most = self._running = 0
 
     def __call__(self, row: Any) -> Any:
-        if SLOW in row.canonical():
+        if SLOW in row.to_json_line():
             self._running += 1
             self.most, end = max(self.most, self._running), time.monotonic() + 20
             while not self.go.is_set() and time.monotonic() < end:

@@ -80,11 +80,11 @@ def test_it_decides_by_what_production_read_and_its_decision_is_logged(
 ) -> None:
     with start(mode="shared") as (client, service):
         engine = service.live.current.gate.predictor.source.load_engine()
-        before = engine.work.forward_tokens
+        before = engine.stats.forward_tokens
         found = ask(client, interaction_id="i-1")
-        alone = engine.work.forward_tokens - before
+        alone = engine.stats.forward_tokens - before
         assert outcomes(client, 1) == {"decided": 1}
-        assert engine.work.forward_tokens - before == alone, "no second pass"
+        assert engine.stats.forward_tokens - before == alone, "no second pass"
         assert (found["version"], found["threshold"]) == ("v1.0.0", 0.5)
         assert f'abstain_shadow_info{{candidate="{SHADOW}"}} 1.0' in client.get("/metrics").text
     (row,) = rows(tmp_path)

@@ -183,7 +183,7 @@ def test_the_schedule_is_red_until_somebody_decides(
     workspace: Plain, candidates: Candidates, flows_here: Callable[[], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     candidates.write(0.9)
-    assert flows_here().outcome.status == "rejected", "before the erasure this is no failure"
+    assert flows_here().promotion.status == "rejected", "before the erasure this is no failure"
     workspace.taint("v1.0.0")
     for _ in range(2):
         with pytest.raises(AbstainError, match="trained on erased rows since 2026-11-20.*--keep-tainted") as caught:
@@ -203,7 +203,7 @@ def test_the_schedule_is_red_until_somebody_decides(
     assert kept in " ".join(capsys.readouterr().out.split())
     taint = workspace.on_origin().taint
     assert taint is not None and taint.kept == "no [other] yet"
-    assert flows_here().outcome.status == "rejected"
+    assert flows_here().promotion.status == "rejected"
     workspace.taint("v1.0.0", at=NEXT_DAY)
     with pytest.raises(AbstainError, match="since 2026-11-20"):
         flows_here()

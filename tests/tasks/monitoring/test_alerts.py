@@ -28,11 +28,11 @@ from tasks.runs.failures import coded_failures
 @flow(name="ingest", flow_run_name="tuesday")
 @coded_failures()
 def failing():
-    raise AbstainError(Code.REFUSED_BATCH, "batch refused, nothing accepted: 3 of 4 rows fail: fix them")
+    raise AbstainError(Code.BATCH_REJECTED, "batch refused, nothing accepted: 3 of 4 rows fail: fix them")
 
 @flow(name="other")
 def other():
-    raise AbstainError(Code.REFUSED_BATCH, "no alert for this flow")
+    raise AbstainError(Code.BATCH_REJECTED, "no alert for this flow")
 
 for run in (other, failing):
     try:

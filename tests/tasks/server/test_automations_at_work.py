@@ -29,22 +29,20 @@ import os
 import time
 from pathlib import Path
 from prefect import flow
-from tasks.runs.duplicate_runs import supersede_waiting
+from tasks.runs.duplicate_runs import cancel_duplicate_runs
 
 @flow(validate_parameters=False)
 def retrain(promote: bool = True):
-    supersede_waiting()
+    cancel_duplicate_runs()
     home = Path(os.environ["ABSTAIN_HOME"])
     with (home / "pids").open("a") as file:
         file.write(f"{os.getpid()}\\n")
     while not (home / "go").exists():
         time.sleep(0.2)
 """
-EMIT = (
-    "import json, sys; from tasks.runs.events import emit; emit(*sys.argv[1:3], code='A999', **json.loads(sys.argv[3]))"
-)
-NEXT_DAY = "from tasks.server.automation_sync import forget_run_again; forget_run_again()"
-APPLY = "from tasks.server.automation_sync import apply; print(apply(True, heartbeat=30))"
+EMIT = "import json, sys; from tasks.runs.events import post_event; post_event(*sys.argv[1:3], code='A999', **json.loads(sys.argv[3]))"
+NEXT_DAY = "from tasks.server.automation_sync import remove_rerun_automation; remove_rerun_automation()"
+APPLY = "from tasks.server.automation_sync import sync_automations; print(sync_automations(True, heartbeat=30))"
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from pathlib import Path
 from prefect import flow, task
 from prefect.futures import wait
 from tasks.runs.shell import run
-from tasks.runs.stopping import stopping_together
+from tasks.runs.stopping import stop_threads_on_error
 
 @task
 def sleep():
@@ -48,7 +48,7 @@ def sleep():
 
 @flow
 def sleeper():
-    with stopping_together():
+    with stop_threads_on_error():
         wait([sleep.submit()])
 """
 
