@@ -26,7 +26,7 @@ with open_workspace() as workspace:
 OPEN = """
 from tasks.release.version_source import OriginVersionSource
 releases = OriginVersionSource()
-print(releases.fetch(releases.live()).name)
+print(releases.fetch_bundle(releases.get_production()).name)
 """
 
 

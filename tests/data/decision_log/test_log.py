@@ -548,7 +548,10 @@ def test_threads_that_write_count_a_removed_file_once(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     ("often", "of", "failing"),
-    [("CHECK_INTERVAL_S", LogDatabase, "write_transaction"), ("PURGE_INTERVAL_S", module.erasure, "purge")],
+    [
+        ("CHECK_INTERVAL_S", LogDatabase, "write_transaction"),
+        ("PURGE_INTERVAL_S", module.erasure, "purge_expired_texts"),
+    ],
 )
 def test_the_thread_that_writes_survives_a_defect(
     tmp_path: Path,
