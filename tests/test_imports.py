@@ -132,7 +132,6 @@ def test_every_entry_point_is_in_the_list() -> None:
 
 
 @pytest.mark.heavy
-def test_public_names_are_there_and_documented() -> None:
+def test_public_names_are_documented() -> None:
     page = (ROOT / "docs" / "reference" / "api" / "public.md").read_text()
     assert set(re.findall(r"`(\w+)`", page.partition("| --- |")[2])) >= set(abstain.__all__)
-    assert all(getattr(abstain, name) is not None for name in abstain.__all__)
