@@ -80,13 +80,13 @@ docs: setup ## build the documentation site into site/, offline; a warning is an
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 up: setup ## start Prefect with its UI, a worker, the schedules and the gate (ABSTAIN_UI_PORT, ABSTAIN_GATE_PORT, ABSTAIN_ALERT_URL)
-	@$(BIN)/python -m tasks.server up
+	@$(BIN)/python -m abstain_tasks.server up
 
 down: setup ## stop them
-	@$(BIN)/python -m tasks.server down
+	@$(BIN)/python -m abstain_tasks.server down
 
 worker: setup ## start a worker for ABSTAIN_RUNNER=prefect, one for each GPU: CUDA_VISIBLE_DEVICES=0 make worker
-	@$(BIN)/python -m tasks.server worker
+	@$(BIN)/python -m abstain_tasks.server worker
 
 lock: setup ## compile requirements-dev.lock, and its part that runs, requirements.lock, from pyproject.toml
 	@$(COMPILE) $(addprefix --extra ,$(EXTRAS)) --group dev --group docs -o requirements-dev.lock

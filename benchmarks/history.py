@@ -102,7 +102,7 @@ def copy_with_history(project: Path, copy: Path, history: str) -> Path:
     shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns("workspace", "releases"))
     nights, versions, rejected = HISTORIES[history]
     script = (
-        "from benchmarks.simulated_history import simulate; from tasks.runs.workspace import open_workspace\n"
+        "from benchmarks.simulated_history import simulate; from abstain_tasks.runs.workspace import open_workspace\n"
         f"with open_workspace() as workspace: simulate(workspace, {nights}, {versions}, {rejected})"
     )
     subprocess.run([sys.executable, "-P", "-c", script], cwd=copy, env=environment(copy), check=True)
@@ -157,7 +157,7 @@ def find_user(project: Path) -> str:
 def run_counted() -> None:
     """Run `abstain` with the arguments of this process, and write its calls of git and DVC to the file in COUNTS."""
     from abstain_cli.app import main as abstain
-    from tasks.runs import shell
+    from abstain_tasks.runs import shell
 
     if sys.argv[1] == OTHER:
         del sys.argv[1]
@@ -183,8 +183,8 @@ def _replace_production_candidate() -> None:
     """Make production come from another candidate than the workspace's."""
     from abstain.core import paths
     from abstain.release.registry import load_registry
-    from tasks.runs.git_commit import commit, push
-    from tasks.runs.workspace import open_workspace
+    from abstain_tasks.runs.git_commit import commit, push
+    from abstain_tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         file = workspace.path / paths.REGISTRY
@@ -197,7 +197,7 @@ def _replace_production_candidate() -> None:
 
 def _open_production() -> None:
     """Do what `abstain serve` does before it answers: find, fetch and smoke-test the version in production."""
-    from tasks.release.version_source import OriginVersionSource
+    from abstain_tasks.release.version_source import OriginVersionSource
 
     source = OriginVersionSource()
     version = source.get_production()

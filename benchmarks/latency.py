@@ -43,8 +43,8 @@ from abstain.llm.signals.registry import build_scorers
 from abstain_cli.entry import prepare_run, run_app
 from abstain_cli.progress_bar import show_progress
 from abstain_cli.terminal import console
-from tasks.runs.workspace import open_workspace
-from tasks.training.retrain_cost import read_labelled
+from abstain_tasks.runs.workspace import open_workspace
+from abstain_tasks.training.retrain_cost import read_labelled
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 Run = Callable[[Interaction], object]

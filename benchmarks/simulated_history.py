@@ -23,10 +23,10 @@ from abstain.core import paths
 from abstain.core.bundle_format import write_digest
 from abstain.learning.estimators.onnx_probe import copy_with_metadata
 from abstain.release.registry import Registry, RegistryEvent, load_registry, make_version_tag
-from tasks.release.bundles import compute_sha256
-from tasks.release.promotion_records import write_record
-from tasks.runs.shell import git, run
-from tasks.runs.workspace import BRANCH, Workspace
+from abstain_tasks.release.bundles import compute_sha256
+from abstain_tasks.release.promotion_records import write_record
+from abstain_tasks.runs.shell import git, run
+from abstain_tasks.runs.workspace import BRANCH, Workspace
 
 OUTPUT = "artifacts/choice.json"
 """The output of a stage that differs from night to night."""

@@ -15,10 +15,10 @@ from abstain.ingest.report import IngestReport
 from abstain.sample.files import INCOMING
 from abstain.serving.decision import Decision
 from abstain.serving.gate import DecisionInput, Gate
-from flows.ingest import ingest
-from flows.retrain import RetrainResult, retrain
-from tasks.projects.base_model import prepare_base_model
-from tasks.release.bundles import fetch_production
+from abstain_flows.ingest import ingest
+from abstain_flows.retrain import RetrainResult, retrain
+from abstain_tasks.projects.base_model import prepare_base_model
+from abstain_tasks.release.bundles import fetch_production
 
 EXAMPLES = 40
 

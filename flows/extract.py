@@ -5,8 +5,8 @@ from __future__ import annotations
 from prefect import flow
 
 from abstain.config.settings import load_settings
-from tasks.runs.failures import coded_failures
-from tasks.training.fan_out.shards import compute_shard
+from abstain_tasks.runs.failures import coded_failures
+from abstain_tasks.training.fan_out.shards import compute_shard
 
 
 @flow(validate_parameters=False)

@@ -19,10 +19,10 @@ from abstain.ingest.sources.config import load_sources
 from abstain.ingest.sources.export import make_explicit_export
 from abstain.ingest.sources.files import make_explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
-from tasks.data.ingest import ingest_sources
-from tasks.runs.failures import coded_failures
-from tasks.runs.git_commit import OriginMoved
-from tasks.runs.workspace import open_workspace
+from abstain_tasks.data.ingest import ingest_sources
+from abstain_tasks.runs.failures import coded_failures
+from abstain_tasks.runs.git_commit import OriginMoved
+from abstain_tasks.runs.workspace import open_workspace
 
 ATTEMPTS = 3
 

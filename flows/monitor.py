@@ -13,10 +13,16 @@ from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.monitoring.traffic import read_traffic
-from tasks.monitoring.monitor import MonitoringResult, open_log, read_workspace, retry_while_unavailable, run_monitoring
-from tasks.monitoring.publish_windows import publish_monitoring
-from tasks.runs.failures import coded_failures
-from tasks.runs.workspace import open_workspace
+from abstain_tasks.monitoring.monitor import (
+    MonitoringResult,
+    open_log,
+    read_workspace,
+    retry_while_unavailable,
+    run_monitoring,
+)
+from abstain_tasks.monitoring.publish_windows import publish_monitoring
+from abstain_tasks.runs.failures import coded_failures
+from abstain_tasks.runs.workspace import open_workspace
 
 
 @flow(validate_parameters=False)

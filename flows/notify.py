@@ -12,8 +12,8 @@ from prefect.utilities.urls import url_for
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.runs.failures import coded_failures
-from tasks.server.webhook import VARIABLE, deliver, message, read_stored_url
+from abstain_tasks.runs.failures import coded_failures
+from abstain_tasks.server.webhook import VARIABLE, deliver, message, read_stored_url
 
 
 @flow(validate_parameters=False)
@@ -33,7 +33,8 @@ def notify(title: str, text: str = "", code: str = "", run_id: str = "") -> None
     url = read_stored_url()
     if url is None:
         raise AbstainError(
-            Code.BAD_SETTING, f"the server has no webhook: set {VARIABLE} and run `python -m tasks.server automations`"
+            Code.BAD_SETTING,
+            f"the server has no webhook: set {VARIABLE} and run `python -m abstain_tasks.server automations`",
         )
     link = url_for("flow-run", UUID(run_id)) if run_id else None
     deliver(url, message(title, text, code, link))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prefect import flow
 
-from tasks.release.promotion import PromotionResult, promote_candidate, require_candidate
-from tasks.runs.failures import coded_failures
-from tasks.runs.workspace import open_workspace
+from abstain_tasks.release.promotion import PromotionResult, promote_candidate, require_candidate
+from abstain_tasks.runs.failures import coded_failures
+from abstain_tasks.runs.workspace import open_workspace
 
 
 @flow(validate_parameters=False)

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 
 from prefect import flow, get_run_logger
 
-from tasks.data.retention.expired import ExpiredItems
-from tasks.data.retention.policy import apply_retention
-from tasks.runs.failures import coded_failures
-from tasks.runs.progress import register_observer
+from abstain_tasks.data.retention.expired import ExpiredItems
+from abstain_tasks.data.retention.policy import apply_retention
+from abstain_tasks.runs.failures import coded_failures
+from abstain_tasks.runs.progress import register_observer
 
 
 @flow(validate_parameters=False)

@@ -16,21 +16,21 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.ingest.quarantine import require_unblocked
-from tasks.data.contradictions import emit_contradiction_alarms
-from tasks.monitoring.publish import publish_artifacts, publish_validation
-from tasks.release.promotion import PromotionResult, promote_candidate
-from tasks.release.promotion_params import refill_holdout
-from tasks.runs.duplicate_runs import cancel_duplicate_runs
-from tasks.runs.failures import coded_failures
-from tasks.runs.git_commit import commit, push
-from tasks.runs.progress import notify_observers
-from tasks.runs.run_params import commit_params
-from tasks.runs.stopping import stop_threads_on_error
-from tasks.runs.workspace import Workspace, open_workspace
-from tasks.training.fan_out.stage import FANNED_OUT, fan_out, get_fan_out_step
-from tasks.training.pipeline import StageResult, run_stage
-from tasks.training.plan import find_stale, get_upstream, read_graph
-from tasks.training.site_choice import choose_site, should_choose_site
+from abstain_tasks.data.contradictions import emit_contradiction_alarms
+from abstain_tasks.monitoring.publish import publish_artifacts, publish_validation
+from abstain_tasks.release.promotion import PromotionResult, promote_candidate
+from abstain_tasks.release.promotion_params import refill_holdout
+from abstain_tasks.runs.duplicate_runs import cancel_duplicate_runs
+from abstain_tasks.runs.failures import coded_failures
+from abstain_tasks.runs.git_commit import commit, push
+from abstain_tasks.runs.progress import notify_observers
+from abstain_tasks.runs.run_params import commit_params
+from abstain_tasks.runs.stopping import stop_threads_on_error
+from abstain_tasks.runs.workspace import Workspace, open_workspace
+from abstain_tasks.training.fan_out.stage import FANNED_OUT, fan_out, get_fan_out_step
+from abstain_tasks.training.pipeline import StageResult, run_stage
+from abstain_tasks.training.plan import find_stale, get_upstream, read_graph
+from abstain_tasks.training.site_choice import choose_site, should_choose_site
 
 LABEL_STAGE = "dataset"
 """The stage that makes the labels: by its training answers the probe's layer is chosen."""

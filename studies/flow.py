@@ -22,14 +22,14 @@ from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
+from abstain_tasks.runs.failures import coded_failures
+from abstain_tasks.runs.progress import notify_observers
+from abstain_tasks.training.fan_out import make_runner
 from studies.cell import ExperimentRunner
 from studies.declared import ExperimentCell, load_experiment
 from studies.markdown import to_markdown
 from studies.results import ResultStore, file_digests, get_cell_inputs
 from studies.tables import CellOutcome, tabulate
-from tasks.runs.failures import coded_failures
-from tasks.runs.progress import notify_observers
-from tasks.training.fan_out import make_runner
 
 ARTIFACT = "study"
 

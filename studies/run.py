@@ -34,9 +34,9 @@ def run_study(
     out: Annotated[Path | None, typer.Option(help="folder of the report; default: in ABSTAIN_HOME/studies")] = None,
 ) -> None:
     """Reproduce the tables of a paper, cell by cell; an interrupted run continues where it was."""
+    from abstain_tasks.server import server_for_run
     from studies.declared import load_experiment
     from studies.results import check_rows, file_digests
-    from tasks.server import server_for_run
 
     file = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
     sizes = dict(map(_size, size or ()))
@@ -73,8 +73,8 @@ def _size(text: str) -> tuple[str, tuple[int, int]]:
 @contextmanager
 def _progress(cells: int) -> Iterator[None]:
     """Show a line for each finished cell, and bars of cells and of a cell's answers; lines without a terminal."""
-    from tasks.runs.progress import register_observer
-    from tasks.training.pipeline import PROGRESS
+    from abstain_tasks.runs.progress import register_observer
+    from abstain_tasks.training.pipeline import PROGRESS
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         all_cells, answers = bars.add_task("cells", total=cells), bars.add_task("answers", total=None)

@@ -20,7 +20,7 @@ def tracked_files() -> list[str]:
     """The files that are in git, or will be with the next `git add --all`, relative to `ROOT`."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    return [name for name in filter(None, listed.split("\0")) if (ROOT / name).is_file()]
+    return [name for name in filter(None, listed.split("\0")) if (ROOT / name).is_file() or (ROOT / name).is_symlink()]
 
 
 def copy_checkout(folder: Path) -> None:

@@ -28,8 +28,8 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from abstain.config.yaml_editor import parse_yaml, update_yaml
-from tasks.runs.shell import QUIET
-from tasks.server.addresses import KEY
+from abstain_tasks.runs.shell import QUIET
+from abstain_tasks.server.addresses import KEY
 from tests.checkout import ROOT, copy_checkout
 from tests.ports import free_port
 from tests.postgres import postgres
@@ -308,7 +308,7 @@ class Up:
         return f"http://127.0.0.1:{self.ui}/api"
 
     def call(self, what: str, alerts_to: str | None = "", **others: str) -> subprocess.CompletedProcess[str]:
-        """`python -m tasks.server up|down|automations`; `alerts_to`: None where the variable is not set."""
+        """`python -m abstain_tasks.server up|down|automations`; `alerts_to`: None where the variable is not set."""
         variables = others | {
             "ABSTAIN_UI_PORT": self.ui,
             "ABSTAIN_REPORTS_PORT": self.reports,
@@ -317,7 +317,7 @@ class Up:
         }
         unset = [f"--unset={name}" for name, value in variables.items() if value is None]
         settings = [f"{name}={value}" for name, value in variables.items() if value is not None]
-        return self.project.command(["env", *unset, *settings, sys.executable, "-m", "tasks.server", what])
+        return self.project.command(["env", *unset, *settings, sys.executable, "-m", "abstain_tasks.server", what])
 
 
 @pytest.fixture(scope="session")

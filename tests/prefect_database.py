@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from tasks.runs.shell import QUIET
+from abstain_tasks.runs.shell import QUIET
 
 
 def give_tables(home: Path, cache: Path) -> None:

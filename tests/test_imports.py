@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 ONNX = "onnx onnxruntime"
 EXPECTED = {
     "abstain": "",
-    "tasks.runs.supervisor": "",
+    "abstain_tasks.runs.supervisor": "",
     "abstain.stages.validate.__main__": "pandas",
     "abstain.stages.dataset.__main__": "pandas scipy",
     "abstain.stages.choose_site": "pandas sklearn torch",
@@ -45,28 +45,28 @@ EXPECTED = {
     "abstain_cli.score": "",
     "abstain_cli.serve": "",
     "abstain_cli.shadow": "",
-    "flows.demo": f"{ONNX} pandas prefect torch",
-    "flows.extract": "prefect torch",
+    "abstain_flows.demo": f"{ONNX} pandas prefect torch",
+    "abstain_flows.extract": "prefect torch",
     "abstain_cli.init": "",
-    "flows.ingest": "pandas prefect",
-    "flows.notify": "prefect",
+    "abstain_flows.ingest": "pandas prefect",
+    "abstain_flows.notify": "prefect",
     "abstain_cli.kb": "",
     "abstain_cli.monitor": "",
-    "flows.monitor": "pandas prefect",
+    "abstain_flows.monitor": "pandas prefect",
     "abstain_cli.plan": "",
-    "flows.promote": "pandas prefect",
+    "abstain_flows.promote": "pandas prefect",
     "abstain_cli.quarantine": "",
-    "flows.retrain": "pandas prefect",
+    "abstain_flows.retrain": "pandas prefect",
     "abstain_cli.retention": "",
-    "flows.retention": "prefect",
+    "abstain_flows.retention": "prefect",
     "abstain_cli.review": "",
     "abstain_cli.terminal": "",
-    "tasks.server.__main__": "",
+    "abstain_tasks.server.__main__": "",
     # What the commands that only look call, and what is imported where a cheap thing is wanted of a costly package.
     "abstain_cli.app:main --help": "",
-    "tasks.training.plan": "",
+    "abstain_tasks.training.plan": "",
     "abstain.serving.predictor": f"{ONNX} torch",
-    "tasks.runs.workspace": "",
+    "abstain_tasks.runs.workspace": "",
     "abstain.ingest.pipeline.run": "",
     "abstain.learning.estimators.correctness_targets": "pandas",
     "abstain.learning.metrics.rouge": "",
@@ -119,14 +119,14 @@ def test_every_entry_point_is_in_the_list() -> None:
     packages = {
         "abstain": ROOT / "src" / "abstain",
         "abstain_cli": ROOT / "src" / "abstain_cli",
-        "flows": ROOT / "flows",
-        "tasks": ROOT / "tasks",
+        "abstain_flows": ROOT / "flows",
+        "abstain_tasks": ROOT / "tasks",
     }
     runnable = {
         ".".join((name, *file.relative_to(folder).with_suffix("").parts))
         for name, folder in packages.items()
         for file in folder.rglob("*.py")
-        if "__main__" in file.read_text() or file.name == "__main__.py" or name in ("abstain_cli", "flows")
+        if "__main__" in file.read_text() or file.name == "__main__.py" or name in ("abstain_cli", "abstain_flows")
     }
     assert {name for name in runnable if not name.endswith("__init__")} - EXPECTED.keys() == set()
 

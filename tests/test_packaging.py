@@ -20,7 +20,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 RUNTIME: list[str] = PROJECT["project"]["dependencies"]
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 GROUPS: dict[str, list[str]] = PROJECT["dependency-groups"]
-OURS = {"abstain", "abstain_cli", "flows", "tasks"}
+OURS = {"abstain", "abstain_cli", "abstain_flows", "abstain_tasks"}
 OF_THE_INTEGRATOR = {"langchain_core", "llama_index", "nemoguardrails"}
 """Frameworks into which a gateway's helper is plugged: who calls it has them."""
 IN_NO_LOCK = {"gemma"}

@@ -36,7 +36,7 @@ from abstain_cli.terminal import console
 
 if TYPE_CHECKING:
     from abstain.release.registry import Registry
-    from tasks.release.promotion import PromotionResult
+    from abstain_tasks.release.promotion import PromotionResult
 
 app = typer.Typer(
     help="Should this RAG answer be shown, or withheld? Keep the confidence model that decides it fresh.",
@@ -68,11 +68,11 @@ NewHoldout = Annotated[
 @app.command()
 def demo() -> None:
     """Run the whole loop on the shipped sample, in a project of its own: ingest, retrain, promote, score."""
-    from tasks.projects.demo_project import demo_project
-    from tasks.server import server_for_run
+    from abstain_tasks.projects.demo_project import demo_project
+    from abstain_tasks.server import server_for_run
 
     with server_for_run():
-        from flows.demo import run_demo
+        from abstain_flows.demo import run_demo
 
     from abstain_cli.demo import make_summary
 
@@ -94,7 +94,7 @@ def ingest(
 ) -> None:
     """Validate feedback and documents and add accepted rows, as one commit."""
     from abstain.data.store.dataset import is_review_queue
-    from tasks.server import server_for_run
+    from abstain_tasks.server import server_for_run
 
     for name in map(get_display_name, files or ()):
         if is_review_queue(name):  # its weights would count as drawn here
@@ -102,7 +102,7 @@ def ingest(
                 Code.USAGE, f"{name}: such names are kept for the verdicts of `abstain review import`: rename it"
             )
     with server_for_run():
-        from flows.ingest import ingest as flow
+        from abstain_flows.ingest import ingest as flow
 
     with step_progress(console):
         report = flow([_without_secret(file) for file in files or ()] or None, mapping)
@@ -118,8 +118,8 @@ def erase_user(
     ] = False,
 ) -> None:
     """Remove a user's rows from the current data, reject them from now on, and mark the versions trained on them."""
-    from tasks.data.erasure import erase_user as erase
-    from tasks.runs.workspace import open_workspace
+    from abstain_tasks.data.erasure import erase_user as erase
+    from abstain_tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         erasure = erase(workspace, user, with_interactions=with_interactions)
@@ -159,10 +159,10 @@ def retrain(
             "--refill-holdout changes the hold-out of every later run, too: give it without --params, --no-promote and "
             "--accept-new-holdout",
         )
-    from tasks.server import server_for_run
+    from abstain_tasks.server import server_for_run
 
     with server_for_run():
-        from flows.retrain import retrain as flow
+        from abstain_flows.retrain import retrain as flow
 
     with step_progress(console):
         params_file = None if params is None else str(params)
@@ -178,7 +178,7 @@ def retrain(
 def status() -> None:
     """Show the version in production, since when, and its metrics on the hold-out."""
     from abstain.core.formatting import format_number, format_with_interval
-    from tasks.release.status import read_status
+    from abstain_tasks.release.status import read_status
 
     registry, holdout = read_status()
     if registry.production is None or holdout is None:
@@ -221,10 +221,10 @@ def promote(
             raise AbstainError(Code.USAGE, "--keep-tainted promotes nothing: give it without the other options")
         _keep_tainted(keep_tainted)
         return
-    from tasks.server import server_for_run
+    from abstain_tasks.server import server_for_run
 
     with server_for_run():
-        from flows.promote import promote as flow
+        from abstain_flows.promote import promote as flow
 
     with step_progress(console):
         outcome = flow(accept_new_holdout, accept_erasure)
@@ -237,8 +237,8 @@ def rollback(
     reason: Annotated[str, typer.Option(help="why; goes on record")] = "rolled back by hand",
 ) -> None:
     """Roll back to an earlier version and block the current one."""
-    from tasks.release.promotion import roll_back
-    from tasks.runs.workspace import open_workspace
+    from abstain_tasks.release.promotion import roll_back
+    from abstain_tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         registry = roll_back(workspace, version, reason)
@@ -264,7 +264,7 @@ def _prepare_environment() -> None:
     if set(sys.argv[1:]) & {"--help"} or sys.argv[1:2] in ([], ["explain"]):
         return
     from abstain.config.settings import load_settings
-    from tasks.runs.workspace import ensure_origin, project_root
+    from abstain_tasks.runs.workspace import ensure_origin, project_root
 
     prepare_run()
     if sys.argv[1] in {"ingest", "retrain", "promote", "rollback", "plan", "monitor"}:
@@ -272,8 +272,8 @@ def _prepare_environment() -> None:
 
 
 def _keep_tainted(reason: str) -> None:
-    from tasks.release.promotion import keep_tainted
-    from tasks.runs.workspace import open_workspace
+    from abstain_tasks.release.promotion import keep_tainted
+    from abstain_tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         registry = keep_tainted(workspace, reason)

@@ -70,7 +70,7 @@ def prune(
 
     from abstain.config.settings import load_settings
     from abstain.llm.features.maintenance import prune as remove
-    from tasks.data.feature_cache import collect_needed_keys
+    from abstain_tasks.data.feature_cache import collect_needed_keys
 
     root = load_settings().features
     gone = remove(root, collect_needed_keys(), timedelta(days=older_than_days), dry_run)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from abstain_cli.guarantee_summary import summarize_holdout
-from tasks.server import UI, find_running_server, with_login
+from abstain_tasks.server import UI, find_running_server, with_login
 
 if TYPE_CHECKING:
-    from flows.demo import DemoResult
+    from abstain_flows.demo import DemoResult
 
 
 def make_summary(demo: DemoResult, project: Path) -> Table:

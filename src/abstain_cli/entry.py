@@ -50,7 +50,7 @@ def run_app(app: typer.Typer, name: str, prepare: Callable[[], None]) -> None:
 
 def prepare_run() -> None:
     """Set the environment of a run: caches in the home, Prefect's log kept out of the terminal."""
-    from tasks.server import prepare_environment
+    from abstain_tasks.server import prepare_environment
 
     prepare_environment()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")

@@ -17,7 +17,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 if TYPE_CHECKING:
-    from tasks.projects.new_project import Choices
+    from abstain_tasks.projects.new_project import Choices
 
 
 def init(
@@ -44,8 +44,8 @@ def init(
     ] = False,
 ) -> None:
     """Replace the sample by an empty project of your own, in one commit; on a terminal, ask what no option gives."""
-    from tasks.projects.new_project import Choices, list_sample_versions, start_project, upgrade_project
-    from tasks.runs.workspace import project_root
+    from abstain_tasks.projects.new_project import Choices, list_sample_versions, start_project, upgrade_project
+    from abstain_tasks.runs.workspace import project_root
 
     choices = Choices(model, layout, target, on_infeasible, source, remote)
     if upgrade:
@@ -70,7 +70,7 @@ def _ask(choices: Choices) -> Choices:
     import yaml
 
     from abstain.config.template import read_template
-    from tasks.projects.new_project import Choices
+    from abstain_tasks.projects.new_project import Choices
 
     params = yaml.safe_load(read_template("params.yaml"))
     questions: dict[str, tuple[str, Any]] = {

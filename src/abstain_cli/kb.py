@@ -111,7 +111,7 @@ def knowledge_base() -> Iterator[KnowledgeBase]:
     from abstain.data.store.dataset import DataStore
     from abstain.knowledge.documents.reader import read_documents
     from abstain.knowledge.retrieval.retriever import open_retriever
-    from tasks.runs.workspace import open_workspace
+    from abstain_tasks.runs.workspace import open_workspace
 
     settings = load_settings()
     with open_workspace() as workspace:

@@ -15,7 +15,7 @@ from abstain_cli.terminal import console
 
 if TYPE_CHECKING:
     from abstain.data.decision_log.monitoring_windows import MonitoringWindow
-    from tasks.monitoring.monitor import MonitoringResult
+    from abstain_tasks.monitoring.monitor import MonitoringResult
 
 Since = Annotated[
     str | None, typer.Option(metavar="DAY", help="judge the windows again that end later than 2026-11-01, for instance")
@@ -26,10 +26,10 @@ SHOWN = 80
 
 def monitor(since: Since = None) -> None:
     """Watch what is live: judge the windows of decisions, store and publish them, and print the newest."""
-    from tasks.server import server_for_run
+    from abstain_tasks.server import server_for_run
 
     with server_for_run():
-        from flows.monitor import monitor as flow
+        from abstain_flows.monitor import monitor as flow
 
     result = flow(since)
     questions: Mapping[str, str] = load_example_questions(result.newest) if result and result.newest else {}
@@ -48,7 +48,7 @@ def load_example_questions(window: MonitoringWindow) -> Mapping[str, str]:
     """
     from abstain.config.settings import load_settings
     from abstain.data.decision_log import queries
-    from tasks.monitoring.monitor import open_log, retry_while_unavailable
+    from abstain_tasks.monitoring.monitor import open_log, retry_while_unavailable
 
     ids = [key for alarm in window.alarms for key in alarm.examples]
     database = open_log(load_settings()) if ids else None

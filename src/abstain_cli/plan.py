@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from tasks.training.plan import RetrainPlan
+    from abstain_tasks.training.plan import RetrainPlan
 
 ParamsFile = Annotated[
     Path | None, typer.Option("--params", metavar="FILE", help="YAML of the parameters that differ from params.yaml")
@@ -23,9 +23,9 @@ def plan(
     ] = False,
 ) -> None:
     """Dry run: which stages a retrain would run, why, and the tokens and time to expect."""
-    from tasks.runs.run_params import write_params
-    from tasks.runs.workspace import open_workspace
-    from tasks.training.plan import make_plan
+    from abstain_tasks.runs.run_params import write_params
+    from abstain_tasks.runs.workspace import open_workspace
+    from abstain_tasks.training.plan import make_plan
 
     with open_workspace() as workspace:
         if params is not None:

@@ -77,13 +77,13 @@ class RunProgressLine:
     running: dict[str, Step] = field(default_factory=dict)
 
     def update(self, step: str, message: str) -> None:
-        """Handle a report of `tasks.runs.progress.notify_observers`.
+        """Handle a report of `abstain_tasks.runs.progress.notify_observers`.
 
         Args:
             step: Name of the step.
             message: Its message.
         """
-        from tasks.training.pipeline import PROGRESS
+        from abstain_tasks.training.pipeline import PROGRESS
 
         if message == "waiting":
             self.stages[step] = False
@@ -129,7 +129,7 @@ def step_progress(console: Console) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    from tasks.runs.progress import register_observer
+    from abstain_tasks.runs.progress import register_observer
 
     line = RunProgressLine()
     if not console.is_terminal:
@@ -150,7 +150,7 @@ def step_progress(console: Console) -> Iterator[None]:
 
 def _printer(line: RunProgressLine) -> Callable[[str, str], None]:
     """Print a step's own lines, and its progress once in `EVERY` seconds."""
-    from tasks.training.pipeline import PROGRESS
+    from abstain_tasks.training.pipeline import PROGRESS
 
     printed: dict[str, float] = {}
 

@@ -20,7 +20,7 @@ def list_refused(
     """List what is in quarantine, why, and what it blocks."""
     from abstain.core import paths
     from abstain.ingest.quarantine import Quarantine
-    from tasks.runs.workspace import open_workspace
+    from abstain_tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         quarantine = Quarantine(workspace.path / paths.DATA)
@@ -41,10 +41,10 @@ def list_refused(
 @app.command()
 def retry(name: Name) -> None:
     """Validate these rows again, by the current rules and data; valid rows are accepted."""
-    from tasks.server import server_for_run
+    from abstain_tasks.server import server_for_run
 
     with server_for_run():
-        from flows.ingest import retry as flow
+        from abstain_flows.ingest import retry as flow
 
     console.print(flow(name).to_markdown())
 
@@ -52,8 +52,8 @@ def retry(name: Name) -> None:
 @app.command()
 def discard(name: Name) -> None:
     """Delete these rows for good; the sources that they blocked may continue."""
-    from tasks.data.ingest import discard_quarantined
-    from tasks.runs.workspace import open_workspace
+    from abstain_tasks.data.ingest import discard_quarantined
+    from abstain_tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         count = discard_quarantined(workspace, name)

@@ -13,11 +13,11 @@ def retention(
     apply: Annotated[bool, typer.Option("--apply", help="delete it; else nothing is deleted")] = False,
 ) -> None:
     """Say what the policy in params.yaml (section `retention`) lets go, with its bytes; delete it with --apply."""
-    from tasks.runs.progress import register_observer
-    from tasks.server import server_for_run
+    from abstain_tasks.runs.progress import register_observer
+    from abstain_tasks.server import server_for_run
 
     with server_for_run():
-        from flows.retention import retention as flow
+        from abstain_flows.retention import retention as flow
 
     with register_observer(lambda _, message: console.print(f"... {message}", soft_wrap=True)):
         result = flow(apply)

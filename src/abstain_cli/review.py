@@ -63,8 +63,8 @@ def export(
     from abstain.review.export import collect_sample, describe_sample, make_review_file
     from abstain.review.sampling import draw_sample
     from abstain.review.workbook import to_bytes
-    from tasks.data.erasure_copies import record_export
-    from tasks.runs.workspace import open_workspace
+    from abstain_tasks.data.erasure_copies import record_export
+    from abstain_tasks.runs.workspace import open_workspace
 
     if to_queue and output:
         raise AbstainError(Code.USAGE, "--queue writes no workbook: leave out -o, or --queue")
@@ -87,7 +87,7 @@ def export(
         log = LogDatabase.open(url) if to_queue else LogDatabase.open_existing(url)
         window = read_candidates(store, begin, end, oldest, uncounted, queue.find_reviewed_ids(log) if log else ())
         if random_share < 1:
-            from tasks.data.review import add_sampling_priorities
+            from abstain_tasks.data.review import add_sampling_priorities
 
             with show_progress(console, "read") as progress:
                 threshold, messages = add_sampling_priorities(workspace, window, SEED, max_inference, progress)
@@ -114,9 +114,9 @@ def import_(
     from abstain.core.json_lines import to_json_lines
     from abstain.data.store.dataset import REVIEW_QUEUE_PREFIX
     from abstain.review.workbook import read_workbook
-    from tasks.data.review import check_reviews
-    from tasks.runs.workspace import open_workspace
-    from tasks.server import server_for_run
+    from abstain_tasks.data.review import check_reviews
+    from abstain_tasks.runs.workspace import open_workspace
+    from abstain_tasks.server import server_for_run
 
     rows = read_workbook(file)
     with open_workspace() as workspace:
@@ -125,7 +125,7 @@ def import_(
     if not verdicts.reviews:
         raise AbstainError(Code.NO_ROWS, f"{file}: there is no verdict to take in")
     with server_for_run():
-        from flows.ingest import ingest as flow
+        from abstain_flows.ingest import ingest as flow
 
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / f"{REVIEW_QUEUE_PREFIX}-{file.stem}.jsonl"

@@ -42,7 +42,7 @@ def score(
     from abstain.config.settings import load_settings
     from abstain.serving.gate import DecisionInput, Gate
     from abstain.serving.request_files import make_interaction_from_texts, read_interactions
-    from tasks.release.bundles import fetch_production
+    from abstain_tasks.release.bundles import fetch_production
 
     requests = (
         read_interactions(file) if file else [make_interaction_from_texts(question or "", answer or "", context or [])]
@@ -81,7 +81,7 @@ def generate(
     from abstain.serving.gate import Gate
     from abstain.serving.generate import explain_no_room, generate_answers
     from abstain.serving.request_files import make_question_from_texts, read_questions
-    from tasks.release.bundles import fetch_production
+    from abstain_tasks.release.bundles import fetch_production
 
     questions = read_questions(file) if file else [make_question_from_texts(question or "", context or [])]
     bundle, _ = fetch_production()

@@ -51,8 +51,8 @@ def serve(
     from abstain.serving.service.telemetry import export_events
     from abstain.serving.service.version_follower import VersionFollower
     from abstain.serving.status_page.page import add_page
-    from tasks.release.version_source import OriginShadowSource, OriginVersionSource
-    from tasks.runs.workspace import project_root
+    from abstain_tasks.release.version_source import OriginShadowSource, OriginVersionSource
+    from abstain_tasks.runs.workspace import project_root
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)

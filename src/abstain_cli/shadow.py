@@ -26,9 +26,9 @@ OUTCOME_MEANINGS = {
 @app.command("set")
 def set_() -> None:
     """Make the last candidate the shadow, refused or not, in place of another."""
-    from tasks.release.promotion import require_candidate
-    from tasks.release.shadow import set_shadow
-    from tasks.runs.workspace import open_workspace
+    from abstain_tasks.release.promotion import require_candidate
+    from abstain_tasks.release.shadow import set_shadow
+    from abstain_tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         require_candidate(workspace)
@@ -41,8 +41,8 @@ def set_() -> None:
 @app.command()
 def show() -> None:
     """Show which candidate is the shadow, and about how many answers it has decided; no review is looked at."""
-    from tasks.release.shadow import list_shadow_pairs, read_shadow
-    from tasks.runs.workspace import fetch_origin_snapshot
+    from abstain_tasks.release.shadow import list_shadow_pairs, read_shadow
+    from abstain_tasks.runs.workspace import fetch_origin_snapshot
 
     shadow = read_shadow(*fetch_origin_snapshot())
     if shadow is None:
@@ -57,8 +57,8 @@ def show() -> None:
 @app.command()
 def clear() -> None:
     """Have no shadow any more. What it would have decided stays in the log until its days are over."""
-    from tasks.release.shadow import clear_shadow
-    from tasks.runs.workspace import open_workspace
+    from abstain_tasks.release.shadow import clear_shadow
+    from abstain_tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         was_there = clear_shadow(workspace)
@@ -68,8 +68,8 @@ def clear() -> None:
 @app.command()
 def compare() -> None:
     """Compare the shadow with production by reviews of answers that both decided about: one look at the hold-out."""
-    from tasks.release.shadow import review_shadow
-    from tasks.runs.workspace import open_workspace
+    from abstain_tasks.release.shadow import review_shadow
+    from abstain_tasks.runs.workspace import open_workspace
 
     with open_workspace() as workspace:
         review = review_shadow(workspace)

@@ -8,8 +8,8 @@ import json
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.text import PSEUDONYM, shorten_name
-from tasks.runs.events import ALARM, post_event
-from tasks.runs.workspace import Workspace
+from abstain_tasks.runs.events import ALARM, post_event
+from abstain_tasks.runs.workspace import Workspace
 
 
 def emit_contradiction_alarms(workspace: Workspace) -> None:

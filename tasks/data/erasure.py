@@ -17,11 +17,11 @@ from abstain.ingest.erasure import erase_rows
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.pseudonyms import normalize_name
 from abstain.release.registry import Registry, load_registry
-from tasks.data.erasure_copies import find_copies
-from tasks.release.lineage import find_versions_trained_on
-from tasks.release.shadow import remove_shadow
-from tasks.runs.git_commit import commit_data
-from tasks.runs.workspace import Workspace
+from abstain_tasks.data.erasure_copies import find_copies
+from abstain_tasks.release.lineage import find_versions_trained_on
+from abstain_tasks.release.shadow import remove_shadow
+from abstain_tasks.runs.git_commit import commit_data
+from abstain_tasks.runs.workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.record_keys import make_interaction_identity
 from abstain.review.workbook import ID_COLUMN, read_workbook
-from tasks.runs.workspace import Workspace
+from abstain_tasks.runs.workspace import Workspace
 
 _TAG = re.compile(r"<[^>]*>")
 
@@ -47,7 +47,7 @@ def find_copies(workspace: Workspace, removed: Collection[str]) -> Iterator[str]
     """
     if not removed:
         return
-    from tasks.server import reports  # needs psutil, which `record_export` does not
+    from abstain_tasks.server import reports  # needs psutil, which `record_export` does not
 
     for file in _read_exports():
         if file.exists() and _is_among(_read_interaction_ids(file), removed):

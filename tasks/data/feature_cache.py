@@ -11,9 +11,9 @@ from abstain.llm.signals.feature_plan import get_served_site, plan_features, pla
 from abstain.llm.signals.registry import build_scorers
 from abstain.release.registry import parse_registry
 from abstain.serving.predictor import Predictor
-from tasks.release.bundles import fetch_bundle
-from tasks.runs.workspace import open_workspace
-from tasks.training.retrain_cost import read_labelled
+from abstain_tasks.release.bundles import fetch_bundle
+from abstain_tasks.runs.workspace import open_workspace
+from abstain_tasks.training.retrain_cost import read_labelled
 
 
 def collect_needed_keys() -> dict[str, set[str]]:

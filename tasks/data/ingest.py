@@ -19,11 +19,11 @@ from abstain.ingest.report import IngestReport
 from abstain.ingest.sources import Source
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.retrieval.retriever import sync_index
-from tasks.data.new_reviews import emit_ingest_events
-from tasks.monitoring.publish import publish_ingest
-from tasks.runs.git_commit import commit_data
-from tasks.runs.progress import notify_observers
-from tasks.runs.workspace import Workspace
+from abstain_tasks.data.new_reviews import emit_ingest_events
+from abstain_tasks.monitoring.publish import publish_ingest
+from abstain_tasks.runs.git_commit import commit_data
+from abstain_tasks.runs.progress import notify_observers
+from abstain_tasks.runs.workspace import Workspace
 
 
 @task(cache_policy=NO_CACHE)

@@ -10,8 +10,8 @@ from abstain.data.store.dataset import DataStore
 from abstain.ingest.report import IngestReport
 from abstain.release.registry import load_registry, make_version_tag
 from abstain.sample.shipped import DATA_POINTER
-from tasks.runs.events import INGESTED, REVIEWS, post_event
-from tasks.runs.workspace import Workspace
+from abstain_tasks.runs.events import INGESTED, REVIEWS, post_event
+from abstain_tasks.runs.workspace import Workspace
 
 
 def emit_ingest_events(workspace: Workspace, report: IngestReport) -> None:

@@ -23,7 +23,7 @@ from abstain.review.candidates import NO_THUMB, ReviewCandidates, stream_interac
 from abstain.review.import_reviews import ParsedReviews, parse_reviews
 from abstain.review.question_drift import MAX_COMPARED, measure_question_drift
 from abstain.review.workbook import ReviewRow, check_seals
-from tasks.runs.workspace import Workspace
+from abstain_tasks.runs.workspace import Workspace
 
 Progress = Callable[[int, int], None]
 
@@ -49,7 +49,7 @@ def add_sampling_priorities(
         return None, ["nothing is in production, so no confidence is known: every row is drawn at random"]
     from abstain.serving.batch_scoring import score_backlog  # imports torch and Prefect, which only this function needs
     from abstain.serving.predictor import Predictor
-    from tasks.release.bundles import fetch_bundle
+    from abstain_tasks.release.bundles import fetch_bundle
 
     predictor = Predictor.open(fetch_bundle(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())
     store, frame = DataStore(workspace.path / paths.DATA), window.frame

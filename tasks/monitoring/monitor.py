@@ -26,9 +26,9 @@ from abstain.monitoring.reviewed_decisions import join_reviews
 from abstain.monitoring.run import MonitoredVersion, MonitoringInputs, compute_windows
 from abstain.monitoring.traffic import Traffic
 from abstain.release.registry import Registry, load_registry, make_version_tag
-from tasks.runs.events import ALARM, DRIFT, post_event
-from tasks.runs.shell import succeeds
-from tasks.runs.workspace import Workspace
+from abstain_tasks.runs.events import ALARM, DRIFT, post_event
+from abstain_tasks.runs.shell import succeeds
+from abstain_tasks.runs.workspace import Workspace
 
 T = TypeVar("T")
 

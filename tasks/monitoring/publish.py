@@ -26,8 +26,8 @@ from abstain.reports.data_reports.ingest import ingest_report
 from abstain.reports.data_reports.validation import validation_report
 from abstain.reports.evaluation import leaderboard_table
 from abstain.reports.page import render_html, replace_images
-from tasks.runs.workspace import Workspace
-from tasks.server import reports
+from abstain_tasks.runs.workspace import Workspace
+from abstain_tasks.server import reports
 
 
 @task(cache_policy=NO_CACHE)

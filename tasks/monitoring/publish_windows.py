@@ -9,7 +9,7 @@ from prefect.artifacts import create_image_artifact, create_markdown_artifact, c
 
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.reports.monitoring_window import format_title, history_rows, render_window
-from tasks.monitoring.publish import make_svg_url
+from abstain_tasks.monitoring.publish import make_svg_url
 
 HISTORY = "monitoring-history"
 

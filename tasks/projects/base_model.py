@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings, load_settings
-from tasks.runs.shell import run
-from tasks.runs.workspace import project_root
+from abstain_tasks.runs.shell import run
+from abstain_tasks.runs.workspace import project_root
 
 PREPARE = (
     "from abstain.config.params import load_params\n"

@@ -13,8 +13,8 @@ from pathlib import Path
 from abstain.config.settings import load_settings
 from abstain.core.files import write_atomically
 from abstain.sample.shipped import copy_as_shipped
-from tasks.runs.shell import git
-from tasks.runs.workspace import BRANCH, hold_lock, project_root
+from abstain_tasks.runs.shell import git
+from abstain_tasks.runs.workspace import BRANCH, hold_lock, project_root
 
 OWN_PLACES = (
     *("ABSTAIN_ORIGIN", "ABSTAIN_FEATURES", "ABSTAIN_INDEX", "ABSTAIN_DECISIONS", "ABSTAIN_USER_KEY", "ABSTAIN_RUNNER"),
@@ -62,7 +62,7 @@ def _update_project(root: Path, project: Path) -> None:
         git(project, "init", "-q", f"--initial-branch={BRANCH}")
     write_atomically(project / ".git" / "info" / "exclude", b"/.venv\n")
     tracked = _list_tracked_files(project)
-    names = copy_as_shipped(root, [name for name in _list_tracked_files(root) if (root / name).is_file()], project)
+    names = copy_as_shipped(root, [name for name in _list_tracked_files(root) if os.path.lexists(root / name)], project)
     for name in set(tracked) - set(names):
         (project / name).unlink(missing_ok=True)
     git(project, "add", "--update")

@@ -35,9 +35,9 @@ from abstain.data.store.dataset import create_empty_store
 from abstain.ingest.sources.config import load_sources
 from abstain.release.registry import Registry, make_version_tag, parse_registry
 from abstain.sample.shipped import DATA_POINTER, DVC_CONFIG, MADE_BY_RUNS, MARK, make_shipped_files, parse_data_digest
-from tasks.projects.base_model import require_base_model
-from tasks.runs.shell import CommandFailed, git, succeeds
-from tasks.runs.workspace import BRANCH, SHIPPED_REMOTE, hold_lock, project_root
+from abstain_tasks.projects.base_model import require_base_model
+from abstain_tasks.runs.shell import CommandFailed, git, succeeds
+from abstain_tasks.runs.workspace import BRANCH, SHIPPED_REMOTE, hold_lock, project_root
 
 STATE = (DATA_POINTER, paths.REGISTRY, paths.PARAMS, paths.SOURCES, DVC_CONFIG)
 MERGE = (

@@ -22,9 +22,9 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from abstain.release.registry import RegistryEvent, make_version_tag, parse_registry
 from abstain.release.shadow import Shadow, make_shadow_name
-from tasks.runs.shell import git, run
-from tasks.runs.workspace import fetch_origin_snapshot
-from tasks.training.plan import REQUIREMENTS
+from abstain_tasks.runs.shell import git, run
+from abstain_tasks.runs.workspace import fetch_origin_snapshot
+from abstain_tasks.training.plan import REQUIREMENTS
 
 if TYPE_CHECKING:
     from abstain.serving.live_scorer import LiveScorer

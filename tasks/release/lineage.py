@@ -15,7 +15,7 @@ from abstain.data.store.dataset import read_rows
 from abstain.data.store.record_keys import make_interaction_identity
 from abstain.release.registry import make_version_tag, parse_version_tags
 from abstain.sample.shipped import DATA_POINTER
-from tasks.runs.workspace import Workspace
+from abstain_tasks.runs.workspace import Workspace
 
 
 def find_versions_trained_on(

@@ -21,10 +21,10 @@ from abstain.core.reasons import Reason
 from abstain.release.promotion_check import ComparisonRule, PromotionDecision, describe_failure
 from abstain.release.registry import Registry, get_next_version, load_registry, make_version_tag
 from abstain.release.shadow import should_shadow_rejected
-from tasks.release.bundles import build_bundle, fetch_bundle, smoke_test
-from tasks.release.promotion_inputs import check_candidate_in_workspace
-from tasks.release.promotion_params import write_promotion_params, write_rollback_params
-from tasks.release.promotion_records import (
+from abstain_tasks.release.bundles import build_bundle, fetch_bundle, smoke_test
+from abstain_tasks.release.promotion_inputs import check_candidate_in_workspace
+from abstain_tasks.release.promotion_params import write_promotion_params, write_rollback_params
+from abstain_tasks.release.promotion_records import (
     find_earlier_rejection,
     find_holdout_acceptance,
     find_holdout_refill,
@@ -35,13 +35,13 @@ from tasks.release.promotion_records import (
     read_verified_records,
     write_record,
 )
-from tasks.release.shadow import read_shadow, set_shadow
-from tasks.runs.events import REJECTED, post_event
-from tasks.runs.git_commit import commit, push
-from tasks.runs.progress import notify_observers
-from tasks.runs.run_params import discard_commits, restore_params
-from tasks.runs.workspace import Workspace
-from tasks.training.plan import LOCK, REQUIREMENTS
+from abstain_tasks.release.shadow import read_shadow, set_shadow
+from abstain_tasks.runs.events import REJECTED, post_event
+from abstain_tasks.runs.git_commit import commit, push
+from abstain_tasks.runs.progress import notify_observers
+from abstain_tasks.runs.run_params import discard_commits, restore_params
+from abstain_tasks.runs.workspace import Workspace
+from abstain_tasks.training.plan import LOCK, REQUIREMENTS
 
 PRODUCTION_FILES = ("release.dvc", paths.REGISTRY)
 

@@ -29,9 +29,9 @@ from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
 from abstain.release.holdout_guarantee import MissingGuarantee, explain_unchecked_guarantee
 from abstain.release.promotion_check import CandidateMeasurements, ComparisonRule, PromotionDecision, check_candidate
 from abstain.release.registry import Registry, RegistryEvent, make_version_tag
-from tasks.release.bundles import fetch_bundle
-from tasks.runs.shell import run
-from tasks.runs.workspace import Workspace
+from abstain_tasks.release.bundles import fetch_bundle
+from abstain_tasks.runs.shell import run
+from abstain_tasks.runs.workspace import Workspace
 
 
 def check_candidate_in_workspace(

@@ -20,9 +20,9 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import assign_splits
 from abstain.learning.thresholds.risk_control import MIN_GROUPS
 from abstain.release.registry import RegistryEvent
-from tasks.runs.git_commit import commit
-from tasks.runs.run_params import edit_params
-from tasks.runs.workspace import Workspace
+from abstain_tasks.runs.git_commit import commit
+from abstain_tasks.runs.run_params import edit_params
+from abstain_tasks.runs.workspace import Workspace
 
 STAGE_BY_SECTION = {"split": "dataset", "serve": "choose_scorer"}
 """Section -> the one stage that reads the value."""

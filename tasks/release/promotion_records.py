@@ -24,7 +24,7 @@ from abstain.release.champion_comparison import ComparisonBudget
 from abstain.release.degradation_checks import COVERAGE
 from abstain.release.promotion_check import PromotionDecision
 from abstain.release.registry import Registry, describe_missing_guarantee, make_version_tag
-from tasks.runs.workspace import Workspace
+from abstain_tasks.runs.workspace import Workspace
 
 Record = dict[str, Any]
 DECISION_KEYS = ("champion", "gate", "erasure")

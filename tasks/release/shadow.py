@@ -24,11 +24,11 @@ from abstain.data.store.dataset import DataStore
 from abstain.release.paired_reviews import hash_reviews, join_paired_reviews, make_evaluation_set, read_thresholds
 from abstain.release.registry import RegistryEvent, load_registry
 from abstain.release.shadow import Shadow, compare_shadow, parse_shadow, require_enough_reviews
-from tasks.release.bundles import build_shadow
-from tasks.release.promotion_records import Record, read_comparison_budget, read_verified_records, write_record
-from tasks.runs.git_commit import commit, push
-from tasks.runs.shell import git, succeeds
-from tasks.runs.workspace import Workspace
+from abstain_tasks.release.bundles import build_shadow
+from abstain_tasks.release.promotion_records import Record, read_comparison_budget, read_verified_records, write_record
+from abstain_tasks.runs.git_commit import commit, push
+from abstain_tasks.runs.shell import git, succeeds
+from abstain_tasks.runs.workspace import Workspace
 
 POINTER = ("shadow.dvc", paths.SHADOW_POINTER)
 

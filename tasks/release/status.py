@@ -7,8 +7,8 @@ from typing import Any
 
 from abstain.core import paths
 from abstain.release.registry import Registry, parse_registry
-from tasks.runs.shell import git
-from tasks.runs.workspace import fetch_origin_snapshot
+from abstain_tasks.runs.shell import git
+from abstain_tasks.runs.workspace import fetch_origin_snapshot
 
 
 def read_status() -> tuple[Registry, dict[str, Any] | None]:

@@ -8,10 +8,10 @@ from abstain.core import paths
 from abstain.release.registry import RegistryEvent, parse_registry
 from abstain.release.shadow import Shadow
 from abstain.serving.service.version_follower import VersionInfo
-from tasks.release.bundles import fetch_bundle, fetch_shadow, get_bundle_folder, smoke_test
-from tasks.release.shadow import read_shadow
-from tasks.runs.shell import git
-from tasks.runs.workspace import fetch_origin_snapshot
+from abstain_tasks.release.bundles import fetch_bundle, fetch_shadow, get_bundle_folder, smoke_test
+from abstain_tasks.release.shadow import read_shadow
+from abstain_tasks.runs.shell import git
+from abstain_tasks.runs.workspace import fetch_origin_snapshot
 
 
 class OriginVersionSource:

@@ -7,7 +7,7 @@ from pathlib import Path
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.runs.workspace import BRANCH, Workspace
+from abstain_tasks.runs.workspace import BRANCH, Workspace
 
 
 class OriginMoved(AbstainError):

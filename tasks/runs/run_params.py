@@ -18,8 +18,8 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from tasks.runs.git_commit import commit
-from tasks.runs.workspace import Workspace
+from abstain_tasks.runs.git_commit import commit
+from abstain_tasks.runs.workspace import Workspace
 
 
 def write_params(workspace: Workspace, file: Path) -> None:

@@ -19,7 +19,7 @@ from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_error_line
 from abstain.core.filesystem import redact_urls
-from tasks.runs.stopping import raise_if_stopped, stop_with
+from abstain_tasks.runs.stopping import raise_if_stopped, stop_with
 
 SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
 

@@ -29,7 +29,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import create_home, write_atomically
 from abstain.data.store.dataset import create_empty_store
 from abstain.sample.shipped import DATA_POINTER, parse_data_digest
-from tasks.runs.shell import git, run, succeeds
+from abstain_tasks.runs.shell import git, run, succeeds
 
 BRANCH = "main"
 READ_BY_RUNS = (

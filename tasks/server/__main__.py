@@ -7,14 +7,14 @@ import sys
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.server import background, reports
-from tasks.server.addresses import prepare_environment
-from tasks.server.temporary import serve_child
+from abstain_tasks.server import background, reports
+from abstain_tasks.server.addresses import prepare_environment
+from abstain_tasks.server.temporary import serve_child
 
 
 def main() -> None:
-    # Server and worker are stopped by SIGINT, which a shell's background job is started to ignore, and so its children.
     """Run the command in `sys.argv`."""
+    # Server and worker are stopped by SIGINT, which a shell's background job is started to ignore, and so its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         prepare_environment()
@@ -34,7 +34,9 @@ def main() -> None:
             case ["child", port]:
                 serve_child(int(port))
             case _:
-                raise AbstainError(Code.USAGE, "run `python -m tasks.server up`, `down`, `worker` or `automations`")
+                raise AbstainError(
+                    Code.USAGE, "run `python -m abstain_tasks.server up`, `down`, `worker` or `automations`"
+                )
     except AbstainError as error:
         print(f"error {error.message_with_code}", file=sys.stderr)
         sys.exit(1)

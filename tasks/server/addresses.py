@@ -19,9 +19,9 @@ from urllib.request import Request, urlopen
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.secret_file import read_or_create_secret
-from tasks.runs.shell import QUIET
-from tasks.runs.workspace import project_root
-from tasks.server.processes import START_SECONDS, home, is_responding, read_note
+from abstain_tasks.runs.shell import QUIET
+from abstain_tasks.runs.workspace import project_root
+from abstain_tasks.server.processes import START_SECONDS, home, is_responding, read_note
 
 HOST = "127.0.0.1"
 PORT = os.environ.get("ABSTAIN_UI_PORT", "4200")

@@ -15,8 +15,8 @@ from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.runs.workspace import project_root
-from tasks.server.automations import PREFIX, RERUN, build_automations
+from abstain_tasks.runs.workspace import project_root
+from abstain_tasks.server.automations import PREFIX, RERUN, build_automations
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

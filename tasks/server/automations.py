@@ -29,7 +29,7 @@ from uuid import UUID
 
 from abstain.config.params import MonitoringParams
 from abstain.core.codes import Code
-from tasks.runs.events import ALARM, DRIFT, INGESTED, REJECTED, REVIEWS
+from abstain_tasks.runs.events import ALARM, DRIFT, INGESTED, REJECTED, REVIEWS
 
 if TYPE_CHECKING:
     from prefect.events.schemas.automations import AutomationCore

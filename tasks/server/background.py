@@ -16,10 +16,10 @@ import yaml
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.runs.shell import environment, run
-from tasks.runs.workspace import project_root
-from tasks.server import automation_sync, reports, webhook
-from tasks.server.addresses import (
+from abstain_tasks.runs.shell import environment, run
+from abstain_tasks.runs.workspace import project_root
+from abstain_tasks.server import automation_sync, reports, webhook
+from abstain_tasks.server.addresses import (
     HEALTH,
     HOST,
     KEY,
@@ -38,7 +38,7 @@ from tasks.server.addresses import (
     require_key,
     with_login,
 )
-from tasks.server.processes import (
+from abstain_tasks.server.processes import (
     control,
     end_remaining,
     get_log_path,

@@ -25,7 +25,7 @@ from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import create_home, write_json
-from tasks.runs.shell import run
+from abstain_tasks.runs.shell import run
 
 START_SECONDS = 120
 STOP_SECONDS = 20

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from abstain.core.files import write_atomically
-from tasks.server.addresses import HOST, PORT
-from tasks.server.processes import home, is_responding, read_note
+from abstain_tasks.server.addresses import HOST, PORT
+from abstain_tasks.server.processes import home, is_responding, read_note
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -15,12 +15,20 @@ from datetime import UTC, datetime
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.runs.shell import environment
-from tasks.runs.workspace import project_root
-from tasks.server import webhook
-from tasks.server.addresses import HEALTH, HOST, find_own_server, make_server_environment, post, report_to, require_key
-from tasks.server.automations import FLOWS
-from tasks.server.processes import START_SECONDS, STOP_SECONDS, get_log_path, hold_server_lock, is_responding
+from abstain_tasks.runs.shell import environment
+from abstain_tasks.runs.workspace import project_root
+from abstain_tasks.server import webhook
+from abstain_tasks.server.addresses import (
+    HEALTH,
+    HOST,
+    find_own_server,
+    make_server_environment,
+    post,
+    report_to,
+    require_key,
+)
+from abstain_tasks.server.automations import FLOWS
+from abstain_tasks.server.processes import START_SECONDS, STOP_SECONDS, get_log_path, hold_server_lock, is_responding
 
 NAME = "temporary-server"
 NO_AUTOMATIONS = {"PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false"}
@@ -87,7 +95,7 @@ def _start() -> tuple[subprocess.Popen[bytes], str]:
     with socket.create_server((HOST, 0)) as port, get_log_path(NAME).open("ab") as log:
         address = f"http://{HOST}:{port.getsockname()[1]}"
         process = subprocess.Popen(
-            [sys.executable, "-m", "tasks.server", "child", str(port.fileno())],
+            [sys.executable, "-m", "abstain_tasks.server", "child", str(port.fileno())],
             env=environment(project_root()) | make_server_environment(address) | NO_AUTOMATIONS,
             stdin=subprocess.PIPE,
             stdout=log,

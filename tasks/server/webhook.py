@@ -18,7 +18,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.runs.failures import CodedFailure
+from abstain_tasks.runs.failures import CodedFailure
 
 VARIABLE = "ABSTAIN_ALERT_URL"
 BLOCK = "abstain-alert"

@@ -1,4 +1,4 @@
-"""The DAG's stages, each run as one Prefect task; `tasks.training.plan` reads the list of stages from DVC."""
+"""The DAG's stages, each run as one Prefect task; `abstain_tasks.training.plan` reads the list of stages from DVC."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from prefect.cache_policies import NO_CACHE
 from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.errors import AbstainError
-from tasks.runs.progress import notify_observers
-from tasks.runs.shell import run
-from tasks.runs.workspace import Workspace
-from tasks.training.stage_times import BaseModelUsage, record_run
+from abstain_tasks.runs.progress import notify_observers
+from abstain_tasks.runs.shell import run
+from abstain_tasks.runs.workspace import Workspace
+from abstain_tasks.training.stage_times import BaseModelUsage, record_run
 
 PROGRESS = re.compile(r"progress (?P<done>\d+)/(?P<total>\d+)")
 TOKENS = re.compile(r".*: (?P<tokens>\d+) tokens were run for passes of \d+")

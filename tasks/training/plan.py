@@ -15,11 +15,11 @@ from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.ingest.quarantine import require_unblocked
-from tasks.runs.workspace import Workspace
-from tasks.training.stage_times import estimate_seconds
+from abstain_tasks.runs.workspace import Workspace
+from abstain_tasks.training.stage_times import estimate_seconds
 
 if TYPE_CHECKING:
-    from tasks.training.retrain_cost import RetrainCost
+    from abstain_tasks.training.retrain_cost import RetrainCost
 
 EDGE = re.compile(r'"(?P<up>[^"]+)" -> "(?P<down>[^"]+)"')
 NODE = re.compile(r'^"(?P<name>[^"]+)";$', re.MULTILINE)
@@ -99,7 +99,7 @@ def make_plan(workspace: Workspace) -> RetrainPlan:
     try:
         require_unblocked(workspace.path / paths.DATA)
         if any(stale.get(name) for name in BASE_MODEL_STAGES):
-            from tasks.training.retrain_cost import (
+            from abstain_tasks.training.retrain_cost import (
                 estimate_retrain_cost,  # torch and the tokenizer: not where all is cached
             )
 

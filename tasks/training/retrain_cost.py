@@ -24,7 +24,7 @@ from abstain.llm.signals.feature_plan import (
     plan_site_choice,
 )
 from abstain.llm.signals.registry import build_scorers
-from tasks.runs.workspace import Workspace
+from abstain_tasks.runs.workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from prefect.cache_policies import NO_CACHE
 from abstain.config.params import load_params
 from abstain.config.yaml_model import read_yaml
 from abstain.core import paths
-from tasks.runs.git_commit import commit, push
-from tasks.runs.progress import notify_observers
-from tasks.runs.run_params import edit_params
-from tasks.runs.shell import run
-from tasks.runs.workspace import Workspace
-from tasks.training.pipeline import report_progress
+from abstain_tasks.runs.git_commit import commit, push
+from abstain_tasks.runs.progress import notify_observers
+from abstain_tasks.runs.run_params import edit_params
+from abstain_tasks.runs.shell import run
+from abstain_tasks.runs.workspace import Workspace
+from abstain_tasks.training.pipeline import report_progress
 
 STEP = "choose_layer"
 

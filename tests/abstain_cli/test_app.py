@@ -22,8 +22,8 @@ from abstain.core.errors import AbstainError
 from abstain.core.filesystem import expand_variables, get_display_name
 from abstain.ingest.report import IngestReport
 from abstain_cli import app as cli
-from tasks.runs.shell import git
-from tasks.runs.workspace import ensure_origin
+from abstain_tasks.runs.shell import git
+from abstain_tasks.runs.workspace import ensure_origin
 from tests.conftest import Project, new_project
 from tests.llm.builders import save_tiny_model
 from tests.serving.builders import GUARANTEE, release, requests
@@ -186,7 +186,7 @@ def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("HOME", str(tmp_path / "home")), ("DEVICE", "cpu"), ("DTYPE", "float32")):
         monkeypatch.setenv(f"ABSTAIN_{name}", value)
     file = release(tmp_path / "bundle", save_tiny_model(tmp_path / "tiny-bank"), Settings(), guarantee=GUARANTEE)
-    monkeypatch.setattr("tasks.release.bundles.fetch_production", lambda: (file.parent, None))
+    monkeypatch.setattr("abstain_tasks.release.bundles.fetch_production", lambda: (file.parent, None))
 
 
 def test_rows_without_context_are_unavailable_and_warned_of(
@@ -254,8 +254,8 @@ def test_a_signature_is_no_parameter_of_the_flow(monkeypatch: pytest.MonkeyPatch
         given.append(files)
         return IngestReport(read=0, accepted=0, duplicate=0, held=0, quarantined=0, contracts={})
 
-    monkeypatch.setitem(sys.modules, "tasks.server", SimpleNamespace(server_for_run=nullcontext))
-    monkeypatch.setitem(sys.modules, "flows.ingest", SimpleNamespace(ingest=ingest))
+    monkeypatch.setitem(sys.modules, "abstain_tasks.server", SimpleNamespace(server_for_run=nullcontext))
+    monkeypatch.setitem(sys.modules, "abstain_flows.ingest", SimpleNamespace(ingest=ingest))
     signed = "https://user:word@host/a.jsonl?X-Amz-Signature=secret"
     monkeypatch.setenv("SIGNED", signed)
     cli.ingest([signed, "b.jsonl", "https://host/c.jsonl", "${SIGNED}"])

@@ -50,7 +50,7 @@ def test_verify(root: Path) -> None:
 
 
 def test_prune(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.data.feature_cache.collect_needed_keys", lambda: {SPACE.digest: {"a"}})
+    monkeypatch.setattr("abstain_tasks.data.feature_cache.collect_needed_keys", lambda: {SPACE.digest: {"a"}})
     for key in "ab":
         FeatureCache(root, SPACE).write({key: torch.zeros(2, 4)})
     assert re.search(r"^0 files", abstain("prune"), re.MULTILINE)

@@ -48,7 +48,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     def open_workspace() -> Any:
         yield SimpleNamespace(path=tmp_path)
 
-    monkeypatch.setattr("tasks.runs.workspace.open_workspace", open_workspace)
+    monkeypatch.setattr("abstain_tasks.runs.workspace.open_workspace", open_workspace)
     monkeypatch.setattr("abstain.knowledge.retrieval.retriever.SentenceEncoder", lambda device: BagOfWords())
     chunks: list[Chunk] = []
     (tmp_path / "data" / "documents").mkdir(parents=True)

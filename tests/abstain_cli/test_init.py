@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from abstain.sample.files import HANDBOOK, HISTORY
-from tasks.server.addresses import post
+from abstain_tasks.server.addresses import post
 from tests.conftest import Project, copy_of, new_project, read_json
 from tests.llm.builders import save_speaking_model
 

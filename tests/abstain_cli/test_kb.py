@@ -38,7 +38,7 @@ def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BagOfWords:
     made = BagOfWords()
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("ABSTAIN_INDEX", raising=False)
-    monkeypatch.setattr("tasks.runs.workspace.open_workspace", open_workspace)
+    monkeypatch.setattr("abstain_tasks.runs.workspace.open_workspace", open_workspace)
     monkeypatch.setattr("abstain.knowledge.retrieval.retriever.SentenceEncoder", lambda device: made)
     monkeypatch.setattr(kb_cli.console, "width", 160)
     chunks = [chunk for name, text in PAGES.items() for chunk in chunk_document(parse_document(text, name))]

@@ -10,7 +10,7 @@ import pytest
 from abstain.core.codes import Code
 from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow
 from abstain_cli.monitor import format_monitoring, load_example_questions
-from tasks.monitoring.monitor import MonitoringResult
+from abstain_tasks.monitoring.monitor import MonitoringResult
 from tests.data.decision_log.builders import decision, interaction, open_log, url_of
 
 FIGURES = {

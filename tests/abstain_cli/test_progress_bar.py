@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from abstain_cli.progress_bar import RunProgressLine, step_progress
-from tasks.runs.progress import notify_observers
+from abstain_tasks.runs.progress import notify_observers
 
 
 class Clock:

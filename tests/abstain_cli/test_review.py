@@ -24,7 +24,7 @@ from abstain.ingest.sources.files import make_explicit_sources
 from abstain.review.import_reviews import REMEDIES
 from abstain.review.workbook import read_workbook
 from abstain_cli import review as review_cli
-from tasks.data.review import check_reviews
+from abstain_tasks.data.review import check_reviews
 from tests.checkout import SHIPPED
 from tests.data.builders import NOW, PARAMS, accept_all, later, row
 from tests.review.builders import YES, cells_of, fill
@@ -44,10 +44,10 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tasks.runs.workspace.open_workspace", open_workspace)
+    monkeypatch.setattr("abstain_tasks.runs.workspace.open_workspace", open_workspace)
     # In place of the modules: importing Prefect takes longer than all of these tests.
-    monkeypatch.setitem(sys.modules, "tasks.server", SimpleNamespace(server_for_run=nullcontext))
-    monkeypatch.setitem(sys.modules, "flows.ingest", SimpleNamespace(ingest=flow))
+    monkeypatch.setitem(sys.modules, "abstain_tasks.server", SimpleNamespace(server_for_run=nullcontext))
+    monkeypatch.setitem(sys.modules, "abstain_flows.ingest", SimpleNamespace(ingest=flow))
     monkeypatch.setattr(review_cli.console, "width", 160)
     monkeypatch.setattr(review_cli, "datetime", SimpleNamespace(now=lambda zone: NOW))
     (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])

@@ -20,9 +20,9 @@ from abstain.core.errors import AbstainError
 from abstain.release.registry import Registry
 from abstain.serving.gate import Gate
 from abstain.serving.service.version_follower import VersionFollower
-from tasks.release import bundles, version_source
-from tasks.release.bundles import fetch_production
-from tasks.release.version_source import OriginVersionSource
+from abstain_tasks.release import bundles, version_source
+from abstain_tasks.release.bundles import fetch_production
+from abstain_tasks.release.version_source import OriginVersionSource
 from tests.attacks.conftest import Count
 from tests.llm.builders import save_tiny_model
 from tests.release.events import promotion

@@ -11,10 +11,10 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.release.registry import make_version_tag, parse_registry
-from tasks.release import promotion
-from tasks.release.promotion import roll_back
-from tasks.runs.shell import git, succeeds
-from tasks.runs.workspace import BRANCH, _synchronise
+from abstain_tasks.release import promotion
+from abstain_tasks.release.promotion import roll_back
+from abstain_tasks.runs.shell import git, succeeds
+from abstain_tasks.runs.workspace import BRANCH, _synchronise
 from tests.attacks.conftest import Count
 from tests.tasks.conftest import Candidates, Plain, candidates, first_candidates, workspace
 

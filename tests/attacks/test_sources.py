@@ -21,7 +21,7 @@ from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.sources.export import ExportSource
 from abstain.ingest.sources.files import FileSource, make_explicit_sources
-from tasks.server.webhook import deliver
+from abstain_tasks.server.webhook import deliver
 from tests.attacks.conftest import Count
 from tests.checkout import ROOT
 from tests.data.builders import NOW, PARAMS, accept_all, row, write_lines

@@ -32,12 +32,12 @@ STEPS = (
 INGEST = """
 import logging, os, signal, sys
 from pathlib import Path
-import abstain.ingest.exports.export_rows as exports, tasks.data.ingest, tasks.runs.shell, tasks.runs.workspace
+import abstain.ingest.exports.export_rows as exports, abstain_tasks.data.ingest, abstain_tasks.runs.shell, abstain_tasks.runs.workspace
 from abstain.ingest.sources.config import load_sources
 from abstain.config.settings import load_settings
 
-tasks.data.ingest.publish_ingest = lambda *a, **k: None
-tasks.data.ingest.get_run_logger = logging.getLogger
+abstain_tasks.data.ingest.publish_ingest = lambda *a, **k: None
+abstain_tasks.data.ingest.get_run_logger = logging.getLogger
 last, moved, parsed = sys.argv[1], 0, 0
 
 def die_at(step):
@@ -45,7 +45,7 @@ def die_at(step):
         print("killed before", step, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-run, replace, parse = tasks.runs.shell.run, Path.replace, exports.parse_object
+run, replace, parse = abstain_tasks.runs.shell.run, Path.replace, exports.parse_object
 
 def counted(command, *arguments, **more):
     die_at(" ".join(command[:2]))
@@ -64,12 +64,12 @@ def parsing(*arguments):
     die_at(f"row {parsed} of an export")
     return parse(*arguments)
 
-with tasks.runs.workspace.open_workspace() as workspace:
-    tasks.runs.shell.run = tasks.runs.workspace.run = counted
+with abstain_tasks.runs.workspace.open_workspace() as workspace:
+    abstain_tasks.runs.shell.run = abstain_tasks.runs.workspace.run = counted
     Path.replace = moving
     exports.parse_object = parsing
     sources = load_sources(workspace.path / "sources.yaml", load_settings().home)
-    tasks.data.ingest.ingest_sources.fn(workspace, sources, remember=True)
+    abstain_tasks.data.ingest.ingest_sources.fn(workspace, sources, remember=True)
     die_at("end")
 """
 

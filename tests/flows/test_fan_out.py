@@ -24,7 +24,7 @@ from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Interaction
 from abstain.llm.features.extraction import FeatureSource
-from tasks.server.addresses import post
+from abstain_tasks.server.addresses import post
 from tests.conftest import Project, new_project, processes_of
 from tests.llm.builders import save_tiny_model
 from tests.ports import free_port
@@ -39,7 +39,7 @@ from pathlib import Path
 from prefect import flow, task
 from abstain.config.settings import load_settings
 from abstain.core.errors import AbstainError
-from tasks.training.fan_out import make_runner
+from abstain_tasks.training.fan_out import make_runner
 from tests.flows.test_fan_out import rows, source_in
 home, model, count, revision = sys.argv[1:]
 
@@ -67,9 +67,9 @@ from contextlib import suppress
 from pathlib import Path
 from prefect import flow, task
 from abstain.config.settings import load_settings
-from tasks.training.fan_out import make_runner
-from tasks.training.fan_out import shards
-from tasks.runs.stopping import stop_threads_on_error
+from abstain_tasks.training.fan_out import make_runner
+from abstain_tasks.training.fan_out import shards
+from abstain_tasks.runs.stopping import stop_threads_on_error
 from tests.flows.test_fan_out import hanging, rows, source_in
 home, model = map(Path, sys.argv[1:])
 shards.compute_shard = hanging
@@ -96,7 +96,7 @@ HOOK = """
 from prefect import flow, task
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from flows import retrain
+from abstain_flows import retrain
 STEP = "fan_out"
 
 def stub(name):
@@ -339,7 +339,7 @@ def pool(host: Host) -> Host:
 
 
 def start_worker(host: Host) -> subprocess.Popen[bytes]:
-    return host.start(sys.executable, "-m", "tasks.server", "worker")
+    return host.start(sys.executable, "-m", "abstain_tasks.server", "worker")
 
 
 def test_a_work_pool_goes_on_with_the_work_of_a_killed_run(pool: Host, alone: FeatureSource) -> None:

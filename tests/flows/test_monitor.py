@@ -12,8 +12,8 @@ from abstain.core.codes import Code
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow, read_windows
 from abstain.release.registry import Registry
-from tasks.runs.events import ALARM, DRIFT
-from tasks.server.addresses import post
+from abstain_tasks.runs.events import ALARM, DRIFT
+from abstain_tasks.server.addresses import post
 from tests.conftest import Project, new_project
 from tests.data.decision_log.builders import url_of
 from tests.monitoring.builders import traffic, write_data, write_log

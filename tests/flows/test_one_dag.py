@@ -29,14 +29,14 @@ AMID_FEATURES = r"features: progress [1-9]|stage \d+ of \d+: features [1-9]"
 
 # The retrain without what comes after the DAG, on a DAG that ends with the probe: what is killed is the same.
 TRAIN = """
-from tasks.server import prepare_environment, server_for_run
+from abstain_tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
     from prefect import flow
-    from flows.retrain import run_dag
-from tasks.runs.progress import register_observer
-from tasks.runs.git_commit import commit, push
-from tasks.runs.workspace import open_workspace
+    from abstain_flows.retrain import run_dag
+from abstain_tasks.runs.progress import register_observer
+from abstain_tasks.runs.git_commit import commit, push
+from abstain_tasks.runs.workspace import open_workspace
 
 @flow
 def train():

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.slow
 NIGHTS = """
 from datetime import UTC, datetime, timedelta
 from benchmarks.simulated_history import simulate
-from tasks.runs.workspace import open_workspace
+from abstain_tasks.runs.workspace import open_workspace
 with open_workspace() as workspace:
     simulate(workspace, nights=6, versions=3, rejected=2, until=datetime.now(UTC) - timedelta(days=200))
 """
 OPEN = """
-from tasks.release.version_source import OriginVersionSource
+from abstain_tasks.release.version_source import OriginVersionSource
 releases = OriginVersionSource()
 print(releases.fetch_bundle(releases.get_production()).name)
 """

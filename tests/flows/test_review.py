@@ -24,8 +24,8 @@ from abstain.review.export import collect_sample, make_review_file
 from abstain.review.sampling import draw_sample
 from abstain.review.workbook import read_rows
 from abstain.serving.service.keys import create_key
-from tasks.data.review import add_sampling_priorities
-from tasks.runs.workspace import Workspace
+from abstain_tasks.data.review import add_sampling_priorities
+from abstain_tasks.runs.workspace import Workspace
 from tests.browser import headless
 from tests.conftest import Project
 from tests.ports import free_port

@@ -31,13 +31,13 @@ ARTIFACTS = {
 PUBLISH = """
 import sys
 from pathlib import Path
-from tasks.server import prepare_environment, server_for_run
+from abstain_tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
     from prefect import flow
     from abstain.ingest.report import IngestReport
-    from tasks.monitoring.publish import publish_ingest, publish_validation
-    from tasks.runs.workspace import Workspace
+    from abstain_tasks.monitoring.publish import publish_ingest, publish_validation
+    from abstain_tasks.runs.workspace import Workspace
 
 workspace = Workspace(Path(sys.argv[1]), 0)
 

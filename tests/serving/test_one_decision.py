@@ -189,7 +189,7 @@ def open_doors(
         monkeypatch.setenv(f"ABSTAIN_{name}", str(getattr(settings, name.lower())))
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     monkeypatch.setattr(cli, "_prepare_environment", lambda: None)
-    monkeypatch.setattr("tasks.release.bundles.fetch_production", lambda: (tmp_path / "bundle", None))
+    monkeypatch.setattr("abstain_tasks.release.bundles.fetch_production", lambda: (tmp_path / "bundle", None))
     log = DecisionLog.open(
         f"sqlite:///{tmp_path / 'log.sqlite'}", redact=lambda row: row, pseudonym=str, key=b"digests"
     )

@@ -19,7 +19,7 @@ from abstain.llm.signals.feature_plan import LabelledAnswers
 from abstain.stages.features import __main__ as features
 from abstain.stages.report import __main__ as report
 from abstain.stages.shared import artifacts
-from tasks.training.fan_out.stage import FANNED_OUT
+from abstain_tasks.training.fan_out.stage import FANNED_OUT
 from tests.data.builders import bytes_of
 from tests.stages.conftest import PLOTS, STAGES, Finished, run_stages, use_home
 

@@ -30,7 +30,7 @@ import json, sys
 from datetime import datetime, UTC
 from pathlib import Path
 begun = datetime.now(UTC)  # other tests' tasks are on the same server
-from tasks.server import prepare_environment, server_for_run
+from abstain_tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
     from studies.flow import study

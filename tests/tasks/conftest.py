@@ -24,11 +24,11 @@ from abstain.data.store.splits import compute_holdout_digest
 from abstain.data.store.state_table import write_table
 from abstain.release.evaluation_set import CANDIDATE
 from abstain.release.registry import Registry, load_registry
-from tasks.release import promotion, promotion_inputs
-from tasks.release.promotion import PromotionResult, promote_candidate
-from tasks.runs.git_commit import commit, push
-from tasks.runs.shell import git
-from tasks.runs.workspace import BRANCH, Workspace
+from abstain_tasks.release import promotion, promotion_inputs
+from abstain_tasks.release.promotion import PromotionResult, promote_candidate
+from abstain_tasks.runs.git_commit import commit, push
+from abstain_tasks.runs.shell import git
+from abstain_tasks.runs.workspace import BRANCH, Workspace
 from tests.checkout import SHIPPED
 from tests.conftest import ROOT
 from tests.learning.estimators.builders import D, ragged, write_mean_probe

@@ -9,7 +9,7 @@ here = os.path.dirname(os.path.abspath(sys.argv[0]))
 name = os.path.basename(sys.argv[0])
 arguments = sys.argv[1:]
 ours = arguments[:1] == ["-m"] and arguments[1].startswith(("abstain.", "abstain_cli.app", "benchmarks.", "studies."))
-if name == "dvc" or ours or arguments[:1] == ["-c"] or arguments[:3] == ["-m", "tasks.server", "child"]:
+if name == "dvc" or ours or arguments[:1] == ["-c"] or arguments[:3] == ["-m", "abstain_tasks.server", "child"]:
     files = [number for number in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{number}")]
     server = socket.socket(socket.AF_UNIX)
     server.connect(os.path.join(here, "socket"))

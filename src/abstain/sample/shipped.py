@@ -63,7 +63,9 @@ def copy_as_shipped(project: Path, names: Iterable[str], folder: Path) -> list[s
     ]
     for name in copied:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(project / name, folder / name)
+        if (project / name).is_symlink():
+            (folder / name).unlink(missing_ok=True)  # a link is not overwritten
+        shutil.copy2(project / name, folder / name, follow_symlinks=False)
     for name, text in shipped.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")

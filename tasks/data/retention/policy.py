@@ -13,11 +13,11 @@ from abstain.data.decision_log.expiry import count_expired, delete_expired
 from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.job_files import JOBS, find_abandoned_jobs
 from abstain.release.registry import load_registry
-from tasks.data.retention.expired import ExpiredItems, count_bytes, remove_all
-from tasks.data.retention.releases import delete_expired_bundles, delete_expired_objects
-from tasks.runs.progress import notify_observers
-from tasks.runs.workspace import open_workspace
-from tasks.server import reports
+from abstain_tasks.data.retention.expired import ExpiredItems, count_bytes, remove_all
+from abstain_tasks.data.retention.releases import delete_expired_bundles, delete_expired_objects
+from abstain_tasks.runs.progress import notify_observers
+from abstain_tasks.runs.workspace import open_workspace
+from abstain_tasks.server import reports
 
 
 def apply_retention(now: datetime, *, apply: bool) -> list[ExpiredItems]:
@@ -114,7 +114,7 @@ def delete_expired_features(days: int, *, apply: bool) -> ExpiredItems:
     if not Path(settings.features).is_dir():
         return ExpiredItems(kind, 0, 0)
     from abstain.llm.features.maintenance import prune  # torch
-    from tasks.data.feature_cache import collect_needed_keys
+    from abstain_tasks.data.feature_cache import collect_needed_keys
 
     deleted = prune(settings.features, collect_needed_keys(), timedelta(days=days), dry_run=not apply)
     return ExpiredItems(kind, len(deleted.names), deleted.bytes)

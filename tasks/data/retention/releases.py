@@ -17,9 +17,9 @@ from pathlib import Path
 from abstain.config.settings import load_settings
 from abstain.core.formatting import format_count
 from abstain.release.registry import VERSION, Registry, parse_version
-from tasks.data.retention.expired import ExpiredItems, count_bytes, remove_all
-from tasks.runs.progress import notify_observers
-from tasks.runs.workspace import Workspace
+from abstain_tasks.data.retention.expired import ExpiredItems, count_bytes, remove_all
+from abstain_tasks.runs.progress import notify_observers
+from abstain_tasks.runs.workspace import Workspace
 
 _WOULD_GO = re.compile(r"Removing (?P<path>/.+)")
 _LEFTOVER_DAYS = 1

@@ -26,6 +26,6 @@ def make_runner(settings: Settings) -> ShardRunner:
         from abstain.llm.features.shard_job import LocalRunner
 
         return LocalRunner(settings)
-    from tasks.training.fan_out.shards import DistributedRunner
+    from abstain_tasks.training.fan_out.shards import DistributedRunner
 
     return DistributedRunner(settings)

@@ -40,7 +40,7 @@ from abstain.llm.features import shard_job
 from abstain.llm.features.file_store import FileStore
 from abstain.llm.features.job_files import JOBS, find_abandoned_jobs
 from abstain.llm.features.shard_job import JobStats, ShardJob
-from tasks.runs.stopping import raise_if_stopped
+from abstain_tasks.runs.stopping import raise_if_stopped
 
 DEPLOYMENT = "extract/gpu"
 ROUNDS = 3

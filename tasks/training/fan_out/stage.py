@@ -10,9 +10,9 @@ from prefect.cache_policies import NO_CACHE
 
 from abstain.config.params import Params
 from abstain.config.settings import Settings, load_settings
-from tasks.runs.progress import notify_observers
-from tasks.runs.workspace import Workspace
-from tasks.training.fan_out import make_runner
+from abstain_tasks.runs.progress import notify_observers
+from abstain_tasks.runs.workspace import Workspace
+from abstain_tasks.training.fan_out import make_runner
 
 if TYPE_CHECKING:
     from abstain.llm.features.feature_store import OnProgress
@@ -65,7 +65,7 @@ def fan_out(workspace: Workspace, stage: str) -> None:
     if workspace.dvc("--wait-for-lock", "status", "--json", stage).strip() == "{}":
         notify_observers(step, "cached")
         return
-    from tasks.training.retrain_cost import read_labelled  # torch: not where the stage is cached
+    from abstain_tasks.training.retrain_cost import read_labelled  # torch: not where the stage is cached
 
     settings = load_settings()
     params, labelled, _ = read_labelled(workspace)

@@ -10,9 +10,9 @@ import pytest
 
 from abstain.core import paths
 from abstain.core.codes import Code
-from tasks.data import contradictions
-from tasks.runs.events import ALARM
-from tasks.runs.workspace import Workspace
+from abstain_tasks.data import contradictions
+from abstain_tasks.runs.events import ALARM
+from abstain_tasks.runs.workspace import Workspace
 
 Emitted = list[tuple[str, str, dict[str, Any]]]
 NAMES = ("person", "batch", "message")

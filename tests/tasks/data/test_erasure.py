@@ -28,17 +28,17 @@ from abstain.release.registry import Registry
 from abstain.reports.page import render_html
 from abstain.review.workbook import ID_COLUMN
 from abstain_cli import app as cli
-from flows import promote as promote_flow
-from flows import retrain as retrain_flow
-from tasks.data.erasure import erase_user
-from tasks.data.erasure_copies import record_export
-from tasks.monitoring import publish
-from tasks.release import promotion
-from tasks.release.promotion import PromotionResult, promote_candidate, roll_back
-from tasks.release.promotion_records import write_record
-from tasks.runs.git_commit import commit, push
-from tasks.runs.workspace import BRANCH, Workspace, open_workspace
-from tasks.server import reports
+from abstain_flows import promote as promote_flow
+from abstain_flows import retrain as retrain_flow
+from abstain_tasks.data.erasure import erase_user
+from abstain_tasks.data.erasure_copies import record_export
+from abstain_tasks.monitoring import publish
+from abstain_tasks.release import promotion
+from abstain_tasks.release.promotion import PromotionResult, promote_candidate, roll_back
+from abstain_tasks.release.promotion_records import write_record
+from abstain_tasks.runs.git_commit import commit, push
+from abstain_tasks.runs.workspace import BRANCH, Workspace, open_workspace
+from abstain_tasks.server import reports
 from tests.conftest import Project
 from tests.data.builders import (
     NOW,
@@ -173,8 +173,10 @@ def flows_here(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
     monkeypatch.setattr(retrain_flow, "run_dag", lambda *_: [])
     for name in ("publish_validation", "publish_artifacts"):
         monkeypatch.setattr(retrain_flow, name, lambda _: None)
-    monkeypatch.setattr("tasks.runs.workspace.open_workspace", here)
-    monkeypatch.setattr("tasks.release.status.fetch_origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
+    monkeypatch.setattr("abstain_tasks.runs.workspace.open_workspace", here)
+    monkeypatch.setattr(
+        "abstain_tasks.release.status.fetch_origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}")
+    )
     return retrain_flow.retrain.fn
 
 

@@ -10,9 +10,9 @@ import pytest
 from abstain.core import paths
 from abstain.ingest.report import IngestReport
 from abstain.release.registry import Registry, make_version_tag
-from tasks.data import new_reviews
-from tasks.runs.events import INGESTED, REVIEWS
-from tasks.runs.git_commit import commit
+from abstain_tasks.data import new_reviews
+from abstain_tasks.runs.events import INGESTED, REVIEWS
+from abstain_tasks.runs.git_commit import commit
 from tests.release.events import promotion
 from tests.tasks.conftest import Plain
 

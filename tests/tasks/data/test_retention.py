@@ -14,10 +14,10 @@ from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.llm.features.shard_job import ShardJob
 from abstain.release.registry import Registry
-from tasks.data.retention.policy import delete_expired_features, delete_expired_reports
-from tasks.data.retention.releases import delete_expired_bundles, delete_expired_objects
-from tasks.runs.progress import register_observer
-from tasks.runs.workspace import Workspace
+from abstain_tasks.data.retention.policy import delete_expired_features, delete_expired_reports
+from abstain_tasks.data.retention.releases import delete_expired_bundles, delete_expired_objects
+from abstain_tasks.runs.progress import register_observer
+from abstain_tasks.runs.workspace import Workspace
 from tests.release.events import promotion
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from abstain.core.errors import AbstainError
-from tasks.runs.git_commit import OriginMoved, commit, push
-from tasks.runs.shell import git
-from tasks.runs.workspace import BRANCH, Workspace, hold_lock
+from abstain_tasks.runs.git_commit import OriginMoved, commit, push
+from abstain_tasks.runs.shell import git
+from abstain_tasks.runs.workspace import BRANCH, Workspace, hold_lock
 
 
 @dataclass(frozen=True)

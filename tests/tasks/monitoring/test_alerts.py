@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tasks.server.addresses import post
+from abstain_tasks.server.addresses import post
 from tests.conftest import Project, Up, processes_of
 from tests.data.builders import row, write_lines
 from tests.tasks.receiver import Receiver
 from tests.tasks.server.test_server import wait_until
 
 FAILING = """
-from tasks.server import prepare_environment, server_for_run
+from abstain_tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
     from prefect import flow
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.runs.failures import coded_failures
+from abstain_tasks.runs.failures import coded_failures
 
 @flow(name="ingest", flow_run_name="tuesday")
 @coded_failures()

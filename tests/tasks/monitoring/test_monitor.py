@@ -13,8 +13,8 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitoring_windows import read_windows
-from tasks.monitoring import monitor
-from tasks.monitoring.monitor import open_log, retry_while_unavailable
+from abstain_tasks.monitoring import monitor
+from abstain_tasks.monitoring.monitor import open_log, retry_while_unavailable
 from tests.data.decision_log.builders import decision, url_of
 from tests.data.decision_log.builders import open_log as open_writer
 

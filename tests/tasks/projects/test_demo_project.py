@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from abstain.config.settings import load_settings
-from tasks.projects.demo_project import OWN_PLACES, demo_project
-from tasks.projects.new_project import Choices, start_project
-from tasks.runs.shell import git
+from abstain_tasks.projects.demo_project import OWN_PLACES, demo_project
+from abstain_tasks.projects.new_project import Choices, start_project
+from abstain_tasks.runs.shell import git
 from tests.checkout import SHIPPED
 from tests.tasks.projects.test_new_project import Clone, choices, clone
 

@@ -15,10 +15,10 @@ from abstain.config.params import load_params
 from abstain.config.template import read_template
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Registry, get_next_version
-from tasks.projects import new_project
-from tasks.projects.new_project import STATE, Choices, start_project, upgrade_project
-from tasks.runs.shell import git
-from tasks.runs.workspace import open_workspace
+from abstain_tasks.projects import new_project
+from abstain_tasks.projects.new_project import STATE, Choices, start_project, upgrade_project
+from abstain_tasks.runs.shell import git
+from abstain_tasks.runs.workspace import open_workspace
 from tests.checkout import ROOT, SHIPPED
 from tests.llm.builders import save_tiny_model
 from tests.release.events import promotion

@@ -13,9 +13,9 @@ from abstain.core import paths
 from abstain.core.bundle_format import is_intact, write_digest
 from abstain.core.errors import AbstainError
 from abstain.release.registry import RegistryEvent
-from tasks.release import bundles
-from tasks.release.bundles import fetch_bundle
-from tasks.release.promotion import PromotionResult
+from abstain_tasks.release import bundles
+from abstain_tasks.release.bundles import fetch_bundle
+from abstain_tasks.release.promotion import PromotionResult
 from tests.release.events import promotion
 from tests.tasks.conftest import Candidates, Plain
 

@@ -14,11 +14,11 @@ from abstain.core.bundle_format import compute_sha256
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.release.registry import RegistryEvent, load_registry, make_version_tag
-from tasks.release import promotion, promotion_inputs
-from tasks.release.promotion import PromotionResult
-from tasks.runs.events import REJECTED
-from tasks.runs.git_commit import commit
-from tasks.runs.run_params import edit_params
+from abstain_tasks.release import promotion, promotion_inputs
+from abstain_tasks.release.promotion import PromotionResult
+from abstain_tasks.runs.events import REJECTED
+from abstain_tasks.runs.git_commit import commit
+from abstain_tasks.runs.run_params import edit_params
 from tests.tasks.conftest import Candidates, Plain
 
 WHY = "about 300 would be needed: bring about 500 more reviews"

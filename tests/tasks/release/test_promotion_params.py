@@ -16,10 +16,10 @@ from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
-from tasks.release import promotion_params
-from tasks.release.promotion_params import refill_holdout, write_promotion_params, write_rollback_params
-from tasks.runs.run_params import edit_params
-from tasks.runs.workspace import Workspace, open_workspace
+from abstain_tasks.release import promotion_params
+from abstain_tasks.release.promotion_params import refill_holdout, write_promotion_params, write_rollback_params
+from abstain_tasks.runs.run_params import edit_params
+from abstain_tasks.runs.workspace import Workspace, open_workspace
 from tests.conftest import Project, read_lock
 from tests.release.events import promotion
 

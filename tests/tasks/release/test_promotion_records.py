@@ -18,7 +18,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason
 from abstain.release.champion_comparison import ComparisonBudget
-from tasks.release.promotion_records import (
+from abstain_tasks.release.promotion_records import (
     find_earlier_rejection,
     find_holdout_acceptance,
     find_holdout_refill,

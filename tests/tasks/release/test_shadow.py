@@ -21,13 +21,13 @@ from abstain.data.decision_log.decisions import ShadowDecision
 from abstain.data.decision_log.log import DecisionLog
 from abstain.release.shadow import Shadow
 from abstain_cli import shadow as cli
-from tasks.release import bundles, version_source
-from tasks.release.promotion import PromotionResult
-from tasks.release.shadow import clear_shadow, read_shadow, review_shadow, set_shadow
-from tasks.release.version_source import OriginShadowSource
-from tasks.runs.git_commit import commit
-from tasks.runs.run_params import edit_params
-from tasks.runs.workspace import BRANCH
+from abstain_tasks.release import bundles, version_source
+from abstain_tasks.release.promotion import PromotionResult
+from abstain_tasks.release.shadow import clear_shadow, read_shadow, review_shadow, set_shadow
+from abstain_tasks.release.version_source import OriginShadowSource
+from abstain_tasks.runs.git_commit import commit
+from abstain_tasks.runs.run_params import edit_params
+from abstain_tasks.runs.workspace import BRANCH
 from tests.data.builders import cited, interaction, review
 from tests.data.decision_log.builders import decision, open_log
 from tests.release.test_promotion_check import calibrated
@@ -230,8 +230,10 @@ def test_the_commands_say_what_is_there_and_what_the_look_means(
     def said() -> str:
         return " ".join(capsys.readouterr().out.split())
 
-    monkeypatch.setattr("tasks.runs.workspace.open_workspace", here)
-    monkeypatch.setattr("tasks.runs.workspace.fetch_origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
+    monkeypatch.setattr("abstain_tasks.runs.workspace.open_workspace", here)
+    monkeypatch.setattr(
+        "abstain_tasks.runs.workspace.fetch_origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}")
+    )
     write_data(workspace, decide(log, shadow), reviewed=200)
     cli.show()
     assert f"{shadow.version} decides beside v1.0.0" in (shown := said()) and "by both: 300 answers" in shown

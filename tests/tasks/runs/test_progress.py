@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tasks.runs.progress import notify_observers, register_observer
+from abstain_tasks.runs.progress import notify_observers, register_observer
 
 
 def test_observers_hear_every_step_while_they_listen_and_no_longer() -> None:

@@ -11,9 +11,9 @@ import yaml
 from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.errors import AbstainError
-from tasks.runs.git_commit import commit
-from tasks.runs.run_params import commit_params, write_params
-from tasks.runs.workspace import BRANCH, Workspace
+from abstain_tasks.runs.git_commit import commit
+from abstain_tasks.runs.run_params import commit_params, write_params
+from abstain_tasks.runs.workspace import BRANCH, Workspace
 from tests.checkout import SHIPPED
 from tests.tasks.conftest import Candidates, Plain
 

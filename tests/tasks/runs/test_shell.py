@@ -15,7 +15,7 @@ import pytest
 from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.runs.shell import environment, git, run, succeeds
+from abstain_tasks.runs.shell import environment, git, run, succeeds
 
 
 def test_output_is_streamed_and_returned(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.runs.shell import run, succeeds
-from tasks.runs.stopping import Stopped, raise_if_stopped, stop_threads_on_error
+from abstain_tasks.runs.shell import run, succeeds
+from abstain_tasks.runs.stopping import Stopped, raise_if_stopped, stop_threads_on_error
 from tests.checkout import SHIPPED
 from tests.conftest import ROOT, Project
 from tests.tasks.server.test_server import wait_until
@@ -32,15 +32,15 @@ RUNS = """
 import sys
 import threading
 from pathlib import Path
-from tasks.runs.shell import run
+from abstain_tasks.runs.shell import run
 run(["sh", "-c", sys.argv[1]], Path())
 """
 RETRAINS = """
 import os, sys
-from tasks.server import prepare_environment
+from abstain_tasks.server import prepare_environment
 prepare_environment()
 from abstain_cli import app
-from flows import retrain
+from abstain_flows import retrain
 retrain.publish_validation = retrain.publish_artifacts = lambda workspace: None  # these stages leave nothing to see
 sys.argv = ["abstain", "retrain", "--no-promote"]
 for log in sys.stdin:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from abstain.core.errors import AbstainError
-from tasks.runs.git_commit import commit, push
-from tasks.runs.workspace import open_workspace
+from abstain_tasks.runs.git_commit import commit, push
+from abstain_tasks.runs.workspace import open_workspace
 from tests.conftest import Project
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
-from tasks.server import addresses
-from tasks.server.addresses import (
+from abstain_tasks.server import addresses
+from abstain_tasks.server.addresses import (
     HEARTBEAT,
     find_own_server,
     heartbeat,

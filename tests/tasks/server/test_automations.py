@@ -10,10 +10,10 @@ import pytest
 
 from abstain.config.params import load_params
 from abstain.core.errors import AbstainError
-from tasks.runs.events import ALARM, DRIFT, INGESTED, REJECTED, REVIEWS
-from tasks.server import automation_sync
-from tasks.server.automations import NOTIFY, PREFIX, RETRAIN
-from tasks.server.webhook import read_stored_url, store_url
+from abstain_tasks.runs.events import ALARM, DRIFT, INGESTED, REJECTED, REVIEWS
+from abstain_tasks.server import automation_sync
+from abstain_tasks.server.automations import NOTIFY, PREFIX, RETRAIN
+from abstain_tasks.server.webhook import read_stored_url, store_url
 from tests.checkout import ROOT
 from tests.tasks.server.test_server import wait_until
 
@@ -176,7 +176,7 @@ def test_starting_run_supersedes_those_that_wait_for_the_same(
 ) -> None:
     from prefect.states import AwaitingConcurrencySlot, Scheduled
 
-    from tasks.runs.duplicate_runs import cancel_duplicate_runs
+    from abstain_tasks.runs.duplicate_runs import cancel_duplicate_runs
 
     in_a_minute = datetime.now(UTC) + timedelta(minutes=1)
     deployment = server.client.read_deployment_by_name(RETRAIN).id

@@ -18,7 +18,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tasks.server.addresses import KEY, post
+from abstain_tasks.server.addresses import KEY, post
 from tests.conftest import SERVER_KEY, Project, Up, new_project, processes_of
 from tests.ports import free_port
 from tests.tasks.receiver import Receiver, free_address
@@ -29,7 +29,7 @@ import os
 import time
 from pathlib import Path
 from prefect import flow
-from tasks.runs.duplicate_runs import cancel_duplicate_runs
+from abstain_tasks.runs.duplicate_runs import cancel_duplicate_runs
 
 @flow(validate_parameters=False)
 def retrain(promote: bool = True):
@@ -40,9 +40,9 @@ def retrain(promote: bool = True):
     while not (home / "go").exists():
         time.sleep(0.2)
 """
-EMIT = "import json, sys; from tasks.runs.events import post_event; post_event(*sys.argv[1:3], code='A999', **json.loads(sys.argv[3]))"
-NEXT_DAY = "from tasks.server.automation_sync import remove_rerun_automation; remove_rerun_automation()"
-APPLY = "from tasks.server.automation_sync import sync_automations; print(sync_automations(True, heartbeat=30))"
+EMIT = "import json, sys; from abstain_tasks.runs.events import post_event; post_event(*sys.argv[1:3], code='A999', **json.loads(sys.argv[3]))"
+NEXT_DAY = "from abstain_tasks.server.automation_sync import remove_rerun_automation; remove_rerun_automation()"
+APPLY = "from abstain_tasks.server.automation_sync import sync_automations; print(sync_automations(True, heartbeat=30))"
 
 
 @dataclass(frozen=True)

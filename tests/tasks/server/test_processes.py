@@ -11,7 +11,7 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
-from tasks.server.processes import MAX_SOCKET, end_remaining, is_up, shut_down, start, wait_for
+from abstain_tasks.server.processes import MAX_SOCKET, end_remaining, is_up, shut_down, start, wait_for
 from tests.ports import free_port
 
 

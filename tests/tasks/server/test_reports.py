@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from abstain.core.errors import AbstainError
-from tasks.server import addresses, reports
+from abstain_tasks.server import addresses, reports
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,8 @@ import pytest
 import yaml
 from supervisor.childutils import getRPCInterface  # type: ignore[import-untyped]
 
-from tasks.server.addresses import KEY, post
-from tasks.server.processes import is_responding
+from abstain_tasks.server.addresses import KEY, post
+from abstain_tasks.server.processes import is_responding
 from tests.conftest import ROOT, Project, new_project, processes_of
 from tests.ports import free_port
 
@@ -39,8 +39,8 @@ SLEEPER = """
 from pathlib import Path
 from prefect import flow, task
 from prefect.futures import wait
-from tasks.runs.shell import run
-from tasks.runs.stopping import stop_threads_on_error
+from abstain_tasks.runs.shell import run
+from abstain_tasks.runs.stopping import stop_threads_on_error
 
 @task
 def sleep():
@@ -54,7 +54,7 @@ def sleeper():
 
 RUN = """
 import sys, time
-from tasks.server import prepare_environment, server_for_run
+from abstain_tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
     from prefect import flow, task
@@ -83,11 +83,11 @@ def project(tmp_path: Path) -> Project:
 
 @pytest.fixture
 def server(project: Project) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """`python -m tasks.server up|down` on free ports; down at the end, however the test ends."""
+    """`python -m abstain_tasks.server up|down` on free ports; down at the end, however the test ends."""
 
     def call(what: str, port: str = str(free_port()), gate: str = str(free_port())) -> subprocess.CompletedProcess[str]:
         ports = [f"ABSTAIN_UI_PORT={port}", f"ABSTAIN_GATE_PORT={gate}"]
-        return project.command(["env", *ports, sys.executable, "-m", "tasks.server", what])
+        return project.command(["env", *ports, sys.executable, "-m", "abstain_tasks.server", what])
 
     yield call
     if processes_of(project):
@@ -98,7 +98,7 @@ def up_in_a_terminal(project: Project, **settings: int) -> str:
     """What `make up` prints in a terminal, which is closed when it has ended."""
     terminal, inside = pty.openpty()
     shell = subprocess.Popen(
-        ["sh", "-c", f"{sys.executable} -m tasks.server up; echo ended with $?.; exec sleep 600"],
+        ["sh", "-c", f"{sys.executable} -m abstain_tasks.server up; echo ended with $?.; exec sleep 600"],
         cwd=project.root,
         env=project.environment | {name: str(port) for name, port in settings.items()},
         stdin=inside,
@@ -238,7 +238,7 @@ def test_without_a_server_or_a_free_port_it_is_one_line_with_the_remedy(
         assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done
         return done.stderr
 
-    worker = project.command([sys.executable, "-m", "tasks.server", "worker"])
+    worker = project.command([sys.executable, "-m", "abstain_tasks.server", "worker"])
     assert "no server is up: run `make up` first, or set PREFECT_API_URL" in error(worker)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -274,7 +274,7 @@ def test_the_temporary_server_dies_with_a_killed_run(project: Project, monkeypat
 def test_a_server_of_others_that_refuses_our_key_is_one_line(prefect_server: str, project: Project) -> None:
     for key in ("", "of another home"):
         environment = ["env", f"PREFECT_API_URL={prefect_server}", f"{KEY}={key}"]
-        for command in (["-m", "abstain_cli.app", "ingest"], ["-m", "tasks.server", "worker"]):
+        for command in (["-m", "abstain_cli.app", "ingest"], ["-m", "abstain_tasks.server", "worker"]):
             done = project.command([*environment, sys.executable, *command])
             assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done
             assert f"{prefect_server} requires a key: set {KEY}" in done.stderr

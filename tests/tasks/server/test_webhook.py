@@ -9,7 +9,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.server.webhook import deliver, describe_receiver, message, receiver
+from abstain_tasks.server.webhook import deliver, describe_receiver, message, receiver
 from tests.tasks.receiver import Receiver, free_address
 
 

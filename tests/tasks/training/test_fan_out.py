@@ -27,8 +27,8 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.llm.features.shard_job import JobStats, LocalRunner, ShardJob
-from tasks.runs.stopping import Stopped, stop_threads_on_error
-from tasks.training.fan_out import make_runner, shards
+from abstain_tasks.runs.stopping import Stopped, stop_threads_on_error
+from abstain_tasks.training.fan_out import make_runner, shards
 
 pytestmark = pytest.mark.heavy
 

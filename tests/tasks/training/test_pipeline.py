@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runs.workspace import Workspace
-from tasks.training import pipeline
-from tasks.training.stage_times import BaseModelUsage
+from abstain_tasks.runs.workspace import Workspace
+from abstain_tasks.training import pipeline
+from abstain_tasks.training.stage_times import BaseModelUsage
 from tests.checkout import SHIPPED
 
 

@@ -16,9 +16,9 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain_cli import app as cli
 from abstain_cli.plan import format_plan
-from tasks.runs.workspace import Workspace
-from tasks.training import retrain_cost
-from tasks.training.plan import (
+from abstain_tasks.runs.workspace import Workspace
+from abstain_tasks.training import retrain_cost
+from abstain_tasks.training.plan import (
     AFTER,
     BASE_MODEL_STAGES,
     Change,
@@ -29,8 +29,8 @@ from tasks.training.plan import (
     make_plan,
     summarize_reasons,
 )
-from tasks.training.retrain_cost import RetrainCost
-from tasks.training.stage_times import BaseModelUsage, record_run
+from abstain_tasks.training.retrain_cost import RetrainCost
+from abstain_tasks.training.stage_times import BaseModelUsage, record_run
 from tests.checkout import SHIPPED
 from tests.conftest import new_project
 from tests.test_dependencies import STAGES, TREE

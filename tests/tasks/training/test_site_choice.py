@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runs.workspace import Workspace
-from tasks.training.site_choice import should_choose_site
+from abstain_tasks.runs.workspace import Workspace
+from abstain_tasks.training.site_choice import should_choose_site
 from tests.checkout import ROOT
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training.stage_times import MIN_TOKENS, BaseModelUsage, estimate_seconds, record_run
+from abstain_tasks.training.stage_times import MIN_TOKENS, BaseModelUsage, estimate_seconds, record_run
 
 
 @pytest.fixture(autouse=True)
