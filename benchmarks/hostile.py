@@ -50,15 +50,15 @@ class Attacker:
 
     async def long_answers(self) -> None:
         """Request as many answers as may be written or queued, each with other settings."""
-        await self._attack_in_parallel(LIMITS.waiting + 1, self._long_answer)
+        await self._attack_in_parallel(LIMITS.max_queued + 1, self._long_answer)
 
     async def endless_bodies(self) -> None:
         """Send forms that lack their last byte."""
-        await self._attack_in_parallel(LIMITS.connections // 4, self._endless_body)
+        await self._attack_in_parallel(LIMITS.max_connections // 4, self._endless_body)
 
     async def idle_connections(self) -> None:
         """Open connections and send nothing."""
-        await self._attack_in_parallel(LIMITS.connections, self._idle_connection)
+        await self._attack_in_parallel(LIMITS.max_connections, self._idle_connection)
 
     async def thumbs(self) -> None:
         """Send thumbs as fast as the log accepts them."""
@@ -103,7 +103,7 @@ class Attacker:
         while True:
             started = time.monotonic()
             await self._post(streams, path, body(f"{self._source}-{next(self._ids)}-{time.time_ns()}"))
-            await asyncio.sleep(started + 60 / LIMITS.rows_a_minute - time.monotonic())
+            await asyncio.sleep(started + 60 / LIMITS.rows_per_minute - time.monotonic())
 
     @staticmethod
     async def _post(streams: Streams, path: str, body: dict[str, object]) -> None:

@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.export or options.serve:
         write_bundle(options.export) if options.export else serve(options.serve)
         return
-    os.environ.setdefault("ABSTAIN_SERVE_CALLER__ROWS_A_MINUTE", "100000")  # all that ask are one caller here
+    os.environ.setdefault("ABSTAIN_SERVE_CALLER__ROWS_PER_MINUTE", "100000")  # all that ask are one caller here
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "bundle"
         folder.mkdir()

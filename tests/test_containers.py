@@ -122,7 +122,7 @@ def test_every_variable_of_ours_is_one_that_is_read() -> None:
     }
     of_the_server = re.findall(r"^\| `(ABSTAIN_\w+)`", (ROOT / "docs/reference/settings.md").read_text(), re.MULTILINE)
     named = {name for service in SERVICES.values() for name in variables(service) if name.startswith("ABSTAIN_")}
-    assert {"ABSTAIN_DECISIONS", "ABSTAIN_SERVE_KEYS_FILE"} <= named <= {*fields, *of_the_server}
+    assert {"ABSTAIN_DECISION_LOG", "ABSTAIN_SERVE_KEYS_FILE"} <= named <= {*fields, *of_the_server}
 
 
 def test_no_secret_has_a_value_in_the_file() -> None:
@@ -142,11 +142,11 @@ def test_the_gate_asks_for_keys_and_has_a_log_apart_from_prefects() -> None:
     assert f"umask 077 && touch {file} &&" in command, "without the file it would not start: it listens to the network"
     log, prefect = (
         variables(SERVICES[service])[variable]
-        for service, variable in (("gate", "ABSTAIN_DECISIONS"), ("server", "PREFECT_API_DATABASE_CONNECTION_URL"))
+        for service, variable in (("gate", "ABSTAIN_DECISION_LOG"), ("server", "PREFECT_API_DATABASE_CONNECTION_URL"))
     )
     assert log and prefect and log.rpartition("/")[2] != prefect.rpartition("/")[2]
     assert re.findall(REQUIRED, log) != re.findall(REQUIRED, prefect)
-    shared = {"ABSTAIN_ORIGIN", "ABSTAIN_USER_KEY", "ABSTAIN_DECISIONS", "AWS_ENDPOINT_URL", "AWS_SECRET_ACCESS_KEY"}
+    shared = {"ABSTAIN_ORIGIN", "ABSTAIN_USER_KEY", "ABSTAIN_DECISION_LOG", "AWS_ENDPOINT_URL", "AWS_SECRET_ACCESS_KEY"}
     worker = SERVICES["worker"]
     assert gate["volumes"] == worker["volumes"] == ["state:/state"]
     for variable in shared:

@@ -90,7 +90,7 @@ def generate(
         raise AbstainError(Code.USAGE, f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
     _warn_about_missing_context(gate, questions, no_context)
     for start in range(0, len(questions), AT_ONCE):
-        for answer in generate_answers(gate, questions[start : start + AT_ONCE], ask, no_context=no_context):
+        for answer in generate_answers(gate, questions[start : start + AT_ONCE], ask, allow_no_context=no_context):
             print(json.dumps({"answer": answer.text, **asdict(answer.decision)}), flush=True)
 
 

@@ -57,6 +57,7 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     settings, serving = load_settings(), load_serve_settings()
+    max_cached = serving.cached_answers_per_day
     if on_unavailable is not None:
         serving = serving.model_copy(update={"on_unavailable": on_unavailable})
     text = serving.keys.get_secret_value() if serving.keys else None
@@ -72,14 +73,14 @@ def serve(
         export_events(),
         listen(host, port) as listening,
         _retriever(retrieve) as chunks,
-        FeatureCacheWriter(partial(queries.read_interactions, log.database), serving.kept_a_day) as feature_writer,
+        FeatureCacheWriter(partial(queries.read_interactions, log.database), max_cached) as feature_writer,
     ):
         live, shadow = (
             VersionFollower(OriginVersionSource(), lambda bundle: open_gate(bundle, feature_writer.add)),
             None,
         )
         if serving.shadow != "off":
-            # Without passes of its own it needs no base model, which may be another one.
+            # Without forward passes of its own it needs no base model, which may be another one.
             warm = Gate.warm_up if serving.shadow == "full" else lambda gate: None
             shadow = VersionFollower(OriginShadowSource(), open_gate, warm)
         service = GateService(live, log, serving, chunks, shadow)
@@ -94,7 +95,7 @@ def key(
     name: Annotated[str, typer.Argument(help="who will hold it")],
     role: Annotated[
         list[str] | None,
-        typer.Option("--role", "-r", help="ask, feedback, review or withheld; repeatable; default: ask"),
+        typer.Option("--role", "-r", help="ask, feedback, review or read_withheld; repeatable; default: ask"),
     ] = None,
 ) -> None:
     """Make an API key: it is printed once, and the line for ABSTAIN_SERVE_KEYS_FILE holds only its hash."""
@@ -126,9 +127,9 @@ def _open_log(params: PrivacyParams) -> DecisionLog:
         redact=privacy.redact_row,
         pseudonym=privacy.get_pseudonym,
         key=derive_log_key(settings),
-        withheld_share=serving.withheld_share,
-        keep_days=serving.keep_days,
-        calls_each=serving.caller.calls,
+        withheld_sampling_rate=serving.withheld_sampling_rate,
+        keep_days=serving.text_retention_days,
+        calls_each=serving.caller.max_registered_calls,
     )
 
 

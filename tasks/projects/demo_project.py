@@ -17,7 +17,7 @@ from abstain_tasks.runs.shell import git
 from abstain_tasks.runs.workspace import BRANCH, hold_lock, project_root
 
 OWN_PLACES = (
-    *("ABSTAIN_ORIGIN", "ABSTAIN_FEATURES", "ABSTAIN_INDEX", "ABSTAIN_DECISIONS", "ABSTAIN_USER_KEY", "ABSTAIN_RUNNER"),
+    *("ABSTAIN_ORIGIN", "ABSTAIN_FEATURES", "ABSTAIN_INDEX", "ABSTAIN_DECISION_LOG", "ABSTAIN_USER_KEY", "ABSTAIN_RUNNER"),
 )
 """Settings of a team's project that would take the demo's rows elsewhere."""
 SHARED = ("models", "decoder-checks", "stage-times", "reports", "prefect")

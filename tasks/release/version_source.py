@@ -27,7 +27,7 @@ class OriginVersionSource:
         registry = parse_registry(git(self._repository, "show", f"{revision}:{paths.REGISTRY}"))
         event = self._event = registry.require_production()
         notices = (event.notice, str(registry.taint or ""))
-        return VersionInfo(event.version, event.bundle_sha256, event.at, "; ".join(filter(None, notices)))
+        return VersionInfo(event.version, event.bundle_sha256, event.occurred_at, tuple(filter(None, notices)))
 
     def get_folder(self, version_info: VersionInfo) -> Path:
         """Return the folder of `release` in the local store."""
@@ -54,9 +54,9 @@ class OriginShadowSource:
         self._repository, revision = fetch_origin_snapshot()
         registry = parse_registry(git(self._repository, "show", f"{revision}:{paths.REGISTRY}"))
         shadow = self._shadow = read_shadow(self._repository, revision)
-        if shadow is None or shadow.beside != registry.production_version:
+        if shadow is None or shadow.production_version != registry.production_version:
             return None
-        return VersionInfo(shadow.version, shadow.bundle_sha256, shadow.at)
+        return VersionInfo(shadow.version, shadow.bundle_sha256, shadow.created_at)
 
     def get_folder(self, version_info: VersionInfo) -> Path:
         """Return the folder in the local store of the shadow that `get_production` returned last."""

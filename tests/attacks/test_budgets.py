@@ -174,7 +174,7 @@ def test_decisions_do_not_wait_for_answers(
 def test_one_caller_does_not_fill_the_queue(
     make: Callable[..., GateService], steps: list[float], assert_repelled: Count
 ) -> None:
-    service = make(waiting=8, caller=CallerLimits(waiting=4))
+    service = make(max_queued=8, caller=CallerLimits(max_queued=4))
     with listening(make_server(service, ApiKeys())) as address, ExitStack() as stack:
         sent = [stack.enter_context(posted(address, "/v1/answer", {**LONG, "seed": seed})) for seed in range(12)]
         refused = sum(b" 429 " in answer_on(connection, 0.3) for connection in sent)
@@ -202,7 +202,7 @@ def test_all_bodies_have_one_budget(
     make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
 ) -> None:
     monkeypatch.setattr(middleware, "MAX_TOTAL_BODY_BYTES", 400_000)
-    service = make(caller=CallerLimits(bodies=250_000))
+    service = make(caller=CallerLimits(max_body_bytes=250_000))
     with listening(make_server(service, ApiKeys())) as address:
         with ExitStack() as stack:
             held = [stack.enter_context(unfinished(address, "/v1/gate", 100_000)) for _ in range(2)]
@@ -222,7 +222,7 @@ def test_one_address_does_not_take_all_connections(
     make: Callable[..., GateService], monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
 ) -> None:
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 24)
-    service = make(caller=CallerLimits(connections=16))
+    service = make(caller=CallerLimits(max_connections=16))
     with listening(make_server(service, ApiKeys())) as address, ExitStack() as stack:
         idle = [stack.enter_context(connected(address)) for _ in range(40)]
         repelled = decides(address, OTHER)
@@ -287,7 +287,7 @@ def test_json_of_many_tiny_values_is_not_parsed(
 ) -> None:
     content = json.dumps({name: {"x": [[]] * (middleware.MAX_VALUES // 2)}}).encode()
     kind = {"Content-Type": "application/json"}
-    service = make(caller=CallerLimits(rows_a_minute=100_000))
+    service = make(caller=CallerLimits(rows_per_minute=100_000))
     with listening(make_server(service, ApiKeys())) as address:
         paths = ["/v1/gate", "/v1/contexts", *GATEWAYS]
         refused = [httpx.post(address + path, content=content, headers=kind, timeout=20) for path in paths]
@@ -299,7 +299,7 @@ def test_json_of_many_tiny_values_is_not_parsed(
 def test_large_bodies_count_as_rows_also_those_refused(
     make: Callable[..., GateService], sent: object, assert_repelled: Count
 ) -> None:
-    service = make(caller=CallerLimits(rows_a_minute=20))
+    service = make(caller=CallerLimits(rows_per_minute=20))
     content = json.dumps({"zz": sent}).encode()
     kind = {"Content-Type": "application/json"}
     with listening(make_server(service, ApiKeys())) as address:

@@ -174,7 +174,8 @@ def test_a_server_is_ready_once_the_damage_is_repaired(
     live = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings))
     for _ in range(2):
         live.refresh()
-    assert live.current is None and live.n_failed_loads == 1 and "v1.2.0 is refused: A507" in (live.last_error or "")
+    assert live.current is None and live.n_failed_loads == 1 and live.last_error is not None
+    assert live.last_error.message_with_code.startswith("A507: v1.2.0 fails to load: ")
     shutil.copy(promoted / "approval.json", store / "approval.json")
     live.refresh()
     assert live.current is not None and live.last_error is None
@@ -232,7 +233,7 @@ def test_a_blocked_or_withdrawn_version_decides_nowhere(
         assert live.current is not None
         origin.append(edit)
         live.refresh()
-        assert why in (live.last_error or "")
+        assert live.last_error is not None and why in live.last_error.message
         stopped += live.current is None and is_refused(fetch_production, Code.NO_VERSION)
         origin.append(json.dumps(registry))
     assert_repelled("a blocked or withdrawn version in production", len(edits), stopped)

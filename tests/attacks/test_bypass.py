@@ -84,7 +84,7 @@ def test_no_forged_score_shows_an_answer(
     assert_repelled: Count,
 ) -> None:
     forged: list[dict[str, Any]] = [
-        {"writer": {"confidence": 1.0}},
+        {"writer_scores": {"confidence": 1.0}},
         {"token_log_probs": [-0.0] * 5},
         {"model": "gpt"},
         {"show": True},
@@ -104,7 +104,7 @@ def test_no_more_tries_than_a_conversation_has(
     on_unavailable: str,
     assert_repelled: Count,
 ) -> None:
-    client = connect(make_worker(caller=CallerLimits(tries=2), on_unavailable=on_unavailable))
+    client = connect(make_worker(caller=CallerLimits(max_tries=2), on_unavailable=on_unavailable))
     good, bad = answers
 
     def shows(answer: str, conversation: str) -> bool:

@@ -159,8 +159,8 @@ def test_no_field_takes_more_than_its_part_of_the_log(
     tried = [
         *(("/v1/gate", asked("a", **{field: name})) for field in ("product", "line_of_business", "group")),
         *(("/v1/gate", asked("a", **{field: name})) for field in ("user", "model")),
-        ("/v1/gate", asked("a", writer={name: 1.0})),
-        ("/v1/gate", asked("a", writer={str(at): 1.0 for at in range(101)})),
+        ("/v1/gate", asked("a", writer_scores={name: 1.0})),
+        ("/v1/gate", asked("a", writer_scores={str(at): 1.0 for at in range(101)})),
         ("/v1/gate", asked("a", entitlements=[name])),
         ("/v1/gate", asked("a", interaction_id="i" * 1001)),
         ("/v1/gate", asked(text)),
@@ -222,7 +222,7 @@ def test_nobody_reviews_under_another_name(
         (review("heavy", inclusion_probability=1e-6), ann, 422),
         (thumb("both", correct=True), thumbs, 422),
         (thumb("late", given_at="1999-01-01T00:00:00Z"), thumbs, 422),
-        (thumb("queue", feedback_id="page/drawn/x"), thumbs, 409),
+        (thumb("queue", feedback_id="page/sampled/x"), thumbs, 409),
     ]
     repelled = sum(status(client, "/v1/feedback", body, headers) == wanted for body, headers, wanted in tried)
     assert queries.count_decisions(worker.log.database)["feedback"] == 0
@@ -239,7 +239,7 @@ def test_one_caller_fills_the_log_no_faster_than_allowed(
     assert_repelled: Count,
 ) -> None:
     (line, eve), (other, ann) = (key_of("ask", "feedback", name=name) for name in ("eve", "ann"))
-    worker = make_worker(caller={"rows_a_minute": 5}, on_unavailable="show")
+    worker = make_worker(caller={"rows_per_minute": 5}, on_unavailable="show")
     client = connect(worker, ApiKeys(f"{line}\n{other}"))
     assert status(client, "/v1/gate", [asked(answers[0])] * 5, eve) == 200
     tried = [

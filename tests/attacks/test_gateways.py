@@ -41,7 +41,7 @@ def count(worker: GateService, source: str) -> dict[str, int]:
     """What this gateway let pass undecided, by its reason, and all decisions."""
     (figure,) = worker.metrics.passed.collect()
     undecided = [one for one in figure.samples if one.name.endswith("_total") and one.labels["source"] == source]
-    return {one.labels["why"]: int(one.value) for one in undecided} | {"decided": sum(counted(worker).values())}
+    return {one.labels["reason"]: int(one.value) for one in undecided} | {"decided": sum(counted(worker).values())}
 
 
 def is_shown(gateway: str, reply: dict[str, Any]) -> bool:

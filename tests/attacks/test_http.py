@@ -61,9 +61,9 @@ JSON_BODIES: dict[str, bytes] = {
     "gzip": gzip.compress(json.dumps(ASKED).encode()),
     "a deep list": b'{"question": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "deep objects": (TEXT % ('"response": ' + '{"a": ' * 5000 + "1" + "}" * 5000)).encode(),
-    "NaN": (TEXT % '"writer": {"x": NaN}').encode(),
-    "Infinity": (TEXT % '"writer": {"x": Infinity}').encode(),
-    "1e999": (TEXT % '"writer": {"x": 1e999}').encode(),
+    "NaN": (TEXT % '"writer_scores": {"x": NaN}').encode(),
+    "Infinity": (TEXT % '"writer_scores": {"x": Infinity}').encode(),
+    "1e999": (TEXT % '"writer_scores": {"x": 1e999}').encode(),
     "bytes of a surrogate": b'{"question": "q \xed\xa0\x80", "answer": "a", "contexts": ["c"]}',
     "no UTF-8": b'{"question": "q \xff", "answer": "a", "contexts": ["c"]}',
     **{of: json.dumps(ASKED).encode(of) for of in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le")},
@@ -90,7 +90,7 @@ STATES_BODIES = {
     "a header without end": b"\xff" * 8 + b"{}",
     "a list as request": states(b'{"__metadata__":{"request":"[]"}}'),
     "NaN in metadata": states(
-        json.dumps({"__metadata__": {"request": '{"writer":{"a":NaN},"states":{"engine":"vllm"}}'}}).encode()
+        json.dumps({"__metadata__": {"request": '{"writer_scores":{"a":NaN},"states":{"engine":"vllm"}}'}}).encode()
     ),
     "a surrogate in metadata": states(
         json.dumps({"__metadata__": {"request": json.dumps({**ASKED, "question": "\ud800", **described()})}}).encode()

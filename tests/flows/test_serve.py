@@ -69,7 +69,7 @@ def test_what_a_user_says_of_an_answer_comes_back_as_data_and_goes_when_it_is_er
     }
     with serving(project, "--retrieve") as client:
         version = client.get("/v1/version").json()
-        assert version["version"] == "v1.0.0" and version["feature_spec"]["needs"]
+        assert version["version"] == "v1.0.0" and version["feature_spec"]["requires"]
         decision = client.post("/v1/gate", json={**asked, "interaction_id": "chat-1"}).json()
         assert decision["confidence"] is not None and decision["version"] == "v1.0.0"
         retrieved = client.post(
@@ -88,7 +88,7 @@ def test_what_a_user_says_of_an_answer_comes_back_as_data_and_goes_when_it_is_er
     interactions, thumbs = taken(project)
     assert {"chat-1", "chat-3"} <= interactions.keys() and thumbs.keys() == {"chat-1", "chat-3"}
     row = interactions["chat-1"]
-    assert row.decision == ("shown" if decision["show"] else "withheld") and "<EMAIL_ADDRESS>" in row.answer
+    assert row.display == ("shown" if decision["show"] else "withheld") and "<EMAIL_ADDRESS>" in row.answer
     assert (thumbs["chat-1"].user or "").startswith("u-")
     again = project.abstain("ingest")
     assert again.returncode == 0 and taken(project) == (interactions, thumbs)

@@ -134,7 +134,7 @@ def test_a_chat_request_is_read_as_the_layout_reads_it(engine: Engine) -> None:
         ("vllm", (30, 1, LAYER), {}),
         ("transformers", tuple(range(31)), {}),
         ("transformers", (30,), {}),
-        ("sglang", (30,), {"normed": True}),
+        ("sglang", (30,), {"is_normalized": True}),
     ],
 )
 def test_confidences_are_those_of_our_own_engine(

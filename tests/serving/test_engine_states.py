@@ -46,12 +46,12 @@ SPEC = FeatureSpec(
     layer=2,
     depth=4,
     site="residual",
-    normed=False,
+    is_normalized=False,
     includes_eos=False,
     eos_tokens=(EOS,),
     eos_text="<|im_end|>",
     width=3,
-    needs=("the hidden states of the answer",),
+    requires=("the hidden states of the answer",),
 )
 
 
@@ -157,16 +157,16 @@ def test_the_last_layer_is_read_after_the_norm_or_refused(
 ) -> None:
     predictor = without_eos(layer=str(LAYERS))
     spec, expected = spec_of(predictor, settings), own(predictor, ROW)
-    assert spec.normed
+    assert spec.is_normalized
     content, prompt = written(plain, ROW, LAYERS)
     last = {"layers": (LAYERS,), "prompt_tokens": prompt}
-    for how in (described("transformers", **last), described("sglang", normed=True, **last)):
+    for how in (described("transformers", **last), described("sglang", is_normalized=True, **last)):
         assert confidence(predictor, parse_states(content, how, spec)) == pytest.approx(expected, abs=1e-5)
-    assert "say which as `normed`" in refused(content, described("sglang", **last), spec)
+    assert "say which as `is_normalized`" in refused(content, described("sglang", **last), spec)
     before, _ = written(plain, ROW, -1)
-    for how in (described("vllm", **last), described("sglang", normed=False, **last)):
+    for how in (described("vllm", **last), described("sglang", is_normalized=False, **last)):
         assert f"train with an llm.layer below {LAYERS}" in refused(before, how, spec)
-    unchecked = parse_states(before, described("vllm", normed=True, **last), spec)
+    unchecked = parse_states(before, described("vllm", is_normalized=True, **last), spec)
     assert confidence(predictor, unchecked) != pytest.approx(expected, abs=1e-2), "so the norm matters"
 
 
@@ -382,7 +382,7 @@ def test_states_that_are_refused_are_deleted_too(tmp_path: Path) -> None:
         {"path": "a", "layers": ["2"]},
         {"path": "a", "prompt_tokens": -1},
         {"path": "a", "prompt_tokens": 2.5},
-        {"path": "a", "normed": "yes"},
+        {"path": "a", "is_normalized": "yes"},
         {"path": "a", "finish_reason": "abort"},
         {"path": "a", "layer": 2},
     ],
@@ -406,9 +406,9 @@ def test_the_rest_of_a_request_is_in_the_files_metadata() -> None:
 
 def test_what_is_read_has_a_specification(without_eos: Callable[..., Predictor], settings: Settings) -> None:
     spec = spec_of(without_eos(), settings)
-    assert (spec.layer, spec.depth, spec.normed, spec.width) == (2, LAYERS, False, WIDTH)
+    assert (spec.layer, spec.depth, spec.is_normalized, spec.width) == (2, LAYERS, False, WIDTH)
     assert (spec.includes_eos, spec.eos_text, spec.eos_tokens) == (False, "<|im_end|>", (EOS,))
-    assert spec.model.startswith("tiny-bank@") and spec.needs == ("the hidden states of the answer",)
+    assert spec.model.startswith("tiny-bank@") and spec.requires == ("the hidden states of the answer",)
     assert FeatureSpec.model_validate_json(spec.to_json_line()) == spec
     assert spec_of(without_eos(), settings).digest == spec.digest
     assert spec_of(without_eos(layer="3"), settings).digest != spec.digest
@@ -463,7 +463,7 @@ def test_the_page_makes_a_file_of_sglangs_response(
     response = {"meta_info": {"hidden_states": parts}, "output_ids": [*answer, EOS]}
     page: dict[str, Any] = {}
     exec(code_with("def states_of"), page)
-    how = described("sglang", layers=(LAYERS,), prompt_tokens=len(prompt), finish_reason=None, normed=True)
+    how = described("sglang", layers=(LAYERS,), prompt_tokens=len(prompt), finish_reason=None, is_normalized=True)
     content = page["states_of"](prompt, response)
     found = parse_states(content, how, spec_of(predictor, settings), tokens_of(predictor, ROW))
     assert confidence(predictor, found) == pytest.approx(own(predictor, ROW), abs=1e-5)

@@ -50,4 +50,4 @@ def test_what_cannot_be_read_has_a_reason_and_no_scores(gate: Gate) -> None:
     assert too_long.decision.decision == "abstain" and too_long.decision.reason and not too_long.scores
     without = gate.explain(make_interaction("What?", [], "This."))
     assert without.decision.decision == "unavailable" and without.decision.reason and not without.scores
-    assert gate.explain(make_interaction("What?", [], "This."), no_context=True).scores
+    assert gate.explain(make_interaction("What?", [], "This."), allow_no_context=True).scores

@@ -26,7 +26,7 @@ def test_a_gate_decides_as_the_predictor_does(open_gate: Callable[..., Gate], op
     (expected,) = opened(guarantee=GUARANTEE).decide_interactions([make_interaction(*TEXTS)])
     assert decision.confidence == pytest.approx(expected.confidence, abs=1e-6)
     assert (decision.decision, decision.show) == (expected.decision, expected.show)
-    assert decision.interaction_id == "i-1" and decision.signals == ("probe",) and decision.forward_tokens > 0
+    assert decision.interaction_id == "i-1" and decision.components == ("probe",) and decision.forward_tokens > 0
 
 
 def test_the_states_alone_give_the_same_and_cost_nothing(open_gate: Callable[..., Gate]) -> None:
@@ -58,15 +58,15 @@ def test_what_is_no_decision_is_withheld_unless_chosen(open_gate: Callable[..., 
 
 
 def test_an_answer_without_context_is_decided_on_where_that_is_meant(open_gate: Callable[..., Gate]) -> None:
-    assert open_gate().decide("What is the fee?", [], "5", no_context=True).confidence is not None
+    assert open_gate().decide("What is the fee?", [], "5", allow_no_context=True).confidence is not None
 
 
 def test_a_prompt_without_a_place_for_contexts_lacks_none(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     row = make_interaction("What is the fee?", [], "5")
-    assert gate.is_context_missing(row, no_context=False) and not gate.is_context_missing(row, no_context=True)
+    assert [gate.is_context_missing(row, allow_no_context=allowed) for allowed in (False, True)] == [True, False]
     segments = "- {segment: question, field: question}\n- {segment: answer, field: answer}\n- {segment: eos}"
     monkeypatch.setattr("abstain.serving.gate.load_layout", lambda name: Layout(name, segments))
-    assert not gate.is_context_missing(row, no_context=False)
+    assert not gate.is_context_missing(row, allow_no_context=False)
 
 
 def test_contexts_are_texts_or_chunks(open_gate: Callable[..., Gate]) -> None:

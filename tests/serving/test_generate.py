@@ -100,7 +100,7 @@ def test_a_question_without_context_is_not_answered_unless_meant(gate: Gate) -> 
     assert [one.decision.decision == "unavailable" for one in found] == [False, True, False]
     assert (found[1].text, found[1].decision.confidence) == ("", None)
     assert "no context was given" in (found[1].decision.reason or "")
-    meant = generate_answers(gate, asked, ASK, no_context=True)
+    meant = generate_answers(gate, asked, ASK, allow_no_context=True)
     assert meant[1].text and meant[1].decision.decision in ("show", "abstain")
     for at in (0, 2):  # in another batch, so to the last bits only nearly
         (one, other), (first, second) = (meant[at].decision, found[at].decision), (meant[at].text, found[at].text)

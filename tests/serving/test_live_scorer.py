@@ -65,7 +65,7 @@ def by_writer(serving: Callable[..., Predictor]) -> Predictor:
 
 
 def marked(sure: float | None, name: str = "i-0", answer: str = "Yes.") -> Interaction:
-    changes = {"interaction_id": name, "answer": answer, "model": "m@1", "writer": sure and {"sure": sure}}
+    changes = {"interaction_id": name, "answer": answer, "model": "m@1", "writer_scores": sure and {"sure": sure}}
     return requests(1)[0].model_copy(update=changes)
 
 

@@ -145,7 +145,7 @@ def test_the_writers_scores_need_the_answer(serving: Callable[..., Predictor]) -
     assert build_provided_features(scorer, None, None, None).names == (
         "the answer, with the scores that its writer gave it",
     )  # type: ignore[union-attr]
-    marked = ROW.model_copy(update={"model": "m@1", "writer": {"sure": 15.0}})
+    marked = ROW.model_copy(update={"model": "m@1", "writer_scores": {"sure": 15.0}})
     assert score(scorer, build_provided_features(scorer, marked, None, None)) > 0.5
 
 

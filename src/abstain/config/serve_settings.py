@@ -39,20 +39,22 @@ class CallerLimits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    connections: Annotated[int, Field(ge=1)] = Field(
+    max_connections: Annotated[int, Field(ge=1)] = Field(
         256, description="open connections of one address, of 1,024 in all; behind a proxy all have the proxy's"
     )
-    waiting: Annotated[int, Field(ge=1)] = Field(192, description="requests that wait for the base model")
-    rows_a_minute: Annotated[int, Field(ge=1)] = Field(
+    max_queued: Annotated[int, Field(ge=1)] = Field(192, description="requests that wait for the base model")
+    rows_per_minute: Annotated[int, Field(ge=1)] = Field(
         1200,
         description="decisions, thumbs, reviews and registered calls that the log takes; each 10,000 characters of one "
         "count as one more, and so do each 64 KiB, or 1,000 values, of JSON",
     )
-    bodies: Annotated[int, Field(ge=1024)] = Field(
+    max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         128 * MIB, description="bytes of its bodies that are in memory, of 256 MiB in all"
     )
-    calls: Annotated[int, Field(ge=1)] = Field(2500, description="registered calls that are kept, of 10,000 in all")
-    tries: Annotated[int, Field(ge=0)] = Field(
+    max_registered_calls: Annotated[int, Field(ge=1)] = Field(
+        2500, description="registered calls that are kept, of 10,000 in all"
+    )
+    max_tries: Annotated[int, Field(ge=0)] = Field(
         0, description="answers to one question of a `conversation` that are decided about within an hour; 0: no limit"
     )
 
@@ -99,8 +101,10 @@ class ServeSettings(BaseSettings):
     )
     timeout_s: Seconds = Field(10.0, description="a decision that takes longer is `unavailable`")
     answer_timeout_s: Seconds = Field(60.0, description="the same, for answers that the base model writes")
-    batch: Annotated[int, Field(ge=1)] = Field(32, description="answers that the base model reads together")
-    waiting: Annotated[int, Field(ge=1)] = Field(256, description="requests that may wait for it; more get status 429")
+    batch_size: Annotated[int, Field(ge=1)] = Field(32, description="answers that the base model reads together")
+    max_queued: Annotated[int, Field(ge=1)] = Field(
+        256, description="requests that may wait for it; more get status 429"
+    )
     body_limit: Annotated[int, Field(ge=1024)] = Field(
         8 * MIB, description="bytes of a request's body; states may have 64 MiB"
     )
@@ -108,18 +112,18 @@ class ServeSettings(BaseSettings):
     text_limit: Annotated[int, Field(ge=1)] = Field(100_000, description="characters of the texts of one answer")
     shadow: Literal["off", "shared", "full"] = Field(
         "off",
-        description="whether the candidate of `abstain shadow` decides beside production without being obeyed: by what "
-        "the base model read for production's decision (`shared`), or also with passes of its own (`full`)",
+        description="whether the candidate of `abstain shadow` runs as a shadow: on the features that the base model "
+        "computed for production's decision (`shared`), or also on those of its own forward passes (`full`)",
     )
     states_folder: Path | None = Field(
         None, description="folder whose files of hidden states a request may name; default: none may be named"
     )
     states_limit: Annotated[int, Field(ge=1024)] = Field(256 * MIB, description="bytes of such a file")
-    keep_days: Annotated[int, Field(ge=1)] = Field(90, description="days after which the log forgets texts")
-    kept_a_day: Annotated[int, Field(ge=0)] = Field(
+    text_retention_days: Annotated[int, Field(ge=1)] = Field(90, description="days after which the log removes texts")
+    cached_answers_per_day: Annotated[int, Field(ge=0)] = Field(
         500, description="answers a day whose hidden states go into the feature cache, for drift and retraining"
     )
-    withheld_share: Annotated[float, Field(ge=0, le=1)] = Field(
+    withheld_sampling_rate: Annotated[float, Field(ge=0, le=1)] = Field(
         0.15, description="chance that ingest takes a withheld answer, for reviewers"
     )
     withheld_text: Annotated[str, Field(pattern=r"\S")] = Field(

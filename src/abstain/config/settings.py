@@ -57,7 +57,7 @@ class Settings(BaseSettings):
         None, exclude=True, description="secret of the users' pseudonyms; default: the home's own, `user.key`"
     )
 
-    decisions: SecretStr | None = Field(
+    decision_log: SecretStr | None = Field(
         None,
         exclude=True,
         description="postgresql:// URL of the decision log of `abstain serve`; default: `decisions.sqlite` in home",
@@ -112,7 +112,7 @@ class Settings(BaseSettings):
 
 
 def get_decision_log_url(settings: Settings, home: Path | None = None) -> str:
-    """Return the URL of the decision log: ABSTAIN_DECISIONS, else that of the file in the home folder.
+    """Return the URL of the decision log: ABSTAIN_DECISION_LOG, else that of the file in the home folder.
 
     Args:
         settings: Settings of this machine.
@@ -121,7 +121,7 @@ def get_decision_log_url(settings: Settings, home: Path | None = None) -> str:
     Returns:
         The URL.
     """
-    url = settings.decisions.get_secret_value().strip() if settings.decisions else ""
+    url = settings.decision_log.get_secret_value().strip() if settings.decision_log else ""
     return url or f"sqlite:///{(home or settings.home).resolve() / 'decisions.sqlite'}"
 
 

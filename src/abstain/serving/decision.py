@@ -27,7 +27,7 @@ class Decision:
         probability_low: Lower bound of that probability; None unless the calibrator has bounds (Venn-Abers).
         probability_high: Upper bound of that probability; None unless the calibrator has bounds.
         reason: Code and message if there is no confidence or no guarantee.
-        signals: Names of the components that the confidence combines.
+        components: Names of the scorers that the confidence combines.
         forward_tokens: Tokens that went through the whole base model for this decision; 0 if all features were
             available.
         show: Whether to show the answer. It differs from `decision` only for "unavailable" with
@@ -45,7 +45,7 @@ class Decision:
     probability_low: float | None = None
     probability_high: float | None = None
     reason: str | None = None
-    signals: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
     forward_tokens: float = 0.0
     show: bool = False
     feature_spec: str | None = None

@@ -32,7 +32,7 @@ from abstain.serving.state_files import make_too_large_error, read_and_delete
 
 Engine = Literal["vllm", "sglang", "transformers"]
 NonNegative = Annotated[int, Field(strict=True, ge=0)]
-NORMED_BY_ENGINE: dict[Engine, bool] = {"vllm": False, "transformers": True}
+NORMALIZED_BY_ENGINE: dict[Engine, bool] = {"vllm": False, "transformers": True}
 """Whether an engine's states of the last layer are those after the final norm; SGLang has both and must be told."""
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTEGER_DTYPES = (torch.int64, torch.int32)
@@ -51,7 +51,7 @@ class StatesDescription(Row):
     finish_reason: Literal["stop", "length"] | None = Field(
         None, description="why the engine ended the answer: after `length`, its last token has no state"
     )
-    normed: StrictBool | None = Field(
+    is_normalized: StrictBool | None = Field(
         None, description="the last layer's states are those after the final norm; default: as the engine does it"
     )
 
@@ -199,11 +199,13 @@ def _get_layer_index(description: StatesDescription, spec: FeatureSpec) -> int:
         _raise_mismatch(
             f"the probe reads layer {spec.layer}, given are {layer_list}: {remedy}, or train with that llm.layer"
         )
-    if spec.normed:
-        normed = NORMED_BY_ENGINE.get(description.engine) if description.normed is None else description.normed
-        if normed is None:
-            _raise_mismatch("SGLang gives its last layer before or after the final norm: say which as `normed`")
-        if not normed:
+    if spec.is_normalized:
+        is_normalized = description.is_normalized
+        if is_normalized is None:
+            is_normalized = NORMALIZED_BY_ENGINE.get(description.engine)
+        if is_normalized is None:
+            _raise_mismatch("SGLang gives its last layer before or after the final norm: say which as `is_normalized`")
+        if not is_normalized:
             _raise_mismatch(
                 f"layer {spec.layer} is given before the final norm, and the probe reads it after: train with an "
                 f"llm.layer below {spec.depth}"

@@ -19,20 +19,22 @@ from abstain.serving.live_scorer import LiveScorer
 
 
 class FeatureSpec(Row):
-    """The states that the live scorer's probe reads, and the names of all features that the scorer `needs`."""
+    """The states that the live scorer's probe reads, and the names of all features that the scorer `requires`."""
 
     model: str = Field(description="the base model, id@revision")
     layout: str = Field(description="the prompt layout; the states are those of a prompt in it")
     layer: int = Field(description="decoder blocks, counted from 1")
     depth: int = Field(description="the number of blocks")
     site: Site
-    normed: bool = Field(description="the states are those after the final norm: of the last block's residual stream")
+    is_normalized: bool = Field(
+        description="the states are those after the final norm: of the last block's residual stream"
+    )
     includes_eos: bool = Field(description="the state of what ends the answer is read, too")
     eos_tokens: tuple[int, ...] = Field(description="the token ids of what ends the answer")
     eos_text: str
     width: int
     dtype: Literal["float32"] = "float32"
-    needs: tuple[str, ...]
+    requires: tuple[str, ...]
 
     @classmethod
     def from_scorer(cls, scorer: LiveScorer, settings: Settings) -> FeatureSpec:
@@ -60,12 +62,12 @@ class FeatureSpec(Row):
             layer=layer,
             depth=depth,
             site=llm.site,
-            normed=layer == depth and llm.site == "residual",
+            is_normalized=layer == depth and llm.site == "residual",
             includes_eos=llm.includes_eos,
             eos_tokens=tuple(encode_prompt(tokenizer, encodable_segments).ids),
             eos_text="".join(tokenizer.eos_token if segment.eos else segment.text for segment in encodable_segments),
             width=scorer.probe.width,
-            needs=tuple(dict.fromkeys(map(describe_feature_request, scorer.requires))),
+            requires=tuple(dict.fromkeys(map(describe_feature_request, scorer.requires))),
         )
 
     @cached_property

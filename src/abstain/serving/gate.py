@@ -48,14 +48,14 @@ class DecisionInput:
     Attributes:
         interaction_id: Id of the answer.
         interaction: Its texts; None if they are unknown.
-        no_context: Decide even if the answer has no context.
+        allow_no_context: Decide even if the answer has no context.
         states: The probe's input, float32 (tokens, d), as `FeatureSpec` describes it.
         log_probs: Verified log-probabilities of the answer's tokens.
     """
 
     interaction_id: str
     interaction: Interaction | None
-    no_context: bool = False
+    allow_no_context: bool = False
     states: Tensor | None = None
     log_probs: AnswerLogProbs | None = None
 
@@ -149,7 +149,7 @@ class Gate:
         states: Tensor | None = None,
         response: Mapping[str, Any] | None = None,
         interaction_id: str | None = None,
-        no_context: bool = False,
+        allow_no_context: bool = False,
     ) -> Decision:
         """Decide whether one answer may be shown.
 
@@ -163,7 +163,7 @@ class Gate:
                 them.
             response: Response of an OpenAI-style API with log-probabilities.
             interaction_id: Your id for this answer; generated if None.
-            no_context: Decide even if nothing was retrieved.
+            allow_no_context: Decide even if nothing was retrieved.
 
         Returns:
             The decision. If inputs are missing it is "unavailable", and `reason` names them.
@@ -180,7 +180,7 @@ class Gate:
             interaction = make_interaction(question, contexts, answer, interaction_id)
         resolved_id = interaction.interaction_id if interaction else interaction_id or make_interaction_id()
         log_probs = None if response is None else self.parse_log_probs(response, interaction)
-        (decision,) = self.decide_all([DecisionInput(resolved_id, interaction, no_context, states, log_probs)])
+        (decision,) = self.decide_all([DecisionInput(resolved_id, interaction, allow_no_context, states, log_probs)])
         return decision
 
     def parse_log_probs(self, response: Mapping[str, Any], interaction: Interaction | None) -> AnswerLogProbs:
@@ -264,7 +264,7 @@ class Gate:
             AbstainError: States and log-probabilities have different numbers of tokens.
         """
         interaction_id, interaction = decision_input.interaction_id, decision_input.interaction
-        if interaction is not None and self.is_context_missing(interaction, decision_input.no_context):
+        if interaction is not None and self.is_context_missing(interaction, decision_input.allow_no_context):
             return ScoredAnswer(self.make_no_context_decision(interaction_id))
         features = build_provided_features(
             self.predictor.scorer, interaction, decision_input.states, decision_input.log_probs
@@ -295,12 +295,12 @@ class Gate:
             for index, (decision, unreadable) in enumerate(zip(decisions, result.unreadable, strict=True))
         ]
 
-    def explain(self, interaction: Interaction, no_context: bool = False) -> Explanation:
+    def explain(self, interaction: Interaction, allow_no_context: bool = False) -> Explanation:
         """Decide about one answer and explain the decision.
 
         Args:
             interaction: Texts of the answer.
-            no_context: Decide even if nothing was retrieved.
+            allow_no_context: Decide even if nothing was retrieved.
 
         Returns:
             The decision with its explanation.
@@ -308,20 +308,20 @@ class Gate:
         Raises:
             AbstainError: As in `decide_all`.
         """
-        (scored,) = self.score_all([DecisionInput(interaction.interaction_id, interaction, no_context)])
+        (scored,) = self.score_all([DecisionInput(interaction.interaction_id, interaction, allow_no_context)])
         return explain(self.predictor, scored.decision, scored.features)
 
-    def is_context_missing(self, question: Interaction | Question, no_context: bool) -> bool:
+    def is_context_missing(self, question: Interaction | Question, allow_no_context: bool) -> bool:
         """Return whether the scorer needs contexts and there are none.
 
         Args:
             question: Question or answer with its contexts.
-            no_context: Whether the missing context is intended.
+            allow_no_context: Whether the missing context is intended.
 
         Returns:
             True if nothing was retrieved, the prompt has a place for contexts, and their absence is not intended.
         """
-        if no_context or question.contexts or not self.predictor.scorer.requires:
+        if allow_no_context or question.contexts or not self.predictor.scorer.requires:
             return False
         return load_layout(self.predictor.source.params.layout).takes_contexts
 

@@ -74,7 +74,7 @@ def generate_answers(
     questions: Sequence[Question],
     operation: Generate,
     *,
-    no_context: bool = False,
+    allow_no_context: bool = False,
     on_text: Callable[[str], None] | None = None,
 ) -> list[GeneratedAnswer]:
     """Answer questions with the base model, and let the gate decide about each answer.
@@ -83,7 +83,7 @@ def generate_answers(
         gate: The gate.
         questions: The questions.
         operation: Generation settings.
-        no_context: Answer a question even if it has no context.
+        allow_no_context: Answer a question even if it has no context.
         on_text: Called with the answer so far after each token; only for a single question.
 
     Returns:
@@ -102,7 +102,7 @@ def generate_answers(
     requests: dict[str, Request] = {}
     for index, question in enumerate(questions):
         prepared = source.prepare_question(question, operation)
-        if gate.is_context_missing(question, no_context):
+        if gate.is_context_missing(question, allow_no_context):
             unanswered[index] = gate.make_no_context_decision(question.interaction_id)
         elif isinstance(prepared, UnreadableInteraction):
             unanswered[index] = _make_abstain_decision(gate, question, Code.TOO_LONG, prepared.reason)
@@ -121,7 +121,7 @@ def generate_answers(
         index: _make_interaction(questions[index], result.text, predictor) for index, result in generated.items()
     }
     inputs = [
-        DecisionInput(interaction.interaction_id, interaction, no_context, states.get(index))
+        DecisionInput(interaction.interaction_id, interaction, allow_no_context, states.get(index))
         for index, interaction in interactions.items()
     ]
     scored = dict(zip(interactions, gate.score_all(inputs), strict=True))

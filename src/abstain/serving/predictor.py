@@ -170,7 +170,7 @@ class Predictor:
             self.scorer.metadata["version"],
             self.guarantee,
             probability=float(self.calibrator.apply(np.array([confidence]))[0]),
-            signals=self.scorer.component_names,
+            components=self.scorer.component_names,
             show=show,
         )
         if (bounds := self.calibrator.interval(np.array([confidence]))) is None:

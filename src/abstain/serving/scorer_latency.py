@@ -63,7 +63,7 @@ def make_random_features(scorer: LiveScorer, n_tokens: int = N_TOKENS, seed: int
     if scorer.writer and scorer.writer.scores:
         (model, _, name), ranked_values = next(iter(scorer.writer.scores.items()))
         scores = {
-            "writer": {name.partition(".")[2]: float(ranked_values[0])},
+            "writer_scores": {name.partition(".")[2]: float(ranked_values[0])},
             "token_log_probs": (float(ranked_values[0]),),
         }
         answer = answer.model_copy(update={"model": model, **scores})

@@ -28,8 +28,8 @@ from tests.checkout import ROOT
 from tests.data.builders import NOW, PARAMS, accept_all, feedback, interaction, review
 from tests.data.decision_log.builders import AT, bytes_in, decision, open_log, url_of
 
-NONE = {"withheld_share": 0.0, "shown_share": 0.0}
-ALL = {"withheld_share": 1.0, "shown_share": 1.0}
+NONE = {"withheld_sampling_rate": 0.0, "shown_sampling_rate": 0.0}
+ALL = {"withheld_sampling_rate": 1.0, "shown_sampling_rate": 1.0}
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def test_what_got_feedback_and_what_was_drawn_comes_and_nothing_else(
     opened(**ALL).record_decision(decision("drawn", shown=False)).result()
     rows, state = read(tmp_path)
     assert parts(rows) == [("drawn", None), ("b", "b"), ("c", "c")]
-    assert rows[0].interaction == interaction("drawn", decision="withheld")
-    assert rows[1].interaction == interaction("b", decision="shown", propensity=1.0)
+    assert rows[0].interaction == interaction("drawn", display="withheld")
+    assert rows[1].interaction == interaction("b", display="shown", propensity=1.0)
     assert (rows[1].thumb, rows[2].review) == (feedback("b", user="u-1"), review("c"))
     assert read(tmp_path, state) == ([], state)
 
@@ -160,7 +160,7 @@ def test_every_row_is_in_the_data_once_whenever_it_is_read(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     folder = tmp_path_factory.mktemp("log")
-    log = open_log(url_of(folder), withheld_share=0.5, shown_share=0.5)
+    log = open_log(url_of(folder), withheld_sampling_rate=0.5, shown_sampling_rate=0.5)
     decided: set[str] = set()
     replies: dict[str, list[str]] = {"thumb": [], "review": []}
     for at, (step, value) in enumerate(steps):
@@ -253,7 +253,7 @@ def test_the_log_that_the_settings_name_is_read(tmp_path: Path, monkeypatch: pyt
     assert isinstance(own, DecisionLogSource) and isinstance(other, DecisionLogSource)
     assert (own.url, other.url) == (url_of(tmp_path), "postgresql://ann:s3cret@other/log")
     assert "s3cret" not in repr(other)
-    monkeypatch.setenv("ABSTAIN_DECISIONS", "postgresql://ann:s3cret@host/log")
+    monkeypatch.setenv("ABSTAIN_DECISION_LOG", "postgresql://ann:s3cret@host/log")
     (own, _) = load_sources(tmp_path / "sources.yaml", tmp_path)
     assert isinstance(own, DecisionLogSource) and own.url == "postgresql://ann:s3cret@host/log"
     assert "s3cret" not in repr(load_settings())

@@ -49,7 +49,7 @@ def answering(
 def test_an_answer_is_told_where_it_is_shown_or_the_key_may_see_withheld_ones(
     answering: GateService, threshold: str
 ) -> None:
-    made = {roles: create_key("x", roles) for roles in (("ask",), ("ask", "withheld"))}
+    made = {roles: create_key("x", roles) for roles in (("ask",), ("ask", "read_withheld"))}
     keys = ApiKeys("\n".join(line for _, line in made.values()))
     with TestClient(make_app(answering, keys), BASE) as client:
         seen = {}
@@ -57,16 +57,16 @@ def test_an_answer_is_told_where_it_is_shown_or_the_key_may_see_withheld_ones(
             response = client.post("/v1/answer", json=QUESTION, headers={"Authorization": f"Bearer {key}"})
             assert response.status_code == 200
             seen[roles] = response.json()
-    assert seen["ask", "withheld"]["answer"]
+    assert seen["ask", "read_withheld"]["answer"]
     is_shown = threshold == "0.0"
     assert seen["ask",]["show"] is is_shown
-    assert seen["ask",]["answer"] == (seen["ask", "withheld"]["answer"] if is_shown else None)
+    assert seen["ask",]["answer"] == (seen["ask", "read_withheld"]["answer"] if is_shown else None)
     assert sum(queries.count_decisions(answering.log.database).values()) == 2
 
 
 @pytest.mark.parametrize("stream", ["buffered", "optimistic"])
 def test_a_streamed_answer_is_held_or_retracted(answering: GateService, threshold: str, stream: str) -> None:
-    key, line = create_key("x", ["ask"] if stream == "buffered" else ["ask", "withheld"])
+    key, line = create_key("x", ["ask"] if stream == "buffered" else ["ask", "read_withheld"])
     is_shown = threshold == "0.0"
     with TestClient(make_app(answering, ApiKeys(line)), BASE) as client:
         sent = client.post(
@@ -95,7 +95,7 @@ def test_a_question_that_leaves_no_room_or_has_no_context(client: TestClient) ->
 def test_feedback_is_recorded_once_by_its_id(client: TestClient, service: GateService) -> None:
     thumb = {"feedback_id": "f-1", "interaction_id": "i-1", "thumb": "down", "user": "ann", "comment": "no"}
     assert client.post("/v1/feedback", json=thumb).json() == {"feedback_id": "f-1", "outcome": "recorded"}
-    assert client.post("/v1/feedback", json=thumb).json()["outcome"] == "known"
+    assert client.post("/v1/feedback", json=thumb).json()["outcome"] == "duplicate"
     assert client.post("/v1/feedback", json={**thumb, "thumb": "up"}).status_code == 409
     review = {"feedback_id": "f-2", "interaction_id": "i-1", "reviewer": "bob"}
     review |= {"complete": True, "correct": False, "truthful": True}

@@ -39,7 +39,7 @@ def test_an_answer_is_decided_about_and_the_decision_is_in_the_log(client: TestC
     assert found["confidence"] == pytest.approx(expected.confidence)
     assert found["show"] == (found["decision"] == "show") == expected.show
     assert (found["version"], found["threshold"]) == ("v1.0.0", 0.5)
-    assert found["guarantee"] == "precision of at least 0.8" and found["signals"]
+    assert found["guarantee"] == "precision of at least 0.8" and found["components"]
     logged = queries.get_decision(service.log.database, "i-1")
     assert logged is not None
     assert logged.decision.confidence == pytest.approx(expected.confidence)
@@ -67,7 +67,7 @@ def test_without_contexts_there_is_no_decision_and_the_answer_is_withheld(client
     for changes in ({"contexts": None}, {"contexts": None, "call_id": "unknown"}):
         assert (found := ask(client, **changes))["decision"] == "unavailable"
     assert found["reason"].endswith("nothing is registered for this call_id, or no more")
-    assert ask(client, contexts=None, no_context=True)["decision"] in ("show", "abstain")
+    assert ask(client, contexts=None, allow_no_context=True)["decision"] in ("show", "abstain")
     assert 'decision="unavailable",shown="no",source="api"' in client.get("/metrics").text
 
 
@@ -181,7 +181,7 @@ def test_a_burst_beyond_the_queue_is_told_to_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     releases.promote("v1.0.0", make_release())
-    service = make_service(waiting=2, batch=1)
+    service = make_service(max_queued=2, batch_size=1)
     score_with_model = Gate.score_with_model
 
     def slowly(self: Gate, *unread: Any) -> Any:
@@ -269,7 +269,7 @@ def test_of_a_list_beyond_the_queue_nothing_is_decided(
     make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
 ) -> None:
     releases.promote("v1.0.0", make_release())
-    service = make_service(caller={"waiting": 3})
+    service = make_service(caller={"max_queued": 3})
     with TestClient(make_app(service, ApiKeys()), BASE) as client:
         asked = [{**ASKED, "interaction_id": f"i-{number}"} for number in range(4)]
         refused = client.post("/v1/gate", json=asked)

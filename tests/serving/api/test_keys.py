@@ -72,7 +72,7 @@ def test_a_key_for_thumbs_gives_no_review(guarded: TestClient, file: Path) -> No
     assert replies == [200, 403, 403, 200]
     named = {name: {**review, "reviewer": name} for name in ("ann", "eve")}
     again = guarded.post("/v1/feedback", json=named["ann"], headers=bearer(review_key))
-    assert again.json()["outcome"] == "known", "the reviewer is the key's name"
+    assert again.json()["outcome"] == "duplicate", "the reviewer is the key's name"
     other = guarded.post("/v1/feedback", json=named["eve"], headers=bearer(review_key))
     assert other.status_code == 403 and other.json()["detail"].startswith("reviewer: with the key ann it is ann")
 

@@ -87,7 +87,7 @@ def serving(folder: Path, settings: Settings) -> Iterator[tuple[str, subprocess.
         "ABSTAIN_HOME": str(settings.home),
         "ABSTAIN_DEVICE": "cpu",
         "ABSTAIN_DTYPE": "float32",
-        "ABSTAIN_SERVE_CALLER__ROWS_A_MINUTE": "100000",
+        "ABSTAIN_SERVE_CALLER__ROWS_PER_MINUTE": "100000",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
     }
     command = [sys.executable, "-m", "tests.serving.api.process", str(folder)]

@@ -97,7 +97,7 @@ def test_what_is_not_redacted_in_time_is_withheld_or_refused(
         refused = client.post(path, json=body)
         assert refused.status_code == 503 and "not redacted within 0.5 s" in refused.json()["detail"]
     found = queries.get_decision(log.database, "i")
-    assert found and (found.texts, found.decision.shown, found.feedback) == ("none", False, ())
+    assert found and (found.text_state, found.decision.shown, found.feedback) == ("none", False, ())
     stuck.go.set()
     again = client.post("/v1/gate", json=asked(SLOW, interaction_id="i")).json()
     assert again["show"] is True, "an answer of which nothing is known is decided on anew"
@@ -130,7 +130,7 @@ def test_a_row_that_was_just_redacted_in_time_is_answered(client: TestClient, st
 
 
 def test_a_long_row_counts_as_several(connect: Callable[..., TestClient]) -> None:
-    client = connect(caller={"rows_a_minute": 5})
+    client = connect(caller={"rows_per_minute": 5})
     thumb = {"feedback_id": "f", "interaction_id": "i", "thumb": "up", "comment": "." * (4 * CHARACTERS_PER_ROW)}
     assert client.post("/v1/feedback", json=thumb).status_code == 200
     assert client.post("/v1/feedback", json=thumb | {"comment": None}).status_code == 429

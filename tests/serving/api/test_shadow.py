@@ -172,5 +172,5 @@ def test_a_slow_one_delays_nothing_and_what_it_cannot_take_is_dropped_and_counte
 def test_a_bad_one_is_refused_and_production_decides(start: Callable[..., Any]) -> None:
     with start(layout_digest="another") as (client, service):
         assert ask(client)["decision"] in ("show", "abstain")
-        assert service.shadow.follower.current is None and SHADOW in service.shadow.follower.last_error
-        assert client.get("/v1/version").json()["trouble"] is None
+        assert service.shadow.follower.current is None and SHADOW in service.shadow.follower.last_error.message
+        assert client.get("/v1/version").json()["error"] is None

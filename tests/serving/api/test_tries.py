@@ -72,7 +72,7 @@ def test_an_answer_without_a_decision_is_no_try(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     releases.promote("v1.0.0", make_release())
-    service = make_service(caller={"tries": 1})
+    service = make_service(caller={"max_tries": 1})
     asked = {"question": "What is the fee?", "contexts": ["The fee is 5."], "answer": "5", "conversation": "c1"}
 
     def refuse(*_: object) -> None:

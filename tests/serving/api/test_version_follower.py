@@ -44,8 +44,8 @@ def test_a_new_version_takes_over_and_no_request_fails(
     for thread in threads:
         thread.join()
     assert ask(client)["version"] == "v1.3.0" and set(versions) <= {f"v1.{minor}.0" for minor in range(4)}
-    assert "abstain_swaps 3.0" in client.get("/metrics").text
-    assert client.get("/v1/version").json()["trouble"] is None
+    assert "abstain_version_swaps 3.0" in client.get("/metrics").text
+    assert client.get("/v1/version").json()["error"] is None
 
 
 def test_collections_spare_what_lives_with_a_version(
@@ -82,12 +82,13 @@ def test_a_bad_version_is_refused_once_and_said_and_the_old_one_goes_on(
     for _ in range(2):
         service.live.refresh()
     said = client.get("/v1/version").json()
-    assert said["version"] == "v1.0.0" and "v1.1.0 is refused" in said["trouble"] and "A205" in said["trouble"]
+    assert said["version"] == "v1.0.0" and said["error"]["code"] == "A205"
+    assert "v1.1.0 fails to load" in said["error"]["message"]
     assert client.get("/readyz").status_code == 200 and ask(client)["version"] == "v1.0.0"
-    assert "abstain_versions_refused 1.0" in client.get("/metrics").text
+    assert "abstain_version_load_failures 1.0" in client.get("/metrics").text
     releases.promote("v1.2.0", make_release("v1.2.0"))
     service.live.refresh()
-    assert ask(client)["version"] == "v1.2.0" and client.get("/v1/version").json()["trouble"] is None
+    assert ask(client)["version"] == "v1.2.0" and client.get("/v1/version").json()["error"] is None
 
 
 def test_a_damaged_file_is_refused_like_any_bad_version(
@@ -106,10 +107,10 @@ def test_while_the_registry_is_away_the_live_version_decides(
     releases.away = True
     service.live.refresh()
     assert ask(client)["decision"] in ("show", "abstain")
-    assert "cannot be reached" in client.get("/v1/version").json()["trouble"]
+    assert "cannot be reached" in client.get("/v1/version").json()["error"]["message"]
     releases.away = False
     service.live.refresh()
-    assert client.get("/v1/version").json()["trouble"] is None
+    assert client.get("/v1/version").json()["error"] is None
 
 
 def test_when_nothing_is_in_production_any_more_nothing_is_decided(
@@ -142,12 +143,12 @@ def test_what_fails_for_a_while_is_tried_again_and_what_is_bad_is_not(
     monkeypatch.setattr(version_follower, "time", SimpleNamespace(monotonic=lambda: now[0]))
     releases.promote("v1.1.0", make_release("v1.1.0"))
     service.live.refresh()
-    assert "v1.1.0 is refused: OSError" in client.get("/v1/version").json()["trouble"]
+    assert "v1.1.0 fails to load: OSError" in client.get("/v1/version").json()["error"]["message"]
     service.live.refresh()
     assert tried == ["v1.1.0"], "not at once"
     now[0] += version_follower.FIRST_PAUSE_S
     service.live.refresh()
-    assert ask(client)["version"] == "v1.1.0" and client.get("/v1/version").json()["trouble"] is None
+    assert ask(client)["version"] == "v1.1.0" and client.get("/v1/version").json()["error"] is None
     tried.append("past")
     releases.promote("v1.2.0", make_release("v1.2.0", layout_digest="another"))
     for _ in range(3):
@@ -165,8 +166,7 @@ def test_a_registry_that_fails_in_any_way_ends_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(releases, "get_production", fails)
         service.live.refresh()
-        assert (
-            "Too many open files" in client.get("/v1/version").json()["trouble"] and ask(client)["version"] == "v1.0.0"
-        )
+        error = client.get("/v1/version").json()["error"]
+        assert "Too many open files" in error["message"] and ask(client)["version"] == "v1.0.0"
     service.live.refresh()
-    assert client.get("/v1/version").json()["trouble"] is None
+    assert client.get("/v1/version").json()["error"] is None

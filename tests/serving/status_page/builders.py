@@ -35,9 +35,9 @@ from tests.data.decision_log.builders import decision, open_log, url_of
 from tests.serving.builders import FUSION, release
 
 SINCE = datetime(2026, 11, 1, 9, 30, tzinfo=UTC)
-PROMISE = "precision of at least 0.8"
+GUARANTEE = "precision of at least 0.8"
 LABELS = LabelParams(
-    require=("correct", "truthful"),
+    correct_if=("correct", "truthful"),
     conflicts="latest",
     thumb_weight=0.1,
     max_thumb_weight=0.5,
@@ -52,8 +52,8 @@ LABELS = LabelParams(
 class FixedReleases:
     """A registry that names one version, or none."""
 
-    def __init__(self, now: VersionInfo | None, bundle: Path, trouble: AbstainError | None = None) -> None:
-        self.now, self.bundle, self.trouble = now, bundle, trouble
+    def __init__(self, now: VersionInfo | None, bundle: Path, error: AbstainError | None = None) -> None:
+        self.now, self.bundle, self.error = now, bundle, error
 
     def get_production(self) -> VersionInfo:
         if self.now is None:
@@ -64,8 +64,8 @@ class FixedReleases:
         return self.bundle
 
     def fetch_bundle(self, version_info: VersionInfo) -> Path:
-        if self.trouble:
-            raise self.trouble
+        if self.error:
+            raise self.error
         return self.bundle
 
 
@@ -77,7 +77,7 @@ def fused_release(folder: Path, model: Path, settings: Settings, guaranteed: boo
     kinds = {"fused": "fusion", "probe": "probe", "min_log_prob": "log_prob"}
     digests = {"fused": hashlib.sha256(content).hexdigest()}
     scorer = {"name": "fused", "kinds": kinds, "forward_tokens": 40.0, "sha256": digests}
-    guarantee = {"guaranteed": guaranteed, "message": PROMISE}
+    guarantee = {"guaranteed": guaranteed, "message": GUARANTEE}
     changes = {"scorer": json.dumps(scorer), "guarantee": json.dumps(guarantee)}
     return release(folder, model, settings, **changes).parent
 

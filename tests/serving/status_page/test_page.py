@@ -33,7 +33,7 @@ from abstain.serving.service.version_follower import VersionInfo
 from tests.data.builders import cited, interaction
 from tests.data.decision_log.builders import decision, url_of
 from tests.serving.status_page.builders import (
-    PROMISE,
+    GUARANTEE,
     SINCE,
     FixedReleases,
     fused_release,
@@ -64,7 +64,7 @@ def bundle(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
     """v1.2.0 is live."""
-    made = make_service(tmp_path, FixedReleases(VersionInfo("v1.2.0", "0", SINCE, "a mark"), bundle), settings)
+    made = make_service(tmp_path, FixedReleases(VersionInfo("v1.2.0", "0", SINCE, ("a notice",)), bundle), settings)
     made.live.refresh()
     assert made.live.current, made.live.last_error
     return made
@@ -134,14 +134,14 @@ def shown_and_reviewed(service: GateService, key: str, right: bool, **changes: o
     service.log.record_feedback(f"f-{key}", row).result()
 
 
-def test_the_page_says_what_is_live_and_what_it_promises(page: TestClient) -> None:
+def test_the_page_says_what_is_live_and_what_it_guarantees(page: TestClient) -> None:
     said = text_of(page.get("/"))
-    for what in ("v1.2.0 is live", "2026-11-01 09:30 UTC", PROMISE, "a mark", "min_log_prob, probe", "0.500"):
+    for what in ("v1.2.0 is live", "2026-11-01 09:30 UTC", GUARANTEE, "a notice", "min_log_prob, probe", "0.500"):
         assert what in said
     assert "nothing can be said" in said, "no answer was reviewed"
 
 
-def window(start: int, *alarms: Alarm, **figures: object) -> MonitoringWindow:
+def window(start: int, *alarms: Alarm, **statistics: object) -> MonitoringWindow:
     """A window of three days from that day of November on."""
     begin = datetime(2026, 11, start, tzinfo=UTC)
     told = {
@@ -154,16 +154,16 @@ def window(start: int, *alarms: Alarm, **figures: object) -> MonitoringWindow:
         "confidence": {"deciles": [], "stability_index": None},
         "expected": {"value": 0.9, "low": 0.85, "high": 0.95},
         "reviews": 60,
-        "left_out": 0,
-        "volunteers": 0,
-        "promise": None,
+        "excluded_self_selected": 0,
+        "self_selected": 0,
+        "guarantee": None,
         "precision": {"reviews": 60, "documents": 30, "precision": 0.875},
         "calibration": None,
-        "record": {"windows": 0, "mean_error": None},
+        "prediction_errors": {"windows": 0, "mean_error": None},
         "feed": {},
-        "compared": {"writers": {"figures": {"now": {}}}},
+        "compared": {"writers": {"statistics": {"now": {}}}},
         "notes": [],
-        **figures,
+        **statistics,
     }
     return MonitoringWindow("v1.2.0", begin, begin + timedelta(days=3), told, alarms)
 
@@ -195,10 +195,10 @@ def test_a_refused_version_is_said_beside_the_one_that_goes_on(service: GateServ
     releases = service.live._source
     assert isinstance(releases, FixedReleases)
     releases.now = VersionInfo("v1.3.0", "1", SINCE)
-    releases.trouble = AbstainError(Code.BAD_ARTIFACT, "a file was changed")
+    releases.error = AbstainError(Code.BAD_ARTIFACT, "a file was changed")
     service.live.refresh()
     said = text_of(page.get("/"))
-    assert "v1.2.0 is live" in said and "v1.3.0 is refused" in said and "a file was changed" in said
+    assert "v1.2.0 is live" in said and "v1.3.0 fails to load" in said and "a file was changed" in said
 
 
 def test_without_a_version_the_page_says_so_and_nothing_can_be_tried(
@@ -257,7 +257,9 @@ def test_decisions_of_the_last_days_are_drawn_and_in_the_table(service: GateServ
     now = datetime.now(UTC)
     kinds = ["show"] * 3 + ["abstain"] * 2 + ["unavailable"]
     for number, kind in enumerate(kinds):
-        row = decision(f"i-{number}", shown=kind == "show", decision=kind, decided_at=now, took_ms=10.0 * (number + 1))
+        row = decision(
+            f"i-{number}", shown=kind == "show", decision=kind, decided_at=now, duration_ms=10.0 * (number + 1)
+        )
         service.log.record_decision(row)
     service.log.record_decision(decision("old", decided_at=now - timedelta(days=20))).result()
     found = BeautifulSoup(page.get("/").text, "html.parser")
@@ -316,7 +318,7 @@ def test_any_id_has_its_page(service: GateService, page: TestClient) -> None:
 def test_a_tried_answer_is_explained_and_is_no_traffic(service: GateService, page: TestClient) -> None:
     reply = send(page, "/try", **TRIED)
     said, found = text_of(reply), BeautifulSoup(reply.text, "html.parser")
-    assert reply.status_code == 200 and PROMISE in said and "threshold 0.500" in said
+    assert reply.status_code == 200 and GUARANTEE in said and "threshold 0.500" in said
     scores = {row.th.get_text(): float(row.td.get_text()) for row in found.select("tbody tr") if not row.bdi}
     assert scores.keys() == {"min_log_prob", "probe"} and all(0 <= score <= 1 for score in scores.values())
     pieces = found.select("#pieces mark")
@@ -328,7 +330,7 @@ def test_a_tried_answer_is_explained_and_is_no_traffic(service: GateService, pag
 def test_an_answer_without_contexts_is_tried_where_that_is_meant(page: TestClient) -> None:
     asked = {**TRIED, "contexts": " \n\n"}
     assert "No decision" in text_of(send(page, "/try", **asked))
-    assert "What the signals say" in text_of(send(page, "/try", **asked, no_context="yes"))
+    assert "What the scorers say" in text_of(send(page, "/try", **asked, allow_no_context="yes"))
 
 
 def test_an_answer_that_cannot_be_tried_is_one_line(page: TestClient) -> None:
@@ -505,8 +507,8 @@ def test_a_form_of_another_session_is_refused(
     service: GateService, guarded: Callable[..., tuple[TestClient, str]]
 ) -> None:
     service.log.record_decision(withheld("w-1")).result()
-    ann, key = guarded("ask", "withheld", "review")
-    eve, other = guarded("ask", "withheld", "review", name="eve")
+    ann, key = guarded("ask", "read_withheld", "review")
+    eve, other = guarded("ask", "read_withheld", "review", name="eve")
     log_in(ann, key)
     log_in(eve, other)
     foreign = token_of(eve.get("/"))
@@ -544,9 +546,9 @@ def test_without_keys_a_form_needs_its_token_too(service: GateService, page: Tes
     [
         (["ask"], True, False, False, False),
         (["feedback"], False, False, False, False),
-        (["withheld"], False, True, False, False),
+        (["read_withheld"], False, True, False, False),
         (["review"], False, False, False, True),
-        (["withheld", "review"], False, True, True, True),
+        (["read_withheld", "review"], False, True, True, True),
     ],
 )
 def test_a_role_opens_its_part_alone(
@@ -580,7 +582,7 @@ def test_a_role_opens_its_part_alone(
 def test_a_session_ends_with_its_key_and_with_logging_out(
     guarded: Callable[..., tuple[TestClient, str]], tmp_path: Path
 ) -> None:
-    browser, key = guarded("ask", "withheld")
+    browser, key = guarded("ask", "read_withheld")
     log_in(browser, key)
     cookie = browser.cookies["abstain-gate"]
     assert browser.get("/").status_code == 200
@@ -592,7 +594,7 @@ def test_a_session_ends_with_its_key_and_with_logging_out(
 
     log_in(browser, key)
     file = tmp_path / "keys"
-    file.write_text(file.read_text().replace("ask,withheld", "ask"))
+    file.write_text(file.read_text().replace("ask,read_withheld", "ask"))
     assert browser.get("/review?id=w-1").status_code == 403, "a role that was taken away"
     assert browser.get("/").status_code == 200
     file.write_text("# nobody")

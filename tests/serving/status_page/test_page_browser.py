@@ -61,13 +61,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
     """Two weeks of decisions, and withheld answers with texts that are hard to show."""
-    made = make_service(tmp_path, FixedReleases(VersionInfo("v1.2.0", "0", SINCE, "a mark"), bundle), settings)
+    made = make_service(tmp_path, FixedReleases(VersionInfo("v1.2.0", "0", SINCE, ("a notice",)), bundle), settings)
     made.live.refresh()
     now = datetime.now(UTC)
     for number in range(40):
         kind = ("show", "show", "abstain", "unavailable")[number % 4]
         at = now - timedelta(hours=8 * number)
-        more = {"decided_at": at, "took_ms": 900.0 + 40_000 * (number % 7), "decision": kind}
+        more = {"decided_at": at, "duration_ms": 900.0 + 40_000 * (number % 7), "decision": kind}
         made.log.record_decision(decision(f"i-{number}", shown=kind == "show", **more))
     made.log.record_decision(withheld("long", question=LONG, answer=LONG, contexts=cited(LONG)))
     made.log.record_decision(withheld("rtl", question=HEBREW, answer="<script>document.title = 1</script>"))
@@ -188,7 +188,7 @@ def test_the_queue_is_reviewed_by_keyboard(browser: Browser, service: GateServic
 
 
 def test_a_reviewer_logs_in_by_keyboard_and_out(browser: Browser, service: GateService) -> None:
-    key, line = create_key("ann", ["withheld", "review"])
+    key, line = create_key("ann", ["read_withheld", "review"])
     with listening(make_server(service, ApiKeys(text=line))) as address, opened(browser, address) as page:
         expect(page.get_by_text("v1.2.0")).to_have_count(0)
         tab_to(page, page.get_by_label("Key"))

@@ -38,6 +38,7 @@ from abstain.serving.engine_states import StatesDescription, parse_embedded_requ
 from abstain.serving.gateways.kgateway import make_kgateway_routes
 from abstain.serving.gateways.litellm import make_litellm_routes
 from abstain.serving.gateways.portkey import make_portkey_routes
+from abstain.serving.predictor import Predictor
 from abstain.serving.service.callers import get_current_caller
 from abstain.serving.service.decision_inputs import RawStates
 from abstain.serving.service.gate_service import GateService
@@ -50,6 +51,7 @@ from abstain.serving.service.schemas import (
     ConceptResponse,
     ContextsRequest,
     DecisionResponse,
+    ErrorResponse,
     FamiliarityRequest,
     FamiliarityResponse,
     FeedbackRequest,
@@ -57,6 +59,7 @@ from abstain.serving.service.schemas import (
     GateRequest,
     GateRequests,
     HealthResponse,
+    ScorerResponse,
     VersionResponse,
 )
 from abstain.serving.service.telemetry import extract_trace_context, make_trace_headers
@@ -134,7 +137,7 @@ def make_app(service: GateService, keys: ApiKeys, hosts: tuple[str, ...] | None 
     for gateway_routes in (make_litellm_routes, make_kgateway_routes, make_portkey_routes):
         app.include_router(gateway_routes(service, require_caller(keys, "ask")))
     app.include_router(_make_health_routes(service))
-    app.state.connections = service.settings.caller.connections
+    app.state.max_connections = service.settings.caller.max_connections
     # The page sets both, for its forms.
     app.state.has_visitor = lambda scope: not keys.required
     app.state.problem_page = Problem.to_response
@@ -165,7 +168,7 @@ def make_app(service: GateService, keys: ApiKeys, hosts: tuple[str, ...] | None 
         response: Response = app.state.problem_page(problem) if scope["path"] in FORMS else problem.to_response()
         return response
 
-    max_bytes_per_caller = service.settings.caller.bodies
+    max_bytes_per_caller = service.settings.caller.max_body_bytes
     app.add_middleware(
         BodyLimitMiddleware,
         get_limit=get_body_limit,
@@ -296,7 +299,7 @@ def _make_gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
     async def answer(body: AnswerRequest, api_key: AskKey, request: Request) -> Response:
         """Let the base model answer and decide about its answer, in one generation if the scorer is a probe."""
         if body.stream == "optimistic":
-            require_role(api_key, "withheld")
+            require_role(api_key, "read_withheld")
         service.row_quota.take(get_current_caller())
         trace = extract_trace_context(request.headers)
         if body.stream is not None:
@@ -342,23 +345,32 @@ def _make_gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
     @routes.get("/version", operation_id="version")
     async def version(_: AskKey) -> VersionResponse:
         """Return the live version and its guarantee."""
-        live = service.live.current
+        live, error = service.live.current, service.live.last_error
         predictor = live.gate.predictor if live else None
         return VersionResponse(
             version=live.version_info.version if live else None,
-            since=live.version_info.since if live else None,
+            live_since=live.version_info.live_since if live else None,
             guaranteed=bool(predictor and predictor.has_guarantee),
             guarantee=predictor.guarantee if predictor else None,
-            mark=live.version_info.notice if live else "",
-            scorer=predictor.scorer.name if predictor else None,
-            signals=predictor.scorer.component_names if predictor else (),
-            threshold=predictor.threshold if predictor else None,
-            model=predictor.source.params.model if predictor else None,
+            notices=live.version_info.notices if live else (),
+            scorer=_describe_scorer(predictor) if predictor else None,
             feature_spec=live.gate.spec if live else None,
-            trouble=service.live.last_error,
+            error=error and ErrorResponse(code=error.code, message=error.message),
         )
 
     return routes
+
+
+def _describe_scorer(predictor: Predictor) -> ScorerResponse:
+    scorer = predictor.scorer
+    return ScorerResponse(
+        name=scorer.name,
+        kind=scorer.kind,
+        components=scorer.component_names,
+        threshold=predictor.threshold,
+        base_model=predictor.source.params.model,
+        forward_tokens=scorer.forward_tokens,
+    )
 
 
 def _make_health_routes(service: GateService) -> APIRouter:
@@ -372,8 +384,10 @@ def _make_health_routes(service: GateService) -> APIRouter:
     @routes.get("/readyz", operation_id="readyz")
     async def readyz() -> HealthResponse:
         """Return whether a version is live and its decisions can be logged."""
+        error = service.live.last_error
         if service.live.current is None:
-            raise AbstainError(Code.NO_VERSION, service.live.last_error or "the first version is being opened")
+            reason = error.message_with_code if error else "the first version is being opened"
+            raise AbstainError(Code.NO_VERSION, reason)
         if service.log.last_error is not None:
             raise AbstainError(Code.NO_SERVICE, service.log.last_error)
         return HealthResponse(status="ready")

@@ -137,7 +137,7 @@ class OpenConnections:
         if len(same_address) > self._max_per_address:
             connection.logger.warning(
                 "%s has more than %d connections, which is all that one address may: raise "
-                "ABSTAIN_SERVE_CALLER__CONNECTIONS for a proxy",
+                "ABSTAIN_SERVE_CALLER__MAX_CONNECTIONS for a proxy",
                 connection.address,
                 self._max_per_address,
             )
@@ -246,7 +246,7 @@ def make_uvicorn_config(app: FastAPI) -> uvicorn.Config:
         logging.getLogger(name).addFilter(_log_rate_filter)
     return uvicorn.Config(
         app,
-        http=partial(HeaderTimeoutProtocol, connections=OpenConnections(app.state.connections)),  # type: ignore[arg-type]  # it is only called
+        http=partial(HeaderTimeoutProtocol, connections=OpenConnections(app.state.max_connections)),  # type: ignore[arg-type]  # it is only called
         ws="none",
         log_level="warning",
         access_log=False,

@@ -27,9 +27,9 @@ def make_answer_response(text: str, decision: Decision, api_key: ApiKey) -> Answ
         api_key: Key of the caller.
 
     Returns:
-        The response. It has the text only if the answer is shown or the key has the role `withheld`.
+        The response. It has the text only if the answer is shown or the key has the role `read_withheld`.
     """
-    visible = decision.show or "withheld" in api_key.roles
+    visible = decision.show or "read_withheld" in api_key.roles
     return AnswerResponse(**vars(decision), answer=(text or None) if visible else None)
 
 

@@ -80,7 +80,7 @@ class HttpGate:
             response.raise_for_status()
             body = response.json()
             decision = Decision(**{field.name: body[field.name] for field in fields(Decision)})
-            return replace(decision, show=decision.show is True, signals=tuple(decision.signals))
+            return replace(decision, show=decision.show is True, components=tuple(decision.components))
         except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
             return make_unavailable_decision(self, f"{Code.NO_SERVICE}: the gate server gave no decision ({error})")
 

@@ -142,7 +142,7 @@ class InputGatherer:
             updates: dict[str, Any] = {
                 name: getattr(request, name) or getattr(call, name) for name in REGISTERED_FIELDS
             }
-            if request.contexts is None and not request.no_context:
+            if request.contexts is None and not request.allow_no_context:
                 updates["contexts"] = call.contexts or None
             request = pending.request = request.model_copy(update=updates)
         if request.answer is None:  # only states or log-probabilities were sent
@@ -162,14 +162,14 @@ class InputGatherer:
             product=request.product,
             line_of_business=request.line_of_business,
             group=request.group,
-            writer=request.writer,
+            writer_scores=request.writer_scores,
             token_log_probs=request.token_log_probs,
         )
         self.check_text_length(count_characters(interaction.question, interaction.answer, interaction.contexts))
         pending.interaction = interaction
 
     async def _find_contexts(self, request: GateRequest) -> tuple[Context, ...]:
-        if request.contexts is not None or request.no_context:
+        if request.contexts is not None or request.allow_no_context:
             return to_contexts(request.contexts or ())
         if request.question and request.entitlements is not None and self._retrieve is not None:
             return tuple(await asyncio.to_thread(self._retrieve, request.question, request.entitlements, MAX_CHUNKS))
@@ -215,7 +215,7 @@ class InputGatherer:
             if request.response is not None:
                 log_probs = gate.parse_log_probs(request.response, interaction)
             return DecisionInput(
-                pending.interaction_id, interaction, request.no_context, states, log_probs
+                pending.interaction_id, interaction, request.allow_no_context, states, log_probs
             ), _hash_inputs(states, request)
 
         if request.states is not None and request.states.path:
@@ -238,7 +238,9 @@ class InputGatherer:
             The decision with the extended reason; unchanged if no context is missing.
         """
         request, interaction, live = pending.request, pending.interaction, pending.live
-        if interaction is None or live is None or not live.gate.is_context_missing(interaction, request.no_context):
+        if interaction is None or live is None:
+            return decision
+        if not live.gate.is_context_missing(interaction, request.allow_no_context):
             return decision
         reasons = [decision.reason] if decision.reason else []
         if request.call_id is not None:

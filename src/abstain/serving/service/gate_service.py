@@ -91,11 +91,11 @@ class GateService:
         self.live, self.log, self.settings = live, log, settings
         self.metrics = Metrics()
         self.gatherer = InputGatherer(log, settings, retrieve)
-        self.row_quota = Quota(settings.caller.rows_a_minute, "rows of the decision log")
-        self._tries = Tries(settings.caller.tries)
+        self.row_quota = Quota(settings.caller.rows_per_minute, "rows of the decision log")
+        self._tries = Tries(settings.caller.max_tries)
         self._redactions = Redactions(self.row_quota)
         self._recorder = Recorder(log, self.metrics, self._redactions)
-        self._batcher = Batcher(settings.batch, settings.waiting, settings.caller.waiting)
+        self._batcher = Batcher(settings.batch_size, settings.max_queued, settings.caller.max_queued)
         shadow_batcher = self._batcher if settings.shadow == "full" else None
         self.shadow = None if shadow is None else ShadowGate(shadow, log, self.metrics, shadow_batcher)
         self._familiarity: tuple[LoadedVersion, SelfFamiliarity] | None = None
@@ -331,7 +331,7 @@ class GateService:
                 raise AbstainError(Code.TOO_LONG, f"max_new_tokens {request.max_new_tokens} leaves no room: {reason}")
             settings: dict[str, Any] = {
                 "operation": request.operation,
-                "no_context": request.no_context,
+                "allow_no_context": request.allow_no_context,
                 "on_text": on_text,
             }
             run = partial(generate_answers, live.gate, **settings)
@@ -346,12 +346,12 @@ class GateService:
         recorded = await self._decide_and_record(pending, generate, "answer", trace, self.settings.answer_timeout_s)
         return pending.interaction.answer if pending.interaction else "", recorded
 
-    async def explain(self, interaction: Interaction, no_context: bool = False) -> Explanation:
+    async def explain(self, interaction: Interaction, allow_no_context: bool = False) -> Explanation:
         """Decide about an answer that somebody tries, and explain the decision. It is neither logged nor counted.
 
         Args:
             interaction: Texts of the answer.
-            no_context: Decide even if nothing was retrieved.
+            allow_no_context: Decide even if nothing was retrieved.
 
         Returns:
             The decision with its explanation.
@@ -364,7 +364,7 @@ class GateService:
         )
         live = self._require_live()
         run = partial(_explain_all, live.gate)
-        job = self._batcher.run(("explain", live), run, (interaction, no_context), caller=get_current_caller())
+        job = self._batcher.run(("explain", live), run, (interaction, allow_no_context), caller=get_current_caller())
         return await _run_with_timeout(self.settings.timeout_s, job)
 
     async def record_feedback(self, request: FeedbackRequest) -> str:
@@ -374,7 +374,7 @@ class GateService:
             request: The feedback.
 
         Returns:
-            "recorded", or "known" if the same feedback was recorded before.
+            "recorded", or "duplicate" if the same feedback was recorded before.
 
         Raises:
             AbstainError: The id was used for other feedback, a text is too long or not redacted in time, or the log
@@ -406,7 +406,7 @@ class GateService:
             review: The review.
 
         Returns:
-            "recorded", or "known" if it equals its reviewer's last one.
+            "recorded", or "duplicate" if it equals its reviewer's last one.
 
         Raises:
             AbstainError: Its answer is neither in the queue nor in the log; and as in `record_feedback`.
@@ -472,9 +472,9 @@ class GateService:
         return familiarity, await asyncio.to_thread(scorer.get_cached_threshold)
 
     def _require_live(self) -> LoadedVersion:
-        live = self.live.current
+        live, error = self.live.current, self.live.last_error
         if live is None:
-            raise AbstainError(Code.NO_VERSION, self.live.last_error or "nothing is live")
+            raise AbstainError(Code.NO_VERSION, error.message_with_code if error else "nothing is live")
         return live
 
     async def _decide_and_record(
@@ -509,7 +509,8 @@ class GateService:
                 decision = await decide(live)
             if decision is not None:
                 return decision
-            reason = self.live.last_error or f"{Code.NO_VERSION}: nothing is live"
+            error = self.live.last_error or AbstainError(Code.NO_VERSION, "nothing is live")
+            reason = error.message_with_code
         except TimeoutError:
             reason = f"{Code.BUSY}: there was no decision within {timeout_s:g} s"
         except CallerLeft as error:
@@ -527,14 +528,14 @@ class GateService:
 
     def update_gauges(self) -> None:
         """Update the gauges, which are read instead of counted."""
-        self.metrics.waiting.set(len(self._batcher))
+        self.metrics.queued_requests.set(len(self._batcher))
         self.metrics.writable.set(self.log.last_error is None)
         self.metrics.replaced.set(self.log.database.n_replaced)
         self.metrics.live.clear()
         if self.live.current:
             self.metrics.live.labels(self.live.current.version_info.version).set(1)
-        self.metrics.swaps.set(self.live.n_swaps)
-        self.metrics.refused.set(self.live.n_failed_loads)
+        self.metrics.version_swaps.set(self.live.n_swaps)
+        self.metrics.version_load_failures.set(self.live.n_failed_loads)
         self.metrics.shadowing.clear()
         if self.shadow is not None and self.shadow.follower.current:
             self.metrics.shadowing.labels(self.shadow.follower.current.version_info.version).set(1)
@@ -575,4 +576,4 @@ async def _run_with_timeout(timeout_s: float, work: Awaitable[T]) -> T:
 
 
 def _explain_all(gate: Gate, jobs: Sequence[tuple[Interaction, bool]]) -> list[Explanation]:
-    return [gate.explain(row, no_context) for row, no_context in jobs]
+    return [gate.explain(row, allow_no_context) for row, allow_no_context in jobs]

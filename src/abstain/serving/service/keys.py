@@ -21,19 +21,19 @@ from typing import Literal, get_args
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
-Role = Literal["ask", "feedback", "review", "withheld"]
+Role = Literal["ask", "feedback", "review", "read_withheld"]
 ROLES: frozenset[Role] = frozenset(get_args(Role))
 _NO_STAMP = (0, 0, 0, 0)
 _log = logging.getLogger("abstain.serve")
-_LINE = re.compile(r"(?P<name>[\w.-]{1,64})\s+(?P<roles>[a-z,]+)\s+(?P<digest>[0-9a-f]{64})")
+_LINE = re.compile(r"(?P<name>[\w.-]{1,64})\s+(?P<roles>[a-z_,]+)\s+(?P<digest>[0-9a-f]{64})")
 
 
 @dataclass(frozen=True)
 class ApiKey:
     """A key, without its secret.
 
-    The role `feedback` gives thumbs, `review` sees the review queue and gives reviews, `withheld` sees the text of
-    withheld answers.
+    The role `feedback` gives thumbs, `review` sees the review queue and gives reviews, `read_withheld` sees the
+    text of withheld answers.
 
     Attributes:
         name: Name of the key.

@@ -19,12 +19,12 @@ class Metrics:
         tokens: Tokens that the base model read for decisions.
         feedback: Thumbs and reviews, by outcome.
         problems: Rejected requests, by status.
-        waiting: Requests that wait for the base model.
+        queued_requests: Requests that wait for the base model.
         writable: Whether the decision log took the last rows.
         replaced: How often the file of the decision log was removed or replaced.
         live: The live version.
-        swaps: Versions that took over.
-        refused: Versions that failed to load.
+        version_swaps: Versions that took over.
+        version_load_failures: Versions that failed to load.
         shadow: Answers offered to the shadow, by outcome.
         shadow_tokens: Tokens that the base model read for the shadow.
         shadowing: The candidate that runs as a shadow.
@@ -41,7 +41,7 @@ class Metrics:
         self.passed = Counter(
             "abstain_passed_undecided_total",
             "What a gateway let pass without a decision: requests, calls of tools, answers without any text.",
-            ("source", "why"),
+            ("source", "reason"),
             registry=self.registry,
         )
         self.seconds = Histogram(
@@ -57,10 +57,10 @@ class Metrics:
         self.feedback = Counter(
             "abstain_feedback_total", "Thumbs and reviews.", ("kind", "outcome"), registry=self.registry
         )
-        self.problems = Counter(
-            "abstain_problems_total", "Requests that were refused.", ("status",), registry=self.registry
+        self.problems = Counter("abstain_problems_total", "Rejected requests.", ("status",), registry=self.registry)
+        self.queued_requests = Gauge(
+            "abstain_queued_requests", "Requests that wait for the base model.", registry=self.registry
         )
-        self.waiting = Gauge("abstain_waiting", "Requests that wait for the base model.", registry=self.registry)
         self.writable = Gauge(
             "abstain_log_writable", "Whether the decision log took the last rows, 1 or 0.", registry=self.registry
         )
@@ -70,9 +70,12 @@ class Metrics:
             registry=self.registry,
         )
         self.live = Gauge("abstain_live_info", "The version that decides.", ("version",), registry=self.registry)
-        self.swaps = Gauge("abstain_swaps", "Versions that took over since the start.", registry=self.registry)
-        self.refused = Gauge("abstain_versions_refused", "Versions that were refused.", registry=self.registry)
-
+        self.version_swaps = Gauge(
+            "abstain_version_swaps", "Versions that took over since the start.", registry=self.registry
+        )
+        self.version_load_failures = Gauge(
+            "abstain_version_load_failures", "Versions that failed to load.", registry=self.registry
+        )
         self.shadow = Counter(
             "abstain_shadow_total",
             "Answers offered to the shadow: decided, skipped for what it needs besides, dropped, failed.",
@@ -86,7 +89,7 @@ class Metrics:
         )
         self.shadowing = Gauge(
             "abstain_shadow_info",
-            "The candidate that decides beside the live version.",
+            "The candidate that runs as a shadow.",
             ("candidate",),
             registry=self.registry,
         )

@@ -86,9 +86,9 @@ class Recorder:
             probability=decision.probability,
             threshold=decision.threshold,
             version=decision.version or None,
-            scorer="+".join(decision.signals) or None,
+            scorer="+".join(decision.components) or None,
             forward_tokens=decision.forward_tokens,
-            took_ms=1000 * (logging_started_at - pending.started_at),
+            duration_ms=1000 * (logging_started_at - pending.started_at),
             source=source,
             product=pending.request.product,
             user=pending.request.user,
@@ -101,7 +101,7 @@ class Recorder:
         )
         outcome = await self._redactions.redact_and_write(n_characters, timeout_s, self._log.record_decision, logged)
         log_s = time.perf_counter() - logging_started_at
-        if outcome == "known":
+        if outcome == "duplicate":
             return RecordedDecision(await self._load_previous(decision), log_s, is_repeat=True)
         self.update_metrics(decision, source, pending.started_at)
         emit_decision_event(decision, source, trace)
@@ -122,7 +122,7 @@ class Recorder:
             probability=previous.probability,
             threshold=previous.threshold,
             version=previous.version or "",
-            signals=tuple((previous.scorer or "").split("+")) if previous.scorer else (),
+            components=tuple((previous.scorer or "").split("+")) if previous.scorer else (),
             forward_tokens=previous.forward_tokens,
             reason=previous.reason,
         )

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StringConstraints, model_validator
 
+from abstain.config.params import ServableKind
+from abstain.core.codes import Code
 from abstain.core.contracts import Context, Id, LogProbability, Number, Row, ScoreName, Text
 from abstain.llm.engine.requests import Generate
 from abstain.serving.engine_states import StatesInput
@@ -43,14 +45,14 @@ class GateRequest(RequestMetadata):
     """One answer to decide about: its texts, what an engine has computed for it, or both.
 
     Its contexts are `contexts`, else what `/v1/contexts` registered for `call_id`, else the chunks of the knowledge
-    index that a user with `entitlements` may read. With none of these, and without `no_context`, the decision is
+    index that a user with `entitlements` may read. With none of these, and without `allow_no_context`, the decision is
     `unavailable`.
     """
 
     question: Text | None = None
     contexts: Contexts | None = Field(None, description="ranked, best first")
     answer: Text | None = None
-    no_context: bool = Field(False, description="an answer without any context is meant to be decided on")
+    allow_no_context: bool = Field(False, description="an answer without any context is meant to be decided on")
     call_id: Id | None = Field(None, description="of contexts that were registered before")
     entitlements: Annotated[tuple[ShortText, ...], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)] | None = Field(
         None, description="of the asker, to retrieve contexts from the index"
@@ -60,7 +62,7 @@ class GateRequest(RequestMetadata):
         None, description="of an OpenAI-style API, whose log-probabilities are used for scorers that read these alone"
     )
     model: ShortText | None = Field(None, description="the model that wrote the answer, id@revision")
-    writer: Annotated[dict[LimitedScoreName, Number], Field(max_length=MAX_SCORES)] | None = Field(
+    writer_scores: Annotated[dict[LimitedScoreName, Number], Field(max_length=MAX_SCORES)] | None = Field(
         None, description="scores that the assistant gave its answer"
     )
     token_log_probs: Annotated[tuple[LogProbability, ...], Field(max_length=100_000, fail_fast=True)] | None = None
@@ -74,14 +76,14 @@ class AnswerRequest(RequestMetadata):
 
     question: Text
     contexts: Contexts = ()
-    no_context: bool = False
+    allow_no_context: bool = False
     max_new_tokens: Annotated[int, Field(ge=1, le=1024)] = 48
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     stream: Literal["buffered", "optimistic"] | None = Field(
         None,
-        description="server-sent events: text after the decision, or at once, for who has the role `withheld`",
+        description="server-sent events: text after the decision, or at once, for who has the role `read_withheld`",
     )
 
     @property
@@ -106,9 +108,9 @@ class DecisionResponse(Row):
     probability_low: float | None
     probability_high: float | None
     threshold: float | None
-    guarantee: str = Field(description="what the threshold promises, or why there is no promise")
+    guarantee: str = Field(description="what the threshold guarantees, or why it guarantees nothing")
     version: str
-    signals: tuple[str, ...] = Field(description="what the confidence is made of")
+    components: tuple[str, ...] = Field(description="the scorers that the confidence combines")
     feature_spec: str | None = Field(description="digest of what the scorer reads, of GET /v1/version")
     forward_tokens: float = Field(description="tokens that the base model read for this decision")
     reason: str | None = Field(description="code and cause where there is no confidence, or no guarantee")
@@ -156,7 +158,7 @@ class FeedbackRequest(Row):
 
 class FeedbackResponse(Row):
     feedback_id: str
-    outcome: Literal["recorded", "known"]
+    outcome: Literal["recorded", "duplicate"]
 
 
 class ContextsRequest(Row):
@@ -191,20 +193,33 @@ class FamiliarityResponse(Row):
     left_out: int
 
 
+class ScorerResponse(Row):
+    """The live version's scorer; `components` are the scorers that a fusion combines, else the scorer alone."""
+
+    name: str
+    kind: ServableKind
+    components: tuple[str, ...]
+    threshold: float
+    base_model: str
+    forward_tokens: float | None = Field(description="that the base model read for an answer in training, on average")
+
+
+class ErrorResponse(Row):
+    code: Code
+    message: str
+
+
 class VersionResponse(Row):
-    """The live version. `trouble`: why the newest version is not live, or why the registry cannot be read."""
+    """The live version. `error`: why the newest version is not live, or why the registry cannot be read."""
 
     version: str | None
-    since: datetime | None
+    live_since: datetime | None
     guaranteed: bool
     guarantee: str | None
-    mark: str
-    scorer: str | None
-    signals: tuple[str, ...]
-    threshold: float | None
-    model: str | None
+    notices: tuple[str, ...] = Field(description="what users should know of it, such as that it guarantees nothing")
+    scorer: ScorerResponse | None
     feature_spec: FeatureSpec | None
-    trouble: str | None
+    error: ErrorResponse | None
 
 
 class HealthResponse(Row):

@@ -37,14 +37,14 @@ class VersionInfo:
     Attributes:
         version: Name of the version.
         digest: Digest of its files, since a version may be repaired in place.
-        since: When it went live.
-        notice: What users should know about it, such as that it guarantees nothing.
+        live_since: When it went live.
+        notices: What users should know about it, such as that it guarantees nothing.
     """
 
     version: str
     digest: str
-    since: datetime
-    notice: str = ""
+    live_since: datetime
+    notices: tuple[str, ...] = ()
 
 
 class VersionSource(Protocol):
@@ -116,7 +116,7 @@ class VersionFollower:
         self._source, self._open, self._warm_up = source, open_gate, warm_up
         self._refreshing = threading.Lock()
         self.current: LoadedVersion | None = None
-        self.last_error: str | None = None
+        self.last_error: AbstainError | None = None
         self.n_swaps, self.n_failed_loads = 0, 0
         self._failed: _FailedLoad | None = None
 
@@ -131,7 +131,7 @@ class VersionFollower:
             except Exception as error:  # whatever it is, the next time may be better
                 if isinstance(error, AbstainError) and error.code is Code.NO_VERSION:
                     self.current = None
-                self._set_error(_format_error(error))
+                self._set_error(_to_abstain_error(error))
                 return
             if version_info is None:
                 self.current = None
@@ -141,7 +141,7 @@ class VersionFollower:
             elif self._failed and self._failed.is_backing_off(
                 version_info, _read_file_stats(self._source.get_folder(version_info))
             ):
-                self._set_error(self._failed.message)
+                self._set_error(self._failed.error)
             else:
                 self._load(version_info)
 
@@ -150,16 +150,14 @@ class VersionFollower:
             gate = self._open(self._source.fetch_bundle(version_info))
             self._warm_up(gate)
         except Exception as error:  # whatever is wrong with it, the version so far must go on
-            is_bad = isinstance(error, AbstainError) and error.code in PERMANENT_ERROR_CODES
+            known_error = _to_abstain_error(error, f"{version_info.version} fails to load: ")
+            is_bad = known_error.code in PERMANENT_ERROR_CODES
             n_tries = self._failed.n_tries + 1 if self._failed and self._failed.version_info == version_info else 1
             pause = MAX_PAUSE_S if is_bad else min(FIRST_PAUSE_S * 2 ** (n_tries - 1), MAX_PAUSE_S)
-            files, message = (
-                _read_file_stats(self._source.get_folder(version_info)),
-                f"{version_info.version} is refused: {_format_error(error)}",
-            )
-            self._failed = _FailedLoad(version_info, files, message, n_tries, time.monotonic() + pause)
+            files = _read_file_stats(self._source.get_folder(version_info))
+            self._failed = _FailedLoad(version_info, files, known_error, n_tries, time.monotonic() + pause)
             self.n_failed_loads += 1
-            self._set_error(self._failed.message)
+            self._set_error(known_error)
             return
         previous, self.current = self.current, LoadedVersion(version_info, gate)
         self._failed, self.n_swaps = None, self.n_swaps + (previous is not None)
@@ -168,9 +166,9 @@ class VersionFollower:
             "%s decides now%s", version_info.version, f", after {previous.version_info.version}" if previous else ""
         )
 
-    def _set_error(self, error: str | None) -> None:
-        if error and error != self.last_error:
-            _log.warning("%s", error)
+    def _set_error(self, error: AbstainError | None) -> None:
+        if error and (self.last_error is None or error.args != self.last_error.args):
+            _log.warning("%s", error.message_with_code)
         self.last_error = error
 
 
@@ -180,7 +178,7 @@ class _FailedLoad:
 
     version_info: VersionInfo
     files: _Files
-    message: str
+    error: AbstainError
     n_tries: int
     retry_at: float
 
@@ -197,5 +195,8 @@ def _read_file_stats(folder: Path) -> _Files:
     return tuple(sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in file_stats))
 
 
-def _format_error(error: Exception) -> str:
-    return error.message_with_code if isinstance(error, AbstainError) else f"{type(error).__name__}: {error}"
+def _to_abstain_error(error: Exception, prefix: str = "") -> AbstainError:
+    """Return `error` with `prefix` before its message; an unexpected one is named by its type."""
+    if isinstance(error, AbstainError):
+        return AbstainError(error.code, prefix + error.message)
+    return AbstainError(Code.PROCESS_DIED, f"{prefix}{type(error).__name__}: {error}")

@@ -65,7 +65,7 @@ CRITERION_HINTS = {
 STATE_BY_DECISION = {"show": "passed", "abstain": "warned", "unavailable": "failed"}
 Handler = Callable[[Request], Awaitable[Response]]
 _BLANK_LINE = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
-_EMPTY_FORM = {"question": "", "contexts": "", "answer": "", "no_context": ""}
+_EMPTY_FORM = {"question": "", "contexts": "", "answer": "", "allow_no_context": ""}
 _FOLDER = Path(__file__).parent
 
 
@@ -103,7 +103,7 @@ class _Page:
         """Show the live version, its statistics, the withheld answers, and the form to try an answer."""
         visitor = self.get_visitor(request)
         live, last_error = self._service.live.current, self._service.live.last_error
-        values: dict[str, Any] = {"log_trouble": None, "log_replaced": self._service.log.database.n_replaced}
+        values: dict[str, Any] = {"log_error": None, "log_replaced": self._service.log.database.n_replaced}
         try:
             figures = await self._status_cache.get(live.version_info if live else None)
             values |= {
@@ -114,13 +114,13 @@ class _Page:
             values |= _build_monitoring_values(figures.windows)
             values |= await asyncio.to_thread(self._load_review_values, visitor)
         except AbstainError as error:
-            values |= {"log_trouble": error.message_with_code, "reviewed": None, "withheld": [], "queue": None}
+            values |= {"log_error": error.message_with_code, "reviewed": None, "withheld": [], "queue": None}
         predictor = live.gate.predictor if live else None
         is_well = predictor is not None and predictor.has_guarantee
         values |= {
             "release": live.version_info if live else None,
             "predictor": predictor,
-            "trouble": last_error,
+            "error": last_error,
             "state": "failed" if not is_well else "warned" if last_error else "passed",
             "given": _EMPTY_FORM,
         }
@@ -131,8 +131,8 @@ class _Page:
 
         Raises `AbstainError` if the log cannot be read.
         """
-        log = self._service.log
-        withheld = queries.list_withheld(log.database, MAX_WITHHELD_LISTED) if visitor.has_roles("withheld") else []
+        log, may_read = self._service.log, visitor.has_roles("read_withheld")
+        withheld = queries.list_withheld(log.database, MAX_WITHHELD_LISTED) if may_read else []
         return {
             "withheld": withheld,
             "is_reviewed": queries.find_reviewed(log.database, [details.interaction_id for details in withheld]),
@@ -158,13 +158,13 @@ class _Page:
             "queued": queued,
             "withheld": withheld,
             "row": row,
-            "is_open": is_open,  # then what the gate and others say of it would sway the verdict
+            "is_open": is_open,  # then what the gate and others say of it would sway the review
             "reviews": [item for item in withheld.feedback if isinstance(item, Review)]
             if withheld and not is_open
             else [],
             "progress": await asyncio.to_thread(queue.count_progress, database),
             "previous": query.get("previous"),
-            "verdicts": CRITERION_HINTS,
+            "criteria": CRITERION_HINTS,
             "answer_token": self._sessions.make_form_token(_make_form_owner(visitor, row.interaction_id))
             if row
             else "",
@@ -178,11 +178,11 @@ class _Page:
         """
         log = self._service.log
         queued = queue.find_queued(log.database, interaction_id) if visitor.has_roles("review") else None
-        withheld = queries.get_decision(log.database, interaction_id) if visitor.has_roles("withheld") else None
+        withheld = queries.get_decision(log.database, interaction_id) if visitor.has_roles("read_withheld") else None
         if withheld is not None and withheld.decision.shown:
             withheld = None
         if queued is None and withheld is None:
-            self._require_roles(visitor, "withheld")
+            self._require_roles(visitor, "read_withheld")
             raise Problem(404, Code.UNKNOWN_NAME, "no answer with this id is withheld or in the review queue")
         return queued, withheld
 
@@ -195,7 +195,7 @@ class _Page:
             row = make_interaction(inputs["question"], contexts, inputs["answer"])
         except ValidationError as error:
             raise _make_invalid_problem(error) from None
-        explanation = await self._service.explain(row, bool(inputs["no_context"]))
+        explanation = await self._service.explain(row, bool(inputs["allow_no_context"]))
         decision = explanation.decision
         values = {
             "explanation": explanation,

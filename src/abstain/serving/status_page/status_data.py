@@ -113,7 +113,7 @@ def load_review_statistics(log: DecisionLog, version_info: VersionInfo, labels: 
     Raises:
         AbstainError: The log cannot be read.
     """
-    reviews = queries.list_reviews_of_shown(log.database, version_info.version, version_info.since)
+    reviews = queries.list_reviews_of_shown(log.database, version_info.version, version_info.live_since)
     return _count_correct(reviews, labels) if reviews else None
 
 
