@@ -189,7 +189,7 @@ def _replace_production_candidate() -> None:
     with open_workspace() as workspace:
         file = workspace.path / paths.REGISTRY
         registry = load_registry(file)
-        event = registry.history[-1].model_copy(update={"candidate": "0" * 64})
+        event = registry.history[-1].model_copy(update={"candidate_sha256": "0" * 64})
         file.write_text(registry.model_copy(update={"history": (*registry.history[:-1], event)}).to_json())
         commit(workspace, "Another candidate", paths.REGISTRY)
         push(workspace)

@@ -28,7 +28,7 @@ from abstain_tasks.release.promotion_records import write_record
 from abstain_tasks.runs.shell import git, run
 from abstain_tasks.runs.workspace import BRANCH, Workspace
 
-OUTPUT = "artifacts/choice.json"
+OUTPUT = "artifacts/probe_choice.json"
 """The output of a stage that differs from night to night."""
 Files = dict[str, bytes]
 
@@ -134,7 +134,13 @@ class NightlyHistory:
         first = self.registry.history[0]
         digests = {"sha256": compute_sha256(bundle / paths.RELEASED_ONNX.name), "bundle_sha256": digest}
         event = RegistryEvent(
-            **{**first.model_dump(), "version": version, "candidate": candidate, "at": promoted_at, **digests}
+            **{
+                **first.model_dump(),
+                "version": version,
+                "candidate_sha256": candidate,
+                "occurred_at": promoted_at,
+                **digests,
+            }
         )
         self.registry = self.registry.promote(event)
         name = paths.APPROVALS / f"{version}.json"
@@ -156,7 +162,7 @@ class NightlyHistory:
             "candidate_sha256": candidate,
             "inputs_sha256": candidate,
             "champion": self.registry.production_version,
-            "reasons": [{"code": "A401", "field": "better", "message": "not better"}],
+            "reasons": [{"code": "A401", "check": "better", "message": "not better"}],
         }
         name = paths.APPROVALS / f"rejected-{candidate[:12]}-{self.record['metrics']['holdout']['digest'][:8]}.json"
         self.commits.append(
@@ -191,8 +197,8 @@ def simulate(workspace: Workspace, nights: int, versions: int, rejected: int, un
     """
     history = NightlyHistory.from_workspace(workspace)
     last_at = until or datetime.now(UTC).replace(microsecond=0) - timedelta(days=1)
-    candidate = history.registry.history[-1].candidate
-    first = history.registry.history[-1].model_copy(update={"candidate": _digest("first")})
+    candidate = history.registry.history[-1].candidate_sha256
+    first = history.registry.history[-1].model_copy(update={"candidate_sha256": _digest("first")})
     history.registry = Registry(history=(first,))
     for night in range(nights):
         committed_at = last_at - timedelta(days=nights - 1 - night)

@@ -188,13 +188,13 @@ def status() -> None:
     metrics, at_threshold = holdout["scorers"][served], holdout["at_threshold"]
     console.print(
         f"in production: {_describe_production(registry)}, by {registry.production.action} at "
-        f"{registry.production.at:%Y-%m-%d %H:%M} UTC\n{served}: AUROC {format_with_interval(metrics, 'auroc')} on "
-        f"{holdout['rows']} "
-        f"answers; at threshold {at_threshold['threshold']:.3f} precision {format_number(at_threshold['precision'])}, "
+        f"{registry.production.occurred_at:%Y-%m-%d %H:%M} UTC\n{served}: AUROC "
+        f"{format_with_interval(metrics, 'auroc')} on {holdout['rows']} answers; at threshold "
+        f"{at_threshold['threshold']:.3f} precision {format_number(at_threshold['precision'])}, "
         f"shows {at_threshold['coverage']:.1%}"
     )
     for event in reversed(registry.history):
-        console.print(f"  {event.at:%Y-%m-%d %H:%M}  {event.action:8}  {event.version}  {event.reason}")
+        console.print(f"  {event.occurred_at:%Y-%m-%d %H:%M}  {event.action:8}  {event.version}  {event.reason}")
     for version, reason in registry.blocked.items():
         console.print(f"  blocked: {version} ({reason})")
     for version, taint in registry.tainted.items():

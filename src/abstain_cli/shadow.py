@@ -1,4 +1,4 @@
-"""`abstain shadow`: a candidate that decides beside production without being obeyed, and what reviews say of it."""
+"""`abstain shadow`: a candidate that decides on the same traffic as production, and its comparison by reviews."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from abstain.release.shadow import Shadow
 
 app = typer.Typer(
-    help="Let a candidate decide beside production, without being obeyed: set, show, clear, compare.",
+    help="Let a candidate decide on the same traffic as production, without effect: set, show, clear, compare.",
     no_args_is_help=True,
 )
 OUTCOME_MEANINGS = {
     "better": "it ranks answers better than production; no version was changed: `abstain promote` judges the candidate",
     "worse": "it ranks answers worse than production: `abstain shadow clear`",
-    "not told apart": "chance explains the difference; more reviews may tell them apart, and are one more look",
+    "inconclusive": "chance explains the difference; more reviews may tell them apart, and are one more comparison",
 }
 
 
 @app.command("set")
 def set_() -> None:
-    """Make the last candidate the shadow, refused or not, in place of another."""
+    """Make the last candidate the shadow, rejected or not, in place of another."""
     from abstain_tasks.release.promotion import require_candidate
     from abstain_tasks.release.shadow import set_shadow
     from abstain_tasks.runs.workspace import open_workspace
@@ -50,7 +50,7 @@ def show() -> None:
         return
     pairs = list_shadow_pairs(shadow)
     alike = sum(pair.shown == pair.would_show for pair in pairs)
-    console.print(f"{_describe_shadow(shadow)}, since {shadow.at:%Y-%m-%d %H:%M} UTC", soft_wrap=True)
+    console.print(f"{_describe_shadow(shadow)}, since {shadow.created_at:%Y-%m-%d %H:%M} UTC", soft_wrap=True)
     console.print(f"decided about by both: {len(pairs):,} answers, {alike:,} of them alike")
 
 
@@ -67,7 +67,7 @@ def clear() -> None:
 
 @app.command()
 def compare() -> None:
-    """Compare the shadow with production by reviews of answers that both decided about: one look at the hold-out."""
+    """Compare the shadow with production by reviews of answers that both decided about; it counts on the hold-out."""
     from abstain_tasks.release.shadow import review_shadow
     from abstain_tasks.runs.workspace import open_workspace
 
@@ -75,28 +75,28 @@ def compare() -> None:
         review = review_shadow(workspace)
     record = review.record
     console.print(_make_table(record))
-    for name, counts in sorted(record["answers"].items()):  # as a record that is read again has them
+    for name, counts in sorted(record["shown_counts"].items()):  # as a record that is read again has them
         console.print(f"shown by {name}: {counts['answers']:,} answers, {counts['correct']:,} correct")
-    console.print(f"{record['verdict']}: {record['reasons'][0]}", soft_wrap=True)
-    console.print(OUTCOME_MEANINGS[record["verdict"]], soft_wrap=True)
+    console.print(f"{record['outcome']}: {record['reasons'][0]['message']}", soft_wrap=True)
+    console.print(OUTCOME_MEANINGS[record["outcome"]], soft_wrap=True)
     if review.is_repeat:
-        console.print("nothing was reviewed since: this is the record of that look, and no other was taken")
+        console.print("nothing was reviewed since: this is the record of that comparison, and no other was made")
 
 
 def _describe_shadow(shadow: Shadow) -> str:
-    return f"{shadow.version} decides beside {shadow.beside}, and is not obeyed"
+    return f"{shadow.version} is the shadow of {shadow.production_version}, without effect on what is shown"
 
 
 def _make_table(record: dict[str, Any]) -> Table:
     from abstain.core.formatting import NO_INTERVAL, format_number
 
-    table = Table("figure", record["shadow"], record["champion"], "difference (95 %)")
-    for comparison in record["comparison"]:
+    table = Table("metric", record["shadow"], record["champion"], "difference (95 %)")
+    for comparison in record["champion_comparison"]:
         difference, low, high = (format_number(comparison[key], "+.3f") for key in ("difference", "low", "high"))
         interval = NO_INTERVAL if comparison["low"] is None or comparison["high"] is None else f"{low} to {high}"
         table.add_row(
-            comparison["figure"],
-            format_number(comparison["challenger"]),
+            comparison["metric"],
+            format_number(comparison["candidate"]),
             format_number(comparison["champion"]),
             f"{difference} ({interval})",
         )

@@ -186,12 +186,12 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
         action="promote",
         version=version,
         sha256=compute_sha256(onnx),
-        candidate=candidate,
-        at=datetime.fromisoformat(record["decided_at"]),
-        holdout=holdout,
-        reason=_describe_promotion_reason(record["erasure"], record["new_holdout"]),
+        candidate_sha256=candidate,
+        occurred_at=datetime.fromisoformat(record["decided_at"]),
+        holdout_sha256=holdout,
+        reason=_describe_promotion_reason(record["erasure"], record["new_holdout_reason"]),
         guaranteed=record["guaranteed"],
-        more_reviews=record["more_reviews"],
+        additional_reviews=record["additional_reviews"],
         kind=json.loads((root / paths.SCORER_CHOICE).read_text())["kind"],
         bundle_sha256=write_digest(bundle),
     )
@@ -214,9 +214,9 @@ def build_shadow(root: Path, production_version: str) -> Shadow:
     candidate, bundle = compute_sha256(root / paths.ONNX), root / paths.SHADOW
     onnx = _write_scorer(root, bundle, {"version": make_shadow_name(candidate)})
     shadow = Shadow(
-        candidate=candidate,
-        beside=production_version,
-        at=datetime.now(UTC),
+        candidate_sha256=candidate,
+        production_version=production_version,
+        created_at=datetime.now(UTC),
         sha256=compute_sha256(onnx),
         bundle_sha256=write_digest(bundle),
     )
@@ -248,14 +248,15 @@ def _make_guarantee_metadata(root: Path, record: dict[str, Any]) -> dict[str, st
     if record["guaranteed"]:
         return {}
     guarantee = json.loads(OnnxProbe(root / paths.ONNX).metadata["guarantee"])
-    unchecked = {"guaranteed": False, "message": record["no_guarantee"], "more_reviews": record["more_reviews"]}
+    reason, additional_reviews = record["missing_guarantee_reason"], record["additional_reviews"]
+    unchecked = {"guaranteed": False, "message": reason, "additional_reviews": additional_reviews}
     return {"guarantee": json.dumps({**guarantee, **unchecked}, sort_keys=True)}
 
 
 def _describe_promotion_reason(erasure: dict[str, Any] | None, new_holdout: str | None) -> str:
     """Describe why a version was promoted: the checks approved it, a recorded decision, or an erasure."""
     reasons = ["erasure", erasure["accepted"], new_holdout] if erasure else [new_holdout]
-    return "; ".join(filter(None, reasons)) or "approved by the gate"
+    return "; ".join(filter(None, reasons)) or "approved by the promotion checks"
 
 
 def _write_smoke_test(root: Path, bundle: Path) -> None:

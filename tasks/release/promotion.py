@@ -113,7 +113,7 @@ def promote_candidate(
     taint = registry.taint
     if accept_erasure is not None:
         registry.require_taint()
-    same = registry.production is not None and registry.production.candidate == candidate and taint is None
+    same = registry.production is not None and registry.production.candidate_sha256 == candidate and taint is None
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
     if same and (registry.has_guarantee or not tuned["guaranteed"]):
         return _finish_unchanged(workspace, registry, base_commit)
@@ -121,7 +121,7 @@ def promote_candidate(
         (
             event.version
             for event in registry.history
-            if event.candidate == candidate and event.version in registry.blocked
+            if event.candidate_sha256 == candidate and event.version in registry.blocked
         ),
         None,
     ):
@@ -130,12 +130,13 @@ def promote_candidate(
         return _finish_rejected(registry, candidate, [Reason(Code.NO_VERSION, "not blocked", reason)])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
     params = load_params(workspace.path / paths.PARAMS)
-    limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
+    limits = params.promotion.model_dump(mode="json") | params.evaluation.model_dump(mode="json")
+    limits["threshold"] = params.threshold.model_dump(mode="json")
     erasure = {"since": taint.since.isoformat(), "accepted": accept_erasure} if taint else None
     inputs = {
         "champion": registry.production_version,
         "metrics": metrics,
-        "gate": limits,
+        "limits": limits,
         "erasure": erasure,
         "candidate_sha256": candidate,
         "inputs_sha256": hash_stage_inputs(workspace.path / LOCK),
@@ -143,7 +144,7 @@ def promote_candidate(
     holdout = metrics["holdout"]["digest"]
     records = read_verified_records(workspace, registry)
     acceptance = new_holdout
-    if acceptance is None and registry.production is not None and registry.production.holdout != holdout:
+    if acceptance is None and registry.production is not None and registry.production.holdout_sha256 != holdout:
         acceptance = find_holdout_acceptance(records, holdout) or find_holdout_refill(
             records, registry.production.version, params.split
         )
@@ -151,7 +152,7 @@ def promote_candidate(
         _push_record(workspace, base_commit)
         notify_observers("promote", "cached")
         return _finish_rejected(registry, candidate, reasons)
-    rule: ComparisonRule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
+    rule: ComparisonRule = "superior" if taint is None else "accepted" if accept_erasure else "non_inferior"
     budget = read_comparison_budget(records, holdout, acceptance is not None)
     prior_coverage_loss = get_prior_coverage_loss(records, registry.production_version)
     decision = check_candidate_in_workspace(
@@ -159,21 +160,21 @@ def promote_candidate(
     )
     if same and decision.missing_guarantee_reason:  # still
         return _finish_unchanged(workspace, registry, base_commit)
-    spent_budget = budget.spend(params.gate) if decision.used_comparison else None
+    spent_budget = budget.spend(params.promotion) if decision.used_comparison else None
     table = format_decision_table(decision, registry)
-    create_markdown_artifact(table, key="gate", description="may it be promoted?")
+    create_markdown_artifact(table, key="promotion", description="may it be promoted?")
     version = get_next_version((event.version for event in registry.history), workspace.git("tag", "--list").split())
     record = {
         **decision.to_dict(),
         "version": version if decision.is_approved else None,
         **inputs,
         "largest_reviewer": tuned["largest_reviewer"],
-        "look": (spent_budget or budget).used or None,  # sums: a later record may take this one's file
-        "spent": (spent_budget or budget).alpha_spent or None,
+        "comparison": (spent_budget or budget).used or None,  # sums: a later record may take this one's file
+        "alpha_spent": (spent_budget or budget).alpha_spent or None,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
         "requirements_sha256": compute_sha256(workspace.path / REQUIREMENTS),
-        "new_holdout": acceptance,
+        "new_holdout_reason": acceptance,
         "params": params.model_dump(mode="json"),
     }
     if decision.is_approved:
@@ -275,7 +276,7 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
     registry = load_registry(workspace.path / paths.REGISTRY)
     target = registry.find_rollback_target(version)
     smoke_test(fetch_bundle(workspace.path, target), target)
-    event = target.model_copy(update={"action": "rollback", "at": datetime.now(UTC), "reason": reason})
+    event = target.model_copy(update={"action": "rollback", "occurred_at": datetime.now(UTC), "reason": reason})
     rolled_back = registry.roll_back(event)
     workspace.git("checkout", "-q", f"refs/tags/{make_version_tag(target.version)}", "--", "release.dvc")
     write_atomically(workspace.path / paths.REGISTRY, rolled_back.to_json().encode())
@@ -290,7 +291,7 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
 def _finish_rejected(registry: Registry, candidate: str, reasons: list[Reason]) -> PromotionResult:
     """Emit the event of a rejected candidate; raise `AbstainError` if the user must decide about a tainted version."""
     failures = [f"{reason.code} {describe_failure(reason)}" for reason in reasons]
-    if registry.taint is None or registry.taint.kept:
+    if registry.taint is None or registry.taint.keep_reason:
         first = reasons[0]
         text = "; ".join([f"rejected: {describe_failure(first)}", *failures[1:]])
         post_event(REJECTED, f"{REJECTED}.{candidate[:12]}", code=first.code, text=text, remedy=first.code.remedy)
@@ -317,6 +318,11 @@ def _publish_promotion(workspace: Workspace, registry: Registry, record: dict[st
     notice = f"\n\nIt is {registry.production.notice}." if registry.production.notice else ""
     commit(workspace, f"Promote probe {version}{notice}", *PRODUCTION_FILES, paths.APPROVALS, paths.PARAMS, *changed)
     workspace.git(
-        "tag", "--annotate", "--force", make_version_tag(version), "-m", f"probe {version}, approved by the gate"
+        "tag",
+        "--annotate",
+        "--force",
+        make_version_tag(version),
+        "-m",
+        f"probe {version}, approved by the promotion checks",
     )
     push(workspace, make_version_tag(version))

@@ -82,7 +82,7 @@ def check_candidate_in_workspace(
     is_error_rate = params.threshold.metric == "error_rate"
     threshold = float(candidate["threshold"])
     holdout, newest = (
-        _make_evaluation_set(split_by_sampling(scores[scores["split"] == split], sampled_only=tuned["drawn"])[0], names)
+        _make_evaluation_set(split_by_sampling(scores[scores["split"] == split], tuned["sampled"])[0], names)
         for split in ("holdout", "newest")
     )
     allow_missing = params.threshold.on_infeasible == "heuristic"
@@ -105,7 +105,7 @@ def check_candidate_in_workspace(
     erased: int | None = 0
     if (
         champion_event
-        and champion_event.holdout != metrics["holdout"]["digest"]
+        and champion_event.holdout_sha256 != metrics["holdout"]["digest"]
         and new_holdout is None
         and not holdout_accepted
     ):
@@ -114,7 +114,8 @@ def check_candidate_in_workspace(
         holdout,
         newest,
         measurements,
-        params.gate,
+        params.promotion,
+        params.evaluation.min_n_eff,
         champion,
         erased is not None,
         erased or 0,
@@ -161,19 +162,19 @@ def _find_missing_guarantee(
 ) -> MissingGuarantee | None:
     """Say why nothing is guaranteed, or why the guarantee cannot be checked; None if it can be."""
     if not tuned["guaranteed"]:
-        return MissingGuarantee(tuned["message"], tuned["more_reviews"])
+        return MissingGuarantee(tuned["message"], tuned["additional_reviews"])
     if params.threshold.on_infeasible == "heuristic" and not has_champion:
         # With a champion, whose guarantee was checked, a guarantee that cannot be checked is rejected.
         reviews = len(select_reviewed(pd.read_parquet(workspace.path / paths.DATASET, columns=["source"])))
         frozen = params.split.holdout_frozen_at is not None
-        return explain_unchecked_guarantee(holdout, threshold, params.gate, reviews, frozen)
+        return explain_unchecked_guarantee(holdout, threshold, params.evaluation.min_n_eff, reviews, frozen)
     return None
 
 
 def _has_same_target(workspace: Workspace, champion: str, params: Params) -> bool:
     """Check whether the champion's threshold was tuned for the current target."""
     record = json.loads((workspace.path / paths.APPROVALS / f"{champion}.json").read_text())
-    promoted, current = record["gate"]["threshold"], params.threshold.model_dump(mode="json")
+    promoted, current = record["limits"]["threshold"], params.threshold.model_dump(mode="json")
     return all(promoted[key] == current[key] for key in ("metric", "target", "confidence"))
 
 
@@ -190,7 +191,7 @@ def _count_erased_from_holdout(workspace: Workspace, event: RegistryEvent, score
         except AbstainError:
             return None
         promoted, current = _read_labels(pd.read_parquet(file)), _read_labels(scores)
-    if compute_holdout_digest(list(promoted), list(promoted.values())) != event.holdout:
+    if compute_holdout_digest(list(promoted), list(promoted.values())) != event.holdout_sha256:
         return None
     return count_erased_answers(promoted, current, DataStore(workspace.path / paths.DATA).read_erased_users())
 

@@ -27,7 +27,7 @@ from abstain.release.registry import Registry, describe_missing_guarantee, make_
 from abstain_tasks.runs.workspace import Workspace
 
 Record = dict[str, Any]
-DECISION_KEYS = ("champion", "gate", "erasure")
+DECISION_KEYS = ("champion", "limits", "erasure")
 """With equal ones, equal candidates are decided on alike."""
 
 
@@ -63,7 +63,7 @@ def read_records(folder: Path) -> list[Record]:
         if not whole:
             raise AbstainError(
                 Code.BAD_ARTIFACT,
-                f"{folder.name}/{file.name} was edited since the gate wrote it, so the comparisons on this hold-out "
+                f"{folder.name}/{file.name} was edited since it was written, so the comparisons on this hold-out "
                 f"cannot be counted: restore it from git (git log -- {folder.name}/{file.name})",
             )
         records.append(record)
@@ -128,12 +128,12 @@ def read_comparison_budget(records: Iterable[Record], holdout: str, accepting: b
             if record["metrics"]["holdout"]["digest"] == holdout:
                 comparisons.append(record)
             continue
-        if record["approved"] and record["new_holdout"] is not None:
+        if record["approved"] and record["new_holdout_reason"] is not None:
             comparisons.clear()
         comparisons.append(record)
     # Each record has the sums up to it.
     return ComparisonBudget(
-        *(max((record[key] or 0 for record in comparisons), default=0) for key in ("look", "spent"))
+        *(max((record[key] or 0 for record in comparisons), default=0) for key in ("comparison", "alpha_spent"))
     )
 
 
@@ -165,7 +165,7 @@ def find_holdout_acceptance(records: Iterable[Record], holdout: str) -> str | No
     Returns:
         The latest reason; None if it was never accepted.
     """
-    reasons = [record["new_holdout"] for record in records if record["metrics"]["holdout"]["digest"] == holdout]
+    reasons = [record["new_holdout_reason"] for record in records if record["metrics"]["holdout"]["digest"] == holdout]
     return next((reason for reason in reversed(reasons) if reason is not None), None)
 
 
@@ -211,7 +211,7 @@ def find_earlier_rejection(records: Iterable[Record], inputs: Record) -> list[Re
         same_inputs = inputs["inputs_sha256"] is not None and record["inputs_sha256"] == inputs["inputs_sha256"]
         slow = any(check["name"] == "latency" and check["passed"] is False for check in record["checks"])
         if (same_bytes or same_inputs) and not slow:
-            return [Reason(Code(reason["code"]), reason["field"], reason["message"]) for reason in record["reasons"]]
+            return [Reason(Code(reason["code"]), reason["check"], reason["message"]) for reason in record["reasons"]]
     return []
 
 
@@ -249,21 +249,27 @@ def format_decision_table(decision: PromotionDecision, registry: Registry) -> st
         The Markdown.
     """
     results = {True: "passed", False: bold("failed"), None: "not judged"}
-    rows = [{"code": c.code, "check": c.name, "result": results[c.passed], "why": c.message} for c in decision.checks]
+    rows = [
+        {"code": c.code, "check": c.name, "result": results[c.passed], "reason": c.message} for c in decision.checks
+    ]
     warning = [paragraph(bold(registry.warning))] if registry.warning else []
-    notice = f", {describe_missing_guarantee(decision.more_reviews)}" if decision.missing_guarantee_reason else ""
+    notice = f", {describe_missing_guarantee(decision.additional_reviews)}" if decision.missing_guarantee_reason else ""
     title = heading(2, f"{'Approved' if decision.is_approved else 'Rejected'}{notice}")
     comparison_rows = [
         {
-            "figure": comparison.figure,
-            "challenger": f"{comparison.challenger:.3f}",
+            "metric": comparison.metric,
+            "candidate": f"{comparison.candidate:.3f}",
             "champion": f"{comparison.champion:.3f}",
             "difference": f"{comparison.difference:+.3f} ({comparison.low:+.3f} to {comparison.high:+.3f})",
         }
-        for comparison in decision.comparison
+        for comparison in decision.champion_comparison
     ]
-    comparison_blocks = [heading(2, "Beside the champion"), records_table(comparison_rows)] if comparison_rows else []
-    return document([title, *warning, records_table(rows, text_columns=("check", "result", "why")), *comparison_blocks])
+    comparison_blocks = (
+        [heading(2, "Compared with the champion"), records_table(comparison_rows)] if comparison_rows else []
+    )
+    return document(
+        [title, *warning, records_table(rows, text_columns=("check", "result", "reason")), *comparison_blocks]
+    )
 
 
 def _seal(record: Record) -> str:

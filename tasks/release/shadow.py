@@ -46,7 +46,7 @@ def list_shadow_pairs(shadow: Shadow) -> list[PairedDecision]:
     if log is None:
         return []
     with closing(log):
-        return list_paired_decisions(log, shadow.version, shadow.beside)
+        return list_paired_decisions(log, shadow.version, shadow.production_version)
 
 
 def read_shadow(repository: Path, revision: str) -> Shadow | None:
@@ -80,15 +80,15 @@ def set_shadow(workspace: Workspace) -> Shadow:
     """
     event = _get_production_event(workspace)
     shadow = build_shadow(workspace.path, event.version)
-    if shadow.candidate == event.candidate:
+    if shadow.candidate_sha256 == event.candidate_sha256:
         raise AbstainError(Code.NO_VERSION, f"the last candidate is {event.version}, which is in production")
     write_atomically(workspace.path / paths.SHADOW_POINTER, (shadow.model_dump_json(indent=2) + "\n").encode())
     workspace.dvc("add", "--quiet", str(paths.SHADOW))
-    commit(workspace, f"Let {shadow.version} decide beside {shadow.beside}, as its shadow", *POINTER)
+    commit(workspace, f"Make {shadow.version} the shadow of {shadow.production_version}", *POINTER)
     if workspace.git("tag", "--list", shadow.tag).strip():  # with the same files
         push(workspace)
     else:
-        workspace.git("tag", "--annotate", shadow.tag, "-m", f"{shadow.version}, beside {shadow.beside}")
+        workspace.git("tag", "--annotate", shadow.tag, "-m", f"{shadow.version}, shadow of {shadow.production_version}")
         push(workspace, shadow.tag)
     return shadow
 
@@ -96,7 +96,7 @@ def set_shadow(workspace: Workspace) -> Shadow:
 def _get_production_event(workspace: Workspace) -> RegistryEvent:
     event = load_registry(workspace.path / paths.REGISTRY).production
     if event is None:
-        raise AbstainError(Code.NO_VERSION, "nothing is in production: a shadow decides beside a version")
+        raise AbstainError(Code.NO_VERSION, "nothing is in production that a shadow could be compared with")
     return event
 
 
@@ -161,45 +161,44 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
             comparison may be made. None of these counts as a comparison.
     """
     shadow = _require_current_shadow(workspace)
+    production = shadow.production_version
     event, params = _get_production_event(workspace), load_params(workspace.path / paths.PARAMS)
     registry = load_registry(workspace.path / paths.REGISTRY)
     rows = join_paired_reviews(
         list_shadow_pairs(shadow), read_frames(DataStore(workspace.path / paths.DATA)), params.labels
     )
     records, digest = read_verified_records(workspace, registry), hash_reviews(rows)
-    same = {"shadow": shadow.version, "champion": shadow.beside, "reviews_sha256": digest}
+    same = {"shadow": shadow.version, "champion": production, "reviews_sha256": digest}
     for record in records:
         if all(record.get(key) == value for key, value in same.items()):
             return ShadowReview(record, is_repeat=True)
-    evaluation = make_evaluation_set(rows, shadow.beside)
-    require_enough_reviews(evaluation, params.gate)
-    budget = read_comparison_budget(records, event.holdout, accepting=False)
-    comparison = compare_shadow(evaluation, shadow.beside, read_thresholds(rows, shadow.beside), params.gate, budget)
-    spent_budget = budget.spend(params.gate)
+    evaluation = make_evaluation_set(rows, production)
+    require_enough_reviews(evaluation, params.evaluation.min_n_eff)
+    budget = read_comparison_budget(records, event.holdout_sha256, accepting=False)
+    comparison = compare_shadow(evaluation, production, read_thresholds(rows, production), params.promotion, budget)
+    spent_budget = budget.spend(params.promotion)
     assert spent_budget is not None  # `compare_shadow` has taken it
     record = {
         **comparison.to_dict(),
         **same,
         "approved": False,
         "version": None,
-        "metrics": {"holdout": {"digest": event.holdout}},
-        "gate": params.gate.model_dump(mode="json"),
+        "metrics": {"holdout": {"digest": event.holdout_sha256}},
+        "limits": params.promotion.model_dump(mode="json") | params.evaluation.model_dump(mode="json"),
         "erasure": None,
-        "candidate_sha256": shadow.candidate,
+        "candidate_sha256": shadow.candidate_sha256,
         "inputs_sha256": None,
         "rows": len(rows),
         "documents": int(rows["group"].nunique()),
-        "look": spent_budget.used,
-        "spent": spent_budget.alpha_spent,
+        "comparison": spent_budget.used,
+        "alpha_spent": spent_budget.alpha_spent,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
-        "new_holdout": None,
+        "new_holdout_reason": None,
     }
     write_record(workspace.path / paths.APPROVALS / f"{shadow.version}-{digest[:8]}.json", record)
-    message = (
-        f"Compare {shadow.version} with {shadow.beside} by reviews: {comparison.outcome}\n\n{comparison.check.message}"
-    )
-    commit(workspace, message, paths.APPROVALS)
+    message = f"Compare {shadow.version} with {production} by reviews: {comparison.outcome}"
+    commit(workspace, f"{message}\n\n{comparison.check.message}", paths.APPROVALS)
     push(workspace)
     return ShadowReview(record, is_repeat=False)
 
@@ -209,10 +208,10 @@ def _require_current_shadow(workspace: Workspace) -> Shadow:
     if shadow is None:
         raise AbstainError(Code.NO_VERSION, "there is no shadow: `abstain shadow set` makes the last candidate one")
     version = _get_production_event(workspace).version
-    if shadow.beside != version:
+    if shadow.production_version != version:
         raise AbstainError(
             Code.NO_VERSION,
-            f"{shadow.version} is the shadow of {shadow.beside}, and {version} is in production now: set it again, "
-            "`abstain shadow set`",
+            f"{shadow.version} is the shadow of {shadow.production_version}, and {version} is in production now: "
+            "set it again, `abstain shadow set`",
         )
     return shadow

@@ -14,9 +14,9 @@ DRIFT = "abstain.drift"
 REVIEWS = "abstain.reviews"
 # An ingest has accepted rows: payload `rows`.
 INGESTED = "abstain.ingested"
-# The gate has rejected a candidate, or did before: payload `code`, that of the first failed check, `text` and
-# `remedy`; the resource has its sha256.
-REJECTED = "abstain.refused"
+# The promotion checks have rejected a candidate, or did before: payload `code`, that of the first failed check, `text`
+# and `remedy`; the resource has its sha256.
+REJECTED = "abstain.rejected"
 
 
 def post_event(name: str, resource: str = "", **payload: Any) -> None:

@@ -6,7 +6,7 @@
     abstain-run-again         the deployment of a crashed run is run again
     abstain-alert-failed      the webhook gets failed and crashed runs
     abstain-alert-alarm       the webhook gets the alarms of the monitoring
-    abstain-alert-rejected    the webhook gets candidates that the gate has rejected
+    abstain-alert-rejected    the webhook gets rejected candidates
     abstain-alert-silence     the webhook is told that no rows came for long
 
 Notes:
@@ -151,8 +151,8 @@ def _alerts(params: MonitoringParams, notify: UUID, our_flows: dict[str, Any]) -
         ),
         _automation(
             "alert-rejected",
-            "post each candidate that the gate has rejected to the webhook, once",
-            post("the gate has rejected a candidate", EVENT_TEXT, EVENT_CODE),
+            "post each rejected candidate to the webhook, once",
+            post("a candidate was rejected", EVENT_TEXT, EVENT_CODE),
             expect={REJECTED},
             for_each={"prefect.resource.id"},
             within=ONCE,

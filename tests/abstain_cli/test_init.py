@@ -111,7 +111,7 @@ def started(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> As
     project = replace(new_project(folder), server=prefect_server)
     said = {"init": project.abstain("init", "--model", str(model), "--remote", str(folder / "remote"))}
     said |= {"repro": project.command(["dvc", "repro"]), "plan": project.abstain("plan")}
-    project.edit_params("zoo: [linear, lstm, attention]", "zoo: [linear]")
+    project.edit_params("architectures: [linear, lstm, attention]", "architectures: [linear]")
     project.edit_params("kinds: [gradient_boosting]", "kinds: []")
     project.compare_with("mean_log_prob")
     shutil.copytree(HANDBOOK, folder / "feedback" / "handbook")
@@ -165,22 +165,22 @@ def test_second_assistant_shares_the_cache_and_the_server_alone(started: Assista
 def test_a_guarantee_that_too_few_answers_can_check_goes_live_without_it(started: Assistant, tmp_path: Path) -> None:
     project = replace(copy_of(started.project, tmp_path), server=started.project.server)
     project.edit_params("  target: 0.1 ", "  target: 0.9 ")  # which the validation split guarantees
-    project.edit_params("  min_slice: 20 ", "  min_slice: 1000 ")
+    project.edit_params("  min_n_eff: 20 ", "  min_n_eff: 1000 ")
     done = project.abstain("retrain")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "promoted: probe v1.1.0 is in production\n  guarantee: not checked yet: the hold-out shows" in done.stdout
     root = project.workspace
     live, record = read_json(root / "registry.json")["history"][-1], read_json(root / "approvals" / "v1.1.0.json")
-    missing = live["more_reviews"]
+    missing = live["additional_reviews"]
     assert missing > 0 and not live["guaranteed"] and read_json(root / "artifacts" / "threshold.json")["guaranteed"]
-    assert record["approved"] and not record["guaranteed"] and record["more_reviews"] == missing
+    assert record["approved"] and not record["guaranteed"] and record["additional_reviews"] == missing
     mark = f"without a guarantee, an estimated {missing:,} more reviews are needed"
     assert f"in production: probe v1.1.0, {mark}, by promote" in project.abstain("status").stdout
     assert mark in project.git("log", "-1", "--format=%b", cwd=root)
     (text,) = (one.value for one in onnx.load(root / "release" / "probe.onnx").metadata_props if one.key == "guarantee")
     carried = json.loads(text)
     assert carried["guaranteed"] is False and carried["message"].startswith("not checked yet: ")
-    assert carried["more_reviews"] == missing and carried["metric"] == "error_rate"
+    assert carried["additional_reviews"] == missing and carried["metric"] == "error_rate"
     assert "confidence 90 %, not checked yet: the hold-out has" in (root / "release" / "report.md").read_text()
     assert yaml.safe_load((root / "params.yaml").read_text())["split"]["holdout_frozen_at"] is None
 

@@ -9,10 +9,10 @@ from abstain_cli.shadow import _make_table
 
 
 def printed(low: float | None, high: float | None) -> str:
-    row = {"figure": "AUROC", "challenger": 0.8, "champion": 0.7, "difference": 0.1, "low": low, "high": high}
+    row = {"metric": "AUROC", "candidate": 0.8, "champion": 0.7, "difference": 0.1, "low": low, "high": high}
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(_make_table({"shadow": "shadow-1", "champion": "v1.0.0", "comparison": [row]}))
+        console.print(_make_table({"shadow": "shadow-1", "champion": "v1.0.0", "champion_comparison": [row]}))
     return captured.get()
 
 

@@ -34,11 +34,11 @@ def test_ends_with_a_promoted_version_and_its_figures(trained: tuple[Project, st
     assert re.search(r"AUROC +│ 0\.\d{3}, 95 % interval 0\.\d{3} to 0\.\d{3}", printed)
     assert re.search(r"at threshold 0\.\d{3} +│ precision \d+\.\d%, shows \d+\.\d%", printed)
     assert "report.html" in printed and "http://127.0.0.1:4200" in printed
-    sum_of = r"(\d+) read = (\d+) accepted \+ (\d+) duplicate \+ (\d+) held \+ (\d+) quarantined"
+    sum_of = r"(\d+) read = (\d+) accepted \+ (\d+) duplicate \+ (\d+) pending \+ (\d+) quarantined"
     counts = re.search(sum_of, printed)
     assert counts is not None
-    read, accepted, duplicate, held, quarantined = map(int, counts.groups())
-    assert read == accepted + duplicate + held + quarantined and quarantined > 0 and duplicate > 0
+    read, accepted, duplicate, pending, quarantined = map(int, counts.groups())
+    assert read == accepted + duplicate + pending + quarantined and quarantined > 0 and duplicate > 0
 
 
 def test_leaves_no_trace_in_the_project(shipped: Project, project: Project) -> None:
@@ -168,9 +168,9 @@ def test_a_new_hold_out_needs_a_decision_and_can_be_rolled_back(refused: tuple[P
     decided = project.abstain("promote", "--accept-new-holdout", "a fortnight [more] of questions")
     assert "promoted: probe v1.1.0 is in production" in decided.stdout, decided.stdout + decided.stderr
     approval = read_json(project.workspace / "approvals" / "v1.1.0.json")
-    assert approval["new_holdout"] == "a fortnight [more] of questions"
+    assert approval["new_holdout_reason"] == "a fortnight [more] of questions"
     checks = {check["name"]: check["passed"] for check in approval["checks"]}
-    assert checks["same hold-out"] and checks["better than champion v1.0.0"] and "newest window" in checks
+    assert checks["same hold-out"] and checks["better than champion v1.0.0"] and "newest split" in checks
 
     back = project.abstain("rollback", "--reason", "complaints")
     assert back.returncode == 0 and "probe v1.0.0" in back.stdout, back.stderr

@@ -29,7 +29,7 @@ DAYS = 10
 def project(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """v1.0.0 is live; its runs report to the server."""
     made = replace(new_project(tmp_path_factory.mktemp("monitored")), server=prefect_server)
-    event = promotion(at=midnight() - timedelta(days=DAYS + 1))
+    event = promotion(occurred_at=midnight() - timedelta(days=DAYS + 1))
     (made.root / "registry.json").write_text(Registry(history=(event,)).to_json())
     assert made.command(["dvc", "cache", "dir", "--local", str(made.home / "dvc-cache")]).returncode == 0
     made.edit_params("  min_reviews: 50 ", "  min_reviews: 1000 ")  # two windows, of five days each

@@ -12,12 +12,12 @@ def promotion(version: str = "v1.0.0", **changes: Any) -> RegistryEvent:
     fields: dict[str, Any] = {
         "action": "promote",
         "sha256": "0" * 64,
-        "candidate": "0" * 64,
-        "at": datetime(2026, 11, 1, tzinfo=UTC),
-        "holdout": "0" * 64,
-        "reason": "approved by the gate",
+        "candidate_sha256": "0" * 64,
+        "occurred_at": datetime(2026, 11, 1, tzinfo=UTC),
+        "holdout_sha256": "0" * 64,
+        "reason": "approved by the promotion checks",
         "guaranteed": True,
-        "more_reviews": None,
+        "additional_reviews": None,
         "kind": "probe",
         "bundle_sha256": "0" * 64,
     }

@@ -1,4 +1,4 @@
-"""The challenger's figures beside the champion's, shown and not judged."""
+"""The candidate's metrics compared with the champion's, shown and not judged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHAMPION = "v1.0.0"
 def test_every_figure_is_that_of_both_with_an_interval_of_the_difference() -> None:
     both = window(rows=600, probe=1.4, champion=0.8)
     both = replace(both, probabilities=both.confidences[CANDIDATE], champion_probability=both.confidences[CHAMPION])
-    found = {one.figure: one for one in compare_metrics(both, CHAMPION)}
+    found = {one.metric: one for one in compare_metrics(both, CHAMPION)}
     assert list(found) == [
         "AUROC",
         "AURC",
@@ -27,23 +27,23 @@ def test_every_figure_is_that_of_both_with_an_interval_of_the_difference() -> No
         "Brier score",
     ]
     for of, name in ((metrics.auroc, "AUROC"), (metrics.brier, "Brier score")):
-        assert found[name].challenger == pytest.approx(of(both.correct, both.confidences[CANDIDATE]))
+        assert found[name].candidate == pytest.approx(of(both.correct, both.confidences[CANDIDATE]))
         assert found[name].champion == pytest.approx(of(both.correct, both.confidences[CHAMPION]))
     assert found["AUROC"].low > 0 and found["Brier score"].high < 0 and found["AURC"].high < 0
     for one in found.values():
         assert one.low <= one.difference <= one.high
-        assert one.difference == pytest.approx(one.challenger - one.champion)
+        assert one.difference == pytest.approx(one.candidate - one.champion)
 
 
 def test_a_champion_without_probabilities_has_no_brier_score() -> None:
-    assert "Brier score" not in {one.figure for one in compare_metrics(window(), CHAMPION)}
+    assert "Brier score" not in {one.metric for one in compare_metrics(window(), CHAMPION)}
 
 
 def test_the_decision_carries_it_and_a_first_version_has_none() -> None:
     decision = judged()
-    assert [one.figure for one in decision.comparison][:2] == ["AUROC", "AURC"]
+    assert [one.metric for one in decision.champion_comparison][:2] == ["AUROC", "AURC"]
     assert decision.is_approved == all(check.passed is not False for check in decision.checks)
-    assert judged(champion=None).comparison == ()
+    assert judged(champion=None).champion_comparison == ()
 
 
 def test_what_is_possible_depends_on_how_many_errors_there_are() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from abstain.config.params import GateParams
+from abstain.config.params import PromotionParams
 from abstain.core.codes import Code
 from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.release import evaluation_set
@@ -26,21 +26,21 @@ from abstain.release.promotion_check import (
     describe_failure,
 )
 
-PARAMS = GateParams(
-    false_promotions=0.1,
-    looks=2,
-    confidence=0.95,
+PARAMS = PromotionParams(
+    false_promotion_rate=0.1,
+    max_comparisons=2,
+    bootstrap_confidence=0.95,
     erasure_margin=0.02,
-    false_refusals=0.05,
+    false_rejection_rate=0.05,
     max_newest_drop=0.05,
     max_coverage_drop=0.2,
     max_precision_drop=0.05,
     max_error_rate_excess=0.05,
     max_slice_drop=0.15,
-    min_slice=20,
     max_ece=0.15,
     max_latency_ms=20,
 )
+MIN_N_EFF = 20
 MEASURED = CandidateMeasurements(
     threshold=0.5, target_precision=0.8, parity=1e-7, latency_p99_ms=2.0, champion_threshold=0.5
 )
@@ -81,6 +81,7 @@ def judged(
     rule: ComparisonRule = "better",
     taken: ComparisonBudget = EMPTY_BUDGET,
     coverage_lost: float = 0.0,
+    min_n_eff: int = MIN_N_EFF,
     **params: Any,
 ) -> PromotionDecision:
     return check_candidate(
@@ -88,6 +89,7 @@ def judged(
         newest or window(seed=10),
         measured,
         PARAMS.model_copy(update=params),
+        min_n_eff,
         champion,
         same_holdout,
         erased,
@@ -118,7 +120,7 @@ def test_a_clear_winner_is_approved_and_every_question_was_asked() -> None:
         "slice gold",
         "calibration",
         "coverage",
-        "newest window",
+        "newest split",
         "ONNX parity",
         "latency",
     ]
@@ -189,7 +191,7 @@ def test_a_guarantee_is_refuted_only_by_more_than_chance_makes() -> None:
 def test_answers_about_few_documents_bear_no_guarantee_out(documents: int, passed: bool) -> None:
     few = replace(imprecise(100, 0.9), groups=np.arange(100) % documents)
     assert check(judged(few, champion=None), "precision").passed is passed
-    unchecked = explain_unchecked_guarantee(few, 0.5, PARAMS, reviews=300, frozen=False)
+    unchecked = explain_unchecked_guarantee(few, 0.5, MIN_N_EFF, reviews=300, frozen=False)
     assert (unchecked is None) == (documents == 5)
     assert unchecked is None or f"about {documents} documents, 5 are needed: bring reviews" in unchecked.reason
 
@@ -203,7 +205,7 @@ def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> N
 
 
 def test_a_challenger_that_is_a_little_better_on_few_answers_is_refused() -> None:
-    decision = judged(window(rows=60, probe=1.0, champion=0.95), min_slice=60)
+    decision = judged(window(rows=60, probe=1.0, champion=0.95), min_n_eff=60)
     assert "better than champion v1.0.0" in failed(decision)
     (reason,) = (one for one in decision.reasons if one.field == "better than champion v1.0.0")
     assert reason.code is Code.NOT_BETTER
@@ -219,8 +221,12 @@ def test_the_level_of_a_look_decides() -> None:
     close = window(probe=1.0, champion=1.1)
     p_value = check(judged(close), "better than champion v1.0.0").value
     assert 0 < p_value < 0.5
-    assert check(judged(close, false_promotions=2 * p_value + 0.001, looks=2), "better than champion v1.0.0").passed
-    assert not check(judged(close, false_promotions=2 * p_value - 0.001, looks=2), "better than champion v1.0.0").passed
+    assert check(
+        judged(close, false_promotion_rate=2 * p_value + 0.001, max_comparisons=2), "better than champion v1.0.0"
+    ).passed
+    assert not check(
+        judged(close, false_promotion_rate=2 * p_value - 0.001, max_comparisons=2), "better than champion v1.0.0"
+    ).passed
 
 
 def test_a_hold_out_that_was_looked_at_as_often_as_it_may_be_promotes_nothing() -> None:
@@ -229,18 +235,21 @@ def test_a_hold_out_that_was_looked_at_as_often_as_it_may_be_promotes_nothing() 
     assert judged(taken=one).is_approved
     used_up = judged(taken=two)
     assert failed(used_up) == {"better than champion v1.0.0"}
-    assert "compared on 2 times, as often as gate.looks allows" in check(used_up, "better than champion v1.0.0").message
+    assert (
+        "compared on 2 times, as often as promotion.max_comparisons allows"
+        in check(used_up, "better than champion v1.0.0").message
+    )
     assert judged(taken=two, champion=None).is_approved  # nothing is compared with
 
 
 def test_levels_that_changed_midway_are_added_up() -> None:
-    """Half of the level was spent when there were to be two looks; with a hundred, fifty are left."""
-    looks, many = ComparisonBudget(1, 0.05), PARAMS.model_copy(update={"looks": 100})
+    """Half of alpha was spent when there were to be two comparisons; with a hundred, fifty are left."""
+    spent, many = ComparisonBudget(1, 0.05), PARAMS.model_copy(update={"max_comparisons": 100})
     for _ in range(50):
-        more = looks.spend(many)
+        more = spent.spend(many)
         assert more is not None
-        looks = more
-    assert looks.used == 51 and looks.spend(many) is None
+        spent = more
+    assert spent.used == 51 and spent.spend(many) is None
 
 
 def test_a_night_without_a_guarantee_takes_no_look() -> None:
@@ -278,9 +287,9 @@ def test_what_is_shown_less_adds_up_over_the_versions() -> None:
 
 def test_what_chance_makes_of_few_rows_is_shown_and_more_than_that_refuses() -> None:
     """The standard error of the newest window's difference tells how large a drop the rows can show."""
-    slightly = check(judged(newest=window(rows=60, probe=0.9, champion=1.3, seed=31)), "newest window")
+    slightly = check(judged(newest=window(rows=60, probe=0.9, champion=1.3, seed=31)), "newest split")
     assert slightly.passed is None and slightly.value < -0.05 and "what chance may make of it" in slightly.message
-    assert check(judged(newest=window(rows=60, probe=0.2, champion=2.0, seed=10)), "newest window").passed is False
+    assert check(judged(newest=window(rows=60, probe=0.2, champion=2.0, seed=10)), "newest split").passed is False
 
 
 def test_one_class_on_the_holdout_fails_closed() -> None:
@@ -324,9 +333,9 @@ def test_confidences_that_do_not_mean_what_they_say_fail() -> None:
 
 def test_the_newest_window_is_judged_only_where_it_is_large_enough() -> None:
     worse = {"probe": 0.2, "champion": 2.0, "seed": 10}
-    assert "newest window" in failed(judged(newest=window(rows=60, **worse)))
+    assert "newest split" in failed(judged(newest=window(rows=60, **worse)))
     few = judged(newest=window(rows=19, **worse))
-    shown = check(few, "newest window")
+    shown = check(few, "newest split")
     assert shown.passed is None
     assert (shown.message, shown.value < -0.02) == ("19 reviewed answers, too few to judge", True)
     assert few.is_approved
@@ -340,16 +349,16 @@ def test_an_empty_newest_window_is_not_judged() -> None:
 
 def test_the_newest_window_may_lose_a_little() -> None:
     newest = window(rows=300, probe=0.6, champion=1.5, seed=20)
-    lost = -check(judged(newest=newest), "newest window").value
+    lost = -check(judged(newest=newest), "newest split").value
     assert lost > 0.1
-    assert check(judged(newest=newest, max_newest_drop=lost + 1e-9), "newest window").passed
-    assert check(judged(newest=newest, max_newest_drop=lost - 1e-9), "newest window").passed is False
+    assert check(judged(newest=newest, max_newest_drop=lost + 1e-9), "newest split").passed
+    assert check(judged(newest=newest, max_newest_drop=lost - 1e-9), "newest split").passed is False
 
 
 def test_a_newest_window_of_one_kind_ranks_nothing_and_is_not_judged() -> None:
     decision = judged(newest=replace(window(seed=10), correct=np.ones(400, int)))
-    assert decision.is_approved and check(decision, "newest window").passed is None
-    assert "all of one kind" in check(decision, "newest window").message
+    assert decision.is_approved and check(decision, "newest split").passed is None
+    assert "all of one kind" in check(decision, "newest split").message
 
 
 @pytest.mark.parametrize("documents", [1, 2])
@@ -362,7 +371,7 @@ def test_a_product_of_few_documents_is_not_judged_by_what_they_have_in_common(do
     confidences[CANDIDATE][few] = 0.9
     correct[few] = np.arange(few.sum()) % 2
     part = replace(holdout, products=products, correct=correct, confidences=confidences)
-    decision = judged(part, min_slice=8, max_ece=1.0)
+    decision = judged(part, min_n_eff=8, max_ece=1.0)
     assert check(decision, "slice new").value < check(decision, "slice new").limit
     assert check(decision, "slice new").passed is None
 
@@ -418,11 +427,11 @@ def true_auroc(sharpness: float) -> float:
 
 
 def erased(holdout: EvaluationSet, **more: Any) -> PromotionDecision:
-    return judged(holdout, measured=replace(MEASURED, champion_threshold=0.5), rule="not_worse", max_ece=1.0, **more)
+    return judged(holdout, measured=replace(MEASURED, champion_threshold=0.5), rule="non_inferior", max_ece=1.0, **more)
 
 
 def test_an_equal_challenger_replaces_a_tainted_champion() -> None:
-    names = ("not worse than v1.0.0", "as precise", "newest window", "same hold-out", "precision", "latency")
+    names = ("not worse than v1.0.0", "as precise", "newest split", "same hold-out", "precision", "latency")
     decision = erased(twins())
     assert decision.is_approved and {c.name for c in decision.checks} >= set(names)
     assert check(decision, "not worse than v1.0.0").value == 1
@@ -482,11 +491,11 @@ def test_a_heavy_answer_counts_as_heavy_beside_a_tainted_champion() -> None:
 def test_a_challenger_that_shows_wrong_answers_is_not_as_precise() -> None:
     holdout = twins()
     measured = replace(MEASURED, threshold=0.05, champion_threshold=0.8, target_precision=0.5)
-    decision = judged(holdout, measured=measured, rule="not_worse")
+    decision = judged(holdout, measured=measured, rule="non_inferior")
     assert failed(decision) == {"as precise"}
     lost = check(decision, "as precise")
     assert lost.value < lost.limit
-    shows_nothing = judged(holdout, measured=replace(measured, champion_threshold=1.1), rule="not_worse")
+    shows_nothing = judged(holdout, measured=replace(measured, champion_threshold=1.1), rule="non_inferior")
     assert check(shows_nothing, "as precise").passed is None
 
 
@@ -498,7 +507,7 @@ def test_a_hold_out_that_tells_nothing_does_not_say_not_worse(one: dict[str, np.
 def test_a_tainted_champion_lowers_no_other_limit() -> None:
     broken = replace(MEASURED, champion_threshold=0.5, parity=1.0, latency_p99_ms=99.0)
     unkept = replace(broken, threshold=0.05, target_precision=0.95)
-    decision = judged(twins(), measured=unkept, rule="not_worse", same_holdout=False, max_slice_drop=0.9)
+    decision = judged(twins(), measured=unkept, rule="non_inferior", same_holdout=False, max_slice_drop=0.9)
     assert {"ONNX parity", "latency", "same hold-out", "precision"} <= failed(decision)
 
 
@@ -506,10 +515,10 @@ def test_worse_and_accepted_is_shown_and_not_judged() -> None:
     worse = window(probe=0.8, champion=1.6)
     newest = window(rows=60, probe=0.2, champion=2.0, seed=10)
     measured = replace(MEASURED, champion_threshold=0.5, target_precision=0.6)
-    assert {"not worse than v1.0.0", "newest window"} <= failed(judged(worse, newest, measured, rule="not_worse"))
+    assert {"not worse than v1.0.0", "newest split"} <= failed(judged(worse, newest, measured, rule="non_inferior"))
     decision = judged(worse, newest, measured, rule="accepted")
     assert decision.is_approved
-    compared = [check(decision, name) for name in ("not worse than v1.0.0", "newest window")]
+    compared = [check(decision, name) for name in ("not worse than v1.0.0", "newest split")]
     assert all(one.passed is None and one.value < one.limit for one in compared)
     assert not judged(worse, newest, replace(measured, parity=1.0), rule="accepted").is_approved
     assert failed(judged(worse, newest, measured, rule="accepted", same_holdout=False)) == {"same hold-out"}
@@ -614,12 +623,14 @@ def test_the_decision_says_as_data_whether_anything_is_guaranteed_and_what_is_mi
         for may in (True, False)
     )
     for record, approved in ((first, True), (refused, False)):
-        assert (record["approved"], record["guaranteed"], record["more_reviews"]) == (approved, False, 500)
-    assert first["no_guarantee"] == "none yet: about 500 more reviews are needed"
+        assert (record["approved"], record["guaranteed"], record["additional_reviews"]) == (approved, False, 500)
+    assert first["missing_guarantee_reason"] == "none yet: about 500 more reviews are needed"
     kept, missed = judged().to_dict(), judged(measured=replace(MEASURED, target_precision=1.2)).to_dict()
     assert (kept["approved"], kept["guaranteed"]) == (True, True)
     assert (missed["approved"], missed["guaranteed"]) == (False, False)
-    assert {record[key] for record in (kept, missed) for key in ("no_guarantee", "more_reviews")} == {None}
+    assert {record[key] for record in (kept, missed) for key in ("missing_guarantee_reason", "additional_reviews")} == {
+        None
+    }
 
 
 def showing(shown: int, hidden: int = 50) -> EvaluationSet:
@@ -631,7 +642,7 @@ def showing(shown: int, hidden: int = 50) -> EvaluationSet:
 
 @pytest.mark.parametrize(("shown", "more"), [(1, 1140), (12, 40), (13, 33), (19, 4)])
 def test_a_guarantee_is_unchecked_while_the_hold_out_shows_too_few(shown: int, more: int) -> None:
-    found = explain_unchecked_guarantee(showing(shown), 0.5, PARAMS, reviews=60, frozen=False)
+    found = explain_unchecked_guarantee(showing(shown), 0.5, MIN_N_EFF, reviews=60, frozen=False)
     assert found == MissingGuarantee(
         f"the hold-out shows {shown} of its reviewed answers, 20 are needed: bring about {more:,} more reviews",
         more,
@@ -640,33 +651,33 @@ def test_a_guarantee_is_unchecked_while_the_hold_out_shows_too_few(shown: int, m
 
 
 def test_a_hold_out_that_shows_enough_checks_the_guarantee() -> None:
-    assert explain_unchecked_guarantee(showing(20), 0.5, PARAMS, reviews=60, frozen=False) is None
-    assert explain_unchecked_guarantee(showing(20), 0.95, PARAMS, reviews=60, frozen=False) is not None, (
+    assert explain_unchecked_guarantee(showing(20), 0.5, MIN_N_EFF, reviews=60, frozen=False) is None
+    assert explain_unchecked_guarantee(showing(20), 0.95, MIN_N_EFF, reviews=60, frozen=False) is not None, (
         "none of them is shown"
     )
 
 
 def test_answers_shown_are_counted_by_their_effective_sample_size() -> None:
     weight = np.repeat([1.0, 0.1, 1.0], [10, 30, 50])
-    found = explain_unchecked_guarantee(replace(showing(40), weight=weight), 0.5, PARAMS, reviews=100, frozen=False)
+    found = explain_unchecked_guarantee(replace(showing(40), weight=weight), 0.5, MIN_N_EFF, reviews=100, frozen=False)
     assert found is not None and found.n_eff_shown == pytest.approx(13**2 / 10.3)
-    assert found.more_reviews == 22 and "shows 40 (n_eff 16.4) of" in found.reason
+    assert found.additional_reviews == 22 and "shows 40 (n_eff 16.4) of" in found.reason
 
 
 def test_where_no_number_of_reviews_is_known_none_is_named() -> None:
-    nothing = explain_unchecked_guarantee(showing(0), 0.5, PARAMS, reviews=60, frozen=False)
-    assert nothing is not None and nothing.more_reviews is None
+    nothing = explain_unchecked_guarantee(showing(0), 0.5, MIN_N_EFF, reviews=60, frozen=False)
+    assert nothing is not None and nothing.additional_reviews is None
     assert nothing.reason == "the hold-out shows none of its reviewed answers, 20 are needed: bring more reviews"
-    frozen = explain_unchecked_guarantee(showing(12), 0.5, PARAMS, reviews=60, frozen=True)
-    assert frozen is not None and frozen.more_reviews is None and "move split.holdout_frozen_at" in frozen.reason
+    frozen = explain_unchecked_guarantee(showing(12), 0.5, MIN_N_EFF, reviews=60, frozen=True)
+    assert frozen is not None and frozen.additional_reviews is None and "move split.holdout_frozen_at" in frozen.reason
 
 
 def test_an_unchecked_guarantee_is_judged_as_none_and_named_apart() -> None:
     few = showing(12)
     few.confidences["length_only"] = few.confidences[CANDIDATE]
-    found = explain_unchecked_guarantee(few, 0.5, PARAMS, reviews=60, frozen=False)
+    found = explain_unchecked_guarantee(few, 0.5, MIN_N_EFF, reviews=60, frozen=False)
     first = judged(few, few, replace(MEASURED, missing_guarantee=found, allow_missing_guarantee=True), champion=None)
-    assert first.is_approved and not first.has_guarantee and first.more_reviews == 40
+    assert first.is_approved and not first.has_guarantee and first.additional_reviews == 40
     guarantee = check(first, "guarantee")
     assert guarantee.message.startswith("not checked yet: the hold-out shows 12 of")
     assert (guarantee.value, guarantee.limit) == (12, 20)

@@ -23,7 +23,7 @@ from tests.release.events import promotion
 
 
 def event(version: str, action: str = "promote", reason: str = "the gate approved") -> RegistryEvent:
-    return promotion(version, action=action, candidate=f"c-{version}", reason=reason)
+    return promotion(version, action=action, candidate_sha256=f"c-{version}", reason=reason)
 
 
 def registry(*versions: str) -> Registry:
@@ -40,7 +40,7 @@ def rolled_back(made: Registry, wanted: str | None = None, reason: str = "compla
 def test_a_version_without_a_guarantee_is_marked_with_the_reviews_that_are_missing() -> None:
     plain = event("v1.0.0")
     unknown = plain.model_copy(update={"guaranteed": False})
-    missing = unknown.model_copy(update={"more_reviews": 1200})
+    missing = unknown.model_copy(update={"additional_reviews": 1200})
     assert [one.notice for one in (plain, unknown, missing)] == [
         "",
         "without a guarantee",
@@ -192,10 +192,10 @@ def test_a_version_that_cannot_be_read_is_tainted_with_a_doubt() -> None:
 
 def test_a_decision_to_keep_ends_with_the_next_erasure() -> None:
     kept = registry("v1.0.0").mark_erased({"v1.0.0": True}, LATER).keep_tainted("no other yet")
-    assert kept.taint is not None and kept.taint.kept == "no other yet" and kept.taint.since == LATER
+    assert kept.taint is not None and kept.taint.keep_reason == "no other yet" and kept.taint.since == LATER
     assert "no other yet" in str(kept.taint) and parse_registry(kept.to_json()) == kept
     again = kept.mark_erased({"v1.0.0": True}, LAST)
-    assert again.taint is not None and again.taint.kept is None
+    assert again.taint is not None and again.taint.keep_reason is None
 
 
 @pytest.mark.parametrize("made", [Registry(), registry("v1.0.0")])

@@ -15,14 +15,14 @@ from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.release.champion_comparison import EMPTY_BUDGET, ComparisonBudget
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
 from abstain.release.shadow import ShadowComparison, compare_shadow, parse_shadow, require_enough_reviews
-from tests.release.test_promotion_check import PARAMS, window
+from tests.release.test_promotion_check import MIN_N_EFF, PARAMS, window
 
 CHAMPION = "v1.0.0"
 THRESHOLDS = {CANDIDATE: 0.6, CHAMPION: 0.5}
 
 
-def compared(paired: EvaluationSet, looks: ComparisonBudget = EMPTY_BUDGET) -> ShadowComparison:
-    return compare_shadow(paired, CHAMPION, THRESHOLDS, PARAMS, looks)
+def compared(paired: EvaluationSet, budget: ComparisonBudget = EMPTY_BUDGET) -> ShadowComparison:
+    return compare_shadow(paired, CHAMPION, THRESHOLDS, PARAMS, budget)
 
 
 def swapped(paired: EvaluationSet) -> EvaluationSet:
@@ -33,14 +33,14 @@ def swapped(paired: EvaluationSet) -> EvaluationSet:
 def test_it_is_told_apart_in_either_direction_at_the_level_of_a_look() -> None:
     clear = window(probe=1.6, champion=0.8)
     assert compared(clear).outcome == "better" and compared(swapped(clear)).outcome == "worse"
-    assert compared(window(probe=0.8, champion=0.8, seed=4)).outcome == "not told apart"
-    assert compared(clear).check.limit == pytest.approx(PARAMS.false_promotions / PARAMS.looks)
+    assert compared(window(probe=0.8, champion=0.8, seed=4)).outcome == "inconclusive"
+    assert compared(clear).check.limit == pytest.approx(PARAMS.false_promotion_rate / PARAMS.max_comparisons)
 
 
 def test_each_shows_at_its_own_threshold() -> None:
     paired = window()
-    found = {one.figure: one for one in compared(paired).metrics}
-    for name, who in (("challenger", CANDIDATE), ("champion", CHAMPION)):
+    found = {one.metric: one for one in compared(paired).metrics}
+    for name, who in (("candidate", CANDIDATE), ("champion", CHAMPION)):
         shown = paired.confidences[who] >= THRESHOLDS[who]
         assert getattr(found["shown"], name) == pytest.approx(shown.mean())
         assert getattr(found["precision of what is shown"], name) == pytest.approx(paired.correct[shown].mean())
@@ -63,12 +63,12 @@ def test_answers_that_were_drawn_rarely_weigh_more() -> None:
         weight=np.repeat([1 / 50, 1.0], len(both.correct)),
     )
     assert compared(mixed).outcome == "worse"
-    assert compared(replace(mixed, weight=None)).outcome == "not told apart"
+    assert compared(replace(mixed, weight=None)).outcome == "inconclusive"
 
 
 def test_without_a_look_left_nothing_is_compared() -> None:
-    with pytest.raises(AbstainError, match="as often as gate.looks allows") as error:
-        compared(window(), ComparisonBudget(PARAMS.looks, PARAMS.false_promotions))
+    with pytest.raises(AbstainError, match="as often as promotion.max_comparisons allows") as error:
+        compared(window(), ComparisonBudget(PARAMS.max_comparisons, PARAMS.false_promotion_rate))
     assert error.value.code is Code.NOT_BETTER
 
 
@@ -81,11 +81,11 @@ def test_one_scorer_with_another_threshold_is_no_comparison() -> None:
 
 def test_too_few_reviews_or_documents_are_no_comparison() -> None:
     enough = window()
-    require_enough_reviews(enough, PARAMS)
+    require_enough_reviews(enough, MIN_N_EFF)
     few = replace(enough, groups=np.array([f"doc-{n % 9}" for n in range(len(enough.correct))]))
-    for paired in (few, replace(enough, correct=enough.correct[: PARAMS.min_slice - 1])):
+    for paired in (few, replace(enough, correct=enough.correct[: MIN_N_EFF - 1])):
         with pytest.raises(AbstainError) as error:
-            require_enough_reviews(paired, PARAMS)
+            require_enough_reviews(paired, MIN_N_EFF)
         assert error.value.code is Code.TOO_FEW_LABELS
 
 

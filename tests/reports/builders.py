@@ -44,14 +44,14 @@ SHARPNESS = {
 
 REGRESSORS = {
     "regressors": {
-        "random_forest_verdict": {
+        "random_forest_label": {
             "dropped": {
                 "N.instruction.nll_mean": "2.9 in all training rows",
                 "B.context.nll_mean": "missing in all training rows",
             },
             "parity": 1e-6,
             "bytes": 35_000_000,
-            "holdout": {"threshold": 0.55, "judged": 240, "positive": 0.6}
+            "holdout": {"threshold": 0.55, "labelled": 240, "positive": 0.6}
             | {
                 f"{name}{end}": 0.5 + at / 50
                 for at, name in enumerate(("mse", "auroc", "accuracy", "f1"))
@@ -126,10 +126,10 @@ def dataset() -> dict[str, Any]:
             {"kind": "refusals", "answers": 34, "groups": 9, "correct": 0.25, "reviewed": 8},
         ],
         "labels": {"reviewed": 9, "thumb": 8, "tied_thumbs": 0},
-        "twins": {"joined_groups": 14, "left_out": 1, "holdout_in_training": 13, "validation_in_training": 9},
+        "near_duplicates": {"joined_groups": 14, "left_out": 1, "holdout_in_training": 13, "validation_in_training": 9},
         "thumbs": {
             "weights": "estimated, agreement",
-            "why": "40 answers have both",
+            "reason": "40 answers have both",
             "agreement": [
                 {
                     "thumb": "up",
@@ -146,7 +146,7 @@ def dataset() -> dict[str, Any]:
             "more": 2,
             "thumbs_against_reviewers": 11,
         },
-        "contradicting": {"judged": 3, "named": []},
+        "contradicting": {"tested": 3, "named": []},
     }
 
 
@@ -158,8 +158,8 @@ def _threshold(metric: str, target: float, guaranteed: bool, heuristic: bool) ->
         "confidence": 0.9,
         "rows": 206,
         "groups": 31,
-        "drawn": True,
-        "void": "void if handbook, model or questions change",
+        "sampled": True,
+        "void_if": ["documents_change", "model_changes", "questions_change"],
         "icc": 0.04,
         "n_eff": 90,
         "largest_reviewer": {"reviewer": "r-0123456789abcdef0123", "share": 0.34, "reviewers": 4},
@@ -174,7 +174,7 @@ def _threshold(metric: str, target: float, guaranteed: bool, heuristic: bool) ->
         "effective_shown": 104.5,
         "rows": 206,
     }
-    own |= {"heuristic": tuned if heuristic else None, "volunteered": None}
+    own |= {"heuristic": tuned if heuristic else None, "self_selected": None}
     if guaranteed:
         return own | {
             "threshold": GUARANTEED,
@@ -221,24 +221,24 @@ def _measured(served: float, guaranteed: float | None) -> str:
         "holdout": {
             "rows": ROWS,
             "base_rate": weighted_mean(correct, weight),
-            "drawn_unevenly": int((weight < 1).sum()),
+            "sampled_unevenly": int((weight < 1).sum()),
             "effective_sample_size": effective_sample_size(weight),
             "label_source": "review",
             "digest": "0" * 64,
             "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
             "at_threshold": at[next(iter(marked))] | {"shown": 96, "shown_n_eff": 90.0},
             "at_heuristic": at["heuristic"],
-            "volunteered": None,
-            "without_twins": {
+            "self_selected": None,
+            "without_near_duplicates": {
                 "rows": 228,
-                "twins": 12,
+                "near_duplicates": 12,
                 "auroc": 0.7123,
                 "precision": 0.8321,
                 "coverage": 0.4567,
                 "error_rate": 0.0767,
             },
         },
-        "newest": {"rows": 17, "drawn_unevenly": 0, "effective_sample_size": 17.0, "auroc": 0.7654},
+        "newest": {"rows": 17, "sampled_unevenly": 0, "effective_sample_size": 17.0, "auroc": 0.7654},
     }
     products = np.array(["Silver | Card", "Gold Card", TAG, None], dtype=object)[generator.integers(4, size=ROWS)]
     chunks, characters = generator.integers(1, 4, size=ROWS), generator.integers(5, 90, size=ROWS)
@@ -265,7 +265,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
             "name": "probe",
             "kind": "probe",
             "asked_for": "best",
-            "max_tokens": 1000,
+            "max_forward_tokens": 1000,
             "forward_tokens": 312.4,
             "parts": ["probe"],
             "candidates": [

@@ -132,10 +132,12 @@ def test_headline_figures_without_near_duplicates_are_printed() -> None:
         f"shown and incorrect (of all: {format_percent(at['coverage'])} of the answers are shown, {format_percent(at['precision'])} of "
         f"them correct, {format_percent(at['coverage'] * (1 - at['precision']))})."
     ) in first_lines(MARKDOWN)
-    apart = "metrics.holdout.without_twins"
-    none = first_lines(markdown_of(changed={f"{apart}.twins": 0, f"{apart}.rows": ROWS}))
+    apart = "metrics.holdout.without_near_duplicates"
+    none = first_lines(markdown_of(changed={f"{apart}.near_duplicates": 0, f"{apart}.rows": ROWS}))
     assert "no answer of the hold-out has one." in none
-    every = first_lines(markdown_of(changed={f"{apart}.twins": ROWS, f"{apart}.rows": 0, f"{apart}.auroc": None}))
+    every = first_lines(
+        markdown_of(changed={f"{apart}.near_duplicates": ROWS, f"{apart}.rows": 0, f"{apart}.auroc": None})
+    )
     assert f"all {ROWS} answers of the hold-out have one" in every
     assert (
         "14 groups joined with another one, 1 answer left out of training, 13 in the hold-out that have one in the "
@@ -152,17 +154,17 @@ def test_headline_figures_without_near_duplicates_are_printed() -> None:
 )
 def test_reviews_that_chose_themselves_are_reported_apart(of: str, says: str) -> None:
     apart = {"rows": 31, "coverage": 0.4, "precision": 0.9}
-    markdown = markdown_of(changed={f"{of}.volunteered": apart})
+    markdown = markdown_of(changed={f"{of}.self_selected": apart})
     assert says in first_lines(markdown)
-    assert ("(and 31 apart)" in section(markdown, "Data card")) == (of == "metrics.holdout")
-    assert "chose themselves" not in first_lines(MARKDOWN)
+    assert ("(and 31 self-selected)" in section(markdown, "Data card")) == (of == "metrics.holdout")
+    assert "Self-selected" not in first_lines(MARKDOWN)
 
 
 def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> None:
     text = first_lines(MARKDOWN)
     for part in (
         "at least 80 % of the shown answers are correct, with a confidence of 90 %, of all answers; void if "
-        "handbook, model or questions change. Tested on 206 reviewed answers of the validation split about 31 documents, where 43.2 % of the answers are shown, 91.1 % of "
+        "documents change or model changes or questions change. Tested on 206 reviewed answers of the validation split about 31 documents, where 43.2 % of the answers are shown, 91.1 % of "
         "them correct; the shown ones are worth 90 independent answers (intraclass correlation 0.04); p = 0.068.",
         "0.500, just good enough on validation (56.5 % of the answers are shown, 85.1 % of them correct), which guarantees "
         "nothing: on the hold-out ",
@@ -308,7 +310,7 @@ def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturb
     title = "Correctness estimated from log-likelihoods"
     table = table_of(PAGE, "regressor", "t")
     assert table[1] == ["linear_cosine", "no t could be tuned"]
-    assert table[2][:4] == ["random_forest_verdict", "0.55", "240", "60.0 %"]
+    assert table[2][:4] == ["random_forest_label", "0.55", "240", "60.0 %"]
     assert table[2][4:6] == ["0.500 (0.500 to 0.500)", "0.520 (0.520 to 0.520)"]
     told = section(MARKDOWN, title)
     assert "1 answer of 800 without any context: nothing could be perturbed" in told
@@ -481,16 +483,16 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
         "1 / inclusion probability",
     ):
         assert part in data
-    even = section(markdown_of(changed={"metrics.holdout.drawn_unevenly": 0}), "Data card")
+    even = section(markdown_of(changed={"metrics.holdout.sampled_unevenly": 0}), "Data card")
     assert "inclusion probability" not in even
     assert "All of them were equally likely to be reviewed." in even
     none = markdown_of(changed={"dataset.kinds.1.answers": 0})
     assert "| refusals |" not in none
     wrong = {"message": "reviewer r-01234567 in batch 000002: 41 of 45"}
-    named = section(markdown_of(changed={"dataset.contradicting": {"judged": 3, "named": [wrong]}}), "Data card")
+    named = section(markdown_of(changed={"dataset.contradicting": {"tested": 3, "named": [wrong]}}), "Data card")
     assert "A112" in named and "r-01234567 in batch 000002: 41 of 45" in named and "Nobody" not in named
     nobody = {"users": 0, "limit": 1.0, "before": 0.0, "after": 0.0}
-    thumbs = {"weights": "fixed", "why": "2 answers have both", "largest_share": nobody}
+    thumbs = {"weights": "fixed", "reason": "2 answers have both", "largest_share": nobody}
     fixed = markdown_of(changed={"dataset.thumbs": thumbs})
     assert "reviewers agree" not in fixed
 

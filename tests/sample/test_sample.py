@@ -54,7 +54,7 @@ def test_of_the_incoming_rows_one_is_known_five_are_refused_and_one_waits(
     taken: tuple[IngestReport, IngestReport, Path],
 ) -> None:
     _, incoming, data = taken
-    assert (incoming.duplicate, incoming.quarantined, incoming.waiting) == (1, 5, 1)
+    assert (incoming.duplicate, incoming.quarantined, incoming.awaiting_documents) == (1, 5, 1)
     assert incoming.read == incoming.accepted + 1 + 5 + 1
     assert len(list(DataStore(data).iter_rows(Interaction))) == len(HISTORY.read_text().splitlines()) + WEEK
     assert incoming.quarantine
@@ -84,7 +84,7 @@ def test_holdout_is_large_and_of_many_topics_and_users_share_chunks(
     assert held["group"].nunique() >= 12 and held["interaction_id"].map(about).nunique() >= 20
     first = Counter(chunks[0] for chunks in cited.values() if chunks)
     assert sum(count for count in first.values() if count > 1) > len(cited) / 2
-    assert not frame["twin_in_training"].any()
+    assert not frame["duplicate_in_training"].any()
 
 
 def assert_reasons(refused: tuple[QuarantinedRow, ...], expected: list[str]) -> None:
@@ -126,8 +126,8 @@ def test_demo_reads_at_most_75_000_tokens(tmp_path: Path) -> None:
     lines = [*HISTORY.read_text().splitlines(), *INCOMING.read_text().splitlines()[:WEEK]]
     everyone = [ImportedInteraction.model_validate_json(line).to_rows()[0] for line in lines]
     asked = plan_features(
-        PARAMS, build_scorers(PARAMS, settings).scorers, LabelledAnswers(everyone, [], PARAMS.audits.run)
+        PARAMS, build_scorers(PARAMS, settings).scorers, LabelledAnswers(everyone, [], PARAMS.audits.enabled)
     )
     store = FeatureStore(PARAMS.llm.model, settings)
     assert 40_000 < store.count_missing_tokens(expand_requests(PARAMS.llm, settings, asked)) <= 75_000
-    assert PARAMS.perturbation.copies == 0  # no other model reads anything
+    assert PARAMS.perturbation.n_copies == 0  # no other model reads anything

@@ -34,7 +34,7 @@ from tests.tolerance import assert_near
 pytestmark = pytest.mark.slow
 
 SIGNALS = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "writer", "length_only"]
-REGRESSORS = ["random_forest_verdict", "linear_verdict", "random_forest_cosine", "linear_cosine"]
+REGRESSORS = ["random_forest_label", "linear_label", "random_forest_cosine", "linear_cosine"]
 FUSIONS = ["fusion", "fusion_one_pass", "fusion_two_passes"]
 EVERYBODY = ["probe", *FUSIONS, *SIGNALS, *REGRESSORS, "lstm", "base_rate"]
 
@@ -81,7 +81,7 @@ def test_tables_name_the_same_scorers(bank: Params) -> None:
     assert said["kinds"] == {**dict.fromkeys(SIGNALS, "signal"), **others, "length_only": "baseline"}
     costs = said["forward_tokens"]
     assert costs["lstm"] == costs["probe"] > 0 == costs["length_only"] == costs["base_rate"]
-    assert costs["fusion"] > costs["random_forest_verdict"] > costs["sequence_log_prob"] > 0
+    assert costs["fusion"] > costs["random_forest_label"] > costs["sequence_log_prob"] > 0
     assert said["served"].items() >= {"name": "probe", "kind": "probe", "layer": 2, "site": "residual"}.items()
     assert said["probe"] == artifacts.read_json(paths.PROBE_CHOICE)
     assert found["served"] == {"name": "probe", "kind": "probe", "forward_tokens": costs["probe"]}
@@ -113,7 +113,7 @@ def test_figures_stand_for_all_answers(bank: Params) -> None:
     found = artifacts.read_json(paths.METRICS)
     rows, correct, weight = scores_of("holdout")
     holdout, probe = found["holdout"], found["holdout"]["scorers"]["probe"]
-    assert holdout["rows"] == len(rows) and holdout["drawn_unevenly"] == (weight < 1).sum() > 0
+    assert holdout["rows"] == len(rows) and holdout["sampled_unevenly"] == (weight < 1).sum() > 0
     assert holdout["effective_sample_size"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
     assert holdout["base_rate"] == pytest.approx(np.average(correct, weights=weight))
     assert abs(holdout["base_rate"] - correct.mean()) > 0.05
@@ -126,7 +126,7 @@ def test_figures_stand_for_all_answers(bank: Params) -> None:
     area = np.trapezoid(roc["true_positive_rate"], roc["false_positive_rate"])
     assert area == pytest.approx(probe["auroc"])
     newest, (rows, correct, weight) = found["newest"], scores_of("newest")
-    assert newest["rows"] == len(rows) > 5 and newest["drawn_unevenly"] == (weight < 1).sum() > 0
+    assert newest["rows"] == len(rows) > 5 and newest["sampled_unevenly"] == (weight < 1).sum() > 0
     assert newest["effective_sample_size"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
     assert newest["auroc"] == pytest.approx(roc_auc_score(correct, rows["probe"], sample_weight=weight))
 
@@ -135,20 +135,20 @@ def test_hold_outs_figures_are_of_drawn_reviews_and_the_others_are_apart(
     bank: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together, digest = pd.read_parquet(paths.SCORES), artifacts.read_json(paths.METRICS)["holdout"]["digest"]
-    assert artifacts.read_json(paths.METRICS)["holdout"]["volunteered"] is None
-    write_labels("split == 'holdout' and interaction_id.str.endswith('1')", drawn=False, inclusion_probability=0.8)
+    assert artifacts.read_json(paths.METRICS)["holdout"]["self_selected"] is None
+    write_labels("split == 'holdout' and interaction_id.str.endswith('1')", sampled=False, inclusion_probability=0.8)
     monkeypatch.setattr(splits, "MIN_SAMPLED", 20)
     threshold = artifacts.read_json(paths.THRESHOLD)
-    artifacts.write_json(paths.THRESHOLD, threshold | {"drawn": False})
+    artifacts.write_json(paths.THRESHOLD, threshold | {"sampled": False})
     evaluate.stage(bank)
     mixed = artifacts.read_json(paths.METRICS)["holdout"]
-    assert mixed["rows"] == (together["split"] == "holdout").sum() and mixed["volunteered"] is None
-    artifacts.write_json(paths.THRESHOLD, threshold | {"drawn": True})
+    assert mixed["rows"] == (together["split"] == "holdout").sum() and mixed["self_selected"] is None
+    artifacts.write_json(paths.THRESHOLD, threshold | {"sampled": True})
     evaluate.stage(bank)
     found, scores = artifacts.read_json(paths.METRICS)["holdout"], pd.read_parquet(paths.SCORES)
     assert scores["interaction_id"].tolist() == together["interaction_id"].tolist() and found["digest"] == digest
     rows, correct, weight = scores_of("holdout")
-    drawn = rows["drawn"].to_numpy()
+    drawn = rows["sampled"].to_numpy()
     assert (
         0
         < (~drawn).sum()
@@ -160,26 +160,26 @@ def test_hold_outs_figures_are_of_drawn_reviews_and_the_others_are_apart(
     auroc = roc_auc_score(correct[drawn], rows["probe"][drawn], sample_weight=weight[drawn])
     assert found["scorers"]["probe"]["auroc"] == pytest.approx(auroc)
     shown = (rows["probe"] >= threshold["threshold"]).to_numpy()
-    apart = found["volunteered"]
+    apart = found["self_selected"]
     assert apart["rows"] == (~drawn).sum()
     assert apart["coverage"] == pytest.approx(np.average(shown[~drawn], weights=weight[~drawn]))
 
 
 def test_figures_without_twins_are_of_the_other_answers(bank: Params) -> None:
     twins = scores_of("holdout")[0]["interaction_id"].tolist()[::3]
-    write_labels(f"interaction_id in {twins}", twin_in_training=True)
+    write_labels(f"interaction_id in {twins}", duplicate_in_training=True)
     evaluate.stage(bank)
     rows, correct, weight = (part[np.arange(len(part)) % 3 > 0] for part in scores_of("holdout"))
     shown = rows["probe"] >= artifacts.read_json(paths.THRESHOLD)["threshold"]
     figures = {
         "rows": len(rows),
-        "twins": len(twins),
+        "near_duplicates": len(twins),
         "auroc": roc_auc_score(correct, rows["probe"], sample_weight=weight),
         "precision": np.average(correct[shown], weights=weight[shown]),
         "coverage": np.average(shown, weights=weight),
         "error_rate": np.average(shown & (correct == 0), weights=weight),
     }
-    assert artifacts.read_json(paths.METRICS)["holdout"]["without_twins"] == pytest.approx(figures)
+    assert artifacts.read_json(paths.METRICS)["holdout"]["without_near_duplicates"] == pytest.approx(figures)
 
 
 @pytest.mark.parametrize(("name", "mark"), [("at_threshold", "guaranteed"), ("at_heuristic", "heuristic")])
@@ -295,7 +295,7 @@ def test_holdout_of_one_class_has_no_figure_that_needs_both(bank: Params, only: 
     assert holdout["scorers"]["probe"]["brier"] is not None and holdout["at_threshold"]["precision"] == only
     notes = {row["note"] for row in artifacts.read_json(paths.EVALUATION)["slices"] if row["slice"] == "cards"}
     assert notes == {"one class only"}
-    assert found["newest"] == {"rows": 0, "drawn_unevenly": 0, "effective_sample_size": 0.0, "auroc": None}
+    assert found["newest"] == {"rows": 0, "sampled_unevenly": 0, "effective_sample_size": 0.0, "auroc": None}
     assert set(pd.read_parquet(paths.SCORES)["split"]) == {"holdout"}
 
 

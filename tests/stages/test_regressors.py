@@ -23,7 +23,7 @@ from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
 
-NAMES = [f"{kind}_{target}" for target in ("verdict", "cosine") for kind in ("random_forest", "linear")]
+NAMES = [f"{kind}_{target}" for target in ("label", "cosine") for kind in ("random_forest", "linear")]
 
 
 def with_regressors(params: Params, **changes: object) -> Params:
@@ -49,7 +49,7 @@ def test_an_answer_that_could_not_be_read_has_no_estimate(bank: Params) -> None:
     refused = set(artifacts.read_json(paths.FEATURES_SUMMARY)["refused"])
     scores = of_variant(paths.REGRESSOR_SCORES, "asked")
     assert len(refused) == 2
-    assert set(scores.index[scores["linear_verdict"].isna()]) == refused
+    assert set(scores.index[scores["linear_label"].isna()]) == refused
     known = scores.to_numpy()[~np.isnan(scores.to_numpy())]
     assert ((known >= 0) & (known <= 1)).all() and scores.nunique().min() > 1
 
@@ -94,10 +94,10 @@ def test_the_hold_out_is_judged_at_the_t_that_was_tuned_out_of_fold(bank: Params
     holdout = select_reviewed(frame[frame["split"] == "holdout"])
     scores = of_variant(paths.REGRESSOR_SCORES, "asked").loc[holdout["interaction_id"]]
     weight = row_weights(holdout["inclusion_probability"].to_numpy(float))
-    for name in ("random_forest_verdict", "linear_verdict"):
+    for name in ("random_forest_label", "linear_label"):
         found = artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"][name]["holdout"]
         predicted, correct = scores[name].to_numpy(), holdout["correct"].to_numpy()
-        assert found["judged"] == len(holdout) and 0 < found["threshold"] < 1
+        assert found["labelled"] == len(holdout) and 0 < found["threshold"] < 1
         error = (np.where(np.isnan(predicted), 0, predicted) - correct) ** 2
         assert found["mse"] == pytest.approx(np.average(error, weights=weight))
         assert found["auroc"] == pytest.approx(float(auroc(correct, predicted, weight)))
@@ -113,7 +113,7 @@ def test_a_target_that_nobody_wrote_is_skipped_and_named(
     assert set(skipped) == {"random_forest_cosine", "linear_cosine"}
     assert all("the target cosine is known for no training answer" in why for why in skipped.values())
     assert "skipped: regressor linear_cosine: A301: the target cosine" in capsys.readouterr().out
-    assert set(bytes_of(paths.REGRESSORS)) == {"random_forest_verdict.onnx", "linear_verdict.onnx"}
+    assert set(bytes_of(paths.REGRESSORS)) == {"random_forest_label.onnx", "linear_label.onnx"}
 
 
 def test_where_no_regressors_are_wanted_nothing_is_perturbed(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:

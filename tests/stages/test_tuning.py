@@ -77,18 +77,18 @@ def test_threshold_and_calibration_are_of_the_reviewed_validation_answers(bank: 
 def test_reviews_that_were_not_drawn_are_apart_where_enough_were(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = artifacts.read_dataset_frame()
     rows = select_reviewed(frame[frame["split"] == "validation"]).index
-    frame.loc[rows[: len(rows) // 4], ["inclusion_probability", "drawn"]] = [0.9, False]  # shown, and then reviewed
+    frame.loc[rows[: len(rows) // 4], ["inclusion_probability", "sampled"]] = [0.9, False]  # shown, and then reviewed
     frame.to_parquet(paths.DATASET)
-    volunteers = int((~frame.loc[rows, "drawn"]).sum())
-    assert volunteers > 0
+    n_self_selected = int((~frame.loc[rows, "sampled"]).sum())
+    assert n_self_selected > 0
     tune_threshold.stage(bank)
     together = artifacts.read_json(paths.THRESHOLD)
-    assert (together["drawn"], together["volunteered"], together["rows"]) == (False, None, len(rows))
+    assert (together["sampled"], together["self_selected"], together["rows"]) == (False, None, len(rows))
     monkeypatch.setattr(splits, "MIN_SAMPLED", 20)
     tune_threshold.stage(bank)
     apart = artifacts.read_json(paths.THRESHOLD)
-    assert apart["drawn"] is True and apart["rows"] == len(rows) - volunteers
-    assert apart["volunteered"]["rows"] == volunteers
+    assert apart["sampled"] is True and apart["rows"] == len(rows) - n_self_selected
+    assert apart["self_selected"]["rows"] == n_self_selected
 
 
 def test_where_not_even_a_heuristic_reaches_the_target_the_nearest_threshold_is_evaluated(bank: Params) -> None:
@@ -100,7 +100,7 @@ def test_where_not_even_a_heuristic_reaches_the_target_the_nearest_threshold_is_
     missing, tested = found["reviews_needed"], found["rows"]
     if missing is not None:
         share = tested / len(select_reviewed(frame))
-        assert found["more_reviews"] == pytest.approx((missing - tested) / share, abs=1)
+        assert found["additional_reviews"] == pytest.approx((missing - tested) / share, abs=1)
     export_onnx.stage(bank)
     evaluate.stage(bank)
     assert artifacts.read_json(paths.METRICS)["holdout"]["at_threshold"]["threshold"] == found["threshold"]

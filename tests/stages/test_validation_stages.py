@@ -64,7 +64,7 @@ def test_sound_data_pass(workspace: Path, params: Params) -> None:
     validate.stage(params)
     found = read_json(paths.VALIDATION)
     assert found["success"] and found["as_of"] == NOW.isoformat()
-    assert found["figures"]["drift"]["rows"] == {"newest": 60, "previous": 200}
+    assert found["statistics"]["drift"]["rows"] == {"newest": 60, "previous": 200}
     drift = next(check for check in found["expectations"] if check["suite"] == "drift")
     assert drift["sample"] == ["drift/question language"]
     dataset.stage(params)

@@ -123,7 +123,7 @@ def result(study: Experiment, cell: ExperimentCell, auroc: float = 0.75) -> dict
         "models": {"base": "b@1", "perturbation": "p@1"},
         "tuned": 0.5,
         "by_threshold": [
-            {"threshold": at, "judged": cell.size.evaluation, "note": None, **figures}
+            {"threshold": at, "labelled": cell.size.evaluation, "note": None, **figures}
             for at in study.get_thresholds(cell)
         ],
         "correctness": {"mean": 0.5, "std": 0.2},

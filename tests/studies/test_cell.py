@@ -44,7 +44,7 @@ def test_a_cell_has_all_that_its_tables_show(ran: tuple[ExperimentRunner, Experi
     laboratory, cell, found = ran
     assert [row["threshold"] for row in found["by_threshold"]] == list(laboratory.experiment.get_thresholds(cell))
     assert found["tuned"] in laboratory.experiment.thresholds
-    assert {row["judged"] for row in found["by_threshold"]} == {4}
+    assert {row["labelled"] for row in found["by_threshold"]} == {4}
     positive = [row["positive"] for row in found["by_threshold"]]
     assert positive == sorted(positive, reverse=True) and len(set(positive)) > 1
     (mse,) = {row["mse"] for row in found["by_threshold"]}

@@ -118,7 +118,7 @@ def test_a_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefec
     cells = [read_json(file)["result"] for file in (project.home / "studies" / "small").glob("*.json")]
     for cell in cells:
         assert cell["computed"]["perturbing"]["forward_tokens"] > 0 and cell["columns"] > 100
-        assert all(0 < row["mse"] < 1 and row["judged"] == 6 for row in cell["by_threshold"])
+        assert all(0 < row["mse"] < 1 and row["labelled"] == 6 for row in cell["by_threshold"])
 
 
 @pytest.fixture(scope="module")

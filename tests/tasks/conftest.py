@@ -119,11 +119,11 @@ class Candidates:
         threshold: float = 0.5,
         latency: float = 1.0,
         unguaranteed: str | None = None,
-        volunteers: int | None = None,
+        n_self_selected: int | None = None,
     ) -> None:
         """One of strength `probe` that was seen by `drop` fewer answers of the hold-out; equal ones are equal bytes.
 
-        `volunteers`: the first so many reviews chose themselves and find everything that is shown incorrect; the others
+        `n_self_selected`: the first so many reviews are self-selected and find everything that is shown incorrect; the others
         were drawn. None: nothing is known of that. `unguaranteed`: why nothing is guaranteed of it by the validation split, None where something is. Of all reviews a
         third are of the hold-out.
         """
@@ -159,24 +159,30 @@ class Candidates:
                 "product": found.products,
                 "correct": found.correct,
                 "inclusion_probability": np.nan,
-                "drawn": volunteers is not None,
+                "sampled": n_self_selected is not None,
                 "probability": found.confidences[CANDIDATE],
                 "confidence": found.confidences[CANDIDATE],
                 "length_only": window().confidences["length_only"],
                 "base_rate": 0.6,
             }
         ).iloc[drop:]
-        if volunteers is not None:
-            scores["drawn"] = np.arange(len(scores)) >= volunteers
-            scores["inclusion_probability"] = np.where(scores["drawn"], 1.0, np.nan)
-            wrong = ~scores["drawn"] & (scores["confidence"] >= threshold)
+        if n_self_selected is not None:
+            scores["sampled"] = np.arange(len(scores)) >= n_self_selected
+            scores["inclusion_probability"] = np.where(scores["sampled"], 1.0, np.nan)
+            wrong = ~scores["sampled"] & (scores["confidence"] >= threshold)
             scores["correct"] = np.where(wrong, 0, scores["correct"])
         scores.to_parquet(root / paths.SCORES)
         digest = compute_holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
         (root / paths.METRICS).write_text(json.dumps({"holdout": {"digest": digest, "strength": probe}}))
+        is_sampled = n_self_selected is not None
         largest = {"reviewer": "sme-1", "share": 0.4, "reviewers": 3}
-        drawn = volunteers is not None
-        tuned = {"precision": 0.8, "more_reviews": 500, "drawn": drawn, "largest_reviewer": largest, **guarantee}
+        tuned = {
+            "precision": 0.8,
+            "additional_reviews": 500,
+            "sampled": is_sampled,
+            "largest_reviewer": largest,
+            **guarantee,
+        }
         (root / paths.THRESHOLD).write_text(json.dumps(tuned))
         sources = ["review"] * 3 * len(scores) + ["thumb"] * 1000
         pd.DataFrame({"source": sources}).to_parquet(root / paths.DATASET)

@@ -1,9 +1,9 @@
 """Promotion checks for degradations of coverage, precision, AUROC on the newest split, products and calibration.
 
 Each check compares a metric with its reference (the champion's value or the target). It fails if the metric falls short
-by more than the tolerance and by more than chance explains. `gate.false_refusals` is the probability that any check of
-a decision fails although nothing got worse; each check has an equal part of it (Bonferroni). With few rows only a large
-degradation can be distinguished from chance; a value in between is reported as not judged.
+by more than the tolerance and by more than chance explains. `promotion.false_rejection_rate` is the probability that
+any check of a decision fails although nothing got worse; each check has an equal part of it (Bonferroni). With few rows
+only a large degradation can be distinguished from chance; a value in between is reported as not judged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from abstain.config.params import GateParams
+from abstain.config.params import PromotionParams
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import RESAMPLING, bootstrap, paired_difference
@@ -30,7 +30,7 @@ from abstain.release.evaluation_set import (
 
 AS_PRECISE = "as precise"
 COVERAGE = "coverage"
-CHAMPION_CHECKS = (COVERAGE, "newest window", AS_PRECISE)
+CHAMPION_CHECKS = (COVERAGE, "newest split", AS_PRECISE)
 """Names of the checks that compare with the champion."""
 N_ECE_SIMULATIONS = 200
 """Number of simulations of the calibration error of calibrated probabilities."""
@@ -53,10 +53,10 @@ class DegradationCheck:
     groups: int
 
 
-def apply_significance(checks: Sequence[DegradationCheck], params: GateParams) -> list[PromotionCheck]:
+def apply_significance(checks: Sequence[DegradationCheck], params: PromotionParams) -> list[PromotionCheck]:
     """Mark checks as not judged if their rows cannot distinguish a real degradation from chance.
 
-    The error level `gate.false_refusals` is divided by the number of checks (Bonferroni). A check whose metric is so
+    Alpha, `promotion.false_rejection_rate`, is divided by the number of checks (Bonferroni). A check whose metric is so
     low that chance does not explain it still fails. Undefined metrics and checks that are already not judged stay
     unchanged.
 
@@ -69,7 +69,7 @@ def apply_significance(checks: Sequence[DegradationCheck], params: GateParams) -
     """
     from scipy.stats import t
 
-    alpha = params.false_refusals / max(1, sum(degradation.check.passed is not None for degradation in checks))
+    alpha = params.false_rejection_rate / max(1, sum(degradation.check.passed is not None for degradation in checks))
     results = []
     for degradation in checks:
         shortfall = degradation.tolerance + abs(degradation.check.value - degradation.check.limit)
@@ -90,7 +90,7 @@ def apply_significance(checks: Sequence[DegradationCheck], params: GateParams) -
 
 
 def check_products_and_calibration(
-    evaluation: EvaluationSet, threshold: float, target_precision: float, params: GateParams
+    evaluation: EvaluationSet, threshold: float, target_precision: float, params: PromotionParams, min_n_eff: int
 ) -> list[DegradationCheck]:
     """Check precision by product against the target, and the calibration error, on the hold-out.
 
@@ -99,15 +99,17 @@ def check_products_and_calibration(
         threshold: The candidate's threshold.
         target_precision: Target precision.
         params: Promotion parameters.
+        min_n_eff: Smallest effective sample size for which a product is judged.
 
     Returns:
         One check for each product, in alphabetical order, then the calibration check.
     """
-    return [*_check_products(evaluation, threshold, target_precision, params), _check_calibration(evaluation, params)]
+    products = _check_products(evaluation, threshold, target_precision, params, min_n_eff)
+    return [*products, _check_calibration(evaluation, params)]
 
 
 def check_precision_drop(
-    evaluation: EvaluationSet, threshold: float, target_precision: float, params: GateParams
+    evaluation: EvaluationSet, threshold: float, target_precision: float, params: PromotionParams
 ) -> DegradationCheck:
     """Check the precision at a threshold that was tuned for an error rate, against that on the validation split.
 
@@ -136,7 +138,7 @@ def check_coverage_drop(
     champion_threshold: float,
     same_target: bool,
     prior_coverage_loss: float,
-    params: GateParams,
+    params: PromotionParams,
 ) -> DegradationCheck:
     """Check the candidate's coverage against the champion's.
 
@@ -174,7 +176,12 @@ def check_coverage_drop(
 
 
 def check_precision_difference(
-    evaluation: EvaluationSet, threshold: float, champion: str, champion_threshold: float, params: GateParams
+    evaluation: EvaluationSet,
+    threshold: float,
+    champion: str,
+    champion_threshold: float,
+    params: PromotionParams,
+    min_n_eff: int,
 ) -> DegradationCheck:
     """Check the candidate's precision against the champion's, each at its own threshold.
 
@@ -184,9 +191,10 @@ def check_precision_difference(
         champion: Name of the champion's column.
         champion_threshold: The champion's threshold.
         params: Promotion parameters.
+        min_n_eff: Smallest effective sample size of the champion's shown answers for which the check is judged.
 
     Returns:
-        The check; not judged if the champion shows fewer than `min_slice` answers (effective sample size).
+        The check.
     """
     threshold_by_scorer = {CANDIDATE: threshold, champion: champion_threshold}
     statistics = {
@@ -206,20 +214,23 @@ def check_precision_difference(
         f"{champion} shows"
     )
     check = check_at_least(Code.TARGET_MISSED, AS_PRECISE, difference.value, -params.max_precision_drop, message)
-    if n_eff < params.min_slice:
+    if n_eff < min_n_eff:
         reason = f"{champion} shows {n_eff:.0f} answers, too few to compare with"
         check = replace(check, passed=None, message=reason)
     rows = shown_by_scorer[CANDIDATE] | shown_by_scorer[champion]
     return make_degradation_check(evaluation, check, params.max_precision_drop, difference.standard_error, rows)
 
 
-def check_newest_drop(evaluation: EvaluationSet, champion: str, params: GateParams) -> DegradationCheck:
+def check_newest_drop(
+    evaluation: EvaluationSet, champion: str, params: PromotionParams, min_n_eff: int
+) -> DegradationCheck:
     """Check the candidate's AUROC on the newest split against the champion's.
 
     Args:
         evaluation: Answers of the newest split with the confidences of both.
         champion: Name of the champion's column.
         params: Promotion parameters.
+        min_n_eff: Smallest effective sample size for which the check is judged.
 
     Returns:
         The check; not judged if there are too few reviewed answers or all have the same label.
@@ -229,9 +240,9 @@ def check_newest_drop(evaluation: EvaluationSet, champion: str, params: GatePara
     difference = paired_difference(candidate_auroc, champion_auroc)
     _, n_eff = evaluation.compute_precision(np.ones(rows, bool))
     message = f"AUROC {candidate_auroc.value:.3f} against {champion_auroc.value:.3f}, {rows} answers"
-    check = check_at_least(Code.NOT_BETTER, "newest window", difference.value, -params.max_newest_drop, message)
-    if n_eff < params.min_slice or len(np.unique(evaluation.correct)) < 2:
-        reason = "too few to judge" if n_eff < params.min_slice else "all of one kind"
+    check = check_at_least(Code.NOT_BETTER, "newest split", difference.value, -params.max_newest_drop, message)
+    if n_eff < min_n_eff or len(np.unique(evaluation.correct)) < 2:
+        reason = "too few to judge" if n_eff < min_n_eff else "all of one kind"
         check = replace(
             check, passed=None, message=f"{format_count_with_n_eff(rows, n_eff)} reviewed answers, {reason}"
         )
@@ -239,7 +250,7 @@ def check_newest_drop(evaluation: EvaluationSet, champion: str, params: GatePara
 
 
 def _check_products(
-    evaluation: EvaluationSet, threshold: float, target_precision: float, params: GateParams
+    evaluation: EvaluationSet, threshold: float, target_precision: float, params: PromotionParams, min_n_eff: int
 ) -> list[DegradationCheck]:
     checks = []
     shown = evaluation.get_shown_mask(threshold)
@@ -249,14 +260,14 @@ def _check_products(
         precision, n_eff = evaluation.compute_precision(rows)
         message = f"precision {precision:.3f} of {format_count_with_n_eff(int(rows.sum()), n_eff)} shown answers"
         check = check_at_least(Code.TARGET_MISSED, f"slice {product}", precision, floor, message)
-        is_too_small = n_eff < params.min_slice
+        is_too_small = n_eff < min_n_eff
         error = 0.0 if is_too_small else compute_precision_error(evaluation, rows)
         check = replace(check, passed=None) if is_too_small else check
         checks.append(make_degradation_check(evaluation, check, params.max_slice_drop, error, rows))
     return checks
 
 
-def _check_calibration(evaluation: EvaluationSet, params: GateParams) -> DegradationCheck:
+def _check_calibration(evaluation: EvaluationSet, params: PromotionParams) -> DegradationCheck:
     """Check the expected calibration error against its value for calibrated probabilities.
 
     The chance error is simulated: labels are drawn with the stated probabilities.

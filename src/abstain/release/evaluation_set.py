@@ -12,7 +12,7 @@ from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import RESAMPLING, Estimate, Statistic, bootstrap
 
-CANDIDATE = "challenger"
+CANDIDATE = "candidate"
 """Name of the candidate's served scorer among the confidences of an evaluation set."""
 
 

@@ -2,7 +2,7 @@
 
 The guarantee itself rests on the validation split. Answers that the threshold was not tuned on refute it if they miss
 the target by more than the tolerance of params.yaml and by more than chance explains. If the guarantee just holds, that
-happens in `gate.false_refusals` of the cases.
+happens in `promotion.false_rejection_rate` of the cases.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from abstain.config.params import GateParams
+from abstain.config.params import PromotionParams
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.release import degradation_checks
@@ -38,13 +38,13 @@ class MissingGuarantee:
 
     Attributes:
         reason: The reason, for the message.
-        more_reviews: About how many more reviews, over all splits, would change that; None if no number is known to.
+        additional_reviews: About how many reviews more, over all splits, would change that; None if unknown.
         n_eff_shown: Effective sample size of the shown hold-out answers, if these are too few to check the guarantee;
             None if the validation split gives no guarantee.
     """
 
     reason: str
-    more_reviews: int | None
+    additional_reviews: int | None
     n_eff_shown: float | None = None
 
     def to_check(self, passed: bool, min_shown: int) -> PromotionCheck:
@@ -66,14 +66,14 @@ class MissingGuarantee:
 
 
 def explain_unchecked_guarantee(
-    holdout: EvaluationSet, threshold: float, params: GateParams, reviews: int, frozen: bool
+    holdout: EvaluationSet, threshold: float, min_n_eff: int, reviews: int, frozen: bool
 ) -> MissingGuarantee | None:
     """Explain why the hold-out cannot check the guarantee of `threshold` yet.
 
     Args:
         holdout: Reviewed hold-out answers.
         threshold: The guaranteed threshold.
-        params: Promotion parameters; `min_slice` is the required number of shown answers (effective sample size).
+        min_n_eff: Required number of shown answers (effective sample size).
         reviews: Number of reviewed answers in all splits.
         frozen: Whether the hold-out is frozen, so that more reviews cannot help.
 
@@ -83,7 +83,7 @@ def explain_unchecked_guarantee(
     """
     shown = holdout.get_shown_mask(threshold)
     _, n_eff = holdout.compute_precision(shown)
-    if n_eff >= params.min_slice:
+    if n_eff >= min_n_eff:
         n_groups = len(np.unique(holdout.groups[shown]))
         if n_groups >= MIN_GROUPS:
             return None
@@ -92,17 +92,18 @@ def explain_unchecked_guarantee(
         return MissingGuarantee(reason, None, n_eff)
     rows = int(shown.sum())
     number = f"{rows}" if round(n_eff, 1) == rows else f"{rows} (n_eff {n_eff:.1f})"
-    reason = f"the hold-out shows {number if rows else 'none'} of its reviewed answers, {params.min_slice} are needed"
-    more_reviews = None if frozen or not rows else math.ceil(reviews * (params.min_slice - n_eff) / n_eff)
+    reason = f"the hold-out shows {number if rows else 'none'} of its reviewed answers, {min_n_eff} are needed"
+    additional_reviews = None if frozen or not rows else math.ceil(reviews * (min_n_eff - n_eff) / n_eff)
     if frozen:
         reason += FROZEN_HINT
     else:
-        reason += ": bring more reviews" if more_reviews is None else f": bring about {more_reviews:,} more reviews"
-    return MissingGuarantee(reason, more_reviews, n_eff)
+        number = "" if additional_reviews is None else f"about {additional_reviews:,} "
+        reason += f": bring {number}more reviews"
+    return MissingGuarantee(reason, additional_reviews, n_eff)
 
 
 def check_precision_guarantee(
-    evaluation: EvaluationSet, threshold: float, target: float, params: GateParams
+    evaluation: EvaluationSet, threshold: float, target: float, params: PromotionParams, min_n_eff: int
 ) -> PromotionCheck:
     """Check whether the precision of the shown answers may be the target.
 
@@ -111,6 +112,7 @@ def check_precision_guarantee(
         threshold: The candidate's threshold.
         target: Guaranteed precision.
         params: Promotion parameters.
+        min_n_eff: Required number of shown answers (effective sample size).
 
     Returns:
         The check; it fails if too few answers or groups are shown.
@@ -119,7 +121,7 @@ def check_precision_guarantee(
     precision, n_eff = evaluation.compute_precision(shown)
     floor = target - params.max_precision_drop
     count = format_count_with_n_eff(int(shown.sum()), n_eff)
-    message = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
+    message = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {min_n_eff}"
     check = check_at_least(Code.TARGET_MISSED, "precision", precision, floor, message)
     degradation = degradation_checks.make_degradation_check(
         evaluation,
@@ -128,11 +130,11 @@ def check_precision_guarantee(
         degradation_checks.compute_precision_error(evaluation, shown),
         shown,
     )
-    return _require_evidence(degradation, n_eff, params)
+    return _require_evidence(degradation, n_eff, params, min_n_eff)
 
 
 def check_error_rate_guarantee(
-    evaluation: EvaluationSet, threshold: float, target: float, params: GateParams
+    evaluation: EvaluationSet, threshold: float, target: float, params: PromotionParams, min_n_eff: int
 ) -> PromotionCheck:
     """Check whether the share of all answers that are shown and incorrect may be the target.
 
@@ -141,6 +143,7 @@ def check_error_rate_guarantee(
         threshold: The candidate's threshold.
         target: Guaranteed error rate.
         params: Promotion parameters.
+        min_n_eff: Required number of shown answers (effective sample size).
 
     Returns:
         The check; it fails if too few answers or groups are shown.
@@ -150,9 +153,7 @@ def check_error_rate_guarantee(
     wrong = shown * (1 - evaluation.correct)
     estimate = evaluation.bootstrap({"error rate": partial(metrics.weighted_mean, wrong)})["error rate"]
     count = format_count_with_n_eff(int(shown.sum()), n_eff)
-    description = (
-        f"shown and incorrect, of all answers of the hold-out, {count} of them shown ({params.min_slice} are needed)"
-    )
+    description = f"shown and incorrect, of all answers of the hold-out, {count} of them shown ({min_n_eff} are needed)"
     check = check_at_most(
         Code.TARGET_MISSED, "error rate", estimate.value, target + params.max_error_rate_excess, description
     )
@@ -162,15 +163,16 @@ def check_error_rate_guarantee(
         ),
         n_eff,
         params,
+        min_n_eff,
     )
 
 
 def _require_evidence(
-    degradation: degradation_checks.DegradationCheck, n_eff: float, params: GateParams
+    degradation: degradation_checks.DegradationCheck, n_eff: float, params: PromotionParams, min_n_eff: int
 ) -> PromotionCheck:
     """Fail if few answers are shown, or answers in few groups, which say nothing about other groups."""
     (check,) = degradation_checks.apply_significance([degradation], params)
-    if n_eff < params.min_slice:
+    if n_eff < min_n_eff:
         return replace(check, passed=False)
     if degradation.groups < MIN_GROUPS:
         message = f"{check.message}; about {degradation.groups} documents, {MIN_GROUPS} are needed"

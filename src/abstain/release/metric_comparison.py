@@ -18,16 +18,16 @@ class MetricComparison:
     """One metric of candidate and champion on the same answers.
 
     Attributes:
-        figure: Name of the metric.
-        challenger: The candidate's value.
+        metric: Name of the metric.
+        candidate: The candidate's value.
         champion: The champion's value.
         difference: Candidate minus champion.
         low: Lower bound of the difference (95 %, by groups).
         high: Upper bound.
     """
 
-    figure: str
-    challenger: float
+    metric: str
+    candidate: float
     champion: float
     difference: float
     low: float

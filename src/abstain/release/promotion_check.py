@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from abstain.config.params import GateParams
+from abstain.config.params import PromotionParams
 from abstain.core.codes import Code
 from abstain.core.reasons import Reason
 from abstain.core.scorer_names import LENGTH_ONLY
@@ -36,11 +36,11 @@ from abstain.release.holdout_guarantee import (
 )
 from abstain.release.metric_comparison import MetricComparison, compare_metrics
 
-ComparisonRule = Literal["better", "not_worse", "accepted"]
+ComparisonRule = Literal["superior", "non_inferior", "accepted"]
 """The required result of the comparison with the champion.
 
-* `better`: superior, the normal rule.
-* `not_worse`: non-inferior, if the champion was trained on rows that were erased later.
+* `superior`: the normal rule.
+* `non_inferior`: by a margin, if the champion was trained on rows that were erased later.
 * `accepted`: in addition, a user accepts a worse candidate, so that the comparison is reported but not judged.
 """
 
@@ -51,13 +51,13 @@ class PromotionDecision:
 
     Attributes:
         checks: All checks.
-        more_reviews: About how many more reviews a guarantee needs; None with a guarantee, or if no number is known.
-        comparison: Further metrics of candidate and champion, which are not judged.
+        additional_reviews: About how many more reviews a guarantee needs; None with a guarantee, or if unknown.
+        champion_comparison: Further metrics of candidate and champion, which are not judged.
     """
 
     checks: tuple[PromotionCheck, ...] = field(default=())
-    more_reviews: int | None = None
-    comparison: tuple[MetricComparison, ...] = ()
+    additional_reviews: int | None = None
+    champion_comparison: tuple[MetricComparison, ...] = ()
 
     @property
     def is_approved(self) -> bool:
@@ -91,11 +91,11 @@ class PromotionDecision:
         return {
             "approved": self.is_approved,
             "guaranteed": self.has_guarantee,
-            "no_guarantee": self.missing_guarantee_reason,
-            "more_reviews": self.more_reviews,
-            "reasons": list(map(asdict, self.reasons)),
+            "missing_guarantee_reason": self.missing_guarantee_reason,
+            "additional_reviews": self.additional_reviews,
+            "reasons": [{"code": r.code, "check": r.field, "message": r.message} for r in self.reasons],
             "checks": checks,
-            "comparison": [comparison.to_dict() for comparison in self.comparison],
+            "champion_comparison": [comparison.to_dict() for comparison in self.champion_comparison],
         }
 
 
@@ -146,11 +146,12 @@ def check_candidate(
     holdout: EvaluationSet,
     newest: EvaluationSet,
     candidate: CandidateMeasurements,
-    params: GateParams,
+    params: PromotionParams,
+    min_n_eff: int,
     champion: str | None,
     same_holdout: bool,
     erased: int = 0,
-    rule: ComparisonRule = "better",
+    rule: ComparisonRule = "superior",
     budget: ComparisonBudget = EMPTY_BUDGET,
     prior_coverage_loss: float = 0.0,
 ) -> PromotionDecision:
@@ -160,7 +161,8 @@ def check_candidate(
         holdout: Reviewed hold-out answers with the confidences of candidate, champion and baselines.
         newest: The same for answers that were asked after the hold-out was frozen.
         candidate: Threshold, target, ONNX difference and latency of the candidate.
-        params: Limits and error levels (`gate` in params.yaml).
+        params: Limits and error levels (`promotion` in params.yaml).
+        min_n_eff: Smallest effective sample size for which a slice, the newest split or a guarantee is judged.
         champion: Name of the champion's column; None for a first version.
         same_holdout: Whether the champion was promoted on this hold-out, except for erased answers, or the change was
             accepted on record.
@@ -177,11 +179,12 @@ def check_candidate(
     checks: list[PromotionCheck] = []
     degradations: list[degradation_checks.DegradationCheck] = []
     if candidate.target_error_rate is None:
-        checks.append(check_precision_guarantee(holdout, threshold, target, params))
+        checks.append(check_precision_guarantee(holdout, threshold, target, params, min_n_eff))
     else:
-        checks.append(check_error_rate_guarantee(holdout, threshold, candidate.target_error_rate, params))
+        target_error_rate = candidate.target_error_rate
+        checks.append(check_error_rate_guarantee(holdout, threshold, target_error_rate, params, min_n_eff))
         degradations.append(degradation_checks.check_precision_drop(holdout, threshold, target, params))
-    degradations += degradation_checks.check_products_and_calibration(holdout, threshold, target, params)
+    degradations += degradation_checks.check_products_and_calibration(holdout, threshold, target, params, min_n_eff)
     if champion is None:
         checks += [
             _check_better_than(holdout, LENGTH_ONLY, params),
@@ -194,12 +197,14 @@ def check_candidate(
             degradation_checks.check_coverage_drop(
                 holdout, threshold, champion, champion_threshold, candidate.same_target, prior_coverage_loss, params
             ),
-            degradation_checks.check_newest_drop(newest, champion, params),
+            degradation_checks.check_newest_drop(newest, champion, params, min_n_eff),
         ]
-        if rule != "better":
+        if rule != "superior":
             comparison_check = champion_comparison.check_non_inferior(holdout, champion, params)
             degradations.append(
-                degradation_checks.check_precision_difference(holdout, threshold, champion, champion_threshold, params)
+                degradation_checks.check_precision_difference(
+                    holdout, threshold, champion, champion_threshold, params, min_n_eff
+                )
             )
         elif have_same_confidences(holdout, champion):
             comparison_check = champion_comparison.check_new_threshold(threshold, champion_threshold)
@@ -214,7 +219,7 @@ def check_candidate(
             ]
         checks += [_check_same_holdout(same_holdout, erased), comparison_check, *champion_checks]
     if candidate.missing_guarantee is not None:
-        guarantee = candidate.missing_guarantee.to_check(candidate.allow_missing_guarantee, params.min_slice)
+        guarantee = candidate.missing_guarantee.to_check(candidate.allow_missing_guarantee, min_n_eff)
         checks = [*(replace(check, passed=None) for check in checks), guarantee]
     checks += [
         check_at_most(
@@ -226,12 +231,12 @@ def check_candidate(
         ),
         _check_latency(candidate, params),
     ]
-    more_reviews = candidate.missing_guarantee.more_reviews if candidate.missing_guarantee else None
+    additional_reviews = candidate.missing_guarantee.additional_reviews if candidate.missing_guarantee else None
     comparison = compare_metrics(holdout, champion) if champion is not None else []
-    return PromotionDecision(tuple(checks), more_reviews, tuple(comparison))
+    return PromotionDecision(tuple(checks), additional_reviews, tuple(comparison))
 
 
-def _check_latency(candidate: CandidateMeasurements, params: GateParams) -> PromotionCheck:
+def _check_latency(candidate: CandidateMeasurements, params: PromotionParams) -> PromotionCheck:
     description = "p99 in ms of the scorer for one answer on one core"
     check = check_at_most(Code.LIMIT_EXCEEDED, "latency", candidate.latency_p99_ms, params.max_latency_ms, description)
     if not candidate.forward_tokens:
@@ -258,18 +263,19 @@ def _mark_accepted(check: PromotionCheck) -> PromotionCheck:
     return replace(check, passed=None, message=f"{check.message}; accepted")
 
 
-def _check_better_than(evaluation: EvaluationSet, baseline: str, params: GateParams) -> PromotionCheck:
+def _check_better_than(evaluation: EvaluationSet, baseline: str, params: PromotionParams) -> PromotionCheck:
     candidate_auroc, baseline_auroc = evaluation.compute_aurocs(baseline)
     probability = paired_difference(candidate_auroc, baseline_auroc).probability_positive
     message = (
         f"hold-out AUROC {candidate_auroc.value:.3f} against {baseline_auroc.value:.3f}; better with chance "
         f"{probability:.3f}"
     )
-    return check_at_least(Code.NOT_BETTER, f"better than {baseline}", probability, params.confidence, message)
+    name = f"better than {baseline}"
+    return check_at_least(Code.NOT_BETTER, name, probability, params.bootstrap_confidence, message)
 
 
 def _check_better_than_base_rate(
-    evaluation: EvaluationSet, candidate: CandidateMeasurements, params: GateParams
+    evaluation: EvaluationSet, candidate: CandidateMeasurements, params: PromotionParams
 ) -> PromotionCheck:
     shown_precision = partial(
         metrics.precision, evaluation.correct, evaluation.confidences[CANDIDATE], threshold=candidate.threshold
@@ -284,5 +290,5 @@ def _check_better_than_base_rate(
         f"{lift.probability_positive:.3f}"
     )
     return check_at_least(
-        Code.NOT_BETTER, "better than base rate", lift.probability_positive, params.confidence, message
+        Code.NOT_BETTER, "better than base rate", lift.probability_positive, params.bootstrap_confidence, message
     )

@@ -34,12 +34,12 @@ class RegistryEvent(BaseModel):
         action: Promotion or rollback.
         version: The version that is in production after the event.
         sha256: sha256 (hex) of the bundle's probe.onnx.
-        candidate: sha256 (hex) of the candidate's ONNX file.
-        at: Time of the event.
-        holdout: Digest of the hold-out.
+        candidate_sha256: sha256 (hex) of the candidate's ONNX file.
+        occurred_at: Time of the event.
+        holdout_sha256: Digest of the hold-out.
         reason: Why the pointer was moved.
         guaranteed: Whether the threshold has a guarantee that the promotion checks have checked.
-        more_reviews: Without a guarantee, about how many more reviews would give one; None if no number is known to.
+        additional_reviews: Without a guarantee, about how many more reviews would give one; None if unknown.
         kind: Kind of the served scorer.
         bundle_sha256: Digest of all files of the bundle.
     """
@@ -49,19 +49,19 @@ class RegistryEvent(BaseModel):
     action: Literal["promote", "rollback"]
     version: Version
     sha256: str
-    candidate: str
-    at: datetime
-    holdout: str
+    candidate_sha256: str
+    occurred_at: datetime
+    holdout_sha256: str
     reason: str
     guaranteed: bool
-    more_reviews: int | None
+    additional_reviews: int | None
     kind: ServableKind
     bundle_sha256: str
 
     @property
     def notice(self) -> str:
         """The notice for a version without a checked guarantee, with the missing reviews; "" with a guarantee."""
-        return "" if self.guaranteed else describe_missing_guarantee(self.more_reviews)
+        return "" if self.guaranteed else describe_missing_guarantee(self.additional_reviews)
 
 
 class Taint(BaseModel):
@@ -70,20 +70,20 @@ class Taint(BaseModel):
     Attributes:
         since: Time of the first erasure.
         certain: False if the version's data cannot be read any more, so that it is unknown.
-        kept: Recorded reason to leave the version in production; None without such a decision.
+        keep_reason: Recorded reason to leave the version in production; None without such a decision.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     since: datetime
     certain: bool = True
-    kept: str | None = None
+    keep_reason: str | None = None
 
     def __str__(self) -> str:
         text = f"trained on erased rows since {self.since:%Y-%m-%d}"
         if not self.certain:
             text = f"perhaps {text}: its data cannot be read any more"
-        return f"{text}; kept on purpose: {self.kept}" if self.kept else text
+        return f"{text}; kept on purpose: {self.keep_reason}" if self.keep_reason else text
 
 
 class Registry(BaseModel):
@@ -267,7 +267,7 @@ class Registry(BaseModel):
         """
         taint = self.require_taint()
         assert self.production_version is not None
-        updated = {self.production_version: taint.model_copy(update={"kept": reason})}
+        updated = {self.production_version: taint.model_copy(update={"keep_reason": reason})}
         return self.model_copy(update={"tainted": {**self.tainted, **updated}})
 
     def to_json(self) -> str:
@@ -275,16 +275,18 @@ class Registry(BaseModel):
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
 
 
-def describe_missing_guarantee(more_reviews: int | None) -> str:
+def describe_missing_guarantee(additional_reviews: int | None) -> str:
     """Describe a version without a guarantee.
 
     Args:
-        more_reviews: About how many more reviews would give one; None if unknown.
+        additional_reviews: About how many more reviews would give one; None if unknown.
 
     Returns:
         The notice.
     """
-    return "without a guarantee" + (f", an estimated {more_reviews:,} more reviews are needed" if more_reviews else "")
+    return "without a guarantee" + (
+        f", an estimated {additional_reviews:,} more reviews are needed" if additional_reviews else ""
+    )
 
 
 def parse_registry(text: str) -> Registry:

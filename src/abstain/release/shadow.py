@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from abstain.config.params import GateParams, ShadowParams
+from abstain.config.params import PromotionParams, ShadowParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
@@ -25,7 +25,7 @@ from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCh
 from abstain.release.metric_comparison import MetricComparison, compare_metrics, compare_statistics
 from abstain.release.registry import Version
 
-ShadowOutcome = Literal["better", "not told apart", "worse"]
+ShadowOutcome = Literal["better", "inconclusive", "worse"]
 MIN_GROUPS = 10
 """Paired reviews in fewer groups are not compared."""
 
@@ -35,9 +35,9 @@ class Shadow(BaseModel):
 
     Attributes:
         schema_version: Version of the format.
-        candidate: sha256 (hex) of the candidate's ONNX file.
-        beside: Version in production when the shadow was set.
-        at: Time when it was set.
+        candidate_sha256: sha256 (hex) of the candidate's ONNX file.
+        production_version: Version in production when the shadow was set.
+        created_at: Time when it was set.
         sha256: sha256 (hex) of the bundle's probe.onnx.
         bundle_sha256: Digest of all files of the bundle, as in `registry.RegistryEvent`.
     """
@@ -45,21 +45,21 @@ class Shadow(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: Literal[1] = 1
-    candidate: str
-    beside: Version
-    at: datetime
+    candidate_sha256: str
+    production_version: Version
+    created_at: datetime
     sha256: str
     bundle_sha256: str
 
     @property
     def version(self) -> str:
         """Its name in its ONNX file, in the decision log and in records."""
-        return make_shadow_name(self.candidate)
+        return make_shadow_name(self.candidate_sha256)
 
     @property
     def tag(self) -> str:
         """The tag of its bundle; equal tags have equal files."""
-        return f"shadow/{self.candidate[:12]}-{self.bundle_sha256[:8]}"
+        return f"shadow/{self.candidate_sha256[:12]}-{self.bundle_sha256[:8]}"
 
 
 def make_shadow_name(candidate: str) -> str:
@@ -110,7 +110,7 @@ def should_shadow_rejected(params: ShadowParams, shadow: Shadow | None, producti
     Returns:
         Whether it becomes the shadow.
     """
-    return params.rejected and (shadow is None or shadow.beside != production_version)
+    return params.from_rejected and (shadow is None or shadow.production_version != production_version)
 
 
 @dataclass(frozen=True)
@@ -134,35 +134,39 @@ class ShadowComparison:
         """Return the comparison for a record; undefined values (nan) become None."""
         check = {key: None if value != value else value for key, value in asdict(self.check).items()}
         return {
-            "verdict": self.outcome,
-            "reasons": [self.check.message],
+            "outcome": self.outcome,
+            "reasons": [{"code": self.check.code, "check": self.check.name, "message": self.check.message}],
             "checks": [check],
-            "comparison": [comparison.to_dict() for comparison in self.metrics],
-            "answers": self.shown_counts,
+            "champion_comparison": [comparison.to_dict() for comparison in self.metrics],
+            "shown_counts": self.shown_counts,
         }
 
 
-def require_enough_reviews(evaluation: EvaluationSet, params: GateParams) -> None:
+def require_enough_reviews(evaluation: EvaluationSet, min_n_eff: int) -> None:
     """Require enough paired reviews for a comparison, because a comparison of too few would be wasted.
 
     Args:
         evaluation: Paired reviews.
-        params: Promotion parameters.
+        min_n_eff: Required number of reviews.
 
     Raises:
-        AbstainError: There are fewer than `min_slice` reviews or `MIN_GROUPS` groups.
+        AbstainError: There are fewer than `min_n_eff` reviews or `MIN_GROUPS` groups.
     """
     rows, n_groups = len(evaluation.correct), len(np.unique(evaluation.groups))
-    if rows < params.min_slice or n_groups < MIN_GROUPS:
+    if rows < min_n_eff or n_groups < MIN_GROUPS:
         raise AbstainError(
             Code.TOO_FEW_LABELS,
             f"{rows} answers about {n_groups} documents that both have decided about have a drawn review, and "
-            f"{params.min_slice} about {MIN_GROUPS} are needed: `abstain ingest`, then `abstain review export`",
+            f"{min_n_eff} about {MIN_GROUPS} are needed: `abstain ingest`, then `abstain review export`",
         )
 
 
 def compare_shadow(
-    evaluation: EvaluationSet, champion: str, thresholds: dict[str, float], params: GateParams, budget: ComparisonBudget
+    evaluation: EvaluationSet,
+    champion: str,
+    thresholds: dict[str, float],
+    params: PromotionParams,
+    budget: ComparisonBudget,
 ) -> ShadowComparison:
     """Compare the shadow with the version in production on answers that both decided about.
 
@@ -176,7 +180,7 @@ def compare_shadow(
         budget: Comparisons already made on this hold-out.
 
     Returns:
-        "better", "not told apart" or "worse", with the test, paired metrics and counts of shown answers.
+        "better", "inconclusive" or "worse", with the test, paired metrics and counts of shown answers.
 
     Raises:
         AbstainError: The budget is used up, or both have the same confidences.
@@ -184,16 +188,16 @@ def compare_shadow(
     if budget.spend(params) is None:
         raise AbstainError(
             Code.NOT_BETTER,
-            f"this hold-out was compared on {budget.used} times, as often as gate.looks allows, and a shadow's reviews "
-            "would be one more: take a new one (docs/thresholds.md, A hold-out that is used up)",
+            f"this hold-out was compared on {budget.used} times, as often as promotion.max_comparisons allows, and a "
+            "shadow's reviews would be one more: take a new one (docs/thresholds.md, A hold-out that is used up)",
         )
     if have_same_confidences(evaluation, champion):
         raise AbstainError(
             Code.NOT_BETTER,
-            f"the shadow gives the same confidences as {champion}: there is nothing to compare, and no look was taken",
+            f"the shadow gives the same confidences as {champion}: there is nothing to compare, and nothing is spent",
         )
     check = check_better(evaluation, champion, params, budget, rows="paired reviews:")
-    outcome: ShadowOutcome = "not told apart"
+    outcome: ShadowOutcome = "inconclusive"
     if check.passed:
         outcome = "better"
     elif 1 - check.value <= check.limit:  # not so of nan

@@ -72,14 +72,14 @@ def test_without_a_review_the_thumbs_count_with_their_weight() -> None:
     assert found["correct"].tolist() == [0, 1]
     assert found["source"].tolist() == ["thumb", "thumb"]
     assert found["weight"].tolist() == [0.4, 0.4]
-    assert found[["complete", "judged_correct", "truthful", "inclusion_probability"]].isna().all(axis=None)
+    assert found[["complete", "review_correct", "truthful", "inclusion_probability"]].isna().all(axis=None)
 
 
 def test_a_label_that_nobody_drew_was_seen_with_the_propensity_of_its_answer() -> None:
     judged = reviewed(review("a", inclusion_probability=0.2), review("b"))
     found = label(judged, [0, 0, 1], shown_with=[0.9, 0.5, 0.25])
     assert found["inclusion_probability"].tolist() == [0.2, 0.5, 0.25]
-    assert found["drawn"].tolist() == [True, False, False], "a propensity says nothing of who reviews"
+    assert found["sampled"].tolist() == [True, False, False], "a propensity says nothing of who reviews"
     assert label(judged, [0, 0, 1])["inclusion_probability"].isna().tolist() == [False, True, True]
 
 
@@ -91,7 +91,7 @@ def test_no_thumbs_a_tie_and_a_weight_of_nothing_are_no_label() -> None:
 
 def test_the_three_verdicts_stay_apart() -> None:
     found = label(reviewed(review("a", complete=False, correct=True, truthful=False)), [0]).iloc[0]
-    assert [found[name] for name in ("complete", "judged_correct", "truthful")] == [False, True, False]
+    assert [found[name] for name in ("complete", "review_correct", "truthful")] == [False, True, False]
     assert found["correct"] == 0
 
 
@@ -99,7 +99,7 @@ def test_the_three_verdicts_stay_apart() -> None:
 def test_right_means_all_required_verdicts(failing: str) -> None:
     one = review("a", **{failing: False})
     assert not verdict(one)["label"]
-    assert verdict(one, require=tuple(name for name in LABELS.require if name != failing))["label"]
+    assert verdict(one, correct_if=tuple(name for name in LABELS.correct_if if name != failing))["label"]
 
 
 FIRST, SECOND, THIRD = (
@@ -149,7 +149,7 @@ def test_who_decides_where_reviews_disagree(
     st.randoms(use_true_random=False),
 )
 def test_one_verdict_an_answer_whatever_the_order_and_its_parts_make_the_whole(rule: str, rows, rng) -> None:
-    params = LABELS.model_copy(update={"conflicts": rule, "require": ("correct", "truthful")})
+    params = LABELS.model_copy(update={"conflicts": rule, "correct_if": ("correct", "truthful")})
     found = resolve_reviews(select_latest_reviews(place(rows), params), params)
     assert (found["label"] == (found["correct"] & found["truthful"])).all()
     assert found.index.tolist() == sorted({"abc".index(row.interaction_id) for row in rows})

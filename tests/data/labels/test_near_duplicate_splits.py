@@ -31,8 +31,8 @@ def arrived(*nights: list[Row]) -> pd.DataFrame:
         for night, batch in enumerate(nights)
         for group, question, answer, days in sorted(batch, key=lambda row: row[3])
     ]
-    frame = pd.DataFrame(rows, columns=["batch", "asked_at", "group", "question_twin", "answer_twin"])
-    return frame.astype({"question_twin": "Int64", "answer_twin": "Int64", "group": "str"})
+    frame = pd.DataFrame(rows, columns=["batch", "asked_at", "group", "question_duplicate", "answer_duplicate"])
+    return frame.astype({"question_duplicate": "Int64", "answer_duplicate": "Int64", "group": "str"})
 
 
 def of_side(side: str, count: int = 1, prefix: str = "g") -> list[str]:
@@ -53,7 +53,7 @@ def whole_components(rows: pd.DataFrame) -> pd.Series:
     label, before = pd.Series(range(len(rows))), None
     while not label.equals(before):
         before = label
-        for name in ("group", "question_twin", "answer_twin"):
+        for name in ("group", "question_duplicate", "answer_duplicate"):
             label = label.groupby(rows[name]).transform("min").fillna(label).astype(int)
     return label.map(label.value_counts())
 
@@ -152,7 +152,7 @@ def test_twins_of_the_holdout_are_not_trained_on(nights: list[list[Row]], params
     unsplit = rows.assign(split=found["split"].mask(found["left_out"], "train"))
     held = unsplit[unsplit["split"] == "holdout"]
     for at in found.index[found["left_out"]]:
-        assert any((rows.loc[at, name] == held[name]).any() for name in ("question_twin", "answer_twin"))
+        assert any((rows.loc[at, name] == held[name]).any() for name in ("question_duplicate", "answer_duplicate"))
     if params.by == "time":
         plain = assign_splits(rows["group"], rows["asked_at"], params)
         assert found["split"][~found["left_out"]].equals(plain[~found["left_out"]]) and not found["joined"].any()

@@ -17,12 +17,12 @@ SENTENCE = (
 
 def question_twins(*questions: str, product: str | None = None) -> list[int | None]:
     return numbers(
-        "question_twin", [interaction(f"i-{n}", question=q, product=product) for n, q in enumerate(questions)]
+        "question_duplicate", [interaction(f"i-{n}", question=q, product=product) for n, q in enumerate(questions)]
     )
 
 
 def answer_twins(*answers: str) -> list[int | None]:
-    return numbers("answer_twin", [interaction(f"i-{n}", answer=a) for n, a in enumerate(answers)])
+    return numbers("answer_duplicate", [interaction(f"i-{n}", answer=a) for n, a in enumerate(answers)])
 
 
 def numbers(column: str, *batches: list[Interaction]) -> list[int | None]:
@@ -95,5 +95,5 @@ def test_later_batches_change_no_number() -> None:
     ends = [" ".join([*["so"] * n, *words[n:]]) for n in (0, 8)]
     between = " ".join([*["so"] * 4, *words[4:]])
     first = [interaction(f"i-{n}", answer=text) for n, text in enumerate(ends)]
-    before = numbers("answer_twin", first)
-    assert numbers("answer_twin", first, [interaction("i-9", answer=between)])[:2] == before
+    before = numbers("answer_duplicate", first)
+    assert numbers("answer_duplicate", first, [interaction("i-9", answer=between)])[:2] == before

@@ -36,17 +36,17 @@ def answers() -> pd.DataFrame:
         group=[f"g-{at % 500}" for at in range(len(rows))],
         product=None,
         line_of_business=None,
-        decision=np.where(shown, "shown", "withheld"),
+        display=np.where(shown, "shown", "withheld"),
         batch="000001",
         refusal=False,
-        question_twin=pd.array([pd.NA] * len(rows), "Int64"),
-        answer_twin=pd.array([pd.NA] * len(rows), "Int64"),
+        question_duplicate=pd.array([pd.NA] * len(rows), "Int64"),
+        answer_duplicate=pd.array([pd.NA] * len(rows), "Int64"),
     )
 
 
 def labelled(answers: pd.DataFrame, by: str) -> pd.DataFrame:
     """The table of verdicts on what was shown: thumbs, or reviews that nobody drew."""
-    shown = answers[answers["decision"] == "shown"]
+    shown = answers[answers["display"] == "shown"]
     about, moment = {"interaction_id": shown["interaction_id"]}, ASKED + pd.Timedelta(days=1)
     up = pd.DataFrame({**about, "given_at": moment, "thumb": np.where(shown["correct"], "up", "down"), "user": None})
     verdicts = dict.fromkeys(("complete", "correct", "truthful"), shown["correct"])
@@ -82,13 +82,13 @@ def test_precision_by_verdicts_on_what_was_shown_is_that_of_all_answers(answers:
 
 def test_propensity_counts_on_what_was_shown_alone_and_never_as_a_draw(answers: pd.DataFrame) -> None:
     few = answers[answers["log"] == 0].copy()
-    few.loc[few.index[:10], ["decision", "propensity"]] = ["shown", 1e-9]
+    few.loc[few.index[:10], ["display", "propensity"]] = ["shown", 1e-9]
     found = labelled(few, "review")
-    known = found.merge(few[["interaction_id", "decision", "propensity"]], on="interaction_id")
+    known = found.merge(few[["interaction_id", "display", "propensity"]], on="interaction_id")
     expected = known["propensity"].clip(lower=MIN_INCLUSION_PROBABILITY)
-    assert (known["inclusion_probability"] == expected).all() and not known["drawn"].any()
+    assert (known["inclusion_probability"] == expected).all() and not known["sampled"].any()
     assert (known["inclusion_probability"] == MIN_INCLUSION_PROBABILITY).sum() == 10
-    withheld = few.assign(decision=np.where(few["decision"] == "shown", "withheld", "shown"))
+    withheld = few.assign(display=np.where(few["display"] == "shown", "withheld", "shown"))
     judged = (
         reviews([])
         .reindex(range(len(few)))
@@ -102,5 +102,5 @@ def test_propensity_counts_on_what_was_shown_alone_and_never_as_a_draw(answers: 
         )
     )
     table, _ = build_training_table(withheld, thumbs([]), judged, LABELS, BY_GROUP)
-    of = table.merge(withheld[["interaction_id", "decision"]], on="interaction_id")
-    assert (of["inclusion_probability"].isna() == (of["decision"] == "withheld")).all()
+    of = table.merge(withheld[["interaction_id", "display"]], on="interaction_id")
+    assert (of["inclusion_probability"].isna() == (of["display"] == "withheld")).all()

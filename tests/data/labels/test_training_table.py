@@ -37,11 +37,11 @@ def crowd(seed: int = 0, answers: int = 600) -> Tables:
             "group": [f"g{n}" for n in rng.integers(0, 40, answers)],
             "product": [("cards", None)[n] for n in rng.integers(0, 2, answers)],
             "line_of_business": "retail",
-            "decision": None,
+            "display": None,
             "propensity": np.nan,
             "refusal": [one % 7 == 0 for one in range(answers)],
-            "question_twin": pd.array([pd.NA] * answers, "Int64"),
-            "answer_twin": pd.array([pd.NA] * answers, "Int64"),
+            "question_duplicate": pd.array([pd.NA] * answers, "Int64"),
+            "answer_duplicate": pd.array([pd.NA] * answers, "Int64"),
             "batch": np.where(np.arange(answers) < answers // 2, "000001", "000002"),
         }
     )
@@ -88,11 +88,11 @@ def test_the_table_has_its_columns_and_the_right_types() -> None:
     assert set(frame["source"]) == {"review", "thumb"}
     assert frame["weight"].gt(0).all()
     assert frame.loc[frame["source"] == "thumb", "weight"].le(FEW.max_thumb_weight).all()
-    assert all(frame[name].dtype == "boolean" for name in ("complete", "judged_correct", "truthful"))
+    assert all(frame[name].dtype == "boolean" for name in ("complete", "review_correct", "truthful"))
     by_reviewer = frame["source"] == "review"
     assert (frame["complete"].notna() == by_reviewer).all()
     assert (
-        frame.loc[by_reviewer, "correct"] == (frame["complete"] & frame["judged_correct"])[by_reviewer].astype(int)
+        frame.loc[by_reviewer, "correct"] == (frame["complete"] & frame["review_correct"])[by_reviewer].astype(int)
     ).all()
     assert frame["product"].isna().any() and frame["asked_at"].dt.tz is not None
     assert json.loads(json.dumps(summary)) == summary
@@ -208,7 +208,7 @@ def test_thumbs_weigh_the_same_until_enough_of_them_are_reviewed() -> None:
     frame, summary = table(crowd(), LABELS.model_copy(update={"min_agreement": 1000, "max_user_share": 1.0}))
     assert set(frame.loc[frame["source"] == "thumb", "weight"]) == {0.4}
     assert summary["thumbs"]["weights"] == "fixed"
-    assert "1000 of each are needed (labels.min_agreement)" in summary["thumbs"]["why"]
+    assert "1000 of each are needed (labels.min_agreement)" in summary["thumbs"]["reason"]
     assert summary["thumbs"]["users"]["reliability"] is None
     known, _ = table(crowd())
     by_thumb = known[known["source"] == "thumb"]
@@ -278,8 +278,8 @@ def test_twins_of_the_holdout_are_left_out_or_marked() -> None:
     judged = reviews([review(row.interaction_id, right=bool(at % 2)) for at, row in enumerate(rows)])
     frame, summary = build_training_table(asked, thumbs([]), judged, LABELS, BY_GROUP)
     assert set(asked["interaction_id"]) - set(frame["interaction_id"]) == {"later"}
-    assert frame.loc[frame["twin_in_training"], "interaction_id"].tolist() == ["b"]
-    assert summary["twins"] == {
+    assert frame.loc[frame["duplicate_in_training"], "interaction_id"].tolist() == ["b"]
+    assert summary["near_duplicates"] == {
         "joined_groups": 0,
         "left_out": 1,
         "holdout_in_training": 1,
@@ -386,7 +386,7 @@ def test_on_the_sample_a_user_and_a_reviewers_batch_that_are_turned_round_are_na
     rows, given, judged = (frame.copy() for frame in sample)
     judged["batch"] = np.where(np.arange(len(judged)) < len(judged) // 2, "000001", "000002")
     _, before = build_training_table(rows, given, judged, LABELS, BY_GROUP)
-    assert before["contradicting"]["named"] == [] and before["contradicting"]["judged"] >= 8
+    assert before["contradicting"]["named"] == [] and before["contradicting"]["tested"] >= 8
     turned = (judged["reviewer"] == "sme-02") & (judged["batch"] == "000002")
     judged.loc[turned, list(CRITERIA)] = ~judged.loc[turned, list(CRITERIA)]
     theirs = given.index[np.random.default_rng(0).permutation(len(given))[:50]]

@@ -234,10 +234,10 @@ def test_only_experts_labels_are_tested_on() -> None:
 
 
 def test_reviews_that_chose_themselves_are_apart_where_enough_were_drawn() -> None:
-    rows = pd.DataFrame({"drawn": [at % 3 > 0 for at in range(3 * MIN_SAMPLED // 2)]})
-    assert rows["drawn"].sum() == MIN_SAMPLED
+    rows = pd.DataFrame({"sampled": [at % 3 > 0 for at in range(3 * MIN_SAMPLED // 2)]})
+    assert rows["sampled"].sum() == MIN_SAMPLED
     counted, apart = split_by_sampling(rows)
-    assert counted["drawn"].all() and not apart["drawn"].any() and len(counted) + len(apart) == len(rows)
+    assert counted["sampled"].all() and not apart["sampled"].any() and len(counted) + len(apart) == len(rows)
     for few, of_all in ((rows.drop(index=1), True), (rows, False)):
         counted, apart = split_by_sampling(few, of_all)
         assert counted.equals(few) and apart.empty

@@ -62,7 +62,7 @@ def test_drift_is_a_warning_that_says_what_has_shifted_and_how_far() -> None:
     assert line.startswith("A108 question language: 3.73 from the batches before") and line.endswith(
         "0.25 allowed (quality.max_drift)"
     )
-    figures = result.figures["drift"]
+    figures = result.statistics["drift"]
     assert figures["rows"] == {"newest": 100, "previous": 900}
     assert figures["shift"]["question length"] == 0
     assert figures["newest"]["question language"] == {"en": 50, "de": 50}

@@ -28,7 +28,7 @@ def table(rows: int = 40, **changes: list) -> pd.DataFrame:
             "source": "review",
             "reviews_disagree": False,
             "thumbs_disagree": False,
-            "twin_in_training": False,
+            "duplicate_in_training": False,
         }
     )
     for column, values in changes.items():
@@ -36,7 +36,7 @@ def table(rows: int = 40, **changes: list) -> pd.DataFrame:
     return frame
 
 
-NOBODY: dict[str, Any] = {"judged": 3, "named": []}
+NOBODY: dict[str, Any] = {"tested": 3, "named": []}
 
 
 def validated(
@@ -76,8 +76,8 @@ def test_a_sound_table_passes_and_its_figures_are_kept() -> None:
     result = validated(table())
     assert result.success and result.warnings == ()
     assert result.rows == {"labels": 160, "splits": 5, "people": 3}
-    assert result.figures["splits"][0] == {"split": "all", "answers": 160, "correct": 80, "reviewed": 160}
-    assert [row["answers"] for row in result.figures["splits"]] == [160, 40, 40, 40, 40]
+    assert result.statistics["splits"][0] == {"split": "all", "answers": 160, "correct": 80, "reviewed": 160}
+    assert [row["answers"] for row in result.statistics["splits"]] == [160, 40, 40, 40, 40]
 
 
 @pytest.mark.slow
@@ -120,12 +120,12 @@ def test_a_holdout_that_is_trained_on_word_for_word_is_an_error() -> None:
 
 @pytest.mark.slow
 def test_near_duplicates_in_training_are_a_warning() -> None:
-    result = validated(table(twin_in_training=[False] * 80 + [True] * 5), left_out=1234)
+    result = validated(table(duplicate_in_training=[False] * 80 + [True] * 5), left_out=1234)
     assert result.success
     assert result.notes == ("1,234 near-duplicates of hold-out answers are left out of training",)
     assert result.format_warnings() == [
         "A107 holdout: 12.5 % of the reviewed answers have a near-duplicate in the training data, 5 % allowed "
-        "(quality.max_twin_share)"
+        "(quality.max_near_duplicate_share)"
     ]
 
 
@@ -151,7 +151,7 @@ def test_what_makes_the_figures_less_trustworthy_is_a_warning() -> None:
 @pytest.mark.slow
 def test_who_contradicts_the_others_is_a_warning_with_a_code_of_its_own() -> None:
     named = [{"message": "reviewer r-01234567 in batch 000002: 41 of 45"}]
-    result = validated(table(), contradicting={"judged": 3, "named": named})
+    result = validated(table(), contradicting={"tested": 3, "named": named})
     assert result.success and result.rows["people"] == 3
     assert result.format_warnings() == [
         "A112 judgements that contradict the others' beyond chance: reviewer r-01234567 in batch 000002: 41 of 45"
@@ -162,4 +162,4 @@ def test_who_contradicts_the_others_is_a_warning_with_a_code_of_its_own() -> Non
 def test_a_handful_of_answers_is_shown_and_not_judged() -> None:
     result = validated(table(4, correct=[1] * 16, source=["thumb"] * 16))
     assert result.success and result.warnings == ()
-    assert result.figures["splits"][3] == {"split": "holdout", "answers": 4, "correct": 4, "reviewed": 0}
+    assert result.statistics["splits"][3] == {"split": "holdout", "answers": 4, "correct": 4, "reviewed": 0}

@@ -51,7 +51,7 @@ def data_set(seed: int = 0) -> tuple[pd.DataFrame, ReadStates]:
             "source": np.where(drawn.random(ROWS) < 0.9, "review", "thumb"),
             "product": product,
             "inclusion_probability": np.where(correct == 1, 0.5, 1.0),
-            "drawn": True,
+            "sampled": True,
         },
         index=pd.RangeIndex(100, 100 + ROWS),
     )
@@ -155,7 +155,7 @@ def test_reviews_that_chose_themselves_judge_no_place_where_enough_were_drawn(
 ) -> None:
     monkeypatch.setattr(splits, "MIN_SAMPLED", 20)
     judged = FRAME["split"].isin(["validation", "holdout"]) & (np.arange(ROWS) % 12 > 5)
-    noisy = FRAME.assign(drawn=~judged, correct=FRAME["correct"].where(~judged, 1 - FRAME["correct"]))
+    noisy = FRAME.assign(sampled=~judged, correct=FRAME["correct"].where(~judged, 1 - FRAME["correct"]))
     without = FRAME[~judged]
     places = FRAME.index.get_indexer(without.index)
     arguments = TAKE, "linear", PARAMS.probe, THRESHOLD, RESAMPLES

@@ -20,7 +20,7 @@ def judged(rows: int, seed: int, wrong_share: float = 0.4) -> ReviewedSplit:
     index = pd.RangeIndex(10, 10 + rows)
     scores = pd.DataFrame({"sure": 1 / (1 + np.exp(-4 * logit)), "silent": np.nan}, index)
     scores.iloc[:3, 1] = 0.5
-    frame = {"correct": correct, "inclusion_probability": np.where(np.arange(rows) % 2, 0.5, 1.0), "drawn": True}
+    frame = {"correct": correct, "inclusion_probability": np.where(np.arange(rows) % 2, 0.5, 1.0), "sampled": True}
     return ReviewedSplit(pd.DataFrame({**frame, "group": np.arange(rows) % 15}, index), scores, scores)
 
 
@@ -75,7 +75,7 @@ def test_weights_are_those_of_the_inclusion_probabilities() -> None:
 
 def test_answers_that_count_keep_their_scores() -> None:
     whole = judged(300, 0)
-    whole = replace(whole, rows=whole.rows.assign(drawn=np.arange(300) % 3 == 1))
+    whole = replace(whole, rows=whole.rows.assign(sampled=np.arange(300) % 3 == 1))
     counted, apart = whole.split_by_sampling()
     for part, places in ((counted, np.arange(300) % 3 == 1), (apart, np.arange(300) % 3 != 1)):
         np.testing.assert_array_equal(part.get_raw_scores("sure"), whole.get_raw_scores("sure")[places])

@@ -94,7 +94,7 @@ def test_a_score_of_exactly_t_is_correct_and_is_called_so() -> None:
 def test_a_row_of_the_table_has_every_figure_with_an_interval_around_it() -> None:
     true, predicted, groups = sample()
     row = evaluate_estimates(true, predicted, 0.7, groups, None, BootstrapConfig(300, 0), buffer=0.05)
-    assert (row["threshold"], row["judged"], row["note"]) == (0.7, 300, None)
+    assert (row["threshold"], row["labelled"], row["note"]) == (0.7, 300, None)
     names = list(make_statistics(true, predicted, 0.7, 0.05))
     assert len(names) == 8
     for name in names:
@@ -112,7 +112,7 @@ def test_answers_whose_true_score_is_unknown_count_nowhere() -> None:
     some = values(np.where(unknown, NAN, true), predicted, 0.7, b=0.05)
     assert some == pytest.approx(values(true[~unknown], predicted[~unknown], 0.7, b=0.05))
     row = evaluate_estimates(np.where(unknown, NAN, true), predicted, 0.7, groups, None, BootstrapConfig(10, 0))
-    assert row["judged"] == 200 and row["note"] is None
+    assert row["labelled"] == 200 and row["note"] is None
 
 
 def test_a_prediction_that_is_missing_counts_as_nothing() -> None:

@@ -130,15 +130,15 @@ def test_a_guarantee_by_hand() -> None:
         "coverage": pytest.approx(0.6),
         "rows": 100,
         "groups": 100,
-        "drawn": True,
+        "sampled": True,
         "icc": 0.0,
         "n_eff": 60,
         "largest_reviewer": None,
         "shown": 60,
         "p_value": pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))),
-        "void": "void if handbook, model or questions change",
+        "void_if": ["documents_change", "model_changes", "questions_change"],
         "message": "precision of at least 0.9 of all answers at confidence 0.9: threshold 0.600 shows 60%, 0.967 "
-        "correct, by 100 reviews drawn at random; void if handbook, model or questions change",
+        "correct, by 100 reviews sampled at random; void if documents change or model changes or questions change",
     }
     assert json.loads(json.dumps(made.to_dict()))["threshold"] == made.threshold
 
@@ -187,7 +187,7 @@ def test_one_reviewer_who_judged_more_than_the_limit_leaves_no_guarantee_and_say
         judged_by(tested, *five[:2]), TRAINING, make_threshold_params(0.9, max_reviewer_share=0.2), validation_share=0.5
     )
     assert isinstance(refused, InfeasibleThreshold) and not refused.to_dict()["guaranteed"]
-    assert (refused.reviews_needed, refused.more_reviews) == (250, 300)
+    assert (refused.reviews_needed, refused.additional_reviews) == (250, 300)
     assert str(refused) == (
         "precision 0.9 is reached at confidence 0.9 with 100 reviewed answers; one reviewer of 2 judged 50% of it, 20% "
         "allowed (threshold.max_reviewer_share): have other reviewers review about 300 more answers, by 5 reviewers or "
@@ -211,11 +211,11 @@ def test_an_error_rate_is_of_all_answers_and_needs_nothing_of_the_training_rows_
 
 
 def test_reviews_that_chose_themselves_guarantee_nothing_of_all_answers() -> None:
-    volunteered = replace(graded((0.9, 60, 1)), groups=np.arange(61) % 20, sampled=False)
-    made = control_risk(volunteered, TRAINING, make_threshold_params(0.9))
-    assert isinstance(made, ControlledThreshold) and made.drawn is False
-    assert "of answers like those reviewed" in str(made) and "by 61 reviews not drawn about 20 documents" in str(made)
-    assert "(worth 59 independent, ICC 0.0" in str(made)
+    self_selected = replace(graded((0.9, 60, 1)), groups=np.arange(61) % 20, sampled=False)
+    made = control_risk(self_selected, TRAINING, make_threshold_params(0.9))
+    assert isinstance(made, ControlledThreshold) and made.sampled is False
+    assert "of answers like those reviewed" in str(made) and "by 61 reviews not sampled about 20 documents" in str(made)
+    assert "(effective sample size 59, ICC 0.0" in str(made)
     assert len(str(made)) <= 250, "two lines"
 
 
@@ -223,14 +223,14 @@ def test_too_few_reviews_say_how_many_are_needed() -> None:
     """38 + 19 of 40 + 20 right at the threshold tried first, which shows 40 of 100 + 20 of 50 answers."""
     tested, training = graded((0.9, 19, 1), (0.3, 10, 20)), graded((0.9, 38, 2), (0.3, 20, 40))
     made = control_risk(tested, training, make_threshold_params(0.9))
-    assert isinstance(made, InfeasibleThreshold) and made.more_reviews is not None
+    assert isinstance(made, InfeasibleThreshold) and made.additional_reviews is not None
     assert made.reviews_needed == estimate_reviews_needed("precision", 0.9, 0.9, 0.95, 0.4) == 383
     assert str(made) == (
         "no threshold reaches precision 0.9 at confidence 0.9 with 50 reviewed answers; about 383 would be needed: "
         "bring about 333 more reviews, or lower threshold.target"
     )
     of_quarter = control_risk(tested, training, make_threshold_params(0.9), validation_share=0.25)
-    assert isinstance(of_quarter, InfeasibleThreshold) and of_quarter.more_reviews == 4 * made.more_reviews
+    assert isinstance(of_quarter, InfeasibleThreshold) and of_quarter.additional_reviews == 4 * made.additional_reviews
     assert (made.threshold, made.precision, made.coverage) == (0.9, pytest.approx(0.95), 0.4)
     assert made.to_dict()["guaranteed"] is False and json.dumps(made.to_dict())
 
@@ -242,7 +242,7 @@ def test_where_few_answers_exclude_nothing_at_least_as_many_are_named_as_the_bes
     assert isinstance(made, InfeasibleThreshold) and made.is_lower_bound
     best = beta.ppf(0.05, 2, 29)
     assert made.reviews_needed == estimate_reviews_needed("error_rate", 0.05, 0.9, best, 1.0)
-    assert f"bring at least {made.more_reviews:,} more reviews" in str(made)
+    assert f"bring at least {made.additional_reviews:,} more reviews" in str(made)
     many = graded((0.9, 900, 100))
     assert "more of them will not help" in str(control_risk(many, many, make_threshold_params(0.05, "error_rate")))
 

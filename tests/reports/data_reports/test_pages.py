@@ -87,9 +87,11 @@ FAILED = ValidationResult.merge(
             },
         ),
         ValidationResult(
-            {"drift": 5}, (check("drift", "shift", 1, "warning", "question language: 3.73"),), figures={"drift": DRIFT}
+            {"drift": 5},
+            (check("drift", "shift", 1, "warning", "question language: 3.73"),),
+            statistics={"drift": DRIFT},
         ),
-        ValidationResult({"labels": 40}, (check("labels", "straddles"),), figures={"splits": SPLITS}),
+        ValidationResult({"labels": 40}, (check("labels", "straddles"),), statistics={"splits": SPLITS}),
     ]
 )
 
@@ -123,9 +125,13 @@ def test_the_verdict_comes_first_then_the_rows_that_fail() -> None:
 
 def test_warnings_figures_and_charts_are_shown() -> None:
     drift = ValidationResult(
-        {"drift": 5}, (check("drift", "shift", 1, "warning", "question language: 3.73 from"),), figures={"drift": DRIFT}
+        {"drift": 5},
+        (check("drift", "shift", 1, "warning", "question language: 3.73 from"),),
+        statistics={"drift": DRIFT},
     )
-    table = ValidationResult({"labels": 40, "splits": 3}, (check("labels", "straddles"),), figures={"splits": SPLITS})
+    table = ValidationResult(
+        {"labels": 40, "splits": 3}, (check("labels", "straddles"),), statistics={"splits": SPLITS}
+    )
     page = page_of(ValidationResult.merge([rows_result(), drift]), table)
     assert "! Passed, with 1 warning 3 expectations hold" in page.prose
     assert "Warnings A108 question language: 3.73 from" in page.prose
@@ -158,14 +164,14 @@ def test_bars_are_shares_scaled_to_the_highest() -> None:
 @given(st.text(min_size=1), st.text())
 def test_whatever_a_row_holds_is_text_and_nothing_else(key: str, reason: str) -> None:
     sound = page_of(rows_result(reasons={"interactions/x": failed("y", "z")}))
-    page = page_of(rows_result(reasons={f"interactions/{key}": failed("y", reason)}, notes=(reason,), figures={}))
+    page = page_of(rows_result(reasons={f"interactions/{key}": failed("y", reason)}, notes=(reason,), statistics={}))
     assert set(page.tags) <= {*sound.tags, "ul", "li"} - {"script", "img", "iframe"}
     assert page.attributes("src") == []
     assert {*page.attributes("href")} <= {"data:,", *(f"#{name}" for name in page.attributes("id"))}
 
 
 def report(**changes: Any) -> IngestReport:
-    counts = {"read": 20, "accepted": 12, "duplicate": 1, "held": 2, "quarantined": 5}
+    counts = {"read": 20, "accepted": 12, "duplicate": 1, "pending": 2, "quarantined": 5}
     contracts = {"interactions": 12, "feedback": 3, "reviews": 0, "documents": 0}
     return IngestReport(**{**counts, "contracts": contracts, **changes})
 
@@ -182,32 +188,32 @@ REFUSED = [
 
 
 def test_an_accepted_batch_says_what_it_brought() -> None:
-    drift = ValidationResult({"drift": 5}, (check("drift", "shift"),), figures={"drift": DRIFT})
+    drift = ValidationResult({"drift": 5}, (check("drift", "shift"),), statistics={"drift": DRIFT})
     given = report(reasons={"answer: missing": 5}, validation=drift)
     markdown, html = ingest_report(given, "ingest calm-owl", REFUSED)
     assert said_on_page(html) == said_in_markdown(markdown)
     words = Page(html).prose
     assert "! 12 rows accepted, 5 quarantined" in words
     assert "New: 12 interactions, 3 feedback, 0 reviews, 0 documents." in words
-    assert "20 read 12 accepted 1 duplicate 2 held 5 quarantined" in words
+    assert "20 read 12 accepted 1 duplicate 2 pending 5 quarantined" in words
     assert "5 x answer: missing" in words
     assert "a.jsonl, line 7 A103 answer: this field is missing" in words and "and 3 more" in words
-    assert "2 thumbs and reviews wait for their interaction" in words
+    assert "2 thumbs and reviews without their interaction" in words
     assert "abstain quarantine retry ID" in words
     assert "alert(1)" not in words
 
 
 def test_a_refused_batch_says_so_first() -> None:
-    _, page = ingest_report(report(), "ingest calm-owl", REFUSED, "batch of a.jsonl refused: 5 of 20 rows fail")
+    _, page = ingest_report(report(), "ingest calm-owl", REFUSED, "batch of a.jsonl rejected: 5 of 20 rows fail")
     words = Page(page).prose
-    assert "✗ Batch refused, nothing accepted batch of a.jsonl refused: 5 of 20 rows fail" in words
+    assert "✗ Batch rejected, nothing accepted batch of a.jsonl rejected: 5 of 20 rows fail" in words
     assert "12 valid, not accepted" in words
     assert "line: not valid UTF-8" in words
-    assert re.search(r"<title>Ingest: Batch refused, nothing accepted</title>", page)
+    assert re.search(r"<title>Ingest: Batch rejected, nothing accepted</title>", page)
 
 
 def test_a_batch_that_brought_nothing_new_has_nothing_to_do() -> None:
-    known = report(read=1, accepted=0, duplicate=1, held=0, quarantined=0, contracts={"interactions": 0})
+    known = report(read=1, accepted=0, duplicate=1, pending=0, quarantined=0, contracts={"interactions": 0})
     words = Page(ingest_report(known, "ingest calm-owl")[1]).prose
     assert "✓ 0 rows accepted" in words and "New: 0 interactions." in words
     assert "What to do" not in words

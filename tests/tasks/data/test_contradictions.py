@@ -27,7 +27,7 @@ def emitted(monkeypatch: pytest.MonkeyPatch) -> Emitted:
 
 def alarm(folder: Path, *named: tuple[str, str | None, str]) -> None:
     """Of persons, batches and messages."""
-    card = {"contradicting": {"judged": 5, "named": [dict(zip(NAMES, one, strict=True)) for one in named]}}
+    card = {"contradicting": {"tested": 5, "named": [dict(zip(NAMES, one, strict=True)) for one in named]}}
     file = folder / paths.DATASET_SUMMARY
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(card))

@@ -73,7 +73,10 @@ def test_the_same_bytes_are_a_new_version_after_an_erasure(workspace: Plain, can
     workspace.taint("v1.0.0")
     assert candidates.promote() == PromotionResult("promoted", "v1.1.0", [])
     first, second = workspace.on_origin().history
-    assert (second.reason, second.candidate) == ("erasure", first.candidate) and second.sha256 != first.sha256
+    assert (second.reason, second.candidate_sha256) == (
+        "erasure",
+        first.candidate_sha256,
+    ) and second.sha256 != first.sha256
     assert workspace.on_origin().taint is None and "v1.0.0" in workspace.on_origin().tainted
     assert "probe@v1.1.0" in workspace.git("ls-remote", "--tags", "origin")
     record = approval(workspace, "v1.1.0")
@@ -117,7 +120,7 @@ def test_a_blocked_candidate_fails_too(workspace: Plain, candidates: Candidates)
 def test_a_hold_out_without_erased_answers_is_the_same(workspace: Plain, candidates: Candidates, tainted: bool) -> None:
     erased = tuple(make_interaction_identity(f"i-{n}").hex() for n in range(2))
     (workspace.path / paths.DATA).mkdir()
-    file = workspace.path / paths.DATA / "forgotten.json"
+    file = workspace.path / paths.DATA / "erased.json"
     if tainted:
         workspace.taint("v1.0.0")
     candidates.write(1.8, drop=2)
@@ -204,7 +207,7 @@ def test_the_schedule_is_red_until_somebody_decides(
     kept = "trained on erased rows since 2026-11-20; kept on purpose: no [other] yet"
     assert kept in " ".join(capsys.readouterr().out.split())
     taint = workspace.on_origin().taint
-    assert taint is not None and taint.kept == "no [other] yet"
+    assert taint is not None and taint.keep_reason == "no [other] yet"
     assert flows_here().promotion.status == "rejected"
     workspace.taint("v1.0.0", at=NEXT_DAY)
     with pytest.raises(AbstainError, match="since 2026-11-20"):
@@ -359,7 +362,7 @@ def test_what_the_decision_log_has_of_the_user_goes_after_the_commit(
 
     def texts() -> dict[str, str]:
         found = {key: queries.get_decision(log.database, key) for key in ("i-1", "i-3", "asked", "rated", "other")}
-        return {key: one.texts for key, one in found.items() if one}
+        return {key: one.text_state for key, one in found.items() if one}
 
     with monkeypatch.context() as broken:
         broken.setattr(

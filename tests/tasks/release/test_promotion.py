@@ -64,15 +64,19 @@ def test_the_first_version_may_lack_a_guarantee_until_one_has_it(
     first_candidates.write(1.5, unguaranteed=WHY)
     assert first_candidates.promote() == PromotionResult("promoted", "v1.0.0", [f"none yet: {WHY}"])
     live = workspace.on_origin().production
-    assert live is not None and not live.guaranteed and live.more_reviews == 500 and frozen == []
-    assert carried_guarantee(workspace) == {"guaranteed": False, "message": f"none yet: {WHY}", "more_reviews": 500}
+    assert live is not None and not live.guaranteed and live.additional_reviews == 500 and frozen == []
+    assert carried_guarantee(workspace) == {
+        "guaranteed": False,
+        "message": f"none yet: {WHY}",
+        "additional_reviews": 500,
+    }
     assert approval(workspace, "v1.0.0")["largest_reviewer"] == {"reviewer": "sme-1", "share": 0.4, "reviewers": 3}
     first_candidates.write(1.4, drop=20, unguaranteed=WHY)  # the hold-out has grown, and is no rival's
     assert first_candidates.promote().version == "v1.1.0"
     first_candidates.write(1.2, drop=10)  # ranks worse, but keeps its word
     assert first_candidates.promote() == PromotionResult("promoted", "v1.2.0", [])
     live = workspace.on_origin().production
-    assert live is not None and live.guaranteed and live.more_reviews is None and frozen == ["v1.1.0"]
+    assert live is not None and live.guaranteed and live.additional_reviews is None and frozen == ["v1.1.0"]
     assert carried_guarantee(workspace) == {"guaranteed": True, "message": "precision of at least 0.8"}
     first_candidates.write(1.6, drop=10, unguaranteed=WHY)
     assert first_candidates.promote() == PromotionResult(
@@ -117,12 +121,12 @@ def test_a_guarantee_that_cannot_be_checked_is_none_until_it_can(
     record, live = approval(workspace, "v1.0.0"), workspace.on_origin().production
     (said,) = outcome.reasons
     shown = next(check["value"] for check in record["checks"] if check["name"] == "guarantee")
-    more = record["more_reviews"]
+    more = record["additional_reviews"]
     assert 0 < shown < 20 and 60 * 20 / shown <= 60 + more < 60 * 20 / shown + 1, "of 60 reviews a third are here"
     assert said.startswith("not checked yet: the hold-out shows ") and said.endswith(f"bring about {more} more reviews")
-    assert (record["approved"], record["guaranteed"], record["no_guarantee"]) == (True, False, said)
-    assert live is not None and (live.guaranteed, live.more_reviews) == (False, more) and frozen == []
-    assert carried_guarantee(workspace) == {"guaranteed": False, "message": said, "more_reviews": more}
+    assert (record["approved"], record["guaranteed"], record["missing_guarantee_reason"]) == (True, False, said)
+    assert live is not None and (live.guaranteed, live.additional_reviews) == (False, more) and frozen == []
+    assert carried_guarantee(workspace) == {"guaranteed": False, "message": said, "additional_reviews": more}
     assert live.notice in first_candidates.judged[-1] and live.notice in workspace.git("log", "-1", "--format=%b")
     first_candidates.write(1.4, drop=FEW)  # not compared with the other
     assert first_candidates.promote().version == "v1.1.0" and frozen == []
@@ -142,7 +146,7 @@ def test_the_same_bytes_are_judged_again_once_the_hold_out_can_check_them(
     first_candidates.write(1.5)
     assert first_candidates.promote() == PromotionResult("promoted", "v1.1.0", [])
     first, second = workspace.on_origin().history
-    assert first.candidate == second.candidate and (first.guaranteed, second.guaranteed) == (False, True)
+    assert first.candidate_sha256 == second.candidate_sha256 and (first.guaranteed, second.guaranteed) == (False, True)
     first_candidates.write(1.5, drop=FEW)
     assert first_candidates.promote().status == "unchanged"
 
@@ -178,23 +182,23 @@ def test_a_frozen_hold_out_grows_by_no_review(
     commit(workspace, "Where nothing can be guaranteed", paths.PARAMS)
     first_candidates.write(1.5, drop=FEW)
     (said,) = first_candidates.promote().reasons
-    assert "move split.holdout_frozen_at" in said and approval(workspace, "v1.0.0")["more_reviews"] is None
+    assert "move split.holdout_frozen_at" in said and approval(workspace, "v1.0.0")["additional_reviews"] is None
 
 
 @pytest.mark.heavy
 def test_every_comparison_on_the_hold_out_is_counted_and_the_last_one_promotes_nothing(
     workspace: Plain, candidates: Candidates
 ) -> None:
-    edit_params(workspace, {"gate": {"looks": 2, "false_promotions": 0.1}})
-    commit(workspace, "Two looks", paths.PARAMS)
-    for look, strength in enumerate((1.18, 1.19), start=1):
+    edit_params(workspace, {"promotion": {"max_comparisons": 2, "false_promotion_rate": 0.1}})
+    commit(workspace, "Two comparisons", paths.PARAMS)
+    for comparison, strength in enumerate((1.18, 1.19), start=1):
         candidates.write(strength)
         assert candidates.promote().status == "rejected"
-        assert f"(look {look} of 2 at this hold-out)" in candidates.judged[-1]
+        assert f"(comparison {comparison} of 2 on this hold-out)" in candidates.judged[-1]
     candidates.write(2.4)
     outcome = candidates.promote()
     assert outcome.status == "rejected" and "compared on 2 times" in str(outcome.reasons)
-    candidates.write(1.19)  # the last one that took a look, judged again, gives none back
+    candidates.write(1.19)  # the last one that took a comparison, judged again, gives none back
     candidates.promote(recheck=True)
     candidates.write(2.4)
     assert "compared on 2 times" in str(candidates.promote(recheck=True).reasons)
@@ -204,14 +208,14 @@ def test_every_comparison_on_the_hold_out_is_counted_and_the_last_one_promotes_n
     candidates.write(2.4, drop=40)
     assert candidates.promote().status == "promoted"
     record = approval(workspace, "v1.1.0")
-    assert (record["look"], record["new_holdout"]) == (2, "a new quarter"), "accepted once, it stays so"
-    assert record["spent"] == pytest.approx(0.1), "the whole level"
+    assert (record["comparison"], record["new_holdout_reason"]) == (2, "a new quarter"), "accepted once, it stays so"
+    assert record["alpha_spent"] == pytest.approx(0.1), "the whole level"
 
 
 @pytest.mark.heavy
 def test_a_refilled_hold_out_is_compared_on_anew(workspace: Plain, candidates: Candidates) -> None:
-    edit_params(workspace, {"gate": {"looks": 2, "false_promotions": 0.1}})
-    commit(workspace, "Two looks", paths.PARAMS)
+    edit_params(workspace, {"promotion": {"max_comparisons": 2, "false_promotion_rate": 0.1}})
+    commit(workspace, "Two comparisons", paths.PARAMS)
     for strength in (1.18, 1.19):
         candidates.write(strength)
         assert candidates.promote().status == "rejected"
@@ -219,11 +223,11 @@ def test_a_refilled_hold_out_is_compared_on_anew(workspace: Plain, candidates: C
     commit(workspace, "Refill the hold-out", paths.PARAMS)
     candidates.write(1.19, drop=40)
     assert candidates.promote().status == "rejected"
-    assert "(look 1 of 2 at this hold-out)" in candidates.judged[-1]
+    assert "(comparison 1 of 2 on this hold-out)" in candidates.judged[-1]
     candidates.write(2.4, drop=40)
     assert candidates.promote() == PromotionResult("promoted", "v1.1.0", [])
     record = approval(workspace, "v1.1.0")
-    assert record["new_holdout"] == "refilled with the answers asked since 2026-09-01T00:00:00Z"
+    assert record["new_holdout_reason"] == "refilled with the answers asked since 2026-09-01T00:00:00Z"
     assert candidates.promote().status == "unchanged", "it is production's own hold-out now"
 
 
@@ -248,9 +252,9 @@ def test_where_the_first_tag_is_missing_the_gate_says_what_to_do(workspace: Plai
 
 def test_an_edited_record_stops_the_gate(workspace: Plain, candidates: Candidates) -> None:
     file = workspace.path / paths.APPROVALS / "v1.0.0.json"
-    file.write_text(file.read_text().replace('"look": null', '"look": 1'))
+    file.write_text(file.read_text().replace('"comparison": null', '"comparison": 1'))
     candidates.write(2.4)
-    with pytest.raises(AbstainError, match="v1.0.0.json was edited since the gate wrote it"):
+    with pytest.raises(AbstainError, match="v1.0.0.json was edited since it was written"):
         candidates.promote()
     assert workspace.on_origin().production_version == "v1.0.0"
 
@@ -274,7 +278,7 @@ def test_a_champion_that_cannot_be_scored_stays_although_another_hold_out_was_ac
 def test_reviews_that_chose_themselves_do_not_check_a_guarantee_of_all_answers(
     workspace: Plain, first_candidates: Candidates
 ) -> None:
-    first_candidates.write(1.6, volunteers=100)
+    first_candidates.write(1.6, n_self_selected=100)
     assert first_candidates.promote().status == "promoted"
     (shown,) = (check for check in approval(workspace, "v1.0.0")["checks"] if check["name"] == "error rate")
     assert shown["value"] < 0.1, "a quarter of all reviews call what is shown incorrect"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from tests.tasks.conftest import Candidates, Plain
 NOT_BETTER = Reason(Code.NOT_BETTER, "better", "it is not")
 NOW = {
     "champion": "v1.0.0",
-    "gate": {"looks": 60},
+    "limits": {"max_comparisons": 60},
     "erasure": None,
     "candidate_sha256": "a",
     "inputs_sha256": "b",
@@ -43,17 +42,17 @@ NOW = {
 }
 
 
-def record(day: int, look: int | None = None, *, approved: bool = False, **more: Any) -> dict[str, Any]:
+def record(day: int, comparison: int | None = None, *, approved: bool = False, **more: Any) -> dict[str, Any]:
     decided = f"2026-11-{day:02}T00:00:00+00:00"
     return {
         **NOW,
         "approved": approved,
-        "look": look,
-        "spent": None if look is None else look / 100,
-        "new_holdout": None,
+        "comparison": comparison,
+        "alpha_spent": None if comparison is None else comparison / 100,
+        "new_holdout_reason": None,
         "decided_at": decided,
         "checks": [],
-        "reasons": [asdict(NOT_BETTER)],
+        "reasons": [{"code": NOT_BETTER.code, "check": NOT_BETTER.field, "message": NOT_BETTER.message}],
     } | more
 
 
@@ -66,12 +65,12 @@ def test_every_comparison_since_the_hold_out_was_accepted_counts() -> None:
         record(4),
     ]
     assert read_comparison_budget(records, "h", accepting=False) == ComparisonBudget(2, 0.02)
-    accepted = [*records, record(5, approved=True, new_holdout="a new quarter"), record(6, 1)]
+    accepted = [*records, record(5, approved=True, new_holdout_reason="a new quarter"), record(6, 1)]
     assert read_comparison_budget(accepted, "h", accepting=False) == ComparisonBudget(1, 0.01)
 
 
 def test_the_levels_of_all_comparisons_are_added_up() -> None:
-    changed = [record(1, 1), record(2, 2, spent=0.015)]
+    changed = [record(1, 1), record(2, 2, alpha_spent=0.015)]
     assert read_comparison_budget(changed, "h", accepting=False) == ComparisonBudget(2, 0.015)
 
 
@@ -109,13 +108,13 @@ def test_what_a_champion_shows_less_is_that_of_its_own_record() -> None:
 
 
 def test_while_another_is_accepted_those_on_it_count() -> None:
-    records = [record(1, 7), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout="why")]
+    records = [record(1, 7), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout_reason="why")]
     assert read_comparison_budget(records, "new", accepting=True) == ComparisonBudget(1, 0.01)
     assert read_comparison_budget(records, "other", accepting=True) == ComparisonBudget()
 
 
 def test_a_hold_out_that_was_accepted_once_stays_so() -> None:
-    records = [record(1, approved=True), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout="why")]
+    records = [record(1, approved=True), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout_reason="why")]
     assert find_holdout_acceptance(records, "new") == "why"
     assert find_holdout_acceptance(records, "h") is None
 
@@ -165,7 +164,7 @@ EDITS: dict[str, Callable[[dict[str, Any]], list[Any]]] = {
     "a field is changed": lambda whole: [{**whole, name: changed(value)} for name, value in whole.items()],
     "a field is deleted": lambda whole: [without(whole, name) for name in whole],
     "a field and the seal are deleted": lambda whole: [without(whole, name, "seal") for name in whole],
-    "look, spent and seal are deleted": lambda whole: [without(whole, "look", "spent", "seal")],
+    "comparison, alpha and seal are deleted": lambda whole: [without(whole, "comparison", "alpha_spent", "seal")],
     "an unknown field is added": lambda whole: [{**whole, "comment": "fine"}, {**whole, "": None}],
     "it is no record": lambda whole: [[], None, [whole], "", {}],
 }
@@ -178,9 +177,9 @@ def test_edited_record_stops_the_promotion(
     file = workspace.path / paths.APPROVALS / "v1.0.0.json"
     text = file.read_text()
     whole = json.loads(text)
-    assert {"look", "spent", "seal", "checks", "metrics", "params", "approved"} < whole.keys()
+    assert {"comparison", "alpha_spent", "seal", "checks", "metrics", "params", "approved"} < whole.keys()
     candidates.write(2.0)
-    said = r"approvals/v1\.0\.0\.json was edited since the gate wrote it, .* restore it from git \(git log -- [^ \n]+\)"
+    said = r"approvals/v1\.0\.0\.json was edited since it was written, .* restore it from git \(git log -- [^ \n]+\)"
     for edited in edits(whole):
         assert edited != whole
         file.write_text(json.dumps(edited))
@@ -203,7 +202,11 @@ def test_what_was_rejected_is_not_judged_again() -> None:
     }
     assert find_earlier_rejection(before, other_bytes) == [NOT_BETTER]
     assert find_earlier_rejection(before, other_bytes | {"inputs_sha256": "more reviews"}) == []
-    for key, value in (("champion", "v1.1.0"), ("gate", {"looks": 30}), ("erasure", {"since": "2026-11-20"})):
+    for key, value in (
+        ("champion", "v1.1.0"),
+        ("limits", {"max_comparisons": 30}),
+        ("erasure", {"since": "2026-11-20"}),
+    ):
         assert find_earlier_rejection(before, NOW | {key: value}) == []
     slow = [record(2, checks=[{"name": "latency", "passed": False}])]
     assert find_earlier_rejection(slow, NOW) == []

@@ -1,4 +1,4 @@
-"""The shadow in the origin, and its look at reviews in the gate's ledger, with real git; DVC is stood in for."""
+"""The shadow in the origin, and its comparison by reviews in the gate's ledger, with real git; DVC is stood in for."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def head(workspace: Plain) -> str:
 
 
 def test_a_refused_candidate_becomes_the_shadow_of_what_is_in_production(workspace: Plain, shadow: Shadow) -> None:
-    assert read_shadow(workspace.path, f"origin/{BRANCH}") == shadow and shadow.beside == "v1.0.0"
+    assert read_shadow(workspace.path, f"origin/{BRANCH}") == shadow and shadow.production_version == "v1.0.0"
     assert shadow.tag in workspace.git("ls-remote", "--tags", "origin")
     there = {file.name for file in (workspace.path / paths.SHADOW).iterdir()}
     assert there == {"probe.onnx", "parts", "smoke.npy", "smoke.json", "bundle.sha256"}, "nothing that shows answers"
@@ -106,8 +106,8 @@ def test_a_look_at_its_reviews_is_one_of_the_comparisons_on_the_hold_out(
     write_data(workspace, correct, reviewed=200)
     found = review_shadow(workspace)
     level = 0.1 / 60
-    assert (found.is_repeat, found.record["verdict"], found.record["approved"]) == (False, "better", False)
-    assert (found.record["look"], found.record["spent"]) == (2, pytest.approx(2 * level)), (
+    assert (found.is_repeat, found.record["outcome"], found.record["approved"]) == (False, "better", False)
+    assert (found.record["comparison"], found.record["alpha_spent"]) == (2, pytest.approx(2 * level)), (
         "after the one that refused it"
     )
     assert (found.record["rows"], found.record["documents"]) == (200, 40)
@@ -118,12 +118,12 @@ def test_a_look_at_its_reviews_is_one_of_the_comparisons_on_the_hold_out(
 
     before = head(workspace)
     again = review_shadow(workspace)
-    assert again.is_repeat and again.record == found.record and head(workspace) == before, "no other look"
+    assert again.is_repeat and again.record == found.record and head(workspace) == before, "no other comparison"
 
     write_data(workspace, correct, reviewed=201)
-    assert review_shadow(workspace).record["look"] == 3
+    assert review_shadow(workspace).record["comparison"] == 3
     candidates.write(0.95)
-    assert any("look 4 of 60" in reason for reason in candidates.promote().reasons)
+    assert any("comparison 4 of 60" in reason for reason in candidates.promote().reasons)
     assert workspace.on_origin().production_version == "v1.0.0", "nothing of this has promoted it"
 
 
@@ -133,10 +133,10 @@ def test_its_look_is_no_refusal_of_the_candidate_and_cannot_be_taken_back(
     write_data(workspace, decide(log, shadow), reviewed=200)
     review_shadow(workspace)
     candidates.write(1.0)
-    assert any("look 1 of 60" in reason for reason in candidates.promote().reasons), "what was said before it"
+    assert any("comparison 1 of 60" in reason for reason in candidates.promote().reasons), "what was said before it"
     (file,) = (workspace.path / paths.APPROVALS).glob("shadow-*.json")
-    file.write_text(json.dumps({**json.loads(file.read_text()), "look": None}))
-    with pytest.raises(AbstainError, match="was edited since the gate wrote it"):
+    file.write_text(json.dumps({**json.loads(file.read_text()), "comparison": None}))
+    with pytest.raises(AbstainError, match="was edited since it was written"):
         candidates.promote(recheck=True)
     file.unlink()
     with pytest.raises(AbstainError, match="was deleted, so the comparisons"):
@@ -199,7 +199,7 @@ def test_a_rejected_candidate_becomes_the_shadow_by_itself_only_where_params_say
 ) -> None:
     candidates.write(1.0)
     assert candidates.promote().status == "rejected" and read_shadow(workspace.path, f"origin/{BRANCH}") is None
-    edit_params(workspace, {"shadow": {"rejected": True}})
+    edit_params(workspace, {"shadow": {"from_rejected": True}})
     commit(workspace, "Let rejected candidates decide beside production", paths.PARAMS)
     candidates.write(0.95)
     assert candidates.promote().status == "rejected"
@@ -213,7 +213,7 @@ def test_a_rejected_candidate_becomes_the_shadow_by_itself_only_where_params_say
     candidates.write(0.9)
     assert candidates.promote().status == "rejected"
     second = read_shadow(workspace.path, f"origin/{BRANCH}")
-    assert second is not None and second.beside == "v1.1.0"
+    assert second is not None and second.production_version == "v1.1.0"
 
 
 def test_the_commands_say_what_is_there_and_what_the_look_means(
@@ -236,10 +236,12 @@ def test_the_commands_say_what_is_there_and_what_the_look_means(
     )
     write_data(workspace, decide(log, shadow), reviewed=200)
     cli.show()
-    assert f"{shadow.version} decides beside v1.0.0" in (shown := said()) and "by both: 300 answers" in shown
+    assert f"{shadow.version} is the shadow of v1.0.0" in (shown := said()) and "by both: 300 answers" in shown
     cli.compare()
     first = said()
-    assert "better: paired reviews: AUROC" in first and "look 2 of 60" in first and "no version was changed" in first
+    assert (
+        "better: paired reviews: AUROC" in first and "comparison 2 of 60" in first and "no version was changed" in first
+    )
     cli.compare()
     assert "no other was taken" in said()
     cli.clear()

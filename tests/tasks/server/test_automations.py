@@ -145,7 +145,7 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
         server.emit(REVIEWS, REVIEWS)  # of no portion that is full
         server.emit(DRIFT, DRIFT)
         server.emit(REJECTED, f"{REJECTED}.0123", code="A401", text="probe: not better", remedy="wait")
-        server.emit(ALARM, f"{ALARM}.v1.0.0.2026-11-01.A701", code="A701", kind="promise broken", text="it is")
+        server.emit(ALARM, f"{ALARM}.v1.0.0.2026-11-01.A701", code="A701", kind="guarantee violated", text="it is")
     server.emit(REVIEWS, f"{REVIEWS}.v1.0.0.2")
 
     def titles() -> list[str]:
@@ -157,10 +157,10 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
     assert len(forced) == 2, "the lost run and one in its place; the others for 200 reviews, the next ones, and drift"
     wait_until(lambda: len(titles()) == 4, 3)
     assert titles() == [
-        "monitoring: promise broken",
+        "monitoring: guarantee violated",
         "no rows come in",
         f"retrain: run {lost.name} has crashed",
-        "the gate has rejected a candidate",
+        "a candidate was rejected",
     ]
     (rejected,) = (run for run in server.runs(NOTIFY) if "rejected" in run.parameters["title"])
     assert rejected.parameters["text"] == "probe: not better; wait" and rejected.parameters["code"] == "A401"

@@ -132,18 +132,18 @@ def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch
     wait_until(lambda: made.states("retrain") == {"Completed": 2, "Superseded": 1}, 60)
     assert len(made.pids()) == 2
 
-    made.emit("abstain.alarm", "abstain.alarm", kind="promise", text="it is broken", remedy="look")
+    made.emit("abstain.alarm", "abstain.alarm", kind="guarantee violated", text="it is", remedy="look")
     wait_until(lambda: made.states("notify") == {"Running": 1}, 60)
     with Receiver(port, statuses=[500, 503]) as webhook:
         wait_until(lambda: made.states("notify") == {"Completed": 1}, 60)
         assert webhook.statuses == []
         (text,) = webhook.texts
-        assert text.startswith("monitoring: promise\nA999: it is broken; look\n"), text
+        assert text.startswith("monitoring: guarantee violated\nA999: it is; look\n"), text
         webhook.alerts.clear()
         for _ in range(2):
-            made.emit("abstain.refused", "abstain.refused.0123", text="probe: not better", remedy="wait")
+            made.emit("abstain.rejected", "abstain.rejected.0123", text="probe: not better", remedy="wait")
         wait_until(lambda: len(webhook.texts) == 1, 60)
-        assert webhook.texts[0].startswith("the gate has rejected a candidate\nA999: probe: not better; wait\n")
+        assert webhook.texts[0].startswith("a candidate was rejected\nA999: probe: not better; wait\n")
         webhook.alerts.clear()
 
         (made.project.home / "go").unlink()

@@ -3,8 +3,8 @@
 Notes:
 
 * A review outranks every thumb: it states whether the answer is correct, a thumb only whether it was useful.
-* Correctness, completeness and truthfulness are separate criteria. `labels.require` lists those that a correct answer
-  must meet.
+* Correctness, completeness and truthfulness are separate criteria. `labels.correct_if` lists those that a correct
+  answer must meet.
 * If reviews disagree, `labels.conflicts` selects those that decide. If these still differ, the answer is correct only
   if all agree that it is: showing an incorrect answer costs more than withholding a correct one.
 * Every thumb counts, but only the last one of an identified user. Equal numbers of ups and downs give no label. The
@@ -58,7 +58,7 @@ def select_latest_reviews(reviews: pd.DataFrame, params: LabelParams) -> pd.Data
     merged = typed.groupby(["row", "reviewer", "reviewed_at"], as_index=False).agg(
         {**dict.fromkeys(CRITERIA, "min"), "inclusion_probability": "max"}
     )
-    merged["label"] = merged[list(params.require)].all(axis=1)
+    merged["label"] = merged[list(params.correct_if)].all(axis=1)
     return merged.drop_duplicates(["row", "reviewer"], keep="last").reset_index(drop=True)
 
 
@@ -103,7 +103,7 @@ def find_disagreements(reviews: pd.DataFrame, params: LabelParams) -> np.ndarray
     Returns:
         Rows of the answers, ascending.
     """
-    correct = reviews[list(params.require)].all(axis=1)
+    correct = reviews[list(params.correct_if)].all(axis=1)
     extremes = correct.groupby(reviews["row"]).agg(["min", "max"])
     return extremes.index[extremes["min"] != extremes["max"]].to_numpy()
 
@@ -127,7 +127,7 @@ def assign_labels(
 
     Returns:
         A row for each answer: correct (0/1), weight, source (review, thumb, or null for no label), and the resolved
-        review's complete, judged_correct, truthful and reviewers, null without one. `drawn` is whether the review was
+        review's complete, review_correct, truthful and reviewers, null without one. `sampled` is whether the review was
         sampled with a known `inclusion_probability`; for all other labels the latter is the propensity.
     """
     n_answers = len(propensity)
@@ -144,10 +144,10 @@ def assign_labels(
             "weight": np.where(is_reviewed, 1.0, weight),
             "source": pd.Series(source, dtype="str").replace("", None),
             "complete": aligned["complete"].astype("boolean"),
-            "judged_correct": aligned["correct"].astype("boolean"),
+            "review_correct": aligned["correct"].astype("boolean"),
             "truthful": aligned["truthful"].astype("boolean"),
             "inclusion_probability": aligned["inclusion_probability"].astype("float64").fillna(propensity),
-            "drawn": aligned["inclusion_probability"].notna(),
+            "sampled": aligned["inclusion_probability"].notna(),
             "reviewers": aligned["reviewers"].astype(object).where(is_reviewed, None),
         }
     )

@@ -87,7 +87,7 @@ class Contradictions:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result for JSON."""
-        return {"judged": self.n_tested, "named": [contradiction.to_dict() for contradiction in self.flagged]}
+        return {"tested": self.n_tested, "named": [contradiction.to_dict() for contradiction in self.flagged]}
 
 
 def find_contradictions(reviews: pd.DataFrame, thumbs: pd.DataFrame, users: Sequence[str]) -> Contradictions:

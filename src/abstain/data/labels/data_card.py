@@ -35,7 +35,7 @@ def build_data_card(
 
     Args:
         answers: Every answer with its split, left_out and joined (`split_rows`), label if it has one, refusal,
-            twin_in_training, and the number and balance of the thumbs that count.
+            duplicate_in_training, and the number and balance of the thumbs that count.
         training_thumbs: Thumbs on which the reliability was estimated.
         latest_reviews: Each reviewer's last review of each answer.
         agreement: Agreement of these thumbs with reviewers.
@@ -71,11 +71,11 @@ def build_data_card(
             {"kind": name, **_count_answers(answers[(is_by_reviewer | is_by_thumb) & (answers["refusal"] == refusal)])}
             for name, refusal in (("answers", False), ("refusals", True))
         ],
-        "twins": {
+        "near_duplicates": {
             "joined_groups": int(answers.loc[answers["joined"], "group"].nunique()),
             "left_out": int(answers["left_out"].sum()),
             **{
-                f"{name}_in_training": int(answers.loc[answers["split"] == name, "twin_in_training"].sum())
+                f"{name}_in_training": int(answers.loc[answers["split"] == name, "duplicate_in_training"].sum())
                 for name in ("holdout", "validation")
             },
         },
@@ -114,7 +114,7 @@ def _summarize_thumbs(
     requirement = "" if reliability else f": {params.min_agreement} of each are needed (labels.min_agreement)"
     return {
         "weights": f"estimated, {params.thumb_model}" if reliability else "fixed",
-        "why": f"{correct:g} correct and {incorrect:g} incorrect training answers (effective) have thumb and review"
+        "reason": f"{correct:g} correct and {incorrect:g} incorrect training answers (effective) have thumb and review"
         f"{requirement}",
         "correct": _format_share(agreement.prior),
         "agreement": [

@@ -34,8 +34,8 @@ def split_rows(rows: pd.DataFrame, params: SplitParams) -> pd.DataFrame:
     """Assign every row to a split.
 
     Args:
-        rows: Columns group, batch, asked_at, question_twin and answer_twin (null without near-duplicates), in order of
-            arrival, with the index 0, 1, ...
+        rows: Columns group, batch, asked_at, question_duplicate and answer_duplicate (null without near-duplicates), in
+            order of arrival, with the index 0, 1, ...
         params: `split` of params.yaml.
 
     Returns:
@@ -54,7 +54,7 @@ def has_near_duplicate_in_training(rows: pd.DataFrame) -> pd.Series:
     """Mark rows that have near-duplicates among rows used to fit.
 
     Args:
-        rows: Columns split, question_twin and answer_twin, with a unique index.
+        rows: Columns split, question_duplicate and answer_duplicate, with a unique index.
 
     Returns:
         By row: whether it is a hold-out row with a near-duplicate for training or validation, or a row for validation

@@ -29,7 +29,7 @@ import pandas as pd
 
 from abstain.core.contracts import Interaction
 
-DUPLICATE_COLUMNS = ("question_twin", "answer_twin")
+DUPLICATE_COLUMNS = ("question_duplicate", "answer_duplicate")
 MASK = "_"
 MIN_QUESTION_WORDS = 4
 MIN_LONG_TEXT_WORDS = 20
@@ -77,7 +77,7 @@ def find_near_duplicates(batches: Iterable[Iterable[Interaction]]) -> pd.DataFra
         batches: Interactions by batch, in order of arrival; the order within a batch makes no difference.
 
     Returns:
-        `question_twin` and `answer_twin` (Int64) by interaction_id; null for a text that is too short.
+        `question_duplicate` and `answer_duplicate` (Int64) by interaction_id; null for a text that is too short.
     """
     questions, answers = _DuplicateIndex(MIN_QUESTION_WORDS), _DuplicateIndex(MIN_LONG_TEXT_WORDS)
     numbers_by_id: dict[str, tuple[int | None, int | None]] = {}

@@ -43,20 +43,20 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import check_splits, is_asked_since
 
 INTERACTION_COLUMNS = (
-    *("interaction_id", "asked_at", "group", "product", "line_of_business", "decision", "propensity", "batch"),
+    *("interaction_id", "asked_at", "group", "product", "line_of_business", "display", "propensity", "batch"),
     *("refusal", *DUPLICATE_COLUMNS),
 )
 THUMB_COLUMNS = ("given_at", "thumb", "user")
 REVIEW_COLUMNS = ("reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability", "batch")
 COLUMNS = (
     *("interaction_id", "group", "split", "correct", "weight", "source", "product", "inclusion_probability"),
-    *("drawn", "reviewers", "line_of_business", "complete", "judged_correct", "truthful"),
+    *("sampled", "reviewers", "line_of_business", "complete", "review_correct", "truthful"),
     *("reviews_disagree", "thumbs_disagree"),
-    *("asked_at", "batch", "twin_in_training", "refusal"),
+    *("asked_at", "batch", "duplicate_in_training", "refusal"),
 )
 
 DATA_CARD_COLUMNS = (
-    *("interaction_id", "group", "split", "left_out", "joined", "twin_in_training"),
+    *("interaction_id", "group", "split", "left_out", "joined", "duplicate_in_training"),
     *("correct", "weight", "source", "reviews_disagree", "thumbs_disagree", "refusal"),
 )
 
@@ -128,10 +128,10 @@ def _derive_text_columns(store: DataStore, labels: LabelParams) -> pd.DataFrame:
             refusal_by_id[row.interaction_id] = is_refusal(row.answer, labels.refusals)
             yield row
 
-    twins = find_near_duplicates(
+    near_duplicates = find_near_duplicates(
         record_refusals(store.iter_part_rows(part, Interaction)) for part in store.list_part_files(Interaction)
     )
-    return twins.assign(refusal=pd.Series(refusal_by_id, dtype=bool))
+    return near_duplicates.assign(refusal=pd.Series(refusal_by_id, dtype=bool))
 
 
 def build_training_table(
@@ -141,8 +141,8 @@ def build_training_table(
 
     Args:
         interactions: Columns interaction_id, asked_at, group, product, line_of_business, decision (or null), propensity
-            (or nan), batch, refusal (`is_refusal`), question_twin, answer_twin (`find_near_duplicates`). Others are
-            ignored.
+            (or nan), batch, refusal (`is_refusal`), question_duplicate, answer_duplicate (`find_near_duplicates`).
+            Others are ignored.
         thumbs: Columns interaction_id, given_at, thumb, user (or null).
         reviews: Columns interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or
             nan), batch.
@@ -151,10 +151,10 @@ def build_training_table(
 
     Returns:
         The table, with `COLUMNS`, and the data card for JSON. `correct` is 0 or 1, `source` review or thumb. The
-        resolved review's complete, judged_correct, truthful and reviewers (a list, because several may decide) are null
-        without one. `inclusion_probability` and `drawn` are as in `assign_labels`. `reviews_disagree`: one review is
+        resolved review's complete, review_correct, truthful and reviewers (a list, because several may decide) are null
+        without one. `inclusion_probability` and `sampled` are as in `assign_labels`. `reviews_disagree`: one review is
         for correct and another for incorrect. `thumbs_disagree`: the thumbs' majority contradicts the reviewers.
-        `twin_in_training`: see `has_near_duplicate_in_training`.
+        `duplicate_in_training`: see `has_near_duplicate_in_training`.
 
     Raises:
         AbstainError: A required split lacks correct or incorrect answers, or an interaction occurs twice.
@@ -203,7 +203,7 @@ def build_training_table(
         resolved_reviews.index[is_contradicted & (balance[resolved_reviews.index] != 0)]
     )
     is_labelled = answers["source"].notna()
-    answers["twin_in_training"] = has_near_duplicate_in_training(answers[is_labelled]).reindex(
+    answers["duplicate_in_training"] = has_near_duplicate_in_training(answers[is_labelled]).reindex(
         answers.index, fill_value=False
     )
     table = answers.loc[is_labelled, list(COLUMNS)].reset_index(drop=True)
@@ -237,7 +237,7 @@ def _get_shown_propensity(interactions: pd.DataFrame) -> pd.Series:
 
     It is nan if it is unknown or the answer was withheld.
     """
-    return interactions["propensity"].where(interactions["decision"] == "shown").clip(lower=MIN_INCLUSION_PROBABILITY)
+    return interactions["propensity"].where(interactions["display"] == "shown").clip(lower=MIN_INCLUSION_PROBABILITY)
 
 
 def _attach_row_numbers(

@@ -167,13 +167,13 @@ def split_by_sampling(rows: pd.DataFrame, sampled_only: bool = True) -> tuple[pd
     are to check a guarantee that is not limited to sampled answers.
 
     Args:
-        rows: Reviewed rows with the column `drawn`, whether they were sampled.
+        rows: Reviewed rows with the column `sampled`, whether they were sampled.
         sampled_only: Whether the guarantee is limited to sampled answers.
 
     Returns:
         The rows that count, and the others.
     """
-    is_sampled = rows["drawn"]
+    is_sampled = rows["sampled"]
     if not sampled_only or is_sampled.sum() < MIN_SAMPLED:
         return rows, rows.iloc[:0]
     return rows[is_sampled], rows[~is_sampled]

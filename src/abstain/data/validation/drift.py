@@ -44,7 +44,7 @@ def validate_drift(profiles: Sequence[Profile], params: QualityParams) -> Valida
     return run_suites(
         {"drift": [{"row": f"drift/{name}", "shift": shift} for name, shift in shifts.items()]},
         {"drift": (expect_between("shift", Reason(Code.DRIFT, "", message), "warning", max_value=params.max_drift),)},
-        figures={"drift": _build_chart_data(shifts, *sides, limit=params.max_drift)},
+        statistics={"drift": _build_chart_data(shifts, *sides, limit=params.max_drift)},
     )
 
 

@@ -66,7 +66,7 @@ def validate_training(
 
     Args:
         table: Result of `build_training_table`; the columns interaction_id, group, split, correct, source,
-            reviews_disagree, thumbs_disagree and twin_in_training are used.
+            reviews_disagree, thumbs_disagree and duplicate_in_training are used.
         digests: `compute_text_digests` of its interactions, or of more.
         left_out: Number of near-duplicates of hold-out answers that are not in the table.
         contradictions: Persons who contradict others, as on the data card (`Contradictions.to_dict`).
@@ -79,9 +79,9 @@ def validate_training(
     labels = _build_label_rows(used_rows, digests)
     splits = _build_split_rows(used_rows, labels)
     tables = {"labels": labels, "splits": splits, "people": _build_person_rows(contradictions)}
-    figures = {"splits": _build_chart_data(splits)}
+    statistics = {"splits": _build_chart_data(splits)}
     notes = (f"{left_out:,} near-duplicates of hold-out answers are left out of training",) if left_out else ()
-    return run_suites(tables, _build_suites(params), notes=notes, figures=figures)
+    return run_suites(tables, _build_suites(params), notes=notes, statistics=statistics)
 
 
 def _build_label_rows(used: pd.DataFrame, digests: pd.Series) -> pd.DataFrame:
@@ -119,8 +119,8 @@ def _build_split_rows(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
                 "correct_share": _compute_share(part["correct"], is_large_enough),
                 "reviewed_share": _compute_share(part["source"] == "review", is_large_enough and name == "holdout"),
                 "leaked_share": _compute_share(labels["leaked"][is_in_part], is_large_enough and name == "holdout"),
-                "twin_share": _compute_share(
-                    reviewed["twin_in_training"], len(reviewed) >= MIN_CHECKED_ANSWERS and name == "holdout"
+                "near_duplicate_share": _compute_share(
+                    reviewed["duplicate_in_training"], len(reviewed) >= MIN_CHECKED_ANSWERS and name == "holdout"
                 ),
                 "reviews_disagree_share": _compute_share(
                     reviewed["reviews_disagree"], len(reviewed) >= MIN_CHECKED_ANSWERS and name == "all"
@@ -136,7 +136,7 @@ def _build_split_rows(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
 def _build_person_rows(contradictions: Mapping[str, Any]) -> pd.DataFrame:
     """Return a row for each tested user, reviewer or reviewer's batch, with the message of the contradiction or ""."""
     messages = [person["message"] for person in contradictions["named"]]
-    messages += [""] * (contradictions["judged"] - len(messages))
+    messages += [""] * (contradictions["tested"] - len(messages))
     return pd.DataFrame(
         {"row": [f"people/{i}" for i in range(len(messages))], "contradicts": pd.Series(messages, dtype="str")}
     )
@@ -184,8 +184,8 @@ def _build_suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
                 "leaked_share", "max_leaked_share", "{row}: {percent} of the answers are trained on too", "error"
             ),
             expect_at_most(
-                "twin_share",
-                "max_twin_share",
+                "near_duplicate_share",
+                "max_near_duplicate_share",
                 "{row}: {percent} of the reviewed answers have a near-duplicate in the training data",
             ),
             expect_within(

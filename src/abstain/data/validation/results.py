@@ -26,9 +26,6 @@ MAX_REPORTED_ROWS = 50
 UNITS = {"drift": "measures", "splits": "splits", "labels": "labelled answers", "people": "users and reviewers"}
 """Names for the rows of tables other than those of data/."""
 
-_JSON_NAMES = {"failed_rows": "unexpected", "remark": "note"}
-"""Fields of `CheckResult` with another name in JSON, which reports of earlier versions have as well."""
-
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -62,7 +59,7 @@ class CheckResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome for JSON."""
-        return {_JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class ValidationResult:
         checks: Outcomes of the expectations.
         reasons: Key of a failing row -> reasons; warnings fail no row.
         notes: Remarks on checks that were skipped.
-        figures: Data of the charts.
+        statistics: Data of the charts.
         unlisted: Number of failing rows whose reasons were not kept.
     """
 
@@ -82,7 +79,7 @@ class ValidationResult:
     checks: tuple[CheckResult, ...] = ()
     reasons: Mapping[str, Reasons] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    statistics: Mapping[str, Any] = field(default_factory=dict)
     unlisted: int = 0
 
     @classmethod
@@ -145,7 +142,7 @@ class ValidationResult:
             "expectations": [check.to_dict() for check in self.checks],
             "failing": self.n_failed_rows,
             "reasons": {key: list(map(str, self.reasons[key])) for key in sorted(self.reasons)},
-            "figures": dict(self.figures),
+            "statistics": dict(self.statistics),
         }
 
     def _merge_result(self, result: ValidationResult) -> ValidationResult:
@@ -160,7 +157,7 @@ class ValidationResult:
             checks=tuple(checks.values()),
             reasons=listed_reasons,
             notes=tuple(dict.fromkeys((*self.notes, *result.notes))),
-            figures={**self.figures, **result.figures},
+            statistics={**self.statistics, **result.statistics},
             unlisted=self.unlisted + result.unlisted + len(reasons) - len(listed_reasons),
         )
 

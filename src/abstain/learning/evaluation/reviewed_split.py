@@ -53,7 +53,7 @@ class ReviewedSplit:
         """The number of rows, the number of unevenly sampled ones, and the effective sample size."""
         return {
             "rows": len(self.rows),
-            "drawn_unevenly": int((self.weight < 1).sum()),
+            "sampled_unevenly": int((self.weight < 1).sum()),
             "effective_sample_size": metrics.effective_sample_size(self.weight),
         }
 

@@ -12,7 +12,7 @@ Notes:
   predict correct for all has an F1 of 0.95. So this share (`positive`) is reported with them.
 * The AUROC of one class is nan, with a `note` that names the class; accuracy and F1 are still computed.
 * A nan prediction counts as 0 and ranks below all others if there are others (`weighted_metrics`). A row whose true
-  score is unknown is left out; the column `judged` is the number of rows with a true score.
+  score is unknown is left out; the column `labelled` is the number of rows with a true score.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def evaluate_estimates(
 
     Returns:
         Every statistic of `make_statistics` with its 95 % interval (`f1`, `f1_low`, `f1_high` and so on), `threshold`,
-        `judged` (the number of rows with a true score) and `note`, the reason for an undefined AUROC, or None.
+        `labelled` (the number of rows with a true score) and `note`, the reason for an undefined AUROC, or None.
 
     Raises:
         ValueError: A score is outside of [0, 1], or the buffer is negative.
@@ -110,7 +110,7 @@ def evaluate_estimates(
         make_statistics(true, predicted, threshold, buffer), groups, resampling.n_resamples, resampling.seed, weight
     )
     n_labelled = int((~np.isnan(np.asarray(true, dtype=float))).sum())
-    row: dict[str, Any] = {"threshold": threshold, "judged": n_labelled}
+    row: dict[str, Any] = {"threshold": threshold, "labelled": n_labelled}
     for name, estimate in estimates.items():
         row |= make_interval_columns(name, estimate)
     return {**row, "note": _explain_undefined(estimates["positive"].value, estimates["auroc"].value, threshold)}

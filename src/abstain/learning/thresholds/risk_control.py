@@ -44,7 +44,8 @@ POWER = 0.8
 MAX_REVIEWS_NEEDED = 1_000_000
 MIN_GROUPS = 10
 """Smallest number of groups whose answers can give a guarantee."""
-VOID_CONDITION = "void if handbook, model or questions change"
+VOID_IF = ("documents_change", "model_changes", "questions_change")
+"""What ends every guarantee."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class ReviewedAnswers:
         correct: (rows,) 0 or 1.
         weight: (rows,) sampling weights from `row_weights`; None if all answers were equally likely to be reviewed.
         groups: (rows,) ids of answers with correlated errors, usually documents; None treats each answer as a group.
-        sampled: Whether every review was drawn with a known probability, so that the rows represent all answers. False
-            if some reviewers chose what to review.
+        sampled: Whether every review was sampled with a known probability, so that the rows represent all answers.
+            False if some reviewers chose what to review.
         reviewers: (rows,) sequences of the reviewers who decided the label; None skips the reviewer limit.
     """
 
@@ -142,7 +143,7 @@ class ReviewedAnswers:
 
 @dataclass(frozen=True)
 class _ThresholdResult:
-    """The fields of every outcome. `groups` counts documents; `drawn` is `ReviewedAnswers.sampled`."""
+    """The fields of every outcome. `groups` counts documents; `sampled` is that of `ReviewedAnswers`."""
 
     metric: Metric
     target: float
@@ -153,17 +154,17 @@ class _ThresholdResult:
     coverage: float
     rows: int
     groups: int
-    drawn: bool
+    sampled: bool
     icc: float
     n_eff: int
     largest_reviewer: ReviewerShare | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field, whether anything is `guaranteed`, the condition that voids it, and the `message`."""
+        """Return every field, whether anything is `guaranteed`, the conditions that void it, and the `message`."""
         return {
             "guaranteed": isinstance(self, ControlledThreshold),
             **asdict(self),
-            "void": VOID_CONDITION,
+            "void_if": list(VOID_IF),
             "message": str(self),
         }
 
@@ -178,7 +179,7 @@ class _ThresholdResult:
 class ControlledThreshold(_ThresholdResult):
     """A threshold that meets the target with the stated confidence. Fractions are in [0, 1].
 
-    The guarantee holds for all answers if the reviewed ones were `drawn` with known probabilities, otherwise for
+    The guarantee holds for all answers if the reviewed ones were `sampled` with known probabilities, otherwise for
     answers like the reviewed ones.
 
     Attributes:
@@ -191,7 +192,7 @@ class ControlledThreshold(_ThresholdResult):
         coverage: Estimated share of all answers that are shown.
         rows: Number of reviewed answers.
         groups: Number of documents that they are about.
-        drawn: Whether all of them were sampled with known probabilities.
+        sampled: Whether all of them were sampled with known probabilities.
         icc: Estimated correlation of being incorrect within a document.
         n_eff: Number of independent answers that carry as much information as the answers that `metric` counts (the
             shown ones for a precision, all for an error rate).
@@ -207,15 +208,15 @@ class ControlledThreshold(_ThresholdResult):
     def __str__(self) -> str:
         limit = "precision of at least" if self.metric == "precision" else "error rate of at most"
         population, sampling = (
-            ("all answers", "drawn at random") if self.drawn else ("answers like those reviewed", "not drawn")
+            ("all answers", "sampled at random") if self.sampled else ("answers like those reviewed", "not sampled")
         )
         n_counted = self.shown if self.metric == "precision" else self.rows
-        effective = f" (worth {self.n_eff:,} independent, ICC {self.icc:.2f})"
+        effective = f" (effective sample size {self.n_eff:,}, ICC {self.icc:.2f})"
         return (
             f"{limit} {self.target:g} of {population} at confidence {self.confidence:g}: threshold "
             f"{self.threshold:.3f} shows {self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} "
             f"reviews {sampling}{self._describe_groups()}{'' if self.n_eff == n_counted else effective}"
-            f"{self._describe_reviewer()}; {VOID_CONDITION}"
+            f"{self._describe_reviewer()}; void if {' or '.join(VOID_IF).replace('_', ' ')}"
         )
 
 
@@ -230,17 +231,17 @@ class InfeasibleThreshold(_ThresholdResult):
         reviews_needed: Number of answers, sampled like these, that would give a guarantee with probability 80 % if the
             estimates are true. If the estimate does not beat the target, the number if the truth is the best value that
             these answers do not exclude at 95 %; None if no number would do.
-        more_reviews: Additional reviews for that, in all splits together; about other documents if there are fewer than
-            `MIN_GROUPS`.
+        additional_reviews: Additional reviews for that, in all splits together; about other documents if there are
+            fewer than `MIN_GROUPS`.
         is_lower_bound: Whether the two numbers are lower bounds, because the estimate does not beat the target.
     """
 
     reviews_needed: int | None
-    more_reviews: int | None
+    additional_reviews: int | None
     is_lower_bound: bool
 
     def __str__(self) -> str:
-        sampling = "" if self.drawn else " that were not drawn at random"
+        sampling = "" if self.sampled else " that were not sampled at random"
         message = (
             f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at confidence {self.confidence:g} "
             f"with {self.rows:,} reviewed answers{self._describe_groups()}{sampling}"
@@ -251,11 +252,11 @@ class InfeasibleThreshold(_ThresholdResult):
                 f"least {MIN_GROUPS}"
             )
         change = "lower" if self.metric == "precision" else "raise"
-        if self.more_reviews is not None:
+        if self.additional_reviews is not None:
             qualifier = "at least" if self.is_lower_bound else "about"
             return (
                 f"{message}; {qualifier} {self.reviews_needed:,} would be needed: bring {qualifier} "
-                f"{self.more_reviews:,} more reviews, or {change} threshold.target"
+                f"{self.additional_reviews:,} more reviews, or {change} threshold.target"
             )
         best_value = self.precision if self.metric == "precision" else self.error_rate
         return (
@@ -282,8 +283,8 @@ class ReviewerShareExceeded(InfeasibleThreshold):
         return (
             f"{self.metric.replace('_', ' ')} {self.target:g} is reached at confidence {self.confidence:g} with "
             f"{self.rows:,} reviewed answers{self._describe_reviewer()}, {self.max_reviewer_share:.0%} allowed "
-            f"(threshold.max_reviewer_share): have other reviewers review about {self.more_reviews:,} more answers, by "
-            f"{min_reviewers} reviewers or more in all"
+            f"(threshold.max_reviewer_share): have other reviewers review about {self.additional_reviews:,} more "
+            f"answers, by {min_reviewers} reviewers or more in all"
         )
 
 
@@ -335,7 +336,11 @@ def control_risk(
         needed = math.ceil(len(validation.correct) * largest.share / limit)
         additional = math.ceil((needed - len(validation.correct)) / validation_share)
         return ReviewerShareExceeded(
-            **fields, reviews_needed=needed, more_reviews=additional, is_lower_bound=False, max_reviewer_share=limit
+            **fields,
+            reviews_needed=needed,
+            additional_reviews=additional,
+            is_lower_bound=False,
+            max_reviewer_share=limit,
         )
     return ControlledThreshold(**fields, shown=point.shown, p_value=float(tests.p_values[last]))
 
@@ -473,7 +478,9 @@ def _make_infeasible(
     if needed is not None and groups < MIN_GROUPS:
         needed = max(needed, math.ceil(rows * MIN_GROUPS / groups))
     additional = None if needed is None else max(1, math.ceil((needed - rows) / validation_share))
-    return InfeasibleThreshold(**fields, reviews_needed=needed, more_reviews=additional, is_lower_bound=is_lower_bound)
+    return InfeasibleThreshold(
+        **fields, reviews_needed=needed, additional_reviews=additional, is_lower_bound=is_lower_bound
+    )
 
 
 def _find_best_plausible_value(answers: ReviewedAnswers, fields: dict[str, Any], params: ThresholdParams) -> float:
@@ -504,7 +511,7 @@ def _make_fields(
         "coverage": point.coverage,
         "rows": len(validation.correct),
         "groups": validation.n_groups,
-        "drawn": validation.sampled,
+        "sampled": validation.sampled,
         "icc": float(tests.icc[index]),
         "n_eff": round(float(tests.n_eff[index])),
         "largest_reviewer": validation.find_largest_reviewer(params.metric, point.threshold),

@@ -37,7 +37,7 @@ def ingest_report(
         (f"{row.source}, line {row.line:,}", [reason.message_with_code for reason in row.reasons]) for row in rows
     )
     result = report.validation.to_dict() if report.validation else None
-    drift = result["figures"].get("drift") if result else None
+    drift = result["statistics"].get("drift") if result else None
     markdown = document(
         [
             heading(1, "Ingest"),
@@ -55,7 +55,7 @@ def ingest_report(
 
 def _headline(report: IngestReport, rejection: str | None) -> list[str]:
     if rejection is not None:
-        return headline_section("failed", "Batch refused, nothing accepted", [rejection])
+        return headline_section("failed", "Batch rejected, nothing accepted", [rejection])
     if report.quarantined:
         return headline_section("warned", f"{report.accepted:,} rows accepted, {report.quarantined:,} quarantined", [])
     warned = report.validation is not None and bool(report.validation.warnings)

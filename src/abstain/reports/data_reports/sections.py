@@ -94,9 +94,9 @@ def _format_check(check: Mapping[str, Any]) -> Sequence[str]:
         check["column"],
         describe_condition(check["expectation"], check["arguments"]),
         bold(outcome) if state == "failed" else outcome,
-        f"{check['unexpected']:,}" if check["unexpected"] else "",
+        f"{check['failed_rows']:,}" if check["failed_rows"] else "",
         ", ".join(key.partition("/")[2] for key in check["sample"]),
-        "" if check["success"] else check["note"],
+        "" if check["success"] else check["remark"],
     ]
 
 

@@ -27,7 +27,7 @@ def validation_report(results: Sequence[Mapping[str, Any]], about: str) -> tuple
     checks = [check for result in results for check in result["expectations"]]
     failing = sum(result["failing"] for result in results)
     reasons = {key: value for result in results for key, value in result["reasons"].items()}
-    statistics = {name: value for result in results for name, value in result["figures"].items()}
+    statistics = {name: value for result in results for name, value in result["statistics"].items()}
     drift = statistics.get("drift")
     blocks = [
         heading(1, "Data validation"),

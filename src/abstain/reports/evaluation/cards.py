@@ -67,7 +67,7 @@ def data_card(result: EvaluationResult) -> list[str]:
         _make_count_table("split", dataset["splits"], "Labelled answers by split"),
         *_make_kind_table(dataset["kinds"]),
         paragraph(f"Labels: {labels}. {_describe_label_rules()}"),
-        paragraph(_describe_near_duplicates(dataset["twins"])),
+        paragraph(_describe_near_duplicates(dataset["near_duplicates"])),
         *_describe_thumbs(dataset),
         paragraph(_describe_weights(result.holdout)),
     ]
@@ -119,14 +119,13 @@ def _describe_label_rules() -> str:
     )
 
 
-def _describe_near_duplicates(twins: Mapping[str, int]) -> str:
+def _describe_near_duplicates(counts: Mapping[str, int]) -> str:
     """Describe near-duplicates: questions or long answers that are equal except for names and numbers."""
     return (
-        f"Near-duplicates (equal but for names and numbers): {format_count(twins['joined_groups'], 'group')} joined "
-        "with "
-        f"another one, {format_count(twins['left_out'], 'answer')} left out of training, "
-        f"{twins['holdout_in_training']:,} in the hold-out that have one in the training data, "
-        f"{twins['validation_in_training']:,} in the validation split."
+        f"Near-duplicates (equal but for names and numbers): {format_count(counts['joined_groups'], 'group')} joined "
+        f"with another one, {format_count(counts['left_out'], 'answer')} left out of training, "
+        f"{counts['holdout_in_training']:,} in the hold-out that have one in the training data, "
+        f"{counts['validation_in_training']:,} in the validation split."
     )
 
 
@@ -136,7 +135,7 @@ def _describe_thumbs(dataset: Mapping[str, Any]) -> list[str]:
     disagreeing = len(conflicts["answers"]) + conflicts["more"]
     blocks = [
         paragraph(
-            f"Weights of thumbs: {thumbs['weights']} ({thumbs['why']}). "
+            f"Weights of thumbs: {thumbs['weights']} ({thumbs['reason']}). "
             f"{_describe_largest_share(thumbs['largest_share'])}"
         )
     ]
@@ -159,7 +158,7 @@ def _describe_contradictions(contradictions: Mapping[str, Any]) -> list[str]:
     if contradictions["named"]:
         title = f"{Code.CONTRADICTS_OTHERS} Judgements that contradict the others' beyond chance:"
         return [paragraph(title), bullet_list(party["message"] for party in contradictions["named"])]
-    checked = f"{contradictions['judged']:,} users, reviewers and reviewers' batches with answers enough to tell"
+    checked = f"{contradictions['tested']:,} users, reviewers and reviewers' batches with answers enough to tell"
     return [paragraph(f"Nobody contradicts the others beyond chance, of {checked}.")]
 
 
@@ -181,15 +180,15 @@ def _format_rate(rate: Mapping[str, float]) -> str:
 
 
 def _describe_weights(holdout: Mapping[str, Any]) -> str:
-    self_selected = f" (and {holdout['volunteered']['rows']:,} apart)" if holdout["volunteered"] else ""
+    self_selected = f" (and {holdout['self_selected']['rows']:,} self-selected)" if holdout["self_selected"] else ""
     text = (
         f"The hold-out has {format_count(holdout['rows'], 'answer')}{self_selected}, labelled by: "
         f"{holdout['label_source']}."
     )
-    if not holdout["drawn_unevenly"]:
+    if not holdout["sampled_unevenly"]:
         return f"{text} All of them were equally likely to be reviewed."
     return (
-        f"{text} {holdout['drawn_unevenly']:,} of these had a higher chance of being reviewed than others, and count "
+        f"{text} {holdout['sampled_unevenly']:,} of these had a higher chance of being reviewed than others, and count "
         "less by as much: every figure here is weighted by 1 / inclusion probability. Their effective sample size is "
         f"{holdout['effective_sample_size']:.0f}."
     )

@@ -64,7 +64,7 @@ def _make_table(regressors: Mapping[str, Mapping[str, Any]]) -> str:
         metrics = (format_with_interval(holdout, metric) for metric in ("mse", "auroc", "accuracy", "f1"))
         counts = (
             format_number(holdout["threshold"], ".2f"),
-            f"{holdout['judged']:,}",
+            f"{holdout['labelled']:,}",
             format_percent(holdout["positive"]),
         )
         stored = (f"{row['bytes'] / 1e3:,.0f} kB", f"{row['parity']:.1e}")

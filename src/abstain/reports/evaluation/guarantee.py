@@ -81,12 +81,14 @@ def _describe_guarantee(result: EvaluationResult) -> str:
         f"{format_number(threshold['icc'], '.2f')})"
     )
     population = (
-        "of all answers" if threshold["drawn"] else "of answers like the reviewed ones, which were not drawn at random"
+        "of all answers"
+        if threshold["sampled"]
+        else "of answers like the reviewed ones, which were not sampled at random"
     )
     return format_labelled(
         "Guaranteed, but not checked yet" if result.too_few_shown else "Guaranteed",
         f"{limit}, with a confidence of {format_configured_share(threshold['confidence'])}, {population}; "
-        f"{threshold['void']}. Tested on "
+        f"void if {' or '.join(threshold['void_if']).replace('_', ' ')}. Tested on "
         f"{evidence}; p = {format_number(threshold['p_value'], '.2g')}. "
         f"{_describe_largest_reviewer(threshold['largest_reviewer'])}",
     )
@@ -103,13 +105,13 @@ def _describe_largest_reviewer(largest: Mapping[str, Any] | None) -> str:
 
 def _describe_self_selected(result: EvaluationResult) -> list[str]:
     """Describe the threshold on self-selected reviews, if enough other reviews were sampled."""
-    self_selected = {"validation split": result.threshold["volunteered"], "hold-out": result.holdout["volunteered"]}
+    self_selected = {"validation split": result.threshold["self_selected"], "hold-out": result.holdout["self_selected"]}
     parts = [
         f"{format_count(statistics['rows'], 'review')} of the {name}, where {_describe_coverage(statistics)}"
         for name, statistics in self_selected.items()
         if statistics
     ]
-    return [format_labelled("Reviews that chose themselves", f"not counted here: {'; '.join(parts)}.")] if parts else []
+    return [format_labelled("Self-selected reviews", f"not counted here: {'; '.join(parts)}.")] if parts else []
 
 
 def _describe_holdout(result: EvaluationResult) -> str:
@@ -124,15 +126,15 @@ def _describe_holdout(result: EvaluationResult) -> str:
 
 def _describe_near_duplicates(result: EvaluationResult) -> str:
     """Describe the headline metrics of the hold-out with and without near-duplicates of training answers."""
-    distinct, rows = result.holdout["without_twins"], result.holdout["rows"]
-    if not distinct["twins"]:
+    distinct, rows = result.holdout["without_near_duplicates"], result.holdout["rows"]
+    if not distinct["near_duplicates"]:
         text = "no answer of the hold-out has one."
     elif not distinct["rows"]:
         text = f"all {format_count(rows, 'answer')} of the hold-out have one: no figure here is of new questions."
     else:
         text = (
-            f"{distinct['twins']:,} of the {format_count(rows, 'answer')} of the hold-out have one. On the other "
-            f"{distinct['rows']:,} the AUROC is {format_number(distinct['auroc'])} (on all "
+            f"{distinct['near_duplicates']:,} of the {format_count(rows, 'answer')} of the hold-out have one. On the "
+            f"other {distinct['rows']:,} the AUROC is {format_number(distinct['auroc'])} (on all "
             f"{format_number(result.served_row['auroc'])}), and {_describe_coverage(distinct)}, "
             f"{format_percent(distinct['error_rate'])} shown and incorrect (of all: "
             f"{_describe_coverage(result.at_threshold)}, "

@@ -42,7 +42,7 @@ def require_quality(frame: pd.DataFrame, summary: dict[str, Any], store: DataSto
         AbstainError: A check fails.
     """
     digests = compute_text_digests(store.iter_rows(Interaction))
-    result = validate_training(frame, digests, summary["twins"]["left_out"], summary["contradicting"], params)
+    result = validate_training(frame, digests, summary["near_duplicates"]["left_out"], summary["contradicting"], params)
     artifacts.write_json(paths.QUALITY, result.to_dict())
     if not result.success:
         raise AbstainError(Code.LOW_QUALITY, f"the training table fails validation, {result.describe_first_failure()}")

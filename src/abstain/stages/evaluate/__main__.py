@@ -27,7 +27,7 @@ from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 
-SCORE_COLUMNS = ["interaction_id", "split", "group", "product", "correct", "source", "inclusion_probability", "drawn"]
+SCORE_COLUMNS = ["interaction_id", "split", "group", "product", "correct", "source", "inclusion_probability", "sampled"]
 
 
 def stage(params: Params) -> None:
@@ -48,8 +48,8 @@ def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, Re
             Code.TOO_FEW_LABELS, "no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it"
         )
     threshold = artifacts.read_json(paths.THRESHOLD)
-    holdout, self_selected = splits["holdout"].split_by_sampling(threshold["drawn"])
-    newest, _ = splits["newest"].split_by_sampling(threshold["drawn"])
+    holdout, self_selected = splits["holdout"].split_by_sampling(threshold["sampled"])
+    newest, _ = splits["newest"].split_by_sampling(threshold["sampled"])
     rows = holdout.rows
     ideal_answers = read_ideal_answers()
     return CandidateArtifacts(
@@ -63,7 +63,7 @@ def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, Re
         rouge=read_rouge(rows),
         counterfactual_scores={
             name: _read_counterfactual_scores(params, name, rows, scorers)
-            for name in params.audits.run
+            for name in params.audits.enabled
             if name in COUNTERFACTUALS
         },
         base_model=read_base_model(),
@@ -83,7 +83,7 @@ def _read_scorers(params: Params, frame: pd.DataFrame) -> ScoreTable:
     return ScoreTable(
         served=artifacts.read_json(paths.SCORER_CHOICE)["name"],
         exported=OnnxProbe(paths.ONNX),
-        probes={name: load_probe(paths.PROBES / f"{name}.safetensors") for name in params.probe.zoo},
+        probes={name: load_probe(paths.PROBES / f"{name}.safetensors") for name in params.probe.architectures},
         fusions={name: Fusion.from_dict(content) for name, content in artifacts.read_json(paths.FUSIONS).items()},
         base_rate=metrics.weighted_mean(train["correct"].to_numpy(float), train["weight"].to_numpy(float)),
         regressors=artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"],

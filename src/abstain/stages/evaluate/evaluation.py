@@ -133,21 +133,21 @@ def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
         "target": {
             "metric": params.threshold.metric,
             "value": params.threshold.target,
-            "min_rows": params.gate.min_slice,
+            "min_rows": params.evaluation.min_n_eff,
         },
-        "without_twins": _evaluate_without_twins(holdout, served, thresholds[applied]),
-        "volunteered": _evaluate_self_selected(candidate.self_selected, served, thresholds[applied]),
+        "without_near_duplicates": _evaluate_without_near_duplicates(holdout, served, thresholds[applied]),
+        "self_selected": _evaluate_self_selected(candidate.self_selected, served, thresholds[applied]),
     }
     auroc = metrics.auroc(newest.correct, newest.get_raw_scores(served), newest.weight)
-    tables = curves.build_plot_tables(holdout, served, plotted, params.gate.min_slice)
+    tables = curves.build_plot_tables(holdout, served, plotted, params.evaluation.min_n_eff)
     tables["threshold"] = build_threshold_table(holdout.correct, confidence, thresholds, holdout.weight, rouge)
     measured = {"holdout": holdout_metrics, "newest": {**newest.counts, "auroc": auroc}}
     return Evaluation(measured, _build_content(params, candidate), tables)
 
 
-def _evaluate_without_twins(holdout: ReviewedSplit, served: str, threshold: float) -> dict[str, float]:
+def _evaluate_without_near_duplicates(holdout: ReviewedSplit, served: str, threshold: float) -> dict[str, float]:
     """Evaluate the served scorer on the rows without a near-duplicate in the training data, and count the others."""
-    is_distinct = ~holdout.rows["twin_in_training"].to_numpy(bool)
+    is_distinct = ~holdout.rows["duplicate_in_training"].to_numpy(bool)
     correct, confidence, weight = (
         holdout.correct[is_distinct],
         holdout.get_raw_scores(served)[is_distinct],
@@ -159,7 +159,7 @@ def _evaluate_without_twins(holdout: ReviewedSplit, served: str, threshold: floa
         **{name: result[name] for name in ("precision", "coverage")},
         "error_rate": metrics.weighted_mean((confidence >= threshold) * (1 - correct), weight),
     }
-    return {"rows": int(is_distinct.sum()), "twins": int((~is_distinct).sum()), **values}
+    return {"rows": int(is_distinct.sum()), "near_duplicates": int((~is_distinct).sum()), **values}
 
 
 def _compute_digest(*parts: ReviewedSplit) -> str:
@@ -221,7 +221,7 @@ def _build_content(params: Params, candidate: CandidateArtifacts) -> dict[str, A
         "unranked": candidate.features["unranked"],
         "improbable": {name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
         "threshold": threshold,
-        "min_rows": params.gate.min_slice,
+        "min_rows": params.evaluation.min_n_eff,
         "calibration": {"method": candidate.calibration, "by_method": calibration},
         "at_own_threshold": {
             name: evaluate_at_tuned_threshold(
@@ -274,7 +274,7 @@ def _evaluate_by_kind(params: Params, candidate: CandidateArtifacts) -> list[dic
     if KIND not in strata:
         return []
     arguments = holdout.correct, holdout.scores, holdout.groups, holdout.weight
-    return compute_auroc_by_slice(*arguments, strata[KIND], RESAMPLING, params.gate.min_slice)
+    return compute_auroc_by_slice(*arguments, strata[KIND], RESAMPLING, params.evaluation.min_n_eff)
 
 
 def _evaluate_slices(params: Params, candidate: CandidateArtifacts) -> list[dict[Any, Any]]:
@@ -283,12 +283,12 @@ def _evaluate_slices(params: Params, candidate: CandidateArtifacts) -> list[dict
     raw, probability = holdout.get_raw_scores(served), holdout.get_probabilities(served)
     shown = raw >= candidate.threshold["threshold"]
     scored = SliceInput(holdout.correct, raw, probability, shown, holdout.groups, holdout.weight)
-    table = build_slice_table(scored, strata, RESAMPLING, params.gate.min_slice)
+    table = build_slice_table(scored, strata, RESAMPLING, params.evaluation.min_n_eff)
     return table.rename(columns={"stratum": "by"}).to_dict("records")
 
 
 def _run_audits(params: Params, candidate: CandidateArtifacts) -> dict[str, Any]:
-    """Run the audits of `audits.run`: scores of changed answers against the original ones, and left-out products."""
+    """Run the enabled audits: scores of changed answers against the original ones, and left-out products."""
     holdout, results = candidate.holdout, {}
     for name, changed in candidate.counterfactual_scores.items():
         is_audited = holdout.rows.index.isin(changed.index)
@@ -298,7 +298,7 @@ def _run_audits(params: Params, candidate: CandidateArtifacts) -> dict[str, Any]
         else:
             thresholds = {candidate.scorers.served: float(candidate.threshold["threshold"])}
             results[name] = audits.audit_answers_shuffled(*arguments, thresholds)
-    if "product_left_out" in params.audits.run:
+    if "product_left_out" in params.audits.enabled:
         results["product_left_out"] = candidate.ablations["left_out"]
     return results
 

@@ -55,7 +55,7 @@ def stage(params: Params) -> None:
             content["threshold"],
             self_selected_answers.weight,
         ).to_dict()
-    content |= {"heuristic": heuristic.to_dict() if heuristic else None, "volunteered": self_selected_metrics}
+    content |= {"heuristic": heuristic.to_dict() if heuristic else None, "self_selected": self_selected_metrics}
     artifacts.write_json(paths.THRESHOLD, content)
     has_score = served[validation["interaction_id"]].notna().to_numpy()
     weight = row_weights(validation["inclusion_probability"].to_numpy(float))
@@ -77,7 +77,7 @@ def _make_reviewed_answers(rows: pd.DataFrame, served: pd.Series) -> ReviewedAns
         correct=rows["correct"].to_numpy(int),
         weight=row_weights(rows["inclusion_probability"].to_numpy(float)),
         groups=rows["group"].to_numpy(),
-        sampled=bool(rows["drawn"].all()),
+        sampled=bool(rows["sampled"].all()),
         reviewers=rows["reviewers"].to_numpy() if rows["reviewers"].notna().all() else None,
     )
 
