@@ -11,7 +11,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.markdown import MarkdownText, document, heading, table
 
 INTRODUCTION = """\
-Every error, refused row, warning of the validation, failed check of the gate and alert has one of these codes. The
+Every error, rejected row, warning of the validation, failed promotion check and alert has one of these codes. The
 command line prints `error CODE: message`; `abstain explain CODE` prints cause and remedy. The table is in
 `src/abstain/core/codes.py`; `abstain explain > docs/codes.md` writes this page."""
 
@@ -19,7 +19,7 @@ command line prints `error CODE: message`; `abstain explain CODE` prints cause a
 def explain(
     code: Annotated[str | None, typer.Argument(help="as in A601; none: the page of all codes, as Markdown")] = None,
 ) -> None:
-    """Print cause and remedy of the code of an error, a refused row, a check or an alert."""
+    """Print cause and remedy of the code of an error, a rejected row, a check or an alert."""
     if code is None:
         print(to_markdown(), end="")
         return

@@ -95,7 +95,8 @@ def test_with_no_version_live_nothing_is_ready_and_nothing_shown(make_service: C
         assert ready.status_code == 503 and ready.json()["code"] == "A407"
         found = ask(client, interaction_id="i-1")
         assert (found["decision"], found["show"], found["threshold"]) == ("unavailable", False, None)
-        assert client.get("/v1/version").json()["version"] is None
+        version = client.get("/v1/version").json()
+        assert [version[name] for name in ("version", "live_since", "scorer", "error")] == [None] * 4
 
 
 def test_the_same_request_again_is_the_same_decision_and_another_one_under_its_id_is_a_conflict(

@@ -67,7 +67,7 @@ from abstain.serving.service.telemetry import extract_trace_context, make_trace_
 API_PATHS = ("/v1/", "/beta/", "/gateways/", "/request", "/response")
 """Prefixes of the paths for programs, which send their key with each request."""
 GENERATING_PATHS = ("/v1/answer", "/v1/familiarity")
-"""These keep the base model busy for seconds: if too many of them wait, more are refused before they are parsed."""
+"""These keep the base model busy for seconds: if too many of them wait, more are rejected before they are parsed."""
 STATES_PATH = "/v1/gate/states"
 MAX_STATES_BYTES = 64 * 1024 * 1024
 """Maximum body size of `STATES_PATH`, whose body is states."""

@@ -242,7 +242,7 @@ class SameOriginMiddleware:
             detail = f"this server answers to {', '.join(self._hosts)} alone"
             await make_problem_response(400, Code.NO_ACCESS, detail)(scope, receive, send)
         elif origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
-            detail = "requests of pages of other sites are refused"
+            detail = "requests of pages of other sites are rejected"
             await make_problem_response(403, Code.NO_ACCESS, detail)(scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -75,7 +75,7 @@ class HttpGate:
             return make_no_decision("", f"{Code.INVALID_ROW}: the request cannot be sent ({error}): give texts")
         try:
             response = self._client.post("/v1/gate", content=content)
-            if response.is_client_error:  # the server is there and refuses: nothing that may be shown unseen
+            if response.is_client_error:  # the server is there and rejects it: nothing that may be shown unseen
                 return make_no_decision("", _get_rejection_reason(response))
             response.raise_for_status()
             body = response.json()
@@ -112,7 +112,7 @@ def _get_rejection_reason(response: httpx.Response) -> str:
         problem = response.json()
         return f"{problem['code']}: {problem['detail']}"
     except (ValueError, TypeError, KeyError):
-        return f"{Code.NO_SERVICE}: the gate server refused the request with status {response.status_code}"
+        return f"{Code.NO_SERVICE}: the gate server rejected the request with status {response.status_code}"
 
 
 def make_unavailable_decision(gate: GateLike, reason: str) -> Decision:
