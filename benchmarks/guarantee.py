@@ -3,7 +3,7 @@
     python -m benchmarks.guarantee --runs 2000          the table of all cells, one line each
     python -m benchmarks.guarantee --methods            other tests of the same thresholds, on some of the cells
 
-"Broken": the share of all runs that gave a guarantee although the true precision at its threshold is below the target.
+"Violated": the share of all runs with a guarantee although the true precision at its threshold is below the target.
 "Shown": coverage at the threshold relative to the best true threshold, on average over all runs.
 """
 
@@ -328,7 +328,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     procedures = METHODS if options.methods else {"guarantee": find_guaranteed_threshold}
-    print("liked reviewed | AUROC | correlation | documents x answers | method | guaranteed | broken | shown")
+    print("liked reviewed | AUROC | correlation | documents x answers | method | guaranteed | violated | shown")
     for cell in make_cells(options.target, tuple(options.liked_often)):
         population = cell.population
         if options.methods and (population.auroc, population.correlation) not in ((0.75, 0.0), (0.75, 0.2)):

@@ -41,7 +41,7 @@ class Reviews:
     correlation: float = 0.0
     review_ratio: float = 1.0
     coverage: float | None = None
-    """The share shown, of a promise of an error rate; None: the promise is a precision."""
+    """The share shown, for a guaranteed error rate; None: a precision is guaranteed."""
 
     @property
     def guarantee(self) -> GuaranteedTarget:
@@ -241,7 +241,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--windows", type=int, default=20, help="of each seed; 2 where they are shifted")
     parser.add_argument("--seeds", type=int, default=20)
     tables: dict[str, Callable[[argparse.Namespace], None]] = {
-        "promises": lambda options: print_guarantees(options.years),
+        "guarantees": lambda options: print_guarantees(options.years),
         "calibration": lambda options: print_calibration(options.windows * options.seeds),
         "drift": lambda options: print_drifts(options.windows, options.seeds),
     }

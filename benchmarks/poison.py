@@ -3,7 +3,7 @@
     python -m benchmarks.poison --runs 200
 
 "Quiet": no one is flagged if no one is wrong on purpose. "Named": exactly those who were wrong are flagged.
-"Guaranteed", "broken" and "shown" are those of `benchmarks.guarantee`, of a scorer trained on the same labels.
+"Guaranteed", "violated" and "shown" are those of `benchmarks.guarantee`, of a scorer trained on the same labels.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def print_contradictions(runs: int) -> None:
 
 def print_guarantees(runs: int, labels: LabelParams) -> None:
     """Print how often the guarantee is violated under each attack."""
-    print("wrong on purpose | limits | AUROC | guaranteed | broken | shown")
+    print("wrong on purpose | limits | AUROC | guaranteed | violated | shown")
     assistant = Assistant()
     for name, attack in ATTACKS.items():
         for limits, user_share, reviewer_share in (("none", 1.0, None), ("0.05 and 0.2", 0.05, 0.2)):

@@ -11,7 +11,7 @@ guarantee can be had, else the heuristic one, and fit the calibrator. Three poli
 * `recalibrated`: each week the threshold and the calibrator are of all verdicts that the scorer was not fitted to.
 * `retrained`: each week all is fitted again, to all verdicts of the weeks before.
 
-A verdict is known at the end of its week. The monitor judges the week then, as it does a window: the promise by the
+A verdict is known at the end of its week. The monitor judges the week then, as it does a window: the guarantee by the
 verdicts on what was shown, in seven daily batches since the version went live; calibration; the expected precision; and
 the drift of texts against the `COMPARED` answers before the week.
 """
@@ -86,7 +86,7 @@ class WeekResult:
     def alarms(self) -> list[str]:
         """Names of the alarms."""
         raised_by_name = {
-            "promise broken": self.guarantee.is_violated,
+            "guarantee violated": self.guarantee.is_violated,
             "calibration off": self.calibration.p_value <= ALPHA,
         }
         return [name for name, is_raised in raised_by_name.items() if is_raised]
@@ -110,7 +110,7 @@ class Gate:
             tested = np.setdiff1d(replay.get_past_rows(week), self.fitted)
             self.live = replay.tune(self.live.regressor, replay.score_fitted_rows(self.fitted, self.live), tested)
         if self.policy != "never retrained":
-            self.batches.clear()  # another version has a promise of its own
+            self.batches.clear()  # another version has a guarantee of its own
         return self.live
 
     def run_week(self, replay: Replay, week: int) -> WeekResult:
@@ -170,7 +170,7 @@ class Replay:
         correct, topic = self.dataset.correct[rows], self.dataset.topic[rows]
         fitted = fit_regressor(
             self.kind,
-            "verdict",
+            "label",
             self.columns.iloc[rows],
             correct.astype(float),
             np.ones(len(rows)),
@@ -202,7 +202,7 @@ def compute_columns(row: Interaction, refusals: tuple[str, ...]) -> dict[str, fl
     """Return the features of an answer that need no base model."""
     question, answer, context = (_words(text) for text in (row.question, row.answer, row.contexts[0].text))
     return {
-        **(row.writer or {}),  # type: ignore[dict-item]
+        **(row.writer_scores or {}),  # type: ignore[dict-item]
         "refusal": float(is_refusal(row.answer, refusals)),
         "question_words": len(question),
         "answer_words": len(answer),
@@ -284,11 +284,11 @@ def replay_weeks(replay: Replay, weeks: Sequence[int] = WEEKS) -> Iterator[tuple
 def format_row(week: int, policy: Policy, result: WeekResult) -> str:
     """Format a row of the table."""
     threshold = f"{result.live.threshold:.3f} ({'guaranteed' if result.live.is_guaranteed else 'heuristic'})"
-    expected, promise, check = result.expected, result.guarantee, result.calibration
+    expected, guarantee, check = result.expected, result.guarantee, result.calibration
     cells = [
         f"{week} | {policy} | {threshold} | {result.coverage:.0%} | {result.precision:.3f}",
         f"{expected.value:.3f} ({expected.low:.3f} to {expected.high:.3f})",
-        f"{promise.e_value:.2g} ({promise.low:.2f} to {promise.high:.2f})",
+        f"{guarantee.e_value:.2g} ({guarantee.low:.2f} to {guarantee.high:.2f})",
         f"{check.difference:+.3f} (p {check.p_value:.2g})",
         ", ".join(result.alarms) or "quiet",
     ]
@@ -306,7 +306,7 @@ def plot_policies(axes: Axes, table: pd.DataFrame) -> None:
             rows_with_alarm["week"], rows_with_alarm["precision"], "x", color=LIGHT["text"], markersize=9, label="_"
         )
     axes.plot([], [], "x", color=LIGHT["text"], markersize=8, label="alarm of the monitor")
-    axes.axhline(TARGET, color=LIGHT["soft"], linewidth=1.2, linestyle=":", label=f"promised: {100 * TARGET:g} %")
+    axes.axhline(TARGET, color=LIGHT["soft"], linewidth=1.2, linestyle=":", label=f"guaranteed: {100 * TARGET:g} %")
     for height, label in ((0.94, "precision of what was shown"), (0.06, "share shown")):
         axes.text(0.99, height, label, ha="right", va="center", color=LIGHT["soft"], transform=axes.transAxes)
     axes.set(xlabel="week", ylim=(0, 1))
@@ -328,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(format_row(week, policy, result), flush=True)
         table.append((week, policy, result.precision, result.coverage, bool(result.alarms)))
     frame = pd.DataFrame(table, columns=["week", "policy", "precision", "coverage", "alarmed"])
-    print("\n| policy | shown, mean | precision, mean | weeks below the promise | weeks with an alarm |")
+    print("\n| policy | shown, mean | precision, mean | weeks below the target | weeks with an alarm |")
     print("| --- | --: | --: | --: | --: |")
     for policy, rows in frame.groupby("policy", sort=False):
         below, alarms = int((rows["precision"] < TARGET).sum()), int(rows["alarmed"].sum())

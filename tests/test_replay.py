@@ -36,7 +36,7 @@ def turned(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, Policy],
 def test_a_version_that_went_wrong_is_noticed_in_its_first_week(turned: dict[tuple[int, Policy], WeekResult]) -> None:
     before, after = turned[TURNED - 1, "never retrained"], turned[TURNED, "never retrained"]
     assert before.alarms == [] and before.precision > 0.65
-    assert after.alarms == ["promise broken", "calibration off"] and after.precision < 0.5
+    assert after.alarms == ["guarantee violated", "calibration off"] and after.precision < 0.5
     assert abs(after.expected.value - before.expected.value) < 0.1, "probabilities do not know it"
 
 
@@ -50,7 +50,7 @@ def test_only_what_is_retrained_changes(turned: dict[tuple[int, Policy], WeekRes
 
 
 @pytest.mark.heavy
-def test_a_promise_is_of_the_version_that_is_live(turned: dict[tuple[int, Policy], WeekResult]) -> None:
+def test_a_guarantee_is_of_the_version_that_is_live(turned: dict[tuple[int, Policy], WeekResult]) -> None:
     shown = {policy: [turned[week, policy].guarantee.reviews for week in WEEKS] for _, policy in turned}
     assert shown["never retrained"] == sorted(set(shown["never retrained"]))
     assert max(shown["retrained"]) <= 120, "the answers of a week"

@@ -13,7 +13,7 @@ from abstain_cli.monitor import format_monitoring, load_example_questions
 from abstain_tasks.monitoring.monitor import MonitoringResult
 from tests.data.decision_log.builders import decision, interaction, open_log, url_of
 
-FIGURES = {
+STATISTICS = {
     "decisions": 0,
     "shown": 0,
     "coverage": None,
@@ -21,25 +21,25 @@ FIGURES = {
     "unavailable_codes": {},
     "confidence": {"deciles": [], "stability_index": None},
     "reviews": 2,
-    "left_out": 1,
-    "volunteers": 0,
+    "excluded_self_selected": 1,
+    "self_selected": 0,
     "precision": None,
-    "promise": {
+    "guarantee": {
         "metric": "precision",
         "target": 0.9,
-        "level": 0.04,
+        "alpha": 0.04,
         "estimate": 0.8,
         "low": 0.7,
         "high": 0.9,
-        "broken": False,
-        "broken_on": None,
+        "is_violated": False,
+        "violated_on": None,
         "reviews": 2,
         "e_value": 1.5,
     },
     "calibration": None,
     "expected": None,
     "feed": {},
-    "compared": {"writers": {"figures": {"now": {}}}},
+    "compared": {"writers": {"statistics": {"now": {}}}},
 }
 
 
@@ -52,7 +52,7 @@ def test_who_has_traffic_but_no_window_learns_what_a_window_needs() -> None:
 
 def window(*alarms: Alarm) -> MonitoringWindow:
     begin, end = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 6, tzinfo=UTC)
-    return MonitoringWindow("v1.0.0", begin, end, FIGURES, alarms)
+    return MonitoringWindow("v1.0.0", begin, end, STATISTICS, alarms)
 
 
 def printed(one: MonitoringWindow, asked: dict[str, str]) -> list[str]:
@@ -77,7 +77,7 @@ def test_an_example_has_the_question_that_the_log_keeps(tmp_path: Path, monkeypa
     assert third == "  example i-9"
 
 
-def test_the_figures_say_when_the_promise_counts_as_broken_and_what_is_left_out() -> None:
+def test_the_statistics_say_when_a_guarantee_counts_as_violated() -> None:
     said = "\n".join(printed(window(), {}))
     assert "the alarm is at 25 " in said, "1 / 0.04"
-    assert "1 review of the version chose its answer itself and is left out" in said
+    assert "1 self-selected review of the version left out" in said

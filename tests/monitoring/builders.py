@@ -59,7 +59,7 @@ def traffic(
 
 def write_log(url: str, answers: Sequence[GateAnswer]) -> None:
     """Log the decisions; all are drawn for the data."""
-    log = open_log(url, withheld_share=1.0, shown_share=1.0)
+    log = open_log(url, withheld_sampling_rate=1.0, shown_sampling_rate=1.0)
     for done in [log.record_decision(one.decision) for one in answers]:
         done.result()
     log.close()

@@ -12,22 +12,22 @@ from abstain.monitoring.alarms import WindowResult, raise_alarms
 from abstain.monitoring.window_comparison import ComparisonResult
 from tests.monitoring.builders import PARAMS
 
-FIGURES: Mapping[str, Any] = {
+STATISTICS: Mapping[str, Any] = {
     "decisions": 400,
     "unavailable": 0.05,
     "unavailable_codes": {"A503": 20},
-    "promise": {
+    "guarantee": {
         "metric": "precision",
         "target": 0.9,
         "estimate": 0.85,
         "low": 0.8,
         "high": 0.89,
-        "broken": False,
+        "is_violated": False,
         "reviews": 90,
         "documents": 40,
     },
     "calibration": {"difference": -0.1, "low": -0.2, "high": 0.01, "p_value": 0.051, "reviews": 60},
-    "feed": {"decisions": {"is_dead": False, "hours": 3, "longest": 12}, "feedback": {"is_dead": False}},
+    "feed": {"decisions": {"is_alarming": False, "hours": 3, "longest_before": 12}, "feedback": {"is_alarming": False}},
 }
 COMPARED: Mapping[str, ComparisonResult] = {
     "questions": ComparisonResult(0.02),
@@ -42,8 +42,8 @@ COMPARED: Mapping[str, ComparisonResult] = {
 EXAMPLES = {"incorrect": ("i-2",), "miscalibrated": ("i-3",), "unavailable": ("i-4",)}
 
 
-def raised(figures: Mapping[str, Any] = {}, **compared: ComparisonResult) -> dict[Code, tuple[str, tuple[str, ...]]]:
-    found = WindowResult({**FIGURES, **figures}, {**COMPARED, **compared}, EXAMPLES)
+def raised(statistics: Mapping[str, Any] = {}, **compared: ComparisonResult) -> dict[Code, tuple[str, tuple[str, ...]]]:
+    found = WindowResult({**STATISTICS, **statistics}, {**COMPARED, **compared}, EXAMPLES)
     return {alarm.code: (alarm.message, alarm.examples) for alarm in raise_alarms(found, PARAMS)}
 
 
@@ -52,23 +52,23 @@ def test_at_its_limits_a_window_is_quiet() -> None:
 
 
 def test_what_was_not_judged_raises_nothing() -> None:
-    figures = {
-        **FIGURES,
-        "promise": None,
+    statistics = {
+        **STATISTICS,
+        "guarantee": None,
         "calibration": None,
         "unavailable": None,
         "feed": {},
         "unavailable_codes": {},
     }
     nothing = {"questions": ComparisonResult(note="not judged"), "states": ComparisonResult(note="not judged")}
-    assert raise_alarms(WindowResult({**figures, "decisions": 0}, nothing, EXAMPLES), PARAMS) == ()
+    assert raise_alarms(WindowResult({**statistics, "decisions": 0}, nothing, EXAMPLES), PARAMS) == ()
 
 
 @pytest.mark.parametrize(
-    ("code", "figures", "compared", "examples"),
+    ("code", "statistics", "compared", "examples"),
     [
-        (Code.GUARANTEE_VIOLATED, {"promise": {**FIGURES["promise"], "broken": True}}, {}, ("i-2",)),
-        (Code.CALIBRATION_OFF, {"calibration": {**FIGURES["calibration"], "p_value": 0.05}}, {}, ("i-3",)),
+        (Code.GUARANTEE_VIOLATED, {"guarantee": {**STATISTICS["guarantee"], "is_violated": True}}, {}, ("i-2",)),
+        (Code.CALIBRATION_OFF, {"calibration": {**STATISTICS["calibration"], "p_value": 0.05}}, {}, ("i-3",)),
         (Code.INPUT_DRIFT, {}, {"contexts": ComparisonResult(0.016, examples=("i-1",))}, ("i-1",)),
         (Code.STATE_DRIFT, {}, {"states": ComparisonResult(0.05, examples=("i-5",))}, ("i-5",)),
         (Code.NEW_TOPICS, {}, {"topics": ComparisonResult(0.05, {"share": 0.2, "expected": 0.05}, ("i-6",))}, ("i-6",)),
@@ -87,13 +87,13 @@ def test_what_was_not_judged_raises_nothing() -> None:
             {"coverage": ComparisonResult(0.05, {"before": 0.7, "now": 0.5}, ("i-9",))},
             ("i-9",),
         ),
-        (Code.FEED_SILENT, {"feed": {"feedback": {"is_dead": True, "hours": 50, "longest": 12}}}, {}, ()),
+        (Code.FEED_SILENT, {"feed": {"feedback": {"is_alarming": True, "hours": 50, "longest_before": 12}}}, {}, ()),
     ],
 )
 def test_each_alarm_is_raised_alone_with_examples(
-    code: Code, figures: dict[str, Any], compared: dict[str, ComparisonResult], examples: tuple[str, ...]
+    code: Code, statistics: dict[str, Any], compared: dict[str, ComparisonResult], examples: tuple[str, ...]
 ) -> None:
-    found = raised(figures, **compared)
+    found = raised(statistics, **compared)
     assert list(found) == [code]
     assert found[code][1] == examples
 

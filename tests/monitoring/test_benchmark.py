@@ -8,7 +8,7 @@ from benchmarks import monitoring
 
 
 def test_every_cell_of_a_table_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    monitoring.main(["--only", "promises", "--years", "2"])
+    monitoring.main(["--only", "guarantees", "--years", "2"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + len(list(monitoring.make_review_cells()))
     assert {line.count(" | ") for line in lines} == {5}

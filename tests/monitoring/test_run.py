@@ -33,7 +33,7 @@ pytestmark = pytest.mark.heavy
 
 START = datetime(2026, 11, 2, tzinfo=UTC)
 END = START + timedelta(days=10, minutes=10)
-PROMISED = MonitoredVersion("v1.0.0", GuaranteedTarget("precision", 0.9), shipped_params().llm)
+GUARANTEED = MonitoredVersion("v1.0.0", GuaranteedTarget("precision", 0.9), shipped_params().llm)
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Watched:
         seen = read_traffic(self.database, now)
         reviewed = join_reviews(DataStore(self.folder / "data"), seen, shipped_params().labels)
         words = WordCounts(self.database, **source)  # type: ignore[arg-type]
-        return MonitoringInputs(seen, reviewed, known, {"v1.0.0": PROMISED}, words, states_since)
+        return MonitoringInputs(seen, reviewed, known, {"v1.0.0": GUARANTEED}, words, states_since)
 
     def windows(self, **changes: object) -> list[MonitoringWindow]:
         return compute_windows(self.inputs(**changes), [], PARAMS, END)  # type: ignore[arg-type]
@@ -119,12 +119,19 @@ def test_without_a_change_both_windows_are_quiet_and_the_second_is_judged(judged
     first, second = judged
     assert (first.headline, second.headline) == ("Quiet", "Quiet")
     assert (second.start, second.end) == (START + timedelta(days=5), START + timedelta(days=10))
-    assert second.figures["decisions"] == 350 and 0.6 < second.figures["coverage"] < 0.8
-    assert second.figures["promise"]["reviews"] > second.figures["precision"]["reviews"] > 80
-    assert first.figures["promise"]["reviews"] == first.figures["precision"]["reviews"]  # those that came by then
-    assert "contexts" not in first.figures["compared"] and second.figures["compared"]["contexts"]["p_value"] > 0.05
-    assert second.figures["record"]["windows"] == 1 and second.figures["record"]["mean_error"] < 0.06
-    assert "A201" in second.figures["compared"]["states"]["note"]
+    assert second.statistics["decisions"] == 350 and 0.6 < second.statistics["coverage"] < 0.8
+    assert second.statistics["guarantee"]["reviews"] > second.statistics["precision"]["reviews"] > 80
+    assert (
+        first.statistics["guarantee"]["reviews"] == first.statistics["precision"]["reviews"]
+    )  # those that came by then
+    assert (
+        "contexts" not in first.statistics["compared"] and second.statistics["compared"]["contexts"]["p_value"] > 0.05
+    )
+    assert (
+        second.statistics["prediction_errors"]["windows"] == 1
+        and second.statistics["prediction_errors"]["mean_error"] < 0.06
+    )
+    assert "A201" in second.statistics["compared"]["states"]["note"]
     say_everything(second)
 
 
@@ -150,26 +157,26 @@ def test_a_window_is_final_when_it_is_young_no_more(ten_days: Watched, judged: l
     ]
 
 
-def test_reviews_that_come_later_are_in_the_figures_of_a_young_window(tmp_path: Path) -> None:
+def test_reviews_that_come_later_are_in_the_statistics_of_a_young_window(tmp_path: Path) -> None:
     answers = traffic(START, 5, seed=2)
     seen = watched(tmp_path, answers, reviewed=answers[:100])
     before = compute_windows(seen.inputs(), [], PARAMS, END)
     write_data(tmp_path / "data", answers)
     (after,) = compute_windows(seen.inputs(), before, PARAMS, END)
-    for name in ("came_of_it", "promise"):
-        assert 20 < before[0].figures[name]["reviews"] < 60 and after.figures[name]["reviews"] > 80
-    assert after.figures["compared"] == before[0].figures["compared"]
+    for name in ("reviewed_precision", "guarantee"):
+        assert 20 < before[0].statistics[name]["reviews"] < 60 and after.statistics[name]["reviews"] > 80
+    assert after.statistics["compared"] == before[0].statistics["compared"]
 
 
-def test_wrong_answers_break_the_promise_and_the_calibration(tmp_path: Path) -> None:
+def test_wrong_answers_violate_the_guarantee_and_the_calibration(tmp_path: Path) -> None:
     answers = [
         one if one.review is None else replace(one, review=one.review.model_copy(update={"correct": number % 3 > 0}))
         for number, one in enumerate(traffic(START, 5, seed=2))
     ]
     (window,) = watched(tmp_path, answers).windows()
     assert {Code.GUARANTEE_VIOLATED, Code.CALIBRATION_OFF} <= {alarm.code for alarm in window.alarms}
-    assert window.figures["promise"]["broken_on"] is not None
-    assert window.figures["promise"]["level"] == PARAMS.level
+    assert window.statistics["guarantee"]["violated_on"] is not None
+    assert window.statistics["guarantee"]["alpha"] == PARAMS.alpha
     wrong = {one.decision.interaction_id for one in answers if one.review and not one.review.correct}
     examples = {alarm.code: alarm.examples for alarm in window.alarms}[Code.GUARANTEE_VIOLATED]
     assert examples and set(examples) <= wrong
@@ -180,9 +187,9 @@ def test_reviews_of_another_version_count_for_that_one_alone(tmp_path: Path) -> 
     old, new = traffic(START, 5, seed=2), traffic(START + timedelta(days=5), 5, version="v1.1.0", seed=3)
     new = [replace(one, decision=renamed(one)) for one in new]
     found = {one.version: one for one in watched(tmp_path, [*old, *new], reviewed=old).windows()}
-    assert found["v1.0.0"].figures["promise"]["reviews"] > 80
-    assert found["v1.1.0"].figures["reviews"] == 0 and found["v1.1.0"].figures["promise"] is None
-    assert "too few decisions before under this version" in str(found["v1.1.0"].figures["notes"])
+    assert found["v1.0.0"].statistics["guarantee"]["reviews"] > 80
+    assert found["v1.1.0"].statistics["reviews"] == 0 and found["v1.1.0"].statistics["guarantee"] is None
+    assert "too few decisions before under this version" in str(found["v1.1.0"].statistics["notes"])
     say_everything(found["v1.1.0"])
 
 
@@ -194,7 +201,7 @@ def renamed(one: GateAnswer) -> object:
     return replace(one.decision, interaction_id=key, interaction=interaction)
 
 
-def test_a_window_without_a_decision_has_the_figures_of_its_reviews(tmp_path: Path) -> None:
+def test_a_window_without_a_decision_has_the_statistics_of_its_reviews(tmp_path: Path) -> None:
     seen = watched(tmp_path, traffic(START, 5, seed=2), reviewed=[])
     answers = traffic(START, 5, seed=2)
     write_data(tmp_path / "data", answers)
@@ -203,8 +210,8 @@ def test_a_window_without_a_decision_has_the_figures_of_its_reviews(tmp_path: Pa
     params = PARAMS.model_copy(update={"min_reviews": 150})
     windows = compute_windows(seen.inputs(END + timedelta(days=10)), [], params, END + timedelta(days=10))
     empty = windows[-1]
-    assert empty.figures["decisions"] == 0 and empty.figures["coverage"] is None
-    assert empty.figures["precision"]["reviews"] > 80 and empty.figures["expected"] is None
+    assert empty.statistics["decisions"] == 0 and empty.statistics["coverage"] is None
+    assert empty.statistics["precision"]["reviews"] > 80 and empty.statistics["expected"] is None
     assert [alarm.code for alarm in empty.alarms] in ([], [Code.FEED_SILENT])
     say_everything(empty)
 
@@ -221,8 +228,8 @@ def test_a_window_of_one_document_is_not_judged_by_it(tmp_path: Path) -> None:
         for one in traffic(START, 10, seed=2)
     ]
     window = watched(tmp_path, answers).windows()[-1]
-    assert "contexts" not in window.figures["compared"]
-    assert "too few answers or documents" in str(window.figures["notes"])
+    assert "contexts" not in window.statistics["compared"]
+    assert "too few answers or documents" in str(window.statistics["notes"])
     assert Code.INPUT_DRIFT not in {alarm.code for alarm in window.alarms}
     say_everything(window)
 
@@ -262,10 +269,10 @@ def test_old_answers_of_which_the_cache_keeps_some_alone_are_no_drift(ten_days: 
 
     def states(since: datetime) -> ComparisonResult:
         inputs = ten_days.inputs(cached=1.0, moved=others, pruned_until=pruned, states_since=since)
-        return ComparisonResult.from_json(compute_windows(inputs, [], PARAMS, END)[-1].figures["compared"]["states"])
+        return ComparisonResult.from_json(compute_windows(inputs, [], PARAMS, END)[-1].statistics["compared"]["states"])
 
-    assert (states(pruned).p_value or 0) > PARAMS.level
-    assert (states(START).p_value or 1) < PARAMS.level, "what is compared with them is"
+    assert (states(pruned).p_value or 0) > PARAMS.alpha
+    assert (states(START).p_value or 1) < PARAMS.alpha, "what is compared with them is"
 
 
 def test_another_writer_and_a_dead_feed_are_alarmed(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def logged(
     feedback: Sequence[Thumb | Review] = (),
     shares: tuple[float, float] = (1.0, 1.0),
 ) -> Traffic:
-    log = open_log(url_of(folder), withheld_share=shares[0], shown_share=shares[1])
+    log = open_log(url_of(folder), withheld_sampling_rate=shares[0], shown_sampling_rate=shares[1])
     for one in decisions:
         log.record_decision(one).result()
     for number, row in enumerate(feedback):
@@ -91,7 +91,7 @@ def reviewed(
 
 def test_a_review_stands_for_those_that_were_not_drawn_into_data_or_for_review(tmp_path: Path) -> None:
     row = reviewed(tmp_path).loc["a"]
-    assert row["weight"] == pytest.approx(1 / (0.25 * 0.5)) and row["drawn"]
+    assert row["weight"] == pytest.approx(1 / (0.25 * 0.5)) and row["sampled"]
     assert row["document"] == "fees" and not row["correct"] and row["version"] == "v1.0.0"
     assert row["arrived"] == pd.Timestamp(NOW).floor("D") - timedelta(days=1)
 
@@ -103,15 +103,15 @@ def test_an_answer_with_a_thumb_is_in_data_with_certainty(tmp_path: Path) -> Non
 
 def test_a_review_that_chose_its_answer_stands_for_itself(tmp_path: Path) -> None:
     row = reviewed(tmp_path, probability=None).loc["a"]
-    assert row["weight"] == 1 and not row["drawn"]
+    assert row["weight"] == 1 and not row["sampled"]
 
 
-def test_withheld_answers_and_volunteers_after_enough_drawn_ones_do_not_count_for_the_promise() -> None:
+def test_withheld_and_late_self_selected_reviews_do_not_count() -> None:
     day = pd.Timestamp(NOW).floor("D")
     rows = pd.DataFrame(
         {
             "decision": ["show"] * 125 + ["abstain"] * 5,
-            "drawn": [False] * 5 + [True] * 100 + [False] * 20 + [True] * 5,
+            "sampled": [False] * 5 + [True] * 100 + [False] * 20 + [True] * 5,
             "arrived": [day] * 105 + [day + timedelta(days=1)] * 25,
         }
     )

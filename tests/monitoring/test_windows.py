@@ -59,15 +59,15 @@ def moments(count: int, hours: float) -> pd.Series:
     return pd.Series(pd.to_datetime([START + timedelta(hours=hours * at) for at in range(count)], utc=True))
 
 
-def test_a_feed_is_dead_when_it_is_silent_for_longer_than_its_rhythm_allows() -> None:
+def test_a_feed_is_alarming_when_it_is_silent_for_longer_than_its_rhythm_allows() -> None:
     weekly = moments(40, 12)
     last = weekly.iloc[-1].to_pydatetime()
     for hours, dead in ((12 * FACTOR - 0.1, False), (12 * FACTOR + 0.1, True)):
         found = measure_silence(weekly.sample(frac=1, random_state=1), last + timedelta(hours=hours))
-        assert found and found.is_dead == dead and found.longest == 12
+        assert found and found.is_alarming == dead and found.longest_before == 12
     with_weekend = weekly.drop(index=range(20, 26))  # three days without a row
     found = measure_silence(with_weekend, last + timedelta(hours=100))
-    assert found and not found.is_dead
+    assert found and not found.is_alarming
 
 
 def test_of_a_feed_without_a_rhythm_nothing_is_said() -> None:

@@ -1,1 +1,1 @@
-"""Statistics of what is live: whether the promise is kept, what is expected without labels, and what has drifted."""
+"""Statistics of what is live: whether the guarantee holds, what is expected without labels, and what has drifted."""

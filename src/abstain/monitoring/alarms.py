@@ -54,18 +54,18 @@ def raise_alarms(window: WindowResult, params: MonitoringParams) -> tuple[Alarm,
 
 
 def _raise_review_alarms(window: WindowResult, params: MonitoringParams) -> Iterator[Alarm]:
-    guarantee, calibration = window.statistics["promise"], window.statistics["calibration"]
-    if guarantee and guarantee["broken"]:
+    guarantee, calibration = window.statistics["guarantee"], window.statistics["calibration"]
+    if guarantee and guarantee["is_violated"]:
         bound = "at least" if guarantee["metric"] == "precision" else "at most"
         yield Alarm(
             Code.GUARANTEE_VIOLATED,
             f"{guarantee['metric'].replace('_', ' ')} {guarantee['estimate']:.3f} ({guarantee['low']:.3f} to "
             f"{guarantee['high']:.3f}) by {guarantee['reviews']:,} reviews about {guarantee['documents']:,} documents "
             "since "
-            f"the version is live, {bound} {guarantee['target']:g} was promised",
+            f"the version is live, {bound} {guarantee['target']:g} is guaranteed",
             tuple(window.examples["incorrect"]),
         )
-    if calibration and calibration["p_value"] <= params.level:
+    if calibration and calibration["p_value"] <= params.alpha:
         direction = "less" if calibration["difference"] < 0 else "more"
         yield Alarm(
             Code.CALIBRATION_OFF,
@@ -82,9 +82,9 @@ def _raise_drift_alarms(window: WindowResult, params: MonitoringParams) -> Itera
     p_values = {
         name: comparison.p_value for name, comparison in text_comparisons.items() if comparison.p_value is not None
     }
-    if p_values and combine_p_values(p_values.values()) <= params.level:
+    if p_values and combine_p_values(p_values.values()) <= params.alpha:
         first = min(p_values, key=lambda name: p_values[name])
-        drifted = [name for name, value in p_values.items() if value * len(p_values) <= params.level]
+        drifted = [name for name, value in p_values.items() if value * len(p_values) <= params.alpha]
         yield Alarm(
             Code.INPUT_DRIFT,
             f"{join_words(drifted or [first])} differ from those before under this version "
@@ -100,8 +100,8 @@ def _raise_drift_alarms(window: WindowResult, params: MonitoringParams) -> Itera
     if topics := _get_significant(window, "topics", params):
         yield Alarm(
             Code.NEW_TOPICS,
-            f"{format_percent(topics.figures['share'])} of the questions are unlike any before, "
-            f"{format_percent(topics.figures['expected'])} are expected (p = {topics.p_value:.2g})",
+            f"{format_percent(topics.statistics['share'])} of the questions are unlike any before, "
+            f"{format_percent(topics.statistics['expected'])} are expected (p = {topics.p_value:.2g})",
             topics.examples,
         )
 
@@ -109,35 +109,35 @@ def _raise_drift_alarms(window: WindowResult, params: MonitoringParams) -> Itera
 def _raise_decision_alarms(window: WindowResult, params: MonitoringParams) -> Iterator[Alarm]:
     statistics = window.statistics
     unknown = window.comparisons.get("chunks")
-    if unknown and unknown.figures["share"] > params.max_unknown_chunks:
+    if unknown and unknown.statistics["share"] > params.max_unknown_chunk_share:
         yield Alarm(
             Code.UNKNOWN_CHUNKS,
-            f"{format_percent(unknown.figures['share'])} of the answers rest on chunks that data/ does not know, "
-            f"{format_percent(params.max_unknown_chunks)} allowed",
+            f"{format_percent(unknown.statistics['share'])} of the answers rest on chunks that data/ does not know, "
+            f"{format_percent(params.max_unknown_chunk_share)} allowed",
             unknown.examples,
         )
     if model_change := _describe_model_change(window):
         yield Alarm(Code.MODEL_CHANGED, model_change[0], tuple(model_change[1]))
-    if (statistics["unavailable"] or 0) > params.max_unavailable:
+    if (statistics["unavailable"] or 0) > params.max_unavailable_share:
         by_code = ", ".join(f"{code} {count:,}" for code, count in statistics["unavailable_codes"].items())
         yield Alarm(
             Code.TOO_MANY_UNAVAILABLE,
             f"{format_percent(statistics['unavailable'])} of {statistics['decisions']:,} answers got no decision, "
-            f"{format_percent(params.max_unavailable)} allowed{f': {by_code}' if by_code else ''}",
+            f"{format_percent(params.max_unavailable_share)} allowed{f': {by_code}' if by_code else ''}",
             tuple(window.examples["unavailable"]),
         )
     if coverage := _get_significant(window, "coverage", params):
         yield Alarm(
             Code.COVERAGE_CHANGED,
-            f"{format_percent(coverage.figures['now'])} of the answers are shown, "
-            f"{format_percent(coverage.figures['before'])} before under this version (p = {coverage.p_value:.2g})",
+            f"{format_percent(coverage.statistics['now'])} of the answers are shown, "
+            f"{format_percent(coverage.statistics['before'])} before under this version (p = {coverage.p_value:.2g})",
             coverage.examples,
         )
     for kind, silence in statistics["feed"].items():
-        if silence and silence["is_dead"]:
+        if silence and silence["is_alarming"]:
             yield Alarm(
                 Code.FEED_SILENT,
-                f"no {kind} for {silence['hours']:,.0f} hours, {silence['longest']:,.0f} at most before",
+                f"no {kind} for {silence['hours']:,.0f} hours, {silence['longest_before']:,.0f} at most before",
             )
             break
 
@@ -145,13 +145,13 @@ def _raise_decision_alarms(window: WindowResult, params: MonitoringParams) -> It
 def _describe_model_change(window: WindowResult) -> tuple[str, Sequence[str]] | None:
     """Describe another answer model or layout, with examples."""
     statistics, writers = window.statistics, window.comparisons.get("writers")
-    if writers and writers.figures["new"] >= MIN_NEW_MODEL_SHARE:
-        earlier_shares = writers.figures["before"]
+    if writers and writers.statistics["new"] >= MIN_NEW_MODEL_SHARE:
+        earlier_shares = writers.statistics["before"]
         new_models = join_words(
-            [name for name in writers.figures["now"] if earlier_shares.get(name, 0.0) < MAX_RARE_SHARE]
+            [name for name in writers.statistics["now"] if earlier_shares.get(name, 0.0) < MAX_RARE_SHARE]
         )
         text = (
-            f"{format_percent(writers.figures['new'])} of the answers are by {new_models}, less than "
+            f"{format_percent(writers.statistics['new'])} of the answers are by {new_models}, less than "
             f"{format_configured_share(MAX_RARE_SHARE)} each before"
         )
         return text, writers.examples
@@ -165,4 +165,4 @@ def _describe_model_change(window: WindowResult) -> tuple[str, Sequence[str]] | 
 def _get_significant(window: WindowResult, name: str, params: MonitoringParams) -> ComparisonResult | None:
     """Return the comparison `name` if it was judged and is significant."""
     comparison = window.comparisons.get(name)
-    return comparison if comparison and comparison.p_value is not None and comparison.p_value <= params.level else None
+    return comparison if comparison and comparison.p_value is not None and comparison.p_value <= params.alpha else None

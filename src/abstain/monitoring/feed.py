@@ -19,13 +19,13 @@ class Silence:
 
     Attributes:
         hours: Hours since the last row.
-        longest: Longest earlier silence in hours.
-        is_dead: Whether the silence is longer than `FACTOR` times the longest earlier one.
+        longest_before: Longest earlier silence in hours.
+        is_alarming: Whether the silence is longer than `FACTOR` times the longest earlier one.
     """
 
     hours: float
-    longest: float
-    is_dead: bool
+    longest_before: float
+    is_alarming: bool
 
 
 def measure_silence(moments: pd.Series, now: datetime) -> Silence | None:

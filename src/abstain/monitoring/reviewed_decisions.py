@@ -39,7 +39,7 @@ def join_reviews(store: DataStore, traffic: Traffic, labels: LabelParams) -> pd.
 
     Returns:
         One row for each reviewed decision, indexed by interaction_id and sorted by arrival: `correct` (bool), `weight`
-        (1 / inclusion probability; 1 for a self-selected review), `drawn` (bool, whether it was sampled), `document`
+        (1 / inclusion probability; 1 for a self-selected review), `sampled` (bool), `document`
         (the group), `arrived` (midnight UTC), `decision`, `version`, `probability`, `decided_at`.
     """
     decisions = traffic.decisions
@@ -48,19 +48,19 @@ def join_reviews(store: DataStore, traffic: Traffic, labels: LabelParams) -> pd.
     moments = {name: pd.to_datetime(rows[name], utc=True) for name in ("reviewed_at", "arrived")}
     rows = rows.assign(**moments)
     resolved = resolve_reviews(select_latest_reviews(rows, labels), labels)
-    reviewed = decisions.loc[ids, ["decision", "version", "probability", "decided_at", "share"]].rename_axis(
+    reviewed = decisions.loc[ids, ["decision", "version", "probability", "decided_at", "sampling_rate"]].rename_axis(
         "interaction_id"
     )
     has_feedback = reviewed.index.isin(traffic.feedback["interaction_id"])
-    in_data = np.where(has_feedback, 1.0, reviewed["share"].where(reviewed["share"] > 0))
+    in_data = np.where(has_feedback, 1.0, reviewed["sampling_rate"].where(reviewed["sampling_rate"] > 0))
     inclusion = (in_data * resolved["inclusion_probability"].to_numpy(float)).clip(MIN_INCLUSION_PROBABILITY)
     group_by_id = _read_groups(store, set(ids))
     return (
-        reviewed.drop(columns="share")
+        reviewed.drop(columns="sampling_rate")
         .assign(
             correct=resolved["label"].to_numpy(bool),
             weight=1 / np.where(np.isnan(inclusion), 1.0, inclusion),
-            drawn=~np.isnan(inclusion),
+            sampled=~np.isnan(inclusion),
             document=[group_by_id.get(interaction_id, interaction_id) for interaction_id in ids],
             arrived=rows.groupby("row")["arrived"].min().dt.floor("D").to_numpy(),
         )
@@ -80,9 +80,9 @@ def select_countable_shown(reviewed: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """
     shown = reviewed[reviewed["decision"] == "show"]
     enough_at = shown["arrived"][
-        shown["drawn"].cumsum() >= MIN_SAMPLED
+        shown["sampled"].cumsum() >= MIN_SAMPLED
     ].min()  # nothing is later where there is no such day
-    is_excluded = ~shown["drawn"] & (shown["arrived"] > enough_at)
+    is_excluded = ~shown["sampled"] & (shown["arrived"] > enough_at)
     return shown[~is_excluded], int(is_excluded.sum())
 
 

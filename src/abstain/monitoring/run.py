@@ -159,7 +159,7 @@ class _VersionMonitor:
             earlier = {
                 (window.version, window.start): window for window in (*self._others, *self._stored.values(), *windows)
             }
-            ended = [window.figures for window in earlier.values() if window.end <= days.start]
+            ended = [window.statistics for window in earlier.values() if window.end <= days.start]
             windows.append(self._compute_window(days, ended, self._measure_silence() if days is feed_days else {}))
         return windows
 
@@ -178,20 +178,20 @@ class _VersionMonitor:
         decisions = self._decisions[days.contains(self._decisions["decided_at"])]
         arrived = self._reviewed[days.contains(self._reviewed["arrived"])]
         stored = self._stored.get((days.start, days.end))
-        if stored and not self._is_requested(days) and stored.figures["decisions"] == len(decisions):
+        if stored and not self._is_requested(days) and stored.statistics["decisions"] == len(decisions):
             comparisons = {
-                name: ComparisonResult.from_json(content) for name, content in stored.figures["compared"].items()
+                name: ComparisonResult.from_json(content) for name, content in stored.statistics["compared"].items()
             }
-            statistics = dict(stored.figures)
+            statistics = dict(stored.statistics)
         else:
             earlier_decisions = self._decisions[self._decisions["decided_at"] < days.start]
             statistics, comparisons = self._summarize_decisions(decisions, earlier_decisions)
         until = None if days is self.ranges[-1] else days.end
-        guarantee = self._check_guarantee(until, stored.figures["promise"] if stored else None)
+        guarantee = self._check_guarantee(until, stored.statistics["guarantee"] if stored else None)
         statistics |= {
-            "promise": guarantee,
+            "guarantee": guarantee,
             "feed": feed,
-            "record": window_statistics.summarize_prediction_errors(earlier),
+            "prediction_errors": window_statistics.summarize_prediction_errors(earlier),
         }
         statistics |= self._summarize_reviews(days, decisions, arrived)
         statistics |= {"compared": {name: asdict(result) for name, result in comparisons.items()}}
@@ -250,13 +250,13 @@ class _VersionMonitor:
         with_probability = arrived[arrived.index.isin(self._calibrating.index) & arrived["probability"].notna()]
         return {
             "reviews": len(arrived),
-            "left_out": self._n_excluded,
-            "volunteers": int((~self._counted["drawn"]).sum()),
+            "excluded_self_selected": self._n_excluded,
+            "self_selected": int((~self._counted["sampled"]).sum()),
             "precision": window_statistics.compute_reviewed_precision(
                 self._counted[days.contains(self._counted["arrived"])]
             ),
             "calibration": _check_calibration(with_probability),
-            "came_of_it": window_statistics.compute_reviewed_precision(
+            "reviewed_precision": window_statistics.compute_reviewed_precision(
                 self._counted[self._counted.index.isin(decisions.index)]
             ),
         }
@@ -271,22 +271,22 @@ class _VersionMonitor:
         batches = [batch for day, batch in self._batches if until is None or day < until]
         if target is None or not batches:
             return None
-        inputs = _hash_guarantee_inputs(batches, target, self._params.level)
+        inputs = _hash_guarantee_inputs(batches, target, self._params.alpha)
         if former and former["inputs"] == inputs:
             return dict(former)
-        result = check_live_guarantee(batches, target, self._params.level)
+        result = check_live_guarantee(batches, target, self._params.alpha)
         violated_on = None if result.violated_batch is None else f"{self._batches[result.violated_batch][0]:%Y-%m-%d}"
-        settings = {**asdict(target), "level": self._params.level}
+        settings = {**asdict(target), "alpha": self._params.alpha}
         values = {
             "e_value": result.e_value,
-            "peak": result.max_e_value,
+            "max_e_value": result.max_e_value,
             "estimate": result.estimate,
             "low": result.low,
             "high": result.high,
         }
         numbers = {name: finite_or_none(value) for name, value in values.items()}
         counts = {"reviews": result.reviews, "documents": result.documents, "inputs": inputs}
-        return {**settings, **numbers, **counts, "broken": result.is_violated, "broken_on": violated_on}
+        return {**settings, **numbers, **counts, "is_violated": result.is_violated, "violated_on": violated_on}
 
     def _measure_silence(self) -> dict[str, Any]:
         """Measure the silence of decisions and feedback over all versions; a new version may have no window yet."""

@@ -24,8 +24,8 @@ COLUMNS: dict[str, Any] = {
     "confidence": "float64",
     "version": "str",
     "product": "category",
-    "share": "float64",
-    "texts": "category",
+    "sampling_rate": "float64",
+    "text_state": "category",
 }
 NO_VERSION = "none"
 

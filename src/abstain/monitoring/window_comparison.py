@@ -83,13 +83,13 @@ class ComparisonResult:
 
     Attributes:
         p_value: p-value; None if nothing was judged.
-        figures: Statistics for alarms and pages.
+        statistics: Statistics for alarms and pages.
         examples: Ids of answers that differ most.
         note: Why nothing was judged; "" otherwise.
     """
 
     p_value: float | None = None
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    statistics: Mapping[str, Any] = field(default_factory=dict)
     examples: tuple[str, ...] = ()
     note: str = ""
 
@@ -121,7 +121,7 @@ def sample_answers(
     Returns:
         The sample, in the order of `decisions`.
     """
-    kept_ids = decisions.index[decisions["texts"] == "kept"]
+    kept_ids = decisions.index[decisions["text_state"] == "kept"]
     sampled_ids = set(
         nsmallest(
             max_answers, kept_ids, key=lambda interaction_id: hash_to_unit_interval(0, f"monitoring/{interaction_id}")

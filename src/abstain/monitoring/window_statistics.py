@@ -92,9 +92,9 @@ def summarize_prediction_errors(windows: Sequence[Mapping[str, Any]]) -> dict[st
         Number of windows with at least `MIN_REVIEWED` reviews, and the mean absolute error.
     """
     errors = [
-        abs(window["expected"]["value"] - window["came_of_it"]["precision"])
+        abs(window["expected"]["value"] - window["reviewed_precision"]["precision"])
         for window in windows
-        if window.get("expected") and (window.get("came_of_it") or {"reviews": 0})["reviews"] >= MIN_REVIEWED
+        if window.get("expected") and (window.get("reviewed_precision") or {"reviews": 0})["reviews"] >= MIN_REVIEWED
     ]
     return {"windows": len(errors), "mean_error": float(np.mean(errors)) if errors else None}
 

@@ -28,14 +28,14 @@ def render_window(window: MonitoringWindow) -> str:
     """
     blocks = [heading(1, window.headline), paragraph(format_title(window))]
     blocks += [_alarm(alarm) for alarm in window.alarms]
-    blocks.append(table(("figure", "value"), format_statistics(window), text_columns=("value",)))
+    blocks.append(table(("statistic", "value"), format_statistics(window), text_columns=("value",)))
     rows = [
         (name, product["decisions"], format_percent(product["coverage"]))
-        for name, product in window.figures["products"].items()
+        for name, product in window.statistics["products"].items()
     ]
     if rows:
         blocks.append(table(("product", "decisions", "shown"), rows))
-    blocks.append(bullet_list(window.figures["notes"]))
+    blocks.append(bullet_list(window.statistics["notes"]))
     return document(blocks)
 
 
@@ -46,7 +46,8 @@ def format_title(window: MonitoringWindow) -> str:
 
 def format_statistics(window: MonitoringWindow) -> list[tuple[str, str]]:
     """Return the statistics of `window` as (label, value)."""
-    return [*_format_decisions(window.figures), *_format_reviews(window.figures), *_format_drift(window.figures)]
+    formats = (_format_decisions, _format_reviews, _format_drift)
+    return [row for format_rows in formats for row in format_rows(window.statistics)]
 
 
 def history_rows(windows: Sequence[MonitoringWindow]) -> list[dict[str, Any]]:
@@ -63,10 +64,10 @@ def history_rows(windows: Sequence[MonitoringWindow]) -> list[dict[str, Any]]:
             "from": f"{window.start:%Y-%m-%d}",
             "to": f"{window.end:%Y-%m-%d}",
             "version": window.version,
-            "decisions": window.figures["decisions"],
-            "coverage": format_percent(window.figures["coverage"]),
-            "precision": format_percent((window.figures["precision"] or {}).get("precision")),
-            "expected": format_percent((window.figures["expected"] or {}).get("value")),
+            "decisions": window.statistics["decisions"],
+            "coverage": format_percent(window.statistics["coverage"]),
+            "precision": format_percent((window.statistics["precision"] or {}).get("precision")),
+            "expected": format_percent((window.statistics["expected"] or {}).get("value")),
             "status": window.headline,
         }
         for window in reversed(windows)
@@ -97,26 +98,28 @@ def _format_decisions(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]
 
 def _format_reviews(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     text = ""
-    if statistics["left_out"]:
-        text = f"; {_format_self_selected(statistics['left_out'])} left out"
-    elif statistics["volunteers"]:
-        text = f"; {_format_self_selected(statistics['volunteers'])} counted as they are"
+    if statistics["excluded_self_selected"]:
+        text = f"; {format_count(statistics['excluded_self_selected'], 'self-selected review')} of the version left out"
+    elif statistics["self_selected"]:
+        text = f"; {format_count(statistics['self_selected'], 'self-selected review')} of the version counted"
     yield "reviews", f"{statistics['reviews']:,} arrived{text}"
     if precision := statistics["precision"]:
         counts = (
             f"{format_count(precision['reviews'], 'review')} about {format_count(precision['documents'], 'document')}"
         )
         yield "precision of what was shown", f"{format_percent(precision['precision'])} by {counts}"
-    if guarantee := statistics["promise"]:
-        status = f"broken since {guarantee['broken_on']}" if guarantee["broken"] else "not shown to be broken"
+    if guarantee := statistics["guarantee"]:
+        status = (
+            f"violated since {guarantee['violated_on']}" if guarantee["is_violated"] else "not shown to be violated"
+        )
         limit = "at least" if guarantee["metric"] == "precision" else "at most"
         yield (
-            "promise",
+            "guarantee",
             f"{guarantee['metric'].replace('_', ' ')} {limit} {guarantee['target']:g}: {status}; "
             f"{format_number(guarantee['estimate'])} ({format_number(guarantee['low'])} to "
             f"{format_number(guarantee['high'])}) by "
             f"{format_count(guarantee['reviews'], 'review')} since it is live; e-value "
-            f"{format_number(guarantee['e_value'], '.3g')}, the alarm is at {1 / guarantee['level']:g} (1 / "
+            f"{format_number(guarantee['e_value'], '.3g')}, the alarm is at {1 / guarantee['alpha']:g} (1 / "
             "monitoring.level)",
         )
     if calibration := statistics["calibration"]:
@@ -125,24 +128,18 @@ def _format_reviews(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{calibration['difference']:+.3f} ({calibration['low']:+.3f} to {calibration['high']:+.3f})",
         )
     if expected := statistics["expected"]:
-        record = statistics["record"]
+        errors = statistics["prediction_errors"]
         error_text = (
-            f"; in {format_count(record['windows'], 'window')} it was wrong by {record['mean_error'] or 0:.3f} in the "
+            f"; in {format_count(errors['windows'], 'window')} it was wrong by {errors['mean_error'] or 0:.3f} in the "
             "mean"
         )
         text = (
             f"{format_percent(expected['value'])} ({format_percent(expected['low'])} to "
             f"{format_percent(expected['high'])})"
         )
-        yield "expected precision", text + (error_text if record["windows"] else "; how wrong it was is not known yet")
+        yield "expected precision", text + (error_text if errors["windows"] else "; how wrong it was is not known yet")
     for what, gap in statistics["feed"].items():
-        yield f"no {what} for", f"{gap['hours']:,.1f} hours, {gap['longest']:,.1f} at most before"
-
-
-def _format_self_selected(number: int) -> str:
-    """Return the start of a sentence about reviews whose reviewers chose what to review."""
-    clause = "chose its answer itself and is" if number == 1 else "chose their answers themselves and are"
-    return f"{format_count(number, 'review')} of the version {clause}"
+        yield f"no {what} for", f"{gap['hours']:,.1f} hours, {gap['longest_before']:,.1f} at most before"
 
 
 def _format_drift(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -152,7 +149,7 @@ def _format_drift(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             p_value = comparison["p_value"]
             yield label, comparison["note"] or "not judged" if p_value is None else f"p = {p_value:.2g}"
     if comparison := compared.get("topics"):
-        shares = comparison["figures"]
+        shares = comparison["statistics"]
         yield (
             "new topics",
             f"{format_percent(shares['share'])} of the questions, {format_percent(shares['expected'])} expected",
@@ -160,10 +157,10 @@ def _format_drift(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if comparison := compared.get("coverage"):
         yield (
             "coverage before",
-            f"{format_percent(comparison['figures']['before'])} (p = {format_number(comparison['p_value'], '.2g')})",
+            f"{format_percent(comparison['statistics']['before'])} (p = {format_number(comparison['p_value'], '.2g')})",
         )
     if comparison := compared.get("chunks"):
-        yield "unknown chunks", f"in {format_percent(comparison['figures']['share'])} of the answers"
-    models = compared["writers"]["figures"]["now"]
+        yield "unknown chunks", f"in {format_percent(comparison['statistics']['share'])} of the answers"
+    models = compared["writers"]["statistics"]["now"]
     if models:
         yield "written by", ", ".join(f"{model} {format_percent(share)}" for model, share in models.items())

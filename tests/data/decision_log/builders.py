@@ -27,7 +27,7 @@ def decision(key: str = "i-1", shown: bool = True, **changes: Any) -> LoggedDeci
         "version": "v1.0.0",
         "scorer": "probe",
         "forward_tokens": 12.0,
-        "took_ms": 3.0,
+        "duration_ms": 3.0,
         "source": "api",
         "product": "cards",
         "user": None,

@@ -41,7 +41,7 @@ def log(tmp_path: Path) -> Iterator[DecisionLog]:
 def texts(log: DecisionLog) -> dict[str, tuple[str, str | None, int]]:
     """By decision: whether its texts are there, the user, and how much feedback."""
     found = {key: queries.get_decision(log.database, key) for key in "abc"}
-    return {key: (one.texts, one.decision.user, len(one.feedback)) for key, one in found.items() if one}
+    return {key: (one.text_state, one.decision.user, len(one.feedback)) for key, one in found.items() if one}
 
 
 def test_a_users_feedback_goes_and_nothing_tells_any_more_who_asked(tmp_path: Path, log: DecisionLog) -> None:
@@ -75,8 +75,8 @@ def test_what_was_erased_does_not_come_back(tmp_path: Path, log: DecisionLog) ->
     assert isinstance(unread, AbstainError), "nor is it answered as the erased one was"
     refused = later[0].exception()
     assert isinstance(refused, AbstainError) and refused.code is Code.FAILED_CHECK, "it may be of another answer"
-    assert [future.result() for future in later[1:]] == ["known", *["recorded"] * 4]
-    assert log.record_feedback("f-4", feedback("c", user="u-ann", comment="other")).result() == "known"
+    assert [future.result() for future in later[1:]] == ["duplicate", *["recorded"] * 4]
+    assert log.record_feedback("f-4", feedback("c", user="u-ann", comment="other")).result() == "duplicate"
     assert b", later" not in bytes_in(tmp_path)
     assert queries.count_decisions(log.database) == {"show": 4, "abstain": 0, "unavailable": 0, "feedback": 6}
 
@@ -95,7 +95,7 @@ def test_what_the_user_asks_while_the_erasure_begins_goes_too(
     monkeypatch.setattr(LogDatabase, "write_transaction", after_a_question)
     log.erase_user(["ann"], with_interactions=True)
     found = queries.get_decision(log.database, "d")
-    assert found and (found.texts, found.decision.user) == ("erased", None)
+    assert found and (found.text_state, found.decision.user) == ("erased", None)
     assert b"<d>" not in bytes_in(tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_without_interactions_a_later_question_is_logged(log: DecisionLog) -> No
     log.record_decision(decision("d", user="ann")).result()
     log.record_feedback("f-4", feedback("d", user="u-ann")).result()
     found = queries.get_decision(log.database, "d")
-    assert found and (found.texts, found.feedback) == ("kept", ())
+    assert found and (found.text_state, found.feedback) == ("kept", ())
 
 
 def test_once_with_interactions_remains_with_interactions(log: DecisionLog) -> None:
@@ -138,7 +138,7 @@ def test_once_with_interactions_remains_with_interactions(log: DecisionLog) -> N
         log.erase_user(["ann"], with_interactions=with_interactions)
     log.record_decision(decision("d", user="ann")).result()
     found = queries.get_decision(log.database, "d")
-    assert found and found.texts == "erased"
+    assert found and found.text_state == "erased"
 
 
 def test_interactions_that_the_data_names_go_too(tmp_path: Path, log: DecisionLog) -> None:
@@ -160,7 +160,7 @@ def test_texts_expire_and_figures_stay(tmp_path: Path, log: DecisionLog) -> None
     assert log.purge_expired_texts(AT + timedelta(days=29)) == 1
     assert log.purge_expired_texts(AT + timedelta(days=29)) == 0
     found = queries.get_decision(log.database, "old")
-    assert found and (found.texts, found.decision.interaction, found.decision.user) == ("expired", None, None)
+    assert found and (found.text_state, found.decision.interaction, found.decision.user) == ("expired", None, None)
     assert found.decision.confidence == 0.75 and found.sampling_rate == 0.05
     assert queries.count_decisions(log.database) == {**before, "show": before["show"] + 1}
     assert b"so old" not in bytes_in(tmp_path)
@@ -176,7 +176,7 @@ def test_texts_expire_and_figures_stay(tmp_path: Path, log: DecisionLog) -> None
         assert isinstance(refused, AbstainError) and refused.code is Code.FAILED_CHECK, "the digest went with the text"
     assert log.purge_expired_texts(datetime.now(UTC) + timedelta(days=31)) == 6
     assert b"<a>" not in bytes_in(tmp_path) and b"<f-3>" not in bytes_in(tmp_path)
-    assert log.record_feedback("f-1", feedback("b", comment="else")).result() == "known", "by its id alone"
+    assert log.record_feedback("f-1", feedback("b", comment="else")).result() == "duplicate", "by its id alone"
 
 
 def test_what_tells_an_answer_without_texts_expires_too(log: DecisionLog) -> None:

@@ -73,8 +73,8 @@ def test_what_is_recorded_is_found_with_its_feedback(log: DecisionLog) -> None:
     replies = [feedback(user="u-1"), review(inclusion_probability=0.5)]
     assert [log.record_feedback(f"f-{at}", row).result() for at, row in enumerate(replies)] == ["recorded", "recorded"]
     found = queries.get_decision(log.database, "i-1")
-    assert found and found.texts == "kept" and found.sampling_rate == 0.15
-    assert found.decision == replace(logged, user="u-ann", interaction=interaction(decision="withheld"))
+    assert found and found.text_state == "kept" and found.sampling_rate == 0.15
+    assert found.decision == replace(logged, user="u-ann", interaction=interaction(display="withheld"))
     assert found.feedback == (replies[0], review()), "no review of the log was drawn"
     assert queries.get_decision(log.database, "i-2") is None
 
@@ -82,11 +82,11 @@ def test_what_is_recorded_is_found_with_its_feedback(log: DecisionLog) -> None:
 def test_a_shown_answer_has_propensity_1_and_a_withheld_one_has_none(log: DecisionLog) -> None:
     for key, shown, kind in (("a", True, "show"), ("b", False, "abstain"), ("c", True, "unavailable")):
         log.record_decision(
-            decision(key, shown, decision=kind, interaction=interaction(key, propensity=0.5, decision="shown"))
+            decision(key, shown, decision=kind, interaction=interaction(key, propensity=0.5, display="shown"))
         )
     log.record_decision(decision("d", False)).result()
     rows = [found.decision.interaction for key in "abcd" if (found := queries.get_decision(log.database, key))]
-    assert [(row.decision, row.propensity) for row in rows if row] == [
+    assert [(row.display, row.propensity) for row in rows if row] == [
         ("shown", 1),
         ("withheld", None),
         ("shown", 1),
@@ -96,12 +96,12 @@ def test_a_shown_answer_has_propensity_1_and_a_withheld_one_has_none(log: Decisi
 
 def test_the_same_request_is_known_and_the_first_decision_stays(log: DecisionLog) -> None:
     assert log.record_decision(decision()).result() == "recorded"
-    again = decision(shown=False, confidence=0.1, took_ms=9.0, interaction=interaction(asked_at=AT))
-    assert log.record_decision(again).result() == "known"
+    again = decision(shown=False, confidence=0.1, duration_ms=9.0, interaction=interaction(asked_at=AT))
+    assert log.record_decision(again).result() == "duplicate"
     assert code_of(log.record_decision(decision(interaction=interaction(answer="Ten euros.")))) is Code.FAILED_CHECK
     assert code_of(log.record_decision(decision(interaction=None))) is Code.FAILED_CHECK
     found = queries.get_decision(log.database, "i-1")
-    assert found and found.decision == decision(interaction=interaction(decision="shown", propensity=1.0))
+    assert found and found.decision == decision(interaction=interaction(display="shown", propensity=1.0))
     assert queries.count_decisions(log.database) == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
 
 
@@ -112,9 +112,12 @@ def test_answers_that_differ_in_what_is_redacted_are_two(tmp_path: Path) -> None
         redact=lambda row: row.model_copy(update=dict.fromkeys(REDACTED & row.model_fields_set, "<X>")),
     )
     one, other = (decision(interaction=interaction(answer=answer)) for answer in ("Call 1.", "Call 2."))
-    assert [log.record_decision(row).result() for row in (one, one)] == ["recorded", "known"]
+    assert [log.record_decision(row).result() for row in (one, one)] == ["recorded", "duplicate"]
     assert code_of(log.record_decision(other)) is Code.FAILED_CHECK
-    assert [log.record_feedback("f", feedback(comment="mail a")).result() for _ in range(2)] == ["recorded", "known"]
+    assert [log.record_feedback("f", feedback(comment="mail a")).result() for _ in range(2)] == [
+        "recorded",
+        "duplicate",
+    ]
     assert code_of(log.record_feedback("f", feedback(comment="mail b"))) is Code.FAILED_CHECK
     assert b"Call" not in bytes_in(tmp_path) and b"mail" not in bytes_in(tmp_path)
     log.close()
@@ -127,19 +130,19 @@ def test_without_texts_the_digest_of_what_was_given_tells_another_request(log: D
     def states(digest: str) -> LoggedDecision:
         return decision(interaction=None, input_sha256=digest)
 
-    assert [log.record_decision(states(digest)).result() for digest in ("5e", "5e")] == ["recorded", "known"]
+    assert [log.record_decision(states(digest)).result() for digest in ("5e", "5e")] == ["recorded", "duplicate"]
     assert code_of(log.record_decision(states("ed"))) is Code.FAILED_CHECK
     assert code_of(log.record_decision(decision())) is Code.FAILED_CHECK
     found = queries.get_decision(log.database, "i-1")
-    assert found and (found.texts, found.decision.interaction) == ("none", None)
+    assert found and (found.text_state, found.decision.interaction) == ("none", None)
 
 
 def test_a_decision_takes_the_place_of_one_of_which_nothing_is_known(log: DecisionLog) -> None:
-    refused = decision(shown=False, decision="unavailable", interaction=None, took_ms=1.0)
+    refused = decision(shown=False, decision="unavailable", interaction=None, duration_ms=1.0)
     assert log.record_decision(refused).result() == "recorded"
-    assert log.record_decision(replace(refused, took_ms=2.0)).result() == "recorded"
+    assert log.record_decision(replace(refused, duration_ms=2.0)).result() == "recorded"
     found = queries.get_decision(log.database, "i-1")
-    assert found and found.decision == replace(refused, took_ms=2.0)
+    assert found and found.decision == replace(refused, duration_ms=2.0)
     assert log.record_decision(decision(interaction=None, input_sha256="5e")).result() == "recorded"
     assert code_of(log.record_decision(decision(interaction=None, input_sha256="ed"))) is Code.FAILED_CHECK
     assert code_of(log.record_decision(refused)) is Code.FAILED_CHECK
@@ -153,7 +156,7 @@ def test_an_unavailable_decision_about_a_known_answer_stays(log: DecisionLog) ->
     assert log.record_decision(unavailable).result() == "recorded"
     assert code_of(log.record_decision(decision(interaction=None, input_sha256="ed"))) is Code.FAILED_CHECK
     log.record_decision(decision("i-2", shown=False, decision="unavailable")).result()
-    assert log.record_decision(decision("i-2")).result() == "known"
+    assert log.record_decision(decision("i-2")).result() == "duplicate"
 
 
 def test_what_waits_together_is_compared_in_its_order(log: DecisionLog) -> None:
@@ -161,7 +164,7 @@ def test_what_waits_together_is_compared_in_its_order(log: DecisionLog) -> None:
     rows = [refused, decision(), decision(), decision(interaction=interaction(answer="Ten euros.")), refused]
     with held(log):
         futures = [log.record_decision(row) for row in rows]
-    assert [futures[at].result() for at in range(3)] == ["recorded", "recorded", "known"]
+    assert [futures[at].result() for at in range(3)] == ["recorded", "recorded", "duplicate"]
     assert [code_of(futures[at]) for at in (3, 4)] == [Code.FAILED_CHECK] * 2
     assert (
         queries.count_decisions(log.database)["show"] == 2 and queries.count_decisions(log.database)["unavailable"] == 0
@@ -170,7 +173,7 @@ def test_what_waits_together_is_compared_in_its_order(log: DecisionLog) -> None:
 
 def test_feedback_is_recorded_once_by_its_id(log: DecisionLog) -> None:
     assert log.record_feedback("f-1", feedback(comment="good")).result() == "recorded"
-    assert log.record_feedback("f-1", feedback(comment="good", days=2)).result() == "known"
+    assert log.record_feedback("f-1", feedback(comment="good", days=2)).result() == "duplicate"
     assert code_of(log.record_feedback("f-1", feedback(comment="bad"))) is Code.FAILED_CHECK
     assert log.record_feedback("f-2", feedback(comment="good")).result() == "recorded"
     assert queries.count_decisions(log.database)["feedback"] == 2
@@ -314,16 +317,16 @@ def test_a_larger_share_draws_the_same_and_more(key: str, shown: bool) -> None:
     def drawn(share: float) -> bool:
         told = decision(key, shown, interaction=None)
         row = make_decision_row(told, lambda row: row, pseudonym, SamplingRates(share, share), KEY)
-        assert row["share"] == share
-        return bool(row["drawn"])
+        assert row["sampling_rate"] == share
+        return bool(row["sampled"])
 
     draws = [drawn(share) for share in (0.0, 0.15, 0.5, 1.0)]
     assert draws == sorted(draws) and draws[0] is False and draws[-1] is True
 
 
 @pytest.mark.parametrize(("shown", "share"), [(True, 0.05), (False, 0.15)])
-def test_the_share_is_drawn(shown: bool, share: float) -> None:
-    drawn = sum(row_of(key=f"i-{at}", shown=shown, interaction=None)["drawn"] for at in range(20_000))
+def test_answers_are_sampled_at_their_rate(shown: bool, share: float) -> None:
+    drawn = sum(row_of(key=f"i-{at}", shown=shown, interaction=None)["sampled"] for at in range(20_000))
     assert abs(drawn / 20_000 - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
 
 
@@ -342,7 +345,7 @@ def test_figures_over_time_are_those_of_the_rows(tmp_path_factory: pytest.TempPa
     log = open_log(url_of(tmp_path_factory.mktemp("log")))
     for at, (minute, kind, took) in enumerate(rows):
         moment = AT + timedelta(minutes=minute)
-        log.record_decision(decision(f"i-{at}", decided_at=moment, decision=kind, took_ms=took, interaction=None))
+        log.record_decision(decision(f"i-{at}", decided_at=moment, decision=kind, duration_ms=took, interaction=None))
     log.record_decision(decision("before", decided_at=AT - timedelta(microseconds=1)))
     log.record_decision(decision("after", decided_at=AT + timedelta(hours=1))).result()
     steps = queries.count_by_interval(log.database, AT, AT + timedelta(hours=1), timedelta(minutes=15))
@@ -359,9 +362,9 @@ def test_figures_over_time_are_those_of_the_rows(tmp_path_factory: pytest.TempPa
     assert found == expected
 
 
-def rounded(took_ms: float) -> Any:
+def rounded(duration_ms: float) -> Any:
     """To 0.1 ms below 100, to 1 below 1,000, else to 10."""
-    return pytest.approx(took_ms, abs=0.0501 if took_ms < 100 else 0.501 if took_ms < 1000 else 5.01)
+    return pytest.approx(duration_ms, abs=0.0501 if duration_ms < 100 else 0.501 if duration_ms < 1000 else 5.01)
 
 
 def test_figures_tell_how_many_were_shown_without_a_decision(log: DecisionLog) -> None:
@@ -452,7 +455,7 @@ def test_another_layout_is_one_line(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "decisions.sqlite")) as connection, connection:
         connection.execute("UPDATE decision_log SET content = '1' WHERE name = 'version'")
     for opening in (open_log, LogDatabase.open_existing):
-        with pytest.raises(AbstainError, match="its layout has version 1, this release knows 3") as refused:
+        with pytest.raises(AbstainError, match="its layout has version 1, this release knows 4") as refused:
             opening(url_of(tmp_path))
         assert refused.value.code is Code.VERSION_MISMATCH and "\n" not in str(refused.value)
 
@@ -580,10 +583,12 @@ def test_the_log_purges_itself(tmp_path: Path) -> None:
     log = open_log(url_of(tmp_path), keep_days=1)  # AT is before yesterday
     deadline = time.monotonic() + 20
     while (
-        (found := queries.get_decision(log.database, "i-1")) and found.texts == "kept" and time.monotonic() < deadline
+        (found := queries.get_decision(log.database, "i-1"))
+        and found.text_state == "kept"
+        and time.monotonic() < deadline
     ):
         time.sleep(0.01)
-    assert found and found.texts == "expired"
+    assert found and found.text_state == "expired"
     log.close()
 
 
@@ -592,7 +597,7 @@ def test_two_logs_on_one_file_record_every_row_once(tmp_path: Path) -> None:
     futures = [log.record_decision(decision(f"i-{at}")) for at in range(100) for log in logs]
     futures += [log.record_feedback(f"f-{at}", feedback(f"i-{at}")) for at in range(100) for log in logs]
     outcomes = [future.result() for future in futures]
-    assert outcomes.count("recorded") == outcomes.count("known") == 200
+    assert outcomes.count("recorded") == outcomes.count("duplicate") == 200
     assert queries.count_decisions(logs[0].database) == {"show": 100, "abstain": 0, "unavailable": 0, "feedback": 100}
     for log in logs:
         log.close()

@@ -34,17 +34,17 @@ def url(postgres: str) -> Iterator[str]:
 
 @pytest.fixture
 def log(url: str) -> Iterator[DecisionLog]:
-    opened = open_log(url, withheld_share=1.0, keep_days=30)
+    opened = open_log(url, withheld_sampling_rate=1.0, keep_days=30)
     yield opened
     opened.close()
 
 
 def test_postgres_what_is_recorded_is_found_given_to_ingest_and_erased(url: str, log: DecisionLog) -> None:
     assert log.record_decision(decision("a", user="ann")).result() == "recorded"
-    assert log.record_decision(decision("a", user="ann")).result() == "known"
-    assert log.record_decision(decision("b", shown=False, took_ms=5.0)).result() == "recorded"
+    assert log.record_decision(decision("a", user="ann")).result() == "duplicate"
+    assert log.record_decision(decision("b", shown=False, duration_ms=5.0)).result() == "recorded"
     assert log.record_feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "recorded"
-    assert log.record_feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "known"
+    assert log.record_feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "duplicate"
     log.register_call("key", "c", RegisteredCall(question="one"), 60)
     log.register_call("key", "c", RegisteredCall(question="two"), 60).result()
     assert log.get_call("key", "c") == RegisteredCall(question="two")
@@ -60,7 +60,7 @@ def test_postgres_what_is_recorded_is_found_given_to_ingest_and_erased(url: str,
     assert log.erase_user(["ann"], with_interactions=True) == 2
     assert log.purge_expired_texts(AT + timedelta(days=31)) == 1
     found = [queries.get_decision(log.database, key) for key in "ab"]
-    assert [one.texts for one in found if one] == ["erased", "expired"]
+    assert [one.text_state for one in found if one] == ["erased", "expired"]
     assert queries.count_decisions(log.database) == {"show": 1, "abstain": 1, "unavailable": 0, "feedback": 1}
 
 
@@ -79,7 +79,7 @@ def test_postgres_queue_is_shared_by_gates(url: str, log: DecisionLog) -> None:
     held = [hold_next_open(each.database, who) for each, who in ((log, "ann"), (other, "bob"), (log, "cy"))]
     assert [one and one.interaction.interaction_id for one in held] == ["a", "b", None]
     outcomes = [each.record_review(review("a", reviewer="ann")) for each in (log, other)]
-    assert sorted(one.result() for one in outcomes) == ["known", "recorded"]
+    assert sorted(one.result() for one in outcomes) == ["duplicate", "recorded"]
     fill_queue(other.database, [SampledAnswer(interaction("a"), 0.5)], (), now)
     assert count_progress(log.database) == (1, 2), "bob still has b"
     read = DecisionLogSource(name="decisions", url=url).read({})
@@ -95,7 +95,7 @@ def test_postgres_where_no_server_has_logged_there_is_nothing(url: str) -> None:
 
 
 def test_postgres_numbers_rise_in_the_order_of_commits(url: str) -> None:
-    logs = [open_log(url, shown_share=1.0) for _ in range(3)]
+    logs = [open_log(url, shown_sampling_rate=1.0) for _ in range(3)]
     source, seen, state = DecisionLogSource(name="decisions", url=url), [], {}
     futures = [log.record_decision(decision(f"{name}-{at}")) for at in range(300) for name, log in enumerate(logs)]
     while True:  # reads while they write: what has a lower number than one that was seen may not come later

@@ -96,7 +96,7 @@ def test_a_verdict_that_comes_again_is_one_review(tmp_path: Path, log: DecisionL
     put(log, "a")
     yes, no = review("a", reviewer="ann"), review("a", reviewer="ann", right=False)
     outcomes = [log.record_review(row) for row in (yes, yes, no, no, yes)]
-    assert [one.result() for one in outcomes] == ["recorded", "known", "recorded", "known", "recorded"]
+    assert [one.result() for one in outcomes] == ["recorded", "duplicate", "recorded", "duplicate", "recorded"]
     assert [row.correct for row in ingested(tmp_path)] == [True, False, True]
 
 
@@ -115,7 +115,7 @@ def test_an_answer_that_nobody_put_there_is_refused(log: DecisionLog) -> None:
     put(log, "a")
     with pytest.raises(AbstainError, match="in the queue no more"):
         log.record_review(review("b", reviewer="ann")).result()
-    for name in ("page/drawn/x", "PAGE/drawn/x"):
+    for name in ("page/sampled/x", "PAGE/sampled/x"):
         with pytest.raises(AbstainError, match="ids that begin with page/"):
             log.record_feedback(name, review("a", reviewer="ann")).result()
     assert queries.count_decisions(log.database)["feedback"] == 0
@@ -152,7 +152,7 @@ def test_a_corrected_verdict_keeps_its_weight(tmp_path: Path, log: DecisionLog) 
     put(log, "b")
     corrected = review("a", reviewer="ann", right=False)
     outcomes = [log.record_review(row).result() for row in (corrected, corrected, review("a", reviewer="bob"))]
-    assert outcomes == ["recorded", "known", "recorded"]
+    assert outcomes == ["recorded", "duplicate", "recorded"]
     weights = [(row.reviewer, row.correct, row.inclusion_probability) for row in ingested(tmp_path)]
     assert weights == [("ann", True, 0.25), ("ann", False, 0.25), ("bob", True, 0.25)]
 

@@ -28,7 +28,7 @@ from abstain_tasks.runs.failures import coded_failures
 @flow(name="ingest", flow_run_name="tuesday")
 @coded_failures()
 def failing():
-    raise AbstainError(Code.BATCH_REJECTED, "batch refused, nothing accepted: 3 of 4 rows fail: fix them")
+    raise AbstainError(Code.BATCH_REJECTED, "batch rejected, nothing accepted: 3 of 4 rows fail: fix them")
 
 @flow(name="other")
 def other():
@@ -85,7 +85,7 @@ def test_failed_run_posts_one_alert_and_none_without_a_webhook(up: Up, listener:
     wait_until(lambda: bool(listener.alerts), 60)
     subject, message, link = listener.alerts[0]["text"].split("\n")
     assert subject == "ingest: run tuesday has failed"
-    assert "CodedFailure: A105: batch refused, nothing accepted: 3 of 4 rows fail: fix them" in message
+    assert "CodedFailure: A105: batch rejected, nothing accepted: 3 of 4 rows fail: fix them" in message
     assert link.startswith(f"{ui}/runs/flow-run/")
     as_a_browser = urllib.request.Request(link, headers={"Accept": "text/html"})
     with urllib.request.urlopen(as_a_browser, timeout=10) as reply:
@@ -111,16 +111,16 @@ def test_refused_batch_alerts_and_blocks_a_retrain_that_alerts(
     batch = write_lines(tmp_path / "batch.jsonl", row("good"), *bad)
     command = ["env", f"ABSTAIN_ALERT_URL={listener.url}", "python", "-m", "abstain_cli.app"]
     done = project.command([*command, "ingest", str(batch)])
-    assert done.returncode == 1 and "refused, nothing accepted: 5 of 6" in done.stderr, done.stdout + done.stderr
+    assert done.returncode == 1 and "rejected, nothing accepted: 5 of 6" in done.stderr, done.stdout + done.stderr
     (alert,) = listener.alerts  # sent before the temporary server ended with the command
     assert (
         alert["text"].startswith("ingest: run ")
-        and "A105: batch of batch.jsonl refused, nothing accepted: 5 of 6" in alert["text"]
+        and "A105: batch of batch.jsonl rejected, nothing accepted: 5 of 6" in alert["text"]
     )
     assert alert["text"].endswith("\nstart `make up` to look at the run")
     (kept,) = (project.home / "reports").glob("*/ingest.html")
     text = kept.read_text(encoding="utf-8")
-    assert "Batch refused, nothing accepted" in text and "batch.jsonl, line 2" in text
+    assert "Batch rejected, nothing accepted" in text and "batch.jsonl, line 2" in text
 
     blocked = project.command([*command, "retrain"])
     assert blocked.returncode == 1 and "the retrain is blocked" in blocked.stderr, blocked.stdout + blocked.stderr

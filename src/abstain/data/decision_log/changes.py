@@ -42,18 +42,18 @@ class LogChange:
     Attributes:
         number: Number of the row in its table.
         kind: "decision", "thumb" or "review".
-        texts: Whether the log has the row's texts.
+        text_state: Whether the log has the row's texts.
         content: The row; None if the log does not have its texts (any more).
         answer: For feedback, the decision's texts; None if the log does not have them.
-        answer_texts: Whether the log has them; None if it has no such decision.
+        answer_text_state: Whether the log has them; None if it has no such decision.
     """
 
     number: int
     kind: Literal["decision", "thumb", "review"]
-    texts: TextState
+    text_state: TextState
     content: str | None
     answer: str | None = None
-    answer_texts: TextState | None = None
+    answer_text_state: TextState | None = None
 
 
 def read_end_position(database: LogDatabase) -> LogPosition:
@@ -86,19 +86,19 @@ def iter_changes(database: LogDatabase, since: LogPosition, end: LogPosition) ->
     was_awaited = exists().where(
         FEEDBACK.c.interaction_id == decision_columns.interaction_id, FEEDBACK.c.seq <= since.feedback
     )
-    decisions = select(decision_columns.seq, decision_columns.texts, decision_columns.content).where(
-        or_(decision_columns.drawn, was_awaited)
+    decisions = select(decision_columns.seq, decision_columns.text_state, decision_columns.content).where(
+        or_(decision_columns.sampled, was_awaited)
     )
     for row in _iter_pages(database, decisions, decision_columns.seq, since.decisions, end.decisions):
-        yield LogChange(row.seq, "decision", row.texts, row.content)
+        yield LogChange(row.seq, "decision", row.text_state, row.content)
     feedback_columns = FEEDBACK.c
     joined = FEEDBACK.outerjoin(DECISIONS, feedback_columns.interaction_id == decision_columns.interaction_id)
-    answer = (decision_columns.content.label("answer"), decision_columns.texts.label("answer_texts"))
+    answer = (decision_columns.content.label("answer"), decision_columns.text_state.label("answer_text_state"))
     feedback = select(
-        feedback_columns.seq, feedback_columns.kind, feedback_columns.texts, feedback_columns.content, *answer
+        feedback_columns.seq, feedback_columns.kind, feedback_columns.text_state, feedback_columns.content, *answer
     ).select_from(joined)
     for row in _iter_pages(database, feedback, feedback_columns.seq, since.feedback, end.feedback):
-        yield LogChange(row.seq, row.kind, row.texts, row.content, row.answer, row.answer_texts)
+        yield LogChange(row.seq, row.kind, row.text_state, row.content, row.answer, row.answer_text_state)
 
 
 def _iter_pages(database: LogDatabase, rows: Select[Any], seq: Any, after: int, end: int) -> Iterator[Row[Any]]:

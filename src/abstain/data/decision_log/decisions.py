@@ -23,8 +23,8 @@ TextState = Literal["kept", "none", "expired", "erased"]
 removed with a user.
 """
 
-RecordOutcome = Literal["recorded", "known"]
-"""Whether a row was written, or had been recorded before ("known")."""
+RecordOutcome = Literal["recorded", "duplicate"]
+"""Whether a row was written, or had been recorded before ("duplicate")."""
 
 PAGE_ID_PREFIX = "page/"
 """Prefix of the ids of feedback that was given on the gate's page."""
@@ -55,7 +55,7 @@ class LoggedDecision:
         version: Version that decided.
         scorer: Its scorer.
         forward_tokens: Tokens that the base model read.
-        took_ms: Duration in milliseconds.
+        duration_ms: Duration in milliseconds.
         source: Interface of the request.
         product: Product of the request.
         user: The user; in the log, their pseudonym.
@@ -76,7 +76,7 @@ class LoggedDecision:
     version: str | None
     scorer: str | None
     forward_tokens: float
-    took_ms: float
+    duration_ms: float
     source: str
     product: str | None
     user: str | None
@@ -122,7 +122,7 @@ class ShadowDecision:
 
 _COPIED_COLUMNS = (
     *("interaction_id", "decision", "shown", "code", "reason", "confidence", "probability", "threshold", "version"),
-    *("scorer", "forward_tokens", "took_ms", "source", "product"),
+    *("scorer", "forward_tokens", "duration_ms", "source", "product"),
 )
 
 
@@ -151,11 +151,11 @@ def make_decision_row(
     if decision.interaction is not None:
         # The gate does not draw lots: what it showed, it would always have shown. What it withheld has no propensity.
         display = (
-            {"decision": "shown", "propensity": 1.0} if decision.shown else {"decision": "withheld", "propensity": None}
+            {"display": "shown", "propensity": 1.0} if decision.shown else {"display": "withheld", "propensity": None}
         )
         content = redact(decision.interaction.model_copy(update=display)).to_json_line()
         # A request that is repeated may be decided differently, and get another time where it gives none.
-        request = decision.interaction.model_copy(update={"decision": None, "propensity": None}).model_dump_json(
+        request = decision.interaction.model_copy(update={"display": None, "propensity": None}).model_dump_json(
             exclude={"asked_at"}
         )
     sampling_rate = sampling_rates.shown if decision.shown else sampling_rates.withheld
@@ -163,9 +163,9 @@ def make_decision_row(
         **{name: getattr(decision, name) for name in _COPIED_COLUMNS},
         "decided_at": to_microseconds(decision.decided_at),
         "user": make_pseudonym(decision.user) if decision.user else None,
-        "share": sampling_rate,
-        "drawn": hash_to_unit_interval(0, f"decision log/{decision.interaction_id}") < sampling_rate,
-        "texts": "none" if content is None else "kept",
+        "sampling_rate": sampling_rate,
+        "sampled": hash_to_unit_interval(0, f"decision log/{decision.interaction_id}") < sampling_rate,
+        "text_state": "none" if content is None else "kept",
         "content": content,
         "digest": _compute_digest(digest_key, request) if request else None,
     }
@@ -234,7 +234,7 @@ def make_feedback_fields(row: Thumb | Review, digest: str | None, now: datetime)
         "recorded_at": to_microseconds(now),
         "kind": "thumb" if isinstance(row, Thumb) else "review",
         "user": row.user if isinstance(row, Thumb) else None,
-        "texts": "kept",
+        "text_state": "kept",
         "content": row.to_json_line(),
         "digest": digest,
     }

@@ -20,7 +20,7 @@ from abstain.data.store.record_keys import make_interaction_identity, to_microse
 IDS_PER_STATEMENT = 500
 """Maximum number of ids in one statement."""
 
-ERASED_FIELDS: dict[str, Any] = {"texts": "erased", "content": None, "digest": None, "user": None}
+ERASED_FIELDS: dict[str, Any] = {"text_state": "erased", "content": None, "digest": None, "user": None}
 """The fields of an erased row."""
 
 
@@ -99,7 +99,7 @@ def erase_user(
             count += connection.execute(delete(SHADOWS).where(SHADOWS.c.interaction_id.in_(ids))).rowcount
             count += connection.execute(delete(QUEUE).where(QUEUE.c.interaction_id.in_(ids))).rowcount
             for table in (FEEDBACK, DECISIONS):
-                is_affected = table.c.interaction_id.in_(ids) & (table.c.texts != "erased")
+                is_affected = table.c.interaction_id.in_(ids) & (table.c.text_state != "erased")
                 count += connection.execute(update(table).where(is_affected).values(ERASED_FIELDS)).rowcount
         connection.execute(update(DECISIONS).where(DECISIONS.c.user.in_(names)).values(user=None))
     database.vacuum_removed_texts()
@@ -126,12 +126,12 @@ def purge_expired_texts(database: LogDatabase, now: datetime, keep_days: float) 
     count = 0
     with database.write_transaction() as connection:
         for table, moment in ((DECISIONS, DECISIONS.c.decided_at), (FEEDBACK, FEEDBACK.c.recorded_at)):
-            has_content = or_(table.c.texts == "kept", table.c.digest.is_not(None))
+            has_content = or_(table.c.text_state == "kept", table.c.digest.is_not(None))
             has_data = or_(has_content, table.c.user.is_not(None))
-            values = {**ERASED_FIELDS, "texts": case((has_content, "expired"), else_=table.c.texts)}
+            values = {**ERASED_FIELDS, "text_state": case((has_content, "expired"), else_=table.c.text_state)}
             count += connection.execute(update(table).where(moment < oldest, has_data).values(values)).rowcount
         count += connection.execute(delete(SHADOWS).where(SHADOWS.c.decided_at < oldest)).rowcount
-        count += connection.execute(delete(QUEUE).where(QUEUE.c.drawn_at < oldest)).rowcount
+        count += connection.execute(delete(QUEUE).where(QUEUE.c.sampled_at < oldest)).rowcount
         n_expired_calls = connection.execute(delete(CALLS).where(CALLS.c.expires_at <= to_microseconds(now))).rowcount
     if count or n_expired_calls:
         database.vacuum_removed_texts()
@@ -169,8 +169,8 @@ def _find_ids(database: LogDatabase, identities: Collection[str]) -> set[str]:
         logged_ids = (
             interaction_id
             for ids in (
-                select(DECISIONS.c.interaction_id).where(DECISIONS.c.texts != "erased"),
-                select(FEEDBACK.c.interaction_id).where(FEEDBACK.c.texts != "erased"),
+                select(DECISIONS.c.interaction_id).where(DECISIONS.c.text_state != "erased"),
+                select(FEEDBACK.c.interaction_id).where(FEEDBACK.c.text_state != "erased"),
                 select(QUEUE.c.interaction_id),
             )
             for interaction_id in connection.execution_options(yield_per=IDS_PER_STATEMENT).scalars(ids)

@@ -79,6 +79,6 @@ def _build_conditions(
         feedback &= ~exists().where(is_on_decision, DECISIONS.c.version == live_version)
         decisions &= DECISIONS.c.version.is_(None) | (DECISIONS.c.version != live_version)
     return [
-        (table, condition & table.c.content.is_(None) & (table.c.texts != "erased"))
+        (table, condition & table.c.content.is_(None) & (table.c.text_state != "erased"))
         for table, condition in ((FEEDBACK, feedback), (DECISIONS, decisions))
     ]

@@ -112,8 +112,8 @@ class DecisionLog:
         redact: Redact,
         pseudonym: Callable[[str], str],
         key: bytes,
-        withheld_share: float = 0.15,
-        shown_share: float = 0.05,
+        withheld_sampling_rate: float = 0.15,
+        shown_sampling_rate: float = 0.05,
         keep_days: float = 90,
         calls_each: int = 2500,
         pending: int = 4096,
@@ -125,8 +125,8 @@ class DecisionLog:
             redact: Returns a row as it may be stored, people by pseudonym; called by several threads.
             pseudonym: Makes the pseudonym of a user.
             key: Key of the digests that identify a repeated row, the same in all processes.
-            withheld_share: Probability with which a withheld answer is sampled for the data, with or without feedback.
-            shown_share: The same for a shown answer.
+            withheld_sampling_rate: Probability with which a withheld answer is sampled, with or without feedback.
+            shown_sampling_rate: The same for a shown answer.
             keep_days: Days for which texts are kept.
             calls_each: Maximum number of registered calls of one owner.
             pending: Maximum number of queued rows.
@@ -137,7 +137,7 @@ class DecisionLog:
         Raises:
             AbstainError: The database cannot be created or reached, or has the layout of another release.
         """
-        sampling_rates = SamplingRates(withheld_share, shown_share)
+        sampling_rates = SamplingRates(withheld_sampling_rate, shown_sampling_rate)
         return cls(LogDatabase.open(url), redact, pseudonym, key, sampling_rates, keep_days, calls_each, pending)
 
     def record_decision(self, decision: LoggedDecision, future: OptionalFuture = None) -> Future[RecordOutcome]:
@@ -150,7 +150,7 @@ class DecisionLog:
             future: The future to return.
 
         Returns:
-            A future: "recorded", or "known" if the same request was decided before, whose decision stays. It raises
+            A future: "recorded", or "duplicate" if the same request was decided before, whose decision stays. It raises
             `AbstainError` if another request has this id, or one whose texts are gone, or if the database is
             unavailable.
 
@@ -174,8 +174,8 @@ class DecisionLog:
             future: The future to return.
 
         Returns:
-            A future: "recorded", or "known" if the same row was recorded before. It raises `AbstainError` if this id
-            has other content, or if the database is unavailable.
+            A future: "recorded", or "duplicate" if the same row was recorded before. It raises `AbstainError` if this
+            id has other content, or if the database is unavailable.
 
         Raises:
             AbstainError: The id is one that the log itself assigns.
@@ -193,7 +193,7 @@ class DecisionLog:
             future: The future to return.
 
         Returns:
-            A future: "recorded", or "known" if it equals its reviewer's last one of this answer. It raises
+            A future: "recorded", or "duplicate" if it equals its reviewer's last one of this answer. It raises
             `AbstainError` if the answer is neither in the queue nor in the log, or if the database is unavailable.
 
         Raises:

@@ -56,7 +56,7 @@ class MonitoringWindow:
         version: The version.
         start: Start of the window.
         end: End of the window, exclusive.
-        figures: Statistics for JSON, as docs/monitoring.md lists them.
+        statistics: Statistics for JSON, as docs/monitoring.md lists them.
         alarms: Alarms of the window.
         is_final: Whether it will not be computed again.
     """
@@ -64,7 +64,7 @@ class MonitoringWindow:
     version: str
     start: datetime
     end: datetime
-    figures: Mapping[str, Any]
+    statistics: Mapping[str, Any]
     alarms: tuple[Alarm, ...] = field(default=())
     is_final: bool = False
 
@@ -117,13 +117,13 @@ def write_windows(database: LogDatabase, windows: Sequence[MonitoringWindow]) ->
 
 
 def _to_row(window: MonitoringWindow) -> dict[str, Any]:
-    alarms = [{"what": alarm.message, "examples": alarm.examples, "remedy": alarm.remedy} for alarm in window.alarms]
+    alarms = [{"message": alarm.message, "examples": alarm.examples, "remedy": alarm.remedy} for alarm in window.alarms]
     return {
         "version": window.version,
         "starts_at": to_microseconds(window.start),
         "ends_at": to_microseconds(window.end),
         "is_final": window.is_final,
-        "content": json.dumps({"figures": window.figures, "alarms": alarms}, allow_nan=False),
+        "content": json.dumps({"statistics": window.statistics, "alarms": alarms}, allow_nan=False),
         "alarms": " ".join(alarm.code.value for alarm in window.alarms),
     }
 
@@ -131,14 +131,14 @@ def _to_row(window: MonitoringWindow) -> dict[str, Any]:
 def _from_row(row: Row[Any]) -> MonitoringWindow:
     content = json.loads(row.content)
     alarms = (
-        Alarm(Code(code), fields["what"], tuple(fields["examples"]), fields["remedy"])
+        Alarm(Code(code), fields["message"], tuple(fields["examples"]), fields["remedy"])
         for code, fields in zip(row.alarms.split(), content["alarms"], strict=True)
     )
     return MonitoringWindow(
         row.version,
         from_microseconds(row.starts_at),
         from_microseconds(row.ends_at),
-        content["figures"],
+        content["statistics"],
         tuple(alarms),
         row.is_final,
     )

@@ -28,14 +28,14 @@ class DecisionDetails:
 
     Attributes:
         decision: The decision.
-        texts: Whether the log has its texts.
+        text_state: Whether the log has its texts.
         sampled: Whether it was sampled for the data.
         sampling_rate: Probability with which it was sampled.
         feedback: Feedback on it that still has its texts, in order of arrival.
     """
 
     decision: LoggedDecision
-    texts: TextState
+    text_state: TextState
     sampled: bool
     sampling_rate: float
     feedback: tuple[Thumb | Review, ...]
@@ -88,7 +88,7 @@ def get_decision(database: LogDatabase, interaction_id: str) -> DecisionDetails 
     if row is None:
         return None
     feedback = tuple(parse_feedback(kind, content) for kind, content in feedback_rows)
-    return DecisionDetails(parse_decision_row(row), row.texts, row.drawn, row.share, feedback)
+    return DecisionDetails(parse_decision_row(row), row.text_state, row.sampled, row.sampling_rate, feedback)
 
 
 def list_withheld(database: LogDatabase, limit: int) -> list[LoggedDecision]:
@@ -264,7 +264,7 @@ def count_by_interval(
     if length <= 0:
         raise ValueError(f"a step of {step}: it must be above 0")
     decision = DECISIONS.c
-    duration_ms = decision.took_ms
+    duration_ms = decision.duration_ms
     # The database counts, and does not sort a million rows to find two of them.
     bucket = case(
         (duration_ms < 100, func.round(duration_ms * 10) / 10),
@@ -330,7 +330,7 @@ def iter_decision_blocks(database: LogDatabase, block_rows: int) -> Iterator[lis
         decision.probability,
     )
     rows = select(
-        *columns, decision.confidence, decision.version, decision.product, decision.share, decision.texts
+        *columns, decision.confidence, decision.version, decision.product, decision.sampling_rate, decision.text_state
     ).order_by(decision.seq)
     while True:
         with database.read_transaction() as connection:

@@ -31,7 +31,7 @@ from abstain.data.store.record_keys import to_microseconds
 
 HOLD_DURATION = timedelta(minutes=30)
 """Time for which an answer is held for the reviewer who looks at it."""
-_SAMPLED_PREFIX, _SELF_SELECTED_PREFIX = f"{PAGE_ID_PREFIX}drawn/", f"{PAGE_ID_PREFIX}chosen/"
+_SAMPLED_PREFIX, _SELF_SELECTED_PREFIX = f"{PAGE_ID_PREFIX}sampled/", f"{PAGE_ID_PREFIX}self_selected/"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def fill_queue(
             {
                 "interaction_id": key,
                 "probability": answer.probability,
-                "drawn_at": to_microseconds(now),
+                "sampled_at": to_microseconds(now),
                 "content": answer.interaction.to_json_line(),
                 "is_reviewed": key in last_reviews,
                 "held_by": held_by_id[key]["held_by"] if key in held_by_id else None,
@@ -213,8 +213,8 @@ def write_review(
 ) -> RecordOutcome | AbstainError:
     """Write a review from the page, with the inclusion probability that its answer has or had in the queue.
 
-    The last review of an answer by a reviewer is "known" if it is repeated. A different one is recorded as well, and
-    counts in its place.
+    The last review of an answer by a reviewer is "duplicate" if it is repeated. A different one is recorded as well,
+    and counts in its place.
 
     Args:
         connection: A transaction.
@@ -248,7 +248,7 @@ def write_review(
         .values(is_reviewed=True, held_by=None, held_until=0)
     )
     if connection.scalar(last) == row["digest"]:
-        return "known"
+        return "duplicate"
     content = review.model_copy(update={"inclusion_probability": probability}).to_json_line()
     connection.execute(FEEDBACK.insert(), [{**row, "feedback_id": prefix + secrets.token_hex(8), "content": content}])
     return "recorded"

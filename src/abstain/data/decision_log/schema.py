@@ -30,7 +30,7 @@ from sqlalchemy import (
     select,
 )
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 
 _SEQ_TYPE = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up by itself in a column of this type alone
 _TABLES = MetaData()
@@ -60,17 +60,17 @@ DECISIONS = Table(
     Column("version", Text),
     Column("scorer", Text),
     Column("forward_tokens", Float(53), nullable=False),
-    Column("took_ms", Float(53), nullable=False),
+    Column("duration_ms", Float(53), nullable=False),
     Column("source", Text, nullable=False),
     Column("product", Text),
     Column("user", Text, index=True),
-    Column("share", Float(53), nullable=False),  # with which probability it was drawn
-    Column("drawn", Boolean, nullable=False),
-    Column("texts", String, nullable=False),  # kept, none (only states were given), expired or erased
+    Column("sampling_rate", Float(53), nullable=False),  # with which it was sampled for the data
+    Column("sampled", Boolean, nullable=False),
+    Column("text_state", String, nullable=False),  # kept, none (only states were given), expired or erased
     Column("content", Text),
     Column("digest", String),
     Index("decision_log_withheld", "shown", "seq"),
-    Index("decision_log_figures", "decided_at", "decision", "shown", "took_ms"),  # they are read without the texts
+    Index("decision_log_statistics", "decided_at", "decision", "shown", "duration_ms"),  # read without the texts
     sqlite_autoincrement=True,
 )
 
@@ -83,7 +83,7 @@ FEEDBACK = Table(
     Column("recorded_at", BigInteger, nullable=False, index=True),
     Column("kind", String, nullable=False),  # thumb or review
     Column("user", Text, index=True),
-    Column("texts", String, nullable=False),  # kept, expired or erased
+    Column("text_state", String, nullable=False),  # kept, expired or erased
     Column("content", Text),
     Column("digest", String),
     sqlite_autoincrement=True,
@@ -94,8 +94,8 @@ QUEUE = Table(
     _TABLES,
     Column("seq", _SEQ_TYPE, primary_key=True, autoincrement=True),
     Column("interaction_id", Text, nullable=False, unique=True),
-    Column("probability", Float(53), nullable=False),  # with which it was drawn from data/
-    Column("drawn_at", BigInteger, nullable=False, index=True),
+    Column("probability", Float(53), nullable=False),  # with which it was sampled from data/
+    Column("sampled_at", BigInteger, nullable=False, index=True),
     Column("content", Text, nullable=False),
     Column("is_reviewed", Boolean, nullable=False),
     Column("held_by", Text),
@@ -134,7 +134,7 @@ WINDOWS = Table(
     Column("starts_at", BigInteger, primary_key=True),
     Column("ends_at", BigInteger, nullable=False, index=True),
     Column("is_final", Boolean, nullable=False),
-    Column("content", Text, nullable=False),  # figures, and the alarms but their codes
+    Column("content", Text, nullable=False),  # statistics, and the alarms but their codes
     Column("alarms", Text, nullable=False),  # codes, with a space between two
 )
 """Results of monitoring for each window, without texts."""

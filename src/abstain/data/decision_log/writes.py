@@ -74,7 +74,7 @@ def _write_decisions(
         if interaction_id in digest_by_id and interaction_id not in empty_ids:
             # An answer whose texts are gone has no digest, and cannot be told from another.
             is_same = digest_by_id[interaction_id] is not None and digest_by_id[interaction_id] == row["digest"]
-            outcomes.append("known" if is_same else _make_conflict_error("interaction_id", interaction_id))
+            outcomes.append("duplicate" if is_same else _make_conflict_error("interaction_id", interaction_id))
             continue
         if erased_users.get(row["user"], False):
             row = {**row, **ERASED_FIELDS}
@@ -100,7 +100,7 @@ def _write_feedback(
         if feedback_id in digest_by_id:
             # Feedback whose texts are gone has no digest, and is known by its id alone.
             outcomes.append(
-                "known"
+                "duplicate"
                 if digest_by_id[feedback_id] in (row["digest"], None)
                 else _make_conflict_error("feedback id", feedback_id)
             )
@@ -131,7 +131,7 @@ def _find_empty_ids(connection: Connection, ids: Collection[str]) -> set[str]:
         return set()
     columns = DECISIONS.c
     rows = connection.execute(
-        select(columns.interaction_id, columns.decision, columns.texts, columns.digest).where(
+        select(columns.interaction_id, columns.decision, columns.text_state, columns.digest).where(
             columns.interaction_id.in_(ids)
         )
     )
@@ -140,13 +140,13 @@ def _find_empty_ids(connection: Connection, ids: Collection[str]) -> set[str]:
 
 def _is_empty(row: Mapping[str, Any]) -> bool:
     """Return whether a row of `DECISIONS` is of no known answer, and has no information on it."""
-    return row["decision"] == "unavailable" and row["texts"] == "none" and row["digest"] is None
+    return row["decision"] == "unavailable" and row["text_state"] == "none" and row["digest"] is None
 
 
 def _find_erased_ids(connection: Connection, ids: Collection[str]) -> set[str]:
     if not ids:
         return set()
-    is_erased = DECISIONS.c.interaction_id.in_(ids) & (DECISIONS.c.texts == "erased")
+    is_erased = DECISIONS.c.interaction_id.in_(ids) & (DECISIONS.c.text_state == "erased")
     return set(connection.scalars(select(DECISIONS.c.interaction_id).where(is_erased)))
 
 

@@ -67,7 +67,7 @@ class DecisionLogSource(SourceModel):
             end = read_end_position(database)
             since = LogPosition(**state) if state.get("log") == end.log else LogPosition(end.log)
             for change in iter_changes(database, since, end):
-                expired += "expired" in (change.texts, change.answer_texts)
+                expired += "expired" in (change.text_state, change.answer_text_state)
                 if change.content is not None:
                     yield self._parse(change)
         note = f"{self.name}: {expired:,} decisions or replies came after their texts had gone from the log"
