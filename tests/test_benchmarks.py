@@ -234,7 +234,7 @@ def test_retrieval_finds_the_sample_s_chunks(run: Callable[..., str]) -> None:
 
 def test_ingest_is_measured_as_a_user_runs_it(run: Callable[..., str]) -> None:
     said = run("benchmarks.ingest", "--rows", "1000")
-    counts = r"1,000 read, 9\d\d accepted, \d+ duplicate, 0 held, \d+ quarantined"
+    counts = r"1,000 read, 9\d\d accepted, \d+ duplicate, 0 pending, \d+ quarantined"
     assert re.search(rf"\| 1,000 \| ingest \| \d+\.\d \| \d+\.\d \| \d\.\d\d \| {counts} \|", said)
     assert re.search(r"\| 1,000 \| validate, dataset \| .* \| [\d,]+ labelled answers \|", said)
     assert "| 1,000 | together |" in said

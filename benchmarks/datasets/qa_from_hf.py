@@ -78,7 +78,7 @@ def _convert(record: _AnswerRecord, chunk_id: str, asked_at: datetime, verdict: 
         "model": f"qa_from_hf-{record.study}@round-{record.round}",
         "product": record.study,
         "group": record.title,
-        "writer": {"log_prob": record.log_prob, "class_log_prob": record.class_log_prob},
+        "writer_scores": {"log_prob": record.log_prob, "class_log_prob": record.class_log_prob},
         verdict: thumb
         if verdict == "thumb"
         else make_review(timestamp, "qa_from_hf-asker", _FLAGS[record.user_feedback]),

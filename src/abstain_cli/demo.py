@@ -37,7 +37,7 @@ def make_summary(demo: DemoResult, project: Path) -> Table:
     report = demo.report
     table.add_row(
         "ingested",
-        f"{report.read} read = {report.accepted} accepted + {report.duplicate} duplicate + {report.held} held "
+        f"{report.read} read = {report.accepted} accepted + {report.duplicate} duplicate + {report.pending} pending "
         f"+ {report.quarantined} quarantined",
     )
     table.add_row("stages run", ", ".join(ran) or f"none: all {len(demo.retrained.stages)} are cached, nothing changed")

@@ -252,7 +252,7 @@ def test_a_signature_is_no_parameter_of_the_flow(monkeypatch: pytest.MonkeyPatch
 
     def ingest(files: list[str] | None, mapping: str | None) -> IngestReport:
         given.append(files)
-        return IngestReport(read=0, accepted=0, duplicate=0, held=0, quarantined=0, contracts={})
+        return IngestReport(read=0, accepted=0, duplicate=0, pending=0, quarantined=0, contracts={})
 
     monkeypatch.setitem(sys.modules, "abstain_tasks.server", SimpleNamespace(server_for_run=nullcontext))
     monkeypatch.setitem(sys.modules, "abstain_flows.ingest", SimpleNamespace(ingest=ingest))

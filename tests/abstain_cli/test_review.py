@@ -92,7 +92,7 @@ def test_export_prints_what_was_drawn_and_where(data: Path) -> None:
         review("export")
     with pytest.raises(AbstainError, match=r"-o week.csv: the review file is a workbook: end its name in .xlsx"):
         review("export", "-o", "week.csv")
-    assert "so few rows are stratified by decision and thumb: one a stratum" in review(
+    assert "so few rows are stratified by display and thumb: one a stratum" in review(
         "export", "-n", "1", "-o", "few.xlsx"
     )
 

@@ -82,9 +82,11 @@ class Mutator:
                 case 1:
                     row[key] = value
                 case 2:
-                    row[drawn.choice(["user_id", "Comment", "writer", "token_log_probs", "propensity", "a.b", ""])] = (
-                        value
-                    )
+                    row[
+                        drawn.choice(
+                            ["user_id", "Comment", "writer_scores", "token_log_probs", "propensity", "a.b", ""]
+                        )
+                    ] = value
                 case _:
                     row["interaction_id"] = drawn.choice(["same", "same ", "a" * 1001, "a\nb"])
         return row

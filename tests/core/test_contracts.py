@@ -113,9 +113,9 @@ def test_an_inclusion_probability_lies_above_zero_and_up_to_one(probability: flo
 
 
 ADDED = {
-    "writer": {"judge": 7.0, "log_prob": -0.5},
+    "writer_scores": {"judge": 7.0, "log_prob": -0.5},
     "token_log_probs": [-0.25, 0.0],
-    "decision": "shown",
+    "display": "shown",
     "propensity": 0.5,
 }
 
@@ -123,7 +123,7 @@ ADDED = {
 def test_rows_without_the_added_fields_keep_their_bytes() -> None:
     plain = interaction().to_json_line()
     assert not set(json.loads(plain)) & ADDED.keys()
-    nothing = interaction(writer={}, token_log_probs=[], decision=None, propensity=None)
+    nothing = interaction(writer_scores={}, token_log_probs=[], display=None, propensity=None)
     assert nothing.to_json_line() == plain and nothing == interaction()
     full = interaction(**ADDED)
     assert json.loads(full.to_json_line()) == json.loads(plain) | ADDED
@@ -133,21 +133,21 @@ def test_rows_without_the_added_fields_keep_their_bytes() -> None:
 
 
 def test_equal_scores_are_equal_bytes() -> None:
-    one = interaction(writer={"a": 1, "b": -0.0}, token_log_probs=[-1, -0.0])
-    assert one.to_json_line() == interaction(writer={"b": 0, "a": 1.0}, token_log_probs=[-1.0, 0]).to_json_line()
+    one = interaction(writer_scores={"a": 1, "b": -0.0}, token_log_probs=[-1, -0.0])
+    assert one.to_json_line() == interaction(writer_scores={"b": 0, "a": 1.0}, token_log_probs=[-1.0, 0]).to_json_line()
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("writer", {"a": float("nan")}),
-        ("writer", {"a": float("inf")}),
-        ("writer", {"a": "0.5"}),
-        ("writer", {"a": True}),
-        ("writer", {" ": 1}),
+        ("writer_scores", {"a": float("nan")}),
+        ("writer_scores", {"a": float("inf")}),
+        ("writer_scores", {"a": "0.5"}),
+        ("writer_scores", {"a": True}),
+        ("writer_scores", {" ": 1}),
         ("token_log_probs", [-1, 0.01]),
         ("token_log_probs", [float("-inf")]),
-        ("decision", "hidden"),
+        ("display", "hidden"),
         ("propensity", 0),
         ("propensity", 1.01),
     ],

@@ -47,9 +47,9 @@ def retrain():
 
 @flow(name="ingest", flow_run_name="monday")
 def ingest():
-    counts = dict(read=20, accepted=12, duplicate=1, held=2, quarantined=5)
+    counts = dict(read=20, accepted=12, duplicate=1, pending=2, quarantined=5)
     report = IngestReport(**counts, contracts={"interactions": 12}, quarantine="quarantine/q.jsonl")
-    publish_ingest(report, workspace, rejection="batch of a.jsonl refused, nothing accepted: 5 of 20 rows fail")
+    publish_ingest(report, workspace, rejection="batch of a.jsonl rejected, nothing accepted: 5 of 20 rows fail")
 
 retrain()
 ingest()
@@ -181,7 +181,7 @@ def test_the_page_about_the_data_is_linked_from_the_run(
     logs_in(browser.new_page())
     for run, name, verdict, row in (
         ("sunday", "validation", "1 expectation failed, by 3 rows", "answer: 31,204 characters"),
-        ("monday", "ingest", "Batch refused, nothing accepted", "line: not valid UTF-8"),
+        ("monday", "ingest", "Batch rejected, nothing accepted", "line: not valid UTF-8"),
     ):
         page = browser.new_page()
         page.goto("/runs")

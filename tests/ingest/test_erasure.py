@@ -106,7 +106,7 @@ def everything(data: Path) -> str:
 def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, file: Path) -> None:
     data = tmp_path / "data"
     report = take(data, file)
-    assert (report.accepted, report.held, report.quarantined) == (3, 2, 1)
+    assert (report.accepted, report.pending, report.quarantined) == (3, 2, 1)
     assert erase_rows(DataStore(data), "ann", "ann") == {"feedback": 2, "quarantine": 1}
     store = DataStore(data)
     assert [found.user for found in store.iter_rows(Thumb)] == ["bob", None]
@@ -115,7 +115,7 @@ def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, 
     assert Quarantine(data).list_paths() == []
     assert everything(data).count("ann") == 1, "that she is to be kept out, and nothing else"
     again = take(data, file)
-    assert (again.accepted, again.duplicate, again.held, again.quarantined) == (0, 4, 0, 2)
+    assert (again.accepted, again.duplicate, again.pending, again.quarantined) == (0, 4, 0, 2)
     assert everything(data).count("ann") == 1
     assert "2 x A106 user: erasure was requested, so the row was not kept" in again.to_markdown()
 
@@ -137,7 +137,7 @@ def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:
         tmp_path / "late.jsonl", row("i-1"), alone(verdict(ideal_answer="as Ann said"), "i-1"), alone(thumb(), "i-1")
     )
     report = take(data, late)
-    assert (report.accepted, report.quarantined, report.held) == (0, 3, 0)
+    assert (report.accepted, report.quarantined, report.pending) == (0, 3, 0)
     assert "as Ann said" not in everything(data)
 
 

@@ -142,7 +142,8 @@ def test_the_rows_of_a_user_are_dropped(tmp_path: Path, fields: dict[str, Any], 
 LONG = row(question="", thumb=thumb(user="u-1"))
 AT_LIMIT = {
     "bytes": LONG | {"question": "x" * (MAX_ROW_BYTES - len(json.dumps(LONG, separators=(",", ":"))))},
-    "values": LONG | {"question": "x", "writer": {f"s{at}": 1.0 for at in range(MAX_ROW_VALUES - len(LONG) - 4)}},
+    "values": LONG
+    | {"question": "x", "writer_scores": {f"s{at}": 1.0 for at in range(MAX_ROW_VALUES - len(LONG) - 4)}},
 }
 
 

@@ -36,7 +36,7 @@ HEADLINES = {
     "unguaranteed": "No guarantee can be made",
     "error rate": "of all answers are shown and incorrect",
     "validation": "1 expectation failed",
-    "ingest": "Batch refused, nothing accepted",
+    "ingest": "Batch rejected, nothing accepted",
 }
 BACKGROUNDS = {"light": "rgb(246, 247, 249)", "dark": "rgb(20, 23, 27)"}
 

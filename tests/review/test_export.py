@@ -97,7 +97,7 @@ def weights(data: Path) -> pd.Series:
 
 
 def test_withheld_answers_that_reviewers_see_are_counted(tmp_path: Path) -> None:
-    rows = [row(f"q-{n}", decision="withheld" if n < 10 else "shown") for n in range(40)]
+    rows = [row(f"q-{n}", display="withheld" if n < 10 else "shown") for n in range(40)]
     take(tmp_path / "data", *rows)
     asks = ("", "", "; 2 fewer than --withheld-share asks for, others are drawn instead")
     for (share, own), fewer in zip({0.0: 5, 0.4: 8, 0.6: 10}.items(), asks, strict=True):
@@ -107,7 +107,7 @@ def test_withheld_answers_that_reviewers_see_are_counted(tmp_path: Path) -> None
 
 def test_where_nobody_withheld_an_answer_none_is_missed(data: Path, tmp_path: Path) -> None:
     assert "withheld" not in described(data, 20, withheld_share=0.5)
-    take(tmp_path / "all shown", *(row(f"q-{n}", decision="shown") for n in range(40)))
+    take(tmp_path / "all shown", *(row(f"q-{n}", display="shown") for n in range(40)))
     said = described(tmp_path / "all shown", 20, withheld_share=0.5)
     assert "of the 0 answers withheld from users 0 are drawn (0%); 10 fewer" in said
 
@@ -210,7 +210,7 @@ def test_a_queue_reviewed_answer_counts_as_drawn(data: Path) -> None:
 
         first = draw_into_queue(40)
         report = review_all()
-        assert (report.contracts["reviews"], report.weighted) == (40, 0), "no weight of another source"
+        assert (report.contracts["reviews"], report.weighted_reviews) == (40, 0), "no weight of another source"
         assert weights(data).to_dict() == first.rows["probability"].to_dict()
         second = draw_into_queue(100)
         assert set(first.rows.index) < set(second.rows.index)

@@ -25,7 +25,7 @@ def population(rows: int, seed: int = 0, lines: int = 2) -> pd.DataFrame:
         "asked_at": pd.Timestamp("2026-11-01", tz="UTC") + pd.to_timedelta(np.arange(rows), unit="min"),
         "product": pd.Categorical(product),
         "line_of_business": pd.Categorical(generator.choice([f"line-{n}" for n in range(lines)], rows)),
-        "decision": None,
+        "display": None,
         "thumb": thumb,
         "reviewed": False,
         "queued": False,
@@ -93,41 +93,41 @@ def test_allocation_of_fewer_rows_than_strata_is_refused() -> None:
 def test_sample_is_half_random_a_quarter_each_doubt_and_drift() -> None:
     frame = population(3000)
     design = draw_sample(frame, 200, 0.5, seed=1, threshold=0.7)
-    assert design.rows["why"].value_counts().to_dict() == {"random": 100, "uncertain": 50, "drift": 50}
+    assert design.rows["reason"].value_counts().to_dict() == {"random": 100, "uncertain": 50, "drift": 50}
     assert (len(design.rows), design.n_extra, design.strata) == (200, 0, STRATA)
     unsure = (frame["confidence"] - 0.7).abs().nsmallest(50).index
-    assert set(unsure) == set(design.rows.index[design.rows["why"] == "uncertain"])
+    assert set(unsure) == set(design.rows.index[design.rows["reason"] == "uncertain"])
     drifted = frame["drift"].drop(unsure).nlargest(50).index
-    assert set(drifted) == set(design.rows.index[design.rows["why"] == "drift"])
-    certain = design.rows[design.rows["why"] != "random"]
+    assert set(drifted) == set(design.rows.index[design.rows["reason"] == "drift"])
+    certain = design.rows[design.rows["reason"] != "random"]
     assert (certain["probability"] == 1).all()
 
 
 def test_probability_is_of_what_remains_of_the_stratum() -> None:
     frame = population(3000)
     design = draw_sample(frame, 200, 0.5, seed=1, threshold=0.7)
-    drawn = design.rows[design.rows["why"] == "random"]
-    rest = frame.drop(design.rows.index[design.rows["why"] != "random"])
+    drawn = design.rows[design.rows["reason"] == "random"]
+    rest = frame.drop(design.rows.index[design.rows["reason"] != "random"])
     for key, group in rest.groupby(list(STRATA), dropna=False, observed=True):
         own = drawn[drawn.index.isin(group.index)]
         assert len(own) >= 1, key
-        assert (own["of"] == len(group)).all() and (own["drawn"] == len(own)).all()
+        assert (own["n_population"] == len(group)).all() and (own["n_sampled"] == len(own)).all()
         assert own["probability"].tolist() == [len(own) / len(group)] * len(own)
     assert (1 / design.rows["probability"]).sum() == pytest.approx(len(frame))
 
 
 def test_sample_without_a_probe_is_random() -> None:
     design = draw_sample(population(1000).drop(columns=["confidence", "drift"]), 100, 0.5, 1)
-    assert set(design.rows["why"]) == {"random"} and len(design.rows) == 100
+    assert set(design.rows["reason"]) == {"random"} and len(design.rows) == 100
 
 
 def test_rows_without_a_score_are_replaced_by_random_ones() -> None:
     frame = population(1000)
     frame.loc[frame.index[10:], "drift"] = np.nan
-    counts = draw_sample(frame, 100, 0.5, 1, 0.7).rows["why"].value_counts()
+    counts = draw_sample(frame, 100, 0.5, 1, 0.7).rows["reason"].value_counts()
     assert (counts["uncertain"] + counts["drift"], counts["random"]) == (50, 50) and counts["drift"] <= 10
     frame.loc[frame.index[5:], "confidence"] = np.nan
-    counts = draw_sample(frame, 100, 0.5, 1, 0.7).rows["why"].value_counts()
+    counts = draw_sample(frame, 100, 0.5, 1, 0.7).rows["reason"].value_counts()
     assert counts["random"] >= 85 and counts.sum() == 100
 
 
@@ -139,9 +139,9 @@ def test_window_no_larger_than_the_sample_is_taken_whole() -> None:
 def test_few_rows_are_stratified_by_less() -> None:
     frame = population(2000, lines=40)
     assert draw_sample(frame, 400, 1.0, 1).strata == STRATA
-    assert draw_sample(frame, 100, 1.0, 1).strata == ("decision", "product", "thumb")
-    assert draw_sample(frame, 5, 1.0, 1).strata == ("decision", "thumb")
-    assert draw_sample(frame, 1, 1.0, 1).strata == ("decision",)  # of one kind here
+    assert draw_sample(frame, 100, 1.0, 1).strata == ("display", "product", "thumb")
+    assert draw_sample(frame, 5, 1.0, 1).strata == ("display", "thumb")
+    assert draw_sample(frame, 1, 1.0, 1).strata == ("display",)  # of one kind here
     for size in (1, 5, 100):
         assert (1 / draw_sample(frame, size, 1.0, 1).rows["probability"]).sum() == pytest.approx(2000)
 
@@ -150,7 +150,7 @@ def gated(rows: int, withheld_every: int, **options: int) -> tuple[pd.DataFrame,
     """A `population` of which the assistant withheld one in so many, and which these are: nobody rated them."""
     frame = population(rows, **options)
     withheld = pd.Series(np.arange(rows) % withheld_every == 0, frame.index)
-    frame["decision"] = np.where(withheld, "withheld", "shown")
+    frame["display"] = np.where(withheld, "withheld", "shown")
     frame.loc[withheld, "thumb"] = "none"
     return frame, withheld
 
@@ -172,7 +172,7 @@ def test_stated_share_of_the_drawn_rows_is_withheld_answers_or_more(
     for lines in (1, 40):
         frame["line_of_business"] = [f"line-{n % lines}" for n in range(2000)]
         design = draw_sample(frame, 100, random_share, 1, 0.7, withheld_share=0.2)
-        rows = design.rows[design.rows["why"] == "random"]
+        rows = design.rows[design.rows["reason"] == "random"]
         own = int(withheld[rows.index].sum())
         assert own == drawn // 5 if withheld_every == 50 else own > drawn / 3, "their own part is more"
         assert (len(rows), design.n_missing) == (drawn, 0)
@@ -204,8 +204,8 @@ def test_any_beginning_of_the_sample_is_a_fair_part_of_it() -> None:
     frame = population(5000)
     rows = draw_sample(frame, 300, 0.5, 1, 0.7).rows.join(frame[list(STRATA)])
     half = rows.iloc[:150]
-    assert (half["why"] == "random").mean() == pytest.approx(0.5, abs=0.05)
-    random = rows[rows["why"] == "random"]
+    assert (half["reason"] == "random").mean() == pytest.approx(0.5, abs=0.05)
+    random = rows[rows["reason"] == "random"]
     for _, group in random.groupby(list(STRATA), dropna=False, observed=True):
         assert abs(half.index.isin(group.index).sum() - len(group) / 2) <= 1
 
@@ -251,8 +251,8 @@ def test_row_taken_with_certainty_is_not_asked_for_again() -> None:
     after = draw_sample(reviewed_by(frame, first), 160, 0.5, 1, 0.7)
     new = after.rows[~after.rows["reviewed"]]
     assert not set(new.index) & set(first.rows.index)
-    assert new["why"].isin(["uncertain", "drift"]).sum() == 30
-    assert 25 <= (new["why"] == "random").sum() <= 35
+    assert new["reason"].isin(["uncertain", "drift"]).sum() == 30
+    assert 25 <= (new["reason"] == "random").sum() <= 35
 
 
 def test_drawn_row_that_is_unsure_now_is_taken_with_certainty() -> None:
@@ -261,7 +261,7 @@ def test_drawn_row_that_is_unsure_now_is_taken_with_certainty() -> None:
     first = draw_sample(frame, 200, 1.0, 1)
     again = draw_sample(reviewed_by(frame, first), 400, 0.5, 1, 0.7)
     unsure = (frame["confidence"] - 0.7).abs().nsmallest(100).index
-    assert (again.rows.loc[unsure, "why"] == "uncertain").all() and again.rows.loc[unsure, "reviewed"].any()
+    assert (again.rows.loc[unsure, "reason"] == "uncertain").all() and again.rows.loc[unsure, "reviewed"].any()
 
 
 def test_row_reviewed_by_other_means_is_not_sampled() -> None:

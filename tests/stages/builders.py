@@ -30,14 +30,14 @@ SHORTENED: Mapping[str, Mapping[str, Any]] = {
     "split": {"seed": 11, "holdout_frozen_at": "2026-10-15T00:00:00Z"},
     "labels": {"refusals": ["PERHAPS "]},
     "llm": {"layout": "rag-plain-v1", "layer": 2, "site": "residual", "too_long": "drop_chunks"},
-    "probe": {"zoo": ["linear", "lstm"], "export": "best", "folds": 3, "hidden": 8, "max_epochs": 3},
+    "probe": {"architectures": ["linear", "lstm"], "export": "best", "folds": 3, "hidden": 8, "max_epochs": 3},
     "scorers": {
         "enabled": ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "entailment", "writer"]
     },
-    "perturbation": {"tokens": 3, "copies": 1},
-    "regressors": {"kinds": ["random_forest", "linear"], "targets": ["verdict", "cosine"], "folds": 3, "trees": 20},
+    "perturbation": {"tokens": 3, "n_copies": 1},
+    "regressors": {"kinds": ["random_forest", "linear"], "targets": ["label", "cosine"], "folds": 3, "trees": 20},
     "sweep": {"architecture": "linear", "layers": [1, 3], "sites": ["residual"], "contexts": [1]},
-    "audits": {"run": ["context_removed", "answers_shuffled", "product_left_out"]},
+    "audits": {"enabled": ["context_removed", "answers_shuffled", "product_left_out"]},
     "serve": {"scorer": "probe"},
     "calibration": {"method": "isotonic"},
     "threshold": {
@@ -46,7 +46,7 @@ SHORTENED: Mapping[str, Mapping[str, Any]] = {
         "confidence": 0.8,
         "min_shown": 10,
     },
-    "gate": {"min_slice": 15},
+    "evaluation": {"min_n_eff": 15},
 }
 
 
@@ -91,7 +91,9 @@ def bank_rows(params: Params) -> list[dict[str, Any]]:
                 product=PRODUCTS[group % len(PRODUCTS)],
                 group=f"g-{group}",
                 model=NEW_VERSION if group in OF_NEW_VERSION else "m@1",
-                writer={"judge": (100 if group in OF_NEW_VERSION else 1) * (2 * kind - right)} if number % 10 else None,
+                writer_scores={"judge": (100 if group in OF_NEW_VERSION else 1) * (2 * kind - right)}
+                if number % 10
+                else None,
                 thumb=thumb("up" if correct else "down", days + 1) if kind > 0.7 else None,
                 review=_review(number, bool(correct), bool(sure), euros, days + 2) if kind < 0.85 else None,
             )

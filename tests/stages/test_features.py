@@ -107,12 +107,12 @@ def test_signals_of_training_answers_are_by_scorers_that_have_not_seen_their_gro
 def test_answers_of_a_new_version_have_no_rank_and_are_counted(
     finished: Finished, bank: Params, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [one for one in labelled() if one.writer and one.model == NEW_VERSION]
+    rows = [one for one in labelled() if one.writer_scores and one.model == NEW_VERSION]
     unranked = artifacts.read_json(paths.FEATURES_SUMMARY)["unranked"]
     assert unranked.startswith(f"{len(rows)} answers have scores of their writer and no rank, because fewer than")
     assert "m@2, answers (" in unranked and "m@1" not in unranked and len(rows) > 5
     asked = artifacts.read_signals("asked")["writer"]
-    without = {one.interaction_id for one in labelled() if one.model == NEW_VERSION or not one.writer}
+    without = {one.interaction_id for one in labelled() if one.model == NEW_VERSION or not one.writer_scores}
     assert set(asked.index[asked.isna()]) == without and len(without) < len(asked) / 4
     assert artifacts.read_json(paths.EVALUATION)["unranked"] == unranked
     features.stage(bank)
@@ -122,12 +122,12 @@ def test_answers_of_a_new_version_have_no_rank_and_are_counted(
 def test_where_no_row_has_scores_of_its_writer_that_scorer_is_skipped_and_named(
     bank: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = {one.interaction_id: one.model_copy(update={"writer": None}) for one in labelled()}
+    rows = {one.interaction_id: one.model_copy(update={"writer_scores": None}) for one in labelled()}
     monkeypatch.setattr(DataStore, "read_interactions", lambda self, ids: [rows[one] for one in ids])
     before = artifacts.read_signals("asked")
     run_stages(bank, "features", "train_fusion", "evaluate")
     why = artifacts.read_json(paths.EVALUATION)["skipped"]["writer"]
-    assert why.startswith("A109: no training answer has scores of its writer: ingest rows with `writer`")
+    assert why.startswith("A109: no training answer has scores of its writer: ingest rows with `writer_scores`")
     pd.testing.assert_frame_equal(artifacts.read_signals("asked"), before.drop(columns="writer"), check_exact=True)
     assert artifacts.read_json(paths.EVALUATION)["unranked"] == ""
 

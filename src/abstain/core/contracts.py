@@ -92,7 +92,7 @@ class Interaction(Row):
     product: Text | None = None
     line_of_business: Text | None = None
     group: Text | None = Field(None, description="what may not straddle train and test")
-    writer: Annotated[dict[ScoreName, Number], AfterValidator(_sort_scores)] | None = Field(
+    writer_scores: Annotated[dict[ScoreName, Number], AfterValidator(_sort_scores)] | None = Field(
         None, description="scores that the assistant gave its answer, by name, on any scale", exclude_if=_is_missing
     )
     token_log_probs: (
@@ -102,7 +102,7 @@ class Interaction(Row):
         description="log-probabilities of the answer's tokens, by the model that wrote it",
         exclude_if=_is_missing,
     )
-    decision: Literal["shown", "withheld"] | None = Field(
+    display: Literal["shown", "withheld"] | None = Field(
         None, description="what the assistant's own gate decided", exclude_if=_is_missing
     )
     propensity: Probability | None = Field(

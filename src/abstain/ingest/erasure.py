@@ -76,7 +76,7 @@ def erase_rows(
             )
         ),
     )
-    write_atomically(store.folder / "forgotten.json", erased.to_json_line().encode() + b"\n")
+    write_atomically(store.folder / "erased.json", erased.to_json_line().encode() + b"\n")
     return counts
 
 

@@ -283,7 +283,7 @@ class QuarantineWriter:
     def __init__(self, staging: StagedBatch) -> None:
         self._staging = staging
         self._digests: dict[str, None] = {}
-        self._path = staging.folder / ".refused"
+        self._path = staging.folder / ".rejected"
         self._file = self._path.open("wb")
 
     def add(self, row: QuarantinedRow) -> None:

@@ -11,7 +11,7 @@ from abstain.core.markdown import bullet_list, document, heading, key_metrics_ta
 from abstain.core.reasons import Reason
 from abstain.data.validation.runner import ValidationResult
 
-# Quoted values and figures in a message distinguish rows, not reasons;
+# Quoted values and numbers in a message distinguish rows, not reasons;
 # the hint of a misspelt field, and an example of how to write it, stay.
 _VALUES = re.compile(r"(as in \S+)|(?<!mean )'[^']*'|(?<![\w.])-?\d[\d,.]*(?:e[+-]?\d+)?")
 
@@ -24,14 +24,13 @@ class IngestReport:
         read: Input rows.
         accepted: Accepted rows.
         duplicate: Duplicate rows.
-        held: Pending rows, and rows that await documents.
+        pending: Pending rows, and rows that await documents.
         quarantined: Quarantined rows.
         contracts: Contract -> number of new rows.
-        newly_refused: Quarantined rows that were not reported before.
-        waiting: Rows among `held` that await documents.
-        weighted: Reviews with an inclusion probability of their source.
-        joined: Outcome -> number of rows of earlier batches that were pending and whose interaction or documents came
-            now.
+        newly_rejected: Quarantined rows that were not reported before.
+        awaiting_documents: Rows among `pending` that await documents.
+        weighted_reviews: Reviews with an inclusion probability of their source.
+        resolved_pending: Outcome -> number of earlier pending rows whose interaction or documents came now.
         reasons: Reason -> number of rejected rows.
         quarantine: File of the newly quarantined rows, relative to the data folder.
         redacted: Entity -> number of redactions.
@@ -46,13 +45,13 @@ class IngestReport:
     read: int
     accepted: int
     duplicate: int
-    held: int
+    pending: int
     quarantined: int
     contracts: Mapping[str, int]
-    newly_refused: int = 0
-    waiting: int = 0
-    weighted: int = 0
-    joined: Mapping[str, int] = field(default_factory=dict)
+    newly_rejected: int = 0
+    awaiting_documents: int = 0
+    weighted_reviews: int = 0
+    resolved_pending: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     quarantine: str | None = None
     redacted: Mapping[str, int] = field(default_factory=dict)
@@ -61,10 +60,10 @@ class IngestReport:
     validation: ValidationResult | None = None
 
     def __post_init__(self) -> None:
-        if self.read != self.accepted + self.duplicate + self.held + self.quarantined:
+        if self.read != self.accepted + self.duplicate + self.pending + self.quarantined:
             raise RuntimeError(
                 f"rows lost in ingest: {self.read} read, but {self.accepted} accepted, {self.duplicate} duplicate, "
-                f"{self.held} held and {self.quarantined} quarantined"
+                f"{self.pending} pending and {self.quarantined} quarantined"
             )
 
     def to_markdown(self) -> str:
@@ -84,7 +83,7 @@ class IngestReport:
             "read": self.read,
             accepted: self.accepted,
             "duplicate": self.duplicate,
-            "held": self.held,
+            "pending": self.pending,
             "quarantined": self.quarantined,
         }
         new = ", ".join(f"{count:,} {name}" for name, count in self.contracts.items())
@@ -92,31 +91,31 @@ class IngestReport:
         if self.quarantined:
             where = f" in {self.quarantine}" if self.quarantine else ", all of them known"
             reasons = bullet_list(f"{count:,} x {reason}" for reason, count in self.reasons.items())
-            blocks += [heading(2, "Why rows were refused"), paragraph(f"Quarantined{where}:"), reasons]
+            blocks += [heading(2, "Why rows were rejected"), paragraph(f"Quarantined{where}:"), reasons]
         warnings = self.validation.format_warnings() if self.validation else []
         return [*blocks, *list_section("Warnings", warnings), *list_section("Notes", self._make_notes())]
 
     def _make_notes(self) -> list[str]:
         notes = [*self.validation.notes] if self.validation else []
-        if self.quarantined and not (self.accepted or self.duplicate or self.held or self.newly_refused):
+        if self.quarantined and not (self.accepted or self.duplicate or self.pending or self.newly_rejected):
             notes.append(
-                "every row was refused, and the retrain goes on, because people can cause such rows or they were "
+                "every row was rejected, and the retrain goes on, because people can cause such rows or they were "
                 "reported before: if the exporter wrote them, correct it"
             )
-        if self.held > self.waiting:
-            notes.append(f"{self.held - self.waiting:,} thumbs and reviews wait for their interaction")
-        if self.waiting:
+        if self.pending > self.awaiting_documents:
+            notes.append(f"{self.pending - self.awaiting_documents:,} thumbs and reviews without their interaction")
+        if self.awaiting_documents:
             notes.append(
-                f"{self.waiting:,} answers wait for documents that hold their chunks: ingest these, named by `abstain "
-                "quarantine list --rows`"
+                f"{self.awaiting_documents:,} answers await the documents of their chunks: ingest these, named by "
+                "`abstain quarantine list --rows`"
             )
-        if self.joined:
-            outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.joined.items()))
-            notes.append(f"of those that had waited: {outcomes}")
-        if self.weighted:
+        if self.resolved_pending:
+            outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.resolved_pending.items()))
+            notes.append(f"earlier rows that were pending: {outcomes}")
+        if self.weighted_reviews:
             notes.append(
-                f"{self.weighted:,} reviews have the inclusion probability that their source gave: it is not checked, "
-                "and it is their weight (docs/reviews.md)"
+                f"{self.weighted_reviews:,} reviews have the inclusion probability that their source gave: it is not "
+                "checked, and it is their weight (docs/reviews.md)"
             )
         if self.redacted:
             notes.append(f"redacted: {', '.join(f'{n:,} {entity}' for entity, n in sorted(self.redacted.items()))}")

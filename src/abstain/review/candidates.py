@@ -72,7 +72,7 @@ def read_candidates(
             data.
     """
     frames = read_frames(store.require_interactions())
-    interactions = frames.interactions[["interaction_id", "asked_at", "product", "line_of_business", "decision"]]
+    interactions = frames.interactions[["interaction_id", "asked_at", "product", "line_of_business", "display"]]
     first, newest = interactions["asked_at"].min().to_pydatetime(), interactions["asked_at"].max().to_pydatetime()
     until = until or newest + timedelta(microseconds=1)
     if oldest and (until <= oldest or (since and since < oldest)):

@@ -99,7 +99,8 @@ def make_review_file(sample: ReviewSample, key: bytes) -> Workbook:
     return make_workbook(
         (
             make_sampled_cells(
-                sample.interactions[name], *(sample.rows[name][column] for column in ("why", "drawn", "of"))
+                sample.interactions[name],
+                *(sample.rows[name][column] for column in ("reason", "n_sampled", "n_population")),
             )
             | make_reviewer_cells(review)
             for name, review in pairs
@@ -118,7 +119,7 @@ def describe_sample(design: ReviewDesign, candidates: ReviewCandidates) -> Itera
     Yields:
         Lines of text.
     """
-    counts = design.rows.loc[~design.rows["reviewed"], "why"].value_counts()
+    counts = design.rows.loc[~design.rows["reviewed"], "reason"].value_counts()
     counts_text = (
         ", ".join(f"{counts[reason]} {text}" for reason, text in REASONS.items() if reason in counts) or "none"
     )
@@ -130,9 +131,9 @@ def describe_sample(design: ReviewDesign, candidates: ReviewCandidates) -> Itera
     if candidates.n_excluded:
         yield f"{candidates.n_excluded:,} more are not drawn: a verdict on them would count nowhere (docs/reviews.md)"
     yield f"to review now: {counts_text}" + (f"; {n_reviewed} drawn ones were reviewed before" if n_reviewed else "")
-    decided = candidates.frame["decision"].dropna()
-    if len(decided):
-        withheld = decided.index[decided == "withheld"]
+    displays = candidates.frame["display"].dropna()
+    if len(displays):
+        withheld = displays.index[displays == "withheld"]
         n_withheld = int(design.rows.index.isin(withheld).sum())
         shortfall = (
             f"; {design.n_missing:,} fewer than --withheld-share asks for, others are drawn instead"

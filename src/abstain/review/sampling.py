@@ -20,12 +20,12 @@ from abstain.data.store.splits import hash_to_unit_interval
 
 SelectionReason = Literal["random", "uncertain", "drift"]
 
-STRATA = ("decision", "product", "line_of_business", "thumb")
+STRATA = ("display", "product", "line_of_business", "thumb")
 STRATA_LEVELS: tuple[tuple[str, ...], ...] = (
     STRATA,
-    ("decision", "product", "thumb"),
-    ("decision", "thumb"),
-    ("decision",),
+    ("display", "product", "thumb"),
+    ("display", "thumb"),
+    ("display",),
     (),
 )
 """Stratifications of the rows, from fine to coarse; the first with no more strata than rows to sample is used.
@@ -39,8 +39,9 @@ class ReviewDesign:
     """A sample and its design.
 
     Attributes:
-        rows: By `interaction_id`, ordered so that any first part represents the whole: why, drawn (n) and of (N) of its
-            stratum (1 and 1 for a row that was taken with certainty), reviewed, and probability = n / N.
+        rows: By `interaction_id`, ordered so that any first part represents the whole: reason, n_sampled and
+            n_population of its stratum (1 and 1 for a row that was taken with certainty), probability, their ratio, and
+            reviewed.
         strata: The columns that define the strata.
         n_extra: Rows beyond the requested size, because they, or rows after them, were sampled and reviewed before.
         n_missing: Withheld answers that were requested but do not exist; others are drawn instead.
@@ -95,7 +96,7 @@ def draw_sample(
     )
     rows = pd.concat([certain, sampled])
     rows["reviewed"] = frame.loc[rows.index, "reviewed"]
-    rows["probability"] = rows["drawn"] / rows["of"]
+    rows["probability"] = rows["n_sampled"] / rows["n_population"]
     numbers = _compute_permanent_numbers(rows.index, seed)
     rank = pd.Series(numbers, rows.index)[certain.index].rank()
     rows.loc[certain.index, "turn"] = (rank - 0.5) / max(len(rank), 1)
@@ -161,7 +162,7 @@ def _is_previously_certain(frame: pd.DataFrame) -> pd.Series:
 
 
 def _is_withheld(frame: pd.DataFrame) -> np.ndarray:
-    return (frame["decision"] == "withheld").to_numpy(bool)
+    return (frame["display"] == "withheld").to_numpy(bool)
 
 
 def _draw_random(
@@ -176,9 +177,9 @@ def _draw_random(
         return _make_rows(pd.Index([]), [], 1, 1, 0.0), STRATA, 0, 0
     withheld = _is_withheld(rest)
     n_requested = round(size * withheld_share)
-    # Every other row needs a positive probability as well, so one row is left for each other decision.
+    # Every other row needs a positive probability as well, so one row is left for each other display.
     min_withheld = max(
-        0, min(n_requested, int(withheld.sum()), size - rest.loc[~withheld, "decision"].nunique(dropna=False))
+        0, min(n_requested, int(withheld.sum()), size - rest.loc[~withheld, "display"].nunique(dropna=False))
     )
     strata, stratum = next(
         (by, codes)
@@ -226,7 +227,8 @@ def _make_rows(
     n_population: int | np.ndarray,
     turn: float | np.ndarray,
 ) -> pd.DataFrame:
-    columns = {"why": pd.array(list(reasons), dtype="object"), "drawn": n_sampled, "of": n_population, "turn": turn}
+    reason = pd.array(list(reasons), dtype="object")
+    columns = {"reason": reason, "n_sampled": n_sampled, "n_population": n_population, "turn": turn}
     return pd.DataFrame(columns, index=ids.astype("string").rename("interaction_id"))
 
 

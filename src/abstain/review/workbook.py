@@ -36,7 +36,7 @@ SAMPLED_COLUMNS = {
     "contexts": 70,
     "product": 12,
     "line_of_business": 12,
-    "why": 10,
+    "reason": 10,
     "inclusion_probability": 12,
 }
 """The columns of the export, and the width of each in characters. These cells are locked."""
@@ -225,7 +225,7 @@ def make_sampled_cells(interaction: Interaction, reason: str, n_sampled: int, n_
         "contexts": format_contexts(interaction.contexts),
         "product": interaction.product or "",
         "line_of_business": interaction.line_of_business or "",
-        "why": reason,
+        "reason": reason,
         "inclusion_probability": f"{n_sampled} of {n_population}",
     }
 

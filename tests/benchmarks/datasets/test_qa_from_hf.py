@@ -38,7 +38,7 @@ def test_qa_from_hf_verdict_is_a_review_or_a_thumb(tmp_path: Path) -> None:
 def test_qa_from_hf_log_probabilities_are_scores_of_the_writer(tmp_path: Path) -> None:
     row, _ = import_all(tmp_path, judged(log_prob=-3.5))
     interaction = parse_object(row, "a", 1).interaction
-    assert interaction and interaction.writer == {"log_prob": -3.5, "class_log_prob": -0.25}
+    assert interaction and interaction.writer_scores == {"log_prob": -3.5, "class_log_prob": -0.25}
 
 
 def test_qa_from_hf_rounds_are_a_month_apart(tmp_path: Path) -> None:

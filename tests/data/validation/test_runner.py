@@ -99,10 +99,10 @@ BROKEN: list[tuple[Any, str]] = [
     ),
     (interaction("long", answer="a" * 201), "answer: 201 characters, 200 allowed"),
     (*citing("fees#0", "b#1", "a#1", key="lost"), "contexts: no ingested document holds 'a#1', 'b#1'"),
-    (changed(interaction("nan"), writer={"a": math.nan, "b": 1.0}), "writer: 'a' is no finite number"),
+    (changed(interaction("nan"), writer_scores={"a": math.nan, "b": 1.0}), "writer_scores: 'a' is no finite number"),
     (changed(interaction("above"), token_log_probs=(-1.0, 0.5)), "token_log_probs: 0.5 is above 0"),
-    (changed(interaction("gate"), decision="maybe"), "decision: 'maybe' is neither shown nor withheld"),
-    (changed(interaction("odds"), decision="shown", propensity=0.0), "propensity: 0 is not in (0, 1]"),
+    (changed(interaction("gate"), display="maybe"), "display: 'maybe' is neither shown nor withheld"),
+    (changed(interaction("odds"), display="shown", propensity=0.0), "propensity: 0 is not in (0, 1]"),
     (interaction("alone", propensity=0.5), "propensity: there is no decision beside it"),
     (feedback("other"), "interaction_id: there is no such interaction"),
     (feedback(days=-1.5), "given_at: before the question was asked (-1.5 days)"),
@@ -145,7 +145,9 @@ def test_the_limits_themselves_are_allowed() -> None:
         "interactions": (
             interaction(answer="a" * 200),
             interaction("now", asked_at=NOW),
-            interaction("scored", writer={"a": -1e9}, token_log_probs=(0.0, -9.0), decision="withheld", propensity=1.0),
+            interaction(
+                "scored", writer_scores={"a": -1e9}, token_log_probs=(0.0, -9.0), display="withheld", propensity=1.0
+            ),
         ),
         "feedback": (feedback(days=0),),
         "reviews": (review(days=60, inclusion_probability=1.0),),
@@ -295,8 +297,14 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
     )
     files, data = [str(tmp_path / "fees.md"), str(tmp_path / "rows.jsonl")], tmp_path / "data"
     report = ingest(make_explicit_sources(files), data, PARAMS, NOW)
-    assert (report.read, report.accepted, report.quarantined, report.held, report.waiting) == (5, 3, 1, 1, 1)
-    assert report.newly_refused == 1 and report.quarantine
+    assert (report.read, report.accepted, report.quarantined, report.pending, report.awaiting_documents) == (
+        5,
+        3,
+        1,
+        1,
+        1,
+    )
+    assert report.newly_rejected == 1 and report.quarantine
     refused = read_rows(data / report.quarantine, QuarantinedRow)
     assert {found.line: [reason.message_with_code for reason in found.reasons] for found in refused} == {
         2: ["A104 given_at: before the question was asked (-1 days)"],
@@ -305,7 +313,13 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
     assert "2 of 4 interactions: contexts: answered without any context" in report.to_markdown()
     assert validate_store(DataStore(data), PARAMS, NOW).success
     again = ingest(make_explicit_sources(files), data, PARAMS, NOW)
-    assert (again.accepted, again.duplicate, again.quarantined, again.waiting, again.newly_refused) == (0, 3, 1, 1, 0)
+    assert (again.accepted, again.duplicate, again.quarantined, again.awaiting_documents, again.newly_rejected) == (
+        0,
+        3,
+        1,
+        1,
+        0,
+    )
 
 
 def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_batch(tmp_path: Path) -> None:
@@ -322,11 +336,11 @@ def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_
         return ingest(make_explicit_sources([str(tmp_path / name) for name in names]), data, PARAMS, NOW)
 
     waiting = take("fees.md", "rows.jsonl")
-    assert (waiting.accepted, waiting.held, waiting.waiting, waiting.newly_refused) == (1, 9, 9, 0)
+    assert (waiting.accepted, waiting.pending, waiting.awaiting_documents, waiting.newly_rejected) == (1, 9, 9, 0)
     assert "9 answers wait for documents" in waiting.to_markdown()
     require_unblocked(data)
     came = take("cards.md")
-    assert dict(came.joined) == {"accepted": 9}
+    assert dict(came.resolved_pending) == {"accepted": 9}
     store = DataStore(data)
     assert [sum(1 for _ in store.iter_rows(contract)) for contract in (Interaction, Thumb, Review)] == [9, 9, 9]
     assert Quarantine(data).list_paths() == []

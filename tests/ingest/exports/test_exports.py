@@ -102,9 +102,9 @@ def test_export_read_again_gives_duplicates(tmp_path: Path) -> None:
 
 def test_score_before_its_trace_is_held_and_joined(tmp_path: Path) -> None:
     scores = [score("s-1", "user-feedback", 1), score("s-2", "correctness", "right")]
-    assert take(tmp_path / "data", export(tmp_path / "a", *scores)).held == 2
+    assert take(tmp_path / "data", export(tmp_path / "a", *scores)).pending == 2
     assert take(tmp_path / "data", export(tmp_path / "a", *scores)).duplicate == 2
-    assert take(tmp_path / "data", export(tmp_path / "b", observation())).joined == {"accepted": 2}
+    assert take(tmp_path / "data", export(tmp_path / "b", observation())).resolved_pending == {"accepted": 2}
     assert len(stored(tmp_path / "data", Thumb)) == len(stored(tmp_path / "data", Review)) == 1
 
 
@@ -199,7 +199,7 @@ def test_files_of_one_command_are_read_together(tmp_path: Path) -> None:
         [str(tmp_path / f"{path.name}.gz") for path in paths], write_mapping(tmp_path, mapping)
     )
     report = take(tmp_path / "data", source)
-    assert report.held == 0 and report.contracts == {"interactions": 2, "feedback": 2, "reviews": 1, "documents": 0}
+    assert report.pending == 0 and report.contracts == {"interactions": 2, "feedback": 2, "reviews": 1, "documents": 0}
     assert len(stored(tmp_path / "data", Interaction)[0].contexts) == 2
 
 
@@ -484,14 +484,16 @@ def test_mapping_without_a_file_or_of_another_kind_is_a_line(tmp_path: Path) -> 
 def test_what_the_assistant_knew_of_its_answer_is_kept(tmp_path: Path) -> None:
     """Scores that a record lacks are left out, one by one; numbers that a table holds as text are converted."""
     mapping = (
-        LANGFUSE + ANSWER + "  writer: '{log_prob: to_number(lp), own: own}'\n  decision: gate\n  propensity: chance\n"
+        LANGFUSE
+        + ANSWER
+        + "  writer_scores: '{log_prob: to_number(lp), own: own}'\n  display: gate\n  propensity: chance\n"
     )
     known = observation(lp="-0.5", gate="shown", chance=0.9, traceId="t-1")
     unknown = observation(id="p", traceId="t-2")
     take(tmp_path / "data", export(tmp_path / "in", known, unknown, mapping=mapping))
     first, second = stored(tmp_path / "data", Interaction)
-    assert (dict(first.writer), first.decision, first.propensity) == ({"log_prob": -0.5}, "shown", 0.9)
-    assert second.writer is None and second.decision is None
+    assert (dict(first.writer_scores), first.display, first.propensity) == ({"log_prob": -0.5}, "shown", 0.9)
+    assert second.writer_scores is None and second.display is None
 
 
 def test_key_that_comes_twice_in_one_object_is_named(tmp_path: Path) -> None:

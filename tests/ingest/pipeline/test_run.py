@@ -115,7 +115,7 @@ def test_reviews_with_a_weight_of_their_source_are_counted(tmp_path: Path) -> No
     rows = row(review=verdict(inclusion_probability=0.5)), row("i-2", review=verdict())
     for name, count in (("rows.jsonl", 1), ("review-queue-week.jsonl", 0)):
         report = take(tmp_path / "data" / name, write_lines(tmp_path / name, *rows))
-        assert report.weighted == count
+        assert report.weighted_reviews == count
         assert ("1 reviews have the inclusion probability that their source gave" in report.to_markdown()) == bool(
             count
         )
@@ -138,7 +138,7 @@ def test_the_same_row_again_is_a_duplicate_and_other_content_a_conflict(tmp_path
 
 
 def test_scores_that_a_known_answer_gains_later_are_a_conflict(tmp_path: Path) -> None:
-    scored = row(writer={"judge": 7}, token_log_probs=[-0.5, -1], decision="shown", propensity=0.9)
+    scored = row(writer_scores={"judge": 7}, token_log_probs=[-0.5, -1], display="shown", propensity=0.9)
     report = take(
         tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), scored, scored | {"interaction_id": "i-2"})
     )
@@ -146,11 +146,11 @@ def test_scores_that_a_known_answer_gains_later_are_a_conflict(tmp_path: Path) -
     assert reasons_in(tmp_path / "data", report) == [
         (
             "A104 interaction_id: 'i-1' is known with other content "
-            "(differs in writer, token_log_probs, decision, propensity)",
+            "(differs in writer_scores, token_log_probs, display, propensity)",
         )
     ]
     plain, kept = interactions_in(tmp_path / "data")
-    assert (plain.writer, kept.writer, kept.token_log_probs) == (None, {"judge": 7.0}, (-0.5, -1.0))
+    assert (plain.writer_scores, kept.writer_scores, kept.token_log_probs) == (None, {"judge": 7.0}, (-0.5, -1.0))
 
 
 def test_a_later_file_brings_a_thumb_and_a_review_for_a_known_interaction(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_conflict_with_a_row_that_fails_is_no_conflict(tmp_path: Path) -> None
     assert (report.accepted, report.quarantined) == (1, 1)
     assert [found.answer for found in interactions_in(tmp_path / "data")] == ["Ten euros."]
     again = take(tmp_path / "data", file, validate=no_nones)
-    assert (again.accepted, again.duplicate, again.quarantined, again.newly_refused) == (0, 1, 1, 0)
+    assert (again.accepted, again.duplicate, again.quarantined, again.newly_rejected) == (0, 1, 1, 0)
 
 
 def test_too_many_refused_rows_refuse_the_batch_and_block_the_retrain_until_somebody_decides(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_too_many_refused_rows_refuse_the_batch_and_block_the_retrain_until_some
         with pytest.raises(AbstainError) as refused:
             take(data, file, params=PARAMS)
         message = str(refused.value)
-        assert "batch of b.jsonl refused, nothing accepted: 2 of 3 new rows fail" in message
+        assert "batch of b.jsonl rejected, nothing accepted: 2 of 3 new rows fail" in message
         assert "2 x A103 modle: unknown field, did you mean 'model'?" in message
         (listed,) = Quarantine(data).list_files()
         assert f"abstain quarantine discard {listed.id}" in message
@@ -311,7 +311,7 @@ def test_too_many_refused_rows_refuse_the_batch_and_block_the_retrain_until_some
     assert quarantine.discard(quarantine.get_file(listed.id[:4])) == 2
     require_unblocked(data)
     report = take(data, file, params=PARAMS)
-    assert (report.accepted, report.quarantined, report.newly_refused, report.quarantine) == (1, 2, 0, None)
+    assert (report.accepted, report.quarantined, report.newly_rejected, report.quarantine) == (1, 2, 0, None)
     assert Quarantine(data).list_files() == []
 
 
@@ -335,7 +335,7 @@ def test_bad_rows_that_stay_where_they_are_do_not_refuse_the_batches_after_them(
     file = write_lines(tmp_path / "a.jsonl", row("one"), "{")
     assert take(data, file, params=PARAMS).quarantined == 1
     again = take(data, write_lines(file, "{", row("two")), params=PARAMS)
-    assert (again.accepted, again.quarantined, again.newly_refused, again.quarantine) == (1, 1, 0, None)
+    assert (again.accepted, again.quarantined, again.newly_rejected, again.quarantine) == (1, 1, 0, None)
     known_good = [row(key) for key in ("one", "two")]
     with pytest.raises(AbstainError, match="1 of 1 new rows fail"):
         take(data, write_lines(file, *known_good, row("bad", modle="m")), params=PARAMS)
@@ -391,12 +391,12 @@ TYPED: dict[str, Any] = {
 @pytest.mark.parametrize("typed", TYPED.values(), ids=TYPED)
 def test_what_people_type_refuses_its_row_and_never_the_batch(tmp_path: Path, typed: dict[str, Any]) -> None:
     report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), typed), params=STRICT, validate=validate)
-    assert (report.accepted, report.quarantined, report.newly_refused) == (1, 1, 0)
+    assert (report.accepted, report.quarantined, report.newly_rejected) == (1, 1, 0)
     require_unblocked(tmp_path / "data")
 
 
 def test_a_batch_of_nothing_but_what_people_type_says_that_no_row_is_left(tmp_path: Path) -> None:
-    note = "every row was refused, and the retrain goes on"
+    note = "every row was rejected, and the retrain goes on"
     typed = TYPED["long question"]
     report = take(tmp_path / "a", write_lines(tmp_path / "a.jsonl", typed), params=STRICT, validate=validate)
     assert report.quarantined == 1 and note in report.to_markdown()
@@ -417,7 +417,7 @@ def test_what_people_click_refuses_its_row_and_never_the_batch(tmp_path: Path, r
     data = tmp_path / "data"
     take(data, write_lines(tmp_path / "a.jsonl", row(asked_at=later(-365).isoformat())))
     report = take(data, write_lines(tmp_path / "b.jsonl", *rows), params=STRICT, validate=validate)
-    assert (report.accepted, report.quarantined, report.newly_refused) == (len(rows) - 1, 1, 0)
+    assert (report.accepted, report.quarantined, report.newly_rejected) == (len(rows) - 1, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_released_rows_are_judged_again_and_what_fails_stays(tmp_path: Path) -> 
     released = QuarantineSource(path.stem, tuple(quarantine.iter_rows(path)))
     assert report.accepted == 0
     again = ingest([released], data, LENIENT, NOW, validate=accept_all)
-    assert (again.read, again.accepted, again.quarantined, again.newly_refused) == (3, 1, 2, 0)
+    assert (again.read, again.accepted, again.quarantined, again.newly_rejected) == (3, 1, 2, 0)
     assert {refused.source for refused in refused_in(data, report)} == {"a.jsonl", "bad.md"}
     assert len(refused_in(data, report)) == 2
     assert again.reasons == count_reasons(refused.reasons for refused in refused_in(data, report))
@@ -480,7 +480,7 @@ def test_blank_rows_refuse_no_batch_that_is_tried_again(tmp_path: Path) -> None:
     again = ingest(
         [QuarantineSource(path.stem, tuple(quarantine.iter_rows(path)))], data, limit, NOW, validate=accept_all
     )
-    assert (again.accepted, again.quarantined, again.newly_refused) == (12, 10, 0)
+    assert (again.accepted, again.quarantined, again.newly_rejected) == (12, 10, 0)
     assert [listed.rows for listed in Quarantine(data).list_files()] == [10]
 
 
@@ -488,11 +488,11 @@ def test_thumbs_and_reviews_that_come_before_their_interaction_are_held_and_join
     data = tmp_path / "data"
     early = write_lines(tmp_path / "early.jsonl", alone(thumb(user="u")), alone(verdict()), alone(thumb(), "i-9"))
     first = take(data, early)
-    assert (first.read, first.accepted, first.held, first.quarantined) == (3, 0, 3, 0)
+    assert (first.read, first.accepted, first.pending, first.quarantined) == (3, 0, 3, 0)
     again = take(data, early)
-    assert (again.held, again.duplicate) == (0, 3)
+    assert (again.pending, again.duplicate) == (0, 3)
     report = take(data, write_lines(tmp_path / "late.jsonl", row("i-1")))
-    assert (report.read, report.accepted, report.joined) == (1, 1, {"accepted": 2})
+    assert (report.read, report.accepted, report.resolved_pending) == (1, 1, {"accepted": 2})
     store = DataStore(data)
     assert ([f.user for f in store.iter_rows(Thumb)], len(list(store.iter_rows(Review)))) == (["u"], 1)
     assert [len(list(read_lines(path))) for path in store.list_pending_files().values()] == [1]
@@ -502,7 +502,7 @@ def test_thumbs_and_reviews_that_come_before_their_interaction_are_held_and_join
 def test_in_one_batch_a_thumb_may_come_before_its_interaction(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", alone(thumb(user="u")), alone(thumb("down", user="u")), row())
     report = take(tmp_path / "data", file)
-    assert (report.read, report.accepted, report.held, report.quarantined) == (3, 2, 0, 1)
+    assert (report.read, report.accepted, report.pending, report.quarantined) == (3, 2, 0, 1)
     assert report.contracts == {"interactions": 1, "feedback": 1, "reviews": 0, "documents": 0}
 
 
@@ -512,11 +512,11 @@ def test_a_refused_row_that_was_held_is_in_quarantine_once(tmp_path: Path, reply
     spaced = json.dumps(alone(reply), separators=(", ", " : "))  # the same row in other words
     write_lines(file, alone(reply), spaced, row())
     first = take(data, file, validate=refusing(("feedback/", "reviews/")))
-    assert (first.read, first.accepted, first.quarantined, first.newly_refused) == (3, 1, 2, 2)
+    assert (first.read, first.accepted, first.quarantined, first.newly_rejected) == (3, 1, 2, 2)
     assert len(refused_in(data, first)) == 1
     before = bytes_of(data)
     second = take(data, file, validate=refusing(("feedback/", "reviews/")))
-    assert (second.duplicate, second.quarantined, second.newly_refused) == (1, 2, 0)
+    assert (second.duplicate, second.quarantined, second.newly_rejected) == (1, 2, 0)
     assert bytes_of(data) == before
     assert take(data, file).accepted == 1, "and it leaves once it is accepted"
     assert Quarantine(data).list_files() == []
@@ -527,8 +527,8 @@ def test_held_rows_of_before_that_are_refused_now_count_with_their_copies_alone(
     take(data, write_lines(tmp_path / "early.jsonl", *early))
     file = write_lines(tmp_path / "a.jsonl", early[0], row())
     report = take(data, file, params=PARAMS, validate=refusing("feedback/"))
-    assert (report.accepted, report.duplicate, report.quarantined, report.newly_refused) == (1, 0, 1, 1)
-    assert report.joined == {"quarantined": 9}
+    assert (report.accepted, report.duplicate, report.quarantined, report.newly_rejected) == (1, 0, 1, 1)
+    assert report.resolved_pending == {"quarantined": 9}
     assert reasons_in(data, report) == [("A104 field: not liked",)] * 9
 
 
@@ -552,15 +552,15 @@ def test_a_batch_of_nothing_new_is_not_validated(tmp_path: Path) -> None:
 
 
 def test_the_report_refuses_counts_that_do_not_add_up() -> None:
-    with pytest.raises(RuntimeError, match="3 read, but 1 accepted, 1 duplicate, 0 held and 0 quarantined"):
-        IngestReport(read=3, accepted=1, duplicate=1, held=0, quarantined=0, contracts={})
+    with pytest.raises(RuntimeError, match="3 read, but 1 accepted, 1 duplicate, 0 pending and 0 quarantined"):
+        IngestReport(read=3, accepted=1, duplicate=1, pending=0, quarantined=0, contracts={})
 
 
 def test_the_report_reads_well(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", row(), row(), row(answer="Ten."), "{")
     report = take(tmp_path / "data", file)
     text = report.to_markdown()
-    counts = {"read": 4, "accepted": 1, "duplicate": 1, "held": 0, "quarantined": 2}
+    counts = {"read": 4, "accepted": 1, "duplicate": 1, "pending": 0, "quarantined": 2}
     assert "\n".join(f"| {count} | {name} |" for name, count in counts.items()) in text
     assert "New: 1 interactions, 0 feedback, 0 reviews, 0 documents." in text
     assert "- 1 x A104 interaction_id: … is known with other content (differs in answer)" in text
@@ -615,17 +615,17 @@ def test_arbitrary_lines_never_crash_always_add_up_and_twice_is_once(lines: list
         validate = refusing(bad) if bad else accept_all
         first = take(folder / "data", file, validate=validate)
         read = sum(bool(line.strip()) for line in file.read_bytes().split(b"\n"))
-        assert first.read == read == first.accepted + first.duplicate + first.held + first.quarantined
+        assert first.read == read == first.accepted + first.duplicate + first.pending + first.quarantined
         data = DataStore(folder / "data")
         known = {found.interaction_id for found in data.iter_rows(Interaction)}
         assert len(known) == first.contracts["interactions"]
         assert {found.interaction_id for found in (*data.iter_rows(Thumb), *data.iter_rows(Review))} <= known
         held = [json.loads(text) for path in data.list_pending_files().values() for _, text in read_lines(path)]
-        assert len(held) == first.held
+        assert len(held) == first.pending
         assert known.isdisjoint(found["interaction_id"] for found in held)
         before = bytes_of(folder / "data")
         second = take(folder / "data", file, validate=validate)
-        assert (second.accepted, second.held, second.quarantined) == (0, 0, first.quarantined)
+        assert (second.accepted, second.pending, second.quarantined) == (0, 0, first.quarantined)
         assert bytes_of(folder / "data") == before
 
 

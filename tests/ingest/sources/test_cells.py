@@ -36,14 +36,17 @@ from abstain.ingest.sources.cells import find_column_problem, make_object
         ({"given_at": datetime(2026, 9, 1, 12, tzinfo=UTC)}, {"given_at": "2026-09-01T12:00:00+00:00"}),
         ({"given_at": datetime(2026, 9, 1, 12)}, {"given_at": "2026-09-01T12:00:00"}),
         ({"odd.name": "x"}, {"odd.name": "x"}),
-        ({"writer.log_prob": "-1.5", "writer.judge": ""}, {"writer": {"log_prob": -1.5}}),
-        ({"writer.correct": 1, "writer.user": "0.5"}, {"writer": {"correct": 1, "user": 0.5}}),  # names, not fields
-        ({"writer": {"correct": 1, "judge": None, "user": 3}}, {"writer": {"correct": 1, "user": 3}}),
-        ({"writer": '{"log_prob": -1.5}'}, {"writer": {"log_prob": -1.5}}),
-        ({"writer.judge": "high"}, {"writer": {"judge": "high"}}),
+        ({"writer_scores.log_prob": "-1.5", "writer_scores.judge": ""}, {"writer_scores": {"log_prob": -1.5}}),
+        (
+            {"writer_scores.correct": 1, "writer_scores.user": "0.5"},
+            {"writer_scores": {"correct": 1, "user": 0.5}},
+        ),  # names, not fields
+        ({"writer_scores": {"correct": 1, "judge": None, "user": 3}}, {"writer_scores": {"correct": 1, "user": 3}}),
+        ({"writer_scores": '{"log_prob": -1.5}'}, {"writer_scores": {"log_prob": -1.5}}),
+        ({"writer_scores.judge": "high"}, {"writer_scores": {"judge": "high"}}),
         ({"token_log_probs": "[-0.5, -1]"}, {"token_log_probs": [-0.5, -1]}),
         ({"token_log_probs": [Decimal("-0.5"), -1]}, {"token_log_probs": [-0.5, -1]}),
-        ({"propensity": "0.25", "decision": "shown"}, {"propensity": 0.25, "decision": "shown"}),
+        ({"propensity": "0.25", "display": "shown"}, {"propensity": 0.25, "display": "shown"}),
     ],
 )
 def test_cells_become_an_object(cells: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -128,6 +128,6 @@ def test_sources_documented_examples_are_read(tmp_path: Path, monkeypatch: pytes
     reading = SqlSource(name="b").resolve_paths(tmp_path, tmp_path).read({})
     interaction, thumb = reading
     assert interaction.interaction is not None and interaction.interaction.group == "g"
-    assert interaction.interaction.writer == {"log_prob": -0.5}
+    assert interaction.interaction.writer_scores == {"log_prob": -0.5}
     assert thumb.thumb is not None and thumb.thumb.user == "u"
     assert reading.outcome.state["tables"].keys() == {"interactions", "feedback", "reviews"}

@@ -24,9 +24,9 @@ def test_every_question_gets_the_answer_to_another_about_its_product() -> None:
 
 
 def test_a_changed_answer_has_no_scores_of_its_writer() -> None:
-    scored = [row.model_copy(update={"writer": {"judge": 1.0}, "token_log_probs": (-1.0,)}) for row in ROWS]
+    scored = [row.model_copy(update={"writer_scores": {"judge": 1.0}, "token_log_probs": (-1.0,)}) for row in ROWS]
     for changed in (*remove_contexts(scored), *shuffle_answers(scored)):
-        assert changed.writer is changed.token_log_probs is None
+        assert changed.writer_scores is changed.token_log_probs is None
     alone = [scored[0].model_copy(update={"contexts": ()})]
     assert remove_contexts(alone) == shuffle_answers(alone) == alone
 

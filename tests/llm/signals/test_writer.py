@@ -29,7 +29,9 @@ def scored(n: int, seed: int = 0, model: str = "m@1", change: Change = lambda na
         judge = drawn.normal() + (2 * truth(at) - 1) * (-1 if refusal else 1)
         given = {"judge": change("judge", judge), "noise": change("noise", drawn.normal())}
         answer = "I don't know." if refusal else f"It is {at}."
-        rows.append(interaction(answer, name=f"{model}-{at}").model_copy(update={"model": model, "writer": given}))
+        rows.append(
+            interaction(answer, name=f"{model}-{at}").model_copy(update={"model": model, "writer_scores": given})
+        )
     return rows
 
 
@@ -46,8 +48,8 @@ def fitted(rows: list[Interaction]) -> WriterScores:
 
 
 def without(row: Interaction, *names: str) -> Interaction:
-    left = {name: value for name, value in (row.writer or {}).items() if name not in names}
-    return row.model_copy(update={"writer": left or None})
+    left = {name: value for name, value in (row.writer_scores or {}).items() if name not in names}
+    return row.model_copy(update={"writer_scores": left or None})
 
 
 def test_scores_rank_unseen_answers_and_refusals_each_in_its_own_way() -> None:
@@ -97,11 +99,11 @@ def test_a_version_with_too_few_training_answers_is_missing_and_counted() -> Non
 
 def test_an_answer_without_scores_has_none_and_one_without_some_has_one() -> None:
     scorer = fitted(scored(120))
-    row = scored(2)[1].model_copy(update={"writer": {"judge": 3.0, "noise": 0.0}})
+    row = scored(2)[1].model_copy(update={"writer_scores": {"judge": 3.0, "noise": 0.0}})
     found = scorer.score(unread(row, without(row, "noise"), without(row, "judge"), without(row, "judge", "noise")))
     np.testing.assert_array_equal(np.isnan(found), [False, False, False, True])
     assert found[0] == pytest.approx(found[1], abs=0.1) and abs(found[0] - found[2]) > 0.1
-    unknown = row.model_copy(update={"writer": {"other": 1.0}})
+    unknown = row.model_copy(update={"writer_scores": {"other": 1.0}})
     assert np.isnan(scorer.score(unread(unknown))).all() and scorer.describe_unranked(unread(unknown)).endswith(
         "m@1, answers (1)"
     )
@@ -109,7 +111,7 @@ def test_an_answer_without_scores_has_none_and_one_without_some_has_one() -> Non
 
 
 def test_log_probabilities_of_tokens_are_scores_by_their_mean_sum_and_minimum() -> None:
-    row = interaction().model_copy(update={"token_log_probs": (-0.5, -1.5, -1.0), "writer": {"mean": 7.0}})
+    row = interaction().model_copy(update={"token_log_probs": (-0.5, -1.5, -1.0), "writer_scores": {"mean": 7.0}})
     assert collect_scores(row) == {
         "writer.mean": 7.0,
         "token_log_probs.mean": -1.0,
@@ -118,7 +120,9 @@ def test_log_probabilities_of_tokens_are_scores_by_their_mean_sum_and_minimum() 
     }
     drawn = np.random.default_rng(0)
     rows = [
-        row.model_copy(update={"writer": None, "token_log_probs": tuple(-drawn.exponential(3 - 2 * truth(at), 5))})
+        row.model_copy(
+            update={"writer_scores": None, "token_log_probs": tuple(-drawn.exponential(3 - 2 * truth(at), 5))}
+        )
         for at, row in enumerate(scored(300))
     ]
     found = fitted(rows[:150]).score(unread(*rows[150:]))

@@ -21,7 +21,7 @@ INTERACTION_DTYPES = {
     "group": "str",
     "product": "str",
     "line_of_business": "str",
-    "decision": "str",
+    "display": "str",
     "propensity": "float64",
     "batch": "str",
 }

@@ -5,10 +5,10 @@
     data/chunks.jsonl                      their chunks; those of removed text stay as tombstones
     data/interactions/000001.jsonl ...     one immutable part a batch; feedback/ and reviews/ likewise
     data/batches.jsonl                     rows, sources and time of each batch
-    data/held/feedback.jsonl, reviews.jsonl      pending thumbs and reviews, whose interaction is not known yet
+    data/pending/feedback.jsonl, reviews.jsonl   pending thumbs and reviews, whose interaction is not known yet
     data/sources/<name>.json               the state of each configured source
     data/quarantine/                       rejected rows with their reasons (`quarantine`)
-    data/forgotten.json                    erased users and interactions (`erasure`)
+    data/erased.json                       erased users and interactions (`erasure`)
 
 Notes:
 
@@ -51,8 +51,8 @@ _PUBLISH_ORDER = (
     "interactions",
     "feedback",
     "reviews",
-    "held",
-    "forgotten.json",
+    "pending",
+    "erased.json",
     "quarantine",
     "batches.jsonl",
     "sources",
@@ -175,7 +175,7 @@ class DataStore:
 
     def list_pending_files(self) -> dict[str, Path]:
         """Return the files of pending thumbs and reviews, whose interaction is not known yet, by table."""
-        files = {table: self.folder / "held" / f"{table}.jsonl" for table in ("feedback", "reviews")}
+        files = {table: self.folder / "pending" / f"{table}.jsonl" for table in ("feedback", "reviews")}
         return {table: path for table, path in files.items() if path.exists()}
 
     def build_key_index(self) -> KeyIndex:
@@ -194,7 +194,7 @@ class DataStore:
 
     def read_erased_users(self) -> ErasedUsers:
         """Return the erased users and interactions, whose rows are rejected."""
-        path = self.folder / "forgotten.json"
+        path = self.folder / "erased.json"
         return ErasedUsers.model_validate_json(path.read_bytes()) if path.exists() else ErasedUsers()
 
     def require_interactions(self) -> DataStore:

@@ -209,14 +209,14 @@ def build_suites(
         _expect_max_length("contexts", params, "longest_context_chars"),
         expect_present("model"),
         expect_between("contexts", _make_reason("contexts", "answered without any context"), "warning", min_value=1),
-        expect_in_set("scores_not_finite", [""], _make_reason("writer", "{value} is no finite number")),
+        expect_in_set("scores_not_finite", [""], _make_reason("writer_scores", "{value} is no finite number")),
         expect_between(
             "largest_token_log_prob",
             _make_reason("token_log_probs", "{value} is above 0: no log-probability is"),
             max_value=0,
         ),
         expect_in_set(
-            "decision", ["shown", "withheld"], _make_reason("decision", "'{value}' is neither shown nor withheld")
+            "display", ["shown", "withheld"], _make_reason("display", "'{value}' is neither shown nor withheld")
         ),
         expect_between(
             "propensity",
@@ -226,7 +226,7 @@ def build_suites(
             strict_min=True,
         ),
         expect_in_set(
-            "decided", [True], _make_reason("propensity", "there is no decision beside it: shown or withheld")
+            "has_display", [True], _make_reason("propensity", "there is no display beside it: shown or withheld")
         ),
     ]
     if with_documents:

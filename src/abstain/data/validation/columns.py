@@ -109,12 +109,12 @@ def _build_interaction_columns(record: Record, existing: ExistingData, now: date
         ),
         "model": row.model,
         "scores_not_finite": _join_quoted(
-            name for name, score in (row.writer or {}).items() if not math.isfinite(score)
+            name for name, score in (row.writer_scores or {}).items() if not math.isfinite(score)
         ),
         "largest_token_log_prob": _to_float(max(row.token_log_probs or (), default=None)),
-        "decision": row.decision,
+        "display": row.display,
         "propensity": _to_float(row.propensity),
-        "decided": row.propensity is None or row.decision is not None,
+        "has_display": row.propensity is None or row.display is not None,
     }
 
 

@@ -25,7 +25,7 @@ from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewSco
 from abstain.ingest.exports.reviews import ReviewField, ReviewKey, find_missing_criteria, make_review_row
 from abstain.ingest.parsing import ParsedRow, parse_object
 
-WRITER_FIELDS = ("writer", "token_log_probs", "decision", "propensity")
+WRITER_FIELDS = ("writer_scores", "token_log_probs", "display", "propensity")
 """What the assistant knew about its own answer."""
 _MAX_QUOTED_CHARACTERS = 40
 """The longest value of a score that a note quotes: a longer one is text that a person wrote."""

@@ -54,9 +54,9 @@ class AnswerPaths(FrozenModel):
         product: Product that the question is about.
         line_of_business: Its line of business.
         group: Group of correlated answers.
-        writer: An object of the writer's scores by name.
+        writer_scores: An object of the writer's scores by name.
         token_log_probs: Log probabilities of the answer's tokens.
-        decision: What the assistant decided about its answer.
+        display: Whether the answer was shown or withheld.
         propensity: Probability with which the answer was shown.
     """
 
@@ -69,11 +69,11 @@ class AnswerPaths(FrozenModel):
     product: ExpressionText = None
     line_of_business: ExpressionText = None
     group: ExpressionText = None
-    writer: ExpressionText = Field(
+    writer_scores: ExpressionText = Field(
         None, description="an object of the writer's scores by name, as in {log_prob: score}"
     )
     token_log_probs: ExpressionText = None
-    decision: ExpressionText = None
+    display: ExpressionText = None
     propensity: ExpressionText = None
 
 

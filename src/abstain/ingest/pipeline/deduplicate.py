@@ -24,7 +24,7 @@ from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import Record, StoredRow, make_interaction_identity, make_record
 from abstain.ingest.parsing import ParsedRow
 
-RowOutcome = Literal["accepted", "duplicate", "held", "quarantined"]
+RowOutcome = Literal["accepted", "duplicate", "pending", "quarantined"]
 RowDecision = tuple[RowOutcome, Reasons]
 
 
@@ -103,7 +103,7 @@ def resolve_duplicates(
             if is_last and (fresh[0].identity in pending or pending_index.find(fresh[0].identity)):
                 return "duplicate", ()
             pending.setdefault(fresh[0].identity, []).append(fresh[0])
-            return "held", ()
+            return "pending", ()
         new.update((record.identity, record) for record in fresh)
         return "accepted", ()
 

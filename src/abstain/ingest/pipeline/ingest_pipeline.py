@@ -225,7 +225,7 @@ class IngestPipeline:
             self._pending_writers,
         )
         self._pending_index = KeyIndex()  # so that a row decided on below is no duplicate of itself
-        self._pending_writers = self._open_pending_writers("held")
+        self._pending_writers = self._open_pending_writers("pending")
         for table, batch_writer in batch_writers.items():
             batch_writer.close()
             for path, outcomes in (
@@ -233,13 +233,13 @@ class IngestPipeline:
                 (batch_writer.path, self.outcomes),
             ):
                 for block in iter_blocks((text for _, text in read_lines(path)) if path else (), len):
-                    parsed = [RowRecords.from_row(reparse(text, "held", 0)) for text in block]
+                    parsed = [RowRecords.from_row(reparse(text, "pending", 0)) for text in block]
                     self._resolve_rows(parsed, existing, outcomes, is_last=True)
         for writer in self._pending_writers.values():
             writer.close()
             if not writer.rows:
                 writer.path.unlink()
-                self._staging.stage_deletion(self._store.folder / "held" / writer.path.name)
+                self._staging.stage_deletion(self._store.folder / "pending" / writer.path.name)
 
     def _open_pending_writers(self, folder: str) -> dict[str, IndexedWriter]:
         path = self._staging.folder / folder
@@ -278,8 +278,8 @@ class IngestPipeline:
         for writer in self._pending_writers.values():
             writer.flush()
         for entry, decision in zip(batch, resolution.decisions, strict=True):
-            # A row that is set aside is counted at the end; one of an earlier batch that stays pending already was.
-            if decision[0] != "held" or (is_last and outcomes is self.outcomes):
+            # A pending row is counted at the end; one of an earlier batch that stays pending already was.
+            if decision[0] != "pending" or (is_last and outcomes is self.outcomes):
                 self._count(entry.row, decision, outcomes)
 
     def _redact_row(self, row: ParsedRow) -> ParsedRow:
@@ -298,7 +298,7 @@ class IngestPipeline:
         """Count the outcome of a row, and quarantine it if rejected; only this batch counts towards the limit."""
         outcome, reasons = decision
         is_awaiting = outcome == "quarantined" and is_awaiting_documents(reasons)
-        outcomes["held" if is_awaiting else outcome] += 1
+        outcomes["pending" if is_awaiting else outcome] += 1
         file = self.quarantine.find_file(row)
         if outcome != "quarantined":
             if file:

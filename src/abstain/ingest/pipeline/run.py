@@ -157,12 +157,12 @@ def _make_report(
         read=pipeline.n_read,
         accepted=outcomes["accepted"],
         duplicate=outcomes["duplicate"],
-        held=outcomes["held"],
+        pending=outcomes["pending"],
         quarantined=outcomes["quarantined"],
-        newly_refused=pipeline.newly_rejected,
-        waiting=pipeline.awaiting_documents,
-        weighted=0 if is_queue else pipeline.weighted_reviews,
-        joined=dict(pipeline.earlier_outcomes),
+        newly_rejected=pipeline.newly_rejected,
+        awaiting_documents=pipeline.awaiting_documents,
+        weighted_reviews=0 if is_queue else pipeline.weighted_reviews,
+        resolved_pending=dict(pipeline.earlier_outcomes),
         contracts={**staging.counts, "documents": pipeline.new_documents},
         reasons=dict(sorted(pipeline.reasons.items(), key=lambda item: (-item[1], item[0]))),
         quarantine=f"{FOLDER}/{pipeline.quarantine_file_id}.jsonl" if pipeline.quarantine_file_id else None,
@@ -181,14 +181,14 @@ def _check_rejection_rate(
     staging: StagedBatch,
 ) -> None:
     """If too many rows are rejected, publish only the quarantine, block the retrain, and raise `BatchRejected`."""
-    n_new = report.accepted + report.held + report.newly_refused
-    if report.newly_refused < params.min_failed_rows or report.newly_refused <= params.max_failed_fraction * n_new:
+    n_new = report.accepted + report.pending + report.newly_rejected
+    if report.newly_rejected < params.min_failed_rows or report.newly_rejected <= params.max_failed_fraction * n_new:
         pipeline.clear_accepted_from_quarantine(names)
         return
     common_reasons = "; ".join(f"{count} x {reason}" for reason, count in list(report.reasons.items())[:3])
     message = (
-        f"batch of {', '.join(names)} refused, nothing accepted: {report.newly_refused} of {n_new} new rows fail, more "
-        f"than validation.max_failed_fraction = {params.max_failed_fraction:g} allows ({common_reasons})"
+        f"batch of {', '.join(names)} rejected, nothing accepted: {report.newly_rejected} of {n_new} new rows fail, "
+        f"more than validation.max_failed_fraction = {params.max_failed_fraction:g} allows ({common_reasons})"
     )
     file_id = pipeline.quarantine_file_id or pipeline.earlier_file_id  # where all of its bad rows are stored already
     pipeline.quarantine.block(file_id, names, message)

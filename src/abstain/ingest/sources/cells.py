@@ -4,8 +4,8 @@ In the fields that the contracts know:
 
 * an empty cell is a missing field;
 * `thumb.given_at` is the field `given_at` of the object `thumb`, which is missing if all its cells are empty;
-* `contexts`, `thumb`, `review`, `writer` and `token_log_probs` may be JSON;
-* any value in `writer` is a number, whatever its name;
+* `contexts`, `thumb`, `review`, `writer_scores` and `token_log_probs` may be JSON;
+* any value in `writer_scores` is a number, whatever its name;
 * flags are the words true and false in any case, or in a typed table the numbers 1 and 0;
 * a whole number of a typed table becomes the text of an id.
 
@@ -28,8 +28,8 @@ from abstain.ingest.parsing import MAX_ROW_BYTES
 
 _BOOLEAN_FIELDS = frozenset(CRITERIA)
 _NUMBER_FIELDS = frozenset({"inclusion_probability", "propensity"})
-_WRITER = "writer"
-_OBJECT_FIELDS = frozenset({"contexts", "thumb", "review", _WRITER})
+_WRITER_SCORES = "writer_scores"
+_OBJECT_FIELDS = frozenset({"contexts", "thumb", "review", _WRITER_SCORES})
 _JSON_FIELDS = _OBJECT_FIELDS | {"token_log_probs"}
 _ID_FIELDS = frozenset({"interaction_id", "user", "reviewer", "group"})
 _TIME_FIELDS = frozenset({"asked_at", "given_at", "reviewed_at"})
@@ -79,7 +79,7 @@ def make_object(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> dict
     for column, cell in cells.items():
         part, dot, name = column.partition(".")
         is_inner = bool(dot) and part in _OBJECT_FIELDS
-        field = _WRITER if part == _WRITER else name if is_inner else column
+        field = _WRITER_SCORES if part == _WRITER_SCORES else name if is_inner else column
         value = _convert(field, cell, naive_is_utc)
         if value is not None:
             target = fields.setdefault(part, {}) if is_inner else fields
@@ -111,7 +111,7 @@ def _convert(field: str, value: Any, naive_is_utc: bool) -> Any:
         return datetime.isoformat(moment)  # of a pandas timestamp, without its nanoseconds
     if isinstance(value, Mapping):
         inner = {
-            str(key): _convert(_WRITER if field == _WRITER else str(key), cell, naive_is_utc)
+            str(key): _convert(_WRITER_SCORES if field == _WRITER_SCORES else str(key), cell, naive_is_utc)
             for key, cell in value.items()
         }
         return {key: cell for key, cell in inner.items() if cell is not None} or None
@@ -124,7 +124,7 @@ def _convert_text(field: str, value: str, naive_is_utc: bool) -> Any:
     if field in _BOOLEAN_FIELDS:
         return _BOOLEAN_BY_WORD.get(value.strip().lower(), value)
     try:
-        if field in _NUMBER_FIELDS or (field == _WRITER and not value.lstrip().startswith("{")):
+        if field in _NUMBER_FIELDS or (field == _WRITER_SCORES and not value.lstrip().startswith("{")):
             return float(value)
         is_json = field in _JSON_FIELDS and len(value) <= MAX_ROW_BYTES and value.lstrip().startswith(("[", "{"))
         if is_json and not find_duplicate_keys(value):

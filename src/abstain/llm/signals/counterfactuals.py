@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from abstain.core.contracts import Interaction
 
-CLEARED_WRITER_FIELDS = {"writer": None, "token_log_probs": None}
+CLEARED_WRITER_FIELDS = {"writer_scores": None, "token_log_probs": None}
 Variant = Callable[[Sequence[Interaction]], list[Interaction]]
 
 

@@ -78,7 +78,8 @@ class WriterScores:
         inputs, is_ranked = ranked.build_inputs(batch)
         if not any(map(collect_scores, batch.interactions)):
             raise ScorerUnavailable(
-                Code.NO_ROWS, "no training answer has scores of its writer: ingest rows with `writer` (docs/data.md)"
+                Code.NO_ROWS,
+                "no training answer has scores of its writer: ingest rows with `writer_scores` (docs/data.md)",
             )
         is_used = is_ranked & (labels.weight > 0)
         train_labels = labels.subset(is_used)
@@ -177,7 +178,7 @@ class WriterScores:
 
 def collect_scores(row: Interaction) -> dict[str, float]:
     """Return the scores of the writer of `row` by name, with mean, sum and minimum of its token log-probabilities."""
-    scores = {f"writer.{name}": value for name, value in (row.writer or {}).items()}
+    scores = {f"writer.{name}": value for name, value in (row.writer_scores or {}).items()}
     if tokens := row.token_log_probs:
         statistics = {"mean": sum(tokens) / len(tokens), "sum": sum(tokens), "min": min(tokens)}
         scores |= {f"token_log_probs.{name}": statistic for name, statistic in statistics.items()}
