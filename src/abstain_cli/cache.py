@@ -28,8 +28,8 @@ def stats() -> None:
         console.print(f"{root} holds no features yet")
         return
     for namespace in namespaces:
-        space = namespace.namespace
-        description = f"{space.ask} of {space.model}, {space.dtype}, engine {space.engine}" if space else "unreadable"
+        key = namespace.namespace
+        description = f"{key.operation} of {key.model}, {key.dtype}, engine {key.engine}" if key else "unreadable"
         twice = f" ({namespace.rows - namespace.distinct} twice)" if namespace.rows > namespace.distinct else ""
         unreadable = f" ({namespace.unreadable} unreadable)" if namespace.unreadable else ""
         console.print(f"{namespace.digest}  {description}", soft_wrap=True)

@@ -162,7 +162,7 @@ def test_a_shard_describes_itself_and_equal_shards_are_equal_files(tmp_path: Pat
     with safe_open(one, "pt") as file:
         (index,) = map(json.loads, file.metadata().values())
         assert torch.equal(file.get_tensor("states"), torch.cat([*rows("a", "b").values()]))
-    assert (index["space"], index["rows"]) == (asdict(SPACE), [["a", 0, 1], ["b", 1, 3]])
+    assert (index["namespace"], index["rows"]) == (asdict(SPACE), [["a", 0, 1], ["b", 1, 3]])
 
 
 def in_a_process_that_is_killed_before_renaming(root: Path) -> int:
@@ -254,7 +254,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "no index": lambda _: save({"states": torch.zeros(2, 4)}, {"other": "thing"}),
     "broken index": lambda _: with_index('{"rows": [["a", 0'),
     "old format": lambda _: with_index([["a", 0, 2]]),
-    "outside": lambda _: with_index({"space": asdict(SPACE), "rows": [["a", 0, 3]], "sha256": ""}),
+    "outside": lambda _: with_index({"namespace": asdict(SPACE), "rows": [["a", 0, 3]], "sha256": ""}),
     "empty": lambda _: b"",
     "no shard": lambda _: b"not a shard at all",
     "only a start": lambda whole: whole[:20],
@@ -434,4 +434,4 @@ def test_text_cannot_move_between_segments_unseen(one: list[str], other: list[st
 
 def test_keys_are_the_same_on_every_machine() -> None:
     assert prompt_key((Segment("a", "b"),)) == "3f151d8492eefa14e7e9df087af91d1f796f6a902b061652bce0d643cd1fceb9"
-    assert SPACE.digest == "3b39fc5f99b89c30"
+    assert SPACE.digest == "8423d1410f1a5317"

@@ -16,7 +16,7 @@ from abstain.llm.features.maintenance import PruneResult, VerifyResult, collect_
 from abstain.llm.features.shard import encode_shard
 from tests.llm.features.test_cache import DAMAGE, SPACE, files, part, rows, with_a_flipped_bit
 
-OTHER = replace(SPACE, ask="Other()")
+OTHER = replace(SPACE, operation="Other()")
 DAY = timedelta(days=1)
 
 

@@ -122,7 +122,7 @@ class FeatureCache:
             return
         width_and_dtype = next((row.shape[-1], row.dtype) for row in rows.values())
         if self.get_width_and_dtype() not in (None, width_and_dtype):
-            raise ValueError(f"rows of this space are {self.get_width_and_dtype()}, not {width_and_dtype}")
+            raise ValueError(f"rows of this namespace are {self.get_width_and_dtype()}, not {width_and_dtype}")
         self._add_shard(write_rows(self._store, self.namespace, rows))
 
     def get_lengths(self, keys: Iterable[str]) -> list[int]:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from abstain.llm.features.file_store import FileStore, StoredFile, get_header_end
 
-SHARD_NAME = re.compile(r"(?P<space>[0-9a-f]{16})/[0-9a-f]{32}\.safetensors")
+SHARD_NAME = re.compile(r"[0-9a-f]{16}/[0-9a-f]{32}\.safetensors")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -37,13 +37,13 @@ class CacheNamespace:
     Attributes:
         model: Base model as name@revision.
         dtype: Data type of the computation.
-        ask: The operation, as text.
+        operation: The operation, as text.
         engine: Version of the numerics.
     """
 
     model: str
     dtype: str
-    ask: str
+    operation: str
     engine: str
 
     @property
@@ -99,14 +99,14 @@ def encode_shard(namespace: CacheNamespace, rows: Mapping[str, Tensor]) -> tuple
         raise ValueError("a row of the feature cache is a tensor (n, w)")
     kinds = {(row.shape[1], row.dtype) for row in rows.values()}
     if len(kinds) != 1 or not kinds <= {(width, dtype) for width, _ in kinds for dtype in DTYPES.values()}:
-        raise ValueError(f"rows of one space have one width and one float dtype, not {kinds}")
+        raise ValueError(f"rows of one namespace have one width and one float dtype, not {kinds}")
     (width, dtype), spans, start = kinds.pop(), {}, 0
     for key, row in rows.items():
         spans[key] = (start, start + len(row))
         start += len(row)
     states = torch.cat([row.detach().cpu() for row in rows.values()]).contiguous()
     sha256 = hashlib.sha256(states.flatten().view(torch.uint8).numpy().data).hexdigest()
-    index = {"space": asdict(namespace), "rows": [[key, *span] for key, span in spans.items()], "sha256": sha256}
+    index = {"namespace": asdict(namespace), "rows": [[key, *span] for key, span in spans.items()], "sha256": sha256}
     content = save({"states": states}, {"index": json.dumps(index)})
     return Header(namespace, spans, sha256, width, dtype, get_header_end(content)), content
 
@@ -131,7 +131,7 @@ def parse_header(head: bytes, size: int) -> Header:
         (tokens, width), (first, last) = states["shape"], states["data_offsets"]
         rows = {str(key): (int(a), int(b)) for key, a, b in index["rows"]}
         parsed = Header(
-            CacheNamespace(**index["space"]), rows, str(index["sha256"]), int(width), DTYPES[states["dtype"]], start
+            CacheNamespace(**index["namespace"]), rows, str(index["sha256"]), int(width), DTYPES[states["dtype"]], start
         )
         is_complete = start + last == size and (first, last) == (0, tokens * width * parsed.dtype.itemsize)
         is_inside = all(0 <= a <= b <= tokens for a, b in rows.values())

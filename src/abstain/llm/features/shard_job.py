@@ -91,7 +91,7 @@ class ShardJob:
             for request in self.requests
         ]
         declared = [[type(operation).__name__, asdict(operation)] for operation in operations]
-        return json.dumps({**asdict(self), "requests": rows, "asks": declared}, sort_keys=True)
+        return json.dumps({**asdict(self), "requests": rows, "operations": declared}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ShardJob:
@@ -101,7 +101,7 @@ class ShardJob:
             OPERATION_TYPES[kind](
                 **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
             )
-            for kind, fields in content.pop("asks")
+            for kind, fields in content.pop("operations")
         ]
         rows = content.pop("requests")
         requests = tuple(
