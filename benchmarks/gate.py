@@ -22,11 +22,11 @@ import yaml
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from abstain.config.params import GateParams
+from abstain.config.params import PromotionParams
 from abstain.config.template import read_template
 from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.release import degradation_checks, evaluation_set
-from abstain.release.champion_comparison import ComparisonBudget
+from abstain.release.champion_comparison import ComparisonBudget, get_comparison_alpha
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
 from abstain.release.holdout_guarantee import check_precision_guarantee
 from abstain.release.promotion_check import CandidateMeasurements, PromotionDecision, check_candidate
@@ -35,11 +35,13 @@ CHAMPION = "v1.0.0"
 BASE_RATE, TARGET, REACHED = 0.7, 0.8, 0.82
 """The share of correct answers; the guaranteed precision; that at the tuned threshold, which has some margin."""
 PRODUCTS = 5
+MIN_N_EFF = 20
+"""`evaluation.min_n_eff`, as shipped."""
 
 
-def load_shipped_params(**changes: object) -> GateParams:
+def load_shipped_params(**changes: object) -> PromotionParams:
     """Return the shipped parameters of the promotion checks, with `changes`."""
-    return GateParams.model_validate(yaml.safe_load(read_template("params.yaml"))["gate"] | changes)
+    return PromotionParams.model_validate(yaml.safe_load(read_template("params.yaml"))["promotion"] | changes)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Nights:
     carried: float = 0.0
     auroc: float = 0.75
     auroc_gain: float = 0.0
-    params: GateParams = field(default_factory=load_shipped_params)
+    params: PromotionParams = field(default_factory=load_shipped_params)
 
     def make_decisions(self, nights: int, generator: np.random.Generator) -> Iterator[PromotionDecision]:
         """Yield one promotion decision a night; each spends one comparison."""
@@ -72,9 +74,9 @@ class Nights:
         )
         for night in range(nights):
             holdout, newest = (draw() for draw in draws)
-            budget = ComparisonBudget(night, night * self.params.false_promotions / self.params.looks)
+            budget = ComparisonBudget(night, night * get_comparison_alpha(self.params))
             yield check_candidate(
-                holdout, newest, measurements, self.params, CHAMPION, same_holdout=True, budget=budget
+                holdout, newest, measurements, self.params, MIN_N_EFF, CHAMPION, same_holdout=True, budget=budget
             )
 
     def _make_draw(self, answers: int, generator: np.random.Generator) -> Callable[[], EvaluationSet]:
@@ -180,7 +182,7 @@ def measure_rejection_rate(documents: int, answers: int, precision: float, runs:
         is_shown = generator.random(len(correct)) < 0.5
         groups = np.repeat(np.arange(documents), answers)
         holdout = EvaluationSet(correct, groups, groups, {CANDIDATE: is_shown.astype(float)})
-        n_rejected += check_precision_guarantee(holdout, 1.0, TARGET, params).passed is False
+        n_rejected += check_precision_guarantee(holdout, 1.0, TARGET, params, MIN_N_EFF).passed is False
     return n_rejected / runs
 
 
@@ -203,11 +205,11 @@ def main() -> None:
     options = parser.parse_args()
     degradation_checks.RESAMPLING = evaluation_set.RESAMPLING = BootstrapConfig(
         200, 3
-    )  # fewer than the gate's own: many nights
+    )  # fewer than in a promotion: many nights
     if options.guarantee:
         print_rejection_rates(options.runs)
         return
-    print("documents x answers | correlation | carried | promoted in 60 nights | further checks refuse | found in 5")
+    print("documents x answers | correlation | carried | promoted in 60 nights | further checks reject | found in 5")
     for shape in ((documents, 1000 // documents) for documents in options.documents):
         for correlation in (0.0, 0.1):
             for carried in (0.0, 0.8):

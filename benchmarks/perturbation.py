@@ -64,7 +64,7 @@ def find_positions(
 
 def count_procedure_tokens(tokens: int, positions: Sequence[int], operation: Perturb) -> int:
     """Return the tokens that the step-by-step procedure runs for a text of `tokens` tokens after a start token."""
-    n_scored = (len(positions) if operation.when == "iterative" else 1) if operation.where == "entropy" else 0
+    n_scored = (len(positions) if operation.schedule == "iterative" else 1) if operation.selection == "entropy" else 0
     return n_scored * tokens + sum(position + 1 for position in positions)
 
 
@@ -81,10 +81,10 @@ def run_procedure(
         {index for index, is_replaceable in enumerate(chunk.replaceable) if is_replaceable},
         [],
     )
-    at_once = operation.tokens if operation.when == "single_shot" else 1
+    at_once = operation.tokens if operation.schedule == "single_shot" else 1
     for first in range(0, min(operation.tokens, len(remaining)), at_once):
         positions = list(random_positions[first : first + at_once])
-        if operation.where == "entropy":
+        if operation.selection == "entropy":
             likely = _log_p(loaded, ids[:-1]).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
             positions = sorted(sorted(remaining, key=lambda index: likely[index])[:at_once])
         new_tokens = []
@@ -114,10 +114,10 @@ def _log_p(loaded: LoadedModel, ids: list[int]) -> Tensor:
 def compare_tokens(
     loaded: LoadedModel, rows: Sequence[Row], label: str, tokens: int, batch_tokens: int
 ) -> Iterator[str]:
-    """Yield a line for each where x when: tokens of the engine and of the procedure."""
+    """Yield a line for each selection x schedule: tokens of the engine and of the procedure."""
     contexts = [row.contexts[0] for row in rows]
-    for where, when in HOW:
-        operation, engine = Perturb(where, when, tokens), CausalEngine(loaded, batch_tokens)
+    for selection, schedule in HOW:
+        operation, engine = Perturb(selection, schedule, tokens), CausalEngine(loaded, batch_tokens)
         results: dict[str, Any] = {}
         elapsed = seconds(lambda e=engine, a=operation, f=results: f.update(e.run(make_requests(contexts, a))))  # type: ignore[misc]
         engine_total, positions = engine.stats.forward_tokens, find_positions(loaded, contexts, operation, results)
@@ -127,14 +127,14 @@ def compare_tokens(
         )
         ms_per_context = f"{1000 * elapsed / len(contexts):.0f}"
         totals = f"{engine_total:,} | {procedure_total:,} | **{procedure_total / engine_total:.2f}**"
-        yield f"| {label} | {where} | {when} | {totals} | {ms_per_context} |"
+        yield f"| {label} | {selection} | {schedule} | {totals} | {ms_per_context} |"
 
 
 def compare_times(loaded: LoadedModel, rows: Sequence[Row], tokens: int, batch_tokens: int) -> Iterator[str]:
-    """Yield a line for each where x when: seconds of both, once their replacements are known to be equal."""
+    """Yield a line for each selection x schedule: seconds of both, once their replacements are known to be equal."""
     contexts, engine = [row.contexts[0] for row in rows], CausalEngine(loaded, batch_tokens)
-    for where, when in HOW:
-        operation = Perturb(where, when, tokens)
+    for selection, schedule in HOW:
+        operation = Perturb(selection, schedule, tokens)
         requests = make_requests(contexts, operation)
         results: dict[str, Any] = dict(engine.run(requests))
         positions = find_positions(loaded, contexts, operation, results)
@@ -149,13 +149,14 @@ def compare_times(loaded: LoadedModel, rows: Sequence[Row], tokens: int, batch_t
                 for engine_step, procedure_step in zip(engine_steps, procedure_steps, strict=True)
             )
             total += len(procedure_steps)
-        assert equal >= 0.95 * total, (where, when, equal, total)  # a tie that is broken otherwise changes what follows
+        assert equal >= 0.95 * total, (selection, schedule, equal, total)  # a tie broken otherwise changes the rest
         procedure_s, engine_s, ratio = time_in_turns(
             lambda a=operation, p=positions: [run_procedure(loaded, t, a, o) for t, o in zip(contexts, p, strict=True)],  # type: ignore[misc]
             lambda r=requests: list(engine.run(r)),  # type: ignore[misc]
             1,
         )
-        yield f"| {where} | {when} | {equal} of {total} | {procedure_s:.1f} | {engine_s:.1f} | **{ratio:.1f}** |"
+        times = f"{procedure_s:.1f} | {engine_s:.1f} | **{ratio:.1f}**"
+        yield f"| {selection} | {schedule} | {equal} of {total} | {times} |"
 
 
 def compare_regressor_features(
@@ -163,7 +164,8 @@ def compare_regressor_features(
 ) -> str:
     """Compare all features of the regressors: contexts perturbed, NLLs under B_c, N_c and P_c."""
     llm = LLMParams(model=model, layout=LAYOUT, layer=1, site="residual", too_long="refuse", includes_eos=True)
-    params = PerturbationParams(model=None, where="entropy", when="iterative", tokens=tokens, copies=1, seed=0)
+    how: dict[str, Any] = {"selection": "entropy", "schedule": "iterative", "tokens": tokens, "n_copies": 1}
+    params = PerturbationParams(model=None, **how, seed=0)
     conditions = ContextConditions(llm, params, make_settings(folder))
     answers, stats = make_interactions(rows), []
     elapsed = seconds(lambda: stats.append(conditions.compute_missing(answers)))
@@ -202,12 +204,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shared = read_repeated(options.squad, options.contexts)
     kinds = ("one question a context", distinct), ("five questions a context", shared)
     print(f"{options.model}, K = {options.tokens}, {options.contexts} questions, {torch.get_num_threads()} threads\n")
-    print("| | where | when | tokens run | step by step | times fewer | ms a question |")
+    print("| | selection | schedule | tokens run | step by step | times fewer | ms a question |")
     print("| --- | --- | --- | --: | --: | --: | --: |", flush=True)
     for label, rows in kinds:
         for line in compare_tokens(half, rows, label, options.tokens, batch_tokens):
             print(line, flush=True)
-    print("\n| where | when | equal, float32 | step by step, s | engine, s | times as fast |")
+    print("\n| selection | schedule | equal, float32 | step by step, s | engine, s | times as fast |")
     print("| --- | --- | --- | --: | --: | --: |", flush=True)
     for line in compare_times(single, distinct[: options.timed], options.tokens, batch_tokens):
         print(line, flush=True)

@@ -319,12 +319,12 @@ def evaluate_division(dataset: LabelledAnswers, params: Params, number: int, see
 
 
 def make_slices(dataset: LabelledAnswers, params: Params, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Return by name the masks, over all data, of slices with at least `gate.min_slice` of the answers at `rows`."""
+    """Return by name the masks, over all data, of slices with at least `min_n_eff` of the answers at `rows`."""
     refusal = np.array([is_refusal(interaction.answer, params.labels.refusals) for interaction in dataset.interactions])
     system = np.array([str(interaction.product) for interaction in dataset.interactions])
     masks = {"all": np.ones(len(refusal), bool), "answers": ~refusal, "refusals": refusal}
     masks |= {name: system == name for name in np.unique(system[rows])}
-    return {name: mask for name, mask in masks.items() if mask[rows].sum() >= params.gate.min_slice}
+    return {name: mask for name, mask in masks.items() if mask[rows].sum() >= params.evaluation.min_n_eff}
 
 
 def report_with_shift(dataset: LabelledAnswers, params: Params, rounds: Sequence[int], divisions: int) -> Iterator[str]:

@@ -176,12 +176,13 @@ class Reader:
             with suppress(ScorerUnavailable):
                 signals.append(fit_scorer(scorer, answers, labels, folds))
         rows = self.make_probe_rows(train)
-        fits = {name: fit_probe(name, rows, labels.groups, self.params.probe) for name in self.params.probe.zoo}
+        params = self.params.probe
+        fits = {name: fit_probe(name, rows, labels.groups, params) for name in params.architectures}
         features = self.conditions.build_table(self.dataset.take(train))
         regressor_fits = {
-            f"{kind}_verdict": fit_regressor(
+            f"{kind}_label": fit_regressor(
                 kind,
-                "verdict",
+                "label",
                 features,
                 labels.correct.astype(float),
                 labels.weight,
@@ -290,7 +291,7 @@ def measure(params: Params, model: str, cache: Path, max_rows: int | None, witho
     )
     scores = reader.score(test, fitted)
     tokens = {scorer.name: scorer.requires for scorer in scorers} | dict.fromkeys(
-        params.probe.zoo, (reader.probe_request,)
+        params.probe.architectures, (reader.probe_request,)
     )
     tokens["fusion"] = fusion_requests
     costs = {

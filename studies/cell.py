@@ -124,10 +124,10 @@ class ExperimentRunner:
     def _make_conditions(self, cell: ExperimentCell) -> ContextConditions:
         perturbation = PerturbationParams(
             model=self.experiment.models[cell.perturbation].model,
-            where=cell.where,
-            when=cell.when,
+            selection=cell.where,
+            schedule=cell.when,
             tokens=cell.tokens,
-            copies=1,
+            n_copies=1,
             seed=self.experiment.seed,
         )
         shared_settings = {"perturbation": cell.perturbation, "where": cell.where, "when": cell.when, "size": cell.size}

@@ -18,8 +18,8 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 @app.command()
 def perturb_text(
     text: Annotated[str, typer.Argument(help="what is to be perturbed")],
-    where: Annotated[str | None, typer.Option(help="entropy or random; default: params.yaml")] = None,
-    when: Annotated[str | None, typer.Option(help="single_shot or iterative; default: params.yaml")] = None,
+    selection: Annotated[str | None, typer.Option(help="entropy or random; default: params.yaml")] = None,
+    schedule: Annotated[str | None, typer.Option(help="single_shot or iterative; default: params.yaml")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="K; default: params.yaml")] = None,
     model: Annotated[str | None, typer.Option(help="the perturbation model; default: params.yaml")] = None,
 ) -> None:
@@ -37,11 +37,11 @@ def perturb_text(
     if not text.strip():
         raise AbstainError(Code.USAGE, "TEXT is empty: give the text that is to be perturbed")
     params = load_params()
-    options = {"where": where, "when": when, "tokens": tokens, "model": model}
+    options = {"selection": selection, "schedule": schedule, "tokens": tokens, "model": model}
     changes = {name: value for name, value in options.items() if value is not None}
     try:
         perturbation_params = PerturbationParams.model_validate(
-            params.perturbation.model_dump() | {"copies": 1} | changes
+            params.perturbation.model_dump() | {"n_copies": 1} | changes
         )
     except ValidationError as error:
         problem = error.errors()[0]

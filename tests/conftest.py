@@ -259,13 +259,14 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "llm": {"layer": 4},
         "validation": {"min_failed_rows": 7},  # the six that are broken are more than a fifth now
         "scorers": {"enabled": ["entailment"]},
-        "probe": {"zoo": ["linear", "attention"], "export": "linear", "max_epochs": 10},
+        "probe": {"architectures": ["linear", "attention"], "export": "linear", "max_epochs": 10},
         "regressors": {"kinds": []},
         "sweep": {"layers": [2], "sites": ["residual", "mlp"]},
         # So few answers guarantee little, and no probe is surely better than another: the machinery is what is tested.
         "threshold": {"target": 0.25},
         "calibration": {"method": "isotonic"},
-        "gate": {"min_slice": 5, "confidence": 0.001, "false_promotions": 60} | dict.fromkeys(LENIENT, 1.0),
+        "evaluation": {"min_n_eff": 5},
+        "promotion": {"bootstrap_confidence": 0.001, "false_promotion_rate": 60} | dict.fromkeys(LENIENT, 1.0),
     }
     cut_sample(project, every=3, params=params)
     return project
@@ -412,11 +413,11 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     # Lenient where so few answers can guarantee nothing.
     project.edit_params("  target: 0.1 ", "  target: 0.25 ")
     project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")
-    project.edit_params("zoo: [linear, lstm, attention]", "zoo: [linear]")
+    project.edit_params("architectures: [linear, lstm, attention]", "architectures: [linear]")
     project.edit_params("kinds: [gradient_boosting]", "kinds: [random_forest]")
     project.edit_params("trees: 2100", "trees: 100")
     project.edit_params("  tokens: 15 ", "  tokens: 2 ")
-    project.edit_params("  copies: 0 ", "  copies: 1 ")  # both of its models are asked
+    project.edit_params("  n_copies: 0 ", "  n_copies: 1 ")  # both of its models are asked
     # A second way of asking is enough of them: most of the base model's work is these.
     project.compare_with("sequence_log_prob", "yes_score_fused")
     return project

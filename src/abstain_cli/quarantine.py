@@ -1,4 +1,4 @@
-"""`abstain quarantine`: list refused rows with their reasons, judge them again, or discard them."""
+"""`abstain quarantine`: list rejected rows with their reasons, judge them again, or discard them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import typer
 
 from abstain_cli.terminal import console
 
-app = typer.Typer(help="Decide on refused rows: list, retry, discard.", no_args_is_help=True)
+app = typer.Typer(help="Decide on rejected rows: list, retry, discard.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="id of a file of refused rows, or its beginning; see `list`")]
+Name = Annotated[str, typer.Argument(help="id of a file of rejected rows, or its beginning; see `list`")]
 
 
 @app.command(name="list")

@@ -60,7 +60,7 @@ def ingest_sources(
         )
     except BatchRejected as rejection:  # its bad rows are in quarantine now, and nothing else has changed
         publish_ingest(rejection.report, workspace, str(rejection))
-        commit_data(workspace, "Quarantine a refused batch")
+        commit_data(workspace, "Quarantine a rejected batch")
         raise
     publish_ingest(report, workspace)
     get_run_logger().info(report.to_markdown())

@@ -1,6 +1,6 @@
 """Decisions of a promotion for later retrains, as values of params.yaml, where DVC sees them.
 
-`split.holdout_frozen_at` gets the time from which rows are too new for the hold-out. `serve.in_production` gets the
+`split.holdout_frozen_at` gets the time from which rows are too new for the hold-out. `serve.current_kind` gets the
 kind of scorer that is kept unless another one is clearly better.
 """
 
@@ -47,8 +47,8 @@ def write_promotion_params(workspace: Workspace, event: RegistryEvent) -> bool:
     if event.guaranteed and params.split.holdout_frozen_at is None:
         frames = read_frames(DataStore(workspace.path / paths.DATA))
         values["split"] = {"holdout_frozen_at": _get_time_after_all_rows(frames)}
-    if params.serve.in_production != event.kind:
-        values["serve"] = {"in_production": event.kind}
+    if params.serve.current_kind != event.kind:
+        values["serve"] = {"current_kind": event.kind}
     if not values:
         return False
     stale = json.loads(workspace.dvc("status", "--json"))
@@ -71,7 +71,7 @@ def refill_holdout(workspace: Workspace) -> None:
         AbstainError: Nothing was frozen, or too few of these answers were reviewed to judge a version by.
     """
     params = load_params(workspace.path / paths.PARAMS)
-    split, min_reviews = params.split, params.gate.min_slice
+    split, min_reviews = params.split, params.evaluation.min_n_eff
     if split.by != "group":
         raise AbstainError(
             Code.NEW_HOLDOUT, "split.by: time has no groups to refill: move split.holdout_from and holdout_frozen_at"
@@ -108,7 +108,7 @@ def write_rollback_params(workspace: Workspace, event: RegistryEvent) -> None:
         event: The rollback.
     """
     with suppress(AbstainError):
-        edit_params(workspace, {"serve": {"in_production": event.kind}})
+        edit_params(workspace, {"serve": {"current_kind": event.kind}})
 
 
 def _get_time_after_all_rows(frames: StoreFrames) -> str:

@@ -83,4 +83,4 @@ def read_labelled(workspace: Workspace) -> tuple[Params, LabelledAnswers, list[I
     table, _ = read_training_table(store, params.labels, params.split)
     rows = store.read_interactions(table["interaction_id"])
     train = [rows[index] for index in np.flatnonzero(table["split"] == "train").tolist()]
-    return params, LabelledAnswers(rows, select_reviewed_holdout(table, rows), params.audits.run), train
+    return params, LabelledAnswers(rows, select_reviewed_holdout(table, rows), params.audits.enabled), train

@@ -83,7 +83,7 @@ def test_export_prints_what_was_drawn_and_where(data: Path) -> None:
     assert said == [
         "nothing is in production, so no confidence is known: every row is drawn at random",
         "70 answers asked from 2026-09-01 12:00 to 2026-09-11 09:36 UTC, 0 reviewed",
-        "30 more are not drawn: a verdict on them would count nowhere (docs/reviews.md)",
+        "30 more are not sampled: a verdict on them would count nowhere (docs/reviews.md)",
         "to review now: 20 at random",
         "reviews.xlsx: open it in a spreadsheet, then run `abstain review import reviews.xlsx`",
     ]

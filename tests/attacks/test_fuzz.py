@@ -1,4 +1,4 @@
-"""Mutated files of every kind give rows or refused rows: no other error, none is lost, none is taken twice."""
+"""Mutated files of every kind give rows or rejected rows: no other error, none is lost, none is taken twice."""
 
 from __future__ import annotations
 

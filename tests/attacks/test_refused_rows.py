@@ -38,7 +38,7 @@ def test_no_refused_row_keeps_who_said_it(assert_repelled: Count) -> None:
         fields = {"interaction_id": "i", "given_at": "2026-11-20", "thumb": "sideways", key: USER, "comment": SECRET}
         kept = quarantined(json.dumps(fields).encode(), privacy)
         repelled += kept.raw is None and USER not in kept.to_json_line() and SECRET not in kept.to_json_line()
-    assert_repelled("the user of a refused row, under another spelling of the key", len(KEYS), repelled)
+    assert_repelled("the user of a rejected row, under another spelling of the key", len(KEYS), repelled)
 
 
 def test_no_message_shows_an_identifier_that_was_cut(assert_repelled: Count) -> None:

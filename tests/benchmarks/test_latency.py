@@ -33,7 +33,7 @@ def params(tmp_path: Path) -> Params:
         "llm": shipped.llm.model_copy(update=llm),
         "scorers": shipped.scorers.model_copy(update={"enabled": ("entropy", "context_gain", "entailment")}),
         "sweep": shipped.sweep.model_copy(update={"layers": (3,), "sites": ("mlp",), "contexts": (1,)}),
-        "perturbation": shipped.perturbation.model_copy(update={"tokens": 3, "copies": 1}),
+        "perturbation": shipped.perturbation.model_copy(update={"tokens": 3, "n_copies": 1}),
     }
     return shipped.model_copy(update=changes)
 

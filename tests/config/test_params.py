@@ -26,11 +26,11 @@ def changed(folder: Path, section: str, **values: Any) -> Path:
 
 def test_the_shipped_params_say_what_is_used(tmp_path: Path) -> None:
     params = load_params(write(tmp_path, checkout.SHIPPED["params.yaml"]))
-    assert params.model_dump(mode="json", exclude={"split": {"holdout_frozen_at"}, "labels": {"require"}}) == {
-        section: {k: v for k, v in values.items() if k not in ("holdout_frozen_at", "require")}
+    assert params.model_dump(mode="json", exclude={"split": {"holdout_frozen_at"}, "labels": {"correct_if"}}) == {
+        section: {k: v for k, v in values.items() if k not in ("holdout_frozen_at", "correct_if")}
         for section, values in SHIPPED.items()
     }
-    assert params.labels.require == tuple(SHIPPED["labels"]["require"])
+    assert params.labels.correct_if == tuple(SHIPPED["labels"]["correct_if"])
     assert params.split.holdout_frozen_at.utcoffset().total_seconds() == 0
 
 
@@ -39,7 +39,7 @@ def test_the_shipped_params_say_what_is_used(tmp_path: Path) -> None:
     [
         ("probe", {"seeds": 1}, r"unknown key 'probe.seeds': did you mean 'seed'\?$"),
         ("calibration", {"zzz": 1}, "unknown key 'calibration.zzz': valid: method$"),
-        ("gates", {}, r"unknown key 'gates': did you mean 'gate'\?$"),
+        ("promotions", {}, r"unknown key 'promotions': did you mean 'promotion'\?$"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest(
@@ -50,11 +50,11 @@ def test_an_unknown_key_is_named_with_the_nearest(
 
 
 def test_missing_keys_are_named_with_the_remedy(tmp_path: Path) -> None:
-    less = {name: value for name, value in SHIPPED["gate"].items() if name not in ("looks", "max_ece")}
+    less = {name: value for name, value in SHIPPED["promotion"].items() if name not in ("erasure_margin", "max_ece")}
     rest = {name: keys for name, keys in SHIPPED.items() if name != "audits"}
-    message = "params.yaml lacks audits.run, gate.looks, gate.max_ece, .* run `abstain init --upgrade`$"
+    message = "params.yaml lacks audits.enabled, promotion.erasure_margin, promotion.max_ece, .* run `abstain init --upgrade`$"
     with pytest.raises(AbstainError, match=message):
-        load_params(write(tmp_path, yaml.safe_dump({**rest, "gate": less})))
+        load_params(write(tmp_path, yaml.safe_dump({**rest, "promotion": less})))
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_missing_keys_are_named_with_the_remedy(tmp_path: Path) -> None:
         ("llm", "layer", 1.5),
         ("llm", "site", "attention"),
         ("validation", "max_failed_fraction", 1.1),
-        ("labels", "require", []),
-        ("labels", "require", ["correct", "kind"]),
+        ("labels", "correct_if", []),
+        ("labels", "correct_if", ["correct", "kind"]),
         ("labels", "thumb_weight", -0.1),
         ("split", "validation", 0),
         ("split", "holdout", 1),
@@ -75,7 +75,7 @@ def test_missing_keys_are_named_with_the_remedy(tmp_path: Path) -> None:
         ("probe", "patience", 0),
         ("threshold", "target", 1),
         ("threshold", "min_shown", 0),
-        ("gate", "confidence", 0),
+        ("promotion", "bootstrap_confidence", 0),
     ],
 )
 def test_a_value_out_of_range_names_its_key(tmp_path: Path, section: str, key: str, value: object) -> None:
@@ -85,24 +85,24 @@ def test_a_value_out_of_range_names_its_key(tmp_path: Path, section: str, key: s
 
 @pytest.mark.parametrize(
     ("section", "key", "value"),
-    [("labels", "thumb_weight", 0), ("probe", "huber_lambda", 0), ("probe", "dropout", 0), ("gate", "max_ece", 1)],
+    [("labels", "thumb_weight", 0), ("probe", "huber_lambda", 0), ("probe", "dropout", 0), ("promotion", "max_ece", 1)],
 )
 def test_the_ends_of_closed_ranges_are_valid(tmp_path: Path, section: str, key: str, value: float) -> None:
     assert getattr(getattr(load_params(changed(tmp_path, section, **{key: value})), section), key) == value
 
 
 def test_a_regressor_estimates_what_can_be_measured_and_each_thing_once(tmp_path: Path) -> None:
-    assert get_args(CorrectnessTarget) == ("verdict", *METRICS)
-    with pytest.raises(AbstainError, match=r"regressors.targets.1: .*'verdict', 'cosine'.*$"):
-        load_params(changed(tmp_path, "regressors", targets=["verdict", "bleu"]))
+    assert get_args(CorrectnessTarget) == ("label", *METRICS)
+    with pytest.raises(AbstainError, match=r"regressors.targets.1: .*'label', 'cosine'.*$"):
+        load_params(changed(tmp_path, "regressors", targets=["label", "bleu"]))
     with pytest.raises(AbstainError, match="regressors: .*kinds: linear is there twice: name it once"):
         load_params(changed(tmp_path, "regressors", kinds=["linear", "linear"]))
 
 
 def test_equal_copies_are_not_made(tmp_path: Path) -> None:
-    assert load_params(changed(tmp_path, "perturbation", where="random", copies=3)).perturbation.copies == 3
+    assert load_params(changed(tmp_path, "perturbation", selection="random", n_copies=3)).perturbation.n_copies == 3
     with pytest.raises(AbstainError, match="perturbation: .*copies by entropy are all alike: set copies to 1"):
-        load_params(changed(tmp_path, "perturbation", where="entropy", copies=3))
+        load_params(changed(tmp_path, "perturbation", selection="entropy", n_copies=3))
 
 
 def test_a_missing_file_says_where_to_run(tmp_path: Path) -> None:

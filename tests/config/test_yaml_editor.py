@@ -31,7 +31,7 @@ def without(names: set[str]) -> str:
 
 def test_edit_keeps_every_other_byte() -> None:
     assert update_yaml(PARAMS, {}) == PARAMS
-    changed = update_yaml(PARAMS, {"gate": {"seed": 4}, "probe": {"export": "linear"}})
+    changed = update_yaml(PARAMS, {"promotion": {"seed": 4}, "probe": {"export": "linear"}})
     lines = [line for line in difflib.ndiff(PARAMS.splitlines(), changed.splitlines()) if line[0] == "+"]
     assert [line.split("#")[0].split() for line in lines] == [["+", "export:", "linear"], ["+", "seed:", "4"]]
 

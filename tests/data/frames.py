@@ -15,7 +15,7 @@ from abstain.data.labels.near_duplicates import find_near_duplicates
 
 FROZEN = datetime(2026, 10, 15, tzinfo=UTC)
 LABELS = LabelParams(
-    require=("correct", "truthful", "complete"),
+    correct_if=("correct", "truthful", "complete"),
     conflicts="latest",
     thumb_weight=0.4,
     max_thumb_weight=0.6,

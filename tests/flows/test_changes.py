@@ -55,7 +55,7 @@ def test_other_label_policy_reads_nothing_and_moves_no_answer(
     assert stages["dataset"][:2] == ["runs", "parameter labels changed"]
     assert stages["features"][0] == "runs" and stages["features"][2] == "0 tokens"
     params, store = shipped_params(), DataStore(project.workspace / "data")
-    policies = [params.labels, params.labels.model_copy(update={"require": ("correct",)})]
+    policies = [params.labels, params.labels.model_copy(update={"correct_if": ("correct",)})]
     before, after = (read_training_table(store, labels, params.split)[0] for labels in policies)
     assert before[["interaction_id", "split"]].equals(after[["interaction_id", "split"]])
     assert before["correct"].sum() < after["correct"].sum()

@@ -28,7 +28,7 @@ def test_beats_base_rate_and_length_on_the_hold_out(shipped: Project) -> None:
     assert approval["metrics"]["holdout"]["rows"] >= 100
     log_probs = {"sequence_log_prob", "min_log_prob", "mean_log_prob"}
     probes = {"probe", "lstm", "attention"}  # the linear one, or the one that is served, is called probe
-    assert {"fusion", "gradient_boosting_verdict", "length_only", "base_rate", *log_probs} <= scorers.keys()
+    assert {"fusion", "gradient_boosting_label", "length_only", "base_rate", *log_probs} <= scorers.keys()
     assert len(probes & scorers.keys()) >= 2
 
 

@@ -25,7 +25,7 @@ def at(raw: bytes) -> ParsedRow:
 
 
 def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
-    """A file of refused rows in the quarantine of `data`; its id."""
+    """A file of rejected rows in the quarantine of `data`; its id."""
     with StagedBatch(DataStore(data)) as staging:
         writer = QuarantineWriter(staging)
         for number, raw in enumerate(raws, start=1):

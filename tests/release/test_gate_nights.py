@@ -13,7 +13,7 @@ RUNS = 30
 @pytest.mark.heavy
 def test_equal_challengers_are_rarely_promoted_and_rarely_refused_for_what_did_not_get_worse() -> None:
     """Twelve nights that share the level, one after another on the same small hold-out."""
-    nights = Nights(20, 10, 3, carried=0.8, params=load_shipped_params(looks=12, false_promotions=0.1))
+    nights = Nights(20, 10, 3, carried=0.8, params=load_shipped_params(max_comparisons=12, false_promotion_rate=0.1))
     found = simulate(nights, 12, RUNS)
     assert found.promotion_rate * RUNS <= compute_max_violations(RUNS)
     assert found.degradation_rate <= 0.1, found.rate_by_check

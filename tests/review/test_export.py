@@ -99,17 +99,17 @@ def weights(data: Path) -> pd.Series:
 def test_withheld_answers_that_reviewers_see_are_counted(tmp_path: Path) -> None:
     rows = [row(f"q-{n}", display="withheld" if n < 10 else "shown") for n in range(40)]
     take(tmp_path / "data", *rows)
-    asks = ("", "", "; 2 fewer than --withheld-share asks for, others are drawn instead")
+    asks = ("", "", "; 2 fewer than --withheld-share asks for, others are sampled instead")
     for (share, own), fewer in zip({0.0: 5, 0.4: 8, 0.6: 10}.items(), asks, strict=True):
         said = described(tmp_path / "data", 20, withheld_share=share).splitlines()
-        assert f"of the 10 answers withheld from users {own} are drawn ({own / 10:.0%}){fewer}" in said
+        assert f"of the 10 answers withheld from users {own} are sampled ({own / 10:.0%}){fewer}" in said
 
 
 def test_where_nobody_withheld_an_answer_none_is_missed(data: Path, tmp_path: Path) -> None:
     assert "withheld" not in described(data, 20, withheld_share=0.5)
     take(tmp_path / "all shown", *(row(f"q-{n}", display="shown") for n in range(40)))
     said = described(tmp_path / "all shown", 20, withheld_share=0.5)
-    assert "of the 0 answers withheld from users 0 are drawn (0%); 10 fewer" in said
+    assert "of the 0 answers withheld from users 0 are sampled (0%); 10 fewer" in said
 
 
 def test_drawn_row_comes_back_with_its_probability(data: Path) -> None:
@@ -140,7 +140,7 @@ def test_larger_sample_asks_for_the_rest_and_moves_weights(data: Path) -> None:
     first, path = export(data, 40)
     fill_in(path)
     bring(data, path, FIRST)
-    assert "to review now: 60 at random; 40 drawn ones were reviewed before" in described(data, 100)
+    assert "to review now: 60 at random; 40 sampled ones were reviewed before" in described(data, 100)
     second, larger = export(data, 100)
     assert set(first.rows.index) < set(second.rows.index)
     rows = cells_of(larger)

@@ -80,7 +80,7 @@ def test_on_another_machine_workers_compute_all_and_the_same_bytes_come_out(
         if name in FANNED_OUT:
             frame = artifacts.read_dataset_frame()
             rows = DataStore(paths.DATA).read_interactions(frame["interaction_id"])
-            labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), bank.audits.run)
+            labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), bank.audits.enabled)
             cost = FANNED_OUT[name](bank, settings, labelled, lambda done, total: None, Worker(settings))
             assert cost.rows > len(rows)
         run_stages(bank, name)

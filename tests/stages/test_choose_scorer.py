@@ -26,7 +26,7 @@ from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
 
-NOT_PERTURBED: Mapping[str, Any] = {"perturbation": {"copies": 0}, "audits": {"run": []}, "sweep": {"layers": []}}
+NOT_PERTURBED: Mapping[str, Any] = {"perturbation": {"n_copies": 0}, "audits": {"enabled": []}, "sweep": {"layers": []}}
 
 
 def serving(finished: Finished, scorer: str, **changes: Mapping[str, Any]) -> Params:
@@ -51,7 +51,7 @@ def unperturbed(finished: Finished, bank: Params) -> Finished:
     ("name", "kind"),
     [
         ("probe", "probe"),
-        ("linear_verdict", "regressor"),
+        ("linear_label", "regressor"),
         ("random_forest_cosine", "regressor"),
         ("sequence_log_prob", "log_prob"),
         ("context_gain", "log_prob"),
@@ -107,7 +107,7 @@ def test_the_cheapest_of_the_best_is_served_and_others_are_said_to_be_not_servab
     assert costs == sorted(costs) and costs[0] == 0, "the writer's scores need no pass"
     assert rows.keys() == {
         *("probe", "writer", "sequence_log_prob", "context_gain", "fusion_one_pass", "fusion_two_passes"),
-        *("linear_verdict", "random_forest_verdict", "linear_cosine", "random_forest_cosine"),
+        *("linear_label", "random_forest_label", "linear_cosine", "random_forest_cosine"),
     }
     assert rows["probe"]["forward_tokens"] < rows["fusion_one_pass"]["forward_tokens"]
     assert rows["fusion_one_pass"]["forward_tokens"] < rows["fusion_two_passes"]["forward_tokens"]
@@ -123,11 +123,11 @@ def test_the_cheapest_of_the_best_is_served_and_others_are_said_to_be_not_servab
 
 
 def test_a_budget_leaves_out_what_reads_more_and_production_keeps_its_kind(unperturbed: Finished) -> None:
-    changes = {"scorer": "best", "max_tokens": 1}
+    changes = {"scorer": "best", "max_forward_tokens": 1}
     run_stages(serving(unperturbed, "best", serve=changes), "choose_scorer")
     assert artifacts.read_json(paths.SCORER_CHOICE)["name"] == "writer"
     # With an error that nothing exceeds, whatever is in production stays.
-    few = {"scorer": "best", "in_production": "log_prob"}
+    few = {"scorer": "best", "current_kind": "log_prob"}
     write_labels("split == 'train' and group != group.iloc[0]", source="thumb")
     run_stages(serving(unperturbed, "best", serve=few), "choose_scorer")
     assert artifacts.read_json(paths.SCORER_CHOICE)["kind"] == "log_prob"
@@ -136,7 +136,7 @@ def test_a_budget_leaves_out_what_reads_more_and_production_keeps_its_kind(unper
 def test_perturbed_contexts_make_regressors_not_servable(bank: Params) -> None:
     served = artifacts.read_json(paths.SCORER_CHOICE)
     regressors = artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]
-    assert regressors and all("perturbation.copies" in served["not_servable"][name] for name in regressors)
+    assert regressors and all("perturbation.n_copies" in served["not_servable"][name] for name in regressors)
     assert "fusion_two_passes" in {row["scorer"] for row in served["candidates"]}, "context_gain needs both passes"
 
 

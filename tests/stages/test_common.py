@@ -84,7 +84,9 @@ def test_a_probe_is_trained_on_the_rows_that_have_states(workspace: Path) -> Non
     """A label of a row without states must not be paired with its neighbour's states: then nothing would be learnt."""
     frame, states = write_inputs([0 if i % 5 == 0 else i % 4 + 1 for i in range(120)])
     params = shipped_params()
-    train_probe.stage(params.model_copy(update={"probe": params.probe.model_copy(update={"zoo": ("linear",)})}))
+    train_probe.stage(
+        params.model_copy(update={"probe": params.probe.model_copy(update={"architectures": ("linear",)})})
+    )
     out_of_fold = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")["linear"]
     assert list(out_of_fold.index) == [f"i-{i}" for i in range(120) if len(states[i])]
     correct = frame.set_index("interaction_id").loc[out_of_fold.index, "correct"] == 1
@@ -105,14 +107,14 @@ def test_damaged_file_ends_a_stage_in_one_line(workspace: Path, capsys: pytest.C
 def test_signals_are_read_by_variant_and_by_interaction(workspace: Path) -> None:
     table = {"interaction_id": ["b", "a", "b"], "variant": ["asked", "asked", "other"], "entropy": [0.1, np.nan, 0.3]}
     pd.DataFrame(table).to_parquet(paths.SIGNALS, index=False)
-    estimates = {"interaction_id": ["a", "b"], "variant": ["asked", "asked"], "linear_verdict": [0.7, 0.6]}
+    estimates = {"interaction_id": ["a", "b"], "variant": ["asked", "asked"], "linear_label": [0.7, 0.6]}
     pd.DataFrame(estimates).to_parquet(paths.REGRESSOR_SCORES, index=False)
     signals = artifacts.read_signals("asked")
-    assert list(signals) == ["entropy", "linear_verdict"] and list(signals.index) == ["b", "a"]
+    assert list(signals) == ["entropy", "linear_label"] and list(signals.index) == ["b", "a"]
     np.testing.assert_array_equal(signals["entropy"], [0.1, np.nan])
-    np.testing.assert_array_equal(signals["linear_verdict"], [0.6, 0.7])
+    np.testing.assert_array_equal(signals["linear_label"], [0.6, 0.7])
     assert artifacts.read_signals("other").loc["b", "entropy"] == 0.3 and len(artifacts.read_signals("third")) == 0
-    assert artifacts.read_signals("other")["linear_verdict"].isna().all()
+    assert artifacts.read_signals("other")["linear_label"].isna().all()
 
 
 @pytest.mark.slow

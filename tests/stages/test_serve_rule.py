@@ -18,7 +18,7 @@ WHY = {"verbalised": "it reads a prompt of its own"}
 
 
 def serve(**changes: Any) -> ServeParams:
-    return ServeParams(**{"scorer": "best", "max_tokens": 1000, "in_production": None} | changes)
+    return ServeParams(**{"scorer": "best", "max_forward_tokens": 1000, "current_kind": None} | changes)
 
 
 def found(**values: float) -> dict[str, Estimate]:
@@ -32,15 +32,15 @@ def found(**values: float) -> dict[str, Estimate]:
     ("params", "aurocs", "name"),
     [
         (serve(), {"fusion_one_pass": 0.9}, "fusion_one_pass"),
-        (serve(max_tokens=79), {"fusion_one_pass": 0.9, "probe": 0.8}, "probe"),
-        (serve(max_tokens=80), {"fusion_one_pass": 0.9, "probe": 0.8}, "fusion_one_pass"),
-        (serve(in_production="probe"), {"fusion_one_pass": 0.8, "probe": 0.795}, "probe"),
-        (serve(in_production="log_prob"), {"fusion_one_pass": 0.8, "min_log_prob": 0.6}, "fusion_one_pass"),
-        (serve(max_tokens=None), {"fusion_one_pass": 0.9}, "fusion_one_pass"),
-        (serve(in_production="fusion"), dict.fromkeys(KINDS, float("nan")), "fusion_one_pass"),
-        (serve(scorer="min_log_prob", max_tokens=1), {"probe": 0.9}, "min_log_prob"),
+        (serve(max_forward_tokens=79), {"fusion_one_pass": 0.9, "probe": 0.8}, "probe"),
+        (serve(max_forward_tokens=80), {"fusion_one_pass": 0.9, "probe": 0.8}, "fusion_one_pass"),
+        (serve(current_kind="probe"), {"fusion_one_pass": 0.8, "probe": 0.795}, "probe"),
+        (serve(current_kind="log_prob"), {"fusion_one_pass": 0.8, "min_log_prob": 0.6}, "fusion_one_pass"),
+        (serve(max_forward_tokens=None), {"fusion_one_pass": 0.9}, "fusion_one_pass"),
+        (serve(current_kind="fusion"), dict.fromkeys(KINDS, float("nan")), "fusion_one_pass"),
+        (serve(scorer="min_log_prob", max_forward_tokens=1), {"probe": 0.9}, "min_log_prob"),
         (serve(), dict.fromkeys(KINDS, float("nan")), "probe"),
-        (serve(max_tokens=1), dict.fromkeys(KINDS, float("nan")), "writer"),
+        (serve(max_forward_tokens=1), dict.fromkeys(KINDS, float("nan")), "writer"),
     ],
 )
 def test_the_rule(params: ServeParams, aurocs: dict[str, float], name: str) -> None:
@@ -69,4 +69,4 @@ def test_what_cannot_be_served_is_named_with_the_reason(params: ServeParams, mes
 def test_a_budget_below_everything_names_the_least() -> None:
     costs = COSTS | {"writer": 90.5}
     with pytest.raises(AbstainError, match="raise it to 50, for probe$"):
-        choose_served_scorer(serve(max_tokens=49), KINDS, costs, found(), WHY)
+        choose_served_scorer(serve(max_forward_tokens=49), KINDS, costs, found(), WHY)

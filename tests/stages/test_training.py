@@ -80,7 +80,7 @@ def test_the_threshold_and_the_calibration_are_those_of_the_validation_split(
 def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Params) -> None:
     """One right and one wrong answer of a group exchange labels, so that folds stay as they were; probes go one epoch,
     so that how far they go is the same."""
-    short = with_probe(bank, zoo=("lstm",), max_epochs=1)
+    short = with_probe(bank, architectures=("lstm",), max_epochs=1)
     train_probe.stage(short)
     frame, before, probe = artifacts.read_dataset_frame(), out_of_fold()["lstm"], paths.PROBE.read_bytes()
     readable, _ = load_labelled_states()
@@ -136,7 +136,7 @@ class LastStateProbe(LinearProbe):
 def test_a_new_probe_is_trained_and_reported(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_validation, "PROBES", made_up := {"made_up": ProbeSpec(LastStateProbe)})
     monkeypatch.setattr(train_probe, "PROBES", made_up)
-    params = with_probe(bank, zoo=("made_up",), export="made_up")
+    params = with_probe(bank, architectures=("made_up",), export="made_up")
     train_probe.stage(params)
     evaluation = artifacts.read_json(paths.EVALUATION)
     artifacts.write_json(paths.EVALUATION, evaluation | {"probe": artifacts.read_json(paths.PROBE_CHOICE)})

@@ -30,7 +30,7 @@ def perturb(*arguments: str) -> str:
 
 
 def test_a_perturbed_text_is_shown_as_a_diff_with_every_replacement(model: str) -> None:
-    said = perturb(TEXT, "--model", model, "--tokens", "3", "--where", "entropy")
+    said = perturb(TEXT, "--model", model, "--tokens", "3", "--selection", "entropy")
     first, *_ = said.splitlines()
     assert first.count("[-") == first.count("{+") == 3
     kept = [part.rpartition("+}")[2] for part in first.split("[-")]
@@ -41,7 +41,7 @@ def test_a_perturbed_text_is_shown_as_a_diff_with_every_replacement(model: str) 
 
 @pytest.mark.soak(twin="test_a_perturbed_text_is_shown_as_a_diff_with_every_replacement")
 def test_fewer_tokens_than_wanted_are_said(model: str) -> None:
-    said = perturb("May", "--model", model, "--tokens", "9", "--when", "single_shot")
+    said = perturb("May", "--model", model, "--tokens", "9", "--schedule", "single_shot")
     assert "only 3 tokens can be replaced, of the 9 that were wanted" in said
 
 
@@ -55,7 +55,10 @@ def test_a_text_beyond_the_model_s_window_is_refused_in_one_line(model: str) -> 
 @pytest.mark.soak(twin="test_a_perturbed_text_is_shown_as_a_diff_with_every_replacement")
 @pytest.mark.parametrize(
     ("option", "value", "says"),
-    [("--where", "here", "--where: Input should be 'entropy' or 'random'"), ("--when", "now", "--when: Input")],
+    [
+        ("--selection", "here", "--selection: Input should be 'entropy' or 'random'"),
+        ("--schedule", "now", "--schedule: Input"),
+    ],
 )
 def test_what_cannot_be_is_named(model: str, option: str, value: str, says: str) -> None:
     done = CliRunner().invoke(app, [TEXT, "--model", model, option, value])

@@ -20,7 +20,7 @@ OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 RegressorKind = Literal["random_forest", "gradient_boosting", "linear"]
-CorrectnessTarget = Literal["verdict", "cosine", "rouge1_f1", "rouge1_precision", "rougeL", "exact_match", "token_f1"]
+CorrectnessTarget = Literal["label", "cosine", "rouge1_f1", "rouge1_precision", "rougeL", "exact_match", "token_f1"]
 Architecture = Literal["lstm", "lstm_no_huber", "linear", "attention", "pca"]
 Audit = Literal["context_removed", "answers_shuffled", "product_left_out"]
 ServableKind = Literal["probe", "regressor", "log_prob", "writer", "fusion"]
@@ -63,7 +63,7 @@ class QualityParams(FrozenModel):
     min_class_share: Annotated[float, Field(ge=0, le=0.5)]
     min_reviewed_share: Fraction
     max_leaked_share: Fraction
-    max_twin_share: Fraction
+    max_near_duplicate_share: Fraction
     max_review_conflicts: Fraction
     max_thumb_conflicts: Fraction
     max_drift: Positive
@@ -86,7 +86,7 @@ class PrivacyParams(FrozenModel):
 class LabelParams(FrozenModel):
     """How reviews and thumbs become labels."""
 
-    require: tuple[Literal["correct", "truthful", "complete"], ...] = Field(min_length=1)
+    correct_if: tuple[Literal["correct", "truthful", "complete"], ...] = Field(min_length=1)
     conflicts: Literal["latest", "majority", "strict"]
     thumb_weight: Annotated[float, Field(ge=0)]
     max_thumb_weight: Annotated[float, Field(ge=0)]
@@ -123,7 +123,7 @@ class SplitParams(FrozenModel):
 class ProbeParams(FrozenModel):
     """The probes that are trained, and the one that is exported."""
 
-    zoo: tuple[Architecture, ...] = Field(min_length=1)
+    architectures: tuple[Architecture, ...] = Field(min_length=1)
     export: Architecture | Literal["best"]
     folds: Annotated[int, Field(ge=2)]
     seed: Annotated[int, Field(ge=0, lt=2**31)]
@@ -138,8 +138,8 @@ class ProbeParams(FrozenModel):
 
     @model_validator(mode="after")
     def _check_exported_architecture(self) -> ProbeParams:
-        if self.export != "best" and self.export not in self.zoo:
-            raise ValueError(f"export: {self.export} is not in zoo: add it there, or export one that is")
+        if self.export != "best" and self.export not in self.architectures:
+            raise ValueError(f"export: {self.export} is not in architectures: add it there, or export one that is")
         return self
 
 
@@ -147,8 +147,8 @@ class ServeParams(FrozenModel):
     """Which scorer decides about answers: one by name, or the cheapest of the best (learning/evaluation)."""
 
     scorer: Annotated[str, Field(min_length=1)]
-    max_tokens: Count | None
-    in_production: ServableKind | None
+    max_forward_tokens: Count | None
+    current_kind: ServableKind | None
 
 
 class ScorerParams(FrozenModel):
@@ -166,30 +166,30 @@ class ScorerParams(FrozenModel):
 
 
 class PerturbationParams(FrozenModel):
-    """The perturbation of contexts for the condition P_c: where x when x K, and the model.
+    """The perturbation of contexts for the condition P_c: selection x schedule x K, and the model.
 
     Without copies nothing is perturbed, and the regressors read N_c and B_c only.
 
     Attributes:
         model: The perturbation model; None for the base model.
-        where: Which tokens are replaced: those with the highest entropy, or random ones.
-        when: Whether all tokens are replaced at once or one after the other.
+        selection: Which tokens are replaced: those with the highest entropy, or random ones.
+        schedule: Whether all tokens are replaced at once or one after the other.
         tokens: K, the number of tokens to replace.
-        copies: Number of perturbed copies of a context.
+        n_copies: Number of perturbed copies of a context.
         seed: Seed of the first copy.
     """
 
     model: Annotated[str, Field(min_length=1)] | None
-    where: Literal["entropy", "random"]
-    when: Literal["single_shot", "iterative"]
+    selection: Literal["entropy", "random"]
+    schedule: Literal["single_shot", "iterative"]
     tokens: Count
-    copies: Annotated[int, Field(ge=0)]
+    n_copies: Annotated[int, Field(ge=0)]
     seed: Annotated[int, Field(ge=0, lt=2**31)]
 
     @model_validator(mode="after")
     def _check_copies(self) -> PerturbationParams:
-        if self.where == "entropy" and self.copies > 1:
-            raise ValueError("copies by entropy are all alike: set copies to 1, or where to random")
+        if self.selection == "entropy" and self.n_copies > 1:
+            raise ValueError("copies by entropy are all alike: set n_copies to 1, or selection to random")
         return self
 
 
@@ -235,7 +235,7 @@ class SweepParams(FrozenModel):
 class AuditParams(FrozenModel):
     """The audits of the report; each reads the reviewed hold-out once more, or trains a probe per product."""
 
-    run: tuple[Audit, ...]
+    enabled: tuple[Audit, ...]
 
 
 class CalibrationParams(FrozenModel):
@@ -255,20 +255,25 @@ class ThresholdParams(FrozenModel):
     max_reviewer_share: Annotated[float, Field(gt=0, le=1)] | None
 
 
-class GateParams(FrozenModel):
+class EvaluationParams(FrozenModel):
+    """Limits of the evaluation; the stages and the promotion checks read them."""
+
+    min_n_eff: Count
+
+
+class PromotionParams(FrozenModel):
     """Limits of the promotion checks."""
 
-    false_promotions: Positive
-    looks: Count
-    confidence: OpenFraction
+    false_promotion_rate: Positive
+    max_comparisons: Count
+    bootstrap_confidence: OpenFraction
     erasure_margin: OpenFraction
-    false_refusals: OpenFraction
+    false_rejection_rate: OpenFraction
     max_newest_drop: Fraction
     max_coverage_drop: Fraction
     max_precision_drop: Fraction
     max_error_rate_excess: Fraction
     max_slice_drop: Fraction
-    min_slice: Count
     max_ece: Fraction
     max_latency_ms: Positive
 
@@ -278,9 +283,9 @@ class MonitoringParams(FrozenModel):
 
     min_decisions: Count
     min_reviews: Count
-    level: OpenFraction
-    max_unavailable: Fraction
-    max_unknown_chunks: Fraction
+    alpha: OpenFraction
+    max_unavailable_share: Fraction
+    max_unknown_chunk_share: Fraction
     retrain_after_reviews: Count
     feed_silent_hours: Positive
 
@@ -288,7 +293,7 @@ class MonitoringParams(FrozenModel):
 class ShadowParams(FrozenModel):
     """Which candidates run as shadows of production, in addition to those of `abstain shadow set`."""
 
-    rejected: bool
+    from_rejected: bool
 
 
 class RetentionParams(FrozenModel):
@@ -319,7 +324,8 @@ class Params(FrozenModel):
     serve: ServeParams
     calibration: CalibrationParams
     threshold: ThresholdParams
-    gate: GateParams
+    evaluation: EvaluationParams
+    promotion: PromotionParams
     monitoring: MonitoringParams
     shadow: ShadowParams
     retention: RetentionParams

@@ -1,8 +1,8 @@
 """Comparison of candidate and champion on the hold-out: superior, non-inferior, or the same with a new threshold.
 
 Night after night, candidates are compared with the champion on one hold-out. The probability that any of them is
-promoted without being better is at most `gate.false_promotions`: each of the `gate.looks` comparisons spends an equal
-part of it.
+promoted without being better is at most `promotion.false_promotion_rate`: each of the `promotion.max_comparisons`
+comparisons spends an equal part of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from abstain.config.params import GateParams
+from abstain.config.params import PromotionParams
 from abstain.core.codes import Code
 from abstain.learning.metrics.bootstrap import paired_difference
 from abstain.release.evaluation_set import (
@@ -39,20 +39,20 @@ class ComparisonBudget:
     used: int = 0
     alpha_spent: float = 0.0
 
-    def spend(self, params: GateParams) -> ComparisonBudget | None:
+    def spend(self, params: PromotionParams) -> ComparisonBudget | None:
         """Return the budget after one more comparison.
 
         Args:
             params: Promotion parameters; a comparison costs `get_comparison_alpha(params)`.
 
         Returns:
-            The new budget; None if it would exceed `params.false_promotions`, whatever earlier comparisons have cost.
+            The new budget; None if it would exceed `false_promotion_rate`, whatever earlier comparisons have cost.
         """
         alpha_spent = self.alpha_spent + get_comparison_alpha(params)
         # The sum of all equal parts differs from the whole in the last digits.
         return (
             ComparisonBudget(self.used + 1, alpha_spent)
-            if alpha_spent <= params.false_promotions * (1 + 1e-9)
+            if alpha_spent <= params.false_promotion_rate * (1 + 1e-9)
             else None
         )
 
@@ -60,9 +60,9 @@ class ComparisonBudget:
 EMPTY_BUDGET = ComparisonBudget()
 
 
-def get_comparison_alpha(params: GateParams) -> float:
-    """Return the largest p-value at which a candidate is promoted, `false_promotions / looks`."""
-    return params.false_promotions / params.looks
+def get_comparison_alpha(params: PromotionParams) -> float:
+    """Return the largest p-value at which a candidate is promoted, `false_promotion_rate / max_comparisons`."""
+    return params.false_promotion_rate / params.max_comparisons
 
 
 def have_same_confidences(evaluation: EvaluationSet, champion: str) -> bool:
@@ -103,7 +103,7 @@ def check_new_threshold(threshold: float, champion_threshold: float) -> Promotio
 
 
 def check_better(
-    evaluation: EvaluationSet, champion: str, params: GateParams, budget: ComparisonBudget, rows: str = "hold-out"
+    evaluation: EvaluationSet, champion: str, params: PromotionParams, budget: ComparisonBudget, rows: str = "hold-out"
 ) -> PromotionCheck:
     """Test whether the candidate's AUROC is higher than the champion's (one-sided paired t-test, by groups).
 
@@ -113,7 +113,7 @@ def check_better(
     Args:
         evaluation: Answers with the confidences of both.
         champion: Name of the champion's column.
-        params: Promotion parameters; alpha is `false_promotions / looks`.
+        params: Promotion parameters; alpha is `false_promotion_rate / max_comparisons`.
         budget: Comparisons already made on this hold-out.
         rows: Name of the answers in the message, such as "hold-out".
 
@@ -131,24 +131,23 @@ def check_better(
     next_budget = budget.spend(params)
     if next_budget is None:
         message = (
-            f"this hold-out was compared on {budget.used} times, as often as gate.looks allows: take a new one (docs/"
-            "thresholds.md, A hold-out that is used up)"
+            f"this hold-out was compared on {budget.used} times, as often as promotion.max_comparisons allows: take a "
+            "new one (docs/thresholds.md, A hold-out that is used up)"
         )
         return PromotionCheck(Code.NOT_BETTER, name, False, p_value, alpha, message)
     message = (
         f"{rows} AUROC {candidate_auroc.value:.3f} against {champion_auroc.value:.3f}, difference {difference:+.3f} "
-        "(standard error "
-        f"{error:.3f}); p = {p_value:.2g}, at most {alpha:.2g} (look {next_budget.used} of {params.looks} at this "
-        "hold-out)"
+        f"(standard error {error:.3f}); p = {p_value:.2g}, at most {alpha:.2g} (comparison {next_budget.used} of "
+        f"{params.max_comparisons} on this hold-out)"
     )
     return PromotionCheck(Code.NOT_BETTER, name, p_value <= alpha, p_value, alpha, message)
 
 
-def check_non_inferior(evaluation: EvaluationSet, champion: str, params: GateParams) -> PromotionCheck:
+def check_non_inferior(evaluation: EvaluationSet, champion: str, params: PromotionParams) -> PromotionCheck:
     """Check that the candidate's AUROC is not lower than the champion's by the margin or more.
 
-    The share of bootstrap resamples with a difference above `-erasure_margin` must be at least `confidence`. An
-    undefined resample counts as not above.
+    The share of bootstrap resamples with a difference above `-erasure_margin` must be at least `bootstrap_confidence`.
+    An undefined resample counts as not above.
 
     Args:
         evaluation: Answers with the confidences of both.
@@ -166,4 +165,5 @@ def check_non_inferior(evaluation: EvaluationSet, champion: str, params: GatePar
         f"hold-out AUROC {candidate_auroc.value:.3f} against {champion_auroc.value:.3f}; not worse by {margin:g} with "
         f"chance {probability:.3f}"
     )
-    return check_at_least(Code.NOT_BETTER, f"not worse than {champion}", probability, params.confidence, message)
+    name = f"not worse than {champion}"
+    return check_at_least(Code.NOT_BETTER, name, probability, params.bootstrap_confidence, message)

@@ -120,7 +120,7 @@ def _format_reviews(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{format_number(guarantee['high'])}) by "
             f"{format_count(guarantee['reviews'], 'review')} since it is live; e-value "
             f"{format_number(guarantee['e_value'], '.3g')}, the alarm is at {1 / guarantee['alpha']:g} (1 / "
-            "monitoring.level)",
+            "monitoring.alpha)",
         )
     if calibration := statistics["calibration"]:
         yield (

@@ -129,19 +129,20 @@ def describe_sample(design: ReviewDesign, candidates: ReviewCandidates) -> Itera
         f"{candidates.until:%Y-%m-%d %H:%M} UTC, {int(candidates.frame['reviewed'].sum()):,} reviewed"
     )
     if candidates.n_excluded:
-        yield f"{candidates.n_excluded:,} more are not drawn: a verdict on them would count nowhere (docs/reviews.md)"
-    yield f"to review now: {counts_text}" + (f"; {n_reviewed} drawn ones were reviewed before" if n_reviewed else "")
+        yield f"{candidates.n_excluded:,} more are not sampled: a verdict on them would count nowhere (docs/reviews.md)"
+    yield f"to review now: {counts_text}" + (f"; {n_reviewed} sampled ones were reviewed before" if n_reviewed else "")
     displays = candidates.frame["display"].dropna()
     if len(displays):
         withheld = displays.index[displays == "withheld"]
         n_withheld = int(design.rows.index.isin(withheld).sum())
         shortfall = (
-            f"; {design.n_missing:,} fewer than --withheld-share asks for, others are drawn instead"
+            f"; {design.n_missing:,} fewer than --withheld-share asks for, others are sampled instead"
             if design.n_missing
             else ""
         )
         share = n_withheld / max(len(withheld), 1)
-        yield f"of the {len(withheld):,} answers withheld from users {n_withheld:,} are drawn ({share:.0%}){shortfall}"
+        withheld_text = f"of the {len(withheld):,} answers withheld from users {n_withheld:,} are sampled"
+        yield f"{withheld_text} ({share:.0%}){shortfall}"
     if len(design.strata) < len(STRATA):
         strata = " and ".join(design.strata).replace("_", " ") or "nothing"
         yield (

@@ -44,7 +44,7 @@ class ReviewDesign:
             reviewed.
         strata: The columns that define the strata.
         n_extra: Rows beyond the requested size, because they, or rows after them, were sampled and reviewed before.
-        n_missing: Withheld answers that were requested but do not exist; others are drawn instead.
+        n_missing: Withheld answers that were requested but do not exist; others are sampled instead.
     """
 
     rows: pd.DataFrame

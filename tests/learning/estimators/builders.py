@@ -23,7 +23,7 @@ EVERY_KIND: tuple[Architecture, ...] = tuple(
 )
 """One architecture of every class of probes: those of one class differ in their parameters alone."""
 PARAMS = ProbeParams(
-    zoo=tuple(PROBES),
+    architectures=tuple(PROBES),
     export="best",
     folds=4,
     seed=7,

@@ -27,7 +27,14 @@ from tests.llm.builders import WINDOW
 from tests.llm.perturbation.builders import KINDS, LONG, TEXTS, engine_of, model_of, save, steps_of
 from tests.llm.signals.builders import interaction
 
-HOW: dict[str, Any] = {"model": None, "where": "random", "when": "iterative", "tokens": 4, "copies": 1, "seed": 5}
+HOW: dict[str, Any] = {
+    "model": None,
+    "selection": "random",
+    "schedule": "iterative",
+    "tokens": 4,
+    "n_copies": 1,
+    "seed": 5,
+}
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +62,7 @@ def test_a_model_in_a_folder_is_of_its_kind_and_says_the_same(
 ) -> None:
     loaded = load_model(find_model(str(folders[kind]), settings), torch.device("cpu"), torch.float32)
     assert get_model_kind(loaded.model.config) == kind and type(loaded.model) is type(model_of(kind).model)
-    who = perturber(folders[kind], settings, where="entropy")
+    who = perturber(folders[kind], settings, selection="entropy")
     (found,) = who._steps([about("a", LONG)], who.operations[0])
     expected = steps_of(engine_of(model_of(kind)), {"a": LONG}, who.operations[0])["a"]
     assert [step[:5] for step in found] == [step[:5] for step in expected]
@@ -91,23 +98,23 @@ def test_a_context_that_rows_share_is_perturbed_once(folders: dict[str, Path], s
 
 def test_copies_are_perturbed_under_seeds_of_their_own(folders: dict[str, Path], settings: Settings) -> None:
     rows = [about("a", LONG)]
-    copies = perturber(folders["causal"], settings, copies=3).perturb(rows)
+    copies = perturber(folders["causal"], settings, n_copies=3).perturb(rows)
     assert len({tuple(texts_of(row)) for (row,) in copies}) == 3
     assert copies[1] == perturber(folders["causal"], settings, seed=6).perturb(rows)[0]
-    assert perturber(folders["causal"], settings, copies=3).perturb(rows) == copies
+    assert perturber(folders["causal"], settings, n_copies=3).perturb(rows) == copies
 
 
 def test_fewer_tokens_are_taken_from_more_where_these_are_asked_for(
     folders: dict[str, Path], settings: Settings
 ) -> None:
     rows = [about("a", LONG), about("b", "card")]
-    apart = perturber(folders["causal"], settings, where="entropy").perturb(rows)
-    many = perturber(folders["causal"], settings, where="entropy", tokens=9)
+    apart = perturber(folders["causal"], settings, selection="entropy").perturb(rows)
+    many = perturber(folders["causal"], settings, selection="entropy", tokens=9)
     assert many.compute_missing(rows).rows == 2
-    few = replace(perturber(folders["causal"], settings, where="entropy"), max_perturbed_tokens=9)
+    few = replace(perturber(folders["causal"], settings, selection="entropy"), max_perturbed_tokens=9)
     assert few.compute_missing(rows).rows == 0 and few.perturb(rows) == apart != many.perturb(rows)
     assert few.count_remarks(rows)["fewer"] == 1
-    for how in ({"where": "random"}, {"where": "entropy", "when": "single_shot"}):
+    for how in ({"selection": "random"}, {"selection": "entropy", "schedule": "single_shot"}):
         other = replace(perturber(folders["causal"], settings, **how), max_perturbed_tokens=9)
         assert [ask.tokens for ask in other.operations] == [4], "other places would be drawn, or filled otherwise"
 

@@ -182,9 +182,9 @@ def assert_procedure(
     assert len(steps) == min(ask.tokens, sum(text.replaceable))
     ids, left = list(text.ids), [at for at, free in enumerate(text.replaceable) if free]
     expected: list[tuple[Any, ...]] = []
-    at_once = ask.tokens if ask.when == "single_shot" else 1
+    at_once = ask.tokens if ask.schedule == "single_shot" else 1
     for first in range(0, len(steps), at_once):
-        likely = score(ids) if ask.where == "entropy" else []
+        likely = score(ids) if ask.selection == "entropy" else []
         lowest = sorted(left, key=lambda at: likely[at]) if likely else places[first:]
         chosen, written = sorted(lowest[:at_once]), list[int]()
         for at in chosen:

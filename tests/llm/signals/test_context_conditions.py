@@ -28,7 +28,14 @@ from tests.llm.signals.builders import TEXTS, interaction
 from tests.tolerance import assert_near
 
 LAYOUT = "rag-plain-v1"
-HOW: dict[str, Any] = {"model": None, "where": "random", "when": "iterative", "tokens": 4, "copies": 1, "seed": 5}
+HOW: dict[str, Any] = {
+    "model": None,
+    "selection": "random",
+    "schedule": "iterative",
+    "tokens": 4,
+    "n_copies": 1,
+    "seed": 5,
+}
 ROWS = [
     interaction("5 euros", TEXTS[:1]),
     interaction("call", TEXTS[1:], "How is a card blocked?", "i-2"),
@@ -57,7 +64,7 @@ def test_it_is_the_nll_of_every_segment_under_every_condition(
     tiny_folder: Path, settings: Settings, tmp_path: Path
 ) -> None:
     """The same alone and beside other rows; of copies, the mean and the spread."""
-    asked = conditions(tiny_folder, settings, copies=2)
+    asked = conditions(tiny_folder, settings, n_copies=2)
     table, copies = asked.build_table(ROWS), asked.perturber.perturb(ROWS)
     assert len(table) == len(ROWS) and (table.dtypes == np.float64).all()
     names = ("mean", "max", "sum", "last")
@@ -82,7 +89,7 @@ def test_it_is_the_nll_of_every_segment_under_every_condition(
             assert table.loc[at, f"N-B.{segment}.nll_max"] == pytest.approx(float(gap.max()), abs=1e-3)
             gaps = [float((found[copy][segment] - found["B"][segment]).max()) for copy in ("P0", "P1")]
             assert table.loc[at, f"P-B.{segment}.nll_max"] == pytest.approx(np.mean(gaps), abs=1e-3)
-    alone = conditions(tiny_folder, settings.model_copy(update={"home": tmp_path / "alone"}), copies=2).build_table(
+    alone = conditions(tiny_folder, settings.model_copy(update={"home": tmp_path / "alone"}), n_copies=2).build_table(
         ROWS[3:]
     )
     assert alone.iloc[0].to_numpy() == pytest.approx(table.iloc[3].to_numpy(), abs=1e-3, nan_ok=True)
@@ -150,7 +157,7 @@ def test_tokens_of_one_answer_are_those_of_its_three_prompts(tiny_folder: Path, 
     ]
     shared = len(load_layout(LAYOUT).render("", [], "")[0].text.encode())
     assert asked.estimate_forward_tokens([row]) == sum(lengths) - shared, "what N_c and B_c begin with counts once"
-    more = conditions(tiny_folder, settings, copies=3)
+    more = conditions(tiny_folder, settings, n_copies=3)
     assert more.estimate_forward_tokens([row]) == pytest.approx(sum(lengths) - shared + 2 * lengths[2], abs=30)
 
 
@@ -176,9 +183,9 @@ REAL = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["entropy", "random"])
+@pytest.mark.parametrize("selection", ["entropy", "random"])
 def test_the_embedded_model_misses_the_context_that_was_taken_or_changed(
-    where: str, float32_settings: Settings
+    selection: str, float32_settings: Settings
 ) -> None:
     llm = LLMParams(
         model="smollm2-135m-instruct",
@@ -188,7 +195,7 @@ def test_the_embedded_model_misses_the_context_that_was_taken_or_changed(
         too_long="refuse",
         includes_eos=True,
     )
-    asked = ContextConditions(llm, PerturbationParams(**HOW | {"where": where, "tokens": 15}), float32_settings)
+    asked = ContextConditions(llm, PerturbationParams(**HOW | {"selection": selection, "tokens": 15}), float32_settings)
     perturbing, _ = asked.compute_missing(REAL)
     assert perturbing.rows == 1, "both questions are about one paragraph"
     table = asked.build_table(REAL)

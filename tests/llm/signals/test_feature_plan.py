@@ -43,7 +43,9 @@ def test_no_place_reads_eos_where_the_probe_does_not() -> None:
 
 def test_a_reading_that_several_want_is_asked_once() -> None:
     rows = [interaction(name=f"i-{at}") for at in range(3)]
-    (labelled, readings), *audits = plan_features(PARAMS, SIGNALS, LabelledAnswers(rows, rows[:1], PARAMS.audits.run))
+    (labelled, readings), *audits = plan_features(
+        PARAMS, SIGNALS, LabelledAnswers(rows, rows[:1], PARAMS.audits.enabled)
+    )
     unperturbed = {
         *make_normal_requests(PARAMS.llm.layout).values(),
         *make_baseline_requests(PARAMS.llm.layout).values(),
@@ -60,7 +62,7 @@ def test_a_reading_that_several_want_is_asked_once() -> None:
 
 def test_without_regressors_nothing_is_asked_for_them() -> None:
     none = PARAMS.model_copy(update={"regressors": PARAMS.regressors.model_copy(update={"targets": ()})})
-    labelled = LabelledAnswers([interaction()], [], PARAMS.audits.run)
+    labelled = LabelledAnswers([interaction()], [], PARAMS.audits.enabled)
     (_, readings), *_ = plan_features(none, SIGNALS, labelled)
     assert set(readings) == {
         get_served_site(none).make_feature_request(none.llm),
@@ -69,7 +71,7 @@ def test_without_regressors_nothing_is_asked_for_them() -> None:
     }
     assert plan_nll_features(none, Settings(), labelled)[1] == []
     changed = LabelledAnswers(
-        [interaction(name="i-0")], [interaction(name="i-1"), interaction(name="i-2")], PARAMS.audits.run
+        [interaction(name="i-0")], [interaction(name="i-1"), interaction(name="i-2")], PARAMS.audits.enabled
     )
     assert [row.interaction_id for row in plan_nll_features(PARAMS, Settings(), changed)[1]] == [
         "i-0",

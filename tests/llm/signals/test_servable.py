@@ -32,7 +32,7 @@ def params(tmp_path: Path) -> Params:
 
 
 def perturbed(params: Params) -> Params:
-    return params.model_copy(update={"perturbation": params.perturbation.model_copy(update={"copies": 1})})
+    return params.model_copy(update={"perturbation": params.perturbation.model_copy(update={"n_copies": 1})})
 
 
 def test_a_fusion_is_of_all_that_so_many_passes_give(params: Params, settings: Settings) -> None:
@@ -52,12 +52,12 @@ def test_what_needs_another_prompt_or_model_is_not_servable_with_the_reason(para
     assert {one.name for one in scorers} - set(list_servable_components(params, scorers)) == set(why)
     assert "prompt of its own" in why["verbalised"] and why["length_only"] == "it is a baseline"
     assert "no threshold can part them" in why["joint_log_prob"]
-    assert "perturbation.copies" in explain_not_servable(perturbed(params), scorers)["regressors"]
+    assert "perturbation.n_copies" in explain_not_servable(perturbed(params), scorers)["regressors"]
     assert "regressors" not in list_servable_components(perturbed(params), scorers)
 
 
 def test_kinds() -> None:
-    names = ("probe", "writer", "fusion_one_pass", "fusion_two_passes", "min_log_prob", "linear_verdict")
+    names = ("probe", "writer", "fusion_one_pass", "fusion_two_passes", "min_log_prob", "linear_label")
     assert [get_servable_kind(name) for name in names] == [
         "probe",
         "writer",

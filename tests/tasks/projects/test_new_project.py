@@ -241,7 +241,7 @@ def test_merged_release_keeps_every_value_and_upgrade_adds_its_keys(clone: Clone
     older = "".join(
         line
         for line in clone.files()["params.yaml"].splitlines(keepends=True)
-        if "layout:" not in line and not line.startswith("audits") and "  run: []" not in line
+        if "layout:" not in line and not line.startswith("audits") and "  enabled: []" not in line
     )
     clone.write("By an older release", params_yaml=older)
     clone.git("checkout", "-q", "-b", "release", "HEAD~2")
@@ -258,7 +258,7 @@ def test_merged_release_keeps_every_value_and_upgrade_adds_its_keys(clone: Clone
     before = clone.files()
     clone.git("merge", "-q", "-m", "Merge the release", "release")
     assert clone.files() == before and (clone.root / "code.py").is_file()
-    with pytest.raises(AbstainError, match=r"lacks llm.layout, audits.run, .*`abstain init --upgrade`"):
+    with pytest.raises(AbstainError, match=r"lacks llm.layout, audits.enabled, .*`abstain init --upgrade`"):
         load_params(PARAMS)
     merged = clone.git("rev-parse", "HEAD")
     assert upgrade_project() == ["audits", "llm.layout"]
@@ -304,10 +304,10 @@ def test_merge_of_a_branch_of_the_project_brings_its_changes(clone: Clone, choic
     clone.git("checkout", "-q", "-b", "team")
     clone.write("Theirs", params_yaml=text.replace("max_epochs: 60", "max_epochs: 9"))
     clone.git("checkout", "-q", "main")
-    clone.write("Ours", params_yaml=text.replace("looks: 60", "looks: 50"))
+    clone.write("Ours", params_yaml=text.replace("max_comparisons: 60", "max_comparisons: 50"))
     clone.git("merge", "-q", "-m", "Merge", "team")
     params = load_params(PARAMS)
-    assert (params.probe.max_epochs, params.gate.looks) == (9, 50)
+    assert (params.probe.max_epochs, params.promotion.max_comparisons) == (9, 50)
 
 
 def test_upgrade_asks_for_the_commits_of_runs_first(clone: Clone, choices: Choices) -> None:

@@ -33,7 +33,7 @@ def project(small_project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     file = small_project.root / "dvc.yaml"
     dataset = yaml.safe_load(file.read_text())["stages"]["dataset"]
     dataset["deps"].remove("artifacts/validation.json")
-    served, table = "artifacts/served.json", "artifacts/dataset.json"
+    served, table = "artifacts/scorer_choice.json", "artifacts/dataset.json"
     stages = {
         "dataset": dataset,
         "choose_scorer": {"cmd": f"cp {table} {served}", "deps": [table], "params": ["serve"], "outs": [served]},
@@ -79,7 +79,7 @@ def test_the_first_promotion_freezes_the_holdout_and_moves_no_row(project: Proje
         now = read_lock(workspace.path)
         assert now["stages"]["dataset"]["outs"] == lock["stages"]["dataset"]["outs"]
         assert now["stages"]["dataset"]["params"] != lock["stages"]["dataset"]["params"]
-        assert load_params(workspace.path / "params.yaml").serve.in_production == "fusion"
+        assert load_params(workspace.path / "params.yaml").serve.current_kind == "fusion"
         text = (workspace.path / "params.yaml").read_text()
         assert not write_promotion_params(workspace, promotion(kind="fusion"))
         assert (workspace.path / "params.yaml").read_text() == text
@@ -90,7 +90,7 @@ def test_a_version_without_a_guarantee_freezes_nothing(project: Project) -> None
         workspace.dvc("repro", "--quiet")
         assert write_promotion_params(workspace, promotion(guaranteed=False))
         params = load_params(workspace.path / "params.yaml")
-        assert params.split.holdout_frozen_at is None and params.serve.in_production == "probe"
+        assert params.split.holdout_frozen_at is None and params.serve.current_kind == "probe"
         assert status(workspace) == {}
 
 
@@ -99,7 +99,7 @@ def test_after_a_roll_back_the_next_retrain_chooses_again(project: Project) -> N
         workspace.dvc("repro", "--quiet")
         assert write_promotion_params(workspace, promotion(kind="fusion"))
         write_rollback_params(workspace, promotion(action="rollback"))
-        assert load_params(workspace.path / "params.yaml").serve.in_production == "probe"
+        assert load_params(workspace.path / "params.yaml").serve.current_kind == "probe"
         assert "choose_scorer" in status(workspace)  # type: ignore[operator]
         (workspace.path / "params.yaml").write_text("serve: {}\n")
         write_rollback_params(workspace, promotion(action="rollback"))
@@ -134,7 +134,7 @@ def test_a_refill_moves_the_hold_out_to_what_was_asked_since_the_freeze(
         with pytest.raises(AbstainError, match="reviewed answers about .* documents .* were asked since it was frozen"):
             refill_holdout(workspace)
         monkeypatch.setattr(promotion_params, "MIN_GROUPS", 1)
-        edit_params(workspace, {"gate": {"min_slice": 1}})
+        edit_params(workspace, {"evaluation": {"min_n_eff": 1}})
         refill_holdout(workspace)
         split = load_params(workspace.path / paths.PARAMS).split
         newest = read_frames(DataStore(workspace.path / paths.DATA)).interactions["asked_at"].max()

@@ -21,7 +21,7 @@ FULL = """
 scorers:
   enabled: [entropy, min_log_prob]   # the list is replaced, not appended to
 privacy: {phone_regions: ["NO"]}
-gate: {max_ece: 0.2}
+promotion: {max_ece: 0.2}
 """
 
 
@@ -43,8 +43,8 @@ def test_keys_of_the_file_replace_those_of_params_yaml(plain: Workspace, file: P
     write_params(plain, file)
     after = load_params(plain.path / "params.yaml")
     assert after.scorers.enabled == ("entropy", "min_log_prob") and after.privacy.phone_regions == ("NO",)
-    assert after.gate.max_ece == pytest.approx(0.2)
-    same = {"scorers", "privacy", "gate"}
+    assert after.promotion.max_ece == pytest.approx(0.2)
+    same = {"scorers", "privacy", "promotion"}
     assert after.model_dump(exclude=same) == before.model_dump(exclude=same)
     assert after.scorers.entailment_model == before.scorers.entailment_model
 
@@ -85,7 +85,7 @@ def test_missing_file_is_an_error_with_the_remedy(plain: Workspace, tmp_path: Pa
 def run_with(workspace: Plain, file: Path) -> str:
     """What a retrain with `file` commits before its candidate is judged; the commit before."""
     before = commit_params(workspace, file)
-    lock = yaml.safe_dump({"max_ece": load_params(workspace.path / "params.yaml").gate.max_ece})
+    lock = yaml.safe_dump({"max_ece": load_params(workspace.path / "params.yaml").promotion.max_ece})
     (workspace.path / "dvc.lock").write_text(lock)
     commit(workspace, "Retrain", "dvc.lock")
     return before
@@ -106,7 +106,7 @@ def test_promoted_version_keeps_its_params_and_main_its_own(
     assert on_origin(workspace, "params.yaml") == own.rstrip("\n")
     assert yaml.safe_load(workspace.git("show", "probe@v1.1.0:dvc.lock")) == {"max_ece": 0.2}
     kept = load_params(workspace.path / paths.RELEASE / "params.yaml")
-    assert kept.gate.max_ece == pytest.approx(0.2) and kept.scorers.enabled == ("entropy", "min_log_prob")
+    assert kept.promotion.max_ece == pytest.approx(0.2) and kept.scorers.enabled == ("entropy", "min_log_prob")
     assert workspace.git("status", "--porcelain") == ""
 
 

@@ -154,7 +154,7 @@ def params(*keys: str) -> dict[str, Any]:
         ([deps(**{"data/interactions": "modified", "data/reviews": "modified"})], "data changed"),
         ([deps(**{"src/abstain/core": "modified"}), params("probe.seed")], "code and parameters changed"),
         ([params("probe.seed")], "parameter probe.seed changed"),
-        ([params("probe.seed", "probe.zoo")], "parameters changed"),
+        ([params("probe.seed", "probe.architectures")], "parameters changed"),
         (
             ["changed command", deps(**{"data/x": "new", "src/y": "new"}), params("llm")],
             "command, data and code changed",

@@ -18,7 +18,7 @@ from tests.checkout import ROOT
         ("auto", None, True),
         ("20", None, False),
         ("auto", "llm: {layer: 4}", False),
-        ("auto", "probe: {zoo: [linear]}", True),
+        ("auto", "probe: {architectures: [linear]}", True),
         ("20", "llm: {layer: auto}", True),
     ],
 )

@@ -179,15 +179,15 @@ class Perturb:
     There are fewer than `tokens` if fewer may be replaced.
 
     Attributes:
-        where: `entropy` replaces the tokens that the model finds least likely, `random` random ones.
-        when: `single_shot` chooses all replacements in the original text; with `iterative`, each is chosen in a text
-            where the previous ones are made.
+        selection: `entropy` replaces the tokens that the model finds least likely, `random` random ones.
+        schedule: `single_shot` chooses all replacements in the original text; with `iterative`, each is chosen in a
+            text where the previous ones are made.
         tokens: Number of tokens to replace.
         seed: Seed of `random`.
     """
 
-    where: Literal["entropy", "random"]
-    when: Literal["single_shot", "iterative"]
+    selection: Literal["entropy", "random"]
+    schedule: Literal["single_shot", "iterative"]
     tokens: int
     seed: int = 0
 

@@ -51,9 +51,10 @@ class ContextPerturber:
     def operations(self) -> tuple[Perturb, ...]:
         """One operation per copy, each with its own seed."""
         params = self.params
-        is_nested = (params.where, params.when) == ("entropy", "iterative")
+        is_nested = (params.selection, params.schedule) == ("entropy", "iterative")
         tokens = max(params.tokens, self.max_perturbed_tokens) if is_nested else params.tokens
-        return tuple(Perturb(params.where, params.when, tokens, params.seed + copy) for copy in range(params.copies))
+        seeds = range(params.seed, params.seed + params.n_copies)
+        return tuple(Perturb(params.selection, params.schedule, tokens, seed) for seed in seeds)
 
     def compute_missing(
         self,

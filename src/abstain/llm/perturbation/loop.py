@@ -157,8 +157,8 @@ def perturb_texts(
     """
     steps: list[list[PerturbationStep]] = [[] for _ in texts]
     remaining = [{place for place, is_replaceable in enumerate(text.replaceable) if is_replaceable} for text in texts]
-    random_places = [_draw_places(text, operation) for text in texts] if operation.where == "random" else []
-    step_size = operation.tokens if operation.when == "single_shot" else 1
+    random_places = [_draw_places(text, operation) for text in texts] if operation.selection == "random" else []
+    step_size = operation.tokens if operation.schedule == "single_shot" else 1
     for first in range(0, operation.tokens, step_size):
         rows = [row for row in range(len(texts)) if remaining[row]]
         if random_places:

@@ -26,7 +26,8 @@ _OTHER_MODEL = "it needs another model than the base model"
 _BASELINE = "it is a baseline"
 _VANISHING_CONFIDENCES = "its confidences of long answers are all near 0, so that no threshold can part them"
 _PERTURBED = (
-    "it reads perturbed contexts, whose perturbation serve.max_tokens does not bound: set perturbation.copies 0"
+    "it reads perturbed contexts, whose perturbation serve.max_forward_tokens does not bound: set "
+    "perturbation.n_copies to 0"
 )
 
 
@@ -48,7 +49,7 @@ def list_servable_components(params: Params, scorers: Iterable[Scorer]) -> dict[
         served.
     """
     components = {scorer.name: scorer.requires for scorer in scorers if not _explain(scorer)}
-    if should_fit_regressors(params) and not params.perturbation.copies:
+    if should_fit_regressors(params) and not params.perturbation.n_copies:
         components[REGRESSORS] = (
             *make_normal_requests(params.llm.layout).values(),
             *make_baseline_requests(params.llm.layout).values(),
@@ -87,7 +88,8 @@ def explain_not_servable(params: Params, scorers: Iterable[Scorer]) -> dict[str,
         Name -> reason for each of `scorers`, and for the `REGRESSORS`, that cannot be served.
     """
     reasons = {scorer.name: reason for scorer in scorers if (reason := _explain(scorer))}
-    return reasons | ({REGRESSORS: _PERTURBED} if should_fit_regressors(params) and params.perturbation.copies else {})
+    is_perturbed = should_fit_regressors(params) and params.perturbation.n_copies
+    return reasons | ({REGRESSORS: _PERTURBED} if is_perturbed else {})
 
 
 def _explain(scorer: Scorer) -> str:

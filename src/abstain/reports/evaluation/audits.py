@@ -36,7 +36,7 @@ def audit_section(result: EvaluationResult) -> list[str]:
     }
     audits = result.evaluation["audits"]
     missing = [name for name in sections if name not in audits]
-    note = f"Not run: {join_words(missing)} (audits.run in params.yaml; params.full.yaml runs all)." if missing else ""
+    note = f"Not run: {join_words(missing)} (`audits.enabled`; params.full.yaml has all)." if missing else ""
     return [
         heading(2, "Audits"),
         *([paragraph(note)] if note else []),

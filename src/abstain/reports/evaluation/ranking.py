@@ -251,8 +251,8 @@ def _describe_choice(result: EvaluationResult) -> list[str]:
 
 
 def _budget(served: Mapping[str, Any]) -> str:
-    max_tokens = served["max_tokens"]
-    return "" if max_tokens is None else f", with at most {max_tokens:,} forward tokens an answer"
+    max_forward_tokens = served["max_forward_tokens"]
+    return "" if max_forward_tokens is None else f", with at most {max_forward_tokens:,} forward tokens an answer"
 
 
 def _describe_fusion(fusion: Mapping[str, Any] | None) -> list[str]:

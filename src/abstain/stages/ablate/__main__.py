@@ -33,7 +33,7 @@ def stage(params: Params) -> None:
     Args:
         params: All parameters.
     """
-    sweep_sites, audits_products = list_sweep_sites(params), "product_left_out" in params.audits.run
+    sweep_sites, audits_products = list_sweep_sites(params), "product_left_out" in params.audits.enabled
     if not (sweep_sites or audits_products):  # the default, which needs no states
         artifacts.write_json(paths.ABLATIONS, {"sites": [], "left_out": []})
         return
@@ -59,7 +59,7 @@ def stage(params: Params) -> None:
             cast(Architecture, probe.architecture),
             params.probe,
             RESAMPLING,
-            params.gate.min_slice,
+            params.evaluation.min_n_eff,
             pd.Series(predict_confidence(probe, states).numpy(), frame.index),
         )
     artifacts.report_progress(len(sites) + 1, len(sites) + 1)

@@ -1,7 +1,7 @@
 """DVC stage `choose_scorer`: the served scorer, and its confidences of all answers.
 
-It is the cheapest of the best out of fold, among those within `serve.max_tokens`; the kind in production stays unless
-another gains more than the error of the comparison.
+It is the cheapest of the best out of fold, among those within `serve.max_forward_tokens`; the kind in production stays
+unless another gains more than the error of the comparison.
 """
 
 import math
@@ -52,7 +52,7 @@ def stage(params: Params) -> None:
             "name": served,
             "kind": kinds[served],
             "asked_for": params.serve.scorer,
-            "max_tokens": params.serve.max_tokens,
+            "max_forward_tokens": params.serve.max_forward_tokens,
             "forward_tokens": costs[served],
             "parts": list(components),
             "kinds": {name: kinds[name] for name in (served, *components)},
@@ -141,17 +141,17 @@ def choose_served_scorer(
         raise AbstainError(
             Code.UNKNOWN_NAME, f"serve.scorer: {serve.scorer} is not servable, {reason}: take one of {', '.join(kinds)}"
         )
-    budget = math.inf if serve.max_tokens is None else serve.max_tokens
+    budget = math.inf if serve.max_forward_tokens is None else serve.max_forward_tokens
     affordable = [name for name in kinds if costs[name] <= budget]
     if not affordable:
         cheapest = min(kinds, key=lambda name: costs[name])
         raise AbstainError(
             Code.BAD_SETTING,
-            f"serve.max_tokens: {serve.max_tokens} is less than any scorer reads for an answer: raise it to "
-            f"{math.ceil(costs[cheapest])}, for {cheapest}",
+            f"serve.max_forward_tokens: {serve.max_forward_tokens} is less than any scorer reads for an answer: raise "
+            f"it to {math.ceil(costs[cheapest])}, for {cheapest}",
         )
     comparable = {name: aurocs[name] for name in affordable if not math.isnan(aurocs[name].value)}
-    in_use = [name for name in affordable if kinds[name] == serve.in_production]
+    in_use = [name for name in affordable if kinds[name] == serve.current_kind]
     if not comparable:  # the reviewed training answers are all correct, or all incorrect
         return next(name for name in (*in_use, PROBE, *affordable) if name in affordable)
     return choose_cheapest_of_best(comparable, costs, in_use)

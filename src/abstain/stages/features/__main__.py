@@ -111,7 +111,7 @@ def stage(params: Params) -> None:
         params.probe.folds, params.probe.seed
     )  # first of all: with too few labels no model is run
     available = build_scorers(params, settings)
-    labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), params.audits.run)
+    labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), params.audits.enabled)
     cost = compute_missing(
         params.llm, settings, plan_features(params, available.scorers, labelled), artifacts.report_progress
     )

@@ -26,7 +26,7 @@ def stage(params: Params) -> None:
     """
     frame = artifacts.read_dataset_frame()
     rows = DataStore(paths.DATA).read_interactions(frame["interaction_id"])
-    labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), params.audits.run)
+    labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), params.audits.enabled)
     conditions, interactions = plan_nll_features(params, load_settings(), labelled)
     if not interactions:
         print("no regressors are wanted: nothing is perturbed", flush=True)

@@ -29,10 +29,10 @@ def stage(params: Params) -> None:
     train = frame[frame["split"] == "train"]
     rows = make_training_rows(train, states.subset)
     fits: dict[Architecture, FittedProbe] = {}
-    for number, architecture in enumerate(params.probe.zoo):
+    for number, architecture in enumerate(params.probe.architectures):
 
         def on_progress(done: int, total: int, n_fitted: int = number) -> None:
-            artifacts.report_progress(n_fitted * total + done, len(params.probe.zoo) * total)
+            artifacts.report_progress(n_fitted * total + done, len(params.probe.architectures) * total)
 
         fits[architecture] = fit_probe(architecture, rows, train["group"].to_numpy(), params.probe, on_progress)
     out_of_fold = pd.DataFrame({name: fitted.out_of_fold.astype(float) for name, fitted in fits.items()}, train.index)

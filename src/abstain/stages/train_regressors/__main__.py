@@ -27,7 +27,7 @@ from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers
 
-LABEL_TARGET = "verdict"
+LABEL_TARGET = "label"
 """The target that is the label itself: 1 for a correct answer, 0 for an incorrect one."""
 THRESHOLDS = tuple(np.round(np.arange(0.1, 0.96, 0.05), 2).tolist())
 """Candidates for t, the smallest estimated correctness that counts as correct."""
