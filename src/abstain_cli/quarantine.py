@@ -14,7 +14,7 @@ Name = Annotated[str, typer.Argument(help="id of a file of rejected rows, or its
 
 
 @app.command(name="list")
-def list_refused(
+def list_rejected(
     rows: Annotated[bool, typer.Option("--rows", help="every row, with its place and reasons")] = False,
 ) -> None:
     """List what is in quarantine, why, and what it blocks."""

@@ -205,7 +205,7 @@ def parse_object(fields: Mapping[str, Any], source: str, number: int) -> ParsedR
     text = json.dumps(fields, ensure_ascii=False)
     try:
         raw = text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # surrogates that stand for no byte: as bytes they are no UTF-8 either, and refused
+    except UnicodeEncodeError:  # surrogates that stand for no byte: as bytes they are no UTF-8 either, and rejected
         raw = text.encode("utf-8", "surrogatepass")
     return parse_line(raw, source, number)
 

@@ -507,7 +507,7 @@ def test_in_one_batch_a_thumb_may_come_before_its_interaction(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("reply", [thumb(user="u"), thumb(), verdict()], ids=["thumb", "anonymous thumb", "review"])
-def test_a_refused_row_that_was_held_is_in_quarantine_once(tmp_path: Path, reply: dict[str, Any]) -> None:
+def test_a_rejected_row_that_was_pending_is_in_quarantine_once(tmp_path: Path, reply: dict[str, Any]) -> None:
     data, file = tmp_path / "data", tmp_path / "a.jsonl"
     spaced = json.dumps(alone(reply), separators=(", ", " : "))  # the same row in other words
     write_lines(file, alone(reply), spaced, row())
@@ -522,7 +522,7 @@ def test_a_refused_row_that_was_held_is_in_quarantine_once(tmp_path: Path, reply
     assert Quarantine(data).list_files() == []
 
 
-def test_held_rows_of_before_that_are_refused_now_count_with_their_copies_alone(tmp_path: Path) -> None:
+def test_pending_rows_that_fail_now_count_with_their_copies(tmp_path: Path) -> None:
     data, early = tmp_path / "data", [alone(thumb(user=f"u-{n}")) for n in range(9)]
     take(data, write_lines(tmp_path / "early.jsonl", *early))
     file = write_lines(tmp_path / "a.jsonl", early[0], row())

@@ -102,7 +102,7 @@ class FileSource(SourceModel):
         entries: dict[str, dict[str, Any]] = {}
         for file in sorted(files, key=lambda file: (not is_document(file.name), file.name)):
             entry = earlier_entries.get(file.name, {})
-            # A document whose new content is refused keeps its doc_id: a typing error must not remove the page.
+            # A document whose new content is rejected keeps its doc_id: a typing error must not remove the page.
             doc_id, version = entry.get("doc_id"), file.version
             if version is None or version != entry.get("version"):
                 try:

@@ -141,7 +141,7 @@ class SqlSource(SourceModel):
     )
     tables: TablesConfig | None = None
     late_by_days: Annotated[float, Field(ge=0)] = Field(1, description="how far before the watermark readings begin")
-    naive_is_utc: bool = Field(False, description="read timestamps without a time zone as UTC; else they are refused")
+    naive_is_utc: bool = Field(False, description="read timestamps without a time zone as UTC; else they are rejected")
 
     def resolve_paths(self, home: Path, project: Path) -> Self:
         """Complete the URL; see `SourceModel.resolve_paths`.
