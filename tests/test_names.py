@@ -22,15 +22,8 @@ PARTICIPLE = re.compile(rf"_*(?!({VERBS})$)([a-z]+ed|{IRREGULAR})")
 PRODUCT = ("src/", "tasks/", "flows/", "benchmarks/", "studies/")
 TEST_NAME_LENGTH = 60
 
-FIELDS_OF_RECORDS = {
-    "src/abstain/learning/thresholds/risk_control.py: drawn",
-    "src/abstain/release/registry.py: at",
-    "src/abstain/release/registry.py: kept",
-    "src/abstain/release/shadow.py: at",
-    "src/abstain/release/shadow.py: beside",
-    "studies/declared.py: at",
-}
-"""Fields whose names stand in files that are written: JSON of versions, and the configuration of an experiment."""
+FIELDS_OF_RECORDS = {"studies/declared.py: at"}
+"""Fields whose names stand in files that are written: the configuration of an experiment."""
 LONG_TEST_NAMES = 544
 
 

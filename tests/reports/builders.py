@@ -135,7 +135,7 @@ def dataset() -> dict[str, Any]:
                     "thumb": "up",
                     "correct": 31,
                     "incorrect": 7,
-                    "reviewers_agree": {"value": 0.8154, "low": 0.7, "high": 0.9, "effective": 38.0},
+                    "reviewers_agree": {"value": 0.8154, "low": 0.7, "high": 0.9, "n_eff": 38.0},
                 }
             ],
             "largest_share": {"users": 120, "limit": 0.05, "before": 0.31, "after": 0.05},
@@ -264,10 +264,10 @@ def _measured(served: float, guaranteed: float | None) -> str:
         "served": {
             "name": "probe",
             "kind": "probe",
-            "asked_for": "best",
+            "requested": "best",
             "max_forward_tokens": 1000,
             "forward_tokens": 312.4,
-            "parts": ["probe"],
+            "components": ["probe"],
             "candidates": [
                 {"scorer": "writer", "kind": "writer", "forward_tokens": 0.0, "auroc": None}
                 | dict.fromkeys(("auroc_low", "auroc_high")),
@@ -283,7 +283,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
         "probe": {
             "exported": "linear",
             "description": "logistic regression on the mean and the last state",
-            "asked_for": "best",
+            "requested": "best",
             "out_of_fold": {"linear": 0.7912, "lstm": 0.7777, "pca": None},
         },
         "kinds": {name: _kind(name) for name in scores},

@@ -222,7 +222,7 @@ def test_a_guarantee_without_a_heuristic_threshold_is_reported() -> None:
 @pytest.mark.parametrize(
     ("served", "says"),
     [
-        ({"asked_for": "probe"}, "because serve.scorer asks for it (AUROC out of fold 0.791, 312 tokens an answer)."),
+        ({"requested": "probe"}, "because serve.scorer asks for it (AUROC out of fold 0.791, 312 tokens an answer)."),
         ({}, "chosen from 2 that can be served by training answers unseen, and by cost (AUROC out of fold 0.791"),
         ({"candidates": []}, "the only scorer that can be served (AUROC out of fold not defined"),
     ],

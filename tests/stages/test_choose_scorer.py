@@ -81,9 +81,9 @@ def test_the_released_files_decide_as_was_tuned_and_evaluated(unperturbed: Finis
     parity = artifacts.read_json(paths.PARITY)
     files = {file.stem for file in paths.ONNX_PARTS.iterdir()}
     whole = {f"{name}, of its files"} if kind == "fusion" else set()
-    assert parity["by_part"].keys() == {"probe", *files, *whole} and parity["max_abs_difference"] < 1e-4
+    assert parity["by_component"].keys() == {"probe", *files, *whole} and parity["max_abs_difference"] < 1e-4
     assert files == {
-        one for one in (name, *served["parts"]) if one not in ("probe", "sequence_log_prob", "context_gain")
+        one for one in (name, *served["components"]) if one not in ("probe", "sequence_log_prob", "context_gain")
     }
     evaluation = artifacts.read_json(paths.EVALUATION)
     assert evaluation["kinds"][name].startswith("served ") and evaluation["served"]["name"] == name

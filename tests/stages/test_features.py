@@ -169,7 +169,7 @@ def test_length_alone_is_fitted_on_the_training_split(bank: Params) -> None:
 
 def test_states_are_those_of_the_served_place(bank: Params) -> None:
     table, rows = StateTable(paths.FEATURES), labelled()
-    refused = artifacts.read_json(paths.FEATURES_SUMMARY)["refused"]
+    refused = artifacts.read_json(paths.FEATURES_SUMMARY)["unreadable"]
     assert [one.interaction_id for one, length in zip(rows, table.lengths, strict=True) if not length] == list(refused)
     assert table.model == read_base_model() and table.model.startswith("tiny-bank@")
     source = FeatureSource(bank.llm, load_settings())
@@ -181,13 +181,15 @@ def test_states_are_those_of_the_served_place(bank: Params) -> None:
 def test_what_was_refused_and_cut_is_told(finished: Finished, bank: Params) -> None:
     summary = artifacts.read_json(paths.FEATURES_SUMMARY)
     frame = artifacts.read_dataset_frame().set_index("interaction_id")
-    assert summary["rows"] == len(frame) - len(summary["refused"])
-    assert {frame.loc[name, "split"] for name in summary["refused"]} == {"train", "holdout"}
-    assert all(why.endswith("tokens are more than the 512 that tiny-bank reads") for why in summary["refused"].values())
+    assert summary["rows"] == len(frame) - len(summary["unreadable"])
+    assert {frame.loc[name, "split"] for name in summary["unreadable"]} == {"train", "holdout"}
+    assert all(
+        why.endswith("tokens are more than the 512 that tiny-bank reads") for why in summary["unreadable"].values()
+    )
     assert summary["chunks_dropped"] == {ONE_CHUNK_TOO_MANY: 1}
     asked = artifacts.read_signals("asked")
     silent = asked[["sequence_log_prob", "context_gain", "yes_score_fused"]].isna().any(axis=1)
-    assert set(asked.index[silent]) == set(summary["refused"]) and len(summary["refused"]) == 2
+    assert set(asked.index[silent]) == set(summary["unreadable"]) and len(summary["unreadable"]) == 2
     assert asked["length_only"].notna().all(), "nobody has to read an answer to know its length"
     assert 0 < asked["verbalised"].notna().sum() < len(asked) / 2, "random weights seldom write a number"
 
@@ -218,7 +220,7 @@ def test_too_few_groups_for_folds_are_an_error_before_anything_is_read(
 
 def test_a_base_model_that_can_read_nothing_is_an_error(bank: Params, tmp_path: Path) -> None:
     frame = artifacts.read_dataset_frame()
-    refused = list(artifacts.read_json(paths.FEATURES_SUMMARY)["refused"])
+    refused = list(artifacts.read_json(paths.FEATURES_SUMMARY)["unreadable"])
     frame[frame["interaction_id"].isin(refused)].to_parquet(paths.DATASET, index=False)
     with pytest.raises(AbstainError, match=r"^no answer fits the base model's window: take a model that reads more"):
         features.stage(bank)

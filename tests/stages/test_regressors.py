@@ -46,7 +46,7 @@ def test_there_is_a_row_an_answer_and_a_variant(bank: Params) -> None:
 
 
 def test_an_answer_that_could_not_be_read_has_no_estimate(bank: Params) -> None:
-    refused = set(artifacts.read_json(paths.FEATURES_SUMMARY)["refused"])
+    refused = set(artifacts.read_json(paths.FEATURES_SUMMARY)["unreadable"])
     scores = of_variant(paths.REGRESSOR_SCORES, "asked")
     assert len(refused) == 2
     assert set(scores.index[scores["linear_label"].isna()]) == refused

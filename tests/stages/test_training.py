@@ -111,7 +111,7 @@ def test_the_best_probe_is_exported_by_reviewed_training_answers(finished: Finis
     for name, column in out_of_fold().items():
         expected = auroc(judged["correct"].to_numpy(), column[judged.index].to_numpy(), weight)
         assert choice["out_of_fold"][name] == expected
-    assert choice["asked_for"] == "best" and choice["exported"] == max(
+    assert choice["requested"] == "best" and choice["exported"] == max(
         choice["out_of_fold"], key=choice["out_of_fold"].get
     )
     assert load_probe(paths.PROBE).architecture == choice["exported"] == "linear"
@@ -120,7 +120,7 @@ def test_the_best_probe_is_exported_by_reviewed_training_answers(finished: Finis
     assert paths.PROBE.read_bytes() == (paths.PROBES / "lstm.safetensors").read_bytes()
     described = artifacts.read_json(paths.PROBE_CHOICE)
     assert described.pop("description").startswith("LSTM(")
-    assert {**choice, "asked_for": "lstm", "exported": "lstm"} == {**described, "description": choice["description"]}
+    assert {**choice, "requested": "lstm", "exported": "lstm"} == {**described, "description": choice["description"]}
     assert bytes_of(paths.PROBES) == bytes_of(finished.root / paths.PROBES), "the others are what they were"
     assert not pd.read_csv(paths.TRAINING).equals(pd.read_csv(finished.root / paths.TRAINING))
 

@@ -131,7 +131,7 @@ def _summarize_thumbs(
             "incorrect": _format_share(agreement.up_given_label[0]),
         },
         "users": {
-            "known": int(training_thumbs.loc[training_thumbs["user"] > 0, "user"].nunique()),
+            "identified": int(training_thumbs.loc[training_thumbs["user"] > 0, "user"].nunique()),
             "anonymous_thumbs": int((training_thumbs["user"] == 0).sum()),
             "reliability": _compute_quantiles(
                 reliability.compute_user_reliability(training_thumbs) if reliability else np.array([])
@@ -148,7 +148,7 @@ def _summarize_thumbs(
 
 
 def _format_share(share: Share) -> dict[str, float]:
-    numbers = {"value": share.value, "low": share.low, "high": share.high, "effective": share.n_eff}
+    numbers = {"value": share.value, "low": share.low, "high": share.high, "n_eff": share.n_eff}
     return {name: round(number, 3) for name, number in numbers.items()}
 
 

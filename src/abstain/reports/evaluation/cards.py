@@ -33,7 +33,7 @@ def model_card(result: EvaluationResult) -> list[str]:
         guarantee += f", not checked yet: {result.too_few_shown}"
     rows = {
         "base model": served["model"],
-        "scorer": served["name"] + (f", of {join_words(served['parts'])}" if served["kind"] == "fusion" else ""),
+        "scorer": served["name"] + (f", of {join_words(served['components'])}" if served["kind"] == "fusion" else ""),
         "probe reads": f"layer {served['layer']}, {served['site']}, answer and EOS tokens",
         "prompt layout": served["layout"],
         "probe": f"{probe['exported']}: {probe['description']}",

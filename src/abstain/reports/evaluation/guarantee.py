@@ -183,7 +183,7 @@ def _describe_served_scorer(result: EvaluationResult) -> str:
         f"AUROC out of fold {format_number(candidate['auroc'])}, {format_number(served['forward_tokens'], ',.0f')} "
         "tokens an answer"
     )
-    if served["asked_for"] != "best":
+    if served["requested"] != "best":
         reason = f"because serve.scorer asks for it ({facts})"
     elif (number := len(served["candidates"])) > 1:
         reason = f"chosen from {number} that can be served by training answers unseen, and by cost ({facts})"

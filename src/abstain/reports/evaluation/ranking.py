@@ -212,8 +212,8 @@ def _describe_choice(result: EvaluationResult) -> list[str]:
     choice = (
         f"the cheapest within one standard error of the best is asked for{_budget(served)}; the kind in production "
         "stays unless another gains more than that error"
-        if served["asked_for"] == "best"
-        else f"{served['asked_for']} is asked for"
+        if served["requested"] == "best"
+        else f"{served['requested']} is asked for"
     )
     text = (
         "Scorers are compared on reviewed training answers, each scored by one that saw no answer of its group (out of "

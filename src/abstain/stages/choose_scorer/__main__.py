@@ -51,10 +51,10 @@ def stage(params: Params) -> None:
         {
             "name": served,
             "kind": kinds[served],
-            "asked_for": params.serve.scorer,
+            "requested": params.serve.scorer,
             "max_forward_tokens": params.serve.max_forward_tokens,
             "forward_tokens": costs[served],
-            "parts": list(components),
+            "components": list(components),
             "kinds": {name: kinds[name] for name in (served, *components)},
             "candidates": [
                 {

@@ -88,7 +88,7 @@ def stage(params: Params) -> None:
             f"{name}: ONNX and what was fitted differ by {difference:.2g}, more than {MAX_PARITY:g}: this export "
             "cannot be trusted",
         )
-    artifacts.write_json(paths.PARITY, {"max_abs_difference": difference, "by_part": differences})
+    artifacts.write_json(paths.PARITY, {"max_abs_difference": difference, "by_component": differences})
 
 
 def _export_components(served: dict[str, Any]) -> tuple[dict[str, bytes], dict[str, float]]:
@@ -97,7 +97,7 @@ def _export_components(served: dict[str, Any]) -> tuple[dict[str, bytes], dict[s
     differences: dict[str, float] = {}
     generator = np.random.default_rng(0)
     regressors = artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]
-    for name in served["parts"]:
+    for name in served["components"]:
         if name in regressors:
             files[name] = (paths.REGRESSORS / f"{name}.onnx").read_bytes()
             differences[name] = regressors[name]["parity"]

@@ -55,7 +55,7 @@ def _prepare_rows(source: FeatureSource, rows: Sequence[Interaction]) -> tuple[d
         prepared = source.prepare(row)
         if isinstance(prepared, UnreadableInteraction):
             unreadable[row.interaction_id] = prepared.reason
-            print(f"refused: interaction {row.interaction_id}: {Code.TOO_LONG}: {prepared.reason}", flush=True)
+            print(f"unreadable: interaction {row.interaction_id}: {Code.TOO_LONG}: {prepared.reason}", flush=True)
         elif prepared.dropped_chunks:
             shortened[row.interaction_id] = prepared.dropped_chunks
     return unreadable, shortened
@@ -149,7 +149,7 @@ def stage(params: Params) -> None:
         paths.FEATURES_SUMMARY,
         {
             "rows": len(rows) - len(unreadable),
-            "refused": unreadable,
+            "unreadable": unreadable,
             "chunks_dropped": shortened,
             "skipped_scorers": skipped,
             "unranked": unranked,

@@ -54,7 +54,7 @@ def stage(params: Params) -> None:
         paths.TRAINING, pd.DataFrame({**curve, "validation_loss": history.held_out_loss}).to_csv(index=False)
     )
     description = PROBES[exported].describe(params.probe)
-    choice = {"exported": exported, "description": description, "asked_for": params.probe.export, "out_of_fold": aurocs}
+    choice = {"exported": exported, "description": description, "requested": params.probe.export, "out_of_fold": aurocs}
     artifacts.write_json(paths.PROBE_CHOICE, choice)
 
 
