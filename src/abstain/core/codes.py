@@ -261,7 +261,7 @@ class Code(StrEnum):
     INPUT_DRIFT = (
         "A703",
         "Questions, answers or contexts differ from those before under the same version.",
-        "Look at the examples; where the handbook or the users changed, have such answers reviewed and retrain.",
+        "Look at the examples; where the knowledge base or the users changed, have such answers reviewed and retrain.",
     )
     STATE_DRIFT = (
         "A704",
@@ -271,12 +271,12 @@ class Code(StrEnum):
     NEW_TOPICS = (
         "A705",
         "More questions than before are unlike any question before under the same version.",
-        "Have the examples reviewed, add what the handbook lacks, and run `abstain retrain`.",
+        "Have the examples reviewed, add what the knowledge base lacks, and run `abstain retrain`.",
     )
     UNKNOWN_CHUNKS = (
         "A706",
         "Answers rest on chunks that the knowledge base does not know.",
-        "Ingest the handbook that the assistant reads: add it to sources.yaml, or run `abstain ingest FOLDER`.",
+        "Ingest the knowledge base that the assistant reads: add it to sources.yaml, or run `abstain ingest FOLDER`.",
     )
     MODEL_CHANGED = (
         "A707",

@@ -216,7 +216,7 @@ class _VersionMonitor:
         if self._inputs.known_chunks is not None:
             comparisons["chunks"] = window_comparison.measure_unknown_chunks(window, self._inputs.known_chunks)
         else:
-            statistics["notes"].append("unknown chunks are not judged: no handbook was ingested")
+            statistics["notes"].append("unknown chunks are not judged: no document was ingested")
         if len(earlier_decisions) < min(self._params.min_decisions, len(decisions)):
             statistics["notes"].append("drift is not judged: too few decisions before under this version")
         elif not (reference.has_enough and window.has_enough):
