@@ -57,7 +57,7 @@ def run_demo() -> DemoResult:
     if retrained.promotion and retrained.promotion.version is None:
         raise AbstainError(
             Code.NO_VERSION,
-            f"the gate refused the first version: {'; '.join(retrained.promotion.reasons)}; change `gate` or "
+            f"the first version is rejected: {'; '.join(retrained.promotion.reasons)}; change `promotion` or "
             "`threshold` in params.yaml and run `abstain demo` again",
         )
     bundle, _ = fetch_production()

@@ -155,7 +155,7 @@ def test_every_parameter_has_a_reader() -> None:
         section, _, key = name.partition(".")
         assert section in params() and (not key or key in params()[section]), name
     outside = {  # of the DAG
-        "gate": ("src/abstain/release/*.py",),
+        "promotion": ("src/abstain/release/*.py",),
         "privacy": ("src/abstain/ingest/privacy/*.py",),
         "shadow": ("src/abstain/release/*.py",),
         "retention": ("tasks/data/retention/*.py",),

@@ -10,7 +10,7 @@ from tests.mutations import ROOT, Mutation, read_mutations
 
 MUTATIONS = read_mutations()
 AREAS = {
-    *("metrics", "bootstrap", "duplicates", "labels", "splits", "gate", "risk control", "calibration", "engine"),
+    *("metrics", "bootstrap", "duplicates", "labels", "splits", "promotion", "risk control", "calibration", "engine"),
     *("perturbation", "NLL features", "scorers", "fusion and folds", "regressors", "feature cache", "privacy", "codes"),
     *("review", "quarantine", "erasure", "drift", "validation", "registry", "files", "knowledge", "serving", "upgrade"),
     "shadow",
@@ -40,9 +40,13 @@ def test_a_mutation_fits_the_code(mutation: Mutation) -> None:
 
 
 def test_what_is_to_be_replaced_stands_there_once() -> None:
-    mutation = Mutation("gate", "Nothing fails.", "gate.py", "a > b", "a >= b", ("tests/test_mutations.py",))
+    mutation = Mutation("promotion", "Nothing fails.", "promotion.py", "a > b", "a >= b", ("tests/test_mutations.py",))
     assert mutation.applied("x = a > b\n") == "x = a >= b\n"
     for text in ("", "a > b or a > b"):
-        with pytest.raises(ValueError, match=r"^Nothing fails\. What is to be replaced stands [02] times in gate.py"):
+        with pytest.raises(
+            ValueError, match=r"^Nothing fails\. What is to be replaced stands [02] times in promotion.py"
+        ):
             mutation.applied(text)
-    assert mutation.has_any(["GATE"]) and mutation.has_any(["splits", "nothing"]) and not mutation.has_any(["splits"])
+    assert (
+        mutation.has_any(["PROMOTION"]) and mutation.has_any(["splits", "nothing"]) and not mutation.has_any(["splits"])
+    )

@@ -97,7 +97,7 @@ def ingest(
     from abstain_tasks.server import server_for_run
 
     for name in map(get_display_name, files or ()):
-        if is_review_queue(name):  # its weights would count as drawn here
+        if is_review_queue(name):  # its weights would count as sampled here
             raise AbstainError(
                 Code.USAGE, f"{name}: such names are kept for the verdicts of `abstain review import`: rename it"
             )

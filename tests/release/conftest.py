@@ -1,4 +1,4 @@
-"""Fewer draws than the gate's own: these tests decide many times."""
+"""Fewer resamples than in a promotion: these tests decide many times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the gate lets a challenger through. The table of docs/thresholds.md: `python -m tests.release.test_promotion_check 400`."""
+"""When a candidate passes the promotion checks. docs/thresholds.md: `python -m tests.release.test_promotion_check 400`."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_what_is_shown_less_adds_up_over_the_versions() -> None:
 
 
 def test_what_chance_makes_of_few_rows_is_shown_and_more_than_that_refuses() -> None:
-    """The standard error of the newest window's difference tells how large a drop the rows can show."""
+    """The standard error of the newest split's difference tells how large a drop the rows can show."""
     slightly = check(judged(newest=window(rows=60, probe=0.9, champion=1.3, seed=31)), "newest split")
     assert slightly.passed is None and slightly.value < -0.05 and "what chance may make of it" in slightly.message
     assert check(judged(newest=window(rows=60, probe=0.2, champion=2.0, seed=10)), "newest split").passed is False
@@ -684,7 +684,7 @@ def test_an_unchecked_guarantee_is_judged_as_none_and_named_apart() -> None:
 
 
 def passed_when_worse(samples: int) -> None:
-    """How often a challenger that is truly so much worse replaces a tainted champion: a row a correlation and loss."""
+    """How often a candidate that is truly so much worse replaces a tainted champion: a row a correlation and loss."""
     for correlation in (0.9, 0.99, 0.999):
         for loss in (0.0, 0.01, 0.02, 0.04):
             sharpness = NormalDist().inv_cdf(true_auroc(1.0) - loss) / 2**0.5

@@ -22,7 +22,7 @@ from abstain.release.registry import (
 from tests.release.events import promotion
 
 
-def event(version: str, action: str = "promote", reason: str = "the gate approved") -> RegistryEvent:
+def event(version: str, action: str = "promote", reason: str = "the checks passed") -> RegistryEvent:
     return promotion(version, action=action, candidate_sha256=f"c-{version}", reason=reason)
 
 

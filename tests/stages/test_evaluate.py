@@ -60,15 +60,15 @@ def test_scorers_have_the_confidences_of_their_files(bank: Params) -> None:
     scores = pd.read_parquet(paths.SCORES).set_index("interaction_id").loc[rows.index]
     assert [name for name in scores if name in EVERYBODY] == EVERYBODY and "linear" not in scores
     assert_near(scores["probe"], OnnxProbe(paths.ONNX).predict(states))
-    zoo = {
+    probes = {
         name: predict_confidence(load_probe(paths.PROBES / f"{name}.safetensors"), states).numpy().astype(float)
         for name in ("linear", "lstm")
     }
-    np.testing.assert_allclose(scores["lstm"], zoo["lstm"], rtol=1e-6)
+    np.testing.assert_allclose(scores["lstm"], probes["lstm"], rtol=1e-6)
     signals = artifacts.read_signals("asked").loc[rows.index]
     pd.testing.assert_frame_equal(scores[SIGNALS], signals[SIGNALS], check_exact=True)
     fusion = Fusion.from_dict(artifacts.read_json(paths.FUSIONS)["fusion"])
-    np.testing.assert_allclose(scores["fusion"], fusion.score(signals.assign(**zoo)), rtol=1e-6)
+    np.testing.assert_allclose(scores["fusion"], fusion.score(signals.assign(**probes)), rtol=1e-6)
     train = load_labelled_states()[0].query("split == 'train'")
     assert scores["base_rate"].unique() == [pytest.approx(np.average(train["correct"], weights=train["weight"]))]
 

@@ -14,17 +14,17 @@ from abstain.learning.evaluation.score_table import ScoreTable
 from tests.learning.estimators.builders import D, probe_of, write_mean_probe
 from tests.tolerance import assert_near
 
-ZOO_NAMES: tuple[Architecture, ...] = ("linear", "lstm")
+PROBE_NAMES: tuple[Architecture, ...] = ("linear", "lstm")
 FUSED = ("linear", "entropy", "lstm")
 
 
 @pytest.fixture(scope="module")
 def scorers(tmp_path_factory: pytest.TempPathFactory) -> ScoreTable:
-    """The exported file is another probe than the zoo's linear one, so that it can be told which of them is asked."""
+    """The exported file is another probe than the linear one of the table, so that they can be told apart."""
     file = write_mean_probe(tmp_path_factory.mktemp("probe") / "probe.onnx", D, {"architecture": "linear"})
     fusion = Fusion(FUSED, (0.0,) * 3, (1.0,) * 3, (0.5, 1.0, -0.25), (0.0, 2.0, 0.0), intercept=0.1, strength=1.0)
-    zoo = {name: probe_of(name, seed) for seed, name in enumerate(ZOO_NAMES)}
-    return ScoreTable("probe", OnnxProbe(file), zoo, {"fusion": fusion}, base_rate=0.6)
+    probes = {name: probe_of(name, seed) for seed, name in enumerate(PROBE_NAMES)}
+    return ScoreTable("probe", OnnxProbe(file), probes, {"fusion": fusion}, base_rate=0.6)
 
 
 def made_up(rows: int) -> tuple[list[Tensor], pd.DataFrame]:
@@ -49,9 +49,9 @@ def test_the_exported_probe_stands_there_once_with_the_confidences_of_its_file(s
 
 
 def test_the_fusion_uses_the_probes_that_it_was_fitted_with(scorers: ScoreTable) -> None:
-    """To the zoo's own, not to the file: it learnt from out-of-fold confidences of that architecture."""
+    """Those of the table, not the file: it learnt from out-of-fold confidences of that architecture."""
     states, signals = made_up(7)
-    linear, lstm = (predict_confidence(scorers.probes[name], states).numpy().astype(float) for name in ZOO_NAMES)
+    linear, lstm = (predict_confidence(scorers.probes[name], states).numpy().astype(float) for name in PROBE_NAMES)
     odds = [np.log(p / (1 - p)) for p in (linear, signals["entropy"].to_numpy(), lstm)]
     z = 0.1 + 0.5 * odds[0] + 1.0 * odds[1] - 0.25 * odds[2]
     np.testing.assert_allclose(scorers.build_table(states, signals)["fusion"], 1 / (1 + np.exp(-z)))

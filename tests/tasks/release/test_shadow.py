@@ -1,4 +1,4 @@
-"""The shadow in the origin, and its comparison by reviews in the gate's ledger, with real git; DVC is stood in for."""
+"""The shadow in the origin, and its comparison by reviews in the records, with real git; DVC is stood in for."""
 
 from __future__ import annotations
 

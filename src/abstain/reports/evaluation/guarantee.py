@@ -200,11 +200,11 @@ def _describe_newest(result: EvaluationResult) -> str:
     newest = result.metrics["newest"]
     if not newest["rows"]:
         return format_labelled(
-            "Newest window", "no reviewed answer yet, so nothing is known of what has changed since."
+            "Newest split", "no reviewed answer yet, so nothing is known of what has changed since."
         )
     answers = format_count(newest["rows"], "reviewed answer")
     text = f"on {answers} asked after the hold-out was frozen, the AUROC is {format_number(newest['auroc'])}"
-    return format_labelled("Newest window", f"{text}, on the hold-out {format_number(result.served_row['auroc'])}.")
+    return format_labelled("Newest split", f"{text}, on the hold-out {format_number(result.served_row['auroc'])}.")
 
 
 def _describe_coverage(row: Mapping[str, Any]) -> str:
