@@ -152,7 +152,7 @@ def retrain(
         bool, typer.Option("--refill-holdout", help="take what was asked since the freeze for a used-up hold-out")
     ] = False,
 ) -> None:
-    """Run stale stages; promote the result if the gate approves."""
+    """Run stale stages; promote the result if the promotion checks approve."""
     if refill_holdout and (params is not None or accept_new_holdout is not None or not promote):
         raise AbstainError(
             Code.USAGE,
