@@ -199,9 +199,7 @@ def _describe_served_scorer(result: EvaluationResult) -> str:
 def _describe_newest(result: EvaluationResult) -> str:
     newest = result.metrics["newest"]
     if not newest["rows"]:
-        return format_labelled(
-            "Newest split", "no reviewed answer yet, so nothing is known of what has changed since."
-        )
+        return format_labelled("Newest split", "no reviewed answer yet, so nothing is known of what has changed since.")
     answers = format_count(newest["rows"], "reviewed answer")
     text = f"on {answers} asked after the hold-out was frozen, the AUROC is {format_number(newest['auroc'])}"
     return format_labelled("Newest split", f"{text}, on the hold-out {format_number(result.served_row['auroc'])}.")
