@@ -37,7 +37,7 @@ BY_GROUP = SplitParams(
 OPENS = datetime(2026, 9, 15, tzinfo=UTC)
 BY_TIME = BY_GROUP.model_copy(update={"by": "time", "holdout_from": OPENS})
 
-INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "decision", "propensity", "batch")
+INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "display", "propensity", "batch")
 FEEDBACK = ("interaction_id", "given_at", "thumb", "user")
 REVIEW = ("interaction_id", "reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability")
 
@@ -51,7 +51,7 @@ def interactions(rows: Sequence[Interaction], batch: str = "000001") -> pd.DataF
 
 def _optional(row: Interaction) -> dict[str, Any]:
     """With the fields, too, that are left out where they are empty."""
-    return {**row.model_dump(), "decision": row.decision, "propensity": row.propensity}
+    return {**row.model_dump(), "display": row.display, "propensity": row.propensity}
 
 
 def thumbs(rows: Iterable[Thumb]) -> pd.DataFrame:

@@ -36,7 +36,7 @@ def bring(workspace: Plain, monkeypatch: pytest.MonkeyPatch, day: int, reviews: 
 def promote(workspace: Plain, version: str, at: datetime) -> None:
     """The version that was trained on the data as it is."""
     workspace.git("tag", make_version_tag(version))
-    (workspace.path / paths.REGISTRY).write_text(Registry(history=(promotion(version, at=at),)).to_json())
+    (workspace.path / paths.REGISTRY).write_text(Registry(history=(promotion(version, occurred_at=at),)).to_json())
 
 
 def test_reviews_since_the_training_data_are_announced_by_portions(

@@ -140,7 +140,7 @@ def build_training_table(
     """Build the training table and its data card.
 
     Args:
-        interactions: Columns interaction_id, asked_at, group, product, line_of_business, decision (or null), propensity
+        interactions: Columns interaction_id, asked_at, group, product, line_of_business, display (or null), propensity
             (or nan), batch, refusal (`is_refusal`), question_duplicate, answer_duplicate (`find_near_duplicates`).
             Others are ignored.
         thumbs: Columns interaction_id, given_at, thumb, user (or null).
