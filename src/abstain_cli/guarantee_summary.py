@@ -26,8 +26,8 @@ def summarize_holdout(holdout: Mapping[str, Any]) -> str:
     value = get_metric_value(metric, at_threshold)
     if value is None or not at_threshold["coverage"]:
         return "cannot be judged: nothing is shown on the hold-out"
-    if at_threshold["shown_n_eff"] < target["min_rows"]:
-        missing, n_shown = math.ceil(target["min_rows"] - at_threshold["shown_n_eff"]), at_threshold["shown"]
+    if at_threshold["shown_n_eff"] < target["min_n_eff"]:
+        missing, n_shown = math.ceil(target["min_n_eff"] - at_threshold["shown_n_eff"]), at_threshold["shown"]
         return (
             f"cannot be judged: {missing:,} more shown reviewed answers of the hold-out are needed, {n_shown:,} are "
             "there"

@@ -13,7 +13,7 @@ def holdout(metric: str = "precision", value: float = 0.8, **at: Any) -> dict[st
     return {
         "rows": 150,
         "effective_sample_size": 140.0,
-        "target": {"metric": metric, "value": value, "min_rows": 20},
+        "target": {"metric": metric, "value": value, "min_n_eff": 20},
         "at_threshold": figures | at,
     }
 

@@ -296,7 +296,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
         "unranked": "12 answers have no rank: version 2, answers (12)",
         "neither": {"neither": 321, "replies": 1200},
         "improbable": {"yes_score": 12, "yes_score_fused": 0},
-        "min_rows": 20,
+        "min_n_eff": 20,
         "at_own_threshold": {
             "probe": {**at["heuristic"], "note": ""},
             "fusion": {**evaluate_at_threshold(correct, scores["fusion"].to_numpy(), 0.6, weight, rouge), "note": ""},

@@ -58,7 +58,7 @@ class Code(StrEnum):
     )
     BATCH_REJECTED = (
         "A105",
-        "More rows of a batch were refused than validation.max_failed_fraction allows; this blocks the retrain.",
+        "More rows of a batch were rejected than validation.max_failed_fraction allows; this blocks the retrain.",
         "Correct the rows and ingest again, or decide with `abstain quarantine retry ID` or `discard ID`.",
     )
     ERASED_USER = (
@@ -74,7 +74,7 @@ class Code(StrEnum):
     DRIFT = (
         "A108",
         "The newest batch differs from the earlier ones in lengths or languages.",
-        "Check whether the source or the users have changed; if so, review answers of the newest window.",
+        "Check whether the source or the users have changed; if so, review answers of the newest split.",
     )
     NO_ROWS = (
         "A109",
@@ -165,7 +165,7 @@ class Code(StrEnum):
     )
     LIMIT_EXCEEDED = (
         "A404",
-        "The candidate's calibration error or latency exceeds its limit of `gate` in params.yaml.",
+        "The candidate's calibration error or latency exceeds its limit of `promotion` in params.yaml.",
         "Change calibration.method, serve.scorer or the base model, measure on an idle machine, or change the limit.",
     )
     EXPORT_DIFFERS = (

@@ -172,8 +172,8 @@ def test_the_interval_is_of_groups_and_reaches_over_the_figure() -> None:
     assert one["auroc"] == pytest.approx(found["auroc"]) and np.isnan(one["auroc_low"]) and np.isnan(one["auroc_high"])
 
 
-def left_out(frame: pd.DataFrame, confidence: pd.Series, min_rows: int = 15) -> dict[str, dict[str, object]]:
-    rows = evaluate_left_out_products(frame, TAKE, "linear", PARAMS.probe, RESAMPLES, min_rows, confidence)
+def left_out(frame: pd.DataFrame, confidence: pd.Series, min_n_eff: int = 15) -> dict[str, dict[str, object]]:
+    rows = evaluate_left_out_products(frame, TAKE, "linear", PARAMS.probe, RESAMPLES, min_n_eff, confidence)
     names = [str(row.pop("product")) for row in rows]
     assert names == sorted(set(names))
     return dict(zip(names, rows, strict=True))
@@ -190,7 +190,7 @@ def test_a_product_that_was_never_trained_on_is_known_less_well(probe_of_all: pd
 
     Answers about no product are trained on and not listed; too few about one are not judged.
     """
-    found = left_out(about("odd", "rare"), probe_of_all, min_rows=30)
+    found = left_out(about("odd", "rare"), probe_of_all, min_n_eff=30)
     assert list(found) == ["odd", "rare"]
     odd = reviewed("holdout")[lambda rows: rows["product"] == "odd"]
     own = roc_auc_score(odd["correct"], probe_of_all[odd.index], sample_weight=weights(odd))

@@ -19,8 +19,8 @@ NO_REFUSAL = np.zeros(400, bool)
 PRODUCT = pd.DataFrame({"product": pd.Categorical(np.array(["gold", "blue"])[np.arange(400) % 2], ["gold", "blue"])})
 
 
-def table(scored: SliceInput = SCORED, by: pd.DataFrame = PRODUCT, min_rows: int = 20) -> pd.DataFrame:
-    return build_slice_table(scored, by, BootstrapConfig(100, 3), min_rows).set_index("slice")
+def table(scored: SliceInput = SCORED, by: pd.DataFrame = PRODUCT, min_n_eff: int = 20) -> pd.DataFrame:
+    return build_slice_table(scored, by, BootstrapConfig(100, 3), min_n_eff).set_index("slice")
 
 
 def test_every_figure_is_that_of_the_slices_own_rows() -> None:

@@ -111,7 +111,7 @@ def evaluate_left_out_products(
     architecture: Architecture,
     probe: ProbeParams,
     resampling: BootstrapConfig,
-    min_rows: int,
+    min_n_eff: int,
     confidence: pd.Series,
 ) -> list[dict[str, Any]]:
     """Evaluate on each product a probe that was trained without that product.
@@ -122,7 +122,7 @@ def evaluate_left_out_products(
         architecture: Key of `PROBES`.
         probe: Hyperparameters of the probe.
         resampling: Number of resamples and seed.
-        min_rows: Smallest effective sample size of a product to evaluate.
+        min_n_eff: Smallest effective sample size of a product to evaluate.
         confidence: Confidences of the exported probe, by row of `frame`.
 
     Returns:
@@ -136,8 +136,8 @@ def evaluate_left_out_products(
         reviewed = holdout[holdout["product"] == product]
         row: dict[str, Any] = {"product": product, "rows": len(reviewed)}
         train = frame[(frame["split"] == "train") & (frame["product"] != product)]
-        if effective_sample_size(_get_weights(reviewed)) < min_rows:
-            rows.append({**row, "note": f"fewer than {min_rows} answers: not judged"})
+        if effective_sample_size(_get_weights(reviewed)) < min_n_eff:
+            rows.append({**row, "note": f"fewer than {min_n_eff} answers: not judged"})
             continue
         if reviewed["correct"].nunique() < 2:
             rows.append({**row, "note": "one class only: no AUROC"})

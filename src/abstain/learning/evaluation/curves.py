@@ -19,7 +19,7 @@ MAX_SLICES_PER_PLOT = 4
 
 
 def build_plot_tables(
-    reviewed: ReviewedSplit, served: str, compared_scorers: Sequence[str], min_rows: int
+    reviewed: ReviewedSplit, served: str, compared_scorers: Sequence[str], min_n_eff: int
 ) -> dict[str, pd.DataFrame]:
     """Build the tables of this module.
 
@@ -27,7 +27,7 @@ def build_plot_tables(
         reviewed: The evaluated answers.
         served: Name of the served scorer, for the plots of one scorer.
         compared_scorers: Names of the scorers in the plots that compare scorers.
-        min_rows: Smallest effective sample size of a product in the reliability plot.
+        min_n_eff: Smallest effective sample size of a product in the reliability plot.
 
     Returns:
         Plot name -> table.
@@ -39,7 +39,7 @@ def build_plot_tables(
         "risk_coverage": make_risk_coverage_table(correct, scores, weight),
         "reliability": make_reliability_table(correct, raw, probability, weight),
         "reliability_by_product": make_slice_reliability_table(
-            reviewed.rows["product"], correct, probability, weight, min_rows
+            reviewed.rows["product"], correct, probability, weight, min_n_eff
         ),
         "confidence": make_confidence_histogram(correct, raw, weight),
     }
@@ -108,7 +108,7 @@ def make_reliability_table(
 
 
 def make_slice_reliability_table(
-    stratum: pd.Series, correct: np.ndarray, calibrated: np.ndarray, weight: np.ndarray, min_rows: int
+    stratum: pd.Series, correct: np.ndarray, calibrated: np.ndarray, weight: np.ndarray, min_n_eff: int
 ) -> pd.DataFrame:
     """Make the table of the reliability diagrams of slices.
 
@@ -117,7 +117,7 @@ def make_slice_reliability_table(
         correct: (rows,) 0 or 1.
         calibrated: (rows,) probabilities.
         weight: (rows,) sampling weights.
-        min_rows: Smallest effective sample size of a slice.
+        min_n_eff: Smallest effective sample size of a slice.
 
     Returns:
         `kind` (the slice) and the columns of `weighted_metrics.reliability`, with `SLICE_BINS` bins for each of the
@@ -125,7 +125,7 @@ def make_slice_reliability_table(
     """
     slices = {str(name): (stratum == name).to_numpy() for name in stratum.value_counts().index}
     large_slices = {
-        name: mask for name, mask in slices.items() if metrics.effective_sample_size(weight[mask]) >= min_rows
+        name: mask for name, mask in slices.items() if metrics.effective_sample_size(weight[mask]) >= min_n_eff
     }
     rows = [
         {"kind": name, **row}

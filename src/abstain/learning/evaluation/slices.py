@@ -96,7 +96,7 @@ def make_strata(
 
 
 def build_slice_table(
-    scored: SliceInput, strata: pd.DataFrame, resampling: BootstrapConfig, min_rows: int
+    scored: SliceInput, strata: pd.DataFrame, resampling: BootstrapConfig, min_n_eff: int
 ) -> pd.DataFrame:
     """Evaluate a scorer on every slice, weighted.
 
@@ -104,7 +104,7 @@ def build_slice_table(
         scored: Answers with the scores of one scorer.
         strata: (rows, strata) from `make_strata`.
         resampling: Number of resamples and seed.
-        min_rows: Smallest effective sample size. A smaller slice is not evaluated; with fewer shown answers, its
+        min_n_eff: Smallest effective sample size. A smaller slice is not evaluated; with fewer shown answers, its
             precision is not.
 
     Returns:
@@ -115,7 +115,7 @@ def build_slice_table(
     return pd.DataFrame(
         [
             {"stratum": stratum, "slice": name}
-            | _evaluate_slice(scored.subset(strata[stratum] == name), resampling, min_rows)
+            | _evaluate_slice(scored.subset(strata[stratum] == name), resampling, min_n_eff)
             for stratum in strata.columns
             for name in strata[stratum].cat.categories
         ]
@@ -129,7 +129,7 @@ def compute_auroc_by_slice(
     weight: np.ndarray,
     stratum: pd.Series,
     resampling: BootstrapConfig,
-    min_rows: int,
+    min_n_eff: int,
 ) -> list[dict[str, Any]]:
     """Compute the AUROC of every scorer on each slice of one stratum.
 
@@ -140,7 +140,7 @@ def compute_auroc_by_slice(
         weight: (rows,) sampling weights.
         stratum: (rows,) a column of `make_strata`.
         resampling: Number of resamples and seed.
-        min_rows: Smallest effective sample size of a slice to evaluate.
+        min_n_eff: Smallest effective sample size of a slice to evaluate.
 
     Returns:
         A row for each slice: `slice`, `rows`, `n_eff`, and `scorers`, scorer -> AUROC with its 95 % interval by groups
@@ -155,7 +155,7 @@ def compute_auroc_by_slice(
             "n_eff": metrics.effective_sample_size(weight[mask]),
             "scorers": {},
         }
-        if row["n_eff"] >= min_rows:
+        if row["n_eff"] >= min_n_eff:
             statistics = {
                 scorer: partial(metrics.auroc, correct[mask], scores[scorer].to_numpy(float)[mask]) for scorer in scores
             }
@@ -167,7 +167,7 @@ def compute_auroc_by_slice(
     return rows
 
 
-def _evaluate_slice(scored: SliceInput, resampling: BootstrapConfig, min_rows: int) -> dict[str, Any]:
+def _evaluate_slice(scored: SliceInput, resampling: BootstrapConfig, min_n_eff: int) -> dict[str, Any]:
     correct, weight, shown = scored.correct, scored.weight, scored.shown
     row = {
         "rows": len(correct),
@@ -176,8 +176,8 @@ def _evaluate_slice(scored: SliceInput, resampling: BootstrapConfig, min_rows: i
     }
     row |= dict.fromkeys(("auroc", "auroc_low", "auroc_high", "ece", "brier"), np.nan)
     row |= {"shown": int(shown.sum()), "precision": np.nan}
-    if row["n_eff"] < min_rows:
-        return row | {"note": f"{_describe_too_few(row['rows'], min_rows)} answers: not judged"}
+    if row["n_eff"] < min_n_eff:
+        return row | {"note": f"{_describe_too_few(row['rows'], min_n_eff)} answers: not judged"}
     statistics = {"": partial(metrics.auroc, correct, scored.confidence)}
     auroc = bootstrap(statistics, scored.groups, resampling.n_resamples, resampling.seed, weight)[""]
     row |= make_interval_columns("auroc", auroc)
@@ -186,8 +186,8 @@ def _evaluate_slice(scored: SliceInput, resampling: BootstrapConfig, min_rows: i
     notes = [reason for reason, holds in _check_undefined(scored).items() if holds]
     if not notes and np.isnan(row["auroc_low"]):
         notes.append("too few groups of both classes for an interval")
-    if metrics.effective_sample_size(weight[shown]) < min_rows:
-        notes.append(f"{_describe_too_few(row['shown'], min_rows)} shown answers: precision not judged")
+    if metrics.effective_sample_size(weight[shown]) < min_n_eff:
+        notes.append(f"{_describe_too_few(row['shown'], min_n_eff)} shown answers: precision not judged")
     else:
         row["precision"] = metrics.weighted_mean(correct[shown], weight[shown])
     return row | {"note": "; ".join(notes)}
@@ -203,8 +203,8 @@ def _check_undefined(scored: SliceInput) -> dict[str, bool]:
     }
 
 
-def _describe_too_few(rows: int, min_rows: int) -> str:
-    return f"fewer than {min_rows}" if rows < min_rows else f"effective sample size below {min_rows}"
+def _describe_too_few(rows: int, min_n_eff: int) -> str:
+    return f"fewer than {min_n_eff}" if rows < min_n_eff else f"effective sample size below {min_n_eff}"
 
 
 def _make_categories(values: Iterable[Any]) -> Any:

@@ -67,15 +67,15 @@ class EvaluationResult:
     @property
     def too_few_shown(self) -> str:
         """How many answers the hold-out shows, if these are too few to check a guarantee; else ""."""
-        rows, n_eff, min_rows = (
+        rows, n_eff, min_n_eff = (
             self.at_threshold["shown"],
             self.at_threshold["shown_n_eff"],
-            self.evaluation["min_rows"],
+            self.evaluation["min_n_eff"],
         )
-        if n_eff >= min_rows:
+        if n_eff >= min_n_eff:
             return ""
-        evenly = "" if rows < min_rows else f", effective sample size {n_eff:.0f},"
-        return f"the hold-out has {format_count(rows, 'shown answer')}{evenly} where {min_rows} are needed"
+        evenly = "" if rows < min_n_eff else f", effective sample size {n_eff:.0f},"
+        return f"the hold-out has {format_count(rows, 'shown answer')}{evenly} where {min_n_eff} are needed"
 
 
 def highlighted_table(

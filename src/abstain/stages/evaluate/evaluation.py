@@ -133,7 +133,7 @@ def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
         "target": {
             "metric": params.threshold.metric,
             "value": params.threshold.target,
-            "min_rows": params.evaluation.min_n_eff,
+            "min_n_eff": params.evaluation.min_n_eff,
         },
         "without_near_duplicates": _evaluate_without_near_duplicates(holdout, served, thresholds[applied]),
         "self_selected": _evaluate_self_selected(candidate.self_selected, served, thresholds[applied]),
@@ -221,7 +221,7 @@ def _build_content(params: Params, candidate: CandidateArtifacts) -> dict[str, A
         "unranked": candidate.features["unranked"],
         "improbable": {name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
         "threshold": threshold,
-        "min_rows": params.evaluation.min_n_eff,
+        "min_n_eff": params.evaluation.min_n_eff,
         "calibration": {"method": candidate.calibration, "by_method": calibration},
         "at_own_threshold": {
             name: evaluate_at_tuned_threshold(
