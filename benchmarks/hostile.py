@@ -6,7 +6,8 @@ Notes:
   of which takes what one caller may, and more where it is not refused: long answers, bodies that never end, thumbs,
   registered calls, and connections.
 * Without keys a caller is an address, so the limits are those of keys.
-* The callers have a process of their own. Server and callers share the machine, so their own work counts, too.
+* The callers have a process of their own. Server and callers share the machine, so their own work counts, too. What it
+  costs is seen where they attack another server of the same machine.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -137,30 +138,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.attack:
         asyncio.run(attack(options.attack, [kind for kind in KINDS if options.only in (None, kind.__name__)]))
         return
+    only = ["--only", options.only] if options.only else []
     with tempfile.TemporaryDirectory() as name:
         subprocess.run([sys.executable, "-m", "benchmarks.serving", "--export", name], check=True)
-        with server(Path(name)) as (address, _, pid):
-            process = psutil.Process(pid)
+        with server(Path(name)) as (address, _, pid), server(Path(name)) as (other_address, _, _):
             gc.freeze()  # a collection here would count as the server's time
             send_at_rate(address, options.rate, 3.0)
-            alone, memory_at_rest = send_at_rate(address, options.rate, options.seconds), process.memory_info().rss
-            only = ["--only", options.only] if options.only else []
-            attacker = subprocess.Popen([sys.executable, "-m", "benchmarks.hostile", "--attack", address, *only])
-            try:
-                time.sleep(10)
-                under_attack, memory_under_attack = (
-                    send_at_rate(address, options.rate, options.seconds),
-                    process.memory_info().rss,
-                )
-            finally:
-                attacker.terminate()
-                attacker.wait()
-    for what, replies in (("alone", alone), (f"beside {HOSTILE} hostile callers", under_attack)):
-        p50, p99 = np.quantile([1000 * reply.seconds for reply in replies], (0.5, 0.99))
-        own_p99 = np.quantile([reply.own_ms for reply in replies], 0.99)
-        print(f"{what}: p50 {p50:.2f} ms, p99 {p99:.2f} ms of {len(replies)} decisions by states")
-        print(f"  p99 {own_p99:.2f} ms of that by Server-Timing, without the log")
-    print(f"memory: {memory_at_rest / 2**20:,.0f} MiB at rest, {memory_under_attack / 2**20:,.0f} MiB under attack")
+            for what, attacked in (
+                ("alone", None),
+                (f"beside {HOSTILE} hostile callers of another server", other_address),
+                (f"beside {HOSTILE} hostile callers", address),
+            ):
+                with attacking(attacked, only) if attacked else nullcontext():
+                    replies = send_at_rate(address, options.rate, options.seconds)
+                    memory = psutil.Process(pid).memory_info().rss / 2**20
+                p50, p99 = np.quantile([1000 * reply.seconds for reply in replies], (0.5, 0.99))
+                own_p99 = np.quantile([reply.own_ms for reply in replies], 0.99)
+                print(f"{what}: p50 {p50:.2f} ms, p99 {p99:.2f} ms of {len(replies)} decisions by states")
+                print(f"  p99 {own_p99:.2f} ms of that by Server-Timing, without the log; memory {memory:,.0f} MiB")
+
+
+@contextmanager
+def attacking(address: str, options: Sequence[str]) -> Iterator[None]:
+    """Attack a server from another process; the block begins when the attack is under way."""
+    attacker = subprocess.Popen([sys.executable, "-m", "benchmarks.hostile", "--attack", address, *options])
+    try:
+        time.sleep(10)
+        yield
+    finally:
+        attacker.terminate()
+        attacker.wait()
 
 
 if __name__ == "__main__":
