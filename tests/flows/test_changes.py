@@ -49,7 +49,7 @@ def test_other_base_model_reads_every_answer_and_no_label_changes(
 def test_other_label_policy_reads_nothing_and_moves_no_answer(
     project: Project, plan: Callable[[], dict[str, list[str]]]
 ) -> None:
-    project.edit_params("require: [correct, truthful, complete]", "require: [correct]")
+    project.edit_params("correct_if: [correct, truthful, complete]", "correct_if: [correct]")
     stages = plan()
     assert stages["validate"][0] == "cached"
     assert stages["dataset"][:2] == ["runs", "parameter labels changed"]
