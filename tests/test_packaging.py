@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import ast
+import json
+import shutil
+import subprocess
 import sys
+import sysconfig
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.checkout import ROOT, tracked_files
+from abstain.sample.shipped import MARK
+from tests.checkout import ROOT, copy_checkout, tracked_files
+from tests.conftest import Project, new_project
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 RUNTIME: list[str] = PROJECT["project"]["dependencies"]
@@ -110,3 +117,57 @@ def test_runtime_lock_is_the_part_without_dev_packages() -> None:
     assert {name: dev.get(name) for name in runtime} == runtime
     tools = names_of(*GROUPS.values()) - {"gto"}  # of DVC, too
     assert tools.isdisjoint(runtime) and names_of(EXTRAS["s3"], EXTRAS["postgres"]).isdisjoint(runtime)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that holds the project's wheel, and finds its dependencies, but no checkout."""
+    folder = tmp_path_factory.mktemp("installed")
+    copy_checkout(folder / "source")
+    venv, uv = folder / "venv", Path(sys.executable).with_name("uv")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    options = ["-q", "--no-deps", "--no-build-isolation"]
+    packages = Path(sysconfig.get_path("purelib"))
+    site = venv / packages.relative_to(sys.prefix)
+    (site / "dependencies.pth").write_text(f"{packages}\n")
+    subprocess.run([uv, "pip", "install", *options, "--python", venv, folder / "source"], check=True)
+    shutil.rmtree(folder / "source")
+    return venv / "bin"
+
+
+def run_installed(programs: Path, *arguments: str, cwd: Path, home: Path) -> str:
+    """What `abstain ARGUMENTS` of the installed wheel prints."""
+    environment = {
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "HOME": str(cwd),
+        "ABSTAIN_HOME": str(home),
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run(
+        ["abstain", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_wheel_holds_no_other_top_level_package(installed: Path) -> None:
+    (site,) = (installed.parent / "lib").glob("python*/site-packages")
+    packages = {path.name for path in site.iterdir() if (path / "__init__.py").is_file()}
+    assert packages == OURS
+    assert "Usage: abstain" in run_installed(installed, "--help", cwd=installed, home=installed)
+
+
+@pytest.mark.slow
+def test_wheel_starts_a_project(installed: Path, tmp_path: Path) -> None:
+    project = new_project(tmp_path)
+    run_installed(installed, "init", cwd=project.root, home=project.home)
+    assert not (project.root / "params.yaml").read_text().startswith(MARK)
+
+
+@pytest.mark.slow
+def test_wheel_scores_an_answer(installed: Path, trained: tuple[Project, str]) -> None:
+    project, _ = trained
+    flags = ["--question", "What does the card cost?", "--answer", "Nothing.", "--context", "The card is free."]
+    decision = json.loads(run_installed(installed, "score", *flags, cwd=project.root, home=project.home))
+    assert decision["decision"] in ("show", "abstain") and decision["version"] == "v1.0.0"
