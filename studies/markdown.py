@@ -210,9 +210,9 @@ def _list_dropped(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     cells_by_drop: defaultdict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for cell in cells:
         by_reason: defaultdict[str, list[str]] = defaultdict(list)
-        for column, reason in cell["dropped_columns"].items():
-            constant = not reason.startswith("missing")
-            by_reason["the same in all training answers" if constant else reason].append(column)
+        for column, value in cell["dropped_columns"].items():
+            reason = "missing in all training rows" if value is None else "the same in all training answers"
+            by_reason[reason].append(column)
         for reason, columns in by_reason.items() or [("none", [])]:
             cells_by_drop[reason, tuple(columns)].append(cell["cell"])
     for (reason, dropped), names in cells_by_drop.items():

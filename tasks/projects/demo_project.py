@@ -16,9 +16,8 @@ from abstain.sample.shipped import copy_as_shipped
 from abstain_tasks.runs.shell import git
 from abstain_tasks.runs.workspace import BRANCH, hold_lock, project_root
 
-OWN_PLACES = (
-    *("ABSTAIN_ORIGIN", "ABSTAIN_FEATURES", "ABSTAIN_INDEX", "ABSTAIN_DECISION_LOG", "ABSTAIN_USER_KEY", "ABSTAIN_RUNNER"),
-)
+_OWN_NAMES = ("ORIGIN", "FEATURES", "INDEX", "DECISION_LOG", "USER_KEY", "RUNNER")
+OWN_PLACES = tuple(f"ABSTAIN_{name}" for name in _OWN_NAMES)
 """Settings of a team's project that would take the demo's rows elsewhere."""
 SHARED = ("models", "decoder-checks", "stage-times", "reports", "prefect")
 """Parts of the home that are about the machine, or served by `make up`: the demo uses those of the clone."""

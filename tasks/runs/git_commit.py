@@ -7,6 +7,7 @@ from pathlib import Path
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain_tasks.runs.shell import succeeds
 from abstain_tasks.runs.workspace import BRANCH, Workspace
 
 
@@ -51,19 +52,24 @@ def push(workspace: Workspace, *tags: str) -> None:
         workspace.git(
             "push", "-q", "--atomic", "origin", f"HEAD:refs/heads/{BRANCH}", *(f"refs/tags/{t}" for t in tags)
         )
-    except AbstainError as error:
+    except AbstainError:
         for tag in tags:
             workspace.git("tag", "-d", tag)
-        has_moved = any(
-            word in str(error) for word in ("rejected", "fetch first", "failed to push", "atomic push failed")
-        )
-        if not has_moved or "declined" in str(error):  # by a rule of the origin, such as a protected branch
+        if not _has_origin_moved(workspace):  # forbidden by a rule of the origin, or out of reach
             raise
         raise OriginMoved(
             Code.NOT_PUBLISHED,
             "the origin has moved while this run was at work (another run or a person pushed); nothing was changed "
             "there: run the command again",
         ) from None
+
+
+def _has_origin_moved(workspace: Workspace) -> bool:
+    """Return whether the origin has a commit that this workspace lacks; False if the origin cannot be read."""
+    path = workspace.path
+    return succeeds(path, "git", "fetch", "-q", "origin", BRANCH) and not succeeds(
+        path, "git", "merge-base", "--is-ancestor", "FETCH_HEAD", "HEAD"
+    )
 
 
 def commit_data(workspace: Workspace, message: str, *files: Path) -> bool:

@@ -14,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 
 from abstain.config.params import load_params
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain_tasks.runs.progress import notify_observers
 from abstain_tasks.runs.shell import run
@@ -74,18 +75,18 @@ class StageResult:
     seconds: float
 
 
-def _was_busy(_task: Any, _run: Any, state: State) -> bool:
-    """Retry failures that DVC's locks may cause; a stage's own error would only repeat."""
+def _may_succeed_again(_task: Any, _run: Any, state: State) -> bool:
+    """Return whether to retry: DVC may have failed, by its locks for instance; an error of the stage would repeat."""
     try:
         state.result()
     except AbstainError as error:
-        return "acquire lock" in str(error) or "is busy" in str(error)
+        return error.code is Code.FAILED_STEP
     except Exception:
         return False
     return False
 
 
-@task(task_run_name="{stage}", cache_policy=NO_CACHE, retries=1, retry_condition_fn=_was_busy)
+@task(task_run_name="{stage}", cache_policy=NO_CACHE, retries=1, retry_condition_fn=_may_succeed_again)
 def run_stage(workspace: Workspace, stage: str, is_stale: bool = True, force: bool = False) -> StageResult:
     """Run `dvc repro --single-item STAGE` and stream its log. A finished stage is a no-op, so a retry is safe.
 

@@ -129,8 +129,8 @@ def result(study: Experiment, cell: ExperimentCell, auroc: float = 0.75) -> dict
         "correctness": {"mean": 0.5, "std": 0.2},
         "baselines": [{"baseline": "yes_score", **baseline, **ahead}] if study.wants_baselines(cell) else [],
         "dropped_columns": {
-            "B.context.nll_mean": "missing in all training rows",
-            "N.instruction.nll_max": "3.2 in all training rows",
+            "B.context.nll_mean": None,
+            "N.instruction.nll_max": 3.2,
         },
         "columns": 40,
         "no_answer": 1,

@@ -88,7 +88,7 @@ def _describe_dropped_features(regressors: Mapping[str, Mapping[str, Any]]) -> s
     if not dropped:
         return "No feature was dropped."
     names = sorted(dropped)
-    missing = sum(reason.startswith("missing") for reason in dropped.values())
+    missing = sum(value is None for value in dropped.values())
     listed = join_words([*names[:3], f"{len(names) - 3:,} more"] if len(names) > 4 else names)
     reasons = f"{len(dropped) - missing:,} are constant, {missing:,} are missing everywhere"
     return f"{format_count(len(dropped), 'feature')} do not vary in training and were dropped: {reasons} ({listed})."

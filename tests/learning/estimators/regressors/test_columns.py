@@ -26,10 +26,10 @@ def test_what_cannot_vary_is_dropped_with_its_reason() -> None:
     kept, dropped = select_columns(features)
     assert kept == ("answer_mean", "small")
     assert dropped == {
-        "instruction_mean": "2.5 in all training rows",
-        "last_bits": "7 in all training rows",
-        "never": "missing in all training rows",
-        "always_or_missing": "3 in all training rows, or missing",
+        "instruction_mean": 2.5,
+        "last_bits": 7.0,
+        "never": None,
+        "always_or_missing": 3.0,
     }
 
 

@@ -23,29 +23,27 @@ MIN_RELATIVE_RANGE = 1e-5
 """Smallest range, as a share of the largest absolute value, that exceeds the rounding of float32 arithmetic."""
 
 
-def select_columns(features: pd.DataFrame) -> tuple[tuple[str, ...], dict[str, str]]:
+def select_columns(features: pd.DataFrame) -> tuple[tuple[str, ...], dict[str, float | None]]:
     """Select the columns to fit on.
 
     Args:
         features: (training rows, columns) of numbers; nan where a value is missing.
 
     Returns:
-        The selected columns, and each dropped column with the reason.
+        The selected columns, and each dropped column with its only value; None if it is missing in all rows.
 
     Raises:
         AbstainError: No column is left, or a value is not a number (`to_matrix`).
     """
     names = [str(name) for name in features.columns]
     values = to_matrix(features, names)
-    dropped: dict[str, str] = {}
+    dropped: dict[str, float | None] = {}
     for name, column in zip(names, values.T, strict=True):
         finite = column[~np.isnan(column)]
         if not len(finite):
-            dropped[name] = "missing in all training rows"
+            dropped[name] = None
         elif not is_varying(finite):
-            dropped[name] = f"{finite[0]:g} in all training rows" + (
-                ", or missing" if len(finite) < len(column) else ""
-            )
+            dropped[name] = float(finite[0])
     selected = tuple(name for name in names if name not in dropped)
     if not selected:
         raise AbstainError(

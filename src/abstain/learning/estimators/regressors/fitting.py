@@ -30,13 +30,13 @@ class FittedRegressor:
     Attributes:
         regressor: Fitted on all rows.
         out_of_fold: float64 (rows,) scores in [0, 1] by regressors that were not fitted on the row's group.
-        dropped: Dropped column -> reason.
+        dropped: Dropped column -> its only value in training; None if it is missing in all rows.
         parity: Largest difference between the scores of scikit-learn and of the ONNX file.
     """
 
     regressor: OnnxRegressor
     out_of_fold: np.ndarray
-    dropped: Mapping[str, str]
+    dropped: Mapping[str, float | None]
     parity: float
 
 
