@@ -50,7 +50,7 @@ def test_what_is_possible_depends_on_how_many_errors_there_are() -> None:
     """Of ten answers the two least confident are withheld, both incorrect, of four: half of all, and all that could be."""
     correct = np.array([0, 0, 0, 0, 1, 1, 1, 1, 1, 1])
     confidence = np.array([0.1, 0.2, 0.8, 0.9, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85])
-    assert metrics.error_recall(correct, confidence, share=0.2) == pytest.approx(0.5)
-    assert metrics.error_recall_vs_best(correct, confidence, share=0.2) == pytest.approx(1.0)
+    assert metrics.error_recall(correct, confidence, max_withheld_share=0.2) == pytest.approx(0.5)
+    assert metrics.error_recall_vs_best(correct, confidence, max_withheld_share=0.2) == pytest.approx(1.0)
     few = np.array([0, *[1] * 9])
-    assert metrics.error_recall_vs_best(few, confidence, share=0.2) == pytest.approx(1.0)
+    assert metrics.error_recall_vs_best(few, confidence, max_withheld_share=0.2) == pytest.approx(1.0)

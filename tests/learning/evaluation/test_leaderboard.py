@@ -49,8 +49,8 @@ def test_ranking_is_measured_on_raw_confidences_and_guarantees_on_calibrated_one
             for metric, function in metrics.items():
                 assert found.loc[name, metric] == function(CORRECT, confidences[name], weight)
                 low, high = found.loc[name, [f"{metric}_low", f"{metric}_high"]]
-                assert low <= found.loc[name, metric] <= high or metric == "abstained_at_15pct"
-                assert low < high or metric == "abstained_at_15pct"
+                assert low <= found.loc[name, metric] <= high or metric == "withheld_at_15pct"
+                assert low < high or metric == "withheld_at_15pct"
     assert found.loc["probe", "auroc_low"] > found.loc["blind", "auroc_high"]
     assert found["unscored"].tolist() == [0, 0]
 
@@ -145,7 +145,7 @@ def test_the_judged_systems_own_confidence_on_real_verdicts() -> None:
     for name in scores:
         assert found.loc[name, "auroc"] == pytest.approx(roc_auc_score(correct, scores[name]))
         assert 0.6 < found.loc[name, "auroc_low"] < found.loc[name, "auroc_high"] < 0.8
-        assert found.loc[name, "abstained_at_15pct"] == pytest.approx(0.15, abs=0.005)
+        assert found.loc[name, "withheld_at_15pct"] == pytest.approx(0.15, abs=0.005)
         assert found.loc[name, "error_recall_over_random_low"] > 1.3
     other = found.loc["class_log_prob"]
     assert other["auroc_difference_low"] < other["auroc_difference"] < 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import math
 
 import numpy as np
@@ -17,7 +18,6 @@ from sklearn.metrics import (
 
 from abstain.learning.metrics.weighted_metrics import (
     Metric,
-    abstained_share,
     accuracy,
     auprc,
     aurc,
@@ -35,6 +35,7 @@ from abstain.learning.metrics.weighted_metrics import (
     risk_coverage,
     row_weights,
     weighted_mean,
+    withheld_share,
 )
 from tests.learning.evaluation.builders import grouped
 
@@ -61,8 +62,10 @@ def test_what_is_not_defined_is_nan() -> None:
     assert math.isnan(auroc(nothing, nothing))
     assert math.isnan(auprc(zeros, confidence))
     assert auprc(ones, confidence) == 1
-    assert math.isnan(error_recall(ones, confidence, share=0.5))  # there is no error to catch
-    assert math.isnan(error_recall_over_random(zeros, confidence, share=0.1))  # nothing fits into a tenth of three
+    assert math.isnan(error_recall(ones, confidence, max_withheld_share=0.5))  # there is no error to catch
+    assert math.isnan(
+        error_recall_over_random(zeros, confidence, max_withheld_share=0.1)
+    )  # nothing fits into a tenth of three
     assert math.isnan(precision(ones, confidence, threshold=0.95))
     assert math.isnan(recall(zeros, confidence))
     assert math.isnan(f1(zeros, confidence, threshold=0.95))
@@ -90,7 +93,7 @@ def test_calibration_error_lies_between_the_overall_gap_and_one(rows: list[tuple
     correct, confidence = arrays(rows)
     gap = abs(correct.mean() - confidence.mean())
     assert gap - 1e-9 <= ece(correct, confidence) <= 1
-    assert ece(correct, confidence, bins=1) == pytest.approx(gap)
+    assert ece(correct, confidence, n_bins=1) == pytest.approx(gap)
     assert sum(b["rows"] for b in reliability(correct, confidence)) == len(rows)
 
 
@@ -129,7 +132,7 @@ RANKING: dict[str, Metric] = {
     "auprc": auprc,
     "aurc": aurc,
     "error_recall": error_recall,
-    "abstained_share": abstained_share,
+    "withheld_share": withheld_share,
     "error_recall_over_random": error_recall_over_random,
 }
 PROBABILITY: dict[str, Metric] = {"brier": brier, "ece": ece}
@@ -208,13 +211,13 @@ def test_what_is_caught_is_what_the_best_allowed_threshold_masks(
     allowed = [mask for mask in below if weight[mask].sum() <= share * weight.sum() + 1e-9]
     most = max(allowed, key=lambda mask: weight[mask].sum())
     of_all, errors = weight[most].sum() / weight.sum(), (weight * (1 - correct)).sum()
-    assert abstained_share(correct, confidence, weight, share=share) == pytest.approx(of_all)
-    found = error_recall(correct, confidence, weight, share=share)
+    assert withheld_share(correct, confidence, weight, max_withheld_share=share) == pytest.approx(of_all)
+    found = error_recall(correct, confidence, weight, max_withheld_share=share)
     if not errors or not of_all:
         assert math.isnan(found)
         return
     assert found == pytest.approx((weight * (1 - correct))[most].sum() / errors)
-    over_random = error_recall_over_random(correct, confidence, weight, share=share)
+    over_random = error_recall_over_random(correct, confidence, weight, max_withheld_share=share)
     assert math.isnan(over_random) if of_all == 0 else over_random == pytest.approx(found / of_all)
 
 
@@ -223,12 +226,12 @@ def test_errors_caught_by_hand() -> None:
     correct = np.ones(20, int)
     correct[[0, 2, 8, 15]] = 0
     confidence = np.arange(20) / 20
-    assert (error_recall(correct, confidence), abstained_share(correct, confidence)) == (0.5, pytest.approx(0.15))
+    assert (error_recall(correct, confidence), withheld_share(correct, confidence)) == (0.5, pytest.approx(0.15))
     assert error_recall_over_random(correct, confidence) == pytest.approx(0.5 / 0.15)
     confidence[:4] = 0.0  # four equally confident ones do not fit into three: none is withheld
-    assert math.isnan(error_recall(correct, confidence)) and abstained_share(correct, confidence) == 0
-    assert error_recall(correct, confidence, share=0.2) == 0.5
-    assert abstained_share(correct, np.full(20, 0.7), share=0.99) == 0
+    assert math.isnan(error_recall(correct, confidence)) and withheld_share(correct, confidence) == 0
+    assert error_recall(correct, confidence, max_withheld_share=0.2) == 0.5
+    assert withheld_share(correct, np.full(20, 0.7), max_withheld_share=0.99) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), ninths), min_size=1, max_size=20))
@@ -254,10 +257,28 @@ def test_an_answer_without_a_confidence_is_withheld_and_a_scorer_without_any_has
         assert found == pytest.approx(expected, nan_ok=True), name
 
 
+@pytest.mark.parametrize("metric", EVERY.values(), ids=EVERY)
+def test_rows_of_different_lengths_and_other_labels_are_errors(metric: Metric) -> None:
+    confidence = np.array([0.1, 0.5, 0.9])
+    for correct, weight in (([0, 1, 1, 1], None), ([0, 1, 1], np.ones(2)), ([0, 1, 1], np.ones((3, 2)))):
+        with pytest.raises(ValueError, match="differ in length"):
+            metric(np.array(correct), confidence, weight)
+    for label in (2, 0.5, math.nan):
+        with pytest.raises(ValueError, match="neither 0 nor 1"):
+            metric(np.array([0, 1, label]), confidence)
+
+
+def test_signature_says_what_a_caller_may_pass() -> None:
+    assert str(inspect.signature(error_recall)).replace("'", "") == (
+        "(correct: np.ndarray, confidence: np.ndarray, weight: Weight = None, *, max_withheld_share: float = 0.15)"
+        " -> float | np.ndarray"
+    )
+
+
 def test_what_is_no_probability_is_not_judged_as_one() -> None:
     correct, log_probability = np.array([1, 0]), np.array([-0.1, -3.2])
     for metric in (brier, ece, reliability):
-        with pytest.raises(ValueError, match=r"-3\.2 to -0\.1 is no range of probabilities"):
+        with pytest.raises(ValueError, match=r"-3\.2 to -0\.1 are not probabilities"):
             metric(correct, log_probability)
     with pytest.raises(ValueError, match="0 to 1.01"):
         brier(correct, np.array([1.01, 0.0]))

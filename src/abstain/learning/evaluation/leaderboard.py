@@ -39,7 +39,7 @@ RANKING_METRICS: dict[str, metrics.Metric] = {
     "auprc": metrics.auprc,
     "aurc": metrics.aurc,
     "error_recall_at_15pct": metrics.error_recall,
-    "abstained_at_15pct": metrics.abstained_share,
+    "withheld_at_15pct": metrics.withheld_share,
     "error_recall_over_random": metrics.error_recall_over_random,
 }
 """Metrics of the raw confidence; the last three withhold at most 15 % of the answers."""

@@ -19,6 +19,7 @@ and `reliability` need a probability and raise `ValueError` for other values.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol
@@ -39,14 +40,21 @@ def _metric(compute: Callable[..., np.ndarray]) -> Metric:
 
     @wraps(compute)
     def metric(correct: np.ndarray, confidence: np.ndarray, weight: Weight = None, **options: float) -> Any:
-        confidence = np.asarray(confidence, dtype=float)
-        weights = np.ones(len(confidence)) if weight is None else weight
+        correct, confidence = np.asarray(correct), np.asarray(confidence, dtype=float)
+        weights = np.ones(len(confidence)) if weight is None else np.asarray(weight, dtype=float)
+        _validate_rows(correct, confidence, weights)
         if np.isnan(confidence).all():  # also without rows
             values = np.full(len(np.atleast_2d(weights)), np.nan)
         else:
-            values = compute(np.asarray(correct), confidence, np.atleast_2d(weights), **options)
+            values = compute(correct, confidence, np.atleast_2d(weights), **options)
         return float(values[0]) if weights.ndim == 1 else values
 
+    signature = inspect.signature(compute)
+    parameters = dict(signature.parameters)
+    parameters["weight"] = parameters["weight"].replace(default=None, annotation="Weight")
+    metric.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=list(parameters.values()), return_annotation="float | np.ndarray"
+    )
     return metric
 
 
@@ -105,14 +113,17 @@ def auroc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np
 
     Returns:
         A float in [0, 1], or (n_resamples,); nan if one class is missing.
+
+    Example:
+        >>> auroc(np.array([0, 0, 1, 1]), np.array([0.1, 0.4, 0.35, 0.8]))
+        0.75
     """
     tp, fp = _cumulative_counts(correct, confidence, weight)
-    # Trapezes: between two confidences, the added incorrect answers times the correct ones above, and half
-    # of the correct ones that are added.
-    above = np.diff(tp, axis=1, prepend=0)
-    np.subtract(tp, above / 2, out=above)
-    above *= np.diff(fp, axis=1, prepend=0)
-    return _divide(above.sum(axis=1), tp[:, -1] * fp[:, -1])
+    # Each added incorrect answer is outscored by the correct ones above it, and ties with those added with it (half).
+    area = np.diff(tp, axis=1, prepend=0)
+    np.subtract(tp, area / 2, out=area)
+    area *= np.diff(fp, axis=1, prepend=0)
+    return _divide(area.sum(axis=1), tp[:, -1] * fp[:, -1])
 
 
 @_metric
@@ -130,13 +141,15 @@ def auprc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np
         A float in [0, 1], or (n_resamples,); nan if no answer is correct.
     """
     tp, fp = _cumulative_counts(correct, confidence, weight)
-    precision = _divide(tp, tp + fp, otherwise=0.0)
+    precision = _divide(tp, tp + fp, undefined=0.0)
     return _divide((np.diff(tp, axis=1, prepend=0) * precision).sum(axis=1), tp[:, -1])
 
 
 @_metric
 def aurc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Compute the area under the risk-coverage curve, the mean of the risk over all coverages; lower is better.
+    """Compute the area under the risk-coverage curve, sum_n (C_n - C_{n-1}) r_n; lower is better.
+
+    It is the mean of the risk r over all coverages C (Geifman, Uziel and El-Yaniv 2019).
 
     Args:
         correct: (rows,) 0 or 1.
@@ -148,68 +161,72 @@ def aurc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.
     """
     tp, fp = _cumulative_counts(correct, confidence, weight)
     shown = tp + fp
-    risk = _divide(fp, shown, otherwise=0.0)
+    risk = _divide(fp, shown, undefined=0.0)
     return _divide((np.diff(shown, axis=1, prepend=0) * risk).sum(axis=1), shown[:, -1])
 
 
 @_metric
-def error_recall(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15) -> np.ndarray:
+def error_recall(
+    correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, max_withheld_share: float = 0.15
+) -> np.ndarray:
     """Compute the share of all errors that is caught by withholding the least confident answers.
 
     Args:
         correct: (rows,) 0 or 1.
         confidence: (rows,) on any scale; nan ranks below all others.
         weight: (rows,) or (n_resamples, rows); None means equal weights.
-        share: Largest share of answers to withhold, in [0, 1). The actual share is `abstained_share`.
+        max_withheld_share: Largest share of answers to withhold, in [0, 1). The actual share is `withheld_share`.
 
     Returns:
         A float in [0, 1], or (n_resamples,); nan if no answer is withheld.
     """
-    errors, withheld = _withheld_shares(correct, confidence, weight, share)
+    errors, withheld = _compute_withheld_shares(correct, confidence, weight, max_withheld_share)
     return np.where(withheld > 0, errors, np.nan)
 
 
 @_metric
-def abstained_share(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15) -> np.ndarray:
-    """Compute the share of answers that is withheld if at most `share` may be, the least confident first.
+def withheld_share(
+    correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, max_withheld_share: float = 0.15
+) -> np.ndarray:
+    """Compute the share of answers that is withheld if at most `max_withheld_share` may be, the least confident first.
 
-    Equally confident answers are withheld together or not at all, so the result may be much less than `share`, or 0.
+    Equally confident answers are withheld together or not at all, so the result may be much smaller, or 0.
 
     Args:
         correct: (rows,) 0 or 1.
         confidence: (rows,) on any scale; nan ranks below all others.
         weight: (rows,) or (n_resamples, rows); None means equal weights.
-        share: Largest share of answers to withhold, in [0, 1).
+        max_withheld_share: Largest share of answers to withhold, in [0, 1).
 
     Returns:
-        A float in [0, `share`], or (n_resamples,).
+        A float in [0, `max_withheld_share`], or (n_resamples,).
     """
-    _, withheld = _withheld_shares(correct, confidence, weight, share)
+    _, withheld = _compute_withheld_shares(correct, confidence, weight, max_withheld_share)
     return withheld
 
 
 @_metric
 def error_recall_over_random(
-    correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15
+    correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, max_withheld_share: float = 0.15
 ) -> np.ndarray:
-    """Compute `error_recall` / `abstained_share`: the gain over withholding as many answers at random.
+    """Compute `error_recall` / `withheld_share`: the gain over withholding as many answers at random.
 
     Args:
         correct: (rows,) 0 or 1.
         confidence: (rows,) on any scale; nan ranks below all others.
         weight: (rows,) or (n_resamples, rows); None means equal weights.
-        share: Largest share of answers to withhold, in [0, 1).
+        max_withheld_share: Largest share of answers to withhold, in [0, 1).
 
     Returns:
         A float >= 0, 1 for a random order, or (n_resamples,); nan if no answer is withheld.
     """
-    errors, withheld = _withheld_shares(correct, confidence, weight, share)
+    errors, withheld = _compute_withheld_shares(correct, confidence, weight, max_withheld_share)
     return _divide(errors, withheld)
 
 
 @_metric
 def error_recall_vs_best(
-    correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15
+    correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, max_withheld_share: float = 0.15
 ) -> np.ndarray:
     """Compute `error_recall` as a share of its largest possible value.
 
@@ -220,12 +237,12 @@ def error_recall_vs_best(
         correct: (rows,) 0 or 1.
         confidence: (rows,) on any scale; nan ranks below all others.
         weight: (rows,) or (n_resamples, rows); None means equal weights.
-        share: Largest share of answers to withhold, in [0, 1).
+        max_withheld_share: Largest share of answers to withhold, in [0, 1).
 
     Returns:
         A float in [0, 1], or (n_resamples,); nan if no answer is withheld.
     """
-    errors, withheld = _withheld_shares(correct, confidence, weight, share)
+    errors, withheld = _compute_withheld_shares(correct, confidence, weight, max_withheld_share)
     error_rate = _divide(_weighted_sum(weight, 1 - correct), weight.sum(axis=1))
     return _divide(errors, np.minimum(1.0, _divide(withheld, error_rate)))
 
@@ -249,14 +266,16 @@ def brier(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np
 
 
 @_metric
-def ece(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, bins: int = 10) -> np.ndarray:
-    """Compute the expected calibration error, sum_b (W_b / W) |accuracy_b - mean probability_b|, over equal-width bins.
+def ece(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, n_bins: int = 10) -> np.ndarray:
+    """Compute the expected calibration error, sum_b (W_b / W) |accuracy_b - mean probability_b|; lower is better.
+
+    The bins have equal widths.
 
     Args:
         correct: (rows,) 0 or 1.
         confidence: (rows,) probabilities in [0, 1]; nan counts as 0.
         weight: (rows,) or (n_resamples, rows); None means equal weights.
-        bins: Number of bins.
+        n_bins: Number of bins.
 
     Returns:
         A float in [0, 1], or (n_resamples,).
@@ -265,7 +284,7 @@ def ece(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, bins: i
         ValueError: A confidence is outside of [0, 1].
     """
     probability = _validate_probability(confidence)
-    bin_index = _assign_bins(probability, bins)
+    bin_index = _assign_bins(probability, n_bins)
     gap, total = probability - correct, np.zeros(len(weight))
     for b in np.unique(bin_index):
         total += abs(_weighted_sum(np.compress(bin_index == b, weight, axis=1), gap[bin_index == b]))
@@ -273,7 +292,7 @@ def ece(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, bins: i
 
 
 @_metric
-def accuracy(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
+def accuracy(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, threshold: float = 0.5) -> np.ndarray:
     """Compute the share of answers that are correct and shown, or incorrect and withheld.
 
     Args:
@@ -289,7 +308,7 @@ def accuracy(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, th
 
 
 @_metric
-def f1(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
+def f1(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, threshold: float = 0.5) -> np.ndarray:
     """Compute F1, the harmonic mean of precision and recall: 2 P R / (P + R).
 
     Args:
@@ -308,7 +327,7 @@ def f1(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshol
 
 
 @_metric
-def precision(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
+def precision(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, threshold: float = 0.5) -> np.ndarray:
     """Compute the share of the shown answers that is correct.
 
     Args:
@@ -325,7 +344,7 @@ def precision(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, t
 
 
 @_metric
-def recall(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
+def recall(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, threshold: float = 0.5) -> np.ndarray:
     """Compute the share of the correct answers that is shown.
 
     Args:
@@ -341,7 +360,7 @@ def recall(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, thre
 
 
 @_metric
-def coverage(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
+def coverage(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, threshold: float = 0.5) -> np.ndarray:
     """Compute the share of all answers that is shown.
 
     Args:
@@ -357,7 +376,7 @@ def coverage(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, th
 
 
 def reliability(
-    correct: np.ndarray, confidence: np.ndarray, weight: Weight = None, bins: int = 10
+    correct: np.ndarray, confidence: np.ndarray, weight: Weight = None, n_bins: int = 10
 ) -> list[dict[str, float]]:
     """Compute a reliability diagram: accuracy against mean probability in equal-width bins.
 
@@ -365,7 +384,7 @@ def reliability(
         correct: (rows,) 0 or 1.
         confidence: (rows,) probabilities in [0, 1]; nan counts as 0.
         weight: (rows,) sampling weights; None means equal weights.
-        bins: Number of bins.
+        n_bins: Number of bins.
 
     Returns:
         A dictionary for each bin with rows: `confidence` (mean probability), `accuracy` and `share` of all answers, all
@@ -375,7 +394,7 @@ def reliability(
         ValueError: A confidence is outside of [0, 1].
     """
     probability = _validate_probability(np.asarray(confidence, dtype=float))
-    bin_index = _assign_bins(probability, bins)
+    bin_index = _assign_bins(probability, n_bins)
     weight = np.ones(len(bin_index)) if weight is None else weight
     return [
         {
@@ -402,9 +421,9 @@ def risk_coverage(correct: np.ndarray, confidence: np.ndarray, weight: Weight = 
         Coverage, rising, and risk, the share of errors among the shown answers; both (rows,).
     """
     confidence = np.asarray(confidence, dtype=float)
-    order, ends = _ranking(confidence)
-    ordered = np.ones(len(order)) if weight is None else weight[order]
-    shown, errors = np.cumsum(ordered), np.cumsum(ordered * (1 - correct[order]))
+    order, ends = _rank_rows(confidence)
+    ordered_weight = np.ones(len(order)) if weight is None else weight[order]
+    shown, errors = np.cumsum(ordered_weight), np.cumsum(ordered_weight * (1 - correct[order]))
     return shown / shown[-1:], np.repeat(errors[ends] / shown[ends], np.diff(ends, prepend=-1))
 
 
@@ -416,14 +435,14 @@ def _cumulative_counts(
     Both are (n_resamples, distinct confidences). Each is summed separately: a difference of sums could turn 0 incorrect
     answers into 1e-16, and an undefined metric into a defined one.
     """
-    order, ends = _ranking(confidence)
-    ordered = np.take(weight, order, axis=1)
-    sums = (np.cumsum(ordered * indicator, axis=1) for indicator in (correct[order], 1 - correct[order]))
+    order, ends = _rank_rows(confidence)
+    ordered_weight = np.take(weight, order, axis=1)
+    sums = (np.cumsum(ordered_weight * indicator, axis=1) for indicator in (correct[order], 1 - correct[order]))
     tp, fp = (total if len(ends) == len(order) else total[:, ends] for total in sums)
     return tp, fp
 
 
-def _ranking(confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _rank_rows(confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Order rows from the most confident to nan, and find the last index of each run of equal confidences."""
     order = np.argsort(-confidence, kind="stable")
     above, below = confidence[order[:-1]], confidence[order[1:]]
@@ -431,17 +450,17 @@ def _ranking(confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return order, np.append(np.flatnonzero(differ), np.arange(len(order))[-1:])
 
 
-def _withheld_shares(
-    correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float
+def _compute_withheld_shares(
+    correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, max_withheld_share: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the shares of errors and of answers that are withheld if at most `share` may be; both (n_resamples,)."""
+    """Compute the withheld shares of the errors and of the answers; both (n_resamples,)."""
     tp, fp = _cumulative_counts(correct, confidence, weight)
     shown = tp + fp
-    below = shown[:, -1:] - shown
+    withheld = shown[:, -1:] - shown
     # A share that fits exactly must not fail by the rounding of sums.
-    cut = (below > share * shown[:, -1:] * (1 + 1e-9)).sum(axis=1, keepdims=True)
-    errors = fp[:, -1] - np.take_along_axis(fp, cut, axis=1)[:, 0]
-    return _divide(errors, fp[:, -1]), _divide(np.take_along_axis(below, cut, axis=1)[:, 0], shown[:, -1])
+    cut_index = (withheld > max_withheld_share * shown[:, -1:] * (1 + 1e-9)).sum(axis=1, keepdims=True)
+    errors = fp[:, -1] - np.take_along_axis(fp, cut_index, axis=1)[:, 0]
+    return _divide(errors, fp[:, -1]), _divide(np.take_along_axis(withheld, cut_index, axis=1)[:, 0], shown[:, -1])
 
 
 def _weighted_sum(weight: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -449,21 +468,29 @@ def _weighted_sum(weight: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.asarray((weight * values).sum(axis=1))
 
 
-def _divide(part: np.ndarray, whole: np.ndarray, otherwise: float = np.nan) -> np.ndarray:
-    """Compute `part / whole`, and `otherwise` where the whole is 0."""
-    quotient = np.full(np.shape(whole), otherwise)
-    np.divide(part, whole, out=quotient, where=whole > 0)
+def _divide(numerator: np.ndarray, denominator: np.ndarray, undefined: float = np.nan) -> np.ndarray:
+    """Compute `numerator / denominator`, and `undefined` where the denominator is 0."""
+    quotient = np.full(np.shape(denominator), undefined)
+    np.divide(numerator, denominator, out=quotient, where=denominator > 0)
     return quotient
+
+
+def _validate_rows(correct: np.ndarray, confidence: np.ndarray, weights: np.ndarray) -> None:
+    if confidence.ndim != 1 or correct.shape != confidence.shape or weights.shape[-1:] != confidence.shape:
+        raise ValueError(
+            f"correct {correct.shape}, confidence {confidence.shape} and weight {weights.shape} differ in length"
+        )
+    if not ((correct == 0) | (correct == 1)).all():
+        raise ValueError("a label is neither 0 nor 1")
 
 
 def _validate_probability(confidence: np.ndarray) -> np.ndarray:
     finite = confidence[~np.isnan(confidence)]
     if len(finite) and (finite.min() < -1e-6 or finite.max() > 1 + 1e-6):
-        raise ValueError(
-            f"{finite.min():g} to {finite.max():g} is no range of probabilities: calibrate the scores first"
-        )
+        limits = f"{finite.min():g} to {finite.max():g}"
+        raise ValueError(f"confidences from {limits} are not probabilities in [0, 1]: calibrate them first")
     return np.clip(np.where(np.isnan(confidence), 0.0, confidence), 0, 1)
 
 
-def _assign_bins(probability: np.ndarray, bins: int) -> np.ndarray:
-    return np.asarray(np.minimum((probability * bins).astype(int), bins - 1))
+def _assign_bins(probability: np.ndarray, n_bins: int) -> np.ndarray:
+    return np.asarray(np.minimum((probability * n_bins).astype(int), n_bins - 1))
