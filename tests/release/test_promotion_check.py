@@ -78,7 +78,7 @@ def judged(
     champion: str | None = "v1.0.0",
     same_holdout: bool = True,
     erased: int = 0,
-    rule: ComparisonRule = "better",
+    rule: ComparisonRule = "superior",
     taken: ComparisonBudget = EMPTY_BUDGET,
     coverage_lost: float = 0.0,
     min_n_eff: int = MIN_N_EFF,
