@@ -138,7 +138,7 @@ def test_a_guarantee_by_hand() -> None:
         "p_value": pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))),
         "void_if": ["documents_change", "model_changes", "questions_change"],
         "message": "precision of at least 0.9 of all answers at confidence 0.9: threshold 0.600 shows 60%, 0.967 "
-        "correct, by 100 reviews sampled at random; void if documents change or model changes or questions change",
+        "correct, by 100 reviews sampled at random; void if documents, model or questions change",
     }
     assert json.loads(json.dumps(made.to_dict()))["threshold"] == made.threshold
 
@@ -215,7 +215,7 @@ def test_reviews_that_chose_themselves_guarantee_nothing_of_all_answers() -> Non
     made = control_risk(self_selected, TRAINING, make_threshold_params(0.9))
     assert isinstance(made, ControlledThreshold) and made.sampled is False
     assert "of answers like those reviewed" in str(made) and "by 61 reviews not sampled about 20 documents" in str(made)
-    assert "(effective sample size 59, ICC 0.0" in str(made)
+    assert "(n_eff 59, ICC 0.0" in str(made)
     assert len(str(made)) <= 250, "two lines"
 
 

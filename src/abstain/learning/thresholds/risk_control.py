@@ -211,12 +211,12 @@ class ControlledThreshold(_ThresholdResult):
             ("all answers", "sampled at random") if self.sampled else ("answers like those reviewed", "not sampled")
         )
         n_counted = self.shown if self.metric == "precision" else self.rows
-        effective = f" (effective sample size {self.n_eff:,}, ICC {self.icc:.2f})"
+        effective = f" (n_eff {self.n_eff:,}, ICC {self.icc:.2f})"
         return (
             f"{limit} {self.target:g} of {population} at confidence {self.confidence:g}: threshold "
             f"{self.threshold:.3f} shows {self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} "
             f"reviews {sampling}{self._describe_groups()}{'' if self.n_eff == n_counted else effective}"
-            f"{self._describe_reviewer()}; void if {' or '.join(VOID_IF).replace('_', ' ')}"
+            f"{self._describe_reviewer()}; void if documents, model or questions change"
         )
 
 
