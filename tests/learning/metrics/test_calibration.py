@@ -1,6 +1,6 @@
 """A calibrator against its definition, its library and the truth.
 
-The table of docs/thresholds.md: `python -m tests.learning.metrics.test_calibration 100`.
+The table of docs/studies/thresholds.md: `python -m tests.learning.metrics.test_calibration 100`.
 """
 
 from __future__ import annotations

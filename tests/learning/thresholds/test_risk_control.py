@@ -1,6 +1,6 @@
 """What a guarantee is worth, where the truth is known, and what is said of it.
 
-The tables of docs/thresholds.md: `python -m benchmarks.guarantee`.
+The tables of docs/studies/thresholds.md: `python -m benchmarks.guarantee`.
 """
 
 from __future__ import annotations
