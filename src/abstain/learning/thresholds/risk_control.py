@@ -4,7 +4,7 @@ Learn then Test (Angelopoulos et al. 2022): each candidate threshold is a null h
 which a p-value may reject. The probability of any false rejection is at most 1 - confidence. The guarantee is for *all*
 answers like the tested ones, not only for the reviewed ones.
 
-Notes (each measured, docs/thresholds.md):
+Notes (each measured, docs/studies/thresholds.md):
 
 * The p-value is exact and binomial, with the effective number of independent answers (`design_effect`): answers about
   one document err together, and some have larger weights than others. No reviewed answer is discarded.
