@@ -2,7 +2,7 @@
 
 Notes:
 
-* A copy is recognised by the interaction's identity, so another call lists what still exists.
+* A copy is recognized by the interaction's identity, so another call lists what still exists.
 * Nothing is deleted: a review file may hold reviews of other answers, and a bundle may be in production.
 """
 

@@ -14,7 +14,7 @@ from abstain.release.registry import make_version_tag, parse_registry
 from abstain_tasks.release import promotion
 from abstain_tasks.release.promotion import roll_back
 from abstain_tasks.runs.shell import git, succeeds
-from abstain_tasks.runs.workspace import BRANCH, _synchronise
+from abstain_tasks.runs.workspace import BRANCH, _synchronize
 from tests.attacks.conftest import Count
 from tests.tasks.conftest import Candidates, Plain, candidates, first_candidates, workspace
 
@@ -68,7 +68,7 @@ class Killer:
         self.restore()
         self.calls_of(command, kill_at)
         whole = self._is_whole()
-        _synchronise(self.workspace, None)
+        _synchronize(self.workspace, None)
         with suppress(AbstainError):  # it was done already
             command()
         return whole and self._is_whole() and self.workspace.on_origin().production_version == live

@@ -56,7 +56,7 @@ _UNSEEN = (
 )
 _SPACE = rf"(?:[^\S{_ENDS}]|[{_UNSEEN}])"
 _BREAK = rf"(?:^|(?<=[{_ENDS}])){_SPACE}*"
-_NUMBER = rf"[\[\uff3b]{_SPACE}*\d(?:\d|{_SPACE})*[\]\uff3d]"  # digits of any script, because readers recognise them
+_NUMBER = rf"[\[\uff3b]{_SPACE}*\d(?:\d|{_SPACE})*[\]\uff3d]"  # digits of any script, because readers recognize them
 _MARK = r"\1" + r"\\"
 _LIKE_A_CHUNK = re.compile(rf"({_BREAK})(?=\\*{_NUMBER})")
 
