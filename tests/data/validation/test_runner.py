@@ -88,7 +88,7 @@ def changed(row: Any, **changes: Any) -> Any:
 
 TWO_THUMBS, TWO_VERDICTS = (
     "thumb: this user gave two thumbs",
-    "review: this reviewer gave two verdicts at the same time",
+    "review: this reviewer gave two reviews at the same time",
 )
 BROKEN: list[tuple[Any, str]] = [
     (interaction("twice"), "interaction_id: 'twice' occurs more than once"),

@@ -344,7 +344,7 @@ def control_risk(
         AbstainError: There are no rows, a value is nan or out of range, or all training confidences are above all
             validation confidences.
 
-    Example:
+    Examples:
         >>> training = ReviewedAnswers(np.repeat([0.9, 0.4], 50), np.repeat([1, 0], [52, 48]))
         >>> validation = ReviewedAnswers(np.repeat([0.9, 0.4], 40), np.repeat([1, 0], [42, 38]))
         >>> result = control_risk(validation, training, metric="precision", target=0.9, confidence_level=0.95)

@@ -64,7 +64,7 @@ def parse_probability(reply: str) -> float:
     Returns:
         The probability; nan if no number is left, or it is not from 0 to 1.
 
-    Example:
+    Examples:
         >>> parse_probability("1. Between 0.0 and 1.0, I would say 8 out of 10.")
         0.8
     """

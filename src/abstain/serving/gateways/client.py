@@ -45,7 +45,7 @@ class HttpGate:
         transport: HTTP transport, for tests.
         **extra_fields: Fields of every request (`user`, `product`, `entitlements`, ...).
 
-    Example:
+    Examples:
         >>> with HttpGate("http://127.0.0.1:9", api_key="abstain_...") as gate:  # there is no server
         ...     decision = gate.decide("How much is the fee?", ["The fee is 45 euros."], "45 euros")
         >>> decision.decision, decision.show
