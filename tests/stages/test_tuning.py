@@ -23,7 +23,7 @@ from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.calibration import calibrator_from_dict
-from abstain.learning.thresholds.risk_control import MIN_GROUPS
+from abstain.learning.thresholds.guarantee import MIN_GROUPS
 from abstain.llm.engine.prompts import load_layout
 from abstain.serving.predictor import Predictor
 from abstain.stages.evaluate import __main__ as evaluate

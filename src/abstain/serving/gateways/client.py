@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import httpx
+from pydantic import TypeAdapter, ValidationError
 
 from abstain.config.serve_settings import OnUnavailable
 from abstain.core.codes import Code
-from abstain.serving.decision import Decision, make_no_decision
+from abstain.serving.decision import Decision, DecisionReason, make_no_decision
+
+_DECISION = TypeAdapter(Decision)
 
 
 class GateLike(Protocol):
@@ -72,17 +74,18 @@ class HttpGate:
             # half a surrogate pair, which is no character, becomes a question mark
             content = json.dumps({**self._extra_fields, **texts}, ensure_ascii=False).encode(errors="replace")
         except (TypeError, ValueError) as error:
-            return make_no_decision("", f"{Code.INVALID_ROW}: the request cannot be sent ({error}): give texts")
+            reason = DecisionReason(Code.INVALID_ROW, f"the request cannot be sent ({error}): give texts")
+            return make_no_decision("", reason)
         try:
             response = self._client.post("/v1/gate", content=content)
             if response.is_client_error:  # the server is there and rejects it: nothing that may be shown unseen
                 return make_no_decision("", _get_rejection_reason(response))
             response.raise_for_status()
-            body = response.json()
-            decision = Decision(**{field.name: body[field.name] for field in fields(Decision)})
-            return replace(decision, show=decision.show is True, components=tuple(decision.components))
-        except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
-            return make_unavailable_decision(self, f"{Code.NO_SERVICE}: the gate server gave no decision ({error})")
+            return _DECISION.validate_json(response.content, strict=True)
+        except (httpx.HTTPError, ValidationError) as error:
+            cause = _describe_invalid_field(error) if isinstance(error, ValidationError) else error
+            reason = DecisionReason(Code.NO_SERVICE, f"the gate server gave no decision ({cause})")
+            return make_unavailable_decision(self, reason)
 
 
 def decide_if_complete(gate: GateLike, question: str | None, contexts: Sequence[str], answer: str | None) -> Decision:
@@ -99,28 +102,35 @@ def decide_if_complete(gate: GateLike, question: str | None, contexts: Sequence[
     """
     for name, text in (("question", question), ("answer", answer)):
         if not isinstance(text, str | None):
-            return make_no_decision("", f"{Code.INVALID_ROW}: {name}: a {type(text).__name__} is no text: give a str")
+            message = f"{name}: a {type(text).__name__} is no text: give a str"
+            return make_no_decision("", DecisionReason(Code.INVALID_ROW, message))
     if not (question and question.strip()) or not (answer and answer.strip()):
         missing = "answer" if question and question.strip() else "question"
-        return make_unavailable_decision(gate, f"{Code.INVALID_ROW}: {missing}: none was found")
+        return make_unavailable_decision(gate, DecisionReason(Code.INVALID_ROW, f"{missing}: none was found"))
     return gate.decide(question, contexts, answer)
 
 
-def _get_rejection_reason(response: httpx.Response) -> str:
+def _describe_invalid_field(error: ValidationError) -> str:
+    first = error.errors(include_input=False)[0]
+    return ": ".join([*map(str, first["loc"]), first["msg"]])
+
+
+def _get_rejection_reason(response: httpx.Response) -> DecisionReason:
     """Return why the server rejected a request, in its own words."""
     try:
         problem = response.json()
-        return f"{problem['code']}: {problem['detail']}"
+        return DecisionReason(Code(problem["code"]), str(problem["detail"]))
     except (ValueError, TypeError, KeyError):
-        return f"{Code.NO_SERVICE}: the gate server rejected the request with status {response.status_code}"
+        message = f"the gate server rejected the request with status {response.status_code}"
+        return DecisionReason(Code.NO_SERVICE, message)
 
 
-def make_unavailable_decision(gate: GateLike, reason: str) -> Decision:
+def make_unavailable_decision(gate: GateLike, reason: DecisionReason) -> Decision:
     """Return an "unavailable" decision.
 
     Args:
         gate: The gate, whose `on_unavailable` applies.
-        reason: Why there is no decision, with its code in front.
+        reason: Why there is no decision.
 
     Returns:
         The decision.

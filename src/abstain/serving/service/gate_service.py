@@ -25,7 +25,7 @@ from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.decisions import RecordOutcome
 from abstain.data.decision_log.log import DecisionLog
 from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
-from abstain.serving.decision import Decision, make_no_decision
+from abstain.serving.decision import Decision, DecisionReason, make_no_decision
 from abstain.serving.explanation import Explanation
 from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, make_interaction_id, to_contexts
 from abstain.serving.generate import explain_no_room, generate_answers
@@ -241,7 +241,7 @@ class GateService:
         try:
             recorded = await self._recorder.record(pending, decision, source, trace, remaining_s)
         except TimeoutError:
-            reason = f"{Code.BUSY}: its texts were not redacted within {timeout_s:g} s"
+            reason = DecisionReason(Code.BUSY, f"its texts were not redacted within {timeout_s:g} s")
             withheld = replace(
                 self._make_unavailable_decision(self.live.current, pending.interaction_id, reason), show=False
             )
@@ -271,7 +271,8 @@ class GateService:
         is_used_id = error.code is Code.FAILED_CHECK
         interaction_id = request.interaction_id if request.interaction_id and not is_used_id else make_interaction_id()
         pending = PendingRequest(interaction_id, request)
-        decision = self._make_unavailable_decision(self.live.current, pending.interaction_id, error.message_with_code)
+        reason = DecisionReason.from_error(error)
+        decision = self._make_unavailable_decision(self.live.current, pending.interaction_id, reason)
         decision = replace(decision, show=decision.show and may_show and not is_used_id)
         try:
             return (await self._recorder.record(pending, decision, source, None, MIN_REDACTION_S)).decision
@@ -290,9 +291,8 @@ class GateService:
         Returns:
             The "unavailable" decision.
         """
-        decision = replace(
-            self._make_unavailable_decision(self.live.current, interaction_id, error.message_with_code), show=False
-        )
+        reason = DecisionReason.from_error(error)
+        decision = replace(self._make_unavailable_decision(self.live.current, interaction_id, reason), show=False)
         self._recorder.update_metrics(decision, source, time.perf_counter())
         return decision
 
@@ -509,19 +509,20 @@ class GateService:
                 decision = await decide(live)
             if decision is not None:
                 return decision
-            error = self.live.last_error or AbstainError(Code.NO_VERSION, "nothing is live")
-            reason = error.message_with_code
+            reason = DecisionReason.from_error(self.live.last_error or AbstainError(Code.NO_VERSION, "nothing is live"))
         except TimeoutError:
-            reason = f"{Code.BUSY}: there was no decision within {timeout_s:g} s"
+            reason = DecisionReason(Code.BUSY, f"there was no decision within {timeout_s:g} s")
         except CallerLeft as error:
-            reason = error.message_with_code
+            reason = DecisionReason.from_error(error)
         except AbstainError as error:
             if error.code in CALLER_ERROR_CODES:
                 raise
-            reason = error.message_with_code
+            reason = DecisionReason.from_error(error)
         return self._make_unavailable_decision(live, interaction_id, reason)
 
-    def _make_unavailable_decision(self, live: LoadedVersion | None, interaction_id: str, reason: str) -> Decision:
+    def _make_unavailable_decision(
+        self, live: LoadedVersion | None, interaction_id: str, reason: DecisionReason
+    ) -> Decision:
         if live is None:
             return make_no_decision(interaction_id, reason, show=self.settings.on_unavailable == "show")
         return live.gate.make_unavailable_decision(interaction_id, reason)
