@@ -307,7 +307,7 @@ import json, resource, sys
 from pathlib import Path
 import torch
 from abstain.data.store.state_table import StateTable, write_table
-from abstain.learning.estimators.probes.base import predict
+from abstain.learning.estimators.probes.base import predict_logits
 from abstain.learning.estimators.probes.lstm import LSTMProbe
 
 def resident():
@@ -320,7 +320,7 @@ file, highest = Path(sys.argv[1]), [0]
 torch.set_num_threads(1)
 row = torch.ones(length, width).bfloat16()
 probe = LSTMProbe(width, 8, 0.0)
-predict(probe, [row.float()] * 300)
+predict_logits(probe, [row.float()] * 300)
 start = resident()
 
 def arriving():
@@ -345,7 +345,7 @@ def watched():
 
 probe.fit_standardization(watched())
 standardised, highest[0] = highest[0], 0
-predict(probe, watched())
+predict_logits(probe, watched())
 print(json.dumps({"size": file.stat().st_size, "wrote": wrote - start, "walked": walked - start,
                   "standardised": standardised - start, "predicted": highest[0] - start}))
 """

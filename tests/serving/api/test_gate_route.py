@@ -97,7 +97,8 @@ def test_with_no_version_live_nothing_is_ready_and_nothing_shown(make_service: C
         found = ask(client, interaction_id="i-1")
         assert (found["decision"], found["show"], found["threshold"]) == ("unavailable", False, None)
         version = client.get("/v1/version").json()
-        assert [version[name] for name in ("version", "live_since", "scorer", "error")] == [None] * 4
+        assert [version[name] for name in ("version", "live_since", "scorer")] == [None] * 3
+        assert version["error"] == {"code": "A407", "message": "nothing is in production yet"}
 
 
 def test_the_same_request_again_is_the_same_decision_and_another_one_under_its_id_is_a_conflict(

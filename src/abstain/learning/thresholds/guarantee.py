@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, computed_field
 
 from abstain.core.formatting import format_configured_share, format_percent
 
-Metric = Literal["precision", "error_rate"]
+TargetMetric = Literal["precision", "error_rate"]
 VoidCondition = Literal["documents_change", "model_changes", "questions_change"]
 
 MIN_GROUPS = 10
@@ -37,7 +37,7 @@ class GuaranteeSummary(_GuaranteeRecord):
     """
 
     status: Literal["active", "unchecked", "none"]
-    metric: Metric
+    metric: TargetMetric
     target: float
     confidence: float
     population: Literal["all_answers", "answers_like_reviewed"]

@@ -1,6 +1,6 @@
 """Entailment: does a retrieved chunk support the answer, according to a cross-encoder that reads both?
 
-The paper of the probe compares it with HHEM (Bao et al. 2024). Any sequence-classification model of transformers itself
+Huang et al. compare their probe with HHEM (Bao et al. 2024). Any sequence-classification model of transformers itself
 can be used. A model with its own code, such as later versions of HHEM, is not run.
 
 Notes:

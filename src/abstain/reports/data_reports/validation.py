@@ -50,7 +50,7 @@ def _headline(checks: Sequence[Mapping[str, Any]], rows: Mapping[str, int], fail
     warnings = sum(check["severity"] == "warning" and not check["success"] for check in checks)
     accepted = sum(rows.get(name, 0) for name in TABLES)
     if errors:
-        lines = [f"{check['suite']}: {check['note']} ({check['unexpected']:,})" for check in errors]
+        lines = [f"{check['suite']}: {check['remark']} ({check['failed_rows']:,})" for check in errors]
         return headline_section(
             "failed", f"{format_count(len(errors), 'expectation')} failed, by {format_count(failing, 'row')}", lines
         )

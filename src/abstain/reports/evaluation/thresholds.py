@@ -1,4 +1,4 @@
-"""Metrics at each threshold (the paper's table 2), and other layers, sites and numbers of chunks (its table 4)."""
+"""Metrics at each threshold (table 2 of Huang et al.), and other layers, sites and numbers of chunks (its table 4)."""
 
 from __future__ import annotations
 

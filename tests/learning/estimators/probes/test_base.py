@@ -12,7 +12,7 @@ from torch import Tensor
 from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators import training_rows as rows_module
-from abstain.learning.estimators.probes.base import logits_to_confidence, predict, predict_confidence
+from abstain.learning.estimators.probes.base import logits_to_confidence, predict_confidence, predict_logits
 from abstain.learning.estimators.training_rows import pad
 from tests.learning.estimators.builders import EVERY_KIND, D, probe_of, ragged, weights
 
@@ -38,11 +38,11 @@ def test_what_stands_after_a_rows_end_does_not_matter(
 @every_kind
 def test_a_row_alone_gets_what_it_gets_in_company(architecture: Architecture) -> None:
     module, rows = probe_of(architecture), ragged(3, 1, 14, 7, 7)
-    alone = torch.cat([predict(module, [row]) for row in rows])
+    alone = torch.cat([predict_logits(module, [row]) for row in rows])
     with torch.inference_mode():
         unpadded = torch.cat([module(row, None) for row in rows])
     torch.testing.assert_close(unpadded, alone, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(predict(module, rows), alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(predict_logits(module, rows), alone, atol=1e-5, rtol=1e-5)
     assert alone.shape == (5, 2)
     assert float(logits_to_confidence(alone).max() - logits_to_confidence(alone).min()) > 0.05
 
@@ -55,7 +55,7 @@ def test_predictions_do_not_depend_on_how_rows_are_batched(
     whole = predict_confidence(module, rows)
     monkeypatch.setattr(rows_module, "BATCH_VALUES", 20 * D)
     torch.testing.assert_close(predict_confidence(module, rows), whole, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(whole, logits_to_confidence(predict(module, iter(rows))), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole, logits_to_confidence(predict_logits(module, iter(rows))), atol=1e-5, rtol=1e-5)
     assert predict_confidence(module, []).shape == (0,)
 
 

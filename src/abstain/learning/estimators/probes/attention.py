@@ -51,10 +51,10 @@ class AttentionProbe(DescentProbe):
         logits = torch.cat([(attention * class_values).sum((-2, -1), keepdim=True) for class_values in values], -1)
         return logits.flatten(0, -2)  # (B, 1, 2) of a batch until here
 
-    def divide_weights(self) -> None:
+    def fold_scale_into_weights(self) -> None:
         self.queries_and_values.weight.div_(self.scale)
 
-    def subtract_outputs(self) -> None:
+    def merge_logits(self) -> None:
         layer = self.queries_and_values
         chunks = (rows.chunk(3) for rows in (layer.weight, layer.bias))
         layer.weight, layer.bias = (nn.Parameter(torch.cat([query, right - wrong])) for query, wrong, right in chunks)

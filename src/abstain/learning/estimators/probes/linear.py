@@ -59,7 +59,7 @@ class LinearProbe(Probe):
 
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         difference: Tensor = self.head(self.pool_states(states, lengths))
-        return difference if self.is_served else torch.cat([torch.zeros_like(difference), difference], 1)
+        return difference if self.is_reduced else torch.cat([torch.zeros_like(difference), difference], 1)
 
     def pool_states(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         """Pool the standardised states.
@@ -73,10 +73,10 @@ class LinearProbe(Probe):
         """
         return torch.cat([self.standardize(pool(states, lengths)) for pool in (masked_mean, masked_last)], 1)
 
-    def divide_weights(self) -> None:
+    def fold_scale_into_weights(self) -> None:
         self.head.weight.div_(self.scale.repeat(2))
 
-    def subtract_outputs(self) -> None:
+    def merge_logits(self) -> None:
         """Do nothing: the head computes only the difference, because z_0 is 0."""
 
     @classmethod
