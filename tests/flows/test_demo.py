@@ -65,7 +65,7 @@ def test_the_released_file_names_its_site(project: Project) -> None:
     assert carried["layout"] == "rag-chatml-v1" and len(carried["model_revision"]) == 16
     assert 0 < float(carried["threshold"]) < 1
     assert carried["architecture"] == "linear" and json.loads(carried["calibration"])["method"] == "isotonic"
-    assert json.loads(carried["guarantee"])["guaranteed"] is True
+    assert json.loads(carried["guarantee"])["status"] == "active"
     assert hashlib.sha256(file.read_bytes()).hexdigest() == in_production(project)["sha256"]
 
 
