@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from abstain.core.errors import AbstainError, parse_error_line
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.learning.estimators.onnx_logistic import logistic_to_onnx
+from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.llm.engine.engine import Engine
 from abstain.serving.api.app import make_app
 from abstain.serving.gate import Gate, make_interaction
@@ -29,6 +30,7 @@ from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
 from abstain.serving.service.version_follower import VersionFollower
 from abstain_cli import app as cli
+from tests.learning.thresholds.builders import make_guarantee
 from tests.serving.api.conftest import BASE, MadeUpReleases
 from tests.serving.builders import GUARANTEE, MISSING_GUARANTEE, release
 from tests.serving.test_live_scorer import WRITER
@@ -253,3 +255,29 @@ def test_the_command_line_shows_undecided_answers_as_told(
     for door in (Doors.abstain_score, Doors.abstain_generate):
         decision = door(doors, CASES["no context"])
         assert (decision["decision"], decision["show"]) == ("unavailable", True), door
+
+
+def test_a_guarantee_is_the_same_from_threshold_json_to_http_gate(open_doors: Callable[[Case], Doors]) -> None:
+    in_threshold_json = make_guarantee().model_dump(mode="json")
+    case = replace(CASES["shown"], guarantee=json.dumps(in_threshold_json, sort_keys=True))
+    doors = open_doors(case)
+    guarantee = Gate.open(doors.folder, doors.settings).predictor.guarantee
+    version = doors.client.get("/v1/version").json()
+    assert version["guarantee"] == in_threshold_json and Guarantee.model_validate(version["guarantee"]) == guarantee
+    summary = guarantee.summarize().model_dump()
+    assert (
+        doors.gate(case)["guarantee"]
+        == doors.v1_gate(case)["guarantee"]
+        == doors.http_gate(case)["guarantee"]
+        == summary
+    )
+    in_process, over_http = doors.gate(case), doors.http_gate(case)
+    differing = {name for name in in_process if in_process[name] != over_http[name]}
+    assert differing <= {"interaction_id", "confidence", "probability", "forward_tokens"}  # ids are random
+
+
+def test_no_decision_holds_prose_but_for_its_reason(open_doors: Callable[[Case], Doors]) -> None:
+    doors = open_doors(CASES["no guarantee"])
+    decision = doors.http_gate(CASES["no guarantee"])
+    assert set(decision["reason"]) == {"code", "message"} and decision["guarantee"]["status"] == "none"
+    assert " " not in json.dumps({**decision, "reason": None}, separators=(",", ":"))
