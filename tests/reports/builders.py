@@ -191,7 +191,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
         }
     )
     scores.loc[3:9, "yes_score"] = np.nan
-    scores["verbalised"] = np.nan
+    scores["verbalized"] = np.nan
     scores["base_rate"] = 0.61
     scores[f"mine | {TAG}"] = scores["entropy"]
     calibrated = scores.clip(0.02, 0.98) ** 1.2
@@ -283,7 +283,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
         "at_own_threshold": {
             "probe": {**at["heuristic"], "note": ""},
             "fusion": {**evaluate_at_threshold(correct, scores["fusion"].to_numpy(), 0.6, weight, rouge), "note": ""},
-            "verbalised": {"note": "no threshold reaches precision 0.8 on 206 reviewed answers | none"},
+            "verbalized": {"note": "no threshold reaches precision 0.8 on 206 reviewed answers | none"},
         },
         "regressors": REGRESSORS,
         "calibration": {

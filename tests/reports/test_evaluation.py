@@ -254,7 +254,7 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
     scorers = evaluated().scorers
     table = table_of(PAGE, "scorer", "kind")
     names = [row[0] for row in table[1:]]
-    assert names[-3:] == ["verbalised", "entailment", "extractive_qa"]
+    assert names[-3:] == ["verbalized", "entailment", "extractive_qa"]
     known = [name for name in names if name in scorers and scorers[name]["auroc"] is not None]
     assert [scorers[name]["auroc"] for name in known] == sorted((scorers[n]["auroc"] for n in known), reverse=True)
     assert set(names) == {*scorers, "entailment", "extractive_qa"}
@@ -273,13 +273,13 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
         f"{times[0]} ({times[1]} to {times[2]})",
     ]
     assert rows["yes_score"][6:] == ["312", "7"]
-    assert rows["verbalised"][1:6] == ["not defined"] * 5
-    assert rows["verbalised"][7] == str(ROWS)
+    assert rows["verbalized"][1:6] == ["not defined"] * 5
+    assert rows["verbalized"][7] == str(ROWS)
     every = table_of(PAGE, "scorer", "AUPRC", "Brier", "ECE", "accuracy", "F1", "AURC")
     brier = f"{probe['brier']:.3f} ({probe['brier_low']:.3f} to {probe['brier_high']:.3f})"
     assert next(row for row in every if row[0] == "probe")[2] == brier
     told = section(MARKDOWN, "Ranking of the scorers")
-    assert f"which count as withheld: yes_score 7 and verbalised {ROWS}." in told
+    assert f"which count as withheld: yes_score 7 and verbalized {ROWS}." in told
     assert "whose first word is neither yes nor no: 321 of 1,200;" in told
     assert "In all splits, 12 answers have no rank: version 2, answers (12)." in told
     assert "no rank" not in markdown_of(changed={"evaluation.unranked": ""})
@@ -298,13 +298,13 @@ def test_scorers_are_compared_on_refusals_apart() -> None:
 def test_everybody_is_shown_at_a_threshold_of_their_own() -> None:
     table = table_of(PAGE, "scorer", "threshold", "precision")
     rows = {row[0]: row[1:] for row in table[1:]}
-    assert set(rows) == {"probe", "fusion", "verbalised"} and rows["probe"][0] == f"{HEURISTIC:.3f}"
+    assert set(rows) == {"probe", "fusion", "verbalized"} and rows["probe"][0] == f"{HEURISTIC:.3f}"
     fusion = evaluated().evaluation["at_own_threshold"]["fusion"]
     assert rows["fusion"][:4] == [
         "0.600",
         *(format_percent(fusion[name]) for name in ("precision", "recall", "abstention_rate")),
     ]
-    assert rows["verbalised"] == ["no threshold reaches precision 0.8 on 206 reviewed answers | none"]
+    assert rows["verbalized"] == ["no threshold reaches precision 0.8 on 206 reviewed answers | none"]
 
 
 def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturbed() -> None:
@@ -661,7 +661,7 @@ def test_what_a_plot_shows_is_what_the_figures_say() -> None:
     shows = {token.attrs["src"]: token.content for token in tokens(MARKDOWN) if token.type == "image"}
     given = evaluated()
     assert f"{given.served_row['auroc']:.3f}" in str(shows["leaderboard.svg"])
-    assert "verbalised not defined" in str(shows["leaderboard.svg"])
+    assert "verbalized not defined" in str(shows["leaderboard.svg"])
     at = given.at_threshold
     guaranteed = (
         f"at the guaranteed threshold {GUARANTEED:.3f}, {format_percent(at['coverage'])} of the answers are shown"

@@ -32,6 +32,7 @@ class Code(StrEnum):
     remedy: str
 
     def __new__(cls, value: str, cause: str = "", remedy: str = "") -> Code:
+        # `Code("A101")` looks a member up with the value alone: hence the defaults.
         member = str.__new__(cls, value)
         member._value_, member.cause, member.remedy = value, cause, remedy
         return member
@@ -69,7 +70,7 @@ class Code(StrEnum):
     LOW_QUALITY = (
         "A107",
         "The training table exceeds a limit of `quality` in params.yaml, such as leakage or contradicting labels.",
-        "Collect the reviews or correct the groups that the message names; figures are less reliable until then.",
+        "Collect the reviews or correct the groups that the message names; metrics are less reliable until then.",
     )
     DRIFT = (
         "A108",
@@ -88,15 +89,14 @@ class Code(StrEnum):
     )
     TOO_LARGE = (
         "A111",
-        "A file, row or document exceeds a limit that keeps one of them from taking a machine's memory or hours.",
-        "Divide it, or leave out what is not needed: the message names the limit, and docs/sources.md lists all.",
+        "A file, row or document exceeds a limit of size.",
+        "Divide or shorten it: the message names the limit, and docs/sources.md lists all.",
     )
     CONTRADICTS_OTHERS = (
         "A112",
-        "One user's thumbs or one reviewer's verdicts contradict those of the others beyond chance: a slip, another "
-        "understanding of the question, or intent.",
-        "Read some of these answers. Have others review them again (with `labels.conflicts: latest` that decides), and "
-        "erase a user who does harm with `abstain erase-user`.",
+        "One user's thumbs or one reviewer's reviews contradict those of the others beyond chance.",
+        "Have others review these answers again (with `labels.conflicts: latest` that decides). Erase a user who does "
+        "harm with `abstain erase-user`.",
     )
     NO_MODEL = (
         "A201",
@@ -111,7 +111,7 @@ class Code(StrEnum):
     TOO_LONG = (
         "A203",
         "A text is longer than the model reads or may write at once.",
-        "Retrieve fewer or shorter chunks, leave the answer out, or choose a model with a larger window.",
+        "Retrieve fewer or shorter chunks, leave the answer out, or choose a model with a longer context length.",
     )
     NOT_FINITE = (
         "A204",
@@ -121,16 +121,16 @@ class Code(StrEnum):
     VERSION_MISMATCH = (
         "A205",
         "A file was made with another version of the model, the prompt layout or this project.",
-        "Bring the version that the message names, or run `abstain retrain`.",
+        "Use the version that the message names, or run `abstain retrain`.",
     )
     NOTHING_TO_SCORE = (
         "A206",
-        "There is no context or no answer to score, so no confidence is given.",
-        "Give the retrieved chunks, or --no-context; treat the decision as abstain.",
+        "There is no context or no answer to score.",
+        "Send the retrieved chunks, or set --no-context; treat the decision as abstain.",
     )
     STATES_MISMATCH = (
         "A207",
-        "Hidden states or log-probabilities that an engine gave are not those that the live scorer reads.",
+        "Hidden states or log-probabilities of an engine are not those that the live scorer reads.",
         "Change what the message names, or leave them out: the base model then reads the answer itself.",
     )
     TOO_FEW_LABELS = (
@@ -146,12 +146,12 @@ class Code(StrEnum):
     NOT_TRAINABLE = (
         "A303",
         "Training finds nothing to learn or diverges.",
-        "Bring answers that differ more, or change the parameter that the message names.",
+        "Ingest answers that differ more, or change the parameter that the message names.",
     )
     NOT_BETTER = (
         "A401",
         "The candidate is not shown to be better than the version in production or a baseline.",
-        "Keep the version in production, and retrain when more answers were reviewed.",
+        "Keep the version in production, and retrain with more reviews.",
     )
     TARGET_MISSED = (
         "A402",
@@ -170,7 +170,7 @@ class Code(StrEnum):
     )
     EXPORT_DIFFERS = (
         "A405",
-        "An exported ONNX file computes other figures than the model that it was made from.",
+        "An exported ONNX file computes other values than the model that it was made from.",
         "Do not use the file; export it again with the packages of requirements.lock.",
     )
     ERASED_IN_PRODUCTION = (
@@ -201,7 +201,7 @@ class Code(StrEnum):
     PROCESS_DIED = (
         "A504",
         "A process was killed or ended by an unexpected error, so its run has no result.",
-        "Read its log; where memory ran out, set a lower ABSTAIN_BATCH_TOKENS. Report an unexpected error.",
+        "Read its log; if memory ran out, set a lower ABSTAIN_BATCH_TOKENS. Report an unexpected error.",
     )
     NOT_PUBLISHED = (
         "A505",
@@ -215,8 +215,8 @@ class Code(StrEnum):
     )
     BAD_ARTIFACT = (
         "A507",
-        "A file that a stage, a cache or a release contains is missing, damaged or inconsistent with the others.",
-        "Run `abstain retrain`, or delete the file and fetch the release again.",
+        "A file that a stage, a cache or a bundle contains is missing, damaged or inconsistent with the others.",
+        "Run `abstain retrain`, or delete the file and fetch the bundle again.",
     )
     FAILED_STEP = (
         "A508",
@@ -225,13 +225,23 @@ class Code(StrEnum):
     )
     BUSY = (
         "A509",
-        "A server is asked more than it can do at once.",
+        "A server has more requests than it can queue.",
         "Ask again after the seconds that Retry-After names, or start another server.",
     )
     NO_ACCESS = (
         "A510",
         "A request has no valid API key, its key lacks the role, or it comes from a page of another site.",
         "Send `Authorization: Bearer KEY`; `abstain key` makes one with the roles that are needed.",
+    )
+    ID_IN_USE = (
+        "A511",
+        "An id was used before, with another content, or belongs to the gate's page.",
+        "Give each answer and each feedback an id of its own; a repeated request must be equal to the first.",
+    )
+    TOO_MANY_TRIES = (
+        "A512",
+        "A conversation had as many answers to one question within an hour as its limit allows.",
+        "Let a person answer, or wait an hour; the setting ABSTAIN_SERVE_CALLER__MAX_TRIES changes the limit.",
     )
     BAD_SETTING = (
         "A601",
@@ -240,7 +250,7 @@ class Code(StrEnum):
     )
     UNKNOWN_NAME = (
         "A602",
-        "Nothing has the name that was given.",
+        "The name is unknown.",
         "Choose one of the names that the message lists.",
     )
     USAGE = (
@@ -251,7 +261,7 @@ class Code(StrEnum):
     GUARANTEE_VIOLATED = (
         "A701",
         "Reviews show that the answers that the live version shows miss its target.",
-        "Run `abstain rollback`, or bring reviews of new answers and run `abstain retrain`.",
+        "Run `abstain rollback`, or review new answers and run `abstain retrain`.",
     )
     CALIBRATION_OFF = (
         "A702",
@@ -261,7 +271,7 @@ class Code(StrEnum):
     INPUT_DRIFT = (
         "A703",
         "Questions, answers or contexts differ from those before under the same version.",
-        "Look at the examples; where the knowledge base or the users changed, have such answers reviewed and retrain.",
+        "Look at the examples; if the knowledge base or the users changed, have such answers reviewed and retrain.",
     )
     STATE_DRIFT = (
         "A704",
@@ -275,13 +285,13 @@ class Code(StrEnum):
     )
     UNKNOWN_CHUNKS = (
         "A706",
-        "Answers rest on chunks that the knowledge base does not know.",
+        "Answers use chunks that are not in the knowledge base.",
         "Ingest the knowledge base that the assistant reads: add it to sources.yaml, or run `abstain ingest FOLDER`.",
     )
     MODEL_CHANGED = (
         "A707",
         "Another base model or prompt layout is in use than before under the same version.",
-        "Bring the former one back, or collect reviews of the new one's answers and run `abstain retrain`.",
+        "Restore the previous model or layout, or collect reviews of the new one's answers and run `abstain retrain`.",
     )
     TOO_MANY_UNAVAILABLE = (
         "A708",
@@ -295,6 +305,6 @@ class Code(StrEnum):
     )
     FEED_SILENT = (
         "A710",
-        "No decisions, or no feedback, came for longer than ever before.",
+        "No decisions, or no feedback, came for longer than in any earlier pause.",
         "Check that the assistant asks the gate, and that thumbs and reviews are posted to it.",
     )

@@ -76,20 +76,20 @@ class Decision:
     show: bool = False
     feature_spec: str | None = None
 
+    @classmethod
+    def unavailable(cls, interaction_id: str, reason: DecisionReason, *, show: bool = False) -> Decision:
+        """Make the decision while no version is live or none can be reached.
+
+        Args:
+            interaction_id: Id of the answer.
+            reason: Why there is no decision.
+            show: Whether to show the answer.
+
+        Returns:
+            The decision, without version, guarantee, confidence and threshold.
+        """
+        return cls(interaction_id, "unavailable", None, None, None, None, reason=reason, show=show)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return asdict(self) | {"guarantee": self.guarantee and self.guarantee.model_dump()}
-
-
-def make_no_decision(interaction_id: str, reason: DecisionReason, *, show: bool = False) -> Decision:
-    """Return an "unavailable" decision while no version is live or none could be reached.
-
-    Args:
-        interaction_id: Id of the answer.
-        reason: Why there is no decision.
-        show: Whether to show the answer.
-
-    Returns:
-        The decision, without version, confidence and threshold.
-    """
-    return Decision(interaction_id, "unavailable", None, None, None, None, reason=reason, show=show)

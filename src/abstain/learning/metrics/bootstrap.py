@@ -101,7 +101,7 @@ def bootstrap(
         Key -> `Estimate`. With fewer than two groups the variation between groups is unknown, and all resamples are
         nan.
 
-    Example:
+    Examples:
         >>> from functools import partial
         >>> from abstain.learning.metrics.weighted_metrics import weighted_mean
         >>> correct, documents = np.arange(200) % 5 > 0, np.arange(200) // 2

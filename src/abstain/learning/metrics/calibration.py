@@ -99,7 +99,7 @@ class Temperature(Calibrator):
 class Isotonic(Calibrator):
     """Isotonic regression: the best non-decreasing fit (Zadrozny and Elkan 2002).
 
-    It overfits with few answers: see docs/thresholds.md.
+    It overfits with few answers: see docs/studies/thresholds.md.
 
     Attributes:
         knots: (n,) increasing confidences, between which the fit is linear; outside of them it is constant.

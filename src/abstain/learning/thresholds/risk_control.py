@@ -4,7 +4,7 @@ Learn then Test (Angelopoulos et al. 2022): each candidate threshold is a null h
 which a p-value may reject. The probability of any false rejection is at most 1 - confidence. The guarantee is for *all*
 answers like the tested ones, not only for the reviewed ones.
 
-Notes (each measured, docs/thresholds.md):
+Notes (each measured, docs/studies/thresholds.md):
 
 * The p-value is exact and binomial, with the effective number of independent answers (`design_effect`): answers about
   one document err together, and some have larger weights than others. No reviewed answer is discarded.
@@ -308,7 +308,7 @@ def control_risk(
         AbstainError: There are no rows, a value is nan or out of range, or all training confidences are above all
             validation confidences.
 
-    Example:
+    Examples:
         >>> training = ReviewedAnswers(np.repeat([0.9, 0.4], 50), np.repeat([1, 0], [52, 48]))
         >>> validation = ReviewedAnswers(np.repeat([0.9, 0.4], 40), np.repeat([1, 0], [42, 38]))
         >>> result = control_risk(validation, training, metric="precision", target=0.9, confidence_level=0.95)

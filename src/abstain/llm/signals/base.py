@@ -100,7 +100,7 @@ class Signal:
         score_row: Function of an interaction and its features, in the order of `requires`; returns nan if there is no
             score.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from abstain.llm.engine.requests import NLL
         >>> request = FeatureRequest(NLL(("answer", "eos")))

@@ -1,4 +1,4 @@
-"""Verbalised probability: the base model is asked for a number from 0 to 1 (Tian et al. 2023, in Baak 2024).
+"""Verbalized probability: the base model is asked for a number from 0 to 1 (Tian et al. 2023, in Baak 2024).
 
 A reply without such a number has no score: the leaderboard counts it (`unscored`), and the answer is withheld.
 """
@@ -50,7 +50,7 @@ def make_verbalized_signal(tokenizer: Any) -> Signal:
         is_complete = tokens[-1] == tokenizer.eos_token_id
         return parse_probability(reply if is_complete else TRUNCATED_NUMBER.sub("", reply))
 
-    return Signal("verbalised", (FeatureRequest(Generate(MAX_NEW_TOKENS), "probability"),), score_row)
+    return Signal("verbalized", (FeatureRequest(Generate(MAX_NEW_TOKENS), "probability"),), score_row)
 
 
 def parse_probability(reply: str) -> float:
@@ -64,7 +64,7 @@ def parse_probability(reply: str) -> float:
     Returns:
         The probability; nan if no number is left, or it is not from 0 to 1.
 
-    Example:
+    Examples:
         >>> parse_probability("1. Between 0.0 and 1.0, I would say 8 out of 10.")
         0.8
     """

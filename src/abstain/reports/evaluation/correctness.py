@@ -13,7 +13,7 @@ REMARKS = {
     "empty": "without any context: nothing could be perturbed, so the perturbed condition is that without context",
     "too_long": "with a context that the perturbation model cannot read at once, and that stays as it was",
     "fewer": "with fewer tokens than were to be replaced: all were",
-    "other_chunks": "of which, once the context is perturbed, another number of chunks fits the base model's window",
+    "other_chunks": "of which, once the context is perturbed, another number of chunks fits the context length",
     "not_reproduced": "with text that the tokenizer does not write back; only what was replaced differs all the same",
 }
 

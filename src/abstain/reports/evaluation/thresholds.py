@@ -234,8 +234,7 @@ def _threshold_plot(result: EvaluationResult) -> list[str]:
         "threshold",
         "Precision and coverage",
         f"With no threshold all answers are shown and {base} are correct; {'; '.join(items)}.",
-        f"Vertical lines: the thresholds; horizontal: the {format_configured_share(result.guarantee.target)} aimed "
-        "at.",
+        f"Vertical lines: the thresholds; horizontal: the {format_configured_share(result.guarantee.target)} aimed at.",
     )
 
 

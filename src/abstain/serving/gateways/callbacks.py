@@ -16,7 +16,7 @@ from uuid import UUID
 
 from abstain.core.codes import Code
 from abstain.core.text import WITHHELD_TEXT
-from abstain.serving.decision import Decision, DecisionReason, make_no_decision
+from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.gateways.client import GateLike, decide_if_complete, make_unavailable_decision
 
 _NO_QUESTION = DecisionReason(
@@ -204,7 +204,7 @@ def _require_shown(decision: Decision, withheld_text: str) -> None:
 
 def _withhold(cause: str, withheld_text: str) -> NoReturn:
     reason = DecisionReason(Code.USAGE, f"the gate does not see the answer: {cause}")
-    raise AnswerWithheld(withheld_text, make_no_decision("", reason))
+    raise AnswerWithheld(withheld_text, Decision.unavailable("", reason))
 
 
 def _get_text(value: Any, key: str) -> str | None:

@@ -83,7 +83,7 @@ def test_dropout_is_for_training_only(architecture: Architecture) -> None:
         assert not torch.equal(module(*batch), module(*batch))
 
 
-def test_states_are_standardised_by_the_training_tokens() -> None:
+def test_states_are_standardized_by_the_training_tokens() -> None:
     rows = ragged(7, 3, 12)
     for row in rows:
         row[:, 2] = 4.0
@@ -101,7 +101,7 @@ def test_states_are_standardised_by_the_training_tokens() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(lengths, st.sampled_from([0.0, 5.0, -1e4, 1e7]), st.sampled_from([1e-3, 1.0, 100.0]), st.integers(0, 99))
-def test_standardisation_in_one_pass_is_the_two_pass_formula(
+def test_standardization_in_one_pass_is_the_two_pass_formula(
     lengths: list[int], mean: float, deviation: float, seed: int
 ) -> None:
     """Also where a deviation is 1e-10 of its mean, of which a sum of squares in float64 would keep nothing."""
@@ -119,7 +119,7 @@ def test_standardisation_in_one_pass_is_the_two_pass_formula(
     assert all(torch.equal(row, copy) for row, copy in zip(rows, copies, strict=True)), "rows were changed"
 
 
-def test_one_token_standardises_without_a_nan() -> None:
+def test_one_token_standardizes_without_a_nan() -> None:
     module = probe_of("linear")
     module.fit_standardization([torch.full((1, D), 3.0)])
     assert torch.equal(module.mean, torch.full((D,), 3.0)) and torch.equal(module.scale, torch.ones(D))
@@ -133,7 +133,7 @@ def test_states_that_are_no_numbers_are_an_error_with_a_remedy(value: float) -> 
         probe_of("linear").fit_standardization(rows)
 
 
-def test_standardisation_holds_one_row() -> None:
+def test_standardization_holds_one_row() -> None:
     seen: list[weakref.ref[Tensor]] = []
 
     def rows() -> Iterator[Tensor]:

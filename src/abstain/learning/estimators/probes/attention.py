@@ -22,12 +22,12 @@ HEADS = 4
 class AttentionProbe(DescentProbe):
     """Multi-head attention pooling with a linear classification head.
 
-    z_k = sum_h sum_t softmax_t(q_h . s_t) (v_{h,k} . s_t + b_{h,k}), with the standardised states s_t and k in {0, 1}.
+    z_k = sum_h sum_t softmax_t(q_h . s_t) (v_{h,k} . s_t + b_{h,k}), with the standardized states s_t and k in {0, 1}.
 
     Args:
         d: Width of the base model's states.
         heads: Number of learned queries.
-        dropout: Probability of dropping a dimension of the standardised states, in training only.
+        dropout: Probability of dropping a dimension of the standardized states, in training only.
     """
 
     def __init__(self, d: int, heads: int, dropout: float) -> None:

@@ -5,7 +5,7 @@ Notes:
 * Rows are padded at the end, and the padding values do not matter. A single answer has no padding and skips masking:
   `masked_mean`, `masked_last` and `masked_softmax` below handle both cases, so training and serving use one forward
   pass.
-* States are standardised inside the module by the training tokens' mean and standard deviation: a few dimensions of a
+* States are standardized inside the module by the training tokens' mean and standard deviation: a few dimensions of a
   residual stream are orders of magnitude larger than the rest, and a served model must not need a side file.
 * A fit is a *path* of probes of growing capacity, epoch by epoch or penalty by penalty. `cross_validation` selects the
   step, by one rule for all probes.
@@ -123,7 +123,7 @@ class Probe(nn.Module, ABC):
         """
 
     def standardize(self, states: Tensor) -> Tensor:
-        """Standardise states: (states - mean) / scale. In a served probe the first layer's weights contain 1 / scale.
+        """Standardize states: (states - mean) / scale. In a served probe the first layer's weights contain 1 / scale.
 
         Args:
             states: (..., d).

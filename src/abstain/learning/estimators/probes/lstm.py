@@ -21,7 +21,7 @@ class LSTMProbe(DescentProbe):
     Args:
         d: Width of the base model's states.
         hidden: Width of the LSTM.
-        dropout: Dropout probability of the standardised states and of the LSTM's last output, in training only.
+        dropout: Dropout probability of the standardized states and of the LSTM's last output, in training only.
     """
 
     def __init__(self, d: int, hidden: int, dropout: float) -> None:

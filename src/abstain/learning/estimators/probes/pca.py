@@ -63,7 +63,7 @@ class PCAProbe(DescentProbe):
         self.reader.merge_logits()
 
     def fit_preprocessing(self, train: TrainingRows) -> None:
-        """Fit mean and standard deviation, then the components of largest variance of the standardised training tokens.
+        """Fit mean and standard deviation, then the components of largest variance of the standardized training tokens.
 
         Args:
             train: The training rows.

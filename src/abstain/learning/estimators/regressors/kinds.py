@@ -145,7 +145,7 @@ class GradientBoosting:
 
 
 class Linear:
-    """Ridge regression on standardised features; the steps of the path are ever weaker penalties."""
+    """Ridge regression on standardized features; the steps of the path are ever weaker penalties."""
 
     def list_steps(self, params: RegressorFit) -> tuple[float, ...]:
         return tuple(PENALTIES.tolist())
