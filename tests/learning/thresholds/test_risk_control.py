@@ -191,7 +191,7 @@ def test_one_reviewer_who_judged_more_than_the_limit_leaves_no_guarantee_and_say
     )
     assert isinstance(refused, InfeasibleThreshold) and refused.to_guarantee().status == "none"
     assert (refused.reviews_needed, refused.additional_reviews) == (250, 300)
-    assert "one of 2 reviewers judged 50.0 % of it" in refused.to_guarantee().message
+    assert "one of 2 reviewers wrote 50.0 % of the reviews" in refused.to_guarantee().message
     assert "have others review about 300 more answers" in refused.to_guarantee().message
     # As many more by others, and the share is within the limit.
     more = judged_by(graded((0.9, 140, 0), (0.6, 63, 7), (0.3, 18, 22)), *five)

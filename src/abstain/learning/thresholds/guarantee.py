@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
-from abstain.core.formatting import format_configured_share, format_percent
+from abstain.core.formatting import format_configured_share, format_count, format_percent
 
 TargetMetric = Literal["precision", "error_rate"]
 VoidCondition = Literal["documents_change", "model_changes", "questions_change"]
@@ -132,11 +132,12 @@ class Guarantee(GuaranteeSummary):
         if evidence.p_value is not None:  # the test is passed, so the share of one reviewer prevents the guarantee
             share = format_percent(evidence.largest_reviewer_share)
             return (
-                f"one of {evidence.reviewers} reviewers judged {share} of it, more than threshold.max_reviewer_share: "
-                f"have others review about {more:,} more answers"
+                f"one of {format_count(evidence.reviewers or 0, 'reviewer')} wrote {share} of the reviews, more than "
+                f"threshold.max_reviewer_share: have others review about {more:,} more answers"
             )
         if evidence.groups < min(MIN_GROUPS, evidence.reviews):
-            return f"answers about {evidence.groups} documents were reviewed: review answers about {MIN_GROUPS} or more"
+            documents = format_count(evidence.groups, "document")
+            return f"only answers about {documents} were reviewed: review answers about {MIN_GROUPS} or more"
         change = f"{'lower' if self.metric == 'precision' else 'raise'} threshold.target"
         if more is None:
             return f"more than the {evidence.reviews:,} reviews will not help: {change}, or train a better scorer"
