@@ -18,9 +18,11 @@ from abstain.learning.evaluation.selective_prediction import build_threshold_tab
 from abstain.learning.evaluation.slices import SliceInput, build_slice_table, make_strata
 from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.learning.metrics.weighted_metrics import brier, ece, effective_sample_size, weighted_mean
+from abstain.learning.thresholds.guarantee import GuaranteeEstimates
 from abstain.reports.evaluation import EvaluationResult
 from abstain.reports.plots import plot_tables
 from tests.learning.evaluation.builders import grouped
+from tests.learning.thresholds.builders import make_guarantee, make_missing_guarantee
 
 ROWS, GROUPS = 240, 40
 GUARANTEED, HEURISTIC = 0.640625, 0.5
@@ -151,20 +153,7 @@ def dataset() -> dict[str, Any]:
 
 
 def _threshold(metric: str, target: float, guaranteed: bool, heuristic: bool) -> dict[str, Any]:
-    """As `decide.guarantee` and `decide.threshold` say it."""
-    own = {
-        "metric": metric,
-        "target": target,
-        "confidence": 0.9,
-        "rows": 206,
-        "groups": 31,
-        "sampled": True,
-        "void_if": ["documents_change", "model_changes", "questions_change"],
-        "icc": 0.04,
-        "n_eff": 90,
-        "largest_reviewer": {"reviewer": "r-0123456789abcdef0123", "share": 0.34, "reviewers": 4},
-        "guaranteed": guaranteed,
-    }
+    """As stage tune_threshold writes it."""
     tuned = {
         "threshold": HEURISTIC,
         "precision": 0.8511,
@@ -174,22 +163,16 @@ def _threshold(metric: str, target: float, guaranteed: bool, heuristic: bool) ->
         "effective_shown": 104.5,
         "rows": 206,
     }
-    own |= {"heuristic": tuned if heuristic else None, "self_selected": None}
     if guaranteed:
-        return own | {
-            "threshold": GUARANTEED,
-            "precision": 0.9111,
-            "coverage": 0.4321,
-            "shown": 89,
-            "p_value": 0.0678,
-        }
-    says = f"no threshold reaches precision {target:g} at confidence 0.9 with 206 reviewed answers"
-    return own | {
-        "threshold": HEURISTIC,
-        "precision": 0.8511,
-        "coverage": 0.5649,
-        "message": says,
-        "reviews_needed": 4812,
+        guarantee = make_guarantee(metric=metric, target=target, status="unchecked", holdout=None)
+    else:
+        estimates = GuaranteeEstimates(coverage=0.5649, precision=0.8511, error_rate=0.0841)
+        guarantee = make_missing_guarantee(4812, metric=metric, target=target, estimates=estimates)
+    return {
+        "threshold": GUARANTEED if guaranteed else HEURISTIC,
+        "guarantee": guarantee.model_dump(mode="json"),
+        "heuristic": tuned if heuristic else None,
+        "self_selected": None,
     }
 
 

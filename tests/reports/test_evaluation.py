@@ -163,8 +163,8 @@ def test_reviews_that_chose_themselves_are_reported_apart(of: str, says: str) ->
 def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> None:
     text = first_lines(MARKDOWN)
     for part in (
-        "at least 80 % of the shown answers are correct, with a confidence of 90 %, of all answers; void if "
-        "documents change or model changes or questions change. Tested on 206 reviewed answers of the validation split about 31 documents, where 43.2 % of the answers are shown, 91.1 % of "
+        "At least 80 % of the shown answers are correct (confidence 0.9). It is void if documents change or model "
+        "changes or questions change. Tested on 206 reviewed answers of the validation split about 31 documents, where 43.2 % of the answers are shown, 91.1 % of "
         "them correct; the shown ones are worth 90 independent answers (intraclass correlation 0.04); p = 0.068.",
         "0.500, just good enough on validation (56.5 % of the answers are shown, 85.1 % of them correct), which guarantees "
         "nothing: on the hold-out ",
@@ -186,8 +186,8 @@ def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> 
 def test_without_a_guarantee_it_says_why_and_how_many_reviews_would_do() -> None:
     markdown, page = pages(guaranteed=False, target=0.9)
     text = first_lines(markdown)
-    assert "It cannot be guaranteed: no threshold reaches precision 0.9 at confidence 0.9 with 206 reviewed" in text
-    assert "| 4,812 | reviews needed for the guarantee (206 are there) |" in text
+    assert "**Asked for:** No threshold guarantees that at least 90 % of the shown answers are correct" in text
+    assert "| 4,812 | more reviews needed for the guarantee |" in text
     assert "| ≥ 90 % | of the shown answers correct (aimed at, not guaranteed) |" in text
     assert "**Threshold served instead:** the heuristic one, 0.500, just good enough on validation" in text
     assert "**Guaranteed:**" not in text
@@ -195,21 +195,22 @@ def test_without_a_guarantee_it_says_why_and_how_many_reviews_would_do() -> None
         "everything shown",
         "served: heuristic, without a guarantee",
     ]
-    assert "none (precision of at least 90 %, confidence 90 %: asked for)" in section(markdown, "Model card")
-    hopeless = first_lines(markdown_of(guaranteed=False, changed={"evaluation.threshold.reviews_needed": None}))
+    assert "No threshold guarantees that" in section(markdown, "Model card")
+    hopeless = first_lines(
+        markdown_of(guaranteed=False, changed={"evaluation.threshold.guarantee.additional_reviews": None})
+    )
     assert "reviews needed" not in hopeless
 
 
 @pytest.mark.parametrize("options", [{}, {"metric": "error_rate", "target": 0.1}])
 def test_a_guarantee_that_too_few_answers_check_is_nowhere_said_without_that(options: dict[str, Any]) -> None:
     markdown, page = pages(**options, changed=FEW)
-    few = "not checked yet: the hold-out has 1 shown answer where 20 are needed"
-    assert few in section(markdown, "Model card")
-    assert "**Guaranteed, but not checked yet:**" in first_lines(markdown)
+    assert "not checked on the hold-out yet" in section(markdown, "Model card")
+    assert "(confidence 0.9), not checked on the hold-out yet." in first_lines(markdown)
     assert "(guaranteed, with confidence 90 %, not checked yet)" in first_lines(markdown)
     assert Page(page).tables[1][-1][0] == "served: guaranteed, not checked yet"
-    assert "not checked yet" not in pages(**options)[0]
-    assert "not checked yet" not in markdown_of(guaranteed=False, changed=FEW)
+    for checked in (pages(**options)[0], markdown_of(guaranteed=False, changed=FEW)):
+        assert "not checked yet" not in checked and "not checked on the hold-out" not in checked
 
 
 def test_a_guarantee_without_a_heuristic_threshold_is_reported() -> None:

@@ -40,9 +40,9 @@ def plot_tables(
     Returns:
         Name of the plot -> table.
     """
-    scorers, threshold = metrics["holdout"]["scorers"], evaluation["threshold"]
+    scorers, guarantee = metrics["holdout"]["scorers"], evaluation["threshold"]["guarantee"]
     table = curves["threshold"]
-    table = table.assign(mark=table["mark"].fillna(""), metric=threshold["metric"], target=threshold["target"])
+    table = table.assign(mark=table["mark"].fillna(""), metric=guarantee["metric"], target=guarantee["target"])
     board = pd.DataFrame(
         [
             {"scorer": name, "kind": evaluation["kinds"].get(name, ""), **{k: row[k] for k in _BOUNDED}}

@@ -108,7 +108,7 @@ def _describe_weak_slices(result: EvaluationResult, slices: list[Mapping[str, An
     text = f"{len(measured)} of {len(slices)} slices have enough shown answers to be judged."
     if not result.is_precision or not measured:
         return text
-    target = result.threshold["target"]
+    target = result.guarantee.target
     below = sorted((row for row in measured if row["precision"] < target - 1e-9), key=lambda row: row["precision"])
     if not below:
         return f"{text} In all of them at least {format_configured_share(target)} of the shown answers are correct."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from abstain.core.codes import Code
-from abstain.core.formatting import format_configured_share, format_count, format_number, format_percent, join_words
+from abstain.core.formatting import format_count, format_number, format_percent, join_words
 from abstain.core.markdown import bullet_list, format_labelled, heading, paragraph, table
 from abstain.reports.evaluation.evaluation_result import EvaluationResult
 
@@ -20,17 +20,8 @@ def model_card(result: EvaluationResult) -> list[str]:
     Returns:
         Markdown blocks.
     """
-    served, probe, threshold = result.served_scorer, result.evaluation["probe"], result.threshold
+    served, probe = result.served_scorer, result.evaluation["probe"]
     train = next((row for row in result.dataset["splits"] if row["split"] == "train"), None)
-    limit = "precision of at least" if result.is_precision else "error rate (shown and incorrect, of all) of at most"
-    guarantee = (
-        f"{limit} {format_configured_share(threshold['target'])}, confidence "
-        f"{format_configured_share(threshold['confidence'])}"
-    )
-    if not threshold["guaranteed"]:
-        guarantee = f"none ({guarantee}: asked for)"
-    elif result.too_few_shown:
-        guarantee += f", not checked yet: {result.too_few_shown}"
     rows = {
         "base model": served["model"],
         "scorer": served["name"] + (f", of {join_words(served['components'])}" if served["kind"] == "fusion" else ""),
@@ -40,7 +31,7 @@ def model_card(result: EvaluationResult) -> list[str]:
         "trained on": f"{train['answers']:,} answers of {train['groups']:,} groups" if train else "not known",
         "calibration": f"{result.evaluation['calibration']['method']}, on the validation split",
         "threshold": format_number(result.at_threshold["threshold"], ".6f"),
-        "guarantee": guarantee,
+        "guarantee": result.guarantee.message,
         "forward tokens": format_number(served["forward_tokens"], ",.0f") + " for one answer",
         "use": "show an answer when its confidence is at or above the threshold, withhold it otherwise",
         "not for": "answers of another base model, another prompt layout, or another language than it was trained on",

@@ -10,6 +10,7 @@ import pandas as pd
 
 from abstain.core.formatting import format_count
 from abstain.core.markdown import bold_row, is_defined, table
+from abstain.learning.thresholds.guarantee import Guarantee
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,21 @@ class EvaluationResult:
         return self.evaluation["threshold"]  # type: ignore[no-any-return]
 
     @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee; it is active if the hold-out shows enough answers to check it."""
+        guarantee = Guarantee.model_validate(self.threshold["guarantee"])
+        is_checked = guarantee.status != "none" and not self.too_few_shown
+        return guarantee.model_copy(update={"status": "active"}) if is_checked else guarantee
+
+    @property
+    def has_guarantee(self) -> bool:
+        """Whether the validation split gives a guarantee."""
+        return self.guarantee.status != "none"
+
+    @property
     def metric(self) -> str:
         """`precision` of the shown answers, or `error_rate`: the share of all answers that is shown and incorrect."""
-        return str(self.threshold["metric"])
+        return self.guarantee.metric
 
     @property
     def is_precision(self) -> bool:

@@ -14,7 +14,7 @@ from abstain.core.formatting import (
     format_percent_near,
 )
 from abstain.core.markdown import format_labelled, is_defined, key_metrics_table
-from abstain.core.text import shorten_name
+from abstain.learning.thresholds.guarantee import GuaranteeEvidence
 from abstain.reports.evaluation.evaluation_result import EvaluationResult, get_metric_value, meets_target
 from abstain.reports.page import State, headline_section
 
@@ -42,7 +42,7 @@ def guarantee_section(result: EvaluationResult) -> list[str]:
 
 
 def _make_headline(result: EvaluationResult) -> tuple[State, str]:
-    threshold, target = result.threshold, result.threshold["target"]
+    target = result.guarantee.target
     value = get_metric_value(result.metric, result.at_threshold)
     if result.is_precision:
         measured, limit = (
@@ -55,7 +55,7 @@ def _make_headline(result: EvaluationResult) -> tuple[State, str]:
             f"at most {format_configured_share(target)}",
         )
     unchecked = result.too_few_shown if result.at_threshold["coverage"] else "nothing is shown on the hold-out"
-    if not threshold["guaranteed"]:
+    if not result.has_guarantee:
         finding = unchecked or f"on the hold-out {measured}, {limit} was asked for"
         return "warned", f"No guarantee can be made: {finding}"
     if unchecked or value is None:
@@ -67,39 +67,27 @@ def _make_headline(result: EvaluationResult) -> tuple[State, str]:
 
 
 def _describe_guarantee(result: EvaluationResult) -> str:
-    threshold = result.threshold
-    what = "of the shown answers are correct" if result.is_precision else "of all answers are shown and incorrect"
-    limit = f"at {'least' if result.is_precision else 'most'} {format_configured_share(threshold['target'])} {what}"
-    if not threshold["guaranteed"]:
-        requested = f"{limit}, with a confidence of {format_configured_share(threshold['confidence'])}"
-        return format_labelled("Asked for", f"{requested}. It cannot be guaranteed: {threshold['message']}.")
+    guarantee, evidence = result.guarantee, result.guarantee.evidence
+    if not result.has_guarantee:
+        return format_labelled("Asked for", guarantee.message)
     subject = "the shown ones" if result.is_precision else "they"
-    evidence = (
-        f"{format_count(threshold['rows'], 'reviewed answer')} of the validation split about "
-        f"{format_count(threshold['groups'], 'document')}, where {_describe_coverage(threshold)}; {subject} are worth "
-        f"{format_count(threshold['n_eff'], 'independent answer')} (intraclass correlation "
-        f"{format_number(threshold['icc'], '.2f')})"
-    )
-    population = (
-        "of all answers"
-        if threshold["sampled"]
-        else "of answers like the reviewed ones, which were not sampled at random"
-    )
     return format_labelled(
-        "Guaranteed, but not checked yet" if result.too_few_shown else "Guaranteed",
-        f"{limit}, with a confidence of {format_configured_share(threshold['confidence'])}, {population}; "
-        f"void if {' or '.join(threshold['void_if']).replace('_', ' ')}. Tested on "
-        f"{evidence}; p = {format_number(threshold['p_value'], '.2g')}. "
-        f"{_describe_largest_reviewer(threshold['largest_reviewer'])}",
+        "Guaranteed",
+        f"{guarantee.message} It is void if {' or '.join(guarantee.void_if).replace('_', ' ')}. Tested on "
+        f"{format_count(evidence.reviews, 'reviewed answer')} of the validation split about "
+        f"{format_count(evidence.groups, 'document')}, where {_describe_coverage(guarantee.estimates.model_dump())}; "
+        f"{subject} are worth {format_count(evidence.n_eff, 'independent answer')} (intraclass correlation "
+        f"{format_number(evidence.icc, '.2f')}); p = {format_number(evidence.p_value, '.2g')}. "
+        f"{_describe_largest_reviewer(evidence)}",
     )
 
 
-def _describe_largest_reviewer(largest: Mapping[str, Any] | None) -> str:
-    if largest is None:
+def _describe_largest_reviewer(evidence: GuaranteeEvidence) -> str:
+    if evidence.reviewers is None:
         return "It is not known who judged them."
     return (
-        f"The reviewer with most of their weight, {shorten_name(largest['reviewer'])}, one of "
-        f"{format_count(largest['reviewers'], 'reviewer')}, has {format_percent(largest['share'])} of it."
+        f"One of {format_count(evidence.reviewers, 'reviewer')} has {format_percent(evidence.largest_reviewer_share)} "
+        "of their weight."
     )
 
 
@@ -145,8 +133,8 @@ def _describe_near_duplicates(result: EvaluationResult) -> str:
 
 def _describe_shortfall(result: EvaluationResult) -> str:
     """Describe by how many answers the target is missed, and whether chance explains it."""
-    threshold, point, metric = result.threshold, result.at_threshold, result.metric
-    target, value = threshold["target"], get_metric_value(metric, point)
+    point, metric, target = result.at_threshold, result.metric, result.guarantee.target
+    value = get_metric_value(metric, point)
     if value is None or meets_target(metric, target, value):
         return ""
     all_rows = result.holdout["effective_sample_size"]
@@ -162,11 +150,11 @@ def _describe_shortfall(result: EvaluationResult) -> str:
 
 
 def _describe_heuristic(result: EvaluationResult) -> str:
-    threshold, heuristic = result.threshold, result.threshold["heuristic"]
+    heuristic = result.threshold["heuristic"]
     if not heuristic:
         return format_labelled("Heuristic threshold", "there is none, no threshold was good enough on validation.")
     on_validation = f"good enough on validation ({_describe_coverage(heuristic)}), which guarantees nothing"
-    if not threshold["guaranteed"]:
+    if not result.has_guarantee:
         served = f"the heuristic one, {format_number(heuristic['threshold'])}, just {on_validation}."
         return format_labelled("Threshold served instead", served)
     coverage = _describe_coverage(result.holdout["at_heuristic"])
@@ -217,13 +205,13 @@ def _describe_coverage(row: Mapping[str, Any]) -> str:
 
 def _key_metrics(result: EvaluationResult) -> str:
     """Render the metrics that are read first."""
-    threshold, point, served_row = result.threshold, result.at_threshold, result.served_row
-    is_precision, target = result.is_precision, threshold["target"]
+    guarantee, point, served_row = result.guarantee, result.at_threshold, result.served_row
+    is_precision, target = result.is_precision, guarantee.target
     limit, what = ("≥", "of the shown answers correct") if is_precision else ("≤", "of all answers shown and incorrect")
     aim = "aimed at, not guaranteed"
-    if threshold["guaranteed"]:
+    if result.has_guarantee:
         unchecked = ", not checked yet" if result.too_few_shown else ""
-        aim = f"guaranteed, with confidence {format_configured_share(threshold['confidence'])}{unchecked}"
+        aim = f"guaranteed, with confidence {format_configured_share(guarantee.confidence)}{unchecked}"
     rows = [
         (f"{limit} {format_configured_share(target)}", f"{what} ({aim})"),
         (
@@ -240,9 +228,8 @@ def _key_metrics(result: EvaluationResult) -> str:
             f"AUROC of the served scorer (95 % interval {format_interval(served_row, 'auroc')})",
         ),
     ]
-    if not threshold["guaranteed"] and threshold["reviews_needed"]:
-        needed = f"{threshold['reviews_needed']:,}"
-        row = (needed, f"reviews needed for the guarantee ({threshold['rows']:,} are there)")
+    if guarantee.status == "none" and guarantee.additional_reviews:
+        row = (f"{guarantee.additional_reviews:,}", "more reviews needed for the guarantee")
         return key_metrics_table([*rows, row])
     ratio = f"{format_number(served_row['error_recall_over_random'], '.1f')} times that of random withholding"
     undefined = "equal confidences cannot be parted"

@@ -54,16 +54,16 @@ def _threshold_comparison(result: EvaluationResult) -> str:
     threshold, holdout = result.threshold, result.holdout
     everything = {"coverage": 1.0, "precision": holdout["base_rate"], "recall": 1.0}
     rows = [["everything shown", "none", "", "", *_format_rates(everything)]]
-    if threshold["guaranteed"] and threshold["heuristic"]:
+    if result.has_guarantee and threshold["heuristic"]:
         rows.append(
             _format_comparison(
                 "heuristic: just good enough on validation", threshold["heuristic"], holdout["at_heuristic"]
             )
         )
     served = "served: heuristic, without a guarantee"
-    if threshold["guaranteed"]:
+    if result.has_guarantee:
         served = f"served: guaranteed{', not checked yet' if result.too_few_shown else ''}"
-    rows.append(bold_row(_format_comparison(served, threshold, result.at_threshold)))
+    rows.append(bold_row(_format_comparison(served, result.guarantee.estimates.model_dump(), result.at_threshold)))
     columns = (
         "what is shown",
         "threshold",
@@ -234,8 +234,7 @@ def _threshold_plot(result: EvaluationResult) -> list[str]:
         "threshold",
         "Precision and coverage",
         f"With no threshold all answers are shown and {base} are correct; {'; '.join(items)}.",
-        f"Vertical lines: the thresholds; horizontal: the {format_configured_share(result.threshold['target'])} aimed "
-        "at.",
+        f"Vertical lines: the thresholds; horizontal: the {format_configured_share(result.guarantee.target)} aimed at.",
     )
 
 
