@@ -6,19 +6,19 @@ import json
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from abstain.learning.evaluation import audits, curves
+from abstain.learning.evaluation.evaluation_result import EvaluationResult
 from abstain.learning.evaluation.examples import select_examples
 from abstain.learning.evaluation.leaderboard import build_leaderboard
 from abstain.learning.evaluation.selective_prediction import build_threshold_table, evaluate_at_threshold
 from abstain.learning.evaluation.slices import SliceInput, build_slice_table, make_strata
 from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.learning.metrics.weighted_metrics import brier, ece, effective_sample_size, weighted_mean
-from abstain.reports.evaluation import EvaluationResult
 from abstain.reports.plots import plot_tables
 from tests.learning.evaluation.builders import grouped
 
@@ -86,6 +86,14 @@ NASTY = (TAG, LINK, TABLE, CONTROL, LONG)
 ARABIC = "هل يمكنني إلغاء البطاقة؟"
 
 
+class Evaluated(NamedTuple):
+    """The arguments of `render_evaluation`."""
+
+    result: EvaluationResult
+    dataset: dict[str, Any]
+    tables: dict[str, pd.DataFrame]
+
+
 def evaluated(
     *,
     metric: str = "precision",
@@ -93,7 +101,7 @@ def evaluated(
     guaranteed: bool = True,
     heuristic: bool = True,
     changed: Mapping[str, Any] | None = None,
-) -> EvaluationResult:
+) -> Evaluated:
     """A report's input. With `changed`, figures are other ones: `{"metrics.holdout.base_rate": 0.5}`."""
     served = GUARANTEED if guaranteed else HEURISTIC
     metrics, evaluation, tables = json.loads(_measured(served, GUARANTEED if guaranteed else None))
@@ -108,8 +116,8 @@ def evaluated(
             part = part[int(name)] if isinstance(part, list) else part[name]
         part[last] = value
     curves_read = {name: pd.DataFrame(rows) for name, rows in tables.items()}
-    drawn = plot_tables(curves_read, metrics, evaluation)
-    return EvaluationResult(**parts, tables=drawn)
+    result = EvaluationResult.from_files(metrics, evaluation)
+    return Evaluated(result, parts["dataset"], plot_tables(curves_read, result))
 
 
 AUROC = {"auroc": 0.7654, "auroc_low": 0.7012, "auroc_high": 0.8123}
@@ -171,7 +179,7 @@ def _threshold(metric: str, target: float, guaranteed: bool, heuristic: bool) ->
         "coverage": 0.5649,
         "recall": 0.8,
         "shown": 116,
-        "effective_shown": 104.5,
+        "n_eff_shown": 104.5,
         "rows": 206,
     }
     own |= {"heuristic": tuned if heuristic else None, "self_selected": None}
