@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from abstain.core.markdown import NOT_DEFINED, is_defined
 
 
-
 class HasValues(Protocol):
     """Values by name, such as a mapping; a missing one is None."""
 

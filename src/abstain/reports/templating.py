@@ -67,7 +67,7 @@ def _row(*cells: Any, bold: bool = False) -> MarkdownText:
 
 
 def _plot(name: str, title: str, alt_text: str, explanation: str = "") -> MarkdownText:
-    return MarkdownText("\n\n".join(plot(name, title, alt_text, explanation)))
+    return MarkdownText(plot(name, title, alt_text, explanation))
 
 
 def _escape(value: Any) -> MarkdownText:

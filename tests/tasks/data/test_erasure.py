@@ -18,7 +18,6 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
-from abstain.core.markdown import numbered_list
 from abstain.data.decision_log import queries
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import make_interaction_identity
@@ -336,9 +335,7 @@ def test_copies_outside_of_the_data_are_named_with_what_to_do(history: Plain) ->
     for version, evaluation in (("v1.0.0", shown), ("v1.1.0", other)):
         write_json(home / "releases" / version / "evaluation.json", evaluation)
         (example,) = evaluation["examples"]["caught"]
-        page = render_html(
-            f"# Report\n\n## \u2713 Well\n\n{numbered_list([(f'Likely · {example[ID_COLUMN]}', ['a'])])}", {}
-        )
+        page = render_html(f"# Report\n\n## \u2713 Well\n\n1. Likely · {example[ID_COLUMN]}\n   - a", {})
         reports.write_page(f"run-{version}", "evaluation", page)
     write_json(root / paths.EVALUATION, shown)
     expected = [files[0], home / "reports/run-v1.0.0/evaluation.html", root / paths.REPORT, home / "releases/v1.0.0"]

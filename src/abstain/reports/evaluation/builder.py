@@ -14,9 +14,7 @@ from abstain.reports.evaluation.verdict import make_verdict
 from abstain.reports.templating import rank_best_first, render_template
 
 
-def render_evaluation(
-    result: EvaluationResult, dataset: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]
-) -> str:
+def render_evaluation(result: EvaluationResult, dataset: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> str:
     """Render the report of one candidate.
 
     Args:

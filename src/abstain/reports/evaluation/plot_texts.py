@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from abstain.core.formatting import format_number, format_percent, join_words
+from abstain.core.formatting import format_number, format_percent
 from abstain.core.markdown import is_defined
 from abstain.learning.evaluation.evaluation_result import EvaluationResult
 
@@ -27,8 +27,8 @@ def describe_plots(result: EvaluationResult, tables: Mapping[str, pd.DataFrame])
     holdout, evaluation = result.metrics.holdout, result.evaluation
     point, base_rate = holdout.at_threshold, holdout.base_rate
     marked = [
-        f"at the {row['mark']} threshold {format_number(row['threshold'])}, {format_percent(row['coverage'])} are shown "
-        f"and {format_percent(row['precision'])} of these are correct"
+        f"at the {row['mark']} threshold {format_number(row['threshold'])}, {format_percent(row['coverage'])} are "
+        f"shown and {format_percent(row['precision'])} of these are correct"
         for row in tables["threshold"].to_dict("records")
         if row["mark"]
     ]
@@ -45,9 +45,7 @@ def describe_plots(result: EvaluationResult, tables: Mapping[str, pd.DataFrame])
         "leaderboard": [f"{row['scorer']} {format_number(row['auroc'])}" for row in board],
         "reliability": [text for kind in ("raw", "calibrated") if (text := _find_largest_gap(tables, kind))],
         "reliability_by_product": [
-            f"{name} {format_number(ece_by_product[name])}"
-            for name in products
-            if is_defined(ece_by_product.get(name))
+            f"{name} {format_number(ece_by_product[name])}" for name in products if is_defined(ece_by_product.get(name))
         ],
     }
     heads = {

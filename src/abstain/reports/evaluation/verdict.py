@@ -75,7 +75,9 @@ def _describe_shortfall(result: EvaluationResult, value: float | None, low: floa
     if threshold.metric == "precision":
         rows, unit = rows * coverage, "answers shown"
     missing = round(abs(target - value) * rows)
-    missed = f"The target is missed by {f'about {missing} of the {rows:.0f} {unit}' if missing else 'less than one answer'}"
+    missed = (
+        f"The target is missed by {f'about {missing} of the {rows:.0f} {unit}' if missing else 'less than one answer'}"
+    )
     if low is None or high is None:
         return f"{missed}."
     if low <= target <= high:
