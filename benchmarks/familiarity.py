@@ -161,7 +161,7 @@ def make_table(
     metrics_by_key = {
         (name, key): metric for name, method in methods.items() for key, metric in make_metrics(label, method).items()
     }
-    estimates = bootstrap(metrics_by_key, groups, N_RESAMPLES, SEED)
+    estimates = bootstrap(metrics_by_key, groups, n_resamples=N_RESAMPLES, seed=SEED)
     columns = ("AUC", "ACC", "F1", "Pearson")
     lines = ["| method | " + " | ".join(columns) + " | AUC ahead by | paper's AUC |", "| --- " * 7 + "|"]
     for name, method in methods.items():

@@ -28,7 +28,7 @@ from abstain.learning.thresholds.risk_control import (
     ControlledThreshold,
     ReviewedAnswers,
     choose_candidate_thresholds,
-    control_risk,
+    control_risk_by_params,
 )
 from abstain.learning.thresholds.selection import tune_threshold
 
@@ -141,7 +141,7 @@ def find_guaranteed_threshold(
     tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams
 ) -> float | None:
     """Return the threshold that risk control finds; None without one."""
-    result = control_risk(tested, training, params)
+    result = control_risk_by_params(tested, training, params)
     return result.threshold if isinstance(result, ControlledThreshold) else None
 
 

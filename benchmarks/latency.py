@@ -94,7 +94,8 @@ def measure_latencies(
     rows = [row for row in rows if isinstance(source.prepare(row), PreparedRequest)]
     if not rows:
         raise AbstainError(
-            Code.TOO_LONG, "there is no answer to time that fits the base model's window: `abstain ingest` some first"
+            Code.TOO_LONG,
+            "no answer to time fits the base model's context length: `abstain ingest` some first",
         )
     with tempfile.TemporaryDirectory() as folder:
         runs = _make_runs(params, settings.model_copy(update={"features_url": folder}), rows)

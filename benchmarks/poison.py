@@ -22,7 +22,7 @@ from abstain.data.labels.contradictions import find_contradictions
 from abstain.data.labels.reliability import estimate_reliability, measure_agreement
 from abstain.data.labels.user_share import cap_user_weights
 from abstain.learning.metrics.weighted_metrics import auroc
-from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk
+from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk_by_params
 from benchmarks.guarantee import Population, make_threshold_params
 
 CORRECT = 0.65
@@ -126,7 +126,7 @@ class Assistant:
         test_features, test_truth, _, _ = self._draw_reviewed(20_000, Attack(), generator)
         confidence = scorer(test_features)
         training, _, training_label, _ = self._draw_reviewed(self.reviewed, attack, generator)
-        result = control_risk(
+        result = control_risk_by_params(
             ReviewedAnswers(scorer(features), label.astype(int), reviewers=reviewers),
             ReviewedAnswers(scorer(training), training_label.astype(int)),
             make_threshold_params(self.target, max_reviewer_share=max_reviewer_share),

@@ -94,7 +94,7 @@ def print_comparison(rows: Rows, llm: LLMParams, settings: Settings) -> None:
         "log-probabilities and familiarity": fit_fusion(scores.assign(familiarity=familiarity), labels).out_of_fold,
     }
     metrics_by_name = {name: partial(metrics.auroc, rows.correct, values) for name, values in scores_by_name.items()}
-    estimates = bootstrap(metrics_by_name, rows.groups, N_RESAMPLES, SEED)
+    estimates = bootstrap(metrics_by_name, rows.groups, n_resamples=N_RESAMPLES, seed=SEED)
     print(f"{len(rows.correct)} answers in {len(set(rows.groups))} groups, {rows.correct.mean():.1%} correct")
     print(f"below h = {h:.3f}: {np.mean(familiarity < h):.1%} of the questions; mean {np.nanmean(familiarity):.3f}")
     for name, estimate in estimates.items():

@@ -420,7 +420,7 @@ def format_estimates(dataset: LabelledAnswers, rows: np.ndarray, metrics_by_name
     """Format each metric with its interval, unless that has no width; "-" if it is not defined."""
     return [
         format_estimate(estimate)
-        for estimate in bootstrap(metrics_by_name, dataset.topic[rows], N_RESAMPLES, SEED).values()
+        for estimate in bootstrap(metrics_by_name, dataset.topic[rows], n_resamples=N_RESAMPLES, seed=SEED).values()
     ]
 
 

@@ -326,7 +326,7 @@ def print_leaderboard(board: pd.DataFrame, tokens: dict[str, float]) -> None:
 def print_comparison(dataset: LabelledAnswers, test: np.ndarray, scores: pd.DataFrame) -> None:
     """Print the fusion against each of `TO_BEAT`, on the same resamples of topics."""
     metrics_by_name = {name: partial(metrics.auroc, dataset.correct[test], scores[name].to_numpy()) for name in scores}
-    estimates = bootstrap(metrics_by_name, dataset.topic[test], N_RESAMPLES, SEED)
+    estimates = bootstrap(metrics_by_name, dataset.topic[test], n_resamples=N_RESAMPLES, seed=SEED)
     rivals = sorted({*TO_BEAT} & metrics_by_name.keys())
     best = max(rivals, key=lambda name: estimates[name].value)
     for name in rivals:

@@ -65,7 +65,7 @@ def measure(file: Path) -> dict[str, WriterResult]:
 
 
 def _measure_part(correct: np.ndarray, scores: np.ndarray, topics: np.ndarray) -> WriterResult:
-    estimate = bootstrap({"": partial(auroc, correct, scores)}, topics, N_RESAMPLES, SEED)[""]
+    estimate = bootstrap({"": partial(auroc, correct, scores)}, topics, n_resamples=N_RESAMPLES, seed=SEED)[""]
     return WriterResult(len(correct), float(np.isnan(scores).mean()), estimate)
 
 

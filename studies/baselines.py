@@ -65,7 +65,10 @@ class Baselines:
         }
         regressor_auroc = partial(metrics.auroc, correct[is_known], predicted[is_known])
         estimates = bootstrap(
-            {**metrics_by_name, "": regressor_auroc}, groups[is_known], resamples.n_resamples, resamples.seed
+            {**metrics_by_name, "": regressor_auroc},
+            groups[is_known],
+            n_resamples=resamples.n_resamples,
+            seed=resamples.seed,
         )
         regressor = estimates.pop("")
         lines = [

@@ -7,7 +7,7 @@ Where the appendix leaves something open:
 * Perplexity (eq. 9) is that of the reply by itself. With the instruction before it, it would rank as eq. 12 does.
 * Significance (eq. 19) is symmetric, over the probabilities of the reply's tokens, as the authors' code has it; an
   instruction has the mean of its concepts.
-* The probability of a reply (eq. 27) is normalised by its length, as that of a guessed concept is (eq. 5). Forward
+* The probability of a reply (eq. 27) is normalized by its length, as that of a guessed concept is (eq. 5). Forward
   inference asks of an instruction; the paper's shorter question about a single concept is not asked.
 """
 

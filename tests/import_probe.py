@@ -117,7 +117,7 @@ def apply_calibrations() -> None:
 
     from abstain.learning.metrics.calibration import calibrator_from_dict
 
-    steps = {"low_at": [0.5], "low": [0.1, 0.6], "high_at": [0.5], "high": [0.4, 0.9]}
+    steps = {"p0_knots": [0.5], "p0_values": [0.1, 0.6], "p1_knots": [0.5], "p1_values": [0.4, 0.9]}
     for stored in (
         {"method": "temperature", "scale": 2.0},
         {"method": "isotonic", "knots": [0.1, 0.9], "values": [0.2, 0.8]},

@@ -28,7 +28,7 @@ from tests.llm.builders import save_tiny_model
 pytestmark = pytest.mark.slow
 
 NEEDS_VERDICTS = pytest.mark.skipif(not scorers.FILE.is_file(), reason="the published data is not beside the checkout")
-COSTLY = ("familiarity", "verbalised", "yes_score", "yes_score_tokens")
+COSTLY = ("familiarity", "verbalized", "yes_score", "yes_score_tokens")
 SHORT = partial(FamiliarityConfig, explanation_tokens=6, beams=2, guess_tokens=10)
 Main = Callable[[list[str]], None]
 

@@ -99,7 +99,7 @@ def ingest(
     for name in map(get_display_name, files or ()):
         if is_review_queue(name):  # its weights would count as sampled here
             raise AbstainError(
-                Code.USAGE, f"{name}: such names are kept for the verdicts of `abstain review import`: rename it"
+                Code.USAGE, f"{name}: such names are reserved for the reviews of `abstain review import`: rename it"
             )
     with server_for_run():
         from abstain_flows.ingest import ingest as flow

@@ -81,7 +81,7 @@ class KnowledgeBase:
     Attributes:
         chunks: Its chunks.
         retriever: Searches them.
-        synced: Result of the synchronisation.
+        synced: Result of the synchronization.
         shared: Whether the index is shared.
     """
 

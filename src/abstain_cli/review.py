@@ -2,7 +2,7 @@
 
     abstain review export -n 200 --queue             sample, for the gate's page; `abstain ingest` takes the reviews
     abstain review export -n 200 -o reviews.xlsx     or into a workbook
-    abstain review import reviews.xlsx               import its verdicts into data/
+    abstain review import reviews.xlsx               import its reviews into data/
 
 pandas and torch are imported by the commands, as in `abstain_cli.app`: `--help` is instant.
 """
@@ -74,7 +74,7 @@ def export(
     if output.exists() and not to_queue:
         raise AbstainError(
             Code.NOT_WRITABLE,
-            f"{output} is there already, perhaps with verdicts: import it, or name another file with -o",
+            f"{output} is there already, perhaps with reviews: import it, or name another file with -o",
         )
     threshold = None
     with open_workspace() as workspace:
@@ -110,7 +110,7 @@ def import_(
     file: Annotated[Path, typer.Argument(help="a file of `abstain review export`, filled in")],
     reviewer: Annotated[str | None, typer.Option(help="who reviewed the rows that name no one")] = None,
 ) -> None:
-    """Import the verdicts of a file into data/; rows not reviewed yet may follow later, from the same file."""
+    """Import the reviews of a file into data/; rows not reviewed yet may follow later, from the same file."""
     from abstain.core.json_lines import to_json_lines
     from abstain.data.store.dataset import REVIEW_QUEUE_PREFIX
     from abstain.review.workbook import read_workbook
@@ -120,16 +120,16 @@ def import_(
 
     rows = read_workbook(file)
     with open_workspace() as workspace:
-        verdicts = check_reviews(workspace, rows, datetime.now(UTC), reviewer)
-    _print(verdicts.describe(file))
-    if not verdicts.reviews:
-        raise AbstainError(Code.NO_ROWS, f"{file}: there is no verdict to take in")
+        imported = check_reviews(workspace, rows, datetime.now(UTC), reviewer)
+    _print(imported.describe(file))
+    if not imported.reviews:
+        raise AbstainError(Code.NO_ROWS, f"{file}: there is no review to import")
     with server_for_run():
         from abstain_flows.ingest import ingest as flow
 
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / f"{REVIEW_QUEUE_PREFIX}-{file.stem}.jsonl"
-        lines.write_bytes(to_json_lines(verdicts.reviews))
+        lines.write_bytes(to_json_lines(imported.reviews))
         console.print(flow([str(lines)]).to_markdown())
 
 

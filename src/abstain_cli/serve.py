@@ -75,15 +75,15 @@ def serve(
         _retriever(retrieve) as chunks,
         FeatureCacheWriter(partial(queries.read_interactions, log.database), max_cached) as feature_writer,
     ):
-        live, shadow = (
+        follower, shadow_follower = (
             VersionFollower(OriginVersionSource(), lambda bundle: open_gate(bundle, feature_writer.add)),
             None,
         )
         if serving.shadow != "off":
             # Without forward passes of its own it needs no base model, which may be another one.
             warm = Gate.warm_up if serving.shadow == "full" else lambda gate: None
-            shadow = VersionFollower(OriginShadowSource(), open_gate, warm)
-        service = GateService(live, log, serving, chunks, shadow)
+            shadow_follower = VersionFollower(OriginShadowSource(), open_gate, warm)
+        service = GateService(follower, log, serving, chunks, shadow_follower)
         app = make_app(service, keys, None if keys.required else get_allowed_hosts(host))
         add_page(app, service, keys, params.labels)
         shown = f"[{host}]" if ":" in host else host

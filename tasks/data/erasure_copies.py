@@ -2,7 +2,7 @@
 
 Notes:
 
-* A copy is recognised by the interaction's identity, so another call lists what still exists.
+* A copy is recognized by the interaction's identity, so another call lists what still exists.
 * Nothing is deleted: a review file may hold reviews of other answers, and a bundle may be in production.
 """
 
@@ -51,7 +51,7 @@ def find_copies(workspace: Workspace, removed: Collection[str]) -> Iterator[str]
 
     for file in _read_exports():
         if file.exists() and _is_among(_read_interaction_ids(file), removed):
-            yield f"{file}: a review file with removed answers: import its verdicts, then delete it"
+            yield f"{file}: a review file with removed answers: import its reviews, then delete it"
     for page in sorted(reports.get_folder().glob("*/evaluation.html")):
         if _is_among(_parse_example_ids(page), removed):
             yield f"{page}: a report that shows removed answers: delete it"

@@ -192,7 +192,7 @@ def run_monitoring(
 def emit_alarm_events(raised: Sequence[RaisedAlarm], live: str | None) -> None:
     """Emit an event for each alarm, and one if anything drifted.
 
-    The resource of an alarm names its window and code, so that an automation recognises one that is emitted twice.
+    The resource of an alarm names its window and code, so that an automation recognizes one that is emitted twice.
 
     Args:
         raised: New alarms with their windows.

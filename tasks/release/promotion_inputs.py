@@ -70,7 +70,7 @@ def check_candidate_in_workspace(
     scores = pd.read_parquet(workspace.path / paths.SCORES)
     scores[CANDIDATE] = scores["confidence"]
     names = [CANDIDATE, LENGTH_ONLY, BASE_RATE]
-    # A champion without a checked guarantee is no rival: the first version with one replaces it.
+    # A champion without a checked guarantee is not compared with: the first version with one replaces it.
     champion_event = registry.production if registry.has_guarantee else None
     champion, champion_threshold = _add_champion(workspace, champion_event, scores, new_holdout)
     if champion:

@@ -170,7 +170,7 @@ def open_workspace() -> Iterator[Workspace]:
         workspace = Workspace(path, lock)
         if not path.is_dir():
             _clone(origin, path, settings)
-        _synchronise(workspace, root if settings.origin is None else None)
+        _synchronize(workspace, root if settings.origin is None else None)
         _configure_dvc(path, settings)
         _bring_data(workspace)
         yield workspace
@@ -269,7 +269,7 @@ def _clone(origin: str, path: Path, settings: Settings) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _synchronise(workspace: Workspace, checkout: Path | None) -> None:
+def _synchronize(workspace: Workspace, checkout: Path | None) -> None:
     """Bring the clone to the origin's head; with a local origin, merge the checkout's commits."""
     locks = ("index.lock", "HEAD.lock", "ORIG_HEAD.lock", f"refs/heads/{BRANCH}.lock")
     for leftover in (

@@ -1,4 +1,4 @@
-"""Synchronises the automations of a server with those of the repository.
+"""Synchronizes the automations of a server with those of the repository.
 
 Automations whose names begin with our prefix are written as they are here, whatever a person has changed, with one
 exception: one that is switched off stays off. An automation that is up to date is not touched, because Prefect would

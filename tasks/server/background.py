@@ -65,7 +65,7 @@ WORKER, ALERTS, GATE = f"{WORK}:worker", f"{WORK}:alerts", f"{WORK}:gate"
 def up() -> None:
     """Start everything, deploy prefect.yaml, and print the addresses.
 
-    If everything is up, only alerts and automations are synchronised. Missing parts, for instance after an interrupted
+    If everything is up, only alerts and automations are synchronized. Missing parts, for instance after an interrupted
     start or a program that died for good, are started.
 
     Raises:
@@ -144,7 +144,7 @@ def worker(pool: str = GPU_POOL) -> None:
 
 
 def automations() -> None:
-    """Synchronise alerts and automations on the server of `make up`, or on one that others started."""
+    """Synchronize alerts and automations on the server of `make up`, or on one that others started."""
     receiver = webhook.receiver()
     with hold_server_lock("starting"):
         print(_automate(receiver))
@@ -237,7 +237,7 @@ def _start_worker(root: Path, served: dict[str, str]) -> None:
 
 
 def _automate(receiver: str | None) -> str:
-    """Synchronise alerts, automations and the worker of alerts on the joined server; return what to print."""
+    """Synchronize alerts, automations and the worker of alerts on the joined server; return what to print."""
     _join_server()
     receiver = webhook.store_url(receiver)
     if find_own_server():  # whose workers are ours to start

@@ -271,7 +271,7 @@ def test_a_signature_is_no_parameter_of_the_flow(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["review-queue-a.jsonl", "https://host/review-queue.csv?sig=secret"])
 def test_no_file_takes_the_name_of_verdicts_whose_weights_were_checked(name: str) -> None:
     with pytest.raises(
-        AbstainError, match=r"^review-queue[^?]*: such names are kept for the verdicts of `abstain review"
+        AbstainError, match=r"^review-queue[^?]*: such names are reserved for the reviews of `abstain review"
     ):
         cli.ingest(["a.jsonl", name])
 

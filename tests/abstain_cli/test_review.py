@@ -83,12 +83,12 @@ def test_export_prints_what_was_drawn_and_where(data: Path) -> None:
     assert said == [
         "nothing is in production, so no confidence is known: every row is drawn at random",
         "70 answers asked from 2026-09-01 12:00 to 2026-09-11 09:36 UTC, 0 reviewed",
-        "30 more are not sampled: a verdict on them would count nowhere (docs/reviews.md)",
+        "30 more are not sampled: a review of them would count nowhere (docs/reviews.md)",
         "to review now: 20 at random",
         "reviews.xlsx: open it in a spreadsheet, then run `abstain review import reviews.xlsx`",
     ]
     assert len(cells_of(Path("reviews.xlsx"))) == 20
-    with pytest.raises(AbstainError, match=r"reviews.xlsx is there already, perhaps with verdicts"):
+    with pytest.raises(AbstainError, match=r"reviews.xlsx is there already, perhaps with reviews"):
         review("export")
     with pytest.raises(AbstainError, match=r"-o week.csv: the review file is a workbook: end its name in .xlsx"):
         review("export", "-o", "week.csv")
@@ -99,7 +99,7 @@ def test_export_prints_what_was_drawn_and_where(data: Path) -> None:
 
 def test_import_names_what_it_does_not_take_and_takes_the_rest(data: Path) -> None:
     review("export", "-n", "10", "-o", "week.xlsx")
-    with pytest.raises(AbstainError, match=r"week.xlsx: there is no verdict to take in"):
+    with pytest.raises(AbstainError, match=r"week.xlsx: there is no review to import"):
         review("import", "week.xlsx")
     wrong = {6: {"complete": "no"}, 7: {**YES, "correct": "maybe"}, 8: {**YES, "answer": "Another one."}}
     fill(Path("week.xlsx"), lambda number, cells: YES if number < 6 else wrong.get(number, {}))
@@ -107,7 +107,7 @@ def test_import_names_what_it_does_not_take_and_takes_the_rest(data: Path) -> No
     assert said.splitlines()[:4] == [
         f"not taken: reviews!J6: correct is empty: {REMEDIES['correct']}",
         f"not taken: reviews!J7: correct is 'maybe': {REMEDIES['correct']}",
-        "not taken: reviews!C8: answer was changed: restore it, or copy the verdict into a fresh export",
+        "not taken: reviews!C8: answer was changed: restore it, or copy the review into a fresh export",
         "week.xlsx: 4 reviewed, 3 not yet, 3 to fix",
     ]
     assert {one.reviewer for one in DataStore(data).iter_rows(Review)} == {"Ann"}

@@ -28,6 +28,18 @@ def assert_repelled(record_property: Callable[[str, object], None]) -> Count:
     return count
 
 
+def format_attempts(counted: Counter[tuple[str, str, str]]) -> str:
+    """A table with a line a test file, of the counts by what was tried, file, and `attempts` or `repelled`."""
+    rows = [("test", "attempts", "repelled", "what was tried"), ("---", "--:", "--:", "---")]
+    for file in sorted({file for _, file, _ in counted}):
+        tried = sorted({tried for tried, name, _ in counted if name == file})
+        totals = [f"{sum(counted[name, file, key] for name in tried):,}" for key in ("attempts", "repelled")]
+        rows.append(
+            (f"`{file}`", *totals, "; ".join(f"{name} ({counted[name, file, 'attempts']:,})" for name in tried))
+        )
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--attempts", type=Path, help="a page whose table of attempts is written anew")
 
@@ -45,10 +57,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
                     file = report.nodeid.partition("::")[0]
                     counted[tried, file, "attempts"] += attempts
                     counted[tried, file, "repelled"] += repelled
-    cells = [("what was tried", "attempts", "repelled", "test"), ("---", "--:", "--:", "---")]
-    for tried, file in sorted({(tried, file) for tried, file, _ in counted}):
-        figures = [f"{counted[tried, file, of]:,}" for of in ("attempts", "repelled")]
-        cells.append((tried, *figures, f"`{file}`"))
-    table = "".join(f"| {' | '.join(row)} |\n" for row in cells)
+    table = format_attempts(counted)
     before, _, rest = page.read_text().partition(BEGIN)
     page.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")

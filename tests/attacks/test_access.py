@@ -86,7 +86,7 @@ def test_no_spelling_of_a_path_goes_past_the_key(client: TestClient, assert_repe
     replies = [client.post(path, json=ASKED) for path in SPELLINGS]
     replies += [client.request(method, "/v1/gate") for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD")]
     repelled = sum(400 <= one.status_code < 500 for one in replies)
-    assert_repelled("other spellings of a path, other methods", len(replies), repelled)
+    assert_repelled("odd paths and methods", len(replies), repelled)
 
 
 def test_what_needs_no_key_is_open_beside_all_gateways(client: TestClient, keys: dict[str, str]) -> None:
@@ -99,7 +99,7 @@ def test_a_role_opens_nothing_else(client: TestClient, keys: dict[str, str], ass
     needed = {path: "feedback" if path == "/v1/feedback" else "ask" for path in API}
     attempts = [(role, path) for path in API for role in keys if role not in (needed[path], "all")]
     replies = [client.post(path, json=API[path], headers=bearer(keys[role])) for role, path in attempts]
-    assert_repelled("a key of another role", len(replies), sum(one.status_code == 403 for one in replies))
+    assert_repelled("keys of another role", len(replies), sum(one.status_code == 403 for one in replies))
 
 
 @pytest.mark.parametrize("stream", [None, "buffered", "optimistic"])
@@ -111,7 +111,7 @@ def test_who_may_only_ask_reads_no_withheld_text(
     assert may.status_code == 200 and '"answer":null' not in may.text.replace(": ", ":")
     seen = client.post("/v1/answer", json=asked, headers=bearer(keys["ask"]))
     is_held = "event: text" not in seen.text and '"answer":null' in seen.text.replace(": ", ":")
-    assert_repelled("text of withheld answers for the role `ask`", 1, seen.status_code == 403 or is_held)
+    assert_repelled("withheld text for the role `ask`", 1, seen.status_code == 403 or is_held)
 
 
 def test_who_may_only_ask_sees_no_withheld_text_on_the_page(
@@ -124,7 +124,7 @@ def test_who_may_only_ask_sees_no_withheld_text_on_the_page(
         client.cookies.clear()
         log_in(client, keys[role])
         repelled += all("a secret answer" not in client.get(path).text for path in ("/", "/review?id=w-1"))
-    assert_repelled("text of withheld answers on the page", len(roles), repelled)
+    assert_repelled("withheld text on the page", len(roles), repelled)
 
 
 @pytest.mark.parametrize("way", ["rewritten", "replaced"])
@@ -142,7 +142,7 @@ def test_a_revoked_key_is_refused_at_once(
     target.rename(file)
     assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     repelled = (client.get("/v1/version", headers=headers).status_code == 401) + (client.get("/").status_code == 403)
-    assert_repelled("a revoked key, its file with the old size and time", 2, repelled)
+    assert_repelled("revoked keys", 2, repelled)
 
 
 def test_a_session_is_neither_made_up_nor_kept(
@@ -161,4 +161,4 @@ def test_a_session_is_neither_made_up_nor_kept(
     client.post("/logout", data={"token": token_of(client.get("/"))})
     client.cookies.clear()
     repelled += client.get("/", headers={"Cookie": f"abstain-gate={session}"}).status_code == 403
-    assert_repelled("sessions that nobody opened", 4, repelled)
+    assert_repelled("invented sessions", 4, repelled)

@@ -154,7 +154,7 @@ def test_long_work_ends_with_its_time_and_its_caller(
                 assert answer_on(connection)
                 time.sleep(seconds)
         repelled = happens(lambda: service._batcher.is_idle, 1) and decides(address)
-    assert_repelled("work that nobody waits for goes on in the base model", 1, repelled)
+    assert_repelled("abandoned work", 1, repelled)
 
 
 def test_decisions_do_not_wait_for_answers(
@@ -168,7 +168,7 @@ def test_decisions_do_not_wait_for_answers(
         began = time.monotonic()
         repelled = sum(decides(address) and time.monotonic() - began < 5 for _ in range(3))
         assert not service._batcher.is_idle, "the answers are still being written"
-    assert_repelled("long answers hold up decisions", 3, repelled)
+    assert_repelled("long answers before decisions", 3, repelled)
 
 
 def test_one_caller_does_not_fill_the_queue(
@@ -180,7 +180,7 @@ def test_one_caller_does_not_fill_the_queue(
         refused = sum(b" 429 " in answer_on(connection, 0.3) for connection in sent)
         assert refused >= 12 - 1 - 4, "one runs, four wait"
         repelled = decides(address, OTHER)
-    assert_repelled("one caller fills the queue of the base model", 1, repelled)
+    assert_repelled("queue filled by one caller", 1, repelled)
 
 
 def test_what_needs_no_key_takes_no_memory(make: Callable[..., GateService], assert_repelled: Count) -> None:
@@ -215,7 +215,7 @@ def test_all_bodies_have_one_budget(
             assert not any(answer_on(connection, 0.1) for connection in held), "those before go on"
         time.sleep(0.2)
         repelled += decides(address)
-    assert_repelled("bodies beyond the memory for them", 4, repelled)
+    assert_repelled("bodies beyond their memory", 4, repelled)
 
 
 def test_one_address_does_not_take_all_connections(
@@ -230,7 +230,7 @@ def test_one_address_does_not_take_all_connections(
         for _ in range(20):
             stack.enter_context(connected(address, OTHER))
         repelled += decides(address, "127.0.0.3")
-    assert_repelled("one address, or two together, open all connections", 2, repelled)
+    assert_repelled("connections of one or two addresses", 2, repelled)
 
 
 def test_slow_heads_and_bodies_are_ended(
@@ -252,7 +252,7 @@ def test_slow_heads_and_bodies_are_ended(
         repelled = sum(map(is_closed, heads))
         repelled += sum(b" 408 " in answer_on(connection, 0.1) for connection in bodies)
         assert decides(address)
-    assert_repelled("heads and bodies that come byte by byte", len(heads + bodies), repelled)
+    assert_repelled("slow heads and bodies", len(heads + bodies), repelled)
 
 
 def test_files_that_are_locked_hold_up_nobody(
@@ -277,7 +277,7 @@ def test_files_that_are_locked_hold_up_nobody(
         repelled = decides(address, call_id="c-1") and time.monotonic() - began < 1
         assert {one.result().json()["decision"] for one in asked} == {"unavailable"}
         fcntl.flock(lock, fcntl.LOCK_UN)
-    assert_repelled("locked files of states hold up decisions", 1, repelled)
+    assert_repelled("locked files of states", 1, repelled)
     assert threading.active_count() < 100
 
 
@@ -307,4 +307,4 @@ def test_large_bodies_count_as_rows_also_those_refused(
         states = [httpx.post(f"{address}/v1/gate/states", content=content) for _ in range(3)]
     assert [one.status_code for one in replies] == [422, 429, 429] and "retry-after" in replies[1].headers
     assert {one.status_code for one in states} == {422}, "states are no JSON"
-    assert_repelled("large bodies one after another", 2, 2)
+    assert_repelled("successive large bodies", 2, 2)

@@ -131,8 +131,8 @@ def test_no_changed_bundle_is_opened(
         shutil.copytree(promoted, bundle)
         change(bundle / name, drawn)
         refused.append(is_refused(lambda bundle=bundle: Gate.open(bundle, settings), Code.BAD_ARTIFACT))  # type: ignore[misc]
-    assert_repelled("a byte of a bundle flipped, then `Gate.open`", FLIPS, sum(refused[:FLIPS]))
-    assert_repelled("a file of a bundle changed, added or removed", len(attempts) - FLIPS, sum(refused[FLIPS:]))
+    assert_repelled("flipped bytes", FLIPS, sum(refused[:FLIPS]))
+    assert_repelled("files changed, added or removed", len(attempts) - FLIPS, sum(refused[FLIPS:]))
     assert Gate.open(promoted, settings).version == "v1.2.0"
 
 
@@ -145,7 +145,7 @@ def test_another_bundle_is_refused_by_the_registrys_digest(
     write_digest(promoted)
     assert Gate.open(promoted, settings), "it is whole in itself"
     refused = is_refused(lambda: Gate.open(promoted, settings, digest=digest), Code.BAD_ARTIFACT)
-    assert_repelled("a bundle changed together with its digest", 1, refused)
+    assert_repelled("bundle and digest changed", 1, refused)
 
 
 def test_a_damaged_local_copy_is_fetched_anew(
@@ -160,7 +160,7 @@ def test_a_damaged_local_copy_is_fetched_anew(
         ready += live.current is not None
         assert (store / name).read_bytes() == (promoted / name).read_bytes()
     assert [folder.name for folder in store.parent.iterdir()] == ["v1.2.0"], "nothing is left beside it"
-    assert_repelled("a damaged local bundle keeps a server down", len(names), ready)
+    assert_repelled("damaged local copies", len(names), ready)
 
 
 def test_a_server_is_ready_once_the_damage_is_repaired(
@@ -214,7 +214,7 @@ def test_no_edit_of_the_registry_serves_another_version(
         live.refresh()
         assert is_refused(fetch_production), edit
         held += live.current is first is not None
-    assert_repelled("registry.json edited under a running server", len(edits), held)
+    assert_repelled("edits of `registry.json`", len(edits), held)
     origin.append(json.dumps(registry))
     live.refresh()
     assert live.current is first and live.last_error is None and fetch_production()[0] == store
@@ -236,4 +236,4 @@ def test_a_blocked_or_withdrawn_version_decides_nowhere(
         assert live.last_error is not None and why in live.last_error.message
         stopped += live.current is None and is_refused(fetch_production, Code.NO_VERSION)
         origin.append(json.dumps(registry))
-    assert_repelled("a blocked or withdrawn version in production", len(edits), stopped)
+    assert_repelled("blocked or withdrawn versions", len(edits), stopped)

@@ -60,7 +60,7 @@ def test_no_id_that_is_used_again_shows_another_answer(
     assert shows(good, interaction_id="Turn-1")
     ids = ["Turn-1", "Turn-1 ", " Turn-1", "Turn-1\u200b", "turn-1", "Turn-1#0", "\uff34urn-1"]
     shown = [shows(bad, interaction_id=one) for one in ids]
-    assert_repelled("the id of an answer that is shown, for one that is withheld", len(ids), shown.count(False))
+    assert_repelled("the id of a shown answer", len(ids), shown.count(False))
 
 
 def test_no_race_for_an_id_shows_the_other_answer(
@@ -75,7 +75,7 @@ def test_no_race_for_an_id_shows_the_other_answer(
             asked = (bad, good, bad) if at % 2 else (good, bad, bad)
             shown = pool.map(lambda answer, at=at: shows(answer, interaction_id=f"r-{at}"), asked)
             repelled += sum(not show for show, answer in zip(shown, asked, strict=True) if answer == bad)
-    assert_repelled("a good and two bad answers at once under one id", 2 * ROUNDS, repelled)
+    assert_repelled("concurrent answers under one id", 2 * ROUNDS, repelled)
 
 
 def test_no_forged_score_shows_an_answer(
@@ -93,7 +93,7 @@ def test_no_forged_score_shows_an_answer(
         {"version": "v0.0.1"},
     ]
     shown = [shows(answers[1], **more) for more in forged]
-    assert_repelled("scores and settings that a caller makes up, of a probe", len(forged), shown.count(False))
+    assert_repelled("forged scores and settings", len(forged), shown.count(False))
 
 
 @pytest.mark.parametrize("on_unavailable", ["abstain", "show"])
@@ -115,4 +115,4 @@ def test_no_more_tries_than_a_conversation_has(
     assert [shows(bad, "c1"), shows(bad, "c1")] == [False, False]
     shown = [shows(good, "c1") for _ in range(5)]
     assert shows(good, "c2")
-    assert_repelled(f"one more answer in a conversation, on_unavailable={on_unavailable}", 5, shown.count(False))
+    assert_repelled("further answers in a conversation", 5, shown.count(False))

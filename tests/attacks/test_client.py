@@ -53,4 +53,4 @@ def test_no_text_keeps_the_client_from_asking(
     ]
     assert decide_if_complete(gate, QUESTION, CONTEXTS, shown).show
     withheld = [not decide_if_complete(gate, *texts).show for texts in asked]
-    assert_repelled("texts that cannot be sent, or are refused, with on_unavailable=show", len(asked), sum(withheld))
+    assert_repelled("texts that cannot be sent", len(asked), sum(withheld))

@@ -22,4 +22,4 @@ def test_no_way_of_calling_a_framework_shows_more(tmp_path: Path, assert_repelle
     shown = {name: {way for way, text in of.items() if WRONG in text} for name, of in ways.items()}
     assert shown == EXCEPTIONS
     tried = sum(map(len, ways.values())) - sum(map(len, EXCEPTIONS.values()))
-    assert_repelled("ways of calling LangChain, LlamaIndex and NeMo Guardrails", tried, tried)
+    assert_repelled("calls of LangChain, LlamaIndex and NeMo Guardrails", tried, tried)

@@ -230,4 +230,4 @@ def test_mutated_files_are_rows_or_refused(tried: str, tmp_path: Path, assert_re
 @pytest.mark.parametrize("tried", KINDS)
 def test_many_mutated_files_are_rows_or_refused(tried: str, tmp_path: Path, assert_repelled: Count) -> None:
     files = KINDS[tried].files * KINDS[tried].times
-    assert_repelled(f"{tried}, in the soak", files, KINDS[tried].count_repelled(files, tmp_path))
+    assert_repelled(tried, files, KINDS[tried].count_repelled(files, tmp_path))

@@ -119,7 +119,7 @@ def test_a_hostile_head_is_refused(address: str, assert_repelled: Count) -> None
     taken = [name for name, reply in replies.items() if reply and reply.split()[1][:1] != b"4"]
     taken += [name for name, reply in replies.items() if reply.count(b"HTTP/1.1 ") > 1]
     assert taken == [] and is_alive(address)
-    assert_repelled("heads that are too long, split requests or lie", len(HEADS), len(HEADS) - len(taken))
+    assert_repelled("malformed heads", len(HEADS), len(HEADS) - len(taken))
 
 
 def test_a_long_head_that_is_allowed_is_answered(address: str) -> None:
@@ -141,7 +141,7 @@ def test_a_hostile_body_is_a_problem(address: str, assert_repelled: Count) -> No
                 taken += [] if is_problem and 400 <= reply.status_code < 500 else [f"{name}: {reply.status_code}"]
                 tried += 1
     assert taken == [] and is_alive(address)
-    assert_repelled("bodies that are no request", tried, tried - len(taken))
+    assert_repelled("malformed bodies", tried, tried - len(taken))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
@@ -168,7 +168,7 @@ def test_what_is_sent_comes_back_in_no_header(address: str, assert_repelled: Cou
     content += b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"
     content += b"tracestate: a=b%0d%0aX-Evil: 1\r\nbaggage: a=%0d%0aX-Evil:1\r\n\r\n"
     repelled = b"\r\nX-Evil" not in sent(pair(address), content)
-    assert_repelled("headers split the response", 1, repelled)
+    assert_repelled("split responses", 1, repelled)
 
 
 def test_invalid_requests_are_few_lines_of_the_log(address: str, assert_repelled: Count) -> None:
@@ -188,7 +188,7 @@ def test_invalid_requests_are_few_lines_of_the_log(address: str, assert_repelled
         logging.getLogger(LOGGERS[0]).removeHandler(counter)
     assert lines
     most = 2 * 3 * MAX_LINES_PER_MINUTE  # of three places in the code, and a minute may begin meanwhile
-    assert_repelled("invalid requests fill the log", 80, 80 if len(lines) <= most else 0)
+    assert_repelled("log flooding", 80, 80 if len(lines) <= most else 0)
 
 
 def test_who_writes_first_sees_that_the_key_is_wrong(service: GateService) -> None:

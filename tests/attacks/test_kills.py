@@ -14,7 +14,7 @@ from abstain.release.registry import make_version_tag, parse_registry
 from abstain_tasks.release import promotion
 from abstain_tasks.release.promotion import roll_back
 from abstain_tasks.runs.shell import git, succeeds
-from abstain_tasks.runs.workspace import BRANCH, _synchronise
+from abstain_tasks.runs.workspace import BRANCH, _synchronize
 from tests.attacks.conftest import Count
 from tests.tasks.conftest import Candidates, Plain, candidates, first_candidates, workspace
 
@@ -68,7 +68,7 @@ class Killer:
         self.restore()
         self.calls_of(command, kill_at)
         whole = self._is_whole()
-        _synchronise(self.workspace, None)
+        _synchronize(self.workspace, None)
         with suppress(AbstainError):  # it was done already
             command()
         return whole and self._is_whole() and self.workspace.on_origin().production_version == live
@@ -124,17 +124,17 @@ def rolls_back(
 def test_killed_at_its_commit_or_push_it_is_done_once(
     promotes: tuple[Killer, Callable[[], object]], assert_repelled: Count
 ) -> None:
-    count_kills(*promotes, slice(-4, None), "a promotion killed at its commit or push", assert_repelled)
+    count_kills(*promotes, slice(-4, None), "promotions killed at commit or push", assert_repelled)
 
 
 @pytest.mark.soak(twin="test_killed_at_its_commit_or_push_it_is_done_once")
 def test_a_killed_promotion_is_done_once(promotes: tuple[Killer, Callable[[], object]], assert_repelled: Count) -> None:
-    count_kills(*promotes, slice(None), "a promotion killed at any call of git and DVC", assert_repelled)
+    count_kills(*promotes, slice(None), "promotions killed at any call", assert_repelled)
 
 
 @pytest.mark.soak(twin="test_killed_at_its_commit_or_push_it_is_done_once")
 def test_a_killed_roll_back_is_done_once(
     rolls_back: tuple[Killer, Callable[[], object]], workspace: Plain, assert_repelled: Count
 ) -> None:
-    count_kills(*rolls_back, slice(None), "a roll-back killed at any call of git and DVC", assert_repelled)
+    count_kills(*rolls_back, slice(None), "roll-backs killed at any call", assert_repelled)
     assert workspace.on_origin().blocked == {"v1.1.0": "complaints"}

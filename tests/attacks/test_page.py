@@ -64,7 +64,7 @@ def test_text_of_callers_runs_nothing_on_a_page(page: TestClient, assert_repelle
     pages.append(page.get("/"))
     held = [one for one in pages if not Found(one.text).found and ">49$" not in one.text]
     assert all("default-src 'none'" in one.headers["content-security-policy"] for one in pages)
-    assert_repelled("scripts in what callers send, on the pages", len(pages), len(held))
+    assert_repelled("scripts in texts of callers", len(pages), len(held))
 
 
 @pytest.mark.heavy

@@ -38,7 +38,7 @@ def test_no_refused_row_keeps_who_said_it(assert_repelled: Count) -> None:
         fields = {"interaction_id": "i", "given_at": "2026-11-20", "thumb": "sideways", key: USER, "comment": SECRET}
         kept = quarantined(json.dumps(fields).encode(), privacy)
         repelled += kept.raw is None and USER not in kept.to_json_line() and SECRET not in kept.to_json_line()
-    assert_repelled("the user of a rejected row, under another spelling of the key", len(KEYS), repelled)
+    assert_repelled("misspelled keys of user ids", len(KEYS), repelled)
 
 
 def test_no_message_shows_an_identifier_that_was_cut(assert_repelled: Count) -> None:
@@ -48,4 +48,4 @@ def test_no_message_shows_an_identifier_that_was_cut(assert_repelled: Count) -> 
     for length in lengths:
         shown = privacy.redact_message("x" * 7 + " y" * (length // 2) + f" {SECRET} " + "z" * 5000)
         repelled += "ann" not in shown and len(shown) <= MAX_MESSAGE_CHARACTERS + 1
-    assert_repelled("an identifier at the place where a long message is cut", len(lengths), repelled)
+    assert_repelled("identifiers in cut messages", len(lengths), repelled)

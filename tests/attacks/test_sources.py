@@ -98,7 +98,7 @@ def test_a_redirected_alert_is_an_error_and_nobody_else_is_asked(assert_repelled
                     deliver(f"{receiver.url}/begin.jsonl", "text", retry_delays_s=())
                 refused += receiver.asked == ["POST /begin.jsonl"] and inner.asked == []
                 receiver.asked.clear()
-    assert_repelled("a webhook's receiver redirects an alert", len(REDIRECTS) * len(places), refused)
+    assert_repelled("redirects of a webhook", len(REDIRECTS) * len(places), refused)
 
 
 def test_a_source_follows_no_redirect_to_another_host(assert_repelled: Count) -> None:
@@ -113,7 +113,7 @@ def test_a_source_follows_no_redirect_to_another_host(assert_repelled: Count) ->
                 refused += inner.asked == []
         outer.to = "/moved.jsonl"
         assert [found.interaction is not None for found in source.read({})] == [True], "its own host may redirect"
-    assert_repelled("a source's web server redirects to another host", len(REDIRECTS) * len(places), refused)
+    assert_repelled("redirects of a source", len(REDIRECTS) * len(places), refused)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_no_export_stops_another_source(
         assert take() == (0, 0, []), "it is not read again until it changes"
         write_lines(tmp_path / "export" / "a.jsonl", ANSWER)
         assert take() == (1, 0, [])
-    assert_repelled("an export that stops all sources", len(UNFIT), len(UNFIT))
+    assert_repelled("exports that stop all sources", len(UNFIT), len(UNFIT))
 
 
 @pytest.mark.heavy
@@ -166,4 +166,4 @@ def test_a_key_of_4_mb_is_refused_in_a_moment(tmp_path: Path, assert_repelled: C
             make_explicit_sources([str(file)]), tmp_path / f"of-{number}", params.validation, NOW, privacy=privacy
         )
         quick += report.quarantined == 1 and time.process_time() - began < MOST_SECONDS
-    assert_repelled("a row whose key has 4 million characters", len(keys), quick)
+    assert_repelled("keys of 4 million characters", len(keys), quick)

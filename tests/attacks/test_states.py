@@ -39,4 +39,4 @@ def test_no_path_leads_out_of_the_folder(tmp_path: Path, assert_repelled: Count)
     ]
     repelled = sum(is_refused(path, folder) for path in paths)
     assert secret.read_bytes() == b"secret" and (folder / "link.safetensors").is_symlink()
-    assert_repelled("paths of states that lead elsewhere", len(paths), repelled)
+    assert_repelled("paths outside the folder", len(paths), repelled)

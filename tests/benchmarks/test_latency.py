@@ -95,5 +95,5 @@ def test_the_team_s_own_feature_cache_is_neither_read_nor_written(params: Params
 
 def test_what_does_not_fit_the_window_is_not_timed(params: Params, settings: Settings) -> None:
     assert measure_latencies(params, settings, [LONG, SHORT])
-    with pytest.raises(AbstainError, match="no answer to time that fits the base model's window: `abstain ingest`"):
+    with pytest.raises(AbstainError, match="no answer to time fits the base model's context length: `abstain ingest`"):
         measure_latencies(params, settings, [LONG])

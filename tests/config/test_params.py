@@ -101,7 +101,7 @@ def test_a_regressor_estimates_what_can_be_measured_and_each_thing_once(tmp_path
 
 def test_equal_copies_are_not_made(tmp_path: Path) -> None:
     assert load_params(changed(tmp_path, "perturbation", selection="random", n_copies=3)).perturbation.n_copies == 3
-    with pytest.raises(AbstainError, match="perturbation: .*copies by entropy are all alike: set copies to 1"):
+    with pytest.raises(AbstainError, match="perturbation: .*copies by entropy are all alike: set n_copies to 1"):
         load_params(changed(tmp_path, "perturbation", selection="entropy", n_copies=3))
 
 

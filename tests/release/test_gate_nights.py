@@ -1,4 +1,4 @@
-"""The promotion checks night after night, where the truth is known. docs/thresholds.md: `python -m benchmarks.gate`."""
+"""The promotion checks night after night, simulated (docs/studies/thresholds.md, `python -m benchmarks.gate`)."""
 
 from __future__ import annotations
 

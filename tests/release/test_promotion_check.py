@@ -1,4 +1,7 @@
-"""When a candidate passes the promotion checks. docs/thresholds.md: `python -m tests.release.test_promotion_check 400`."""
+"""When a candidate passes the promotion checks (docs/studies/thresholds.md).
+
+`python -m tests.release.test_promotion_check 400` prints the table.
+"""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_leaderboard_is_best_first_with_skipped_scorers_last() -> None:
     rows = find_table(PAGE, "scorer", "kind")[1:]
     names = [row[0] for row in rows]
     assert set(names) == {*scorers, "entailment", "extractive_qa"}
-    assert names[-3:] == ["verbalised", "entailment", "extractive_qa"]
+    assert names[-3:] == ["verbalized", "entailment", "extractive_qa"]
     aurocs = [scorers[name].auroc for name in names[:-3]]
     assert aurocs == sorted(aurocs, key=lambda auroc: -(auroc or 0))
     assert render_leaderboard(evaluated().result).strip() in MARKDOWN

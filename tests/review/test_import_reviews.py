@@ -111,7 +111,7 @@ def test_same_verdict_again_keeps_its_moment_another_does_not() -> None:
         assert other.reviewed_at == NOW
 
 
-def test_other_verdict_of_the_same_moment_is_named() -> None:
+def test_other_review_of_the_same_moment_is_named() -> None:
     """As of two exports that were made of the same data, and both imported: each moves the weights of what is known."""
     dated = {**GOOD, "reviewed_at": "2026-11-20T08:00:00Z"}
     (first,) = read(row(**dated)).reviews
@@ -119,7 +119,7 @@ def test_other_verdict_of_the_same_moment_is_named() -> None:
     other = first.model_copy(update={"inclusion_probability": 0.5})
     found = read(row(**dated), row("i-2", **dated), stored=(other,))
     assert [one.interaction_id for one in found.reviews] == ["i-2"]
-    assert found.problems[0].startswith("reviews!N2: reviewed_at is the moment of another verdict of this reviewer")
+    assert found.problems[0].startswith("reviews!N2: reviewed_at is the moment of another review of this reviewer")
     someone = other.model_copy(update={"reviewer": "Bob"})
     assert len(read(row(**dated), stored=(someone,)).reviews) == 1
 
@@ -146,7 +146,7 @@ def test_every_row_is_one_of_three(cells: list[dict[str, str]]) -> None:
 
 
 def test_verdict_that_counts_nowhere_is_not_taken_unless_it_is_stored_already() -> None:
-    uncounted = {"i-1": "the hold-out, whose verdicts are those given before 2026-11-01 00:00 UTC"}
+    uncounted = {"i-1": "the hold-out, whose reviews are those given before 2026-11-01 00:00 UTC"}
     found = read(row(**GOOD), row("i-2", **GOOD), excluded=uncounted)
     assert [review.interaction_id for review in found.reviews] == ["i-2"]
     (problem,) = found.problems

@@ -73,7 +73,7 @@ def test_allocation_of_a_larger_total_takes_nothing_away(sizes: list[int], more:
 
 @given(SIZES, st.integers(0, 60))
 def test_allocation_has_the_least_variance(sizes: list[int], more: int) -> None:
-    """With equal spread in all strata the variance of a mean is that of sum N^2 / n, which equal proportions minimise."""
+    """With equal spread in all strata the variance of a mean is that of sum N^2 / n, which equal proportions minimize."""
     given_ = allocate(len(sizes) + more, sizes)
     for giver in (at for at, n in enumerate(given_) if n > 1):
         lost = sizes[giver] ** 2 * (1 / (given_[giver] - 1) - 1 / given_[giver])

@@ -64,7 +64,7 @@ class Engine:
         return Predictor.open(file, self.settings)
 
     def _probe(self, layer: int, includes_eos: bool) -> LinearProbe:
-        """Random weights on standardised states, so large that a token more or less shows."""
+        """Random weights on standardized states, so large that a token more or less shows."""
         rows = [self.plain.states(self.ids(at, includes_eos))[layer] for at in range(len(ROWS))]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(layer)

@@ -60,7 +60,9 @@ def test_a_verdict_says_what_was_guaranteed_and_how_likely_it_is_right(opened: C
     assert verdict.guarantee == "precision of at least 0.8"
     assert verdict.confidence is not None and verdict.probability == pytest.approx(verdict.confidence / 2)
     assert verdict.probability_low is None and verdict.probability_high is None
-    interval = json.dumps({"method": "venn_abers", "low_at": [], "low": [0.25], "high_at": [], "high": [0.75]})
+    interval = json.dumps(
+        {"method": "venn_abers", "p0_knots": [], "p0_values": [0.25], "p1_knots": [], "p1_values": [0.75]}
+    )
     (verdict,) = opened(calibration=interval).decide_interactions(requests(1))
     assert (verdict.probability_low, verdict.probability, verdict.probability_high) == (0.25, 0.5, 0.75)
 

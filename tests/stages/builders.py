@@ -1,7 +1,7 @@
 """A small bank: answers that were asked about, thumbed and reviewed, and a base model with random weights that reads them.
 
 What is right can be told from the answer's words most of the time, so that a probe has something to learn; two answers
-are longer than the base model's window, and one has a chunk too many.
+are longer than the base model's context length, and one has a chunk too many.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHORTENED: Mapping[str, Mapping[str, Any]] = {
     "llm": {"layout": "rag-plain-v1", "layer": 2, "site": "residual", "too_long": "drop_chunks"},
     "probe": {"architectures": ["linear", "lstm"], "export": "best", "folds": 3, "hidden": 8, "max_epochs": 3},
     "scorers": {
-        "enabled": ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "entailment", "writer"]
+        "enabled": ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalized", "entailment", "writer"]
     },
     "perturbation": {"tokens": 3, "n_copies": 1},
     "regressors": {"kinds": ["random_forest", "linear"], "targets": ["label", "cosine"], "folds": 3, "trees": 20},

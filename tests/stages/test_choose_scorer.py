@@ -111,7 +111,7 @@ def test_the_cheapest_of_the_best_is_served_and_others_are_said_to_be_not_servab
     }
     assert rows["probe"]["forward_tokens"] < rows["fusion_one_pass"]["forward_tokens"]
     assert rows["fusion_one_pass"]["forward_tokens"] < rows["fusion_two_passes"]["forward_tokens"]
-    assert {"lstm", "fusion", "length_only", "yes_score_fused", "verbalised"} <= served["not_servable"].keys()
+    assert {"lstm", "fusion", "length_only", "yes_score_fused", "verbalized"} <= served["not_servable"].keys()
     best = max(row["auroc"] for row in rows.values())
     own = rows[served["name"]]
     assert all(row["auroc"] < best for row in rows.values() if row["forward_tokens"] < own["forward_tokens"])

@@ -33,7 +33,7 @@ from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
 
-SIGNALS = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "writer", "length_only"]
+SIGNALS = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalized", "writer", "length_only"]
 REGRESSORS = ["random_forest_label", "linear_label", "random_forest_cosine", "linear_cosine"]
 FUSIONS = ["fusion", "fusion_one_pass", "fusion_two_passes"]
 EVERYBODY = ["probe", *FUSIONS, *SIGNALS, *REGRESSORS, "lstm", "base_rate"]

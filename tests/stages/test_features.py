@@ -36,7 +36,7 @@ from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
 
-FIXED = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised"]
+FIXED = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalized"]
 NAMES = [*FIXED, "writer", "length_only"]
 
 
@@ -191,7 +191,7 @@ def test_what_was_refused_and_cut_is_told(finished: Finished, bank: Params) -> N
     silent = asked[["sequence_log_prob", "context_gain", "yes_score_fused"]].isna().any(axis=1)
     assert set(asked.index[silent]) == set(summary["unreadable"]) and len(summary["unreadable"]) == 2
     assert asked["length_only"].notna().all(), "nobody has to read an answer to know its length"
-    assert 0 < asked["verbalised"].notna().sum() < len(asked) / 2, "random weights seldom write a number"
+    assert 0 < asked["verbalized"].notna().sum() < len(asked) / 2, "random weights seldom write a number"
 
 
 def test_what_a_scorer_costs_is_told(bank: Params) -> None:
@@ -222,5 +222,7 @@ def test_a_base_model_that_can_read_nothing_is_an_error(bank: Params, tmp_path: 
     frame = artifacts.read_dataset_frame()
     refused = list(artifacts.read_json(paths.FEATURES_SUMMARY)["unreadable"])
     frame[frame["interaction_id"].isin(refused)].to_parquet(paths.DATASET, index=False)
-    with pytest.raises(AbstainError, match=r"^no answer fits the base model's window: take a model that reads more"):
+    with pytest.raises(
+        AbstainError, match=r"^no answer fits the base model's context length: take a model that reads more"
+    ):
         features.stage(bank)

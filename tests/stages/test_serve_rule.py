@@ -14,7 +14,7 @@ from abstain.stages.choose_scorer.__main__ import choose_served_scorer
 
 KINDS = {"writer": "writer", "probe": "probe", "min_log_prob": "log_prob", "fusion_one_pass": "fusion"}
 COSTS = {"writer": 0.0, "probe": 50.0, "min_log_prob": 80.0, "fusion_one_pass": 80.0}
-WHY = {"verbalised": "it reads a prompt of its own"}
+WHY = {"verbalized": "it reads a prompt of its own"}
 
 
 def serve(**changes: Any) -> ServeParams:
@@ -51,8 +51,8 @@ def test_the_rule(params: ServeParams, aurocs: dict[str, float], name: str) -> N
     ("params", "message"),
     [
         (
-            serve(scorer="verbalised"),
-            "serve.scorer: verbalised is not servable, it reads a prompt of its own: take one of",
+            serve(scorer="verbalized"),
+            "serve.scorer: verbalized is not servable, it reads a prompt of its own: take one of",
         ),
         (
             serve(scorer="nothing"),

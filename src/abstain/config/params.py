@@ -71,7 +71,7 @@ class QualityParams(FrozenModel):
 
 
 class PrivacyParams(FrozenModel):
-    """Personal data that ingest removes, and people that it pseudonymises."""
+    """Personal data that ingest removes, and people that it pseudonymizes."""
 
     redact: tuple[str, ...]
     min_score: Fraction
@@ -79,8 +79,8 @@ class PrivacyParams(FrozenModel):
     phone_regions: tuple[str, ...]
     names_pipeline: str
     redact_contexts: bool
-    pseudonymise: bool
-    pseudonymise_reviewers: bool
+    pseudonymize: bool
+    pseudonymize_reviewers: bool
 
 
 class LabelParams(FrozenModel):

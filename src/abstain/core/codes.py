@@ -32,6 +32,7 @@ class Code(StrEnum):
     remedy: str
 
     def __new__(cls, value: str, cause: str = "", remedy: str = "") -> Code:
+        # `Code("A101")` looks a member up with the value alone: hence the defaults.
         member = str.__new__(cls, value)
         member._value_, member.cause, member.remedy = value, cause, remedy
         return member
@@ -69,7 +70,7 @@ class Code(StrEnum):
     LOW_QUALITY = (
         "A107",
         "The training table exceeds a limit of `quality` in params.yaml, such as leakage or contradicting labels.",
-        "Collect the reviews or correct the groups that the message names; figures are less reliable until then.",
+        "Collect the reviews or correct the groups that the message names; metrics are less reliable until then.",
     )
     DRIFT = (
         "A108",
@@ -93,7 +94,7 @@ class Code(StrEnum):
     )
     CONTRADICTS_OTHERS = (
         "A112",
-        "One user's thumbs or one reviewer's verdicts contradict those of the others beyond chance: a slip, another "
+        "One user's thumbs or one reviewer's reviews contradict those of the others beyond chance: a slip, another "
         "understanding of the question, or intent.",
         "Read some of these answers. Have others review them again (with `labels.conflicts: latest` that decides), and "
         "erase a user who does harm with `abstain erase-user`.",
@@ -111,7 +112,7 @@ class Code(StrEnum):
     TOO_LONG = (
         "A203",
         "A text is longer than the model reads or may write at once.",
-        "Retrieve fewer or shorter chunks, leave the answer out, or choose a model with a larger window.",
+        "Retrieve fewer or shorter chunks, leave the answer out, or choose a model with a longer context length.",
     )
     NOT_FINITE = (
         "A204",
@@ -170,7 +171,7 @@ class Code(StrEnum):
     )
     EXPORT_DIFFERS = (
         "A405",
-        "An exported ONNX file computes other figures than the model that it was made from.",
+        "An exported ONNX file computes other values than the model that it was made from.",
         "Do not use the file; export it again with the packages of requirements.lock.",
     )
     ERASED_IN_PRODUCTION = (
@@ -215,8 +216,8 @@ class Code(StrEnum):
     )
     BAD_ARTIFACT = (
         "A507",
-        "A file that a stage, a cache or a release contains is missing, damaged or inconsistent with the others.",
-        "Run `abstain retrain`, or delete the file and fetch the release again.",
+        "A file that a stage, a cache or a bundle contains is missing, damaged or inconsistent with the others.",
+        "Run `abstain retrain`, or delete the file and fetch the bundle again.",
     )
     FAILED_STEP = (
         "A508",
@@ -225,13 +226,23 @@ class Code(StrEnum):
     )
     BUSY = (
         "A509",
-        "A server is asked more than it can do at once.",
+        "A server has more requests than it can queue.",
         "Ask again after the seconds that Retry-After names, or start another server.",
     )
     NO_ACCESS = (
         "A510",
         "A request has no valid API key, its key lacks the role, or it comes from a page of another site.",
         "Send `Authorization: Bearer KEY`; `abstain key` makes one with the roles that are needed.",
+    )
+    ID_IN_USE = (
+        "A511",
+        "An id was used before, with another content, or belongs to the gate's page.",
+        "Give each answer and each feedback an id of its own; a repeated request must be equal to the first.",
+    )
+    TOO_MANY_TRIES = (
+        "A512",
+        "A conversation had as many answers to one question within an hour as its limit allows.",
+        "Let a person answer, or wait an hour; the setting ABSTAIN_SERVE_CALLER__MAX_TRIES changes the limit.",
     )
     BAD_SETTING = (
         "A601",
@@ -240,7 +251,7 @@ class Code(StrEnum):
     )
     UNKNOWN_NAME = (
         "A602",
-        "Nothing has the name that was given.",
+        "The name is unknown.",
         "Choose one of the names that the message lists.",
     )
     USAGE = (
@@ -275,13 +286,13 @@ class Code(StrEnum):
     )
     UNKNOWN_CHUNKS = (
         "A706",
-        "Answers rest on chunks that the knowledge base does not know.",
+        "Answers use chunks that are not in the knowledge base.",
         "Ingest the knowledge base that the assistant reads: add it to sources.yaml, or run `abstain ingest FOLDER`.",
     )
     MODEL_CHANGED = (
         "A707",
         "Another base model or prompt layout is in use than before under the same version.",
-        "Bring the former one back, or collect reviews of the new one's answers and run `abstain retrain`.",
+        "Restore the previous model or layout, or collect reviews of the new one's answers and run `abstain retrain`.",
     )
     TOO_MANY_UNAVAILABLE = (
         "A708",
@@ -295,6 +306,6 @@ class Code(StrEnum):
     )
     FEED_SILENT = (
         "A710",
-        "No decisions, or no feedback, came for longer than ever before.",
+        "No decisions, or no feedback, came for longer than in any earlier pause.",
         "Check that the assistant asks the gate, and that thumbs and reviews are posted to it.",
     )

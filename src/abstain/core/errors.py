@@ -1,4 +1,13 @@
-"""The base class of errors for users, and the line in which one process passes an error to another."""
+"""The base class of errors for users, and the line in which one process passes an error to another.
+
+Subclasses of `AbstainError`:
+
+* `ScorerUnavailable`: a scorer lacks what it needs.
+* `BatchRejected`: too many rows of an ingest are rejected.
+* `EntryRejected`: the index of the knowledge base refuses an entry.
+* `LogQueueFull`, `QuotaExceeded`, `CallerLeft`: a request to the gate server ends without a result.
+* `Stopped`, `CommandFailed`, `CodedFailure`, `OriginMoved`: a run ends without a result.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +17,7 @@ from abstain.core.codes import Code
 from abstain.core.text import replace_control_characters
 
 ERROR_LINE = re.compile(r"\b(?P<code>A[1-6]\d\d): (?P<message>.*)")
-"""A message with its code in front, as `AbstainError.message_with_code` writes it."""
+"""A message with its code in front, as `AbstainError.message_with_code` writes it; A7 are alarms, never raised."""
 
 
 class AbstainError(Exception):

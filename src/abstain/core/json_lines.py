@@ -3,7 +3,7 @@
 Notes:
     Parsers keep the last value of a repeated key and silently lose the others, so such a row is an error.
 
-    A JSON array, or an object over several lines, fails at each line. It is recognised by its first value, before its
+    A JSON array, or an object over several lines, fails at each line. It is recognized by its first value, before its
     lines are reported as broken rows.
 """
 
@@ -150,7 +150,7 @@ def format_key(key: str) -> str:
 def detect_other_json(beginning: bytes, *, is_whole: bool) -> str | None:
     """Detect JSON that is not JSON Lines.
 
-    Broken rows are not reported: another format is recognised only if the text is JSON up to its end, or up to the
+    Broken rows are not reported: another format is recognized only if the text is JSON up to its end, or up to the
     point at which it was cut.
 
     Args:

@@ -1,4 +1,4 @@
-"""Texts by people and other programs: how they are shown, and names and refusals that are recognised in them.
+"""Texts by people and other programs: how they are shown, and names and refusals that are recognized in them.
 
 Foreign text must not control a terminal: escape sequences move the cursor, rewrite lines, or fill the clipboard.
 """
@@ -65,7 +65,7 @@ def suggest_name(word: str, valid: Iterable[str], names: str = "valid", cutoff: 
 def is_refusal(answer: str, beginnings: Sequence[str]) -> bool:
     """Return whether an answer is a fixed refusal ("I don't know what ...", "[Unanswerable ...]"; `labels.refusals`).
 
-    It is recognised by its beginning, because assistants refuse by templates whose ends often vary. Case, white space
+    It is recognized by its beginning, because assistants refuse by templates whose ends often vary. Case, white space
     and the form of apostrophes do not matter.
 
     Args:

@@ -318,7 +318,7 @@ def _find_exceeded_limit(text: str, fields: Any) -> str | None:
 
 
 def _detect_contract(fields: Any) -> type[Row]:
-    """Return the contract that `fields` are meant for; the import format if none is recognised."""
+    """Return the contract that `fields` are meant for; the import format if none is recognized."""
     if not isinstance(fields, dict) or fields.keys() & _INTERACTION_FIELDS:
         return ImportedInteraction
     if fields.keys() & _REVIEW_FIELDS:

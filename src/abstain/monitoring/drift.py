@@ -186,7 +186,7 @@ def _split_halves(sides: GroupedSamples) -> Iterable[tuple[np.ndarray, np.ndarra
 
 
 def _score_rows(values: np.ndarray, in_window: np.ndarray, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Return standardised scores of the test rows; 0 if the training rows are all of one side."""
+    """Return standardized scores of the test rows; 0 if the training rows are all of one side."""
     from sklearn.linear_model import LogisticRegression
 
     if len(np.unique(in_window[train])) < 2:

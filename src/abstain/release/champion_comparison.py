@@ -132,7 +132,7 @@ def check_better(
     if next_budget is None:
         message = (
             f"this hold-out was compared on {budget.used} times, as often as promotion.max_comparisons allows: take a "
-            "new one (docs/thresholds.md, A hold-out that is used up)"
+            "new one (docs/methods/thresholds.md, A used-up hold-out)"
         )
         return PromotionCheck(Code.NOT_BETTER, name, False, p_value, alpha, message)
     message = (

@@ -323,5 +323,7 @@ def compute_precision_error(evaluation: EvaluationSet, rows: np.ndarray) -> floa
         return float("nan")
     statistics = {"precision": partial(metrics.weighted_mean, evaluation.correct[rows])}
     weight = None if evaluation.weight is None else evaluation.weight[rows]
-    estimates = bootstrap(statistics, evaluation.groups[rows], RESAMPLING.n_resamples, RESAMPLING.seed, weight)
+    estimates = bootstrap(
+        statistics, evaluation.groups[rows], n_resamples=RESAMPLING.n_resamples, seed=RESAMPLING.seed, weight=weight
+    )
     return estimates["precision"].standard_error

@@ -72,7 +72,9 @@ class EvaluationSet:
         Returns:
             Estimate by name.
         """
-        return bootstrap(statistics, self.groups, RESAMPLING.n_resamples, RESAMPLING.seed, self.weight)
+        return bootstrap(
+            statistics, self.groups, n_resamples=RESAMPLING.n_resamples, seed=RESAMPLING.seed, weight=self.weight
+        )
 
     def compute_aurocs(self, other_scorer: str) -> tuple[Estimate, Estimate]:
         """Estimate the AUROC of the candidate and of another scorer on the same resamples.

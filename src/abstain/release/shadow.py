@@ -189,7 +189,7 @@ def compare_shadow(
         raise AbstainError(
             Code.NOT_BETTER,
             f"this hold-out was compared on {budget.used} times, as often as promotion.max_comparisons allows, and a "
-            "shadow's reviews would be one more: take a new one (docs/thresholds.md, A hold-out that is used up)",
+            "shadow's reviews would be one more: take a new one (docs/methods/thresholds.md, A used-up hold-out)",
         )
     if have_same_confidences(evaluation, champion):
         raise AbstainError(

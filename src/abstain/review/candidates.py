@@ -89,7 +89,7 @@ def read_candidates(
     if eligible.empty and not frame.empty:
         raise AbstainError(
             Code.NO_ROWS,
-            f"a verdict on any of the {len(frame):,} questions asked from {since:%Y-%m-%d %H:%M} to "
+            f"a review of any of the {len(frame):,} questions asked from {since:%Y-%m-%d %H:%M} to "
             f"{until:%Y-%m-%d %H:%M} UTC would count nowhere: they are of the frozen hold-out, or are not "
             "trained on because of it; move --since and --until",
         )

@@ -129,7 +129,7 @@ def describe_sample(design: ReviewDesign, candidates: ReviewCandidates) -> Itera
         f"{candidates.until:%Y-%m-%d %H:%M} UTC, {int(candidates.frame['reviewed'].sum()):,} reviewed"
     )
     if candidates.n_excluded:
-        yield f"{candidates.n_excluded:,} more are not sampled: a verdict on them would count nowhere (docs/reviews.md)"
+        yield f"{candidates.n_excluded:,} more are not sampled: a review of them would count nowhere (docs/reviews.md)"
     yield f"to review now: {counts_text}" + (f"; {n_reviewed} sampled ones were reviewed before" if n_reviewed else "")
     displays = candidates.frame["display"].dropna()
     if len(displays):

@@ -85,9 +85,7 @@ def parse_reviews(
             existing = stored.get(review.interaction_id, ())
             review = _assign_timestamp(row, review, normalize(review), existing)
             if (reason := excluded.get(review.interaction_id)) and normalize(review) not in existing:
-                raise _make_error(
-                    row, ID_COLUMN, f"is of {reason}", "this verdict would count nowhere, so leave it out"
-                )
+                raise _make_error(row, ID_COLUMN, f"is of {reason}", "this review would count nowhere, so leave it out")
         except ValueError as problem:
             problems.append(str(problem))
         else:
@@ -144,8 +142,8 @@ def _assign_timestamp(row: ReviewRow, review: Review, normalized: Review, existi
         existing_review.reviewed_at == normalized.reviewed_at and existing_review != normalized
         for existing_review in reviewer_reviews
     ):
-        defect = "is the moment of another verdict of this reviewer in data/"
-        raise _make_error(row, "reviewed_at", defect, "empty it to replace that verdict, or export again")
+        defect = "is the moment of another review of this reviewer in data/"
+        raise _make_error(row, "reviewed_at", defect, "empty it to replace that review, or export again")
     return review
 
 

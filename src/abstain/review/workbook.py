@@ -56,7 +56,7 @@ _UNSEEN = (
 )
 _SPACE = rf"(?:[^\S{_ENDS}]|[{_UNSEEN}])"
 _BREAK = rf"(?:^|(?<=[{_ENDS}])){_SPACE}*"
-_NUMBER = rf"[\[\uff3b]{_SPACE}*\d(?:\d|{_SPACE})*[\]\uff3d]"  # digits of any script, because readers recognise them
+_NUMBER = rf"[\[\uff3b]{_SPACE}*\d(?:\d|{_SPACE})*[\]\uff3d]"  # digits of any script, because readers recognize them
 _MARK = r"\1" + r"\\"
 _LIKE_A_CHUNK = re.compile(rf"({_BREAK})(?=\\*{_NUMBER})")
 
@@ -368,7 +368,7 @@ def _read_row(line: Mapping[str, Cell], exported: Mapping[str, Mapping[str, Cell
         elif name in REVIEWER_COLUMNS and cell.data_type == "f":
             problem = f"{address} is a formula: write its text instead"
         elif name in SAMPLED_COLUMNS and name != ID_COLUMN and _digest(cells[name]) != _text(original[name]):
-            problem = f"{address} was changed: restore it, or copy the verdict into a fresh export"
+            problem = f"{address} was changed: restore it, or copy the review into a fresh export"
         if problem:
             break
     addresses = {name: cell.coordinate for name, cell in line.items()}
@@ -381,7 +381,7 @@ def _text(cell: Cell) -> str:
 
 def _reject_unsealed(row: ReviewRow) -> ReviewRow:
     place = f"{SHEET}!{row.cell_addresses['inclusion_probability']}: inclusion_probability"
-    return replace(row, problem=f"{place} is not as this home drew it: copy the verdict into a fresh export")
+    return replace(row, problem=f"{place} is not as this home drew it: copy the review into a fresh export")
 
 
 def _seal(cells: Mapping[str, str], key: bytes) -> str:

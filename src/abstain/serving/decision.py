@@ -50,16 +50,16 @@ class Decision:
     show: bool = False
     feature_spec: str | None = None
 
+    @classmethod
+    def unavailable(cls, interaction_id: str, reason: str, *, show: bool = False) -> Decision:
+        """Make the decision while no version is live or none can be reached.
 
-def make_no_decision(interaction_id: str, reason: str, *, show: bool = False) -> Decision:
-    """Return an "unavailable" decision while no version is live or none could be reached.
+        Args:
+            interaction_id: Id of the answer.
+            reason: Why there is no decision, with its code in front.
+            show: Whether to show the answer.
 
-    Args:
-        interaction_id: Id of the answer.
-        reason: Why there is no decision, with its code in front.
-        show: Whether to show the answer.
-
-    Returns:
-        The decision, without version, confidence and threshold.
-    """
-    return Decision(interaction_id, "unavailable", None, None, "", "no version has decided", reason=reason, show=show)
+        Returns:
+            The decision, without version, confidence and threshold.
+        """
+        return cls(interaction_id, "unavailable", None, None, "", "no version has decided", reason=reason, show=show)

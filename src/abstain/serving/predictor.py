@@ -173,7 +173,7 @@ class Predictor:
             components=self.scorer.component_names,
             show=show,
         )
-        if (bounds := self.calibrator.interval(np.array([confidence]))) is None:
+        if (bounds := self.calibrator.compute_interval(np.array([confidence]))) is None:
             return decision
         low, high = (float(bound[0]) for bound in bounds)
         return replace(decision, probability_low=low, probability_high=high)

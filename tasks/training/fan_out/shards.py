@@ -194,7 +194,7 @@ compute_shard = task(name="compute_shard", task_run_name="{name}", cache_policy=
 
 
 def begin_process(started: Any, threads: int, gpus: Sequence[str]) -> None:
-    """Initialise a process of the pool: it ends with its parent and has its share of processors and GPUs.
+    """Initialize a process of the pool: it ends with its parent and has its share of processors and GPUs.
 
     Args:
         started: Number of processes that have begun, which they share; below 0 if the pool was stopped.

@@ -74,7 +74,7 @@ def test_what_was_erased_does_not_come_back(tmp_path: Path, log: DecisionLog) ->
     unread = log.record_decision(decision("a", shown=False, decision="unavailable", interaction=None)).exception()
     assert isinstance(unread, AbstainError), "nor is it answered as the erased one was"
     refused = later[0].exception()
-    assert isinstance(refused, AbstainError) and refused.code is Code.FAILED_CHECK, "it may be of another answer"
+    assert isinstance(refused, AbstainError) and refused.code is Code.ID_IN_USE, "it may be of another answer"
     assert [future.result() for future in later[1:]] == ["duplicate", *["recorded"] * 4]
     assert log.record_feedback("f-4", feedback("c", user="u-ann", comment="other")).result() == "duplicate"
     assert b", later" not in bytes_in(tmp_path)
@@ -173,7 +173,7 @@ def test_texts_expire_and_figures_stay(tmp_path: Path, log: DecisionLog) -> None
     ]
     again.append(log.record_decision(decision("old", shown=False, decision="unavailable", interaction=None)))
     for refused in (future.exception() for future in again):
-        assert isinstance(refused, AbstainError) and refused.code is Code.FAILED_CHECK, "the digest went with the text"
+        assert isinstance(refused, AbstainError) and refused.code is Code.ID_IN_USE, "the digest went with the text"
     assert log.purge_expired_texts(datetime.now(UTC) + timedelta(days=31)) == 6
     assert b"<a>" not in bytes_in(tmp_path) and b"<f-3>" not in bytes_in(tmp_path)
     assert log.record_feedback("f-1", feedback("b", comment="else")).result() == "duplicate", "by its id alone"
@@ -190,7 +190,7 @@ def test_what_tells_an_answer_without_texts_expires_too(log: DecisionLog) -> Non
         assert connection.scalar(select(DECISIONS.c.digest).where(DECISIONS.c.interaction_id == "old")) is None
     for later in (given, decision("old")):
         refused = log.record_decision(later).exception()
-        assert isinstance(refused, AbstainError) and refused.code is Code.FAILED_CHECK
+        assert isinstance(refused, AbstainError) and refused.code is Code.ID_IN_USE
 
 
 def test_a_log_that_is_there_counts_as_the_one_it_was(tmp_path: Path, log: DecisionLog) -> None:

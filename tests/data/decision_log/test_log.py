@@ -98,8 +98,8 @@ def test_the_same_request_is_known_and_the_first_decision_stays(log: DecisionLog
     assert log.record_decision(decision()).result() == "recorded"
     again = decision(shown=False, confidence=0.1, duration_ms=9.0, interaction=interaction(asked_at=AT))
     assert log.record_decision(again).result() == "duplicate"
-    assert code_of(log.record_decision(decision(interaction=interaction(answer="Ten euros.")))) is Code.FAILED_CHECK
-    assert code_of(log.record_decision(decision(interaction=None))) is Code.FAILED_CHECK
+    assert code_of(log.record_decision(decision(interaction=interaction(answer="Ten euros.")))) is Code.ID_IN_USE
+    assert code_of(log.record_decision(decision(interaction=None))) is Code.ID_IN_USE
     found = queries.get_decision(log.database, "i-1")
     assert found and found.decision == decision(interaction=interaction(display="shown", propensity=1.0))
     assert queries.count_decisions(log.database) == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
@@ -113,16 +113,16 @@ def test_answers_that_differ_in_what_is_redacted_are_two(tmp_path: Path) -> None
     )
     one, other = (decision(interaction=interaction(answer=answer)) for answer in ("Call 1.", "Call 2."))
     assert [log.record_decision(row).result() for row in (one, one)] == ["recorded", "duplicate"]
-    assert code_of(log.record_decision(other)) is Code.FAILED_CHECK
+    assert code_of(log.record_decision(other)) is Code.ID_IN_USE
     assert [log.record_feedback("f", feedback(comment="mail a")).result() for _ in range(2)] == [
         "recorded",
         "duplicate",
     ]
-    assert code_of(log.record_feedback("f", feedback(comment="mail b"))) is Code.FAILED_CHECK
+    assert code_of(log.record_feedback("f", feedback(comment="mail b"))) is Code.ID_IN_USE
     assert b"Call" not in bytes_in(tmp_path) and b"mail" not in bytes_in(tmp_path)
     log.close()
     log = open_log(url_of(tmp_path), key=b"of another home")
-    assert code_of(log.record_decision(one)) is Code.FAILED_CHECK, "without its key nothing is recognised by a digest"
+    assert code_of(log.record_decision(one)) is Code.ID_IN_USE, "without its key nothing is recognized by a digest"
     log.close()
 
 
@@ -131,8 +131,8 @@ def test_without_texts_the_digest_of_what_was_given_tells_another_request(log: D
         return decision(interaction=None, input_sha256=digest)
 
     assert [log.record_decision(states(digest)).result() for digest in ("5e", "5e")] == ["recorded", "duplicate"]
-    assert code_of(log.record_decision(states("ed"))) is Code.FAILED_CHECK
-    assert code_of(log.record_decision(decision())) is Code.FAILED_CHECK
+    assert code_of(log.record_decision(states("ed"))) is Code.ID_IN_USE
+    assert code_of(log.record_decision(decision())) is Code.ID_IN_USE
     found = queries.get_decision(log.database, "i-1")
     assert found and (found.text_state, found.decision.interaction) == ("none", None)
 
@@ -144,8 +144,8 @@ def test_a_decision_takes_the_place_of_one_of_which_nothing_is_known(log: Decisi
     found = queries.get_decision(log.database, "i-1")
     assert found and found.decision == replace(refused, duration_ms=2.0)
     assert log.record_decision(decision(interaction=None, input_sha256="5e")).result() == "recorded"
-    assert code_of(log.record_decision(decision(interaction=None, input_sha256="ed"))) is Code.FAILED_CHECK
-    assert code_of(log.record_decision(refused)) is Code.FAILED_CHECK
+    assert code_of(log.record_decision(decision(interaction=None, input_sha256="ed"))) is Code.ID_IN_USE
+    assert code_of(log.record_decision(refused)) is Code.ID_IN_USE
     found = queries.get_decision(log.database, "i-1")
     assert found and found.decision.decision == "show"
     assert queries.count_decisions(log.database) == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
@@ -154,7 +154,7 @@ def test_a_decision_takes_the_place_of_one_of_which_nothing_is_known(log: Decisi
 def test_an_unavailable_decision_about_a_known_answer_stays(log: DecisionLog) -> None:
     unavailable = decision(shown=False, decision="unavailable", interaction=None, input_sha256="5e")
     assert log.record_decision(unavailable).result() == "recorded"
-    assert code_of(log.record_decision(decision(interaction=None, input_sha256="ed"))) is Code.FAILED_CHECK
+    assert code_of(log.record_decision(decision(interaction=None, input_sha256="ed"))) is Code.ID_IN_USE
     log.record_decision(decision("i-2", shown=False, decision="unavailable")).result()
     assert log.record_decision(decision("i-2")).result() == "duplicate"
 
@@ -165,7 +165,7 @@ def test_what_waits_together_is_compared_in_its_order(log: DecisionLog) -> None:
     with held(log):
         futures = [log.record_decision(row) for row in rows]
     assert [futures[at].result() for at in range(3)] == ["recorded", "recorded", "duplicate"]
-    assert [code_of(futures[at]) for at in (3, 4)] == [Code.FAILED_CHECK] * 2
+    assert [code_of(futures[at]) for at in (3, 4)] == [Code.ID_IN_USE] * 2
     assert (
         queries.count_decisions(log.database)["show"] == 2 and queries.count_decisions(log.database)["unavailable"] == 0
     )
@@ -174,7 +174,7 @@ def test_what_waits_together_is_compared_in_its_order(log: DecisionLog) -> None:
 def test_feedback_is_recorded_once_by_its_id(log: DecisionLog) -> None:
     assert log.record_feedback("f-1", feedback(comment="good")).result() == "recorded"
     assert log.record_feedback("f-1", feedback(comment="good", days=2)).result() == "duplicate"
-    assert code_of(log.record_feedback("f-1", feedback(comment="bad"))) is Code.FAILED_CHECK
+    assert code_of(log.record_feedback("f-1", feedback(comment="bad"))) is Code.ID_IN_USE
     assert log.record_feedback("f-2", feedback(comment="good")).result() == "recorded"
     assert queries.count_decisions(log.database)["feedback"] == 2
 
@@ -184,7 +184,7 @@ def test_a_conflict_and_a_row_that_cannot_be_written_fail_alone(log: DecisionLog
     rows = [decision("a"), decision(interaction=interaction(answer="x")), decision("b", reason="\ud800"), decision("c")]
     futures = [log.record_decision(row) for row in rows]
     assert [futures[at].result() for at in (0, 3)] == ["recorded", "recorded"]
-    assert [code_of(futures[at]) for at in (1, 2)] == [Code.FAILED_CHECK, Code.INVALID_ROW]
+    assert [code_of(futures[at]) for at in (1, 2)] == [Code.ID_IN_USE, Code.INVALID_ROW]
     assert (
         queries.get_decision(log.database, "a")
         and queries.get_decision(log.database, "c")

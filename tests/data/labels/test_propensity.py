@@ -71,7 +71,7 @@ def test_precision_by_verdicts_on_what_was_shown_is_that_of_all_answers(answers:
     for _, log in labelled(answers, by).groupby("log"):
         weight = row_weights(log["inclusion_probability"].to_numpy())
         figure = partial(precision, log["correct"].to_numpy(), log["confidence"].to_numpy(), threshold=THRESHOLD)
-        found = bootstrap({"": figure}, np.arange(len(log)), 200, 1, weight)[""]
+        found = bootstrap({"": figure}, np.arange(len(log)), n_resamples=200, seed=1, weight=weight)[""]
         weighted.append(found.value)
         unweighted.append(figure(np.ones(len(log))))
         low, high = found.interval

@@ -307,7 +307,7 @@ import json, resource, sys
 from pathlib import Path
 import torch
 from abstain.data.store.state_table import StateTable, write_table
-from abstain.learning.estimators.probes.base import predict
+from abstain.learning.estimators.probes.base import predict_logits
 from abstain.learning.estimators.probes.lstm import LSTMProbe
 
 def resident():
@@ -320,7 +320,7 @@ file, highest = Path(sys.argv[1]), [0]
 torch.set_num_threads(1)
 row = torch.ones(length, width).bfloat16()
 probe = LSTMProbe(width, 8, 0.0)
-predict(probe, [row.float()] * 300)
+predict_logits(probe, [row.float()] * 300)
 start = resident()
 
 def arriving():
@@ -344,10 +344,10 @@ def watched():
         yield state
 
 probe.fit_standardization(watched())
-standardised, highest[0] = highest[0], 0
-predict(probe, watched())
+standardized, highest[0] = highest[0], 0
+predict_logits(probe, watched())
 print(json.dumps({"size": file.stat().st_size, "wrote": wrote - start, "walked": walked - start,
-                  "standardised": standardised - start, "predicted": highest[0] - start}))
+                  "standardized": standardized - start, "predicted": highest[0] - start}))
 """
 
 
@@ -362,7 +362,7 @@ def test_memory_is_bounded_by_the_batch_and_not_by_the_file(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     grew = json.loads(done.stdout)
     assert grew["size"] > 200 * 2**20
-    for step in ("wrote", "walked", "standardised"):
+    for step in ("wrote", "walked", "standardized"):
         assert grew[step] < 32 * 2**20, grew
     assert grew["predicted"] < 128 * 2**20, grew  # a batch of 256 rows in float32 is 54 MB
 

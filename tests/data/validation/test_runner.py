@@ -88,7 +88,7 @@ def changed(row: Any, **changes: Any) -> Any:
 
 TWO_THUMBS, TWO_VERDICTS = (
     "thumb: this user gave two thumbs",
-    "review: this reviewer gave two verdicts at the same time",
+    "review: this reviewer gave two reviews at the same time",
 )
 BROKEN: list[tuple[Any, str]] = [
     (interaction("twice"), "interaction_id: 'twice' occurs more than once"),
@@ -103,7 +103,7 @@ BROKEN: list[tuple[Any, str]] = [
     (changed(interaction("above"), token_log_probs=(-1.0, 0.5)), "token_log_probs: 0.5 is above 0"),
     (changed(interaction("gate"), display="maybe"), "display: 'maybe' is neither shown nor withheld"),
     (changed(interaction("odds"), display="shown", propensity=0.0), "propensity: 0 is not in (0, 1]"),
-    (interaction("alone", propensity=0.5), "propensity: there is no decision beside it"),
+    (interaction("alone", propensity=0.5), "propensity: there is no display beside it"),
     (feedback("other"), "interaction_id: there is no such interaction"),
     (feedback(days=-1.5), "given_at: before the question was asked (-1.5 days)"),
     (feedback(days=91), "given_at: 91 days after the question, 90 allowed"),
@@ -337,7 +337,7 @@ def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_
 
     waiting = take("fees.md", "rows.jsonl")
     assert (waiting.accepted, waiting.pending, waiting.awaiting_documents, waiting.newly_rejected) == (1, 9, 9, 0)
-    assert "9 answers wait for documents" in waiting.to_markdown()
+    assert "9 answers await the documents" in waiting.to_markdown()
     require_unblocked(data)
     came = take("cards.md")
     assert dict(came.resolved_pending) == {"accepted": 9}

@@ -43,7 +43,7 @@ thumbs:
     user-feedback: {1: up, 0: down}
 reviews:
   reviewers: [ann, bob]
-  verdicts:
+  criteria:
     correctness:
       right: {complete: true, correct: true, truthful: true}
       wrong: {correct: false, truthful: false}
@@ -247,7 +247,7 @@ def test_export_cut_in_the_middle_gives_nothing(tmp_path: Path, name: str, sched
 
 @pytest.mark.parametrize("page", ["langfuse", "phoenix", "label_studio", "argilla", "open_webui"])
 def test_export_of_another_tool_is_refused_with_its_name(tmp_path: Path, page: str) -> None:
-    needed = "\nreviews: {reviewed_at: at, reviewers: all, verdicts: {a: {b: {correct: true}}}}\n"
+    needed = "\nreviews: {reviewed_at: at, reviewers: all, criteria: {a: {b: {correct: true}}}}\n"
     for other in ("langfuse", "phoenix", "label_studio", "argilla", "open_webui"):
         mapping = write_mapping(tmp_path, f"format: {page}\ninteraction_id: id\n{needed}")
         if other != page:
@@ -297,12 +297,12 @@ def test_field_that_is_null_in_every_record_is_there(tmp_path: Path) -> None:
         ("format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {1: good}}}", ["thumbs.scores", "'up' or 'down'"]),
         (
             "format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {1: up}}}\n"
-            "reviews: {reviewers: all, verdicts: {a: {1: {correct: true}}}}",
+            "reviews: {reviewers: all, criteria: {a: {1: {correct: true}}}}",
             ["the score 'a' is a thumb and part of a review"],
         ),
         (
-            "format: langfuse\ninteraction_id: a\nreviews: {reviewers: all, verdicts: {a: {1: {corect: true}}}}",
-            ["reviews.verdicts", "corect"],
+            "format: langfuse\ninteraction_id: a\nreviews: {reviewers: all, criteria: {a: {1: {corect: true}}}}",
+            ["reviews.criteria", "corect"],
         ),
     ],
 )

@@ -171,7 +171,7 @@ def test_two_verdicts_of_one_person_at_one_time_are_a_conflict_of_two_strangers_
     assert reasons_in(tmp_path / "data", report) == [
         (
             "A104 thumb: this user's thumb of the same time is known with other content (differs in thumb)",
-            "A104 review: this reviewer's verdict of the same time is known (differs in correct)",
+            "A104 review: this reviewer's review of the same time is known (differs in correct)",
         )
     ]
 

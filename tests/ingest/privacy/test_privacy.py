@@ -62,7 +62,7 @@ def test_users_get_pseudonyms_and_reviewers_keep_their_names() -> None:
     assert row.thumb is not None and row.thumb.user == privacy.get_pseudonym("ann") != "ann"
     assert row.review is not None and row.review.reviewer == "sme-1"
     assert privacy.apply(row) is row
-    both = open_privacy(redact=(), pseudonymise=False, pseudonymise_reviewers=True).apply(typed("Who?"))
+    both = open_privacy(redact=(), pseudonymize=False, pseudonymize_reviewers=True).apply(typed("Who?"))
     assert both.review is not None and both.review.reviewer.startswith("r-")
     assert both.thumb is not None and both.thumb.user == "ann"
 
@@ -92,7 +92,7 @@ def test_privacy_typed_text_is_redacted_contexts_and_ids_stay(monkeypatch: pytes
 
 def test_off_is_off() -> None:
     row = typed(f"{MAIL} {CARD}")
-    for privacy in (Privacy.noop(), open_privacy(redact=(), pseudonymise=False)):
+    for privacy in (Privacy.noop(), open_privacy(redact=(), pseudonymize=False)):
         assert privacy.apply(row) is row
         assert privacy.get_pseudonym("ann") == "ann" and privacy.counts == {}
 
@@ -156,9 +156,9 @@ def test_an_error_that_quotes_what_was_typed_is_redacted(tmp_path: Path, monkeyp
 def test_no_key_is_made_where_nobody_gets_a_pseudonym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ABSTAIN_USER_KEY")
     team = Settings(home=tmp_path, origin_url="git@example.org:team/abstain.git")
-    Privacy.from_params(params(pseudonymise=False), team)
+    Privacy.from_params(params(pseudonymize=False), team)
     assert list(tmp_path.iterdir()) == []
-    for changes in ({}, {"pseudonymise": False, "pseudonymise_reviewers": True}):
+    for changes in ({}, {"pseudonymize": False, "pseudonymize_reviewers": True}):
         with pytest.raises(AbstainError, match="^ABSTAIN_USER_KEY is not set"):
             Privacy.from_params(params(**changes), team)
     Privacy.from_params(builders.SHIPPED, Settings(home=tmp_path))
@@ -167,7 +167,7 @@ def test_no_key_is_made_where_nobody_gets_a_pseudonym(tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 def test_the_sample_comes_out_unchanged() -> None:
-    privacy = open_privacy(pseudonymise=False)
+    privacy = open_privacy(pseudonymize=False)
     lines = [line for file in (HISTORY, INCOMING) for line in file.read_bytes().splitlines()]
     assert len(lines) > 500
     for number, line in enumerate(lines):
@@ -184,9 +184,9 @@ def test_the_sample_comes_out_unchanged() -> None:
 )
 def test_privacy_kept_text_gives_the_row_that_apply_gives(text: str, user: str, contexts: bool, escaped: bool) -> None:
     names = Pseudonyms(KEY.encode())
-    reviewer = names.pseudonymise_reviewer if contexts else None
+    reviewer = names.pseudonymize_reviewer if contexts else None
     privacy = Privacy(
-        Blank(), redact_contexts=contexts, replace_user=names.pseudonymise_user, replace_reviewer=reviewer
+        Blank(), redact_contexts=contexts, replace_user=names.pseudonymize_user, replace_reviewer=reviewer
     )  # type: ignore[arg-type]
     row = typed(text)
     fields = json.loads(row.raw)
@@ -213,7 +213,7 @@ def test_ingest_secrets_of_refused_rows_reach_no_file_and_no_message(tmp_path: P
     rows.write_lines(tmp_path / "in" / "a.jsonl", *lines)
     (tmp_path / "in" / "headless.csv").write_text(f"q-1,{user},{MAIL}\n")
     (tmp_path / "in" / "shifted.csv").write_text(f"interaction_id,user,comment\nq-1,{user},my address, {MAIL}\n")
-    privacy = Privacy(Blank(), replace_user=Pseudonyms(KEY.encode()).pseudonymise_user)  # type: ignore[arg-type]
+    privacy = Privacy(Blank(), replace_user=Pseudonyms(KEY.encode()).pseudonymize_user)  # type: ignore[arg-type]
     source, data = FileSource(name="inbox", url=str(tmp_path / "in")), tmp_path / "data"
     with pytest.raises(BatchRejected, match="5 of 5 new rows fail") as refused:
         ingest([source], data, rows.PARAMS, rows.NOW, privacy=privacy, validate=rows.accept_all)

@@ -37,13 +37,13 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pseudonym_is_known_for_ever() -> None:
     # printf 'u\0ann@example.org' | openssl dgst -sha256 -hmac kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk
-    assert NAMES.pseudonymise_user("ann@example.org") == "u-da247b9ca004d84769f5"
-    assert NAMES.pseudonymise_user("") == ""
+    assert NAMES.pseudonymize_user("ann@example.org") == "u-da247b9ca004d84769f5"
+    assert NAMES.pseudonymize_user("") == ""
 
 
 @given(st.text(min_size=1))
 def test_a_pseudonym_hides_the_name_and_stays_as_it_is(name: str) -> None:
-    for change, kind in ((NAMES.pseudonymise_user, "u"), (NAMES.pseudonymise_reviewer, "r")):
+    for change, kind in ((NAMES.pseudonymize_user, "u"), (NAMES.pseudonymize_reviewer, "r")):
         pseudonym = change(name)
         assert change(pseudonym) == pseudonym
         assert not pseudonym or (len(pseudonym) == 22 and pseudonym[:2] == f"{kind}-" and int(pseudonym[2:], 16) >= 0)
@@ -51,14 +51,14 @@ def test_a_pseudonym_hides_the_name_and_stays_as_it_is(name: str) -> None:
 
 def test_who_is_who_depends_on_the_key_the_role_and_the_letters() -> None:
     people = ["ann", "Ann", "ann2", "u-17", "u-0123", "u-0123456789abcdef012g"]
-    names = {NAMES.pseudonymise_user(person) for person in people} | {
-        NAMES.pseudonymise_reviewer("ann"),
-        Pseudonyms(b"l" * 32).pseudonymise_user("ann"),
+    names = {NAMES.pseudonymize_user(person) for person in people} | {
+        NAMES.pseudonymize_reviewer("ann"),
+        Pseudonyms(b"l" * 32).pseudonymize_user("ann"),
     }
     assert len(names) == len(people) + 2
-    assert NAMES.pseudonymise_user(" ann ") == NAMES.pseudonymise_user("ann")
+    assert NAMES.pseudonymize_user(" ann ") == NAMES.pseudonymize_user("ann")
     assert (
-        NAMES.pseudonymise_user("Jose\u0301") == NAMES.pseudonymise_user("Jos\u00e9") != NAMES.pseudonymise_user("Jose")
+        NAMES.pseudonymize_user("Jose\u0301") == NAMES.pseudonymize_user("Jos\u00e9") != NAMES.pseudonymize_user("Jose")
     )
 
 

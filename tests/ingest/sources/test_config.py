@@ -67,7 +67,7 @@ def test_sources_shipped_file_is_the_inbox_and_the_decision_log(tmp_path: Path) 
         ("feedback: {", "feedbacks: {", "unknown key 'sources.2.tables.feedbacks': did you mean 'feedback'?"),
         ("kind: sql", "kind: sqll", "sources.2.kind: unknown kind 'sqll': did you mean 'sql'?"),
         ("    kind: sql\n", "", "sources.2: kind is missing: one of files, sql"),
-        ("name: handbook", "name: review-queue-2", "sources: the name 'review-queue-2' is kept for the verdicts of"),
+        ("name: handbook", "name: review-queue-2", "sources: the name 'review-queue-2' is reserved for the reviews of"),
         ("name: handbook", "name: inbox", "sources: two sources are called 'inbox': rename one"),
         ("name: handbook", "name: Hand.book", "sources: the name 'Hand.book' may hold only lower-case letters"),
         ("answer: reply", "anwser: reply", "interactions.columns: unknown field 'anwser': did you mean 'answer'?"),

@@ -16,7 +16,7 @@ from abstain.learning.estimators import cross_validation
 from abstain.learning.estimators import training_rows as rows_module
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probe_registry import PROBES
-from abstain.learning.estimators.probes.base import Probe, predict, predict_confidence
+from abstain.learning.estimators.probes.base import Probe, predict_confidence, predict_logits
 from abstain.learning.estimators.probes.descent import probe_loss
 from abstain.learning.estimators.training_rows import TrainingRows
 from abstain.learning.metrics.weighted_metrics import auroc
@@ -136,7 +136,7 @@ def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(archi
         logits = torch.empty(90, 2)
         for f, step in enumerate(steps):
             held_out = (fold == f).nonzero().flatten()
-            logits[held_out] = predict(step.probe, train.subset(held_out).states)
+            logits[held_out] = predict_logits(step.probe, train.subset(held_out).states)
         loss = probe_loss(logits, train.correct, train.weight, params.huber_lambda)
         assert history.held_out_loss[number] == pytest.approx(float(loss), abs=1e-6)
         assert history.train_loss[number] == pytest.approx(np.mean([step.train_loss for step in steps]))
@@ -184,9 +184,9 @@ def test_gradients_that_vanish_over_a_long_answer_are_no_denormal_numbers(monkey
 
     def noted(probe: Probe, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         found.append(float(torch.tensor(1e-39) * 0.5))
-        return predict(probe, rows)
+        return predict_logits(probe, rows)
 
-    monkeypatch.setattr(cross_validation, "predict", noted)
+    monkeypatch.setattr(cross_validation, "predict_logits", noted)
     fit_probe("attention", planted(60, 1), groups_of(60), FEW.model_copy(update={"max_epochs": 2, "folds": 3}))
     assert found == [0.0] * 6
 

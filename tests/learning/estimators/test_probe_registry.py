@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.probe_registry import PROBES, load_probe, save_probe
-from abstain.learning.estimators.probes.base import predict
+from abstain.learning.estimators.probes.base import predict_logits
 from tests.learning.estimators.builders import EVERY_KIND, PARAMS, D, probe_of, ragged
 
 
@@ -40,7 +40,7 @@ def test_a_file_is_all_that_is_needed_to_have_the_probe_again(architecture: Arch
     assert type(loaded) is type(probe)
     assert (loaded.architecture, loaded.width, loaded.training) == (architecture, D, False)
     assert loaded.hyperparameters == probe.hyperparameters
-    assert torch.equal(predict(loaded, rows), predict(probe, rows))
+    assert torch.equal(predict_logits(loaded, rows), predict_logits(probe, rows))
     save_probe(loaded, tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "probe.safetensors").read_bytes()
 

@@ -58,7 +58,7 @@ def test_ranking_is_measured_on_raw_confidences_and_guarantees_on_calibrated_one
 def test_the_champion_is_compared_with_draw_by_draw() -> None:
     found = board()
     figures = {name: partial(RANKING_METRICS["auroc"], CORRECT, scores) for name, scores in LOG_ODDS.items()}
-    drawn = bootstrap(figures, GROUPS, 100, 1)
+    drawn = bootstrap(figures, GROUPS, n_resamples=100, seed=1)
     difference = paired_difference(drawn["probe"], drawn["blind"])
     columns = ["auroc_difference", "auroc_difference_low", "auroc_difference_high", "chance_better"]
     assert found.loc["probe", columns].tolist() == pytest.approx(
@@ -162,7 +162,7 @@ def test_leaderboard_of_many_draws_computes_them_together(monkeypatch: pytest.Mo
     scores = {f"s{n}": SHARP + 0.01 * n for n in range(25)}
     found = board(scores=scores, calibrated={}, resampling=BootstrapConfig(1000, 1), champion="s3")
     assert len(found) == 25
-    chunks = math.ceil(1000 / (bootstrap_module.BLOCK_CELLS // 200))
+    chunks = math.ceil(1000 / (bootstrap_module.MAX_BLOCK_WEIGHTS // 200))
     assert calls == dict.fromkeys(
         (*RANKING_METRICS, *CALIBRATION_METRICS), 25 * (chunks + 1)
     )  # and once for the figure itself

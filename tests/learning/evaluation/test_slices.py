@@ -35,7 +35,7 @@ def test_every_figure_is_that_of_the_slices_own_rows() -> None:
         assert row["base_rate"] == pytest.approx(metrics.weighted_mean(correct, weight))
         assert row["auroc"] == pytest.approx(metrics.auroc(correct, SCORED.confidence[rows], weight))
         figure = {"": partial(metrics.auroc, correct, SCORED.confidence[rows])}
-        expected = bootstrap(figure, GROUPS[rows], 100, 3, weight)[""].interval
+        expected = bootstrap(figure, GROUPS[rows], n_resamples=100, seed=3, weight=weight)[""].interval
         assert (row["auroc_low"], row["auroc_high"]) == pytest.approx(expected)
         assert row["ece"] == pytest.approx(metrics.ece(correct, CONFIDENCE[rows], weight))
         assert row["brier"] == pytest.approx(metrics.brier(correct, CONFIDENCE[rows], weight))

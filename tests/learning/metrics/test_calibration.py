@@ -1,6 +1,6 @@
 """A calibrator against its definition, its library and the truth.
 
-The table of docs/thresholds.md: `python -m tests.learning.metrics.test_calibration 100`.
+The table of docs/studies/thresholds.md: `python -m tests.learning.metrics.test_calibration 100`.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def test_every_calibrator_keeps_the_order_and_is_the_same_after_json(
     again = calibrator_from_dict(json.loads(json.dumps(calibrator.to_dict())))
     assert again == calibrator
     assert np.array_equal(again.apply(EVERYWHERE), calibrated)
-    allowed = calibrator.interval(EVERYWHERE)
+    allowed = calibrator.compute_interval(EVERYWHERE)
     assert (allowed is not None) == (method == "venn_abers")
     if allowed is not None:
         low, high = allowed
         assert (np.diff(low) >= 0).all() and (np.diff(high) >= 0).all()
         assert ((low <= calibrated + 1e-12) & (calibrated <= high + 1e-12)).all()
-        assert np.array_equal(again.interval(EVERYWHERE), allowed)
+        assert np.array_equal(again.compute_interval(EVERYWHERE), allowed)
 
 
 def test_none_leaves_confidences_as_they_are_and_learns_from_nothing() -> None:
@@ -102,7 +102,7 @@ def test_venn_abers_is_its_definition(distinct: int) -> None:
     confidence = np.round(confidence * distinct) / distinct
     new = np.unique(np.concatenate([confidence, np.linspace(0, 1, 25)]))
     calibrator = fit_calibrator("venn_abers", confidence, correct)
-    allowed = calibrator.interval(new)
+    allowed = calibrator.compute_interval(new)
     assert allowed is not None
     for outcome, fitted in enumerate(allowed):
         for one, level in zip(new, fitted, strict=True):
@@ -166,7 +166,7 @@ def test_a_weight_stands_for_that_many_answers(method: Method) -> None:
 def test_nan_stays_nan_and_float32_and_no_rows_are_taken(method: Method) -> None:
     calibrator = fit_calibrator(method, *overconfident(100))
     assert np.isnan(calibrator.apply(np.array([0.2, np.nan, 0.9]))).tolist() == [False, True, False]
-    allowed = calibrator.interval(np.array([np.nan, 0.5]))
+    allowed = calibrator.compute_interval(np.array([np.nan, 0.5]))
     assert allowed is None or np.isnan(allowed).tolist() == [[True, False], [True, False]]
     assert calibrator.apply(np.array([0.5], np.float32)).dtype == np.float64
     assert calibrator.apply(np.array([])).shape == (0,)
@@ -185,7 +185,7 @@ def test_rows_that_are_worth_too_few_say_so() -> None:
     confidence, correct = overconfident(100)
     weight = np.full(100, 0.1)
     weight[0] = 1
-    with pytest.raises(AbstainError, match=r"by venn_abers .* \(of 100, effective sample size \d+\): bring"):
+    with pytest.raises(AbstainError, match=r"by venn_abers .* \(of 100, \d+ after thinning\): bring"):
         fit_calibrator("venn_abers", confidence, correct, weight)
 
 
@@ -195,8 +195,8 @@ def test_rows_that_are_worth_too_few_say_so() -> None:
     [
         (np.nan, 1, 1, "^1 of 60 reviewed answers have a confidence that is not in"),
         (1.5, 1, 1, "confidence that is not in"),
-        (0.5, np.nan, 1, "^1 of 60 reviewed answers have a verdict that is neither 0 nor 1"),
-        (0.5, 0.5, 1, "verdict that is neither 0 nor 1"),
+        (0.5, np.nan, 1, "^1 of 60 reviewed answers have a label that is neither 0 nor 1"),
+        (0.5, 0.5, 1, "label that is neither 0 nor 1"),
         (0.5, 1, 0, "weight that is not above 0"),
         (0.5, 1, np.inf, "weight that is not above 0"),
     ],
@@ -212,7 +212,7 @@ def test_a_value_that_is_none_is_refused(
 
 
 def test_arrays_of_different_lengths_and_unknown_methods_are_refused() -> None:
-    with pytest.raises(AbstainError, match="differ in shape"):
+    with pytest.raises(ValueError, match="differ in shape"):
         fit_calibrator("isotonic", np.zeros(3), np.zeros(2))
     with pytest.raises(AbstainError, match="^unknown calibration 'platt': choose one of none, temperature"):
         fit_calibrator("platt", np.zeros(3), np.zeros(3))  # type: ignore[arg-type]
@@ -228,11 +228,11 @@ def test_arrays_of_different_lengths_and_unknown_methods_are_refused() -> None:
         {"method": "temperature", "scale": "a"},
         {"method": "isotonic", "knots": [0.1, 0.9], "values": [0.8]},
         {"method": "isotonic", "knots": [0.1, 0.9], "values": [0.8, 0.1]},
-        {"method": "venn_abers", "low_at": [0.5], "low": [0.1], "high_at": [0.5], "high": [0.4, 0.9]},
+        {"method": "venn_abers", "p0_knots": [0.5], "p0_values": [0.1], "p1_knots": [0.5], "p1_values": [0.4, 0.9]},
     ],
 )
 def test_a_broken_record_is_refused(stored: dict[str, object]) -> None:
-    with pytest.raises(AbstainError, match="^the stored calibration is not whole: export the probe again$"):
+    with pytest.raises(AbstainError, match="^the stored calibration is damaged or incomplete: export the probe again$"):
         calibrator_from_dict(stored)
 
 
@@ -283,7 +283,7 @@ def main(samples: int) -> None:
                 for method in FITTED:
                     calibrator = fit_calibrator(method, confidence, correct)
                     away[method].append(float(np.sqrt(np.mean((calibrator.apply(new) - truth) ** 2))))
-                low, high = calibrator.interval(new) or (new, new)
+                low, high = calibrator.compute_interval(new) or (new, new)
                 width.append(float(np.mean(high - low)))
             figures = " | ".join(f"{np.mean(values):.3f}" for values in away.values())
             print(f"| {name} | {rows} | {figures} | {np.mean(width):.2f} |", flush=True)

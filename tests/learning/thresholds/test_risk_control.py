@@ -1,6 +1,6 @@
 """What a guarantee is worth, where the truth is known, and what is said of it.
 
-The tables of docs/thresholds.md: `python -m benchmarks.guarantee`.
+The tables of docs/studies/thresholds.md: `python -m benchmarks.guarantee`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from abstain.learning.thresholds.risk_control import (
     InfeasibleThreshold,
     ReviewedAnswers,
     control_risk,
+    control_risk_by_params,
     estimate_reviews_needed,
 )
 from benchmarks.guarantee import (
@@ -79,7 +80,7 @@ def test_twenty_documents_are_enough_to_show_most_of_what_may_be_shown(liked_oft
 def test_few_documents_guarantee_nothing_and_say_so() -> None:
     generator = np.random.default_rng(1)
     tested, training = (Population(0.85).draw(documents, 30, generator) for documents in (8, 16))
-    made = control_risk(tested, training, make_threshold_params())
+    made = control_risk_by_params(tested, training, make_threshold_params())
     assert isinstance(made, InfeasibleThreshold) and made.groups == 8
     assert made.reviews_needed is not None and made.reviews_needed >= made.rows * MIN_GROUPS / 8
     assert (
@@ -94,7 +95,7 @@ def test_as_many_reviews_as_are_said_to_be_needed_make_a_guarantee_four_times_in
     def made(documents: int, sample: int) -> ControlledThreshold | InfeasibleThreshold:
         generator = np.random.default_rng([23, sample])
         tested, training = (population.draw(number, 5, generator) for number in (documents, 2 * documents))
-        return control_risk(tested, training, params)
+        return control_risk_by_params(tested, training, params)
 
     refused = [found for sample in range(60) if isinstance(found := made(40, sample), InfeasibleThreshold)]
     needed = int(np.median([found.reviews_needed for found in refused if found.reviews_needed is not None]))
@@ -117,7 +118,7 @@ TRAINING = graded((0.9, 38, 2), (0.6, 20, 4), (0.3, 20, 16))
 def test_a_guarantee_by_hand() -> None:
     """40 right of 40, then 58 of 60 (p 0.053), then 76 of 100: the last is what 0.9 does not reach."""
     tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
-    made = control_risk(tested, TRAINING, make_threshold_params(0.9))
+    made = control_risk_by_params(tested, TRAINING, make_threshold_params(0.9))
     assert isinstance(made, ControlledThreshold)
     assert made.to_dict() == {
         "guaranteed": True,
@@ -137,8 +138,8 @@ def test_a_guarantee_by_hand() -> None:
         "shown": 60,
         "p_value": pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))),
         "void_if": ["documents_change", "model_changes", "questions_change"],
-        "message": "precision of at least 0.9 of all answers at confidence 0.9: threshold 0.600 shows 60%, 0.967 "
-        "correct, by 100 reviews sampled at random; void if documents change or model changes or questions change",
+        "message": "precision of at least 0.9 among the shown of all answers at confidence 0.9: threshold 0.600 shows 60%, 0.967 "
+        "correct, by 100 reviews sampled at random; void if documents, model or questions change",
     }
     assert json.loads(json.dumps(made.to_dict()))["threshold"] == made.threshold
 
@@ -156,15 +157,15 @@ def judged_by(tested: ReviewedAnswers, *names: list[str]) -> ReviewedAnswers:
 def test_a_guarantee_tells_the_largest_share_of_a_reviewer_in_what_it_is_of() -> None:
     tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
     by = judged_by(tested, [OFTEN], [RARELY, OFTEN])
-    made = control_risk(by, TRAINING, make_threshold_params(0.9))
+    made = control_risk_by_params(by, TRAINING, make_threshold_params(0.9))
     assert made.to_dict()["largest_reviewer"] == {"reviewer": OFTEN, "share": 0.75, "reviewers": 2}
     assert "one reviewer r-fedcba98 of 2 judged 75% of it" in str(made) and OFTEN not in str(made)
-    assert "sme" not in str(control_risk(judged_by(tested, ["sme-1"]), TRAINING, make_threshold_params(0.9)))
+    assert "sme" not in str(control_risk_by_params(judged_by(tested, ["sme-1"]), TRAINING, make_threshold_params(0.9)))
     # A precision is of the shown answers, an error rate of all.
     assert by.reviewers is not None
     by.reviewers[60:] = [[RARELY]] * 40
     for metric, target, most in (("precision", 0.9, (OFTEN, 0.75)), ("error_rate", 0.06, (RARELY, 0.55))):
-        made = control_risk(by, TRAINING, make_threshold_params(target, metric))
+        made = control_risk_by_params(by, TRAINING, make_threshold_params(target, metric))
         assert isinstance(made, ControlledThreshold) and made.threshold == 0.6 and made.largest_reviewer is not None
         assert (made.largest_reviewer.reviewer, made.largest_reviewer.share) == (most[0], pytest.approx(most[1]))
 
@@ -179,11 +180,11 @@ def test_shares_of_reviewers_are_of_the_weights() -> None:
 def test_one_reviewer_who_judged_more_than_the_limit_leaves_no_guarantee_and_says_how_many_others_are_needed() -> None:
     tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
     five = [[f"sme-{n}"] for n in range(5)]
-    kept = control_risk(
+    kept = control_risk_by_params(
         judged_by(tested, *five), TRAINING, make_threshold_params(0.9, max_reviewer_share=0.2), validation_share=0.5
     )
     assert isinstance(kept, ControlledThreshold)
-    refused = control_risk(
+    refused = control_risk_by_params(
         judged_by(tested, *five[:2]), TRAINING, make_threshold_params(0.9, max_reviewer_share=0.2), validation_share=0.5
     )
     assert isinstance(refused, InfeasibleThreshold) and not refused.to_dict()["guaranteed"]
@@ -196,14 +197,14 @@ def test_one_reviewer_who_judged_more_than_the_limit_leaves_no_guarantee_and_say
     # As many more by others, and the share is within the limit.
     more = judged_by(graded((0.9, 140, 0), (0.6, 63, 7), (0.3, 18, 22)), *five)
     assert isinstance(
-        control_risk(more, TRAINING, make_threshold_params(0.9, max_reviewer_share=0.2)), ControlledThreshold
+        control_risk_by_params(more, TRAINING, make_threshold_params(0.9, max_reviewer_share=0.2)), ControlledThreshold
     )
 
 
 def test_an_error_rate_is_of_all_answers_and_needs_nothing_of_the_training_rows_but_thresholds() -> None:
     tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
     for training in (TRAINING, graded((0.9, 0, 40), (0.6, 0, 24), (0.3, 36, 0))):
-        made = control_risk(tested, training, make_threshold_params(0.06, "error_rate"))
+        made = control_risk_by_params(tested, training, make_threshold_params(0.06, "error_rate"))
         assert isinstance(made, ControlledThreshold)
         assert (made.threshold, made.error_rate, made.shown) == (0.6, pytest.approx(0.02), 60)
         assert made.p_value == pytest.approx(sum(math.comb(100, k) * 0.06**k * 0.94 ** (100 - k) for k in range(3)))
@@ -212,24 +213,24 @@ def test_an_error_rate_is_of_all_answers_and_needs_nothing_of_the_training_rows_
 
 def test_reviews_that_chose_themselves_guarantee_nothing_of_all_answers() -> None:
     self_selected = replace(graded((0.9, 60, 1)), groups=np.arange(61) % 20, sampled=False)
-    made = control_risk(self_selected, TRAINING, make_threshold_params(0.9))
+    made = control_risk_by_params(self_selected, TRAINING, make_threshold_params(0.9))
     assert isinstance(made, ControlledThreshold) and made.sampled is False
     assert "of answers like those reviewed" in str(made) and "by 61 reviews not sampled about 20 documents" in str(made)
-    assert "(effective sample size 59, ICC 0.0" in str(made)
+    assert "(n_eff 59, ICC 0.0" in str(made)
     assert len(str(made)) <= 250, "two lines"
 
 
 def test_too_few_reviews_say_how_many_are_needed() -> None:
     """38 + 19 of 40 + 20 right at the threshold tried first, which shows 40 of 100 + 20 of 50 answers."""
     tested, training = graded((0.9, 19, 1), (0.3, 10, 20)), graded((0.9, 38, 2), (0.3, 20, 40))
-    made = control_risk(tested, training, make_threshold_params(0.9))
+    made = control_risk_by_params(tested, training, make_threshold_params(0.9))
     assert isinstance(made, InfeasibleThreshold) and made.additional_reviews is not None
     assert made.reviews_needed == estimate_reviews_needed("precision", 0.9, 0.9, 0.95, 0.4) == 383
     assert str(made) == (
         "no threshold reaches precision 0.9 at confidence 0.9 with 50 reviewed answers; about 383 would be needed: "
         "bring about 333 more reviews, or lower threshold.target"
     )
-    of_quarter = control_risk(tested, training, make_threshold_params(0.9), validation_share=0.25)
+    of_quarter = control_risk_by_params(tested, training, make_threshold_params(0.9), validation_share=0.25)
     assert isinstance(of_quarter, InfeasibleThreshold) and of_quarter.additional_reviews == 4 * made.additional_reviews
     assert (made.threshold, made.precision, made.coverage) == (0.9, pytest.approx(0.95), 0.4)
     assert made.to_dict()["guaranteed"] is False and json.dumps(made.to_dict())
@@ -238,24 +239,26 @@ def test_too_few_reviews_say_how_many_are_needed() -> None:
 def test_where_few_answers_exclude_nothing_at_least_as_many_are_named_as_the_best_truth_needs() -> None:
     """2 of 10 + 20 are incorrect and 5 % are tolerated: a truth of 1.2 % would show as many one time in twenty."""
     few = graded((0.9, 9, 1)), graded((0.9, 19, 1))
-    made = control_risk(*few, make_threshold_params(0.05, "error_rate"), validation_share=0.25)
+    made = control_risk_by_params(*few, make_threshold_params(0.05, "error_rate"), validation_share=0.25)
     assert isinstance(made, InfeasibleThreshold) and made.is_lower_bound
     best = beta.ppf(0.05, 2, 29)
     assert made.reviews_needed == estimate_reviews_needed("error_rate", 0.05, 0.9, best, 1.0)
     assert f"bring at least {made.additional_reviews:,} more reviews" in str(made)
     many = graded((0.9, 900, 100))
-    assert "more of them will not help" in str(control_risk(many, many, make_threshold_params(0.05, "error_rate")))
+    assert "more of them will not help" in str(
+        control_risk_by_params(many, many, make_threshold_params(0.05, "error_rate"))
+    )
 
 
 def test_a_probe_that_is_not_good_enough_needs_no_more_reviews_but_a_lower_guarantee() -> None:
     poor = graded((0.9, 32, 8), (0.3, 30, 30))
-    made = control_risk(poor, poor, make_threshold_params(0.95))
+    made = control_risk_by_params(poor, poor, make_threshold_params(0.95))
     assert isinstance(made, InfeasibleThreshold) and made.reviews_needed is None
     assert str(made) == (
         "no threshold reaches precision 0.95 at confidence 0.9 with 100 reviewed answers, and more of them will not "
         "help: within reach is 0.800 while showing 40% (threshold 0.900): lower threshold.target, or train a better probe"
     )
-    made = control_risk(poor, poor, make_threshold_params(0.01, "error_rate"))
+    made = control_risk_by_params(poor, poor, make_threshold_params(0.01, "error_rate"))
     assert (
         "error rate 0.01" in str(made)
         and "within reach is 0.080" in str(made)
@@ -271,7 +274,7 @@ def test_confidences_on_two_scales_are_noticed() -> None:
     )
     for params in (make_threshold_params(0.05, "error_rate"), make_threshold_params(0.9)):
         with pytest.raises(AbstainError, match=message):
-            control_risk(tested, training, params)
+            control_risk_by_params(tested, training, params)
 
 
 tables = st.lists(
@@ -286,7 +289,7 @@ def test_what_is_guaranteed_is_significant_on_the_tested_answers(
 ) -> None:
     rows, params = graded(*tested), make_threshold_params(target, metric)
     try:
-        made = control_risk(rows, graded(*training), params)
+        made = control_risk_by_params(rows, graded(*training), params)
     except AbstainError:
         learnt = graded(*training)
         assert rows.confidence.max() < learnt.confidence.max()
@@ -304,6 +307,13 @@ def test_what_is_guaranteed_is_significant_on_the_tested_answers(
         starts_above = rows.confidence.max() < graded(*training).confidence.max()
         assert starts_above or made.reviews_needed is None or made.reviews_needed > len(shown)
     assert json.loads(json.dumps(made.to_dict()))["message"] == str(made)
+
+
+@pytest.mark.parametrize("change", [{"metric": "auroc"}, {"target": 90.0}, {"confidence_level": 1.0}])
+def test_no_fraction_and_no_metric_are_errors(change: dict) -> None:
+    arguments = {"metric": "precision", "target": 0.9, "confidence_level": 0.9} | change
+    with pytest.raises(ValueError, match="is none of"):
+        control_risk(TRAINING, TRAINING, **arguments)
 
 
 def test_reviews_needed_by_hand() -> None:
@@ -338,24 +348,27 @@ def test_values_that_are_none_are_refused_in_both_tables() -> None:
     for bad in (replace(good, confidence=np.full(100, np.nan)), replace(good, weight=np.zeros(100))):
         for tested, training in ((bad, good), (good, bad)):
             with pytest.raises(AbstainError, match="^100 of 100 reviewed answers have a "):
-                control_risk(tested, training, make_threshold_params())
+                control_risk_by_params(tested, training, make_threshold_params())
 
 
 def test_without_rows_there_is_nothing_to_say() -> None:
     none = ReviewedAnswers(np.array([]), np.array([], int))
     with pytest.raises(AbstainError, match="^no reviewed answers to test a threshold on: bring reviews$"):
-        control_risk(none, TRAINING, make_threshold_params())
+        control_risk_by_params(none, TRAINING, make_threshold_params())
     with pytest.raises(AbstainError, match="^no reviewed answers in the training split"):
-        control_risk(TRAINING, none, make_threshold_params())
+        control_risk_by_params(TRAINING, none, make_threshold_params())
 
 
 @pytest.mark.parametrize("rows", [graded((0.9, 1, 0)), graded((0.9, 0, 1)), graded((0.2, 0, 50)), graded((1.0, 5, 0))])
 def test_one_row_and_one_class_are_judged_without_a_figure_that_is_made_up(rows: ReviewedAnswers) -> None:
     for metric in ("precision", "error_rate"):
-        made = control_risk(rows, rows, make_threshold_params(0.02 if metric == "error_rate" else 0.9, metric))
+        made = control_risk_by_params(
+            rows, rows, make_threshold_params(0.02 if metric == "error_rate" else 0.9, metric)
+        )
         assert isinstance(made, InfeasibleThreshold)
         assert made.precision == pytest.approx(rows.correct.mean())
         assert (made.reviews_needed is None) == (rows.correct.mean() == 0)
     assert isinstance(
-        control_risk(graded((0.8, 200, 0)), rows, make_threshold_params(0.9)), ControlledThreshold | InfeasibleThreshold
+        control_risk_by_params(graded((0.8, 200, 0)), rows, make_threshold_params(0.9)),
+        ControlledThreshold | InfeasibleThreshold,
     )

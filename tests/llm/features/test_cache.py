@@ -399,7 +399,9 @@ def test_a_host_without_an_atomic_put_gets_a_rename(monkeypatch: pytest.MonkeyPa
 # --- spaces and keys --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [{"model": "tiny@2"}, {"dtype": "bfloat16"}, {"ask": "Nothing()"}, {"engine": "2"}])
+@pytest.mark.parametrize(
+    "change", [{"model": "tiny@2"}, {"dtype": "bfloat16"}, {"operation": "Nothing()"}, {"engine": "2"}]
+)
 def test_every_field_of_a_space_parts_its_rows(tmp_path: Path, change: dict) -> None:
     FeatureCache(tmp_path, SPACE).write(rows("a"))
     other = replace(SPACE, **change)

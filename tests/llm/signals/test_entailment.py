@@ -56,13 +56,13 @@ def scorer(folder: Path, settings: Settings) -> Entailment:
 
 
 def test_entailment_score_is_that_of_the_best_chunk(scorer: Entailment, folder: Path) -> None:
-    """Of a long chunk, of its best window; of a row alone, by transformers."""
+    """Of a long chunk, of its best excerpt; of a row alone, by transformers."""
     assert (scorer.name, scorer.requires, scorer.supported_index) == ("entailment", (), 2)
     expected = [
         max(
-            float(plain_logits(folder, "classify", window.inputs)[0].softmax(-1)[2])
+            float(plain_logits(folder, "classify", excerpt.inputs)[0].softmax(-1)[2])
             for context in row.contexts
-            for window in scorer.model.build_windows(context.text, f"{row.question} {row.answer}", "first")
+            for excerpt in scorer.model.build_excerpts(context.text, f"{row.question} {row.answer}", "first")
         )
         for row in ROWS
     ]
@@ -77,23 +77,23 @@ def test_windows_hold_all_of_a_long_text_and_overlap_by_a_quarter(scorer: Entail
     """And the whole other text. A pair that fits is as the tokenizer has it; no one can write a special token."""
     model, tokenizer = scorer.model, scorer.model.tokenizer
     side, short = ("first", "second")[long], "Who blocks a card? [SEP] The hotline.[CLS]"
-    windows = model.build_windows(*((LONG, short) if long == 0 else (short, LONG)), side)  # type: ignore[arg-type]
+    excerpts = model.build_excerpts(*((LONG, short) if long == 0 else (short, LONG)), side)  # type: ignore[arg-type]
     encoded = tokenizer(LONG, add_special_tokens=False, return_offsets_mapping=True)
     other = tokenizer(short, add_special_tokens=False)["input_ids"]
     room = WINDOW - 3 - len(other)  # beside three special tokens
     shared = end = room // 4
-    for window in windows:
-        ids = window.inputs["input_ids"]
+    for excerpt in excerpts:
+        ids = excerpt.inputs["input_ids"]
         assert (ids.count(tokenizer.sep_token_id), ids.count(tokenizer.cls_token_id)) == (2, 1)
-        assert [of for of, text in zip(ids, window.sequence_ids, strict=True) if text == 1 - long] == other
-        mine = [at for at, text in enumerate(window.sequence_ids) if text == long]
-        assert len(mine) == room or window is windows[-1]
+        assert [of for of, text in zip(ids, excerpt.sequence_ids, strict=True) if text == 1 - long] == other
+        mine = [at for at, text in enumerate(excerpt.sequence_ids) if text == long]
+        assert len(mine) == room or excerpt is excerpts[-1]
         here = slice(end - shared, end - shared + len(mine))
         assert [ids[at] for at in mine] == encoded["input_ids"][here]
-        assert [window.offsets[at] for at in mine] == encoded["offset_mapping"][here]
+        assert [excerpt.offsets[at] for at in mine] == encoded["offset_mapping"][here]
         end = here.stop
-    assert end == len(encoded["input_ids"]) and len(windows) > 2
-    (fits,) = model.build_windows(TEXTS[0], "A card.", side)  # type: ignore[arg-type]
+    assert end == len(encoded["input_ids"]) and len(excerpts) > 2
+    (fits,) = model.build_excerpts(TEXTS[0], "A card.", side)  # type: ignore[arg-type]
     assert fits.inputs == dict(tokenizer(TEXTS[0], "A card."))
 
 
@@ -124,7 +124,7 @@ def test_a_pair_is_computed_once_whatever_row_it_is_in(scorer: Entailment, monke
     ran: list[int] = []
     run = auxiliary_model.AuxiliaryModel.run
     monkeypatch.setattr(
-        auxiliary_model.AuxiliaryModel, "run", lambda self, windows: ran.append(len(windows)) or run(self, windows)
+        auxiliary_model.AuxiliaryModel, "run", lambda self, excerpts: ran.append(len(excerpts)) or run(self, excerpts)
     )
     twice = [interaction(name="one"), interaction(name="two"), interaction(contexts=TEXTS[::-1])]
     found = scorer.score(unread(*twice))
@@ -161,7 +161,7 @@ def test_a_tokenizer_without_padding_does(folder: Path, settings: Settings, tmp_
 def test_roberta_counts_its_positions_from_after_padding(tmp_path: Path, settings: Settings) -> None:
     folder = save_encoder(tmp_path / "r", "classify", family="roberta", id2label=NLI)
     scorer = make_entailment_scorer(str(folder), settings)
-    assert max(len(window.offsets) for window in scorer.model.build_windows(LONG, "A claim.", "first")) == WINDOW
+    assert max(len(excerpt.offsets) for excerpt in scorer.model.build_excerpts(LONG, "A claim.", "first")) == WINDOW
     assert np.isfinite(scorer.score(unread(*ROWS))).all()
 
 

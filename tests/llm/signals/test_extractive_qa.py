@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from abstain.config.settings import Settings
 from abstain.llm.signals import auxiliary_model
-from abstain.llm.signals.auxiliary_model import TextWindow
+from abstain.llm.signals.auxiliary_model import TextExcerpt
 from abstain.llm.signals.base import ScorerUnavailable
 from abstain.llm.signals.extractive_qa import (
     MAX_SPAN_TOKENS,
     MAX_SPANS,
+    ExcerptLogits,
     ExtractiveQA,
-    WindowLogits,
     compute_expected_f1,
     find_best_spans,
     make_extractive_scorer,
@@ -49,27 +49,27 @@ LOGITS = st.floats(-8, 8).map(lambda value: round(value, 3))
 
 
 @st.composite
-def readouts(draw: st.DrawFn) -> list[WindowLogits]:
-    """Windows of up to three chunks whose tokens are one character each, some of them in two windows."""
+def readouts(draw: st.DrawFn) -> list[ExcerptLogits]:
+    """Windows of up to three chunks whose tokens are one character each, some of them in two excerpts."""
     found = []
     for chunk in range(draw(st.integers(1, 3))):
         for first in draw(st.sampled_from([[0], [0, 3], [0, 2, 4]])):
             n = draw(st.integers(1, 5))
             start, end = (np.array(draw(st.lists(LOGITS, min_size=n, max_size=n))) for _ in range(2))
             places = np.column_stack([np.arange(first, first + n), np.arange(first, first + n) + 1])
-            found.append(WindowLogits(chunk, start, end, places, draw(st.none() | LOGITS)))
+            found.append(ExcerptLogits(chunk, start, end, places, draw(st.none() | LOGITS)))
     return found
 
 
-def computed_by_hand(windows: Sequence[WindowLogits], longest: int) -> dict[tuple[int, int, int], float]:
+def computed_by_hand(excerpts: Sequence[ExcerptLogits], longest: int) -> dict[tuple[int, int, int], float]:
     """p of every span, in plain Python."""
     scores: dict[tuple[int, int, int], float] = {}
-    for one in windows:
+    for one in excerpts:
         for first in range(len(one.start)):
             for last in range(first, min(first + longest, len(one.start))):
                 span = (one.chunk, int(one.offsets[first][0]), int(one.offsets[last][1]))
                 scores[span] = max(scores.get(span, -math.inf), float(one.start[first] + one.end[last]))
-    none = [one.no_answer_logit for one in windows if one.no_answer_logit is not None]
+    none = [one.no_answer_logit for one in excerpts if one.no_answer_logit is not None]
     total = sum(math.exp(score) for score in scores.values()) + (math.exp(min(none)) if none else 0.0)
     return {span: math.exp(score) / total for span, score in scores.items()}
 
@@ -77,10 +77,10 @@ def computed_by_hand(windows: Sequence[WindowLogits], longest: int) -> dict[tupl
 @pytest.mark.heavy
 @given(readouts(), st.integers(1, 6), st.integers(1, 4))
 def test_spans_have_the_probabilities_that_a_plain_loop_gives_them(
-    windows: list[WindowLogits], top: int, longest: int
+    excerpts: list[ExcerptLogits], top: int, longest: int
 ) -> None:
-    expected = computed_by_hand(windows, longest)
-    found = find_best_spans(windows, top, longest)
+    expected = computed_by_hand(excerpts, longest)
+    found = find_best_spans(excerpts, top, longest)
     assert found.shape == (min(top, len(expected)), 4)
     spans = [(int(chunk), int(first), int(last)) for chunk, first, last, _ in found]
     assert len(set(spans)) == len(spans)
@@ -90,22 +90,22 @@ def test_spans_have_the_probabilities_that_a_plain_loop_gives_them(
 
 @settings_of(max_examples=50)
 @given(readouts())
-def test_without_no_answer_all_spans_together_are_certain(windows: list[WindowLogits]) -> None:
-    sure = [WindowLogits(one.chunk, one.start, one.end, one.offsets) for one in windows]
+def test_without_no_answer_all_spans_together_are_certain(excerpts: list[ExcerptLogits]) -> None:
+    sure = [ExcerptLogits(one.chunk, one.start, one.end, one.offsets) for one in excerpts]
     assert find_best_spans(sure, max_spans=1000)[:, 3].sum() == pytest.approx(1)
-    assert find_best_spans(windows, max_spans=1000)[:, 3].sum() <= 1 + 1e-9
+    assert find_best_spans(excerpts, max_spans=1000)[:, 3].sum() <= 1 + 1e-9
 
 
 def test_there_is_no_answer_only_if_no_window_has_one() -> None:
     places = np.array([[0, 1]])
-    sure = WindowLogits(0, np.zeros(1), np.zeros(1), places, no_answer_logit=-50.0)
-    unsure = WindowLogits(1, np.zeros(1), np.zeros(1), places, no_answer_logit=50.0)
+    sure = ExcerptLogits(0, np.zeros(1), np.zeros(1), places, no_answer_logit=-50.0)
+    unsure = ExcerptLogits(1, np.zeros(1), np.zeros(1), places, no_answer_logit=50.0)
     assert find_best_spans([sure, unsure])[:, 3] == pytest.approx([0.5, 0.5])
     assert find_best_spans([unsure])[0, 3] < 1e-20
 
 
 def test_large_logits_do_not_overflow() -> None:
-    one = WindowLogits(
+    one = ExcerptLogits(
         0, np.array([900.0, -900.0]), np.array([900.0, -900.0]), np.array([[0, 1], [1, 2]]), no_answer_logit=0.0
     )
     assert find_best_spans([one])[0].tolist() == [0, 0, 1, 1]
@@ -114,7 +114,7 @@ def test_large_logits_do_not_overflow() -> None:
 def test_nothing_to_read_is_no_span() -> None:
     assert find_best_spans([]).shape == (0, 4)
     assert find_best_spans(
-        [WindowLogits(0, np.empty(0), np.empty(0), np.empty((0, 2), int), no_answer_logit=1.0)]
+        [ExcerptLogits(0, np.empty(0), np.empty(0), np.empty((0, 2), int), no_answer_logit=1.0)]
     ).shape == (0, 4)
 
 
@@ -156,12 +156,12 @@ def test_what_cannot_be_compared_is_nan(answer: str, spans: list[tuple[str, floa
     assert math.isnan(compute_expected_f1(answer, spans))
 
 
-def readout_by_hand(folder: Path, chunk: int, window: TextWindow) -> WindowLogits:
-    """One window by transformers alone; "no answer" stands at CLS, which comes first."""
-    start, end = (of.double().numpy() for of in plain_logits(folder, "answer", window.inputs))
-    of_chunk = np.array([text == 1 for text in window.sequence_ids])
-    return WindowLogits(
-        chunk, start[of_chunk], end[of_chunk], np.array(window.offsets)[of_chunk], float(start[0] + end[0])
+def readout_by_hand(folder: Path, chunk: int, excerpt: TextExcerpt) -> ExcerptLogits:
+    """One excerpt by transformers alone; "no answer" stands at CLS, which comes first."""
+    start, end = (of.double().numpy() for of in plain_logits(folder, "answer", excerpt.inputs))
+    of_chunk = np.array([text == 1 for text in excerpt.sequence_ids])
+    return ExcerptLogits(
+        chunk, start[of_chunk], end[of_chunk], np.array(excerpt.offsets)[of_chunk], float(start[0] + end[0])
     )
 
 
@@ -169,12 +169,12 @@ def test_extractive_qa_score_equals_a_plain_loop_over_windows(scorer: Extractive
     assert (scorer.name, scorer.requires) == ("extractive_qa", ())
     expected = []
     for row in ROWS:
-        windows = [
-            readout_by_hand(folder, chunk, window)
+        excerpts = [
+            readout_by_hand(folder, chunk, excerpt)
             for chunk, context in enumerate(row.contexts)
-            for window in scorer.model.build_windows(row.question, context.text, "second")
+            for excerpt in scorer.model.build_excerpts(row.question, context.text, "second")
         ]
-        spans = sorted(computed_by_hand(windows, MAX_SPAN_TOKENS).items(), key=lambda item: -item[1])[:MAX_SPANS]
+        spans = sorted(computed_by_hand(excerpts, MAX_SPAN_TOKENS).items(), key=lambda item: -item[1])[:MAX_SPANS]
         texts = [(row.contexts[chunk].text[first:last], p) for (chunk, first, last), p in spans]
         expected.append(compute_expected_f1(row.answer, texts))
     found = scorer.fit(unread(), labels([])).score(unread(*ROWS))

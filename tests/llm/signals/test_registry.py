@@ -16,10 +16,10 @@ from tests.checkout import shipped_params
 from tests.llm.builders import save_speaking_model
 from tests.llm.signals.builders import save_encoder
 
-NAMES = ("sequence_log_prob", "yes_score", "yes_score_fused", "verbalised", "entailment", "extractive_qa")
+NAMES = ("sequence_log_prob", "yes_score", "yes_score_fused", "verbalized", "entailment", "extractive_qa")
 EVERY_NAME = (
     *("sequence_log_prob", "joint_log_prob", "mean_log_prob", "min_log_prob", "entropy", "context_gain"),
-    *("yes_score", "yes_score_tokens", "yes_score_fused", "verbalised", "entailment", "extractive_qa", "familiarity"),
+    *("yes_score", "yes_score_tokens", "yes_score_fused", "verbalized", "entailment", "extractive_qa", "familiarity"),
     "writer",
 )
 
@@ -35,7 +35,7 @@ def test_what_cannot_be_had_is_skipped_and_says_why(tiny_folder: Path, settings:
     """The tiny model splits Yes and No into letters, and no other model is named."""
     params = params_for(tiny_folder)
     found = build_scorers(params, settings)
-    assert [scorer.name for scorer in found.scorers] == ["sequence_log_prob", "verbalised", "length_only"]
+    assert [scorer.name for scorer in found.scorers] == ["sequence_log_prob", "verbalized", "length_only"]
     assert dict(found.unavailable) == {
         "yes_score": f"A202: {params.llm.model} has no token of its own for 'Yes'",
         "yes_score_fused": f"A202: {params.llm.model} has no token of its own for 'Yes'",

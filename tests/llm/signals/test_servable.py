@@ -16,7 +16,7 @@ from abstain.llm.signals.servable import (
 from tests.checkout import shipped_params
 from tests.llm.builders import save_tiny_model
 
-ENABLED = ("sequence_log_prob", "joint_log_prob", "context_gain", "yes_score", "verbalised", "writer")
+ENABLED = ("sequence_log_prob", "joint_log_prob", "context_gain", "yes_score", "verbalized", "writer")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_what_needs_another_prompt_or_model_is_not_servable_with_the_reason(para
     scorers = build_scorers(params, settings).scorers
     why = explain_not_servable(params, scorers)
     assert {one.name for one in scorers} - set(list_servable_components(params, scorers)) == set(why)
-    assert "prompt of its own" in why["verbalised"] and why["length_only"] == "it is a baseline"
+    assert "prompt of its own" in why["verbalized"] and why["length_only"] == "it is a baseline"
     assert "no threshold can part them" in why["joint_log_prob"]
     assert "perturbation.n_copies" in explain_not_servable(perturbed(params), scorers)["regressors"]
     assert "regressors" not in list_servable_components(perturbed(params), scorers)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from abstain.llm.engine.requests import Generate
 from abstain.llm.signals.base import FeatureBatch
-from abstain.llm.signals.verbalized import TOKENS, make_verbalized_signal, parse_probability
+from abstain.llm.signals.verbalized import MAX_NEW_TOKENS, make_verbalized_signal, parse_probability
 from tests.llm.builders import byte_tokenizer
 from tests.llm.signals.builders import interaction
 
@@ -120,7 +120,7 @@ def test_the_signal_reads_the_reply_that_was_written() -> None:
     tokenizer = byte_tokenizer()
     signal = make_verbalized_signal(tokenizer)
     (reading,) = signal.requires
-    assert (reading.operation, reading.prompt_kind) == (Generate(TOKENS), "probability")
+    assert (reading.operation, reading.prompt_kind) == (Generate(MAX_NEW_TOKENS), "probability")
 
     def steps(reply: str, ended: bool) -> torch.Tensor:
         ids = tokenizer.encode(reply) + [tokenizer.eos_token_id] * ended

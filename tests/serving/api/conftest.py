@@ -83,9 +83,9 @@ def make_service(releases: MadeUpReleases, settings: Settings, log: DecisionLog)
 
     def make(**changes: object) -> GateService:
         serving = ServeSettings(**changes)  # type: ignore[arg-type]
-        live = VersionFollower(releases, lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
-        service = GateService(live, log, serving)
-        service.live.refresh()
+        follower = VersionFollower(releases, lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
+        service = GateService(follower, log, serving)
+        service.follower.refresh()
         return service
 
     return make

@@ -37,13 +37,13 @@ class FolderReleases:
 
 def main(folder: Path) -> None:
     settings, serving = load_settings(), load_serve_settings()
-    live = VersionFollower(FolderReleases(folder), lambda bundle: Gate.open(bundle, settings))
+    follower = VersionFollower(FolderReleases(folder), lambda bundle: Gate.open(bundle, settings))
     log = DecisionLog.open(
         f"sqlite:///{folder / 'log.sqlite'}", redact=lambda row: row, pseudonym=lambda name: f"u-{name}", key=b"digests"
     )
     with listen("127.0.0.1", 0) as listening:
-        service = GateService(live, log, serving)
-        live.refresh()
+        service = GateService(follower, log, serving)
+        follower.refresh()
         print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
         app.REFRESH_INTERVAL_S = 0.2
         serve_app(app.make_app(service, ApiKeys(), LOOPBACK_NAMES), listening)

@@ -32,7 +32,7 @@ def ask(client: TestClient, **changes: Any) -> dict[str, Any]:
 
 
 def test_an_answer_is_decided_about_and_the_decision_is_in_the_log(client: TestClient, service: GateService) -> None:
-    live = service.live.current
+    live = service.follower.current
     assert live is not None
     expected = live.gate.decide(ASKED["question"], ASKED["contexts"], ASKED["answer"])
     found = ask(client, interaction_id="i-1", user="ann", product="card")
@@ -48,8 +48,8 @@ def test_an_answer_is_decided_about_and_the_decision_is_in_the_log(client: TestC
 
 
 def test_a_decision_says_what_it_cost(client: TestClient, service: GateService) -> None:
-    assert service.live.current is not None
-    engine = service.live.current.gate.predictor.source.load_engine()
+    assert service.follower.current is not None
+    engine = service.follower.current.gate.predictor.source.load_engine()
     before = engine.stats.forward_tokens
     found = ask(client)
     assert 0 < found["forward_tokens"] <= engine.stats.forward_tokens - before
@@ -96,7 +96,8 @@ def test_with_no_version_live_nothing_is_ready_and_nothing_shown(make_service: C
         found = ask(client, interaction_id="i-1")
         assert (found["decision"], found["show"], found["threshold"]) == ("unavailable", False, None)
         version = client.get("/v1/version").json()
-        assert [version[name] for name in ("version", "live_since", "scorer", "error")] == [None] * 4
+        assert [version[name] for name in ("version", "live_since", "scorer")] == [None] * 3
+        assert version["error"] == {"code": "A407", "message": "nothing is in production yet"}
 
 
 def test_the_same_request_again_is_the_same_decision_and_another_one_under_its_id_is_a_conflict(
@@ -162,7 +163,7 @@ def test_a_slow_decision_is_unavailable(
 ) -> None:
     releases.promote("v1.0.0", make_release())
     service = make_service(timeout_s=0.05)
-    assert service.live.current is not None
+    assert service.follower.current is not None
     score_with_model = Gate.score_with_model
 
     def slowly(self: Gate, *unread: Any) -> Any:
@@ -228,7 +229,7 @@ def test_a_request_that_comes_again_is_answered_as_before_whatever_is_live_now(
     first = ask(client, interaction_id="i-1")
     other = "0.0" if first["decision"] == "abstain" else "1.1"
     releases.promote("v1.1.0", make_release("v1.1.0", threshold=other))
-    service.live.refresh()
+    service.follower.refresh()
     again, new = ask(client, interaction_id="i-1"), ask(client, interaction_id="i-2")
     for field in ("decision", "show", "confidence", "threshold", "version"):
         assert again[field] == pytest.approx(first[field]) if field == "confidence" else again[field] == first[field]

@@ -48,10 +48,10 @@ def start(
         candidates = MadeUpReleases()
         candidates.promote(SHADOW, make_release(SHADOW, **{"threshold": "0.0", **changes}))
         serving = ServeSettings(shadow=mode)  # type: ignore[arg-type]
-        live, shadow = (
+        follower, shadow = (
             VersionFollower(of, lambda bundle: Gate.open(bundle, settings)) for of in (releases, candidates)
         )
-        service = GateService(live, log, serving, shadow=shadow)
+        service = GateService(follower, log, serving, shadow_follower=shadow)
         service.refresh()
         with TestClient(make_app(service, ApiKeys()), BASE) as client:
             yield client, service
@@ -79,7 +79,7 @@ def test_it_decides_by_what_production_read_and_its_decision_is_logged(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
     with start(mode="shared") as (client, service):
-        engine = service.live.current.gate.predictor.source.load_engine()
+        engine = service.follower.current.gate.predictor.source.load_engine()
         before = engine.stats.forward_tokens
         found = ask(client, interaction_id="i-1")
         alone = engine.stats.forward_tokens - before

@@ -52,8 +52,8 @@ def engine_client(without_eos: GateService) -> Any:
 
 def written(service: GateService, answer: str = "5") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What an engine gives of an answer: its tensors, and their description."""
-    assert service.live.current is not None
-    gate = service.live.current.gate
+    assert service.follower.current is not None
+    gate = service.follower.current.gate
     row = make_interaction(ASKED["question"], ASKED["contexts"], answer)
     tokens = gate.encode(row)
     start, end = tokens.span("answer")
@@ -78,8 +78,8 @@ def test_states_of_every_door_give_the_confidence_of_the_texts(
     engine_client: TestClient, without_eos: GateService, states_folder: Path
 ) -> None:
     expected = ask(engine_client)["confidence"]
-    assert without_eos.live.current is not None
-    engine = without_eos.live.current.gate.predictor.source.load_engine()
+    assert without_eos.follower.current is not None
+    engine = without_eos.follower.current.gate.predictor.source.load_engine()
     tensors, described = written(without_eos)
     before = engine.stats.pass_tokens
     (states_folder / "r.safetensors").write_bytes(save(tensors))
@@ -139,9 +139,9 @@ def test_the_version_says_what_its_scorer_reads(engine_client: TestClient, witho
     spec, scorer = version["feature_spec"], version["scorer"]
     assert spec["layer"] == 2 and spec["includes_eos"] is False and spec["requires"]
     assert (scorer["name"], scorer["kind"], scorer["components"]) == ("probe", "probe", ["probe"])
-    assert spec["model"].startswith(scorer["base_model"].partition("@")[0]) and version["notices"] == []
-    assert without_eos.live.current is not None
-    assert ask(engine_client)["feature_spec"] == without_eos.live.current.gate.spec.digest
+    assert scorer["base_model"].endswith(spec["model"].partition("@")[0]) and version["notices"] == []
+    assert without_eos.follower.current is not None
+    assert ask(engine_client)["feature_spec"] == without_eos.follower.current.gate.spec.digest
 
 
 def test_texts_beside_states_are_whole_or_not_there(engine_client: TestClient, without_eos: GateService) -> None:
@@ -165,5 +165,5 @@ def test_a_file_is_deleted_where_nothing_is_live_and_kept_where_all_are_busy(
     monkeypatch.setattr(without_eos._batcher, "_max_queued", 0)
     assert engine_client.post("/v1/gate", json=asked).status_code == 429 and file.exists()
     releases.now = None
-    without_eos.live.refresh()
+    without_eos.follower.refresh()
     assert engine_client.post("/v1/gate", json=asked).json()["decision"] == "unavailable" and not file.exists()

@@ -61,9 +61,9 @@ def test_events_are_sent_to_a_receiver() -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     script = (
         "from abstain.serving.service.telemetry import emit_decision_event, export_events\n"
-        "from abstain.serving.decision import make_no_decision\n"
+        "from abstain.serving.decision import Decision\n"
         "with export_events():\n"
-        "    emit_decision_event(make_no_decision('i-1', 'A407: nothing'), 'api', None)\n"
+        "    emit_decision_event(Decision.unavailable('i-1', 'A407: nothing'), 'api', None)\n"
     )
     own = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
     subprocess.run([sys.executable, "-c", script], env={**os.environ, **own}, check=True, timeout=120)

@@ -39,7 +39,7 @@ def test_a_new_version_takes_over_and_no_request_fails(
         thread.start()
     for minor in (1, 2, 3):
         releases.promote(f"v1.{minor}.0", make_release(f"v1.{minor}.0"))
-        service.live.refresh()
+        service.follower.refresh()
     stop.set()
     for thread in threads:
         thread.join()
@@ -80,14 +80,14 @@ def test_a_bad_version_is_refused_once_and_said_and_the_old_one_goes_on(
     bad = make_release("v1.1.0", layout_digest="another")
     releases.promote("v1.1.0", bad)
     for _ in range(2):
-        service.live.refresh()
+        service.follower.refresh()
     said = client.get("/v1/version").json()
     assert said["version"] == "v1.0.0" and said["error"]["code"] == "A205"
     assert "v1.1.0 fails to load" in said["error"]["message"]
     assert client.get("/readyz").status_code == 200 and ask(client)["version"] == "v1.0.0"
     assert "abstain_version_load_failures 1.0" in client.get("/metrics").text
     releases.promote("v1.2.0", make_release("v1.2.0"))
-    service.live.refresh()
+    service.follower.refresh()
     assert ask(client)["version"] == "v1.2.0" and client.get("/v1/version").json()["error"] is None
 
 
@@ -97,7 +97,7 @@ def test_a_damaged_file_is_refused_like_any_bad_version(
     broken = make_release("v1.1.0")
     broken.write_bytes(broken.read_bytes()[:-100])
     releases.promote("v1.1.0", broken)
-    service.live.refresh()
+    service.follower.refresh()
     assert ask(client)["version"] == "v1.0.0"
 
 
@@ -105,11 +105,11 @@ def test_while_the_registry_is_away_the_live_version_decides(
     client: TestClient, service: GateService, releases: MadeUpReleases
 ) -> None:
     releases.away = True
-    service.live.refresh()
+    service.follower.refresh()
     assert ask(client)["decision"] in ("show", "abstain")
     assert "cannot be reached" in client.get("/v1/version").json()["error"]["message"]
     releases.away = False
-    service.live.refresh()
+    service.follower.refresh()
     assert client.get("/v1/version").json()["error"] is None
 
 
@@ -117,7 +117,7 @@ def test_when_nothing_is_in_production_any_more_nothing_is_decided(
     client: TestClient, service: GateService, releases: MadeUpReleases
 ) -> None:
     releases.now = None
-    service.live.refresh()
+    service.follower.refresh()
     assert client.post("/v1/gate", json=ASKED).json()["decision"] == "unavailable"
     assert client.get("/readyz").status_code == 503
 
@@ -142,17 +142,17 @@ def test_what_fails_for_a_while_is_tried_again_and_what_is_bad_is_not(
     now = [0.0]
     monkeypatch.setattr(version_follower, "time", SimpleNamespace(monotonic=lambda: now[0]))
     releases.promote("v1.1.0", make_release("v1.1.0"))
-    service.live.refresh()
+    service.follower.refresh()
     assert "v1.1.0 fails to load: OSError" in client.get("/v1/version").json()["error"]["message"]
-    service.live.refresh()
+    service.follower.refresh()
     assert tried == ["v1.1.0"], "not at once"
     now[0] += version_follower.FIRST_PAUSE_S
-    service.live.refresh()
+    service.follower.refresh()
     assert ask(client)["version"] == "v1.1.0" and client.get("/v1/version").json()["error"] is None
     tried.append("past")
     releases.promote("v1.2.0", make_release("v1.2.0", layout_digest="another"))
     for _ in range(3):
-        service.live.refresh()
+        service.follower.refresh()
         now[0] += version_follower.FIRST_PAUSE_S
     assert tried.count("v1.2.0") == 1
 
@@ -165,8 +165,8 @@ def test_a_registry_that_fails_in_any_way_ends_nothing(
 
     with monkeypatch.context() as patched:
         patched.setattr(releases, "get_production", fails)
-        service.live.refresh()
+        service.follower.refresh()
         error = client.get("/v1/version").json()["error"]
         assert "Too many open files" in error["message"] and ask(client)["version"] == "v1.0.0"
-    service.live.refresh()
+    service.follower.refresh()
     assert client.get("/v1/version").json()["error"] is None

@@ -76,9 +76,9 @@ def make_worker(
         serving = ServeSettings(**{"withheld_text": WITHHELD, **changes})
         releases = MadeUpReleases()
         releases.promote("v1.0.0", gate_folder / paths.RELEASED_ONNX.name)
-        live = VersionFollower(releases, lambda folder: Gate.open(folder, settings, serving.on_unavailable))
-        service = GateService(live, open_log(), serving, retrieve)
-        live.refresh()
+        follower = VersionFollower(releases, lambda folder: Gate.open(folder, settings, serving.on_unavailable))
+        service = GateService(follower, open_log(), serving, retrieve)
+        follower.refresh()
         return service
 
     return make

@@ -83,8 +83,10 @@ def test_a_server_is_asked_with_a_key_and_its_decision_comes_back(
     key, line = create_key("assistant", ["ask"])
     worker = make_worker()
     server = through(connect(worker, ApiKeys(line)))
-    gate = HttpGate("http://127.0.0.1", key, transport=server, user="anna")
-    shown, withheld = (gate.decide(QUESTION, CONTEXTS, answer) for answer in answers)
+    with HttpGate("http://127.0.0.1", key, transport=server, user="anna") as gate:
+        shown, withheld = (gate.decide(QUESTION, CONTEXTS, answer) for answer in answers)
+    with pytest.raises(RuntimeError, match="closed"):
+        gate.decide(QUESTION, CONTEXTS, answers[0])
     assert (shown.show, shown.decision) == (True, "show")
     assert (withheld.show, withheld.decision) == (False, "abstain")
     assert shown.confidence is not None and withheld.confidence is not None

@@ -123,6 +123,23 @@ def test_an_id_that_was_used_before_shows_no_other_answer(
     assert verdict(client, answered(recorded, answers[1]))["action"] == "BLOCKED"
 
 
+def test_a_conversation_without_tries_keeps_the_id_and_shows_nothing(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    limits = {"caller": {"max_tries": 1}, "litellm": {"conversation": "litellm_trace_id"}}
+    worker = make_worker(on_unavailable="show", **limits)
+    client = connect(worker)
+    outcomes = []
+    for call_id in ("call-1", "call-2"):
+        ids = {"litellm_call_id": call_id, "litellm_trace_id": "c-1"}
+        ask(client, recorded, **ids, additional_provider_specific_params={"contexts": CONTEXTS})
+        verdict(client, answered(recorded, answers[0], **ids))
+        logged = queries.get_decision(worker.log.database, call_id)
+        assert logged is not None
+        outcomes.append((logged.decision.code, logged.decision.shown))
+    assert outcomes == [(None, True), (Code.TOO_MANY_TRIES, False)]
+
+
 @pytest.mark.parametrize("on_unavailable", ["abstain", "show"])
 def test_more_answers_than_allowed_are_withheld_by_one_decision(
     make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str], on_unavailable: str

@@ -84,8 +84,8 @@ def fused_release(folder: Path, model: Path, settings: Settings, guaranteed: boo
 
 def make_service(folder: Path, releases: FixedReleases, settings: Settings) -> GateService:
     """A service over a log in `folder`; the first version is not opened yet."""
-    live = VersionFollower(releases, lambda bundle: Gate.open(bundle, settings))
-    return GateService(live, open_log(url_of(folder)), ServeSettings(keys=None, keys_file=None))
+    follower = VersionFollower(releases, lambda bundle: Gate.open(bundle, settings))
+    return GateService(follower, open_log(url_of(folder)), ServeSettings(keys=None, keys_file=None))
 
 
 def make_server(service: GateService, keys: ApiKeys) -> FastAPI:

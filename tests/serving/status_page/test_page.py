@@ -65,8 +65,8 @@ def bundle(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
     """v1.2.0 is live."""
     made = make_service(tmp_path, FixedReleases(VersionInfo("v1.2.0", "0", SINCE, ("a notice",)), bundle), settings)
-    made.live.refresh()
-    assert made.live.current, made.live.last_error
+    made.follower.refresh()
+    assert made.follower.current, made.follower.last_error
     return made
 
 
@@ -192,11 +192,11 @@ def test_the_newest_window_is_said_with_its_alarms_and_the_others_in_a_chart_and
 
 
 def test_a_refused_version_is_said_beside_the_one_that_goes_on(service: GateService, page: TestClient) -> None:
-    releases = service.live._source
+    releases = service.follower._source
     assert isinstance(releases, FixedReleases)
     releases.now = VersionInfo("v1.3.0", "1", SINCE)
     releases.error = AbstainError(Code.BAD_ARTIFACT, "a file was changed")
-    service.live.refresh()
+    service.follower.refresh()
     said = text_of(page.get("/"))
     assert "v1.2.0 is live" in said and "v1.3.0 fails to load" in said and "a file was changed" in said
 
@@ -206,7 +206,7 @@ def test_without_a_version_the_page_says_so_and_nothing_can_be_tried(
 ) -> None:
     service = make_service(tmp_path, FixedReleases(None, bundle), settings)
     with TestClient(make_server(service, ApiKeys())) as page:
-        service.live.refresh()
+        service.follower.refresh()
         assert "nothing is in production yet" in text_of(page.get("/"))
         tried = send(page, "/try", **TRIED)
     assert tried.status_code == 503 and Code.NO_VERSION in text_of(tried)
@@ -217,7 +217,7 @@ def test_a_version_that_guarantees_nothing_is_not_said_to_be_well(
 ) -> None:
     bundle = fused_release(tmp_path / "bundle", model, settings, guaranteed=False)
     service = make_service(tmp_path, FixedReleases(VersionInfo("v1.2.0", "0", SINCE), bundle), settings)
-    service.live.refresh()
+    service.follower.refresh()
     with TestClient(make_server(service, ApiKeys())) as page:
         reply = page.get("/")
     assert BeautifulSoup(reply.text, "html.parser").select_one(

@@ -62,7 +62,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
     """Two weeks of decisions, and withheld answers with texts that are hard to show."""
     made = make_service(tmp_path, FixedReleases(VersionInfo("v1.2.0", "0", SINCE, ("a notice",)), bundle), settings)
-    made.live.refresh()
+    made.follower.refresh()
     now = datetime.now(UTC)
     for number in range(40):
         kind = ("show", "show", "abstain", "unavailable")[number % 4]

@@ -300,7 +300,7 @@ def history(workspace: Plain, tmp_path: Path) -> Plain:
         workspace.keep(f"v1.{minor}.0", paths.DATA)
     push(workspace)
     params = workspace.path / paths.PARAMS
-    params.write_text(params.read_text().replace("pseudonymise: true", "pseudonymise: false"))
+    params.write_text(params.read_text().replace("pseudonymize: true", "pseudonymize: false"))
     return workspace
 
 

@@ -200,11 +200,11 @@ def test_a_rejected_candidate_becomes_the_shadow_by_itself_only_where_params_say
     candidates.write(1.0)
     assert candidates.promote().status == "rejected" and read_shadow(workspace.path, f"origin/{BRANCH}") is None
     edit_params(workspace, {"shadow": {"from_rejected": True}})
-    commit(workspace, "Let rejected candidates decide beside production", paths.PARAMS)
+    commit(workspace, "Let rejected candidates become the shadow", paths.PARAMS)
     candidates.write(0.95)
     assert candidates.promote().status == "rejected"
     first = read_shadow(workspace.path, f"origin/{BRANCH}")
-    assert first is not None and first.candidate == compute_sha256(workspace.path / paths.ONNX)
+    assert first is not None and first.candidate_sha256 == compute_sha256(workspace.path / paths.ONNX)
     candidates.write(0.9)
     assert candidates.promote().status == "rejected"
     assert read_shadow(workspace.path, f"origin/{BRANCH}") == first, "its reviews have only begun to come"
@@ -243,7 +243,7 @@ def test_the_commands_say_what_is_there_and_what_the_look_means(
         "better: paired reviews: AUROC" in first and "comparison 2 of 60" in first and "no version was changed" in first
     )
     cli.compare()
-    assert "no other was taken" in said()
+    assert "no other was made" in said()
     cli.clear()
     cli.show()
     assert "there is no shadow" in said()

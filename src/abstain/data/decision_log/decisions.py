@@ -191,7 +191,7 @@ def make_feedback_row(
     """
     if feedback_id.casefold().startswith(PAGE_ID_PREFIX):
         raise AbstainError(
-            Code.FAILED_CHECK, f"ids that begin with {PAGE_ID_PREFIX} are those of the gate's page: give another one"
+            Code.ID_IN_USE, f"ids that begin with {PAGE_ID_PREFIX} are those of the gate's page: give another one"
         )
     if isinstance(row, Review):
         row = row.model_copy(update={"inclusion_probability": None})

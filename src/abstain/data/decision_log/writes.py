@@ -192,6 +192,6 @@ def _write_shadows(connection: Connection, rows: Sequence[Fields]) -> None:
 
 def _make_conflict_error(id_name: str, value: str) -> AbstainError:
     return AbstainError(
-        Code.FAILED_CHECK,
+        Code.ID_IN_USE,
         f"the {id_name} '{format_key(value)}' was used before, with another content: give each its own id",
     )

@@ -248,7 +248,7 @@ def _estimate_by_agreement(
 def _estimate_by_dawid_skene(
     votes: pd.DataFrame, resolved_reviews: pd.DataFrame, n_users: int, agreement: Agreement, shrinkage: float
 ) -> np.ndarray:
-    """Estimate error rates by expectation-maximisation over all votes; the labels of reviews are fixed.
+    """Estimate error rates by expectation-maximization over all votes; the labels of reviews are fixed.
 
     The rates are shrunk towards the pooled ones. Only users with `shrinkage` votes or more have their own rates: fewer
     votes cannot be distinguished from chance.

@@ -63,7 +63,7 @@ def _compare_pairs(shared: pd.DataFrame, min_shared: int) -> list[dict[str, Any]
     for a, b in zip(*np.nonzero(np.triu(counts.sum(axis=0), k=1)), strict=True):
         cells = counts[:, a, b]
         n_shared, n_disagreements = int(cells.sum()), int(cells[1] + cells[2])
-        # Not defined where both always give the same one verdict.
+        # Not defined where both always give the same label.
         is_kappa_defined = n_shared >= min_shared and cells[[0, 3]].max() < n_shared
         kappa = cohen_kappa_score([0, 0, 1, 1], [0, 1, 0, 1], sample_weight=cells) if is_kappa_defined else None
         pairs.append(

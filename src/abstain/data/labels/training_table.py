@@ -102,7 +102,7 @@ def find_uncounted_reviews(
     splits = split_rows(ordered, split)
     reasons = pd.Series(None, ordered.index, object)
     if split.holdout_frozen_at is not None and reviewed_at >= split.holdout_frozen_at:
-        frozen = f"the hold-out, whose verdicts are those given before {split.holdout_frozen_at:%Y-%m-%d %H:%M} UTC"
+        frozen = f"the hold-out, whose reviews are those given before {split.holdout_frozen_at:%Y-%m-%d %H:%M} UTC"
         reasons[splits["split"] == "holdout"] = frozen
     reasons[splits["split"] == "excluded"] = "a group of the hold-out or later ones, asked about before: not trained on"
     reasons[splits["left_out"]] = "a near-duplicate of the hold-out, which is not trained on"

@@ -252,7 +252,7 @@ def build_suites(
         "reviews": (
             expect_present("interaction_id"),
             interaction_exists,
-            *_expect_new("identity", _make_reason("review", "this reviewer gave two verdicts at the same time")),
+            *_expect_new("identity", _make_reason("review", "this reviewer gave two reviews at the same time")),
             expect_present("reviewer"),
             *_expect_timely("reviewed_at", params),
             _expect_max_length("ideal_answer", params),

@@ -168,7 +168,7 @@ class ExportRows:
         reviewer = _to_text(_evaluate_first(score.source_record, reviews.reviewer, self._format.reviewer))
         values: Mapping[str, Any] | None = {"ideal_answer": score.value}
         if score.name != reviews.ideal_answer:
-            values = cast("Mapping[str, Any] | None", reviews.verdicts[score.name].get(format_value(score.value)))
+            values = cast("Mapping[str, Any] | None", reviews.criteria[score.name].get(format_value(score.value)))
         if reviewer is None:
             self._count_skipped("scores without a reviewer, not taken", score.name)
         elif reviews.reviewers != "all" and reviewer not in reviews.reviewers:

@@ -114,14 +114,14 @@ class ReviewScores(FrozenModel):
         reviewed_at: Time of the score.
         reviewer: Person who gave it.
         reviewers: Persons who count as reviewers.
-        verdicts: Name of a score -> its value -> criteria of the review with their values.
+        criteria: Name of a score -> its value -> criteria of the review with their values.
         ideal_answer: Name of the score whose text is the ideal answer.
     """
 
     reviewed_at: ExpressionText = None
     reviewer: ExpressionText = None
     reviewers: Literal["all"] | tuple[str, ...] = Field(description="who counts as a reviewer")
-    verdicts: Annotated[dict[str, Annotated[dict[str, dict[Criterion, bool]], ByText]], ByText] = Field(min_length=1)
+    criteria: Annotated[dict[str, Annotated[dict[str, dict[Criterion, bool]], ByText]], ByText] = Field(min_length=1)
     ideal_answer: str | None = Field(None, description="the score whose text is the ideal answer")
 
 
@@ -175,7 +175,7 @@ class ExportMapping(FrozenModel):
         """The names of scores that are fields of a review."""
         if self.reviews is None:
             return frozenset()
-        return frozenset(self.reviews.verdicts) | ({self.reviews.ideal_answer} if self.reviews.ideal_answer else set())
+        return frozenset(self.reviews.criteria) | ({self.reviews.ideal_answer} if self.reviews.ideal_answer else set())
 
     @property
     def score_names(self) -> frozenset[str]:

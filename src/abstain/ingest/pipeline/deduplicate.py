@@ -201,7 +201,7 @@ def _describe_conflict(row: StoredRow, existing: StoredRow) -> Reason:
             return _make_conflict("thumb", message, ReasonKind.SAME_MOMENT)
         case Review():
             return _make_conflict(
-                "review", f"this reviewer's verdict of the same time is known (differs in {differing_fields})"
+                "review", f"this reviewer's review of the same time is known (differs in {differing_fields})"
             )
 
 

@@ -1,1 +1,1 @@
-"""Personal data: redact what users typed and pseudonymise users, before anything is written."""
+"""Personal data: redact what users typed and pseudonymize users, before anything is written."""

@@ -7,7 +7,7 @@ Notes:
 * Redaction comes before deduplication, so that a row ingested again is a duplicate, and pending, rejected or reported
   rows contain no more than an accepted row. Of a rejected row that breaks its contract nothing is stored: a user's id
   in it cannot be told from other text.
-* Reviewers are accountable for their reviews, so their names stay unless `privacy.pseudonymise_reviewers` is set.
+* Reviewers are accountable for their reviews, so their names stay unless `privacy.pseudonymize_reviewers` is set.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ReplaceText = Callable[[str], str]
 
 
 class Privacy:
-    """Redacts and pseudonymises each incoming row; made by `from_params` or `noop`.
+    """Redacts and pseudonymizes each incoming row; made by `from_params` or `noop`.
 
     Args:
         redactor: Redacts texts; None leaves them.
@@ -76,13 +76,13 @@ class Privacy:
             AbstainError: An entity is unknown or can never be found, a spaCy pipeline is missing, or the key is
                 missing, too short or damaged.
         """
-        has_pseudonyms = params.pseudonymise or params.pseudonymise_reviewers
+        has_pseudonyms = params.pseudonymize or params.pseudonymize_reviewers
         pseudonyms = Pseudonyms(load_user_key(settings)) if has_pseudonyms else None
         return cls(
             Redactor(params) if params.redact else None,
             redact_contexts=params.redact_contexts,
-            replace_user=pseudonyms.pseudonymise_user if pseudonyms and params.pseudonymise else None,
-            replace_reviewer=pseudonyms.pseudonymise_reviewer if pseudonyms and params.pseudonymise_reviewers else None,
+            replace_user=pseudonyms.pseudonymize_user if pseudonyms and params.pseudonymize else None,
+            replace_reviewer=pseudonyms.pseudonymize_reviewer if pseudonyms and params.pseudonymize_reviewers else None,
         )
 
     @classmethod
@@ -134,7 +134,7 @@ class Privacy:
         """
         redacted = self.redact(message[: MAX_MESSAGE_CHARACTERS + OVERLAP])
         if len(message) > MAX_MESSAGE_CHARACTERS + OVERLAP:
-            redacted = redacted[:-OVERLAP]  # an entity at the end may have been cut in two, and so not recognised
+            redacted = redacted[:-OVERLAP]  # an entity at the end may have been cut in two, and so not recognized
         elif len(redacted := to_single_line(redacted)) <= MAX_MESSAGE_CHARACTERS:
             return redacted
         return f"{to_single_line(redacted)[:MAX_MESSAGE_CHARACTERS]}…"
@@ -144,7 +144,7 @@ class Privacy:
         return replace(reason, field=self.redact_message(reason.field), message=self.redact_message(reason.message))
 
     def get_pseudonym(self, user: str) -> str:
-        """Return the name of `user` in data/: the id itself if `privacy.pseudonymise` is off."""
+        """Return the name of `user` in data/: the id itself if `privacy.pseudonymize` is off."""
         return self._replace_user(user) if self._replace_user else user
 
     def _redact_interaction(self, row: Interaction) -> Interaction:

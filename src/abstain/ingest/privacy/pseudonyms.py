@@ -55,7 +55,7 @@ def derive_seal_key(settings: Settings) -> bytes:
 
 
 def derive_log_key(settings: Settings) -> bytes:
-    """Derive the key by which the decision log recognises a repeated row from the user key.
+    """Derive the key by which the decision log recognizes a repeated row from the user key.
 
     Args:
         settings: Settings with the user key.
@@ -79,11 +79,11 @@ class Pseudonyms:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def pseudonymise_user(self, name: str) -> str:
+    def pseudonymize_user(self, name: str) -> str:
         """Return `u-` and 20 hexadecimal digits for `name`; an empty name and a pseudonym are unchanged."""
         return self._derive("u", name)
 
-    def pseudonymise_reviewer(self, name: str) -> str:
+    def pseudonymize_reviewer(self, name: str) -> str:
         """Return `r-` and 20 hexadecimal digits for `name`; an empty name and a pseudonym are unchanged."""
         return self._derive("r", name)
 

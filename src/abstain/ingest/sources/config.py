@@ -34,7 +34,7 @@ class _SourcesFile(FrozenModel):
             if names.count(name) > 1:
                 raise ValueError(f"two sources are called '{name}': rename one, which is then read from its beginning")
             if is_review_queue(name):
-                raise ValueError(f"the name '{name}' is kept for the verdicts of `abstain review import`: rename it")
+                raise ValueError(f"the name '{name}' is reserved for the reviews of `abstain review import`: rename it")
         return sources
 
 

@@ -140,7 +140,7 @@ def _read_fields(soup: BeautifulSoup) -> dict[str, Any]:
 
 
 def _tidy(content: Tag) -> None:
-    """Normalise structures without Markdown: layout tables, cells without table or row, lists directly in lists."""
+    """Normalize structures without Markdown: layout tables, cells without table or row, lists directly in lists."""
     ids_with_text: set[int] = set()
     for words in [*content.find_all(string=re.compile(r"\S")), *content.find_all("img", alt=re.compile(r"\S"))]:
         node = words.parent

@@ -26,7 +26,7 @@ BATCH_CHUNKS = 4096
 
 @dataclass(frozen=True)
 class SyncResult:
-    """The numbers of chunks after a synchronisation.
+    """The numbers of chunks after a synchronization.
 
     Attributes:
         written: Chunks written to the index.

@@ -30,7 +30,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.learning.estimators.probe_registry import PROBES
-from abstain.learning.estimators.probes.base import Probe, TrainingStep, logits_to_confidence, predict
+from abstain.learning.estimators.probes.base import Probe, TrainingStep, logits_to_confidence, predict_logits
 from abstain.learning.estimators.probes.descent import probe_loss
 from abstain.learning.estimators.training_rows import TrainingRows
 
@@ -134,7 +134,7 @@ def _fit(
 
     def advance(fold_number: int) -> tuple[TrainingStep, Tensor] | None:
         step = next(paths[fold_number], None)
-        return step and (step, predict(step.probe, train.subset(held_out[fold_number]).states))
+        return step and (step, predict_logits(step.probe, train.subset(held_out[fold_number]).states))
 
     while all(advanced := list(executor.map(advance, fold_numbers))):
         steps, fold_logits = zip(*filter(None, advanced), strict=True)

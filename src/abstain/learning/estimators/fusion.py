@@ -135,7 +135,7 @@ class FittedFusion:
 def fit_fusion(scores: pd.DataFrame, labels: Labels) -> FittedFusion:
     """Fit a fusion to the scores of training answers.
 
-    It minimises strength * sum_i w_i log(1 + exp(-y_i f_i)) + |coefficients|^2 / 2 with y_i in {-1, 1} and the log-odds
+    It minimizes strength * sum_i w_i log(1 + exp(-y_i f_i)) + |coefficients|^2 / 2 with y_i in {-1, 1} and the log-odds
     f_i of `Fusion`. The strength is the one of `REGULARIZATION_STRENGTHS` with the smallest out-of-fold loss.
 
     Args:
@@ -194,7 +194,7 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> FittedFusion:
 def _fit_logistic(inputs: np.ndarray, labels: Labels, strength: float, n_scores: int) -> tuple[np.ndarray, float]:
     """Return coefficients (columns,), the first `n_scores` of them not negative, and the intercept.
 
-    They minimise the weighted logistic loss times `strength`, plus half of the squared coefficients; the intercept has
+    They minimize the weighted logistic loss times `strength`, plus half of the squared coefficients; the intercept has
     no penalty.
     """
     from scipy.optimize import minimize
@@ -227,10 +227,10 @@ def _drop_nan(values: np.ndarray) -> np.ndarray:
 
 
 def _make_inputs(scores: pd.DataFrame, names: tuple[str, ...], mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Return (rows, 2 x scorers): standardised log-odds, 0 where a score is missing, and missing-score indicators."""
-    standardised = (_log_odds(scores, names) - mean) / scale
-    is_missing = np.isnan(standardised)
-    return np.hstack([np.where(is_missing, 0.0, standardised), is_missing.astype(float)])
+    """Return (rows, 2 x scorers): standardized log-odds, 0 where a score is missing, and missing-score indicators."""
+    standardized = (_log_odds(scores, names) - mean) / scale
+    is_missing = np.isnan(standardized)
+    return np.hstack([np.where(is_missing, 0.0, standardized), is_missing.astype(float)])
 
 
 def _assign_folds(groups: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ def open_session(content: bytes) -> onnxruntime.InferenceSession:
 
 
 def to_bytes(model: onnx.ModelProto, metadata: Mapping[str, str]) -> bytes:
-    """Serialise a model; equal models and metadata give equal bytes.
+    """Serialize a model; equal models and metadata give equal bytes.
 
     Args:
         model: The model. Its metadata is replaced.

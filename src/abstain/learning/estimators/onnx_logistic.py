@@ -85,9 +85,9 @@ def fusion_to_onnx(fusion: Fusion) -> bytes:
         helper.make_node("Log", ["odds"], ["log_odds"]),
         helper.make_node("Sub", ["log_odds", "mean"], ["centred"]),
         helper.make_node("Div", ["centred", "scale"], ["scaled"]),
-        helper.make_node("Where", ["missing", "zero", "scaled"], ["standardised"]),
+        helper.make_node("Where", ["missing", "zero", "scaled"], ["standardized"]),
         helper.make_node("Cast", ["missing"], ["indicator"], to=TensorProto.DOUBLE),
-        helper.make_node("Concat", ["standardised", "indicator"], ["columns"], axis=1),
+        helper.make_node("Concat", ["standardized", "indicator"], ["columns"], axis=1),
         *_make_affine_nodes("columns"),
     ]
     constants = {

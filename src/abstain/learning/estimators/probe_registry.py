@@ -61,7 +61,7 @@ class ProbeSpec:
 
 PROBES: Mapping[Architecture, ProbeSpec] = {
     "lstm": ProbeSpec(LSTMProbe),
-    "lstm_no_huber": ProbeSpec(LSTMProbe, {"huber_lambda": 0.0}),  # the paper's "no calib." row
+    "lstm_no_huber": ProbeSpec(LSTMProbe, {"huber_lambda": 0.0}),  # Huang et al.'s "no calib." row
     "linear": ProbeSpec(LinearProbe, {"huber_lambda": 0.0}),  # a logistic regression has no such term
     "attention": ProbeSpec(AttentionProbe),
     "pca": ProbeSpec(PCAProbe),

@@ -37,7 +37,7 @@ def evaluate_site(
     resampling: BootstrapConfig,
     rouge: np.ndarray,
 ) -> dict[str, Any]:
-    """Evaluate a probe on the states of one site, a row of the paper's table 4.
+    """Evaluate a probe on the states of one site, a row of table 4 of Huang et al.
 
     Args:
         frame: The data set.

@@ -41,7 +41,7 @@ def audit_context_removed(
         for name in scores
         for variant, table in (("original", scores), ("changed", changed_scores))
     }
-    estimates = bootstrap(statistics, groups, resampling.n_resamples, resampling.seed, weight)
+    estimates = bootstrap(statistics, groups, n_resamples=resampling.n_resamples, seed=resampling.seed, weight=weight)
     return [
         {
             "scorer": name,

@@ -96,7 +96,7 @@ def build_leaderboard(
         statistics |= {
             (name, metric): partial(function, correct, probability) for metric, function in CALIBRATION_METRICS.items()
         }
-    estimates = bootstrap(statistics, groups, resampling.n_resamples, resampling.seed, weight)
+    estimates = bootstrap(statistics, groups, n_resamples=resampling.n_resamples, seed=resampling.seed, weight=weight)
     rows = []
     for name in names:
         row: dict[str, Any] = {"scorer": name, "unscored": unscored[name]}

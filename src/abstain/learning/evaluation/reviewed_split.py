@@ -138,7 +138,9 @@ class ReviewedSplit:
             "precision": partial(metrics.precision, self.correct, shown, threshold=1.0),
             "error_rate": partial(metrics.weighted_mean, shown * (1 - self.correct)),
         }
-        estimates = bootstrap(statistics, self.groups, resampling.n_resamples, resampling.seed, self.weight)
+        estimates = bootstrap(
+            statistics, self.groups, n_resamples=resampling.n_resamples, seed=resampling.seed, weight=self.weight
+        )
         row = {"shown": int(shown.sum()), "shown_n_eff": metrics.effective_sample_size(self.weight[shown == 1])}
         for metric, estimate in estimates.items():
             low, high = estimate.interval if np.ptp(estimate.interval) > 0 else (np.nan, np.nan)
@@ -205,7 +207,9 @@ def compare_calibrators(
         for method, probability in probabilities.items()
         for metric, function in score_functions.items()
     }
-    estimates = bootstrap(statistics, holdout.groups, resampling.n_resamples, resampling.seed, holdout.weight)
+    estimates = bootstrap(
+        statistics, holdout.groups, n_resamples=resampling.n_resamples, seed=resampling.seed, weight=holdout.weight
+    )
     rows = []
     for method in probabilities:
         row: dict[str, Any] = {"method": method}

@@ -31,7 +31,9 @@ def compute_aurocs(
     """
     correct, weight = rows["correct"].to_numpy(int), row_weights(rows["inclusion_probability"].to_numpy(float))
     statistics = {name: partial(auroc, correct, confidence) for name, confidence in confidences.items()}
-    return bootstrap(statistics, rows["group"].to_numpy(), resampling.n_resamples, resampling.seed, weight)
+    return bootstrap(
+        statistics, rows["group"].to_numpy(), n_resamples=resampling.n_resamples, seed=resampling.seed, weight=weight
+    )
 
 
 def choose_cheapest_of_best(

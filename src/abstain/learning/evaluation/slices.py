@@ -159,7 +159,9 @@ def compute_auroc_by_slice(
             statistics = {
                 scorer: partial(metrics.auroc, correct[mask], scores[scorer].to_numpy(float)[mask]) for scorer in scores
             }
-            estimates = bootstrap(statistics, groups[mask], resampling.n_resamples, resampling.seed, weight[mask])
+            estimates = bootstrap(
+                statistics, groups[mask], n_resamples=resampling.n_resamples, seed=resampling.seed, weight=weight[mask]
+            )
             row["scorers"] = {
                 str(scorer): make_interval_columns("auroc", estimate) for scorer, estimate in estimates.items()
             }
@@ -179,7 +181,9 @@ def _evaluate_slice(scored: SliceInput, resampling: BootstrapConfig, min_n_eff: 
     if row["n_eff"] < min_n_eff:
         return row | {"note": f"{_describe_too_few(row['rows'], min_n_eff)} answers: not judged"}
     statistics = {"": partial(metrics.auroc, correct, scored.confidence)}
-    auroc = bootstrap(statistics, scored.groups, resampling.n_resamples, resampling.seed, weight)[""]
+    auroc = bootstrap(
+        statistics, scored.groups, n_resamples=resampling.n_resamples, seed=resampling.seed, weight=weight
+    )[""]
     row |= make_interval_columns("auroc", auroc)
     row |= {"ece": metrics.ece(correct, scored.probability, weight)}
     row |= {"brier": metrics.brier(correct, scored.probability, weight)}

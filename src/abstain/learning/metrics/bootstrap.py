@@ -1,7 +1,8 @@
 """Cluster bootstrap: confidence intervals and paired differences of metrics, on the same resamples of whole groups.
 
 Whole groups are drawn with replacement, because errors of answers about one document are correlated; a row keeps its
-weight. A resample is a count per row, so the statistic of many resamples is one computation (`weighted_metrics`).
+weight (Field and Welsh 2007). A resample is a count per row, so the statistic of many resamples is one computation
+(`weighted_metrics`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 MAX_UNDEFINED_SHARE = 0.05
 """A statistic that is undefined in a larger share of the resamples has no interval: the others are a biased sample."""
-BLOCK_CELLS = 2**16
+MAX_BLOCK_WEIGHTS = 2**16
 """Most weights that are computed at once: 512 KiB and their intermediate results stay in the cache of a core."""
 
 
@@ -77,7 +78,12 @@ class Estimate:
 
 
 def bootstrap(
-    statistics: Mapping[Key, Statistic], groups: np.ndarray, n_resamples: int, seed: int, weight: Weight = None
+    statistics: Mapping[Key, Statistic],
+    groups: np.ndarray,
+    *,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    weight: Weight = None,
 ) -> dict[Key, Estimate]:
     """Estimate statistics and their sampling distribution with a cluster bootstrap.
 
@@ -85,15 +91,24 @@ def bootstrap(
     subtracted with `paired_difference`.
 
     Args:
-        statistics: Name -> function of weights; (rows,) gives a float, (n_resamples, rows) gives (n_resamples,).
+        statistics: Key -> function of weights; (rows,) gives a float, (n_resamples, rows) gives (n_resamples,).
         groups: (rows,) group ids. Rows with equal ids are drawn together.
         n_resamples: Number of resamples.
         seed: Equal seeds and groups give equal resamples.
         weight: (rows,) sampling weights > 0; None means equal weights.
 
     Returns:
-        Name -> `Estimate`. With fewer than two groups the variation between groups is unknown, and all resamples are
+        Key -> `Estimate`. With fewer than two groups the variation between groups is unknown, and all resamples are
         nan.
+
+    Examples:
+        >>> from functools import partial
+        >>> from abstain.learning.metrics.weighted_metrics import weighted_mean
+        >>> correct, documents = np.arange(200) % 5 > 0, np.arange(200) // 2
+        >>> estimates = bootstrap({"precision": partial(weighted_mean, correct)}, documents)
+        >>> low, high = estimates["precision"].interval
+        >>> f"{estimates['precision'].value:.2f} ({low:.2f} to {high:.2f})"
+        '0.80 (0.76 to 0.84)'
     """
     row_weight = np.ones(len(groups)) if weight is None else np.asarray(weight, dtype=float)
     values: dict[Key, list[np.ndarray]] = {key: [] for key in statistics}
@@ -101,23 +116,24 @@ def bootstrap(
         resample_weight = counts * row_weight
         for key, statistic in statistics.items():
             values[key].append(statistic(resample_weight))
-    return {
-        key: Estimate(compute(row_weight), np.concatenate(values[key]) if values[key] else np.full(n_resamples, np.nan))
-        for key, compute in statistics.items()
-    }
+    estimates = {}
+    for key, statistic in statistics.items():
+        resamples = np.concatenate(values[key]) if values[key] else np.full(n_resamples, np.nan)
+        estimates[key] = Estimate(statistic(row_weight), resamples)
+    return estimates
 
 
-def paired_difference(first: Estimate, second: Estimate) -> Estimate:
+def paired_difference(estimate: Estimate, reference: Estimate) -> Estimate:
     """Subtract two estimates resample by resample.
 
     Args:
-        first: The minuend.
-        second: The subtrahend, from the same call of `bootstrap`.
+        estimate: An estimate.
+        reference: The estimate to subtract, from the same call of `bootstrap`.
 
     Returns:
-        The estimate of `first - second`.
+        The estimate of `estimate - reference`.
     """
-    return Estimate(first.value - second.value, first.resamples - second.resamples)
+    return Estimate(estimate.value - reference.value, estimate.resamples - reference.resamples)
 
 
 def make_interval_columns(name: str, estimate: Estimate) -> dict[str, float]:
@@ -137,8 +153,8 @@ def make_interval_columns(name: str, estimate: Estimate) -> dict[str, float]:
 def percentile_interval(resamples: np.ndarray, confidence_level: float = 0.95) -> tuple[float, float]:
     """Compute the central percentile interval of resamples.
 
-    Undefined resamples are ignored up to the share `MAX_UNDEFINED_SHARE`. Without this limit, a few groups of one class
-    each would seem certain of the value that the statistic has in the resamples with both classes.
+    Undefined resamples are ignored up to the share `MAX_UNDEFINED_SHARE`. Those that remain
+    contain both classes, so they are a biased sample: with few groups their interval would be far too narrow.
 
     Args:
         resamples: (n_resamples,) values of the statistic; nan where it is undefined.
@@ -160,10 +176,12 @@ def _iter_resamples(groups: np.ndarray, n_resamples: int, seed: int) -> Iterator
     if len(group_ids) < 2:
         return
     generator = np.random.default_rng(seed)
-    step = max(1, BLOCK_CELLS // len(groups))
-    for start in range(0, n_resamples, step):
-        count = min(step, n_resamples - start)
+    block_size = max(1, MAX_BLOCK_WEIGHTS // len(groups))
+    for start in range(0, n_resamples, block_size):
+        count = min(block_size, n_resamples - start)
         sampled_groups = generator.integers(len(group_ids), size=(count, len(group_ids)))
-        cells = sampled_groups + len(group_ids) * np.arange(count)[:, None]
-        group_counts = np.bincount(cells.ravel(), minlength=count * len(group_ids)).reshape(count, len(group_ids))
+        flat_indices = sampled_groups + len(group_ids) * np.arange(count)[:, None]
+        group_counts = np.bincount(flat_indices.ravel(), minlength=count * len(group_ids)).reshape(
+            count, len(group_ids)
+        )
         yield np.take(group_counts, group_index, axis=1)

@@ -14,26 +14,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-
-if TYPE_CHECKING:  # it imports scikit-learn, which serving does not need
-    from abstain.learning.metrics.weighted_metrics import Weight
+from abstain.learning.metrics.weighted_metrics import Weight
 
 Method = Literal["none", "temperature", "isotonic", "venn_abers"]
 Interval = tuple[np.ndarray, np.ndarray]
+"""Lowest and highest probability of each answer."""
 Numbers = tuple[float, ...]
 
 MIN_PER_CLASS = 10
 """With fewer correct or incorrect answers nothing is calibrated: the result would be noise."""
 THINNING_SEED = 5
-LARGEST_LOGIT = float(np.log(1e6))
+"""Seed of the sample to which weighted rows are thinned."""
+MAX_ABS_LOGIT = float(np.log(1e6))
 """Confidences of 0 and 1 have infinite logits; they are treated as 1e-6 and 1 - 1e-6."""
-MAX_SLOPE = 50.0
+MAX_SCALE = 50.0
 """Temperature scaling is limited to scales in [1/50, 50]: confidences that separate the classes would make it infinite.
 """
 
@@ -58,7 +58,7 @@ class Calibrator:
         """
         return np.asarray(confidence, float)
 
-    def interval(self, confidence: np.ndarray) -> Interval | None:
+    def compute_interval(self, confidence: np.ndarray) -> Interval | None:
         """Compute the range of probabilities that the method allows for each answer.
 
         Args:
@@ -97,7 +97,9 @@ class Temperature(Calibrator):
 
 @dataclass(frozen=True)
 class Isotonic(Calibrator):
-    """Isotonic regression: the best non-decreasing fit.
+    """Isotonic regression: the best non-decreasing fit (Zadrozny and Elkan 2002).
+
+    It overfits with few answers: see docs/studies/thresholds.md.
 
     Attributes:
         knots: (n,) increasing confidences, between which the fit is linear; outside of them it is constant.
@@ -111,7 +113,7 @@ class Isotonic(Calibrator):
     def apply(self, confidence: np.ndarray) -> np.ndarray:
         x, values = np.asarray(confidence, float), np.array(self.values)
         next_index = np.minimum(np.searchsorted(self.knots, x, "right"), len(values) - 1)
-        # Rounding would exceed the next value by a bit.
+        # np.interp may exceed the value at the next knot by a rounding error.
         interpolated = np.minimum(np.interp(x, self.knots, values), values[next_index])
         return np.asarray(interpolated)
 
@@ -126,27 +128,27 @@ class VennAbers(Calibrator):
     Both fits are step functions and are stored as their steps.
 
     Attributes:
-        low_at: (n,) increasing confidences at which p0 changes. p0 is `low[i]` from `low_at[i - 1]` on, inclusive.
-        low: (n + 1,) values of p0.
-        high_at: (m,) increasing confidences at which p1 changes. p1 is `high[i]` above `high_at[i - 1]`, exclusive.
-        high: (m + 1,) values of p1.
+        p0_knots: (n,) increasing confidences at which p0 changes: it is `p0_values[i]` from `p0_knots[i - 1]` on.
+        p0_values: (n + 1,) values of p0.
+        p1_knots: (m,) increasing confidences at which p1 changes: it is `p1_values[i]` above `p1_knots[i - 1]`.
+        p1_values: (m + 1,) values of p1.
     """
 
     method: ClassVar[Method] = "venn_abers"
-    low_at: Numbers
-    low: Numbers
-    high_at: Numbers
-    high: Numbers
+    p0_knots: Numbers
+    p0_values: Numbers
+    p1_knots: Numbers
+    p1_values: Numbers
 
     def apply(self, confidence: np.ndarray) -> np.ndarray:
-        p0, p1 = self.interval(confidence)
+        p0, p1 = self.compute_interval(confidence)
         with np.errstate(divide="ignore"):
             return np.asarray(1 / (1 + (1 - p0) / p1))  # in this form rounding cannot change the order of rows
 
-    def interval(self, confidence: np.ndarray) -> Interval:
+    def compute_interval(self, confidence: np.ndarray) -> Interval:
         x = np.asarray(confidence, float)
-        p0 = np.array(self.low)[np.searchsorted(self.low_at, x, "right")]
-        p1 = np.array(self.high)[np.searchsorted(self.high_at, x, "left")]
+        p0 = np.array(self.p0_values)[np.searchsorted(self.p0_knots, x, "right")]
+        p1 = np.array(self.p1_values)[np.searchsorted(self.p1_knots, x, "left")]
         return np.where(np.isnan(x), x, p0), np.where(np.isnan(x), x, p1)
 
 
@@ -164,8 +166,9 @@ def fit_calibrator(method: Method, confidence: np.ndarray, correct: np.ndarray, 
         The calibrator. "none" returns confidences unchanged and accepts any number of rows.
 
     Raises:
-        AbstainError: The method is unknown, a value is out of range, or fewer than 10 answers are correct, or
-            incorrect.
+        AbstainError: The method is unknown, a value is out of range, or fewer than `MIN_PER_CLASS` answers
+            are correct, or fewer are incorrect.
+        ValueError: The shapes differ.
     """
     if method not in get_args(Method):
         raise AbstainError(
@@ -206,7 +209,9 @@ def calibrator_from_dict(stored: Mapping[str, Any]) -> Calibrator:
         if not (np.diff(probabilities) >= 0).all():
             raise ValueError
     except (KeyError, TypeError, ValueError, IndexError):
-        raise AbstainError(Code.BAD_ARTIFACT, "the stored calibration is not whole: export the probe again") from None
+        raise AbstainError(
+            Code.BAD_ARTIFACT, "the stored calibration is damaged or incomplete: export the probe again"
+        ) from None
     return calibrator
 
 
@@ -240,36 +245,35 @@ def validate_rows(
         `confidence` as float64, `correct` as int and the weights as float64, each (rows,).
 
     Raises:
-        AbstainError: The shapes differ or a value is out of range; the message names the invalid array.
+        AbstainError: A value is out of range; the message names the invalid array.
+        ValueError: The shapes differ.
     """
     confidence, correct = np.asarray(confidence, float), np.asarray(correct)
     weight = np.ones(len(confidence)) if weight is None else np.asarray(weight, float)
     if not confidence.shape == correct.shape == weight.shape or confidence.ndim != 1:
-        raise AbstainError(
-            Code.BAD_ARTIFACT,
-            f"confidences {confidence.shape}, verdicts {correct.shape} and weights {weight.shape} differ in shape: "
-            "each answer needs one of each",
+        raise ValueError(
+            f"confidences {confidence.shape}, labels {correct.shape} and weights {weight.shape} differ in shape"
         )
-    for is_invalid, description in (
-        (~((confidence >= 0) & (confidence <= 1)), "a confidence that is not in [0, 1]: score them again"),
-        (~np.isin(correct, (0, 1)), "a verdict that is neither 0 nor 1: leave unreviewed answers out"),
-        (~(np.isfinite(weight) & (weight > 0)), "a weight that is not above 0: see their inclusion probabilities"),
+    is_score, is_label = (confidence >= 0) & (confidence <= 1), np.isin(correct, (0, 1))
+    is_weight = np.isfinite(weight) & (weight > 0)
+    for is_valid, code, description in (
+        (is_score, Code.NOT_FINITE, "a confidence that is not in [0, 1]: score them again"),
+        (is_label, Code.INVALID_ROW, "a label that is neither 0 nor 1: leave unreviewed answers out"),
+        (is_weight, Code.INVALID_ROW, "a weight that is not above 0: see their inclusion probabilities"),
     ):
-        if is_invalid.any():
-            raise AbstainError(
-                Code.NOT_FINITE, f"{is_invalid.sum()} of {len(is_invalid)} reviewed answers have {description}"
-            )
+        if not is_valid.all():
+            raise AbstainError(code, f"{(~is_valid).sum()} of {len(is_valid)} reviewed answers have {description}")
     return confidence, correct.astype(int), weight
 
 
 def _check_classes(method: Method, correct: np.ndarray, n_reviewed: int) -> None:
-    n_eff = "" if n_reviewed == len(correct) else f", effective sample size {len(correct)}"
+    thinned = "" if n_reviewed == len(correct) else f", {len(correct)} after thinning"
     for count, name in ((int(correct.sum()), "correct"), (int(len(correct) - correct.sum()), "incorrect")):
         if count < MIN_PER_CLASS:
             raise AbstainError(
                 Code.TOO_FEW_LABELS,
                 f"calibration by {method} needs {MIN_PER_CLASS} correct and {MIN_PER_CLASS} incorrect reviewed "
-                f"answers, and only {count} are {name} (of {n_reviewed}{n_eff}): bring more reviews, "
+                f"answers, and only {count} are {name} (of {n_reviewed}{thinned}): bring more reviews, "
                 "or set calibration.method to none",
             )
 
@@ -282,7 +286,7 @@ def _fit_temperature(confidence: np.ndarray, correct: np.ndarray, weight: np.nda
     def loss(log_scale: float) -> float:
         return float(np.average(np.logaddexp(0, -sign * np.exp(log_scale) * logit), weights=weight))
 
-    limit = np.log(MAX_SLOPE)
+    limit = np.log(MAX_SCALE)
     optimum = minimize_scalar(loss, bounds=(-limit, limit), method="bounded", options={"xatol": 1e-6})
     return Temperature(float(np.exp(optimum.x)))
 
@@ -313,7 +317,7 @@ def _find_steps(knots: np.ndarray, values: np.ndarray) -> tuple[Numbers, Numbers
 def _logit(confidence: np.ndarray) -> np.ndarray:
     x = np.asarray(confidence, float)
     with np.errstate(divide="ignore"):
-        return np.asarray(np.clip(np.log(x) - np.log1p(-x), -LARGEST_LOGIT, LARGEST_LOGIT))
+        return np.asarray(np.clip(np.log(x) - np.log1p(-x), -MAX_ABS_LOGIT, MAX_ABS_LOGIT))
 
 
 def _sigmoid(logit: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Metrics of estimated correctness scores, as in the paper's tables 2 to 12 (section 4.2).
+"""Metrics of estimated correctness scores, as in tables 2 to 12 of Zhang et al. (section 4.2).
 
 `true` is the correctness score of each answer, nan where it is unknown; `predicted` is the regressor's estimate of it.
 Both are (rows,) in [0, 1]. t is a threshold on the true score that defines a correct answer; it is applied to the
@@ -107,7 +107,11 @@ def evaluate_estimates(
         ValueError: A score is outside of [0, 1], or the buffer is negative.
     """
     estimates = bootstrap(
-        make_statistics(true, predicted, threshold, buffer), groups, resampling.n_resamples, resampling.seed, weight
+        make_statistics(true, predicted, threshold, buffer),
+        groups,
+        n_resamples=resampling.n_resamples,
+        seed=resampling.seed,
+        weight=weight,
     )
     n_labelled = int((~np.isnan(np.asarray(true, dtype=float))).sum())
     row: dict[str, Any] = {"threshold": threshold, "labelled": n_labelled}

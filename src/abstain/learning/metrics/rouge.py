@@ -43,7 +43,7 @@ def rouge(
         metric: "precision", "recall" or "fmeasure".
 
     Returns:
-        float64 (rows,) in [0, 1]; nan where the ideal answer is missing or has no word that the library recognises
+        float64 (rows,) in [0, 1]; nan where the ideal answer is missing or has no word that the library recognizes
         (runs of a-z and 0-9). A 0 there would claim that the answer differs from it.
     """
     from rouge_score.rouge_scorer import RougeScorer  # lazily: it imports nltk, which takes a second

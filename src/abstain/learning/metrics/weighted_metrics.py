@@ -114,7 +114,7 @@ def auroc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np
     Returns:
         A float in [0, 1], or (n_resamples,); nan if one class is missing.
 
-    Example:
+    Examples:
         >>> auroc(np.array([0, 0, 1, 1]), np.array([0.1, 0.4, 0.35, 0.8]))
         0.75
     """

@@ -4,25 +4,26 @@ Learn then Test (Angelopoulos et al. 2022): each candidate threshold is a null h
 which a p-value may reject. The probability of any false rejection is at most 1 - confidence. The guarantee is for *all*
 answers like the tested ones, not only for the reviewed ones.
 
-Notes (each measured, docs/thresholds.md):
+Notes (each measured, docs/studies/thresholds.md):
 
 * The p-value is exact and binomial, with the effective number of independent answers (`design_effect`): answers about
   one document err together, and some have larger weights than others. No reviewed answer is discarded.
 * Fixed-sequence testing: thresholds are tested one after another, each at the whole alpha = 1 - confidence, until one
   is not rejected. The sequence starts at the threshold that is most significant on rows that are not tested (the
   training split, out of fold) and goes downwards. Only those rows decide which thresholds are tested, and in which
-  order. An error rate falls as the threshold rises; there the sequence starts at the highest threshold.
+  order. For an error rate, which can only fall as the threshold rises, it starts at the highest threshold.
 * The labels of one person are no guarantee: the largest share of a reviewer in the counted answers is reported, and may
   be limited (`threshold.max_reviewer_share`). The limit is applied after the test, so it can only take a guarantee
   away.
-* A few documents say too little about how their answers err together: below `MIN_GROUPS` groups nothing is guaranteed.
+* From fewer than `MIN_GROUPS` groups the correlation within groups cannot be estimated, and nothing is guaranteed.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from abstain.learning.thresholds.design_effect import GroupTotals, compute_group
 from abstain.learning.thresholds.reviewer_share import ReviewerShare, find_largest_share
 from abstain.learning.thresholds.selection import OperatingPoint, compute_operating_point
 
-Metric = Literal["precision", "error_rate"]
+TargetMetric = Literal["precision", "error_rate"]
 
 MAX_CANDIDATES = 50
 """Number of candidate thresholds, evenly spaced by coverage; 20 or 200 of them reach the same coverage."""
@@ -76,34 +77,17 @@ class ReviewedAnswers:
             purpose: End of the message for no rows, for example "to test a threshold on".
 
         Returns:
-            The same answers with weights and groups.
+            The same answers with weights.
 
         Raises:
             AbstainError: There are no rows, or a value is nan or out of range.
         """
         if not len(self.confidence):
             raise AbstainError(Code.TOO_FEW_LABELS, f"no reviewed answers {purpose}: bring reviews")
-        groups = np.arange(len(self.confidence)) if self.groups is None else self.groups
         rows = validate_rows(self.confidence, self.correct, self.weight)
-        return ReviewedAnswers(*rows, groups, self.sampled, self.reviewers)
+        return ReviewedAnswers(*rows, self.groups, self.sampled, self.reviewers)
 
-    def join(self, answers: ReviewedAnswers) -> ReviewedAnswers:
-        """Concatenate two tables, each with its largest weight scaled to 1; the result has no groups.
-
-        Args:
-            answers: The second table.
-
-        Returns:
-            The rows of both.
-        """
-        weights = [rows._weight / rows._weight.max() for rows in (self, answers)]
-        return ReviewedAnswers(
-            np.concatenate([self.confidence, answers.confidence]),
-            np.concatenate([self.correct, answers.correct]),
-            np.concatenate(weights),
-        )
-
-    def find_largest_reviewer(self, metric: Metric, threshold: float) -> ReviewerShare | None:
+    def find_largest_reviewer(self, metric: TargetMetric, threshold: float) -> ReviewerShare | None:
         """Find the largest share of one reviewer in the answers that the metric counts.
 
         Args:
@@ -121,10 +105,10 @@ class ReviewedAnswers:
     @property
     def n_groups(self) -> int:
         """The number of groups."""
-        return len(self.correct) if self.groups is None else len(np.unique(self.groups))
+        return len(np.unique(self._groups))
 
-    def compute_totals(self, thresholds: np.ndarray, metric: Metric) -> GroupTotals:
-        """Compute `compute_group_totals` of these answers, which must be the result of `validate`.
+    def compute_totals(self, thresholds: np.ndarray, metric: TargetMetric) -> GroupTotals:
+        """Compute `compute_group_totals` of these answers.
 
         Args:
             thresholds: (thresholds,) ascending.
@@ -133,8 +117,11 @@ class ReviewedAnswers:
         Returns:
             The sums, (groups, thresholds).
         """
-        assert self.groups is not None
-        return compute_group_totals(self.confidence, self.correct, self._weight, self.groups, thresholds, metric)
+        return compute_group_totals(self.confidence, self.correct, self._weight, self._groups, thresholds, metric)
+
+    @property
+    def _groups(self) -> np.ndarray:
+        return np.arange(len(self.correct)) if self.groups is None else self.groups
 
     @property
     def _weight(self) -> np.ndarray:
@@ -145,7 +132,7 @@ class ReviewedAnswers:
 class _ThresholdResult:
     """The fields of every outcome. `groups` counts documents; `sampled` is that of `ReviewedAnswers`."""
 
-    metric: Metric
+    metric: TargetMetric
     target: float
     confidence: float
     threshold: float
@@ -206,17 +193,21 @@ class ControlledThreshold(_ThresholdResult):
     p_value: float
 
     def __str__(self) -> str:
-        limit = "precision of at least" if self.metric == "precision" else "error rate of at most"
+        limit = (
+            f"precision of at least {self.target:g} among the shown"
+            if self.metric == "precision"
+            else f"error rate of at most {self.target:g}"
+        )
         population, sampling = (
             ("all answers", "sampled at random") if self.sampled else ("answers like those reviewed", "not sampled")
         )
         n_counted = self.shown if self.metric == "precision" else self.rows
-        effective = f" (effective sample size {self.n_eff:,}, ICC {self.icc:.2f})"
+        effective = f" (n_eff {self.n_eff:,}, ICC {self.icc:.2f})"
         return (
-            f"{limit} {self.target:g} of {population} at confidence {self.confidence:g}: threshold "
+            f"{limit} of {population} at confidence {self.confidence:g}: threshold "
             f"{self.threshold:.3f} shows {self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} "
             f"reviews {sampling}{self._describe_groups()}{'' if self.n_eff == n_counted else effective}"
-            f"{self._describe_reviewer()}; void if {' or '.join(VOID_IF).replace('_', ' ')}"
+            f"{self._describe_reviewer()}; void if documents, model or questions change"
         )
 
 
@@ -289,8 +280,31 @@ class ReviewerShareExceeded(InfeasibleThreshold):
 
 
 @dataclass(frozen=True)
+class _Requirement:
+    """What a threshold must meet: a target for a metric, at a confidence level in (0, 1)."""
+
+    metric: TargetMetric
+    target: float
+    confidence_level: float
+
+    def __post_init__(self) -> None:
+        if self.metric not in get_args(TargetMetric) or not (0 < self.target < 1 and 0 < self.confidence_level < 1):
+            raise ValueError(f"{self} is none of {get_args(TargetMetric)} with fractions between 0 and 1")
+
+    @property
+    def alpha(self) -> float:
+        """The largest probability of a false guarantee."""
+        return 1 - self.confidence_level
+
+    @property
+    def tolerated_error(self) -> float:
+        """The largest share of incorrect answers that meets the target."""
+        return 1 - self.target if self.metric == "precision" else self.target
+
+
+@dataclass(frozen=True)
 class _ThresholdTests:
-    """The tested thresholds in the order of testing, with the intraclass correlation, n_eff and p-value of each."""
+    """The tested thresholds in the order of testing, with icc, n_eff and p-value of each, all (tests,)."""
 
     thresholds: np.ndarray
     icc: np.ndarray
@@ -299,7 +313,14 @@ class _ThresholdTests:
 
 
 def control_risk(
-    validation: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams, validation_share: float = 1.0
+    validation: ReviewedAnswers,
+    training: ReviewedAnswers,
+    *,
+    metric: TargetMetric,
+    target: float,
+    confidence_level: float,
+    max_reviewer_share: float | None = None,
+    validation_share: float = 1.0,
 ) -> ControlledThreshold | InfeasibleThreshold:
     """Find the threshold with the largest coverage that meets the target with a guarantee (Learn then Test).
 
@@ -309,7 +330,10 @@ def control_risk(
         training: Labelled training answers with out-of-fold confidences on the same scale. They decide which thresholds
             are tested and in which order, so they affect the coverage but not the guarantee. The more they resemble the
             validation answers, the larger the coverage.
-        params: Metric ("precision" or "error_rate"), target and confidence in (0, 1), and the reviewer limit.
+        metric: "precision" or "error_rate".
+        target: Required precision, or highest error rate, in (0, 1).
+        confidence_level: Confidence of the guarantee, in (0, 1).
+        max_reviewer_share: Largest share of one reviewer in the counted answers, in (0, 1]; None for no limit.
         validation_share: Share of all reviews that are in the validation split, in (0, 1]; it converts the number of
             missing validation reviews into reviews of all splits.
 
@@ -319,36 +343,68 @@ def control_risk(
     Raises:
         AbstainError: There are no rows, a value is nan or out of range, or all training confidences are above all
             validation confidences.
+
+    Examples:
+        >>> training = ReviewedAnswers(np.repeat([0.9, 0.4], 50), np.repeat([1, 0], [52, 48]))
+        >>> validation = ReviewedAnswers(np.repeat([0.9, 0.4], 40), np.repeat([1, 0], [42, 38]))
+        >>> result = control_risk(validation, training, metric="precision", target=0.9, confidence_level=0.95)
+        >>> isinstance(result, ControlledThreshold), result.threshold, result.coverage
+        (True, 0.9, 0.5)
     """
+    requirement = _Requirement(metric, target, confidence_level)
     validation = validation.validate("to test a threshold on")
     training = training.validate("in the training split, to learn from which threshold to try first")
-    tests = _test_thresholds(validation, training, params)
-    n_passed = int(np.cumprod(tests.p_values <= 1 - params.confidence).sum())
+    tests = _test_thresholds(validation, training, requirement)
+    # number of thresholds before the first that is not rejected
+    n_passed = int(np.cumprod(tests.p_values <= requirement.alpha).sum())
     last = n_passed - 1
     if not n_passed or not (validation.confidence >= tests.thresholds[last]).any() or validation.n_groups < MIN_GROUPS:
-        return _make_infeasible(tests, validation, training, params, validation_share)
-    point = compute_operating_point(
-        validation.confidence, validation.correct, float(tests.thresholds[last]), validation.weight
-    )
-    fields = _make_fields(point, tests, last, validation, params)
-    largest, limit = fields["largest_reviewer"], params.max_reviewer_share
-    if limit is not None and largest is not None and largest.share > limit:
-        needed = math.ceil(len(validation.correct) * largest.share / limit)
-        additional = math.ceil((needed - len(validation.correct)) / validation_share)
+        return _make_infeasible(tests, validation, training, requirement, validation_share)
+    point = _compute_point(validation, tests.thresholds[last])
+    fields = _make_fields(point, tests, last, validation, requirement)
+    largest_reviewer: ReviewerShare | None = fields["largest_reviewer"]
+    if max_reviewer_share is not None and largest_reviewer is not None and largest_reviewer.share > max_reviewer_share:
+        n_needed = math.ceil(len(validation.correct) * largest_reviewer.share / max_reviewer_share)
+        n_additional = math.ceil((n_needed - len(validation.correct)) / validation_share)
         return ReviewerShareExceeded(
             **fields,
-            reviews_needed=needed,
-            additional_reviews=additional,
+            reviews_needed=n_needed,
+            additional_reviews=n_additional,
             is_lower_bound=False,
-            max_reviewer_share=limit,
+            max_reviewer_share=max_reviewer_share,
         )
     return ControlledThreshold(**fields, shown=point.shown, p_value=float(tests.p_values[last]))
 
 
+def control_risk_by_params(
+    validation: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams, validation_share: float = 1.0
+) -> ControlledThreshold | InfeasibleThreshold:
+    """Call `control_risk` with the section `threshold` of params.yaml.
+
+    Args:
+        validation: As in `control_risk`.
+        training: As in `control_risk`.
+        params: Metric, target, confidence level and reviewer limit.
+        validation_share: As in `control_risk`.
+
+    Returns:
+        The result of `control_risk`.
+    """
+    return control_risk(
+        validation,
+        training,
+        metric=params.metric,
+        target=params.target,
+        confidence_level=params.confidence,
+        max_reviewer_share=params.max_reviewer_share,
+        validation_share=validation_share,
+    )
+
+
 def estimate_reviews_needed(
-    metric: Metric,
+    metric: TargetMetric,
     target: float,
-    confidence: float,
+    confidence_level: float,
     estimated_value: float,
     coverage: float,
     effective_share: float = 1.0,
@@ -358,7 +414,7 @@ def estimate_reviews_needed(
     Args:
         metric: "precision" or "error_rate".
         target: Required precision, or highest error rate, in (0, 1).
-        confidence: Confidence of the guarantee, in (0, 1).
+        confidence_level: Confidence of the guarantee, in (0, 1).
         estimated_value: Estimated precision (or error rate) at the threshold.
         coverage: Share of all answers that the threshold shows, in (0, 1].
         effective_share: Effective sample size per counted answer, in (0, 1].
@@ -373,16 +429,16 @@ def estimate_reviews_needed(
     if not error < max_error:
         return None
     sizes = np.unique(np.geomspace(1, MAX_REVIEWS_NEEDED, 1000).astype(int))
-    max_incorrect = binom.ppf(1 - confidence, sizes, max_error)
+    max_incorrect = binom.ppf(1 - confidence_level, sizes, max_error)
     max_incorrect = np.where(
-        binom.cdf(max_incorrect, sizes, max_error) <= 1 - confidence, max_incorrect, max_incorrect - 1
-    )  # incorrect ones allowed
+        binom.cdf(max_incorrect, sizes, max_error) <= 1 - confidence_level, max_incorrect, max_incorrect - 1
+    )
     underpowered = np.flatnonzero(binom.cdf(max_incorrect, sizes, error) < POWER)
     first_powered = underpowered[-1] + 1 if len(underpowered) else 0
     if first_powered == len(sizes):
         return None
-    needed = sizes[first_powered] / (effective_share * (coverage if metric == "precision" else 1))
-    return int(np.ceil(needed)) if needed <= MAX_REVIEWS_NEEDED else None
+    n_needed = sizes[first_powered] / (effective_share * (coverage if metric == "precision" else 1))
+    return int(np.ceil(n_needed)) if n_needed <= MAX_REVIEWS_NEEDED else None
 
 
 def choose_candidate_thresholds(training: ReviewedAnswers) -> np.ndarray:
@@ -399,33 +455,36 @@ def choose_candidate_thresholds(training: ReviewedAnswers) -> np.ndarray:
 
 
 def _test_thresholds(
-    validation: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams
+    validation: ReviewedAnswers, training: ReviewedAnswers, requirement: _Requirement
 ) -> _ThresholdTests:
     """Test candidate thresholds on the validation answers in the order that the training answers decide."""
     thresholds = choose_candidate_thresholds(training)
     validation_totals, training_totals = (
-        rows.compute_totals(thresholds, params.metric) for rows in (validation, training)
+        rows.compute_totals(thresholds, requirement.metric) for rows in (validation, training)
     )
     icc, safe_icc = estimate_intraclass_correlation(validation_totals, training_totals)
     n_eff = validation_totals.compute_effective_size(safe_icc)
-    p_values = _compute_p_values(validation_totals.incorrect_share, n_eff, params)
+    p_values = _compute_p_values(validation_totals.incorrect_share, n_eff, requirement)
     start = len(thresholds) - 1
-    if params.metric == "precision":
+    if requirement.metric == "precision":
         training_n_eff = training_totals.compute_effective_size(safe_icc)
-        training_p_values = _compute_p_values(training_totals.incorrect_share, training_n_eff, params)
+        training_p_values = _compute_p_values(training_totals.incorrect_share, training_n_eff, requirement)
         start = int(np.argmin(training_p_values))
     order = np.arange(start, -1, -1)
     return _ThresholdTests(thresholds[order], icc[order], n_eff[order], p_values[order])
 
 
-def _compute_p_values(incorrect_share: np.ndarray, n_eff: np.ndarray, params: ThresholdParams) -> np.ndarray:
-    """Compute P(as few incorrect answers or fewer | target only just missed), binomial; 1 without any answer."""
+def _compute_p_values(incorrect_share: np.ndarray, n_eff: np.ndarray, requirement: _Requirement) -> np.ndarray:
+    """Compute P(as few incorrect answers or fewer | target only just missed); 1 without any answer.
+
+    It is P(Bin(n_eff, e) <= k) = I_{1-e}(n_eff - k, k + 1) for real numbers, k = n_eff * incorrect_share and the
+    tolerated error e.
+    """
     from scipy.special import betainc
 
     incorrect, has_correct = incorrect_share * n_eff, incorrect_share < 1
     correct = np.where(has_correct, n_eff - incorrect, 1.0)
-    # binom.cdf for real numbers
-    cdf = betainc(np.maximum(correct, 1e-12), incorrect + 1, 1 - _get_tolerated_error(params))
+    cdf = betainc(np.maximum(correct, 1e-12), incorrect + 1, 1 - requirement.tolerated_error)
     return np.where(has_correct & (n_eff > 0), cdf, 1.0)
 
 
@@ -433,57 +492,79 @@ def _make_infeasible(
     tests: _ThresholdTests,
     validation: ReviewedAnswers,
     training: ReviewedAnswers,
-    params: ThresholdParams,
+    requirement: _Requirement,
     validation_share: float,
 ) -> InfeasibleThreshold:
     """Describe a missing guarantee, with the number of reviews needed.
 
     It is estimated at the first tested threshold that shows a validation answer. The validation rows alone overestimate
     it, because this code is reached if they looked bad by chance; the training rows, which chose the threshold,
-    underestimate it. So both are joined. If by both the available reviews should have been enough, the validation rows
-    decide.
+    underestimate it. So both are concatenated. If by both the available reviews should have been enough, the validation
+    rows decide.
     """
-    rows, groups = len(validation.correct), validation.n_groups
-    showing_indices = np.flatnonzero(tests.thresholds <= validation.confidence.max())
-    index = int(showing_indices[0]) if len(showing_indices) else 0
-    threshold = float(tests.thresholds[index])
-    shown = compute_operating_point(validation.confidence, validation.correct, threshold).shown
-    n_counted = shown if params.metric == "precision" else rows
-    effective_share = tests.n_eff[index] / n_counted if n_counted and tests.n_eff[index] else 1.0
-
-    def estimate_needed(estimated_value: float, coverage: float) -> int | None:
-        return estimate_reviews_needed(
-            params.metric, params.target, params.confidence, estimated_value, coverage, effective_share
-        )
-
-    def summarize(answers: ReviewedAnswers) -> tuple[dict[str, Any], int | None]:
-        point = compute_operating_point(answers.confidence, answers.correct, threshold, answers.weight)
-        fields = _make_fields(point, tests, index, validation, params)
-        return fields, estimate_needed(fields[params.metric], point.coverage)
-
-    joined = validation.join(training)
-    fields, needed = summarize(joined)
-    if needed is not None and needed <= rows:
-        if not len(showing_indices):
-            raise AbstainError(
-                Code.NO_THRESHOLD,
-                "no reviewed answer of the validation split has a confidence of "
-                f"{tests.thresholds[-1]:.3f} or more, as every training answer has: score both on one scale, the "
-                "training split out of fold",
-            )
-        fields, needed = summarize(validation)
-    is_lower_bound = needed is None
+    rows, metric = len(validation.correct), requirement.metric
+    first_showing = _find_first_showing(tests, validation)
+    index = first_showing or 0
+    estimate_needed = partial(
+        estimate_reviews_needed,
+        metric,
+        requirement.target,
+        requirement.confidence_level,
+        effective_share=_estimate_effective_share(tests, index, validation, metric),
+    )
+    pooled = _concatenate(validation, training)
+    fields = _make_fields(_compute_point(pooled, tests.thresholds[index]), tests, index, validation, requirement)
+    n_needed = estimate_needed(fields[metric], fields["coverage"])
+    if n_needed is not None and n_needed <= rows:
+        if first_showing is None:
+            raise _make_scale_error(tests)
+        point = _compute_point(validation, tests.thresholds[index])
+        fields = _make_fields(point, tests, index, validation, requirement)
+        n_needed = estimate_needed(fields[metric], fields["coverage"])
+    is_lower_bound = n_needed is None
     if is_lower_bound:
-        needed = estimate_needed(_find_best_plausible_value(joined, fields, params), fields["coverage"])
-    if needed is not None and groups < MIN_GROUPS:
-        needed = max(needed, math.ceil(rows * MIN_GROUPS / groups))
-    additional = None if needed is None else max(1, math.ceil((needed - rows) / validation_share))
+        n_needed = estimate_needed(_find_best_plausible_value(pooled, fields, metric), fields["coverage"])
+    if n_needed is not None and validation.n_groups < MIN_GROUPS:
+        n_needed = max(n_needed, math.ceil(rows * MIN_GROUPS / validation.n_groups))
+    n_additional = None if n_needed is None else max(1, math.ceil((n_needed - rows) / validation_share))
     return InfeasibleThreshold(
-        **fields, reviews_needed=needed, additional_reviews=additional, is_lower_bound=is_lower_bound
+        **fields, reviews_needed=n_needed, additional_reviews=n_additional, is_lower_bound=is_lower_bound
     )
 
 
-def _find_best_plausible_value(answers: ReviewedAnswers, fields: dict[str, Any], params: ThresholdParams) -> float:
+def _find_first_showing(tests: _ThresholdTests, validation: ReviewedAnswers) -> int | None:
+    """Find the first tested threshold that shows a validation answer."""
+    indices = np.flatnonzero(tests.thresholds <= validation.confidence.max())
+    return int(indices[0]) if len(indices) else None
+
+
+def _estimate_effective_share(
+    tests: _ThresholdTests, index: int, validation: ReviewedAnswers, metric: TargetMetric
+) -> float:
+    """Estimate the effective sample size per counted answer; 1 if no answer is counted."""
+    shown = int((validation.confidence >= tests.thresholds[index]).sum())
+    n_counted = shown if metric == "precision" else len(validation.correct)
+    return float(tests.n_eff[index] / n_counted) if n_counted and tests.n_eff[index] else 1.0
+
+
+def _concatenate(*tables: ReviewedAnswers) -> ReviewedAnswers:
+    """Concatenate tables, each with its largest weight scaled to 1; the result has neither groups nor reviewers."""
+    return ReviewedAnswers(
+        np.concatenate([rows.confidence for rows in tables]),
+        np.concatenate([rows.correct for rows in tables]),
+        np.concatenate([rows._weight / rows._weight.max() for rows in tables]),
+    )
+
+
+def _make_scale_error(tests: _ThresholdTests) -> AbstainError:
+    return AbstainError(
+        Code.NO_THRESHOLD,
+        f"no reviewed answer of the validation split has a confidence of {tests.thresholds[-1]:.3f} or more, as every "
+        "training answer has: score both on one scale, the training split out of fold",
+    )
+
+
+def _find_best_plausible_value(answers: ReviewedAnswers, fields: dict[str, Any], metric: TargetMetric) -> float:
     """Find the best precision (error rate) that would give a result as bad as `fields` with probability 5 %.
 
     The bound is that of Clopper and Pearson.
@@ -492,19 +573,23 @@ def _find_best_plausible_value(answers: ReviewedAnswers, fields: dict[str, Any],
 
     rows = effective_sample_size(answers._weight)
     n_incorrect, n_counted = fields["error_rate"] * rows, rows
-    if params.metric == "precision":
+    if metric == "precision":
         n_counted = fields["coverage"] * rows
     min_error = float(beta.ppf(0.05, n_incorrect, n_counted - n_incorrect + 1)) if n_incorrect > 0 else 0.0
-    return 1 - min_error if params.metric == "precision" else min_error
+    return 1 - min_error if metric == "precision" else min_error
+
+
+def _compute_point(answers: ReviewedAnswers, threshold: float) -> OperatingPoint:
+    return compute_operating_point(answers.confidence, answers.correct, float(threshold), answers.weight)
 
 
 def _make_fields(
-    point: OperatingPoint, tests: _ThresholdTests, index: int, validation: ReviewedAnswers, params: ThresholdParams
+    point: OperatingPoint, tests: _ThresholdTests, index: int, validation: ReviewedAnswers, requirement: _Requirement
 ) -> dict[str, Any]:
     return {
-        "metric": params.metric,
-        "target": params.target,
-        "confidence": params.confidence,
+        "metric": requirement.metric,
+        "target": requirement.target,
+        "confidence": requirement.confidence_level,
         "threshold": point.threshold,
         "precision": point.precision,
         "error_rate": point.error_rate,
@@ -514,10 +599,5 @@ def _make_fields(
         "sampled": validation.sampled,
         "icc": float(tests.icc[index]),
         "n_eff": round(float(tests.n_eff[index])),
-        "largest_reviewer": validation.find_largest_reviewer(params.metric, point.threshold),
+        "largest_reviewer": validation.find_largest_reviewer(requirement.metric, point.threshold),
     }
-
-
-def _get_tolerated_error(params: ThresholdParams) -> float:
-    """Return the largest share of incorrect answers that meets the target."""
-    return 1 - params.target if params.metric == "precision" else params.target

@@ -1,6 +1,6 @@
 """The familiarity of an instruction from those of its concepts (eqs. 6 and 7), and the threshold below which it is low.
 
-The paper does not say at which number ranks begin; eq. 7 is the same for any. Concepts with equal frequency scores are
+Luo et al. do not say at which number ranks begin; eq. 7 is the same for any. Concepts with equal frequency scores are
 ranked in the order of the instruction.
 """
 

@@ -23,7 +23,7 @@ MAX_CONCEPTS = 20
 
 @dataclass(frozen=True)
 class FamiliarityConfig:
-    """Options of concept extraction, guessing and aggregation. Except `extraction`, the defaults are the paper's.
+    """Options of concept extraction, guessing and aggregation. The defaults, but `extraction`, are those of Luo et al.
 
     Attributes:
         extraction: `ner` finds concepts with spaCy, `llm` lets the base model list them.

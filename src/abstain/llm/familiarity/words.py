@@ -2,7 +2,7 @@
 
 Notes:
 
-* The paper takes ranks from Wiktionary's list. `wordfreq` has a similar list, from more sources, as a package.
+* Luo et al. take ranks from Wiktionary's list. `wordfreq` has a similar list, from more sources, as a package.
 * A word with a capital is in no such list: it is a name, whatever the word means in lower case. So "Second Amendment"
   and "Big Mac" are rare, though everybody uses each of their words.
 """

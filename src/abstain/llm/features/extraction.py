@@ -28,7 +28,7 @@ from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import FeatureStore, OnProgress
 from abstain.llm.features.shard_job import JobStats, ShardJob, ShardRunner, row_key
 
-NOTHING_FITS = "no answer fits the base model's window: take a model that reads more, or retrieve less"
+NOTHING_FITS = "no answer fits the base model's context length: take a model that reads more, or retrieve less"
 
 
 @dataclass(frozen=True)

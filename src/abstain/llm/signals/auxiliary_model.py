@@ -27,14 +27,14 @@ OUTPUTS: Mapping[Head, tuple[str, ...]] = {
 BLOCK = 512
 """Rows that are computed and written to the cache together."""
 DEFAULT_CONTEXT_LENGTH = 512
-"""Tokens of a window if a model names no limit."""
+"""Tokens of an excerpt if a model names no limit."""
 REMEDY = "name another model in params.yaml"
 MIN_LONG_TEXT_TOKENS = 16
 """Least number of tokens of the long text that must fit next to the short one."""
 
 
 @dataclass(frozen=True)
-class TextWindow:
+class TextExcerpt:
     """Both texts as a model reads them, the long one possibly cut. Each list has one entry per token.
 
     Attributes:
@@ -97,16 +97,16 @@ class AuxiliaryModel:
             rows |= computed
         return [rows[key] for key in keys]
 
-    def build_windows(self, first: str, second: str, split: Literal["first", "second"]) -> list[TextWindow]:
-        """Encode two texts, one of them in as many windows as it needs.
+    def build_excerpts(self, first: str, second: str, split: Literal["first", "second"]) -> list[TextExcerpt]:
+        """Encode two texts, one of them in as many excerpts as it needs.
 
         Args:
             first: Text before the separator.
             second: Text after the separator.
-            split: Which text is cut into windows. Each window shares a quarter of it with the next.
+            split: Which text is cut into excerpts. Each excerpt shares a quarter of it with the next.
 
         Returns:
-            The windows; none if the other text leaves too little space.
+            The excerpts; none if the other text leaves too little space.
         """
         loaded = _load(self.ref, self.head, self.settings)
         tokenizer = loaded.tokenizer
@@ -123,42 +123,42 @@ class AuxiliaryModel:
             return_overflowing_tokens=True,
         )
         return [
-            TextWindow(
+            TextExcerpt(
                 {name: encoded[name][index] for name in tokenizer.model_input_names if name in encoded},
-                window.offsets,
-                window.sequence_ids,
+                excerpt.offsets,
+                excerpt.sequence_ids,
             )
-            for index, window in enumerate(encoded.encodings)
+            for index, excerpt in enumerate(encoded.encodings)
         ]
 
-    def run(self, windows: Sequence[TextWindow]) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """Run the model on windows, the longest first.
+    def run(self, excerpts: Sequence[TextExcerpt]) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """Run the model on excerpts, the longest first.
 
-        A batch has at most `ABSTAIN_BATCH_TOKENS` tokens, padding included, or one window.
+        A batch has at most `ABSTAIN_BATCH_TOKENS` tokens, padding included, or one excerpt.
 
         Args:
-            windows: Encoded texts.
+            excerpts: Encoded texts.
 
         Yields:
-            Index of the window and its `OUTPUTS`, float32 on the CPU, with padding at the end.
+            Index of the excerpt and its `OUTPUTS`, float32 on the CPU, with padding at the end.
 
         Raises:
             AbstainError: Logits are not finite.
         """
         from transformers import DataCollatorWithPadding
 
-        if not windows:
+        if not excerpts:
             return
         loaded = _load(self.ref, self.head, self.settings)
-        cannot_pad = loaded.tokenizer.pad_token is None  # there is no token to fill up a shorter window
+        cannot_pad = loaded.tokenizer.pad_token is None  # there is no token to fill up a shorter excerpt
         pad = DataCollatorWithPadding(loaded.tokenizer, padding=not cannot_pad)
-        lengths = [len(window.offsets) for window in windows]
-        order = sorted(range(len(windows)), key=lambda i: (-lengths[i], i))
+        lengths = [len(excerpt.offsets) for excerpt in excerpts]
+        order = sorted(range(len(excerpts)), key=lambda i: (-lengths[i], i))
         while order:
             rows = 1 if cannot_pad else max(1, self.settings.batch_tokens // lengths[order[0]])
             batch, order = order[:rows], order[rows:]
             with torch.inference_mode():
-                out = loaded.model(**pad([dict(windows[i].inputs) for i in batch]).to(loaded.model.device))
+                out = loaded.model(**pad([dict(excerpts[i].inputs) for i in batch]).to(loaded.model.device))
             logits = [out[name].float().cpu() for name in OUTPUTS[self.head]]
             if not all(torch.isfinite(output).all() for output in logits):
                 raise AbstainError(

@@ -1,7 +1,7 @@
 """Protocol of all scorers: declare feature requests, fit, score.
 
 A scorer never runs the base model: the feature requests of all scorers are computed together
-(`features/feature_store.py`).
+(`llm/features/feature_store.py`).
 A score is a confidence from 0 to 1: higher means more likely correct, nan means that the scorer has none.
 """
 
@@ -20,6 +20,7 @@ from abstain.core.labels import Labels
 from abstain.llm.features.feature_request import FeatureRequest
 
 Feature = Tensor | None
+"""One row's result, (tokens, n) as the operation defines it; None if the base model cannot read the row."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class FeatureBatch:
 
     Attributes:
         interactions: The answered questions.
-        features: Feature request -> one result per interaction, in the same order; None if the base model cannot read
-            the interaction.
-        derived: Cache of values that several scorers derive from these features.
+        features: Feature request -> one result per interaction, in the same order.
+        derived: Cache of values that several scorers derive from these features: `nll_features`, a DataFrame of
+            `compute_nll_table`.
     """
 
     interactions: Sequence[Interaction]
@@ -45,7 +46,7 @@ class FeatureBatch:
         features = {request: [values[index] for index in indices] for request, values in self.features.items()}
         return FeatureBatch([self.interactions[index] for index in indices], features)
 
-    def iter_rows(self, requests: Sequence[FeatureRequest]) -> list[tuple[Interaction, list[Feature]]]:
+    def get_rows(self, requests: Sequence[FeatureRequest]) -> list[tuple[Interaction, list[Feature]]]:
         """Return each interaction with its results of `requests`, in their order."""
         columns = [self.features[request] for request in requests]
         return [
@@ -54,13 +55,15 @@ class FeatureBatch:
 
 
 class Scorer(Protocol):
-    """A confidence scorer: its name on the leaderboard, its feature requests, its fit and its scores."""
+    """A confidence scorer: its name, its feature requests, its fit and its scores."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name on the leaderboard."""
 
     @property
-    def requires(self) -> tuple[FeatureRequest, ...]: ...
+    def requires(self) -> tuple[FeatureRequest, ...]:
+        """Features that `fit` and `score` read."""
 
     def fit(self, batch: FeatureBatch, labels: Labels) -> Scorer:
         """Fit the scorer to training answers.
@@ -96,6 +99,17 @@ class Signal:
         requires: The feature requests.
         score_row: Function of an interaction and its features, in the order of `requires`; returns nan if there is no
             score.
+
+    Examples:
+        >>> import torch
+        >>> from abstain.llm.engine.requests import NLL
+        >>> request = FeatureRequest(NLL(("answer", "eos")))
+        >>> def compute_least_likely(interaction, features):
+        ...     return float(torch.exp(-features[0][:, 0].max()))
+        >>> signal = Signal("least_likely", (request,), compute_least_likely)
+        >>> batch = FeatureBatch([Interaction.model_construct()], {request: [torch.tensor([[0.1], [0.7]])]})
+        >>> signal.score(batch).round(2)
+        array([0.5])
     """
 
     name: str
@@ -109,10 +123,10 @@ class Signal:
     def score(self, batch: FeatureBatch) -> np.ndarray:
         """Score each answer whose features are complete; the others get nan."""
         values = [
-            self.score_row(interaction, [result for result in features if result is not None])
-            if all(result is not None for result in features)
+            self.score_row(interaction, [feature for feature in row_features if feature is not None])
+            if all(feature is not None for feature in row_features)
             else float("nan")
-            for interaction, features in batch.iter_rows(self.requires)
+            for interaction, row_features in batch.get_rows(self.requires)
         ]
         return np.array(values, float)
 

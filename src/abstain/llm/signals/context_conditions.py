@@ -241,7 +241,7 @@ def compute_nll_table(batch: FeatureBatch, layout: str) -> pd.DataFrame:
 def _group_by_segment(batch: FeatureBatch, requests_by_segment: dict[str, FeatureRequest]) -> list[TokenStatsBySegment]:
     return [
         dict(zip(requests_by_segment, features, strict=True))
-        for _, features in batch.iter_rows(tuple(requests_by_segment.values()))
+        for _, features in batch.get_rows(tuple(requests_by_segment.values()))
     ]
 
 

@@ -1,14 +1,14 @@
 """Entailment: does a retrieved chunk support the answer, according to a cross-encoder that reads both?
 
-The paper of the probe compares it with HHEM (Bao et al. 2024). Any sequence-classification model of transformers itself
+Huang et al. compare their probe with HHEM (Bao et al. 2024). Any sequence-classification model of transformers itself
 can be used. A model with its own code, such as later versions of HHEM, is not run.
 
 Notes:
 
 * The hypothesis is question and answer. An answer is often a fragment ("5 euros") that no text entails and that many
   chunks contain; with the question before it, it is a claim.
-* The model reads one chunk at a time, in windows if it is long, and the best chunk counts. These models were trained on
-  short premises, and support in one place is enough. So an answer that needs two chunks together scores low.
+* The model reads one chunk at a time, in excerpts if it is long, and the best chunk counts. These models were trained
+  on short premises, and support in one place is enough. So an answer that needs two chunks together scores low.
 * The label that means "supported" is read from the configuration of the model, not guessed from the order of labels.
   Exception: of two labels without names it is the second, by convention.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
+from abstain.core.contracts import Interaction
 from abstain.core.labels import Labels
 from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.features.feature_request import FeatureRequest
@@ -42,7 +43,7 @@ SUPPORTED = ("entailment", "entailed", "entails", "support", "supported", "suppo
 class Entailment:
     """p(supported) of the chunk that supports the answer best.
 
-    The score is nan without chunks, and if question and answer alone fill the window of the model.
+    The score is nan without chunks, and if question and answer alone fill the context length of the model.
 
     Attributes:
         model: The entailment model.
@@ -62,35 +63,32 @@ class Entailment:
 
     def score(self, batch: FeatureBatch) -> np.ndarray:
         """Compute p(supported) of the best chunk of each answer."""
-        pairs = [
-            [
-                (
-                    Segment("premise", context.text),
-                    Segment("hypothesis", f"{interaction.question} {interaction.answer}"),
-                )
-                for context in interaction.contexts
-            ]
-            for interaction in batch.interactions
-        ]
-        probabilities = iter(
-            self.model.compute_cached("entailment", SCORER_VERSION, list(chain.from_iterable(pairs)), self._compute)
+        pairs = [_make_pairs(interaction) for interaction in batch.interactions]
+        results = self.model.compute_cached(
+            "entailment", SCORER_VERSION, list(chain.from_iterable(pairs)), self._compute
         )
+        probabilities, offsets = [float(result) for result in results], np.cumsum([0, *map(len, pairs)])
         return np.array(
-            [max((float(next(probabilities)) for _ in row_pairs), default=float("nan")) for row_pairs in pairs], float
+            [max(probabilities[start:end], default=float("nan")) for start, end in pairwise(offsets)], float
         )
 
     def _compute(self, pairs: list[PromptSegments]) -> list[Tensor]:
-        """Return p(supported), `(1, 1)`, of each premise and hypothesis: the maximum over windows of the premise."""
-        windows = [
-            (index, window)
+        """Return p(supported), `(1, 1)`, of each premise and hypothesis: the maximum over excerpts of the premise."""
+        excerpts = [
+            (index, excerpt)
             for index, (premise, hypothesis) in enumerate(pairs)
-            for window in self.model.build_windows(premise.text, hypothesis.text, "first")
+            for excerpt in self.model.build_excerpts(premise.text, hypothesis.text, "first")
         ]
         best: dict[int, float] = {}
-        for window_index, (logits,) in self.model.run([window for _, window in windows]):
-            pair_index = windows[window_index][0]
+        for excerpt_index, (logits,) in self.model.run([excerpt for _, excerpt in excerpts]):
+            pair_index = excerpts[excerpt_index][0]
             best[pair_index] = max(best.get(pair_index, 0.0), compute_support_probability(logits, self.supported_index))
         return [torch.tensor([[best.get(i, float("nan"))]]) for i in range(len(pairs))]
+
+
+def _make_pairs(interaction: Interaction) -> list[PromptSegments]:
+    hypothesis = Segment("hypothesis", f"{interaction.question} {interaction.answer}")
+    return [(Segment("premise", context.text), hypothesis) for context in interaction.contexts]
 
 
 def make_entailment_scorer(model: str | None, settings: Settings) -> Entailment:

@@ -28,7 +28,7 @@ from abstain.config.settings import Settings
 from abstain.core.labels import Labels
 from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.auxiliary_model import AuxiliaryModel, TextWindow, find_auxiliary_model
+from abstain.llm.signals.auxiliary_model import AuxiliaryModel, TextExcerpt, find_auxiliary_model
 from abstain.llm.signals.base import FeatureBatch
 
 SETTING = "scorers.extractive_qa_model"
@@ -43,8 +43,8 @@ WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
-class WindowLogits:
-    """Output of the model for one window of a chunk.
+class ExcerptLogits:
+    """Output of the model for one excerpt of a chunk.
 
     Attributes:
         chunk: Index of the chunk.
@@ -65,8 +65,8 @@ class WindowLogits:
 class ExtractiveQA:
     """Expected token F1 of the answer.
 
-    The score is nan without chunks, for an answer without words, and if the question alone fills the window of the
-    model.
+    The score is nan without chunks, for an answer without words, and if the question alone fills the context
+    length of the model.
 
     Attributes:
         model: The QA model.
@@ -105,27 +105,27 @@ class ExtractiveQA:
 
     def _compute(self, prompts: list[PromptSegments]) -> list[Tensor]:
         """Return the spans of each question and its chunks: `find_best_spans`, float32."""
-        windows = [
-            (row, chunk, window)
+        excerpts = [
+            (row, chunk, excerpt)
             for row, (question, *contexts) in enumerate(prompts)
             for chunk, context in enumerate(contexts)
-            for window in self.model.build_windows(question.text, context.text, "second")
+            for excerpt in self.model.build_excerpts(question.text, context.text, "second")
         ]
-        logits_by_row: list[list[WindowLogits]] = [[] for _ in prompts]
-        for window_index, (start, end) in self.model.run([window for _, _, window in windows]):
-            row, chunk, window = windows[window_index]
-            logits_by_row[row].append(self._make_window_logits(chunk, window, start, end))
+        logits_by_row: list[list[ExcerptLogits]] = [[] for _ in prompts]
+        for excerpt_index, (start, end) in self.model.run([excerpt for _, _, excerpt in excerpts]):
+            row, chunk, excerpt = excerpts[excerpt_index]
+            logits_by_row[row].append(self._make_excerpt_logits(chunk, excerpt, start, end))
         return [torch.from_numpy(find_best_spans(row_logits)).float() for row_logits in logits_by_row]
 
-    def _make_window_logits(self, chunk: int, window: TextWindow, start: Tensor, end: Tensor) -> WindowLogits:
-        chunk_tokens = [index for index, text in enumerate(window.sequence_ids) if text == 1]
-        ids, cls = window.inputs["input_ids"], self.model.tokenizer.cls_token_id
+    def _make_excerpt_logits(self, chunk: int, excerpt: TextExcerpt, start: Tensor, end: Tensor) -> ExcerptLogits:
+        chunk_tokens = [index for index, text in enumerate(excerpt.sequence_ids) if text == 1]
+        ids, cls = excerpt.inputs["input_ids"], self.model.tokenizer.cls_token_id
         cls_index = ids.index(cls) if cls in ids else None
-        return WindowLogits(
+        return ExcerptLogits(
             chunk,
             start[chunk_tokens].double().numpy(),
             end[chunk_tokens].double().numpy(),
-            np.array([window.offsets[index] for index in chunk_tokens], int).reshape(-1, 2),
+            np.array([excerpt.offsets[index] for index in chunk_tokens], int).reshape(-1, 2),
             None if cls_index is None else float(start[cls_index].double() + end[cls_index].double()),
         )
 
@@ -148,15 +148,15 @@ def make_extractive_scorer(model: str | None, settings: Settings) -> ExtractiveQ
 
 
 def find_best_spans(
-    windows: Sequence[WindowLogits], max_spans: int = MAX_SPANS, max_tokens: int = MAX_SPAN_TOKENS
+    excerpts: Sequence[ExcerptLogits], max_spans: int = MAX_SPANS, max_tokens: int = MAX_SPAN_TOKENS
 ) -> np.ndarray:
     """Find the most probable spans.
 
-    A span in two windows counts once, with the better score. For "no answer" the window counts that is least sure of
+    A span in two excerpts counts once, with the better score. For "no answer" the excerpt counts that is least sure of
     it: the whole has no answer only if no part has one.
 
     Args:
-        windows: Output of the model for all windows of all chunks.
+        excerpts: Output of the model for all excerpts of all chunks.
         max_spans: Most spans to return.
         max_tokens: Tokens of the longest span.
 
@@ -164,19 +164,19 @@ def find_best_spans(
         Float64 `(spans, 4)`, best first: chunk, first and last (exclusive) character, probability.
     """
     scores, spans = [], []
-    for window in windows:
-        first = np.repeat(np.arange(len(window.start)), max_tokens)
-        last = first + np.tile(np.arange(max_tokens), len(window.start))
-        first, last = first[last < len(window.start)], last[last < len(window.start)]
-        scores.append(window.start[first] + window.end[last])
-        spans.append((window.chunk * SPAN_BASE + window.offsets[first, 0]) * SPAN_BASE + window.offsets[last, 1])
+    for excerpt in excerpts:
+        first = np.repeat(np.arange(len(excerpt.start)), max_tokens)
+        last = first + np.tile(np.arange(max_tokens), len(excerpt.start))
+        first, last = first[last < len(excerpt.start)], last[last < len(excerpt.start)]
+        scores.append(excerpt.start[first] + excerpt.end[last])
+        spans.append((excerpt.chunk * SPAN_BASE + excerpt.offsets[first, 0]) * SPAN_BASE + excerpt.offsets[last, 1])
     if not sum(map(len, scores)):
         return np.empty((0, 4))
     distinct, span_index = np.unique(np.concatenate(spans), return_inverse=True)
     best = np.full(len(distinct), -np.inf)
     np.maximum.at(best, span_index, np.concatenate(scores))
     no_answer = min(
-        (window.no_answer_logit for window in windows if window.no_answer_logit is not None), default=-np.inf
+        (excerpt.no_answer_logit for excerpt in excerpts if excerpt.no_answer_logit is not None), default=-np.inf
     )
     p = np.exp(best - np.logaddexp.reduce(np.append(best, no_answer)))
     order = np.argsort(-p, kind="stable")[:max_spans]

@@ -23,7 +23,7 @@ NLL_WITHOUT_CONTEXT = FeatureRequest(ANSWER_NLL, chunks=0)
 """B_c: the same without the context."""
 
 
-def _compute_normalised_likelihood(surprise: Tensor) -> float:
+def _compute_normalized_likelihood(surprise: Tensor) -> float:
     """Return P~(s | x) = (prod_l P(s_l | s_<l, x))^(1/L) of the tokens of the answer (eq. 2 of the probe's paper)."""
     return math.exp(-float(surprise[:-1, 0].mean()))
 
@@ -37,11 +37,11 @@ def _make_signal(name: str, function: Callable[[Tensor], float]) -> Signal:
 
 def _compute_context_gain(_: Interaction, features: Sequence[Tensor]) -> float:
     normal, baseline = features
-    return (1 + _compute_normalised_likelihood(normal) - _compute_normalised_likelihood(baseline)) / 2
+    return (1 + _compute_normalized_likelihood(normal) - _compute_normalized_likelihood(baseline)) / 2
 
 
 LIKELIHOOD_SIGNALS = (
-    _make_signal("sequence_log_prob", _compute_normalised_likelihood),
+    _make_signal("sequence_log_prob", _compute_normalized_likelihood),
     _make_signal("joint_log_prob", lambda surprise: math.exp(-float(surprise[:-1, 0].sum()))),  # eq. 1
     _make_signal("mean_log_prob", lambda surprise: math.exp(-float(surprise[:, 0].mean()))),
     _make_signal("min_log_prob", lambda surprise: math.exp(-float(surprise[:, 0].max()))),

@@ -90,7 +90,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         (401, "no valid key"),
         (403, "the key lacks the role"),
         (408, "the body did not arrive in time"),
-        (409, "the id was used with other content"),
+        (409, "the id was used with other content, or the conversation has no tries left"),
         (413, "too much text"),
         (422, "an invalid request"),
         (429, "too many requests wait"),
@@ -225,9 +225,9 @@ async def _poll_registry(service: GateService) -> None:
     live = None
     while True:
         await asyncio.to_thread(service.refresh)
-        if service.live.current is not live:
+        if service.follower.current is not live:
             await asyncio.to_thread(_spare_collections, after_another=live is not None)
-            live = service.live.current
+            live = service.follower.current
         await asyncio.sleep(REFRESH_INTERVAL_S)
 
 
@@ -321,19 +321,19 @@ def _make_gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
         if body.is_review and body.reviewer is None:
             body = body.model_copy(update={"reviewer": api_key.name})
         service.row_quota.take(get_current_caller())
-        return FeedbackResponse(feedback_id=body.feedback_id, outcome=await service.record_feedback(body))
+        return FeedbackResponse(feedback_id=body.feedback_id, outcome=await service.feedback.record_feedback(body))
 
     @routes.post("/contexts", operation_id="contexts", status_code=204)
     async def contexts(body: ContextsRequest, _: AskKey) -> Response:
         """Register the contexts of an answer by the id of its call, for requests with the same key."""
         service.row_quota.take(get_current_caller())
-        await service.register_contexts(body)
+        await service.feedback.register_contexts(body)
         return Response(status_code=204)
 
     @routes.post("/familiarity", operation_id="familiarity")
     async def familiarity(body: FamiliarityRequest, _: AskKey, request: Request) -> FamiliarityResponse:
         """Return whether the base model knows the concepts of an instruction, before it answers."""
-        result, threshold = await service.measure_familiarity(body.instruction, partial(wait_for_disconnect, request))
+        result, threshold = await service.familiarity.measure(body.instruction, partial(wait_for_disconnect, request))
         concepts = tuple(
             ConceptResponse(concept=concept.concept, familiarity=concept.score, guess=concept.guess)
             for concept in result.concepts
@@ -345,7 +345,7 @@ def _make_gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
     @routes.get("/version", operation_id="version")
     async def version(_: AskKey) -> VersionResponse:
         """Return the live version and its guarantee."""
-        live, error = service.live.current, service.live.last_error
+        live, error = service.follower.current, service.follower.last_error
         predictor = live.gate.predictor if live else None
         return VersionResponse(
             version=live.version_info.version if live else None,
@@ -384,8 +384,8 @@ def _make_health_routes(service: GateService) -> APIRouter:
     @routes.get("/readyz", operation_id="readyz")
     async def readyz() -> HealthResponse:
         """Return whether a version is live and its decisions can be logged."""
-        error = service.live.last_error
-        if service.live.current is None:
+        error = service.follower.last_error
+        if service.follower.current is None:
             reason = error.message_with_code if error else "the first version is being opened"
             raise AbstainError(Code.NO_VERSION, reason)
         if service.log.last_error is not None:

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from abstain.core.codes import Code
 from abstain.core.text import WITHHELD_TEXT
-from abstain.serving.decision import Decision, make_no_decision
+from abstain.serving.decision import Decision
 from abstain.serving.gateways.client import GateLike, decide_if_complete, make_unavailable_decision
 
 _NO_QUESTION = "none was found where the chain begins: invoke it, since a stream begins without its input"
@@ -203,7 +203,7 @@ def _require_shown(decision: Decision, withheld_text: str) -> None:
 
 def _withhold(cause: str, withheld_text: str) -> NoReturn:
     raise AnswerWithheld(
-        withheld_text, make_no_decision("", f"{Code.USAGE}: the gate does not see the answer: {cause}")
+        withheld_text, Decision.unavailable("", f"{Code.USAGE}: the gate does not see the answer: {cause}")
     )
 
 

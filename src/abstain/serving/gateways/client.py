@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import httpx
 
 from abstain.config.serve_settings import OnUnavailable
 from abstain.core.codes import Code
-from abstain.serving.decision import Decision, make_no_decision
+from abstain.serving.decision import Decision
 
 
 class GateLike(Protocol):
@@ -27,32 +28,41 @@ class GateLike(Protocol):
 
 
 class HttpGate:
-    """A gate server.
+    """Client of a gate server: `Gate` over HTTP, without torch.
 
     If an answer comes without contexts, the server retrieves them under `entitlements`. `on_unavailable` applies only
     if the server cannot be reached; if it could not decide, the server's own setting applies. A request that cannot be
-    sent or that the server rejects is withheld in any case, since the asker could cause that.
+    encoded or that the server rejects (4xx) is withheld whatever `on_unavailable` says: otherwise a user could have an
+    answer shown by breaking its request.
+
+    Can be shared between threads. Close it, or use it in a `with` block.
 
     Args:
         url: Address of the server.
-        key: API key.
+        api_key: API key.
         on_unavailable: What happens to an answer if the server cannot be reached: "abstain" or "show".
         timeout_s: Time limit of a request in seconds.
         transport: HTTP transport, for tests.
         **extra_fields: Fields of every request (`user`, `product`, `entitlements`, ...).
+
+    Examples:
+        >>> with HttpGate("http://127.0.0.1:9", api_key="abstain_...") as gate:  # there is no server
+        ...     decision = gate.decide("How much is the fee?", ["The fee is 45 euros."], "45 euros")
+        >>> decision.decision, decision.show
+        ('unavailable', False)
     """
 
     def __init__(
         self,
         url: str,
-        key: str | None = None,
+        api_key: str | None = None,
         *,
         on_unavailable: OnUnavailable = "abstain",
         timeout_s: float = 10.0,
         transport: httpx.BaseTransport | None = None,
         **extra_fields: Any,
     ) -> None:
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
         self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, transport=transport)
         self.on_unavailable, self._extra_fields = on_unavailable, extra_fields
 
@@ -65,28 +75,41 @@ class HttpGate:
             answer: The answer.
 
         Returns:
-            The decision; "unavailable" if the server gave none.
+            The decision; "unavailable" if the server gave none. Never raises for a failed request; `reason` says what
+            happened.
         """
         try:
-            texts = {"question": question, "answer": answer, **({"contexts": list(contexts)} if contexts else {})}
-            # half a surrogate pair, which is no character, becomes a question mark
-            content = json.dumps({**self._extra_fields, **texts}, ensure_ascii=False).encode(errors="replace")
+            content = self._encode_request(question, contexts, answer)
         except (TypeError, ValueError) as error:
-            return make_no_decision("", f"{Code.INVALID_ROW}: the request cannot be sent ({error}): give texts")
+            return Decision.unavailable("", f"{Code.INVALID_ROW}: the request cannot be sent ({error}): give texts")
         try:
             response = self._client.post("/v1/gate", content=content)
-            if response.is_client_error:  # the server is there and rejects it: nothing that may be shown unseen
-                return make_no_decision("", _get_rejection_reason(response))
-            response.raise_for_status()
-            body = response.json()
-            decision = Decision(**{field.name: body[field.name] for field in fields(Decision)})
-            return replace(decision, show=decision.show is True, components=tuple(decision.components))
+            if response.is_client_error:  # rejected, not unreachable: `on_unavailable` does not apply
+                return Decision.unavailable("", _get_rejection_reason(response))
+            return _parse_decision(response.raise_for_status().json())
         except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
             return make_unavailable_decision(self, f"{Code.NO_SERVICE}: the gate server gave no decision ({error})")
 
+    def close(self) -> None:
+        """Close the connections to the server."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _encode_request(self, question: str, contexts: Sequence[str], answer: str) -> bytes:
+        texts = {"question": question, "answer": answer, **({"contexts": list(contexts)} if contexts else {})}
+        # half a surrogate pair, which is no character, becomes a question mark
+        return json.dumps({**self._extra_fields, **texts}, ensure_ascii=False).encode(errors="replace")
+
 
 def decide_if_complete(gate: GateLike, question: str | None, contexts: Sequence[str], answer: str | None) -> Decision:
-    """Decide about an answer if question and answer are there.
+    """Decide about an answer if neither question nor answer is missing or blank.
 
     Args:
         gate: The gate.
@@ -99,11 +122,16 @@ def decide_if_complete(gate: GateLike, question: str | None, contexts: Sequence[
     """
     for name, text in (("question", question), ("answer", answer)):
         if not isinstance(text, str | None):
-            return make_no_decision("", f"{Code.INVALID_ROW}: {name}: a {type(text).__name__} is no text: give a str")
+            return Decision.unavailable("", f"{Code.INVALID_ROW}: {name}: must be a str, not {type(text).__name__}")
     if not (question and question.strip()) or not (answer and answer.strip()):
         missing = "answer" if question and question.strip() else "question"
         return make_unavailable_decision(gate, f"{Code.INVALID_ROW}: {missing}: none was found")
     return gate.decide(question, contexts, answer)
+
+
+def _parse_decision(body: Any) -> Decision:
+    decision = Decision(**{field.name: body[field.name] for field in fields(Decision)})
+    return replace(decision, show=decision.show is True, components=tuple(decision.components))
 
 
 def _get_rejection_reason(response: httpx.Response) -> str:
@@ -125,4 +153,4 @@ def make_unavailable_decision(gate: GateLike, reason: str) -> Decision:
     Returns:
         The decision.
     """
-    return make_no_decision("", reason, show=gate.on_unavailable == "show")
+    return Decision.unavailable("", reason, show=gate.on_unavailable == "show")

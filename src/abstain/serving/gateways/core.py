@@ -25,7 +25,7 @@ from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.calls import RegisteredCall
 from abstain.ingest.exports.expressions import Expression
-from abstain.serving.decision import Decision, make_no_decision
+from abstain.serving.decision import Decision
 from abstain.serving.gate import make_interaction_id
 from abstain.serving.gateways.answers import Answer, PassReason, extract_text
 from abstain.serving.service.callers import QuotaExceeded, get_current_caller
@@ -142,7 +142,7 @@ async def register_call(service: GateService, fields: GatewayFields) -> None:
         "product": fields.product or registered.product,
         "ttl_s": CALL_TTL_S,
     }
-    await service.register_contexts(_validate(ContextsRequest, values))
+    await service.feedback.register_contexts(_validate(ContextsRequest, values))
 
 
 async def decide_answers(
@@ -243,7 +243,7 @@ async def _record_failure(
         return await service.record_failure(gate_request, error, source, may_show=may_show)
     except Exception:
         _log.exception("%s: a decision that has failed cannot be logged", source)
-        return make_no_decision(make_interaction_id(), generic_error.message_with_code)
+        return Decision.unavailable(make_interaction_id(), generic_error.message_with_code)
 
 
 def add_headers(body: Mapping[str, Any], request: Request) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class PendingRequest(Generic[RequestT]):
         request: The request; with the fields that were registered for its call, after they were looked up.
         interaction: Its texts; None if it has none or they are not known yet.
         input_sha256: Digest of what was provided in addition to texts; None if nothing was.
-        live: Version that decided; None if none did.
+        version: Version that decided; None if none did.
         scored: Its decision; None if there is none.
         end_try: Called with whether there is a decision; None if no tries are counted.
         started_at: When the request came, by `time.perf_counter`.
@@ -72,7 +72,7 @@ class PendingRequest(Generic[RequestT]):
     request: RequestT
     interaction: Interaction | None = None
     input_sha256: str | None = None
-    live: LoadedVersion | None = None
+    version: LoadedVersion | None = None
     scored: ScoredAnswer | None = None
     end_try: Callable[[bool], None] | None = None
     started_at: float = field(default_factory=time.perf_counter)
@@ -237,10 +237,10 @@ class InputGatherer:
         Returns:
             The decision with the extended reason; unchanged if no context is missing.
         """
-        request, interaction, live = pending.request, pending.interaction, pending.live
-        if interaction is None or live is None:
+        request, interaction, version = pending.request, pending.interaction, pending.version
+        if interaction is None or version is None:
             return decision
-        if not live.gate.is_context_missing(interaction, request.allow_no_context):
+        if not version.gate.is_context_missing(interaction, request.allow_no_context):
             return decision
         reasons = [decision.reason] if decision.reason else []
         if request.call_id is not None:

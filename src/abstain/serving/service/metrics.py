@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from abstain.data.decision_log.log import DecisionLog
+from abstain.serving.service.version_follower import VersionFollower
+
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 """Seconds: from a probe on provided states to a long answer on a slow CPU."""
 
@@ -93,6 +96,27 @@ class Metrics:
             ("candidate",),
             registry=self.registry,
         )
+
+    def update_gauges(
+        self, n_queued: int, log: DecisionLog, follower: VersionFollower, shadow_follower: VersionFollower | None
+    ) -> None:
+        """Update the gauges, which are read instead of counted.
+
+        Args:
+            n_queued: Number of requests that wait for the base model.
+            log: The decision log.
+            follower: Follows the production version.
+            shadow_follower: Follows the shadowed candidate; None without a shadow.
+        """
+        self.queued_requests.set(n_queued)
+        self.writable.set(log.last_error is None)
+        self.replaced.set(log.database.n_replaced)
+        self.version_swaps.set(follower.n_swaps)
+        self.version_load_failures.set(follower.n_failed_loads)
+        for gauge, source in ((self.live, follower), (self.shadowing, shadow_follower)):
+            gauge.clear()
+            if source is not None and source.current:
+                gauge.labels(source.current.version_info.version).set(1)
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format."""

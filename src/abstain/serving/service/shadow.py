@@ -34,9 +34,9 @@ _log = logging.getLogger("abstain.serve")
 
 @dataclass(frozen=True)
 class _ShadowJob:
-    """An answer that `live` has decided about; `interaction` is None if its texts are unknown."""
+    """An answer that `version` has decided about; `interaction` is None if its texts are unknown."""
 
-    live: LoadedVersion
+    version: LoadedVersion
     scored: ScoredAnswer
     interaction: Interaction | None
 
@@ -59,11 +59,11 @@ class ShadowGate:
         self._runner: asyncio.Task[None] | None = None
         self._last_error: str | None = None
 
-    def submit(self, live: LoadedVersion, scored: ScoredAnswer, interaction: Interaction | None) -> None:
+    def submit(self, version: LoadedVersion, scored: ScoredAnswer, interaction: Interaction | None) -> None:
         """Queue an answer that production has just decided about, if there is a shadow and room; return at once.
 
         Args:
-            live: Version that decided.
+            version: Version that decided.
             scored: Its decision and the answer's features.
             interaction: Texts of the answer; None if they are unknown.
         """
@@ -72,7 +72,7 @@ class ShadowGate:
         if len(self._queue) >= MAX_QUEUED:
             self._count("dropped")
             return
-        self._queue.append(_ShadowJob(live, scored, interaction))
+        self._queue.append(_ShadowJob(version, scored, interaction))
         if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run_all())
 
@@ -101,7 +101,7 @@ class ShadowGate:
         shadow = self.follower.current
         if shadow is None:
             return "skipped"
-        batch = reuse_features(shadow.gate, job.live.gate, job.scored.features)
+        batch = reuse_features(shadow.gate, job.version.gate, job.scored.features)
         if batch is not None:
             decide = asyncio.get_running_loop().run_in_executor(self._thread, _decide, shadow.gate, batch)
             decision = await decide

@@ -52,7 +52,7 @@ class Tries:
         key = caller, conversation, hash(" ".join(question.casefold().split()))
         if len({*self._get_recent(key), *self._running.get(key, ())} - {answer_id}) >= self._max_answers:
             raise AbstainError(
-                Code.FAILED_CHECK,
+                Code.TOO_MANY_TRIES,
                 f"{self._max_answers} answers to this question were tried in this conversation within an hour, and "
                 "no more are decided about: ask a person",
             )

@@ -145,6 +145,20 @@ class VersionFollower:
             else:
                 self._load(version_info)
 
+    def require_current(self) -> LoadedVersion:
+        """Return the live version.
+
+        Returns:
+            The version.
+
+        Raises:
+            AbstainError: There is none.
+        """
+        version, error = self.current, self.last_error
+        if version is None:
+            raise AbstainError(Code.NO_VERSION, error.message_with_code if error else "nothing is live")
+        return version
+
     def _load(self, version_info: VersionInfo) -> None:
         try:
             gate = self._open(self._source.fetch_bundle(version_info))

@@ -102,7 +102,7 @@ class _Page:
     async def status(self, request: Request) -> Response:
         """Show the live version, its statistics, the withheld answers, and the form to try an answer."""
         visitor = self.get_visitor(request)
-        live, last_error = self._service.live.current, self._service.live.last_error
+        live, last_error = self._service.follower.current, self._service.follower.last_error
         values: dict[str, Any] = {"log_error": None, "log_replaced": self._service.log.database.n_replaced}
         try:
             figures = await self._status_cache.get(live.version_info if live else None)
@@ -195,7 +195,7 @@ class _Page:
             row = make_interaction(inputs["question"], contexts, inputs["answer"])
         except ValidationError as error:
             raise _make_invalid_problem(error) from None
-        explanation = await self._service.explain(row, bool(inputs["allow_no_context"]))
+        explanation = await self._service.explainer.explain(row, bool(inputs["allow_no_context"]))
         decision = explanation.decision
         values = {
             "explanation": explanation,
@@ -226,7 +226,7 @@ class _Page:
             raise _make_invalid_problem(error) from None
         set_caller(request.scope, visitor.api_key)
         self._service.row_quota.take(get_current_caller())
-        await self._service.record_review(review)
+        await self._service.feedback.record_review(review)
         quoted_id = quote(interaction_id, safe="")
         return RedirectResponse(
             f"/review?after={queued.seq}&previous={quoted_id}" if queued else f"/review?id={quoted_id}", 303

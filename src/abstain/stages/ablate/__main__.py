@@ -1,7 +1,7 @@
 """DVC stage `ablate`: ablations by layer, site, number of chunks, and leave-one-product-out.
 
-`sweep` lists the layers, sites and numbers of chunks (the paper's table 4), and the architecture that is trained for
-each. The stage `features` has computed all features: here they are read from the cache.
+`sweep` lists the layers, sites and numbers of chunks (table 4 of Huang et al.), and the architecture that is trained
+for each. The stage `features` has computed all features: here they are read from the cache.
 """
 
 import tempfile

@@ -31,7 +31,7 @@ from abstain.llm.engine.requests import get_chosen_layer
 
 YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")
 UNCALIBRATED = ("lstm", "lstm_no_huber")
-"""Listed with the calibrators: the effect of the paper's Huber term on an otherwise uncalibrated probe."""
+"""Listed with the calibrators: the effect of Huang et al.'s Huber term on an otherwise uncalibrated probe."""
 
 
 @dataclass(frozen=True)

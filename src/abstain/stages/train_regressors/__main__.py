@@ -105,7 +105,7 @@ def _evaluate_regressor(
     predicted: np.ndarray,
     fitted: FittedRegressor,
 ) -> Mapping[str, Any]:
-    """Compute the paper's metrics on the reviewed hold-out, at the t that was tuned out of fold (section 4.2)."""
+    """Compute the metrics of Zhang et al. (section 4.2) on the reviewed hold-out, at the t tuned out of fold."""
     try:
         weight = frame.loc[train, "weight"].to_numpy()
         threshold = tune_t(score[train], fitted.out_of_fold, THRESHOLDS, weight)

@@ -11,7 +11,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.splits import select_reviewed, split_by_sampling
 from abstain.learning.metrics.calibration import fit_calibrator
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk
+from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk_by_params
 from abstain.learning.thresholds.selection import compute_operating_point, tune_threshold
 from abstain.stages.shared import artifacts
 
@@ -30,7 +30,7 @@ def stage(params: Params) -> None:
     train = frame[frame["split"] == "train"]
     if not (reviewed := select_reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs suffice
         train = reviewed
-    outcome = control_risk(
+    outcome = control_risk_by_params(
         validation_answers,
         _make_reviewed_answers(train, served),  # out of fold
         params.threshold,

@@ -12,7 +12,7 @@ from torch import Tensor
 from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators import training_rows as rows_module
-from abstain.learning.estimators.probes.base import logits_to_confidence, predict, predict_confidence
+from abstain.learning.estimators.probes.base import logits_to_confidence, predict_confidence, predict_logits
 from abstain.learning.estimators.training_rows import pad
 from tests.learning.estimators.builders import EVERY_KIND, D, probe_of, ragged, weights
 
@@ -38,11 +38,11 @@ def test_what_stands_after_a_rows_end_does_not_matter(
 @every_kind
 def test_a_row_alone_gets_what_it_gets_in_company(architecture: Architecture) -> None:
     module, rows = probe_of(architecture), ragged(3, 1, 14, 7, 7)
-    alone = torch.cat([predict(module, [row]) for row in rows])
+    alone = torch.cat([predict_logits(module, [row]) for row in rows])
     with torch.inference_mode():
         unpadded = torch.cat([module(row, None) for row in rows])
     torch.testing.assert_close(unpadded, alone, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(predict(module, rows), alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(predict_logits(module, rows), alone, atol=1e-5, rtol=1e-5)
     assert alone.shape == (5, 2)
     assert float(logits_to_confidence(alone).max() - logits_to_confidence(alone).min()) > 0.05
 
@@ -55,7 +55,7 @@ def test_predictions_do_not_depend_on_how_rows_are_batched(
     whole = predict_confidence(module, rows)
     monkeypatch.setattr(rows_module, "BATCH_VALUES", 20 * D)
     torch.testing.assert_close(predict_confidence(module, rows), whole, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(whole, logits_to_confidence(predict(module, iter(rows))), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole, logits_to_confidence(predict_logits(module, iter(rows))), atol=1e-5, rtol=1e-5)
     assert predict_confidence(module, []).shape == (0,)
 
 
@@ -83,7 +83,7 @@ def test_dropout_is_for_training_only(architecture: Architecture) -> None:
         assert not torch.equal(module(*batch), module(*batch))
 
 
-def test_states_are_standardised_by_the_training_tokens() -> None:
+def test_states_are_standardized_by_the_training_tokens() -> None:
     rows = ragged(7, 3, 12)
     for row in rows:
         row[:, 2] = 4.0
@@ -101,7 +101,7 @@ def test_states_are_standardised_by_the_training_tokens() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(lengths, st.sampled_from([0.0, 5.0, -1e4, 1e7]), st.sampled_from([1e-3, 1.0, 100.0]), st.integers(0, 99))
-def test_standardisation_in_one_pass_is_the_two_pass_formula(
+def test_standardization_in_one_pass_is_the_two_pass_formula(
     lengths: list[int], mean: float, deviation: float, seed: int
 ) -> None:
     """Also where a deviation is 1e-10 of its mean, of which a sum of squares in float64 would keep nothing."""
@@ -119,7 +119,7 @@ def test_standardisation_in_one_pass_is_the_two_pass_formula(
     assert all(torch.equal(row, copy) for row, copy in zip(rows, copies, strict=True)), "rows were changed"
 
 
-def test_one_token_standardises_without_a_nan() -> None:
+def test_one_token_standardizes_without_a_nan() -> None:
     module = probe_of("linear")
     module.fit_standardization([torch.full((1, D), 3.0)])
     assert torch.equal(module.mean, torch.full((D,), 3.0)) and torch.equal(module.scale, torch.ones(D))
@@ -133,7 +133,7 @@ def test_states_that_are_no_numbers_are_an_error_with_a_remedy(value: float) -> 
         probe_of("linear").fit_standardization(rows)
 
 
-def test_standardisation_holds_one_row() -> None:
+def test_standardization_holds_one_row() -> None:
     seen: list[weakref.ref[Tensor]] = []
 
     def rows() -> Iterator[Tensor]:

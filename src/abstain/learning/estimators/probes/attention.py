@@ -22,12 +22,12 @@ HEADS = 4
 class AttentionProbe(DescentProbe):
     """Multi-head attention pooling with a linear classification head.
 
-    z_k = sum_h sum_t softmax_t(q_h . s_t) (v_{h,k} . s_t + b_{h,k}), with the standardised states s_t and k in {0, 1}.
+    z_k = sum_h sum_t softmax_t(q_h . s_t) (v_{h,k} . s_t + b_{h,k}), with the standardized states s_t and k in {0, 1}.
 
     Args:
         d: Width of the base model's states.
         heads: Number of learned queries.
-        dropout: Probability of dropping a dimension of the standardised states, in training only.
+        dropout: Probability of dropping a dimension of the standardized states, in training only.
     """
 
     def __init__(self, d: int, heads: int, dropout: float) -> None:
@@ -51,10 +51,10 @@ class AttentionProbe(DescentProbe):
         logits = torch.cat([(attention * class_values).sum((-2, -1), keepdim=True) for class_values in values], -1)
         return logits.flatten(0, -2)  # (B, 1, 2) of a batch until here
 
-    def divide_weights(self) -> None:
+    def fold_scale_into_weights(self) -> None:
         self.queries_and_values.weight.div_(self.scale)
 
-    def subtract_outputs(self) -> None:
+    def merge_logits(self) -> None:
         layer = self.queries_and_values
         chunks = (rows.chunk(3) for rows in (layer.weight, layer.bias))
         layer.weight, layer.bias = (nn.Parameter(torch.cat([query, right - wrong])) for query, wrong, right in chunks)

@@ -5,7 +5,7 @@ Notes:
 * Rows are padded at the end, and the padding values do not matter. A single answer has no padding and skips masking:
   `masked_mean`, `masked_last` and `masked_softmax` below handle both cases, so training and serving use one forward
   pass.
-* States are standardised inside the module by the training tokens' mean and standard deviation: a few dimensions of a
+* States are standardized inside the module by the training tokens' mean and standard deviation: a few dimensions of a
   residual stream are orders of magnitude larger than the rest, and a served model must not need a side file.
 * A fit is a *path* of probes of growing capacity, epoch by epoch or penalty by penalty. `cross_validation` selects the
   step, by one rule for all probes.
@@ -26,7 +26,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.training_rows import TrainingRows, iter_batches, pad
 
-EVALUATION_BATCH = 128
+EVALUATION_BATCH_SIZE = 128
 
 
 class TrainingStep(NamedTuple):
@@ -35,7 +35,7 @@ class TrainingStep(NamedTuple):
     Attributes:
         value: Number of epochs, from 1, or the inverse strength of the penalty.
         train_loss: Loss on the training rows.
-        probe: The probe, in this state only until the next step is taken.
+        probe: The probe, the same object in every step: copy it before the next one.
     """
 
     value: float
@@ -44,7 +44,9 @@ class TrainingStep(NamedTuple):
 
 
 class Probe(nn.Module, ABC):
-    """A confidence from S_in, the hidden states of the answer's tokens and EOS (paper, section 3.1).
+    """A classifier of answers: two logits from S_in, the hidden states of the answer's tokens and EOS.
+
+    S_in is that of eq. 5 of Huang et al., section 3.1.
 
     Args:
         d: Width of the base model's states.
@@ -54,13 +56,13 @@ class Probe(nn.Module, ABC):
         mean: (d,) mean of the training tokens' states.
         scale: (d,) their standard deviation.
         architecture: Key in `PROBES`, set when the probe is fitted or loaded.
-        is_served: Whether this is the equivalent reduced copy for serving (`to_serving`).
+        is_reduced: Whether this is the equivalent reduced copy for serving (`to_serving`).
     """
 
     mean: Tensor
     scale: Tensor
     architecture: str
-    is_served = False
+    is_reduced = False
 
     def __init__(self, d: int, **hyperparameters: float) -> None:
         super().__init__()
@@ -76,39 +78,17 @@ class Probe(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_params(cls, d: int, params: ProbeParams) -> Self:
-        """Create an untrained probe.
-
-        Args:
-            d: Width of the base model's states.
-            params: Hyperparameters.
-
-        Returns:
-            The probe.
-        """
+        """Create an untrained probe for states of width `d`."""
 
     @classmethod
     @abstractmethod
     def describe(cls, params: ProbeParams) -> str:
-        """Describe the probe in one line, with the relevant hyperparameters, for the model card.
-
-        Args:
-            params: Hyperparameters.
-
-        Returns:
-            The description.
-        """
+        """Describe the probe in one line, with the relevant hyperparameters, for the model card."""
 
     @classmethod
     @abstractmethod
     def count_steps(cls, params: ProbeParams) -> int:
-        """Return the length of `fit_path`.
-
-        Args:
-            params: Hyperparameters.
-
-        Returns:
-            The number of steps.
-        """
+        """Return the number of steps of `fit_path`."""
 
     @classmethod
     @abstractmethod
@@ -124,6 +104,9 @@ class Probe(nn.Module, ABC):
 
         Yields:
             The steps of the path.
+
+        Raises:
+            AbstainError: A state is not finite.
         """
 
     @abstractmethod
@@ -140,7 +123,7 @@ class Probe(nn.Module, ABC):
         """
 
     def standardize(self, states: Tensor) -> Tensor:
-        """Standardise states: (states - mean) / scale. In a served probe the first layer's weights contain 1 / scale.
+        """Standardize states: (states - mean) / scale. In a served probe the first layer's weights contain 1 / scale.
 
         Args:
             states: (..., d).
@@ -149,7 +132,7 @@ class Probe(nn.Module, ABC):
             (..., d).
         """
         centred = states - self.mean
-        return centred if self.is_served else centred / self.scale
+        return centred if self.is_reduced else centred / self.scale
 
     def to_serving(self) -> Self:
         """Make an equivalent probe with less arithmetic, whose only output is the difference of the logits.
@@ -162,17 +145,17 @@ class Probe(nn.Module, ABC):
         """
         probe = copy.deepcopy(self).eval()
         with torch.no_grad():
-            probe.divide_weights()
-            probe.subtract_outputs()
-        probe.is_served = True
+            probe.fold_scale_into_weights()
+            probe.merge_logits()
+        probe.is_reduced = True
         return probe
 
     @abstractmethod
-    def divide_weights(self) -> None:
+    def fold_scale_into_weights(self) -> None:
         """Divide the first layer's weights by `scale`."""
 
     @abstractmethod
-    def subtract_outputs(self) -> None:
+    def merge_logits(self) -> None:
         """Replace the weights of z_0 and z_1 by those of z_1 - z_0."""
 
     def fit_preprocessing(self, train: TrainingRows) -> None:
@@ -195,22 +178,23 @@ class Probe(nn.Module, ABC):
         Raises:
             AbstainError: A state is not finite.
         """
-        tokens, mean, squares = 0, torch.zeros(()), torch.zeros(())
+        n_tokens, mean, squared_deviations = 0, torch.zeros(()), torch.zeros(())
         for row in rows:
             states = row.to(torch.float64, copy=True)
             row_mean = states.mean(0)
             states -= row_mean
-            delta, total = row_mean - mean, tokens + len(row)
+            delta, total = row_mean - mean, n_tokens + len(row)
             mean = mean + delta * (len(row) / total)
-            squares = squares + states.square_().sum(0) + delta.square() * (tokens * len(row) / total)
-            tokens = total
-        if not squares.isfinite().all():
+            between_rows = delta.square() * (n_tokens * len(row) / total)
+            squared_deviations = squared_deviations + states.square_().sum(0) + between_rows
+            n_tokens = total
+        if not squared_deviations.isfinite().all():
             raise AbstainError(
                 Code.NOT_FINITE,
                 "some of the base model's states are not finite numbers: set ABSTAIN_DTYPE=float32, and run "
                 "`abstain retrain` again",
             )
-        deviation = (squares / max(tokens - 1, 1)).sqrt()
+        deviation = (squared_deviations / max(n_tokens - 1, 1)).sqrt()
         self.mean.copy_(mean)
         # A dimension that is constant in training carries no information and must not dominate when it does change.
         self.scale.copy_(torch.where(deviation < 1e-6, 1.0, deviation))
@@ -280,7 +264,7 @@ def _make_valid_mask(values: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(values.shape[1]) < lengths.unsqueeze(1)
 
 
-def predict(probe: Probe, rows: Iterable[Tensor]) -> Tensor:
+def predict_logits(probe: Probe, rows: Iterable[Tensor]) -> Tensor:
     """Compute the logits of ragged rows in evaluation mode, with one batch in memory.
 
     Args:
@@ -292,7 +276,7 @@ def predict(probe: Probe, rows: Iterable[Tensor]) -> Tensor:
     """
     probe.eval()
     with torch.inference_mode():
-        logits = [probe(*pad(batch)) for batch in iter_batches(rows, EVALUATION_BATCH)]
+        logits = [probe(*pad(batch)) for batch in iter_batches(rows, EVALUATION_BATCH_SIZE)]
     return torch.cat(logits) if logits else torch.empty(0, 2)
 
 
@@ -306,4 +290,4 @@ def predict_confidence(probe: Probe, rows: Iterable[Tensor]) -> Tensor:
     Returns:
         float32 (rows,) in [0, 1].
     """
-    return logits_to_confidence(predict(probe, rows))
+    return logits_to_confidence(predict_logits(probe, rows))

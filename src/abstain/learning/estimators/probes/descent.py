@@ -125,7 +125,7 @@ def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: fl
         logits: (B, 2) z.
         correct: int64 (B,) labels, 0 or 1.
         weight: (B,) training weights >= 0.
-        huber_lambda: lambda >= 0; 0 is the paper's "no calib." row.
+        huber_lambda: lambda >= 0; 0 is the "no calib." row of Huang et al.
 
     Returns:
         The loss, a scalar.

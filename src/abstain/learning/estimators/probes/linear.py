@@ -4,7 +4,7 @@ Notes:
 
 * It is fitted by scikit-learn; its path consists of ever weaker penalties. With two thousand labels, the strength of
   the penalty matters more than the architecture.
-* The standardisation of the fit is folded into the weights, and states are pooled before they are standardised: an
+* The standardization of the fit is folded into the weights, and states are pooled before they are standardized: an
   exported probe does arithmetic on only two states per answer.
 """
 
@@ -39,7 +39,7 @@ POOL_ROWS = 64
 class LinearProbe(Probe):
     """Logistic regression on [mean state, last state].
 
-    z_1 - z_0 = w . [mean_t s_t, s_last] + b, with the standardised states s_t; z_0 is 0.
+    z_1 - z_0 = w . [mean_t s_t, s_last] + b, with the standardized states s_t; z_0 is 0.
 
     Args:
         d: Width of the base model's states.
@@ -59,10 +59,10 @@ class LinearProbe(Probe):
 
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         difference: Tensor = self.head(self.pool_states(states, lengths))
-        return difference if self.is_served else torch.cat([torch.zeros_like(difference), difference], 1)
+        return difference if self.is_reduced else torch.cat([torch.zeros_like(difference), difference], 1)
 
     def pool_states(self, states: Tensor, lengths: Tensor | None) -> Tensor:
-        """Pool the standardised states.
+        """Pool the standardized states.
 
         Args:
             states: (B, T, d), or (T, d) of a single answer.
@@ -73,10 +73,10 @@ class LinearProbe(Probe):
         """
         return torch.cat([self.standardize(pool(states, lengths)) for pool in (masked_mean, masked_last)], 1)
 
-    def divide_weights(self) -> None:
+    def fold_scale_into_weights(self) -> None:
         self.head.weight.div_(self.scale.repeat(2))
 
-    def subtract_outputs(self) -> None:
+    def merge_logits(self) -> None:
         """Do nothing: the head computes only the difference, because z_0 is 0."""
 
     @classmethod
@@ -131,7 +131,7 @@ class LinearProbe(Probe):
 
 
 def _standardize_in_place(features: np.ndarray) -> StandardScaler:
-    """Standardise the columns of `features` in place, block by block."""
+    """Standardize the columns of `features` in place, block by block."""
     scaler = StandardScaler(copy=False)
     blocks = [features[start : start + POOL_ROWS] for start in range(0, len(features), POOL_ROWS)]
     for block in blocks:

@@ -1,4 +1,4 @@
-"""The paper's probe: an LSTM over the answer's hidden states with a 2-way head (section 3.1, eq. 6).
+"""The probe of Huang et al.: an LSTM over the answer's hidden states with a 2-way head (section 3.1, eq. 6).
 
 The last *valid* output is gathered by length. A unidirectional LSTM's output at a step does not depend on later ones,
 so this equals a packed sequence. For a single answer it is the final state.
@@ -21,7 +21,7 @@ class LSTMProbe(DescentProbe):
     Args:
         d: Width of the base model's states.
         hidden: Width of the LSTM.
-        dropout: Dropout probability of the standardised states and of the LSTM's last output, in training only.
+        dropout: Dropout probability of the standardized states and of the LSTM's last output, in training only.
     """
 
     def __init__(self, d: int, hidden: int, dropout: float) -> None:
@@ -39,11 +39,11 @@ class LSTMProbe(DescentProbe):
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         return self.reader(self.standardize(states), lengths)  # type: ignore[no-any-return]
 
-    def divide_weights(self) -> None:
+    def fold_scale_into_weights(self) -> None:
         self.reader.lstm.get_parameter("weight_ih_l0").div_(self.scale)
 
-    def subtract_outputs(self) -> None:
-        self.reader.subtract_outputs()
+    def merge_logits(self) -> None:
+        self.reader.merge_logits()
 
 
 class LSTMHead(nn.Module):
@@ -77,7 +77,7 @@ class LSTMHead(nn.Module):
         output = final if lengths is None else masked_last(outputs.movedim(0, 1), lengths)
         return self.head(self.drop_output(output))  # type: ignore[no-any-return]
 
-    def subtract_outputs(self) -> None:
+    def merge_logits(self) -> None:
         """Replace the head's weights by those of z_1 - z_0."""
         head = self.head
         head.weight, head.bias = (nn.Parameter(rows.diff(dim=0)) for rows in (head.weight, head.bias))

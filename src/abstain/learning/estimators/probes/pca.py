@@ -1,4 +1,4 @@
-"""The paper's LSTM on compressed states: on the principal components of the training tokens.
+"""The LSTM of Huang et al. on compressed states: on the principal components of the training tokens.
 
 Notes:
 
@@ -56,14 +56,14 @@ class PCAProbe(DescentProbe):
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         return self.reader(self.standardize(states) @ self.projection, lengths)  # type: ignore[no-any-return]
 
-    def divide_weights(self) -> None:
+    def fold_scale_into_weights(self) -> None:
         self.projection.div_(self.scale.unsqueeze(1))
 
-    def subtract_outputs(self) -> None:
-        self.reader.subtract_outputs()
+    def merge_logits(self) -> None:
+        self.reader.merge_logits()
 
     def fit_preprocessing(self, train: TrainingRows) -> None:
-        """Fit mean and standard deviation, then the components of largest variance of the standardised training tokens.
+        """Fit mean and standard deviation, then the components of largest variance of the standardized training tokens.
 
         Args:
             train: The training rows.

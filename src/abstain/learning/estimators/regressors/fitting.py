@@ -2,7 +2,7 @@
 
 The rules are those of the probes (`cross_validation`): the validation split is not used, folds consist of whole groups,
 and the step of the path with the smallest loss over all held-out answers is selected, for the folds and for the
-exported regressor. The loss is the paper's mean squared error (section 4.2), weighted.
+exported regressor. The loss is the mean squared error of Zhang et al. (section 4.2), weighted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The kinds of correctness regressors; each is a path of growing capacity, of which `fitting` selects a step.
 
-The paper's is a random forest of 2100 trees (section 3.4.2); boosted trees and a ridge regression are alternatives.
+Zhang et al. use a random forest of 2100 trees (section 3.4.2); boosted trees and a ridge regression are alternatives.
 
 Notes:
 
@@ -145,7 +145,7 @@ class GradientBoosting:
 
 
 class Linear:
-    """Ridge regression on standardised features; the steps of the path are ever weaker penalties."""
+    """Ridge regression on standardized features; the steps of the path are ever weaker penalties."""
 
     def list_steps(self, params: RegressorFit) -> tuple[float, ...]:
         return tuple(PENALTIES.tolist())
