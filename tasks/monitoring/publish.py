@@ -23,7 +23,8 @@ from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.report import IngestReport
 from abstain.learning.evaluation.evaluation_result import EvaluationResult
 from abstain.release.registry import load_registry
-from abstain.reports.data_reports.pages import ingest_report, validation_report
+from abstain.reports.data_reports.ingest import ingest_report
+from abstain.reports.data_reports.validation import validation_report
 from abstain.reports.evaluation import render_leaderboard
 from abstain.reports.page import render_html, replace_images
 from abstain_tasks.runs.workspace import Workspace

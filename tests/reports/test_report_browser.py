@@ -12,7 +12,8 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from abstain.core.markdown import to_single_line
 from abstain.data.store.profile import MEASURES
-from abstain.reports.data_reports.pages import ingest_report, validation_report
+from abstain.reports.data_reports.ingest import ingest_report
+from abstain.reports.data_reports.validation import validation_report
 from abstain.reports.evaluation import render_evaluation
 from abstain.reports.page import render_html
 from abstain.reports.plots import PLOTS, render_plot

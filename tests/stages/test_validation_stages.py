@@ -14,7 +14,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import make_explicit_sources
-from abstain.reports.data_reports.pages import validation_report
+from abstain.reports.data_reports.validation import validation_report
 from abstain.stages.dataset import __main__ as dataset
 from abstain.stages.validate import __main__ as validate
 from tests.checkout import shipped_params

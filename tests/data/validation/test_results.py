@@ -10,7 +10,7 @@ from abstain.data.validation.results import (
     ValidationResult,
     describe_condition,
 )
-from abstain.reports.data_reports.pages import validation_report
+from abstain.reports.data_reports.validation import validation_report
 
 EMPTY = Reason(Code.FAILED_CHECK, "text", "this field is empty")
 

@@ -21,7 +21,7 @@ from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.pseudonyms import Pseudonyms
 from abstain.ingest.quarantine import Quarantine
 from abstain.ingest.sources.files import FileSource, make_explicit_sources
-from abstain.reports.data_reports.pages import ingest_report
+from abstain.reports.data_reports.ingest import ingest_report
 from abstain.sample.files import HISTORY, INCOMING
 from tests.data import builders as rows
 from tests.ingest.privacy import builders

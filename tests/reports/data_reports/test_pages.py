@@ -17,7 +17,8 @@ from abstain.data.validation.results import MAX_REPORTED_ROWS, CheckResult, Vali
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.report import IngestReport
 from abstain.reports.data_reports.charts import LANGUAGES_SHOWN, drift_images, histogram
-from abstain.reports.data_reports.pages import ingest_report, validation_report
+from abstain.reports.data_reports.ingest import ingest_report
+from abstain.reports.data_reports.validation import validation_report
 from tests.reports.golden_files import assert_golden
 from tests.reports.reading import Page, said_in_markdown, said_on_page
 

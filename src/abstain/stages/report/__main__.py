@@ -5,7 +5,7 @@ import pandas as pd
 from abstain.config.params import Params
 from abstain.core import paths
 from abstain.learning.evaluation.evaluation_result import EvaluationResult
-from abstain.reports.data_reports.pages import validation_report
+from abstain.reports.data_reports.validation import validation_report
 from abstain.reports.evaluation import render_evaluation
 from abstain.reports.page import render_html
 from abstain.reports.plots import CURVES, PLOTS, plot_tables, render_plot
