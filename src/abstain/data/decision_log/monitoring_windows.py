@@ -115,7 +115,7 @@ class PredictionErrors(WindowPart):
     mean_error: float | None
 
 
-class Silence(WindowPart):
+class FeedSilence(WindowPart):
     """Hours without rows, and the longest silence before."""
 
     hours: float
@@ -149,7 +149,7 @@ class WindowStatistics(WindowPart):
     guarantee: CheckedGuarantee | None
     calibration: CheckedCalibration | None
     prediction_errors: PredictionErrors
-    feed: dict[str, Silence]
+    feed: dict[str, FeedSilence]
     compared: dict[str, Comparison]
     notes: list[str]
 
